@@ -16,12 +16,13 @@ UV := $(or $(shell command -v uv 2>/dev/null; true),$(OWN_UV))
 
 INSTALLED := .venv/.installed
 BIN := .venv/bin
+SMOLLM2 := .venv/models/smollm2
 
 # Tests start hundreds of processes: what they import is compiled once, even where the environment says never.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint fmt bench fuzz soak zoo conformance browser lock
+.PHONY: serve test lint fmt bench fuzz soak zoo conformance browser smollm2 lock
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -59,6 +60,13 @@ conformance: $(INSTALLED) | $(UV)
 # For the tests of the page at `/`, which are left out where there is none.
 browser: $(INSTALLED)
 	@$(BIN)/python -m tests.browser.install
+
+# A small model that talks. A folder of that name is always complete, so it is made once.
+smollm2: $(SMOLLM2) $(SMOLLM2)-4bit
+	@echo "SmolLM2-135M-Instruct: $(SMOLLM2) (float32), $(SMOLLM2)-4bit"
+
+$(SMOLLM2) $(SMOLLM2)-4bit: | $(INSTALLED) $(UV)
+	@UV=$(UV) $(BIN)/python -m recipes.smollm2 $(if $(filter %-4bit,$@),--bits 4) $@
 
 lock: | $(UV)
 	@$(UV) pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-annotate \

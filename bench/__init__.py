@@ -1,1 +1,1 @@
-"""Side-by-side measurements, as commands. Each prints a table; none is a test."""
+"""Benchmarks against other servers and baselines, run as commands. Each prints a table; none is a test."""

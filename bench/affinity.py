@@ -1,11 +1,11 @@
-"""Several workers of the embedded model: requests led to where their beginnings are, or to the least loaded.
+"""Several workers of the embedded model: routing by prefix affinity compared with routing by load.
 
     python -m bench.affinity [--replicas 2,4] [--rounds 3] [--agents 8] [--turns 10] [--flood 64] [--floods 3]
 
-Agents with conversations of their own behind one system prompt, all at once, each asking again when it has
-its answer; `--routing affinity` and `--routing load` by turns, each round with words of its own. Then, by
-turns too, many requests at once whose prompts begin alike: how many each worker got, and how many were
-answered in a second. The disk is left out.
+Agents with separate conversations behind one system prompt run at once, each sending its next turn when it
+has its answer. `--routing affinity` and `--routing load` take turns; each round has new words. Then, also in
+turns, many requests at once whose prompts share a prefix: requests per worker, and requests per second. The
+disk tier is off.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ METHODS = "affinity", "load"
 SHARED_WORDS, OPENING_WORDS, TURN_WORDS = 150, 150, 40
 ANSWER_TOKENS = 16
 FLOOD_WORDS = 300
-WORDS = Path(__file__).with_name("README.md").read_text().split()
+WORDS = Path(__file__).with_name("notes").joinpath("speculation.md").read_text().split()
 
 
 @dataclass(frozen=True)
 class Flood:
-    """Of how many each worker got, the fewest first; and what it took."""
+    """Result of a flood: requests per worker in ascending order, seconds, and the cached share of the
+    prompts."""
 
     shares: list[int]
     seconds: float
@@ -47,13 +48,13 @@ class Flood:
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Requests per second."""
         return sum(self.shares) / self.seconds
 
 
 @dataclass
 class Side:
-    """A `serve` with so many workers, and what its agents met. `turns`: behind an agent's first."""
+    """A `serve` with `replicas` workers, and its agents' answers. `turns`: those after an agent's first."""
 
     method: str
     replicas: int
@@ -67,18 +68,18 @@ class Side:
             found: list[dict[str, Any]] = json.load(answer)["workers"]
             return [each for each in found if each["state"] == "ready"]
 
-    def boarded(self) -> Counter[int]:
-        """Requests that each worker was sent so far, by process id."""
-        return Counter({each["pid"]: each["boarded"] for each in self.workers()})
+    def dispatched(self) -> Counter[int]:
+        """Return the requests dispatched to each worker so far, by process id."""
+        return Counter({each["pid"]: each["dispatched"] for each in self.workers()})
 
 
 def words(count: int, dice: random.Random) -> str:
-    """Some that no other call returns."""
+    """Return `count` random words, different in each call."""
     return " ".join(dice.choices(WORDS, k=count))
 
 
 async def converse(side: Side, system: str, seed: str, turns: int) -> None:
-    """One agent."""
+    """Run one agent."""
     dice = random.Random(seed)
     messages = [
         {"role": "system", "content": system},
@@ -93,28 +94,28 @@ async def converse(side: Side, system: str, seed: str, turns: int) -> None:
 
 
 async def trace(side: Side, number: int, agents: int, turns: int) -> None:
-    """All agents of a round."""
+    """Run all agents of a round."""
     system = words(SHARED_WORDS, random.Random(f"system {number}"))
     await asyncio.gather(*(converse(side, system, f"{number} {agent}", turns) for agent in range(agents)))
 
 
 async def flood(side: Side, number: int, count: int) -> None:
-    """As many requests at once, all behind one beginning that nobody has run."""
+    """Send `count` requests at once whose prompts share a new prefix."""
     beginning = words(FLOOD_WORDS, random.Random(f"flood {number}"))
-    before = side.boarded()
+    before = side.dispatched()
     async with client(side.server) as http:
         began = time.perf_counter()
         asked = (ask(http, side.server, f"{beginning} {i}", 4, ignore_eos=True) for i in range(count))
         answers = await asyncio.gather(*asked)
         seconds = time.perf_counter() - began
-    after = side.boarded()
+    after = side.dispatched()
     shares = sorted(after[pid] - before[pid] for pid in after)
     side.floods.append(Flood(shares, seconds, cached_share(answers)))
 
 
 @contextlib.contextmanager
 def serving(method: str, replicas: int, folder: Path) -> Iterator[Side]:
-    """A `serve` whose workers are all ready."""
+    """Run a `serve` and wait until all its workers are ready."""
     port = free_port()
     flags = [f"--port={port}", f"--replicas={replicas}", f"--routing={method}", "--spare=0"]
     flags += ["--prefix-cache-disk=0", f"--memory-budget={replicas}GiB", "--max-waiting=256"]
@@ -129,7 +130,8 @@ def serving(method: str, replicas: int, folder: Path) -> Iterator[Side]:
 
 
 def measure(sides: Sequence[Side], rounds: int, agents: int, turns: int) -> None:
-    """By turns; a short round before the first warms up, and is left out. No rounds: nobody asks."""
+    """Run the rounds in turns; a short round before the first warms up and is left out. With no rounds
+    nothing is sent."""
     for number in range(rounds + 1 if rounds else 0):
         for side in sides if number % 2 else list(reversed(sides)):
             asyncio.run(trace(side, number, agents, turns if number else 2))
@@ -139,13 +141,13 @@ def measure(sides: Sequence[Side], rounds: int, agents: int, turns: int) -> None
 
 
 def cached_share(answers: Sequence[Answer]) -> float:
-    """Of all their prompts' tokens."""
+    """Return the cached share of all prompt tokens."""
     cached = sum(answer.cached_tokens or 0 for answer in answers)
     return cached / sum(answer.prompt_tokens for answer in answers)
 
 
 def half_missed(answers: Sequence[Answer]) -> int:
-    """How many had less than half of their prompts cached."""
+    """Count the answers with less than half of their prompts cached."""
     return sum(2 * (answer.cached_tokens or 0) < answer.prompt_tokens for answer in answers)
 
 
@@ -162,7 +164,7 @@ def _row(side: Side) -> list[str]:
 
 
 def drown(sides: Sequence[Side], rounds: int, count: int) -> None:
-    """By turns; the first round warms up, and is left out."""
+    """Run the floods in turns; the first round warms up and is left out."""
     for number in range(rounds + 1):
         for side in sides if number % 2 else list(reversed(sides)):
             asyncio.run(flood(side, number, count))
@@ -175,7 +177,7 @@ def report(sides: Sequence[Side], legend: str) -> None:
     near, blind = (statistics.median(a.first_piece_s for a in side.turns) for side in sides)
     rows = [*map(_row, sides), ["affinity over load", "", "", "", f"{near / blind:.2f}", ""]]
     longest = max(answer.prompt_tokens for side in sides for answer in side.turns)
-    legend += f" prompts of {longest} tokens at the most."
+    legend += f" prompts of at most {longest} tokens."
     print_table("Agents' prompts", head, rows, f"{legend} First text in milliseconds.")
 
 
@@ -201,16 +203,16 @@ def report_floods(sides: Sequence[Side]) -> None:
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})",
         ]
     )
-    head = ["", "by worker", "least over most", "cached", "requests/s"]
+    head = ["", "by worker", "fewest over most", "cached", "requests/s"]
     legend = (
-        f"{sum(near[0].shares)} requests at once; the median of {len(near)} rounds, ratios the rounds' own."
+        f"{sum(near[0].shares)} requests at once; medians of {len(near)} rounds and of the rounds' ratios."
     )
-    print_table("A flood on one beginning", head, rows, legend)
+    print_table("A flood of requests with one prefix", head, rows, legend)
     for side in sides:
         speeds = "; ".join(
             " ".join(f"{each or 0:.0f}" for each in worker["speed"].values()) for worker in side.workers()
         )
-        print(f"{side.method}: tokens/s as measured, of prompts and of an answer, by worker: {speeds}")
+        print(f"{side.method}: measured tokens/s of prefill and of decode, by worker: {speeds}")
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""An agent's loop over HTTP next to `mlx_lm.server` and `mlx_vlm.server`: how much of its prompts is reused.
+"""Prefix reuse in an agent's loop over HTTP, next to `mlx_lm.server` and `mlx_vlm.server`.
 
     python -m bench.agent [--models dense,hybrid] [--rounds 3] [--system-tokens 5000] [--servers ...]
 
-A conversation of ten turns, each the one before with a tool's call and result behind it; afterwards some of
-its prompts again behind other first words, for the time to first text without reuse. The same for our server
-alone, its worker killed before the sixth turn. And sixteen first requests at once that share 1,500 tokens and
-differ after them. Every round has texts of its own; servers take turns, prefix caches are on.
+A conversation of ten turns, each extending the one before by a tool call and its result. Afterwards some of
+its prompts are sent again behind different first words, for the time to first text without reuse. The same
+for our server alone, with its worker killed before the sixth turn. Then sixteen first requests at once that
+share 1,500 tokens and differ after them. Every round has texts of its own; servers take turns, prefix caches
+are on.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ OURS = NAMES[0]
 KILLED = f"{OURS}, killed"
 QUESTION_TOKENS, CALL_TOKENS, ANSWER_TOKENS = 50, 10, 8
 RESULT_TOKENS, RESULT_GROWTH = 100, 10
-"""The first tool's result, and by how much each later one is longer. Behind 6,000 tokens of system prompt and
-tools what is new stays below 4% of every prompt, so that 96% of it can be reused."""
+"""Tokens of the first tool result, and the growth of each later one. Behind 6,000 tokens of system prompt and
+tools the new tokens stay below 4% of every prompt, so that 96% of it can be reused."""
 OTHER_WORDS = 4
 KILL_TURN = 6
 TOOL_RUNS_S = 1.0
-"""From an answer to the worker's death: the agent's tool is running."""
+"""Seconds from an answer to the worker's death, while the agent's tool is running."""
 CROWD, CROWD_TOKENS, CROWD_OWN_TOKENS = 16, 1500, 16
-"""With so many of its own for each, and the template's behind them, 1.2 prompts of work is the least."""
+"""Requests at once, their shared tokens and their own. With these and the template's, 1.2 prompts of prefill
+are the minimum."""
 SEEDS_OF_ROUND = 10_000
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A conversation. `cold`: the turns that are asked again without a prefix to reuse. `counts_from`: the
-    first that counts. `kill_turn`: the one before which the worker is killed."""
+    """A conversation. `cold`: the turns that are repeated without a prefix to reuse. `counts_from`: the first
+    turn that counts. `kill_turn`: the turn before which the worker is killed."""
 
     system_tokens: int
     turns: int
@@ -54,7 +56,7 @@ class Plan:
 
 
 class Texts:
-    """The random texts of one round, no two of which begin alike."""
+    """The random texts of one round, no two with a common prefix."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._folder = folder
@@ -65,12 +67,12 @@ class Texts:
 
 
 async def _say(http: httpx.AsyncClient, server: Server, messages: Sequence[Message]) -> Answer:
-    # Said to all, since the default of one is to close the thinking in a way that no later prompt repeats.
+    # Set for all, since one server's default closes the reasoning in a way that no later prompt repeats.
     return await ask(http, server, messages, ANSWER_TOKENS, tools=TOOLS, enable_thinking=True)
 
 
 async def converse(server: Server, texts: Texts, plan: Plan) -> Trace:
-    """One conversation, as far as it counts."""
+    """Run one conversation and return its counted turns."""
     messages = opening(texts(plan.system_tokens), texts(QUESTION_TOKENS))
     prompts: dict[int, list[Message]] = {}
     answers: dict[int, Answer] = {}
@@ -83,7 +85,7 @@ async def converse(server: Server, texts: Texts, plan: Plan) -> Trace:
                 await asyncio.to_thread(kill_worker, server.url, TOOL_RUNS_S)
             prompts[number] = messages
             answers[number] = await _say(http, server, messages)
-        # Only now: between the turns these would take the cache's room from the conversation.
+        # At the end: between the turns these would evict the conversation from the cache.
         cold_s = {}
         for number in plan.cold:
             cold = await _say(http, server, estranged(prompts[number], texts(OTHER_WORDS)))
@@ -96,8 +98,8 @@ def _turn(before: Answer, answer: Answer) -> Turn:
     return Turn(answer.prompt_tokens, before.prompt_tokens, answer.cached_tokens, answer.first_piece_s)
 
 
-async def flock(server: Server, texts: Texts) -> Crowd:
-    """A first request alone, then a crowd of them at once."""
+async def draft_batch(server: Server, texts: Texts) -> Crowd:
+    """Send a first request alone, then a crowd of requests at once."""
     alone = opening(texts(CROWD_TOKENS), texts(CROWD_OWN_TOKENS))
     shared = texts(CROWD_TOKENS)
     crowd = [opening(shared, texts(CROWD_OWN_TOKENS)) for _ in range(CROWD)]
@@ -111,7 +113,7 @@ async def flock(server: Server, texts: Texts) -> Crowd:
 
 @dataclass
 class Results:
-    """Of each server, round by round. `killed`: of ours alone."""
+    """Results of each server, round by round. `killed`: of ours alone."""
 
     traces: dict[str, list[Trace]]
     crowds: dict[str, list[Crowd]]
@@ -119,7 +121,8 @@ class Results:
 
 
 def measure(folder: Path, up: Sequence[Server], plan: Plan, rounds: int) -> Results:
-    """All servers in turns; who goes first moves on. A short round before the first warms up, left out."""
+    """Measure all servers in turns, the first rotating. A short warm-up round before the first is left
+    out."""
     results = Results({server.name: [] for server in up}, {server.name: [] for server in up})
     warm_up = Plan(CROWD_TOKENS, turns=2, cold=range(2, 3))
     killed = Plan(plan.system_tokens, KILL_TURN, range(KILL_TURN, KILL_TURN + 1), KILL_TURN, KILL_TURN)
@@ -128,7 +131,7 @@ def measure(folder: Path, up: Sequence[Server], plan: Plan, rounds: int) -> Resu
         for server in [*up[first:], *up[:first]]:
             texts = Texts(folder, SEEDS_OF_ROUND * number)
             trace = asyncio.run(converse(server, texts, plan if number else warm_up))
-            crowd = asyncio.run(flock(server, texts))
+            crowd = asyncio.run(draft_batch(server, texts))
             if number == 0:
                 continue
             results.traces[server.name].append(trace)
@@ -139,12 +142,12 @@ def measure(folder: Path, up: Sequence[Server], plan: Plan, rounds: int) -> Resu
 
 
 def report(model: str, results: Results, plan: Plan, rounds: int, *, each_turn: bool) -> None:
-    """All tables of one model."""
+    """Print all tables of one model."""
     turns = f"Turns 2 to {plan.turns} of an agent, {model}, {rounds} rounds"
     if each_turn:
         print_turns(turns, model, results.traces)
     killed = {KILLED: results.killed} if results.killed else {}
-    title = f"{turns}; killed: turn {KILL_TURN}, behind a SIGKILL" if killed else turns
+    title = f"{turns}; killed: turn {KILL_TURN}, after a SIGKILL" if killed else turns
     print_traces(title, model, results.traces | killed)
     print_crowds(
         f"{CROWD} at once share {CROWD_TOKENS} tokens, {model}, {rounds} rounds", model, results.crowds
@@ -156,11 +159,11 @@ def main() -> None:
     parser.add_argument("--models", default="dense,hybrid")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--system-tokens", type=int, default=5000, help="the tools' 1,000 left out")
+    parser.add_argument("--system-tokens", type=int, default=5000, help="without the 1,000 of the tools")
     parser.add_argument(
-        "--cold-every", type=int, default=4, help="of so many turns one is timed without reuse"
+        "--cold-every", type=int, default=4, help="turns per turn that is also timed without reuse"
     )
-    parser.add_argument("--each-turn", action="store_true", help="a table of turns, too")
+    parser.add_argument("--each-turn", action="store_true", help="print a table of turns too")
     parser.add_argument("--servers", default=",".join(NAMES))
     options = parser.parse_args()
     plan = Plan(options.system_tokens, options.turns, range(2, options.turns + 1, options.cold_every))

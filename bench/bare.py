@@ -1,4 +1,4 @@
-"""The ceiling: an ASGI app that streams ready-made events and does nothing else, under the same uvicorn."""
+"""Upper bound for the gateway: an ASGI app that only streams prepared events, under the same uvicorn."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ EVENT = HEAD + b"turntable" + TAIL
 
 
 class Ticker:
-    """A model's pace: all who wait go on together, so long after the first of them began to wait."""
+    """Paces streams like a decode loop: all waiting streams continue together, `step_ms` after the first
+    waited."""
 
     def __init__(self) -> None:
         self._ticks: dict[float, asyncio.Future[bytes]] = {}
 
     def tick(self, step_ms: float) -> asyncio.Future[bytes]:
-        """The next one; its result says when it was, as the scripted engine does (`!clock`)."""
+        """Return a future of the next tick. Its result is the time of the tick, as the scripted engine
+        reports it with `!clock`."""
         if step_ms not in self._ticks:
             loop = asyncio.get_running_loop()
             self._ticks[step_ms] = loop.create_future()
@@ -39,8 +41,8 @@ ticker = Ticker()
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """GET /N streams N events, one `send` each; the loop gets a turn when the connection is full. GET /N/MS:
-    one every so many milliseconds, at the same moment for all streams."""
+    """Stream N events for GET /N, one `send` each; a full connection yields to the event loop. For GET /N/MS,
+    send one event every MS milliseconds, at the same moment for all streams."""
     if scope["type"] != "http":
         return
     count, _, step_ms = scope["path"].strip("/").partition("/")

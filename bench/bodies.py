@@ -1,10 +1,10 @@
-"""What large bodies cost the gateway: their way to a request, and how long streams wait for it meanwhile.
+"""Cost of large request bodies at the gateway: parsing time, and how long they delay other streams.
 
     python -m bench.bodies [--rounds 20]
 
-For each body: milliseconds from its bytes to the message for the worker, in its three steps (decoded and
-checked; normalized; packed), and the longest pause of an event loop that wants to run every millisecond while
-that is done, on the loop itself and beside it (`broker/http/aside.py`). Medians, the pauses' maxima as well.
+For each body: milliseconds from its bytes to the worker message, in three steps (decode and check; normalize;
+pack). Then the longest pause meanwhile of an event loop that wants to run every millisecond, with the work on
+the loop and on a thread (`broker/http/offload.py`). Medians; of the pauses the maxima too.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any
 import uvloop
 
 from broker.dialects import chat, chat_body
-from broker.http.aside import LARGE_BODY_BYTES, Aside
+from broker.http.offload import LARGE_BODY_BYTES, BodyOffload
 from protocol.messages import Generate
 
 TICK_S = 0.001
 TOOLS = 24
-"""As many as Claude Code offers, in as many bytes."""
+"""As many tools as Claude Code offers, in as many bytes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`message_bytes`: of each message of the conversation."""
+    """A request body. `message_bytes`: the size of each message of the conversation."""
 
     name: str
     conversation_bytes: int
@@ -59,7 +59,7 @@ def body(case: Case) -> bytes:
 
 
 def _turn(number: int, size: int) -> list[dict[str, Any]]:
-    """A question, a call, and its result."""
+    """Return a question, a tool call and its result."""
     id, arguments = f"call_{number}", json.dumps({"path": "p" * 100, "lines": [1, 200]})
     call = {"id": id, "type": "function", "function": {"name": "read", "arguments": arguments}}
     return [
@@ -77,7 +77,7 @@ def _tool(number: int) -> dict[str, Any]:
 
 
 def steps_ms(raw: bytes) -> tuple[float, float, float]:
-    """Decoded, normalized, packed."""
+    """Return the milliseconds of decoding, normalizing and packing."""
     marks = [time.perf_counter()]
     read = chat_body.read(raw)
     marks.append(time.perf_counter())
@@ -95,8 +95,9 @@ def whole(raw: bytes) -> Generate:
     return chat.generate(read, conversation.messages, [], id="x", incarnation="g")
 
 
-async def longest_pause_ms(aside: Aside, counted_bytes: int, work: Callable[[], object]) -> float:
-    """Of a loop that wants to run every millisecond, while `work` is done for a body taken for so large."""
+async def longest_pause_ms(aside: BodyOffload, counted_bytes: int, work: Callable[[], object]) -> float:
+    """Return the longest pause of an event loop while `work` runs for a body declared as `counted_bytes`
+    long."""
     longest, over = 0.0, asyncio.Event()
 
     async def tick() -> None:
@@ -116,7 +117,7 @@ async def longest_pause_ms(aside: Aside, counted_bytes: int, work: Callable[[], 
 
 
 async def pauses(raw: bytes, rounds: int, counted_bytes: int) -> list[float]:
-    aside = Aside()
+    aside = BodyOffload()
     try:
         return [await longest_pause_ms(aside, counted_bytes, partial(whole, raw)) for _ in range(rounds)]
     finally:
@@ -138,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
-    print(f"{'ms':34}       body   decoded  normalized  packed   pause: on the loop   beside it")
+    print(f"{'ms':34}       body   decoded  normalized  packed   pause: on the loop   on a thread")
     for case in CASES:
         print(measure(case, rounds), flush=True)
 

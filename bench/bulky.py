@@ -1,6 +1,6 @@
-"""A model that is large on disk and light to run: random experts, two of which are asked for each token.
+"""A model that is large on disk but cheap to run: random experts, two of them active per token.
 
-What a load of it costs is mostly the reading, as with the models that people serve.
+As with the models that people serve, loading it is mostly reading from disk.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ HIDDEN = 512
 EXPERT = 1024
 LAYERS = 8
 EXPERT_BYTES = 3 * HIDDEN * EXPERT * 4
-"""Of one expert in float32, all that MLX runs of experts on a CPU: three matrices."""
+"""Bytes of one expert, three matrices in float32, the only dtype in which MLX runs experts on a CPU."""
 
 
 def write_bulky(folder: Path, gigabytes: float) -> Path:
-    """A Qwen3-MoE of about so many gigabytes of random float32 weights, with the tests' tokenizer."""
-    # Late, so that whoever measures loads no MLX before.
+    """Write a Qwen3-MoE of about `gigabytes` of random float32 weights, with the tests' tokenizer."""
+    # Imported here, so that the measuring process does not load MLX.
     import mlx.core as mx
     from mlx.utils import tree_flatten
     from mlx_lm.models.qwen3_moe import Model, ModelArgs

@@ -1,4 +1,4 @@
-"""What `bench.engine` measures. Imports MLX, so only once the process has the BLAS it is to have."""
+"""The cases of `bench.engine`. Imports MLX, so import this only after the BLAS has been loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.models import bench_folder, random_tokens
 from bench.ours import Ours, load
 from bench.sides import Alone, Ask, Bare, Side, Upstream, measured
 from bench.timing import Measure, Work, alternate
-from worker.contract import Draw, Model
+from worker.contract.engine import Model, SamplingParams
 
 PROMPT_TOKENS = 126
 STEPS = 16
@@ -27,34 +27,34 @@ SAMPLED_ROWS = 16
 SAMPLED_STEPS = 4
 
 FILTERS = (
-    Draw(temperature=0.7, top_p=0.8, top_k=20),
-    Draw(temperature=1.0),
-    Draw(temperature=0.6, top_p=0.95, min_p=0.05),
-    Draw(temperature=0.9, top_k=50),
-    Draw(temperature=1.2, min_p=0.1),
-    Draw(temperature=0.8, top_p=0.9),
-    Draw(),
-    Draw(temperature=1.0, top_p=0.95, top_k=64),
+    SamplingParams(temperature=0.7, top_p=0.8, top_k=20),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6, top_p=0.95, min_p=0.05),
+    SamplingParams(temperature=0.9, top_k=50),
+    SamplingParams(temperature=1.2, min_p=0.1),
+    SamplingParams(temperature=0.8, top_p=0.9),
+    SamplingParams(),
+    SamplingParams(temperature=1.0, top_p=0.95, top_k=64),
 )
 PENALTIES = (
     *FILTERS[:4],
-    Draw(temperature=0.7, top_p=0.8, repetition_penalty=1.1),
-    Draw(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.3),
-    Draw(temperature=0.8, top_k=20, logit_bias=((5, -4.0), (99, 2.0))),
-    Draw(temperature=0.6, top_p=0.95, repetition_penalty=1.05, presence_penalty=1.0),
+    SamplingParams(temperature=0.7, top_p=0.8, repetition_penalty=1.1),
+    SamplingParams(temperature=1.0, presence_penalty=0.5, frequency_penalty=0.3),
+    SamplingParams(temperature=0.8, top_k=20, logit_bias=((5, -4.0), (99, 2.0))),
+    SamplingParams(temperature=0.6, top_p=0.95, repetition_penalty=1.05, presence_penalty=1.0),
 )
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table: what each side did in each round."""
+    """One row of the table: the work of each side in each round."""
 
     case: str
     done: dict[str, list[Work]]
 
 
 class Bench:
-    """One model, loaded once for us and once by upstream."""
+    """One model, loaded once for our engine and once by upstream."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,7 +64,7 @@ class Bench:
         self.network, self.tokenizer = loaded[:2]
 
     def sides(self, rows: int, *, bare: bool = True) -> dict[str, Side]:
-        """Ours and those to compare with; upstream's single stream where there is a single row."""
+        """Return our side and those to compare with, including upstream's single stream if `rows` is 1."""
         sides: dict[str, Side] = {"bare": Bare(self.network)} if bare else {}
         sides |= {"ours": Ours(self.ours, rows), "BatchGenerator": Upstream(self.network, rows)}
         return sides | ({"stream_generate": Alone(self.network, self.tokenizer)} if rows == 1 else {})
@@ -73,22 +73,22 @@ class Bench:
 def steady(
     bench: Bench, asks: Callable[[int], list[Ask]], rows: int, rounds: int, steps: int
 ) -> dict[str, list[Work]]:
-    """A fixed batch that decodes and does nothing else, so many steps a turn. `asks`: the requests, given how
-    many tokens each must be good for."""
+    """Measure a fixed batch that only decodes, `steps` steps a turn. `asks`: returns the requests, given the
+    number of tokens that each must last for."""
     tokens_max = (rounds + 1) * TURNS * steps + 4 * STEPS
     with ExitStack() as stack:
         measures: dict[str, Measure] = {}
         for name, side in bench.sides(rows).items():
             stack.enter_context(closing(side))
             side.submit(asks(tokens_max))
-            # Until all rows have joined: those that joined first are ahead by then, by the same in each side.
+            # Run until all rows have joined. Those that joined first are ahead, equally on each side.
             side.run(rows * STEPS)
             measures[name] = partial(measured, side, rows * steps)
         return alternate(measures, rounds, TURNS)
 
 
 def decode(bench: Bench, rows: int, rounds: int) -> Line:
-    """Greedy decoding alone."""
+    """Measure greedy decoding alone."""
 
     def asks(tokens_max: int) -> list[Ask]:
         return [Ask(random_tokens(PROMPT_TOKENS, seed), tokens_max) for seed in range(rows)]
@@ -96,8 +96,8 @@ def decode(bench: Bench, rows: int, rounds: int) -> Line:
     return Line(f"{bench.name}, {rows} rows", steady(bench, asks, rows, rounds, STEPS))
 
 
-def sampled(bench: Bench, draws: Sequence[Draw], what: str, rounds: int) -> Line:
-    """Sixteen rows, each drawn in its own way; `bare` is greedy."""
+def sampled(bench: Bench, draws: Sequence[SamplingParams], what: str, rounds: int) -> Line:
+    """Measure sixteen rows with different sampling parameters; `bare` is greedy."""
 
     def asks(tokens_max: int) -> list[Ask]:
         return [
@@ -109,7 +109,8 @@ def sampled(bench: Bench, draws: Sequence[Draw], what: str, rounds: int) -> Line
 
 
 def mixed(bench: Bench, rows: int, rounds: int) -> Line:
-    """Twice as many requests as rows, all there at once, of 16 to 48 tokens: rows end and begin all along."""
+    """Measure twice as many requests as rows, all submitted at once, of 16 to 48 tokens: rows join and leave
+    throughout."""
 
     def batches() -> Iterator[list[Ask]]:
         for seed in itertools.count(1000, 100):
@@ -131,15 +132,16 @@ def mixed(bench: Bench, rows: int, rounds: int) -> Line:
 
 
 def churn_lengths(count: int) -> list[int]:
-    """Prompt lengths evenly spread over `LENGTHS`, in an order without trend."""
+    """Return prompt lengths evenly spread over `LENGTHS`, in an order without trend."""
     least, most = LENGTHS
     order = sorted(range(count), key=lambda number: number * 7 % count)
     return [least + (most - least) * number // (count - 1) for number in order]
 
 
 def churn_with_prefill(bench: Bench, rounds: int) -> Line:
-    """Sixteen rows; each ends after 64 tokens, and the next one waiting, of 100 to 4,000 tokens, is prefilled
-    and joins. In each round four do, of the same lengths. The first sixteen end one after the other."""
+    """Measure sixteen rows that each end after 64 tokens, whereupon the next request, of 100 to 4,000 tokens,
+    is prefilled and joins. In each round four do, of the same lengths. The first sixteen end one after the
+    other."""
     rows, joins = CHURN_ROWS, 4
     lengths, life = churn_lengths(joins), CHURN_STEPS * rows
     asks = [

@@ -1,8 +1,7 @@
 """Joins and leaves alone: rows that were prefilled before take turns in a batch of sixteen.
 
-Every fourth step the oldest row leaves and another joins. Both sides are given their rows ready: ours as
-forks of rows that are not started, upstream as prompt caches. So the time is that of decoding, joining and
-leaving.
+Every fourth step the oldest row leaves and another joins. Both sides get prefilled rows: ours as forks of
+rows that are not started, upstream as prompt caches. So the time is that of decoding, joining and leaving.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from bench.cases import CHURN_ROWS, CHURN_STEPS, STEPS, TURNS, Bench, Line, chur
 from bench.models import random_tokens
 from bench.sides import GREEDY, prefilled
 from bench.timing import Work, alternate, timed
-from worker.contract import Engine
+from worker.contract.engine import Engine
 
 CHUNK = 512
 TOKENS_MAX = 100_000
-"""Upstream wants a limit; no row lives that long."""
+"""Upstream requires a limit; no row reaches it."""
 
 
 class OurRows:
-    """The engine itself, its prompts prefilled once and forked for every row."""
+    """The engine itself; its prompts are prefilled once and forked for every row."""
 
     def __init__(self, engine: Engine, prompts: list[list[int]]) -> None:
         self._engine, self._prompts = engine, prompts
@@ -58,11 +57,11 @@ class OurRows:
         self._engine.drop(self._live.popleft())
 
     def step(self) -> int:
-        """The tokens of one step."""
+        """Return the number of tokens of one step."""
         return len(self._engine.step().tokens)
 
     def cache_bytes(self) -> int:
-        """Bytes of the batch, the prompts kept aside left out."""
+        """Return the bytes of the batch, without the forked prompts."""
         return self._engine.cache_bytes() - self._prompt_bytes
 
     def close(self) -> None:
@@ -70,9 +69,9 @@ class OurRows:
 
 
 class UpstreamRows:
-    """`BatchGenerator`, given prompt caches that its own merge copies."""
+    """`BatchGenerator` with prompt caches, which its own merge copies."""
 
-    def __init__(self, network: object, prompts: list[list[int]]) -> None:
+    def __init__(self, network: Any, prompts: list[list[int]]) -> None:
         self._prompts = prompts
         self._caches = [prefilled(network, prompt[:-1]) for prompt in prompts]
         self._generator: Any = BatchGenerator(
@@ -84,7 +83,7 @@ class UpstreamRows:
             self.join()
 
     def prepare(self, count: int) -> None:
-        """Nothing: the caches are there."""
+        """Do nothing: the caches exist."""
 
     def join(self) -> None:
         index = next(self._numbers) % len(self._prompts)
@@ -100,15 +99,15 @@ class UpstreamRows:
         self._generator.remove([self._live.popleft()])
 
     def step(self) -> int:
-        """The tokens of one step."""
+        """Return the number of tokens of one step."""
         return len(self._generator.next()[1])
 
     def cache_bytes(self) -> int:
-        """Bytes of the batch."""
+        """Return the bytes of the batch."""
         return int(self._generator.prompt_cache_nbytes)
 
     def alone_bytes(self) -> int:
-        """Bytes that the same rows' caches take when each is by itself, without what they have answered."""
+        """Return the bytes of the same rows' caches when separate, without the generated tokens."""
         newest = next(self._numbers)
         self._numbers = itertools.count(newest)
         rows = [self._caches[number % len(self._prompts)] for number in range(newest - CHURN_ROWS, newest)]
@@ -141,7 +140,7 @@ def _wait() -> None:
 
 
 def churn(bench: Bench, rounds: int) -> tuple[Line, str]:
-    """The line, and a sentence on memory."""
+    """Return the row of the table, and a sentence on memory."""
     prompts = [random_tokens(length, seed) for seed, length in enumerate(churn_lengths(CHURN_ROWS))]
     ours, upstream = OurRows(bench.ours.engine, prompts), UpstreamRows(bench.network, prompts)
     try:
@@ -150,7 +149,7 @@ def churn(bench: Bench, rounds: int) -> tuple[Line, str]:
         alone = upstream.alone_bytes()
         memory = (
             f"{bench.name}: bytes of the batch's caches over those of the same rows alone: "
-            f"ours {ours.cache_bytes() / alone:.2f} (at most 1.5 is the aim), "
+            f"ours {ours.cache_bytes() / alone:.2f} (aim: at most 1.5), "
             f"BatchGenerator {upstream.cache_bytes() / alone:.2f}"
         )
         return line, memory

@@ -1,4 +1,4 @@
-"""A streaming client that notes when each piece of text came."""
+"""Streaming client that records when each piece of text arrives."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from bench.timing import Work
 
 ANSWER_S_MAX = 600.0
 RESETS_MAX = 20
-"""`mlx_lm.server` lets five connections wait to be accepted and resets those beyond."""
+"""`mlx_lm.server` queues five connections for accept and resets further ones."""
 _DATA = "data: "
 
 
 @dataclass
 class Answer:
-    """One streamed answer. Times are `time.perf_counter()`'s; `pieces`: when each came."""
+    """A streamed answer. Times are those of `time.perf_counter()`; `pieces`: the arrival time of each
+    piece."""
 
     sent_at: float = 0.0
     pieces: list[float] = field(default_factory=list)
     text: str = ""
-    """All of it, reasoning too."""
+    """The complete text, reasoning included."""
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    """Those of the prompt that were not computed anew, where the server says so."""
+    """Prompt tokens taken from the prefix cache, if the server reports them."""
     tokens: int = 0
     resets: int = 0
     underway_pieces: int = 1
     underway: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once so many pieces have come, or the answer has ended."""
+    """Set when `underway_pieces` pieces have arrived, or the answer has ended."""
 
     @property
     def first_piece_s(self) -> float:
@@ -44,7 +45,7 @@ class Answer:
         return self.pieces[0] - self.sent_at
 
     def note(self, event: Mapping[str, Any]) -> None:
-        """One server-sent event."""
+        """Process one server-sent event."""
         if (error := event.get("error")) is not None:
             raise RuntimeError(f"the stream ended with {error}")
         if (usage := event.get("usage")) is not None:
@@ -53,7 +54,7 @@ class Answer:
             self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         for choice in event.get("choices") or ():
             delta = choice["delta"]
-            # Those who send reasoning under both names send the same text twice.
+            # Servers that send reasoning under both names send the same text twice.
             said = [delta[part] for part in ("content", "reasoning", "reasoning_content") if delta.get(part)]
             if said:
                 self.pieces.append(time.perf_counter())
@@ -64,7 +65,7 @@ class Answer:
 
 @asynccontextmanager
 async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    """Connections to `server`, as many as it takes."""
+    """Open an HTTP client for `server` without a limit on connections."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
         base_url=server.url, timeout=ANSWER_S_MAX, limits=limits, trust_env=False
@@ -80,9 +81,9 @@ async def ask(
     answer: Answer | None = None,
     **fields: Any,
 ) -> Answer:
-    """Stream one greedy chat answer to its end, from a new connection where one is reset before any text.
+    """Stream one greedy chat answer to its end; retry on a new connection if one is reset before any text.
 
-    `prompt`: what the user says, or all messages. Raises `httpx.HTTPError` or `RuntimeError`.
+    `prompt`: the user's message, or all messages. Raises `httpx.HTTPError` or `RuntimeError`.
     """
     answer = answer or Answer()
     body = {
@@ -123,7 +124,7 @@ async def burst(
     max_tokens: int,
     **fields: Any,
 ) -> tuple[Work, list[Answer]]:
-    """All `texts`, so many at once: the tokens of all answers over the time from first to last."""
+    """Send all `texts`, `concurrency` at once, and return the tokens of all answers over the total time."""
     waiting = list(reversed(texts))
     answers: list[Answer] = []
 

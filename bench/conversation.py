@@ -1,4 +1,4 @@
-"""An agent's conversation: a long system prompt with tools, then call after call and result after result."""
+"""An agent's conversation: a long system prompt with tools, then repeated tool calls and results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ TOOLS = [
 
 
 def opening(system: str, question: str) -> list[Message]:
-    """The messages of the first turn."""
+    """Return the messages of the first turn."""
     return [{"role": "system", "content": system}, {"role": "user", "content": question}]
 
 
 def grown(messages: Sequence[Message], answer: str, argument: str, result: str) -> list[Message]:
-    """The next turn: the assistant has said `answer` and called a tool, which came back with `result`."""
+    """Return the messages of the next turn: the assistant's `answer` with a tool call, and the tool's
+    `result`."""
     id = f"call_{len(messages)}"
     function = {"name": "run_command", "arguments": json.dumps({"command": argument})}
     call = {"id": id, "type": "function", "function": function}
@@ -43,6 +44,7 @@ def grown(messages: Sequence[Message], answer: str, argument: str, result: str) 
 
 
 def estranged(messages: Sequence[Message], words: str) -> list[Message]:
-    """The same, but for the first words of all: as long, and sharing no prefix with the other."""
+    """Return `messages` with `words` put first: about as long, and without a prefix in common with the
+    original."""
     first = messages[0]
     return [{**first, "content": f"{words} {first['content']}"}, *messages[1:]]

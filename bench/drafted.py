@@ -1,4 +1,4 @@
-"""The sides and cases of `bench.drafts`. Imports MLX, so only once the process has the BLAS it is to have."""
+"""The sides and cases of `bench.drafts`. Imports MLX, so import this only after the BLAS has been loaded."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from bench.schemas import random_schema
 from bench.timing import Work
 from protocol.conversation import pack
 from protocol.messages import Generate
-from protocol.parts import Form, Sampling
-from worker.contract import Draw, Model, Prepared
-from worker.engine.caches.ahead import AheadBatch
-from worker.engine.caches.batch import Batch
+from protocol.types import Sampling, StructuredOutput
+from worker.contract.engine import EngineRequest, Model, SamplingParams
+from worker.engine.caches.batch import CacheBatch
+from worker.engine.caches.rollback_batch import RollbackBatch
 
 PROMPT_TOKENS = 126
 ANSWER_TOKENS = 192
 EDITED_EVERY = 40
-"""One token of so many is another three in the answer."""
+"""In the answer, one of this many tokens replaces three others."""
 CONTEXT = 512
-"""Of the rows whose passes are measured."""
+"""Context length in tokens of the rows whose passes are measured."""
 PASSES = 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that are all there at once."""
+    """Requests that are submitted at once."""
 
-    requests: Sequence[Prepared]
+    requests: Sequence[EngineRequest]
 
 
 class Drafted:
-    """Our loop, with drafts or without."""
+    """Our loop, with or without speculation."""
 
     def __init__(self, model: Model, rows: int, is_on: bool) -> None:
         self._ours = Ours(model, rows, drafting=is_on)
@@ -53,7 +53,7 @@ class Drafted:
         self._tokens = self._goal = self._passes = 0
 
     def begin(self, case: Case) -> None:
-        """Submit it; its prompts are read, and each row has said something."""
+        """Submit the requests and run until their prompts are prefilled and each row has tokens."""
         number = next(self._numbers)
         requests = [replace(each, id=f"{number}-{each.id}") for each in case.requests]
         self._ours.submit_prepared(requests)
@@ -61,7 +61,7 @@ class Drafted:
         self._goal -= self._ours.run(len(requests))
 
     def run(self) -> int:
-        """The rest of it; how many tokens that was."""
+        """Run the rest, and return its number of tokens."""
         before = self._ours.steps
         done = self._ours.run(self._goal)
         mx.synchronize()
@@ -70,15 +70,15 @@ class Drafted:
         return done
 
     def tokens_a_pass(self) -> float:
-        """Of all rows together."""
+        """Tokens per pass, of all rows together."""
         return self._tokens / max(1, self._passes)
 
     def drafted(self) -> tuple[int, int]:
-        """Tokens accepted and rejected."""
+        """Return the draft tokens accepted and rejected."""
         return self._ours.drafted
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all requests."""
         self._ours.close()
 
 
@@ -86,7 +86,7 @@ class Drafted:
 
 
 def case_of(kind: str, folder: Path, model: Model, rows: int) -> Case:
-    """So many requests of one kind."""
+    """Return `rows` requests of one kind."""
     if kind == "strict":
         return Case([_strict(model, row) for row in range(rows)])
     plain = [_plain(row) for row in range(rows)]
@@ -97,20 +97,20 @@ def case_of(kind: str, folder: Path, model: Model, rows: int) -> Case:
     return Case([replace(each, prediction=predict(answers[each.id])) for each in plain])
 
 
-def _plain(row: int) -> Prepared:
-    draw = Draw(seed=row, temperature=1.0)
+def _plain(row: int) -> EngineRequest:
+    sampling = SamplingParams(seed=row, temperature=1.0)
     prompt = tuple(random_tokens(PROMPT_TOKENS, row))
-    return Prepared(str(row), prompt, draw, (), ANSWER_TOKENS, frozenset())
+    return EngineRequest(str(row), prompt, sampling, (), ANSWER_TOKENS, frozenset())
 
 
-def _strict(model: Model, row: int) -> Prepared:
+def _strict(model: Model, row: int) -> EngineRequest:
     request = Generate(
         incarnation="bench",
         id=str(row),
         sampling=Sampling(seed=row, temperature=1.0),
         max_tokens=ANSWER_TOKENS,
         messages=pack([{"role": "user", "content": f"Make up number {row}."}]),
-        form=Form(kind="json_schema", text=json.dumps(_rows(row)), param="response_format"),
+        form=StructuredOutput(kind="json_schema", text=json.dumps(_rows(row)), param="response_format"),
         ignore_eos=True,
     )
     return model.open_preparer(4096).prepare(request, ())
@@ -120,12 +120,13 @@ def _rows(seed: int) -> dict[str, Any]:
     return {"type": "array", "minItems": 40, "items": random_schema(seed, depth=1)}
 
 
-def _answered(model: Model, requests: Sequence[Prepared]) -> Mapping[str, Sequence[int]]:
-    """What each says without drafts."""
-    engine, said = model.engine, {each.id: [] for each in requests}
+def _answered(model: Model, requests: Sequence[EngineRequest]) -> Mapping[str, Sequence[int]]:
+    """Return the answer of each request without drafts."""
+    engine = model.engine
+    said: dict[str, list[int]] = {each.id: [] for each in requests}
     for each in requests:
         engine.prefill({each.id: each.tokens[:-1]})
-        engine.start(each.id, each.tokens, len(each.tokens), each.draw)
+        engine.start(each.id, each.tokens, len(each.tokens), each.sampling)
     while min(map(len, said.values())) < ANSWER_TOKENS:
         for row, token in engine.step().tokens.items():
             said[row].append(token)
@@ -135,7 +136,7 @@ def _answered(model: Model, requests: Sequence[Prepared]) -> Mapping[str, Sequen
 
 
 def _edited(answer: Sequence[int]) -> tuple[int, ...]:
-    """A file of which this is the rewritten one."""
+    """Return a file of which `answer` is the rewritten version."""
     dice = random.Random(len(answer))
     file: list[int] = []
     for place, token in enumerate(answer):
@@ -144,7 +145,7 @@ def _edited(answer: Sequence[int]) -> tuple[int, ...]:
 
 
 def _misleading(answer: Sequence[int]) -> tuple[int, ...]:
-    """Each three tokens of it, with what does not follow them."""
+    """Return every three tokens of the answer, followed by tokens that do not follow them in it."""
     text: list[int] = []
     for end in range(3, len(answer)):
         text += [*answer[end - 3 : end], *((token + 1) % 1900 for token in answer[end : end + 4])]
@@ -155,22 +156,23 @@ def _misleading(answer: Sequence[int]) -> tuple[int, ...]:
 
 
 class Passes:
-    """Forward passes of rows that are fed several tokens each, all of which are kept."""
+    """Forward passes of rows with several tokens each, all of which are accepted."""
 
     def __init__(self, folder: Path) -> None:
         self._network: Any = load_model(folder)[0]
 
     def feeding(self, rows: int, width: int) -> Callable[[], Work]:
-        """Passes that feed each of so many rows so many tokens; 0: one, in the layout of plain steps."""
+        """Return a function that runs passes of `rows` rows with `width` tokens each; 0: one, in the layout
+        of plain steps."""
         own = make_prompt_cache(self._network)
         self._network(mx.array([random_tokens(CONTEXT, 1)]), cache=own)
         mx.eval([cache.state for cache in own])
         fresh = make_prompt_cache(self._network)
-        batch: Any = AheadBatch(fresh) if width else Batch(fresh)
+        batch: Any = RollbackBatch(fresh) if width else CacheBatch(fresh)
         if width:
-            batch.reseat(range(rows), [own] * rows, [CONTEXT] * rows)
+            batch.rearrange(range(rows), [own] * rows, [CONTEXT] * rows)
         else:
-            batch.reseat([], [own] * rows, [CONTEXT] * rows)
+            batch.rearrange([], [own] * rows, [CONTEXT] * rows)
         return partial(self._passes, batch, rows, width)
 
     def _passes(self, batch: Any, rows: int, width: int) -> Work:
@@ -182,7 +184,7 @@ class Passes:
             logits = self._network(tokens, cache=batch.caches)
             if width:
                 mx.eval(logits, batch.finish())
-                batch.settle([1] * rows)
+                batch.commit([1] * rows)
             else:
                 batch.advance()
                 mx.eval(logits, batch.state)

@@ -1,4 +1,4 @@
-"""A model and two that draft for it, made in a folder. Imports MLX."""
+"""Writes a target model and two draft models into a folder. Imports MLX."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ WIDTH = 128
 INNER = 384
 LAYERS = 16
 DRAFT_LAYERS = {"dense": 2, "hybrid": 4}
-"""A hybrid's fourth is its first with attention."""
+"""Layers of the draft models. The fourth layer of a hybrid model is its first with attention."""
 FAINT = 0.03
-"""What the layers that only the model has add to it, in terms of what the others do."""
+"""Factor on the outputs of the layers that only the target model has."""
 _OUTLETS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 
 
 def folders(name: str) -> tuple[Path, Path, Path]:
-    """Of `dense` or `hybrid`: the model, one that says much the same, and one that says something else."""
+    """Write the models of `name` (`dense` or `hybrid`): the target, a draft model that mostly agrees, and one
+    that does not."""
     home = Path(tempfile.mkdtemp(prefix=f"bench-drafters-{name}-"))
     source = model_folder(name)
     kept = DRAFT_LAYERS[name]
@@ -49,7 +50,8 @@ def folders(name: str) -> tuple[Path, Path, Path]:
 
 
 def trained(target: Path, kind: str, prompts: Sequence[Sequence[int]], tokens: int, steps: int) -> Path:
-    """A drafter for the model in the folder `target`, trained on what that answers these prompts with."""
+    """Train a drafter for the model in `target` on that model's answers to `prompts`, and return its
+    folder."""
     network = load_model(target)[0]
     said = [[*prompt, *_answer(network, prompt, tokens)] for prompt in prompts]
     folder = target.with_name(f"{kind}-{steps}")
@@ -69,7 +71,7 @@ def _config(source: Path, layers: int) -> dict[str, Any]:
 
 
 def _layer(name: str) -> int:
-    """The number of a parameter's layer; -1 of those that are in none."""
+    """Return the layer number of a parameter, or -1 if it belongs to none."""
     _, _, rest = name.partition("layers.")
     return int(rest.split(".")[0]) if rest else -1
 

@@ -1,11 +1,12 @@
-"""What a draft model brings, and what it costs where it brings nothing: tokens/s with it over without.
+"""Throughput with a draft model over throughput without it, for draft models that agree and that do not.
 
     python -m bench.draftmodel [--models dense,hybrid] [--batches 1,4,16] [--rounds 5] [--trained]
 
-The model has many layers, of which all but the first few add little: the draft model is those first few, and
-says the same most of the time. `wrong`: one of other random weights, which never does. Greedy answers. Beside
-it upstream's own way with the same two models (that of `mlx_lm.server --draft-model`), for one request.
-`--trained`: drafters in their place, each trained on these very answers, and left random.
+In the target model all but the first few layers contribute little. The draft model consists of those first
+few, and mostly agrees. `wrong`: a draft model with other random weights, which never agrees. Answers are
+greedy. For comparison upstream's method with the same two models (`mlx_lm.server --draft-model`), for one
+request. `--trained`: trained drafters instead, each trained on these very answers, and each with random
+weights.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ if TYPE_CHECKING:
     from bench.drafted import Case
 
 LEGEND = (
-    "Tokens/s without the draft model and with it, the median of {rounds} rounds; with over without, the "
-    "median of the rounds' own (smallest-largest), by the wall and by processor time; tokens a pass; guesses "
-    "that were right, of all."
+    "Tokens/s without the draft model and with it, median of {rounds} rounds; their ratio, median of the "
+    "ratios of the rounds (smallest-largest), by wall-clock and by CPU time; tokens per pass; accepted draft "
+    "tokens of all."
 )
 PROMPT_TOKENS = 126
 ANSWER_TOKENS = 128
 TRAINED_PROMPT_TOKENS = 24
-"""They are trained on these as well."""
+"""Short, because the drafters are trained on the prompts as well."""
 TRAINING_STEPS = {"eagle3": 150, "dflash": 400}
 UPSTREAM_GUESSES = 3
-"""As many as `mlx_lm.server` has guessed at a time."""
+"""The number of draft tokens that `mlx_lm.server` uses."""
 
 
 def case_of(rows: int, prompt_tokens: int = PROMPT_TOKENS) -> Case:
-    """So many greedy requests."""
+    """Return a case of `rows` greedy requests."""
     from bench.drafted import Case
     from bench.models import random_tokens
-    from worker.contract import Draw, Prepared
+    from worker.contract.engine import EngineRequest, SamplingParams
 
     prompts = [tuple(random_tokens(prompt_tokens, row)) for row in range(rows)]
     return Case(
         [
-            Prepared(str(row), prompt, Draw(), (), ANSWER_TOKENS, frozenset())
+            EngineRequest(str(row), prompt, SamplingParams(), (), ANSWER_TOKENS, frozenset())
             for row, prompt in enumerate(prompts)
         ]
     )
@@ -72,7 +73,7 @@ def run(models: Sequence[str], batches: Sequence[int], rounds: int, *, is_traine
                 print(*rows[-1], file=sys.stderr, flush=True)
         if not is_trained:
             rows.append(_upstream(target, right, rounds))
-        columns = ("", "off", "auto", "by the wall", "by processor time", "tokens a pass", "right")
+        columns = ("", "off", "auto", "by wall clock", "by CPU time", "tokens a pass", "accepted")
         print_table(f"A draft model, {name}", columns, rows, LEGEND.format(rounds=rounds))
 
 
@@ -88,7 +89,8 @@ def _trained(target: Path, rows: int) -> dict[str, Path]:
 
 
 def _upstream(target: Path, draft: Path, rounds: int) -> list[str]:
-    """Upstream's generator, alone and with the draft model; empty where it cannot."""
+    """Measure upstream's generator, alone and with the draft model; the cells are empty if it cannot use
+    one."""
     from mlx_lm.utils import load_model
 
     network, guesser = load_model(target)[0], load_model(draft)[0]
@@ -98,7 +100,7 @@ def _upstream(target: Path, draft: Path, rounds: int) -> list[str]:
     }
     try:
         done = alternate(sides, rounds)
-    except ValueError as error:  # it takes nothing back of recurrent states
+    except ValueError as error:  # it cannot roll back recurrent states
         return ["upstream, 1 row", "", f"({error})", "", "", "", ""]
     rates = [f"{median_rate(done[side]):,.0f}" for side in ("off", "on")]
     return ["upstream, 1 row", *rates, str(compare(done["on"], done["off"])), "", "", ""]
@@ -127,9 +129,9 @@ def main() -> None:
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default="dense,hybrid", help="of dense, hybrid")
-    parser.add_argument("--batches", default="1,4,16", help="rows that decode together")
+    parser.add_argument("--batches", default="1,4,16", help="rows that decode in one batch")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--trained", action="store_true", help="drafters that were trained for the model")
+    parser.add_argument("--trained", action="store_true", help="use drafters trained for the model")
     options = parser.parse_args()
     batches = [int(rows) for rows in options.batches.split(",")]
     run(options.models.split(","), batches, options.rounds, is_trained=options.trained)

@@ -1,15 +1,15 @@
-"""What drafts bring, and what they cost where they bring nothing: tokens/s with them over without.
+"""Throughput with speculative decoding over throughput without it, where drafts help and where they do not.
 
     python -m bench.drafts [--models dense,hybrid] [--batches 1,4,16] [--rounds 5] [--cases …] [--columns]
 
-A model with random weights copies nothing, so what it is going to say is found out first, drawn with seeds,
-and put where an agent's file would be. `rewritten`: the answer repeats it, but for an edit every so many
-tokens, as an agent rewrites a file of its prompt. `own`: the answer is in no way like its prompt. `misled`:
-whatever three tokens end it, something else followed them before. `strict`: the answer is held to a JSON
-schema. `--columns`: what a forward pass of so many tokens a row takes in terms of one.
+A model with random weights copies nothing, so its answer is generated first, with seeds, and put into the
+prompt like an agent's file. `rewritten`: the answer repeats it with an edit at regular intervals, as an agent
+rewrites a file of its prompt. `own`: the answer does not resemble its prompt. `misled`: whatever three tokens
+end the answer, a different token followed them before. `strict`: the answer is constrained by a JSON schema.
+`--columns`: the time of a forward pass with several tokens a row relative to a plain one.
 
-Each case twice: by the clock on the wall, and by the processor time of the process, which says more on a
-machine where others are at work.
+Each case is measured twice: by wall-clock time and by the CPU time of the process, which is more reliable on
+a busy machine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 CASES = ("rewritten", "own", "misled", "strict")
 COLUMNS = (1, 2, 4, 8, 16)
 LEGEND = (
-    "Tokens/s without drafts and with, the median of {rounds} rounds; with over without, the median of the "
-    "rounds' own (smallest-largest), by the wall and by processor time; tokens a pass; drafted tokens that "
-    "were right, of all."
+    "Tokens/s without and with drafts, median of {rounds} rounds; their ratio, median of the ratios of "
+    "the rounds (smallest-largest), by wall-clock and by CPU time; tokens per pass; accepted draft tokens of "
+    "all."
 )
 
 
 class Watch:
-    """A side's work, by two clocks at once."""
+    """Work of one side, measured by two clocks at once."""
 
     def __init__(self, side: Drafted, case: Case) -> None:
         self.side = side
@@ -47,7 +47,7 @@ class Watch:
         self._case = case
 
     def measure(self) -> Work:
-        """One round, its prompts read beforehand."""
+        """Run one round, with its prompts prefilled beforehand."""
         self.side.begin(self._case)
         wall, own = time.perf_counter(), time.process_time()
         done = self.side.run()
@@ -57,7 +57,7 @@ class Watch:
 
 
 def compared(name: str, make: Callable[[bool], Drafted], case: Case, rounds: int) -> list[str]:
-    """A row of the table."""
+    """Measure one row of the table."""
     with ExitStack() as stack:
         off, on = (Watch(stack.enter_context(closing(make(is_on))), case) for is_on in (False, True))
         done = alternate({"off": off.measure, "on": on.measure}, rounds)
@@ -89,21 +89,19 @@ def run(models: Sequence[str], batches: Sequence[int], rounds: int, cases: Seque
                 name = f"{kind}, {batch} rows"
                 rows.append(compared(name, partial(Drafted, model, batch), case, rounds))
                 print(*rows[-1], file=sys.stderr, flush=True)
-        columns = ("", "off", "auto", "by the wall", "by processor time", "tokens a pass", "right")
+        columns = ("", "off", "auto", "by wall clock", "by CPU time", "tokens a pass", "accepted")
         print_table(f"Drafts, {model_name}", columns, rows, LEGEND.format(rounds=rounds))
 
 
 def show_columns(models: Sequence[str], batches: Sequence[int], rounds: int) -> None:
-    """What wider passes cost."""
+    """Print the cost of passes with several tokens a row."""
     from bench.drafted import Passes
     from bench.models import bench_folder
 
     for name in models:
         passes = Passes(bench_folder(name))
         rows = [[f"{batch} rows", *_ratios(passes, batch, rounds)] for batch in batches]
-        legend = (
-            "Seconds of the processor of a pass in which each row is fed so many tokens, over a plain one."
-        )
+        legend = "CPU time of a pass with this many tokens a row, over that of a plain pass."
         print_table(f"Columns, {name}", ("", *map(str, COLUMNS)), rows, legend)
 
 
@@ -121,10 +119,12 @@ def main() -> None:
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default="dense,hybrid", help="of dense, hybrid")
-    parser.add_argument("--batches", default="1,4,16", help="rows that decode together")
+    parser.add_argument("--batches", default="1,4,16", help="rows that decode in one batch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", default=",".join(CASES), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--columns", action="store_true", help="what wider passes cost, and nothing else")
+    parser.add_argument(
+        "--columns", action="store_true", help="measure only the cost of passes with several tokens a row"
+    )
     options = parser.parse_args()
     random.seed(0)
     models, batches = options.models.split(","), [int(rows) for rows in options.batches.split(",")]

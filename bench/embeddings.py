@@ -1,10 +1,10 @@
-"""What a long list of texts does to those who are being answered: 1,000 texts beside four running streams.
+"""Effect of a long embedding request on running streams: 1,000 texts beside four streams.
 
     python -m bench.embeddings [--texts 1000] [--words 60] [--rounds 3]
 
 A chat model and an embedding model (two layers, 128 wide, as BERT-Tiny), each with its worker, behind one
-gateway. Gaps between the pieces of the streams count from the sending of the list to its answer; those before
-are the calm ones. The list is then embedded once more with nobody beside it.
+gateway. Gaps between the pieces of the streams count from the sending of the list to its answer; earlier gaps
+are the calm ones. The list is then embedded once more without any streams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.models.encoders import make_encoder
 
 STREAM_TOKENS = 4000
 CALM_PIECES = 400
-"""Pieces of every stream before the list is sent; the first tenth, while streams join, is left out."""
+"""Pieces of every stream before the list is sent. The first tenth, while streams join, is left out."""
 WIDE = {
     "hidden_size": 128,
     "intermediate_size": 512,
@@ -47,25 +47,25 @@ CHAT, TEXTS = "chat", "texts"
 
 @dataclass
 class Watched:
-    """All rounds. Seconds."""
+    """All rounds. Times are in seconds."""
 
     calm: list[float] = field(default_factory=list)
     troubled: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)
     outlived: int = 0
-    """Streams that had ended before the list was answered: then the gaps are not the whole story."""
+    """Streams that ended before the list was answered; if there are any, the gaps are incomplete."""
 
 
 def texts_of(count: int, words: int, seed: int) -> list[str]:
-    """Of one to `words` words each."""
+    """Return `count` texts of one to `words` words each."""
     rng = random.Random(seed)
     known = " ".join(make_corpus(500, seed)).split()
     return [" ".join(rng.choices(known, k=rng.randint(1, words))) for _ in range(count)]
 
 
 async def embed(http: httpx.AsyncClient, texts: Sequence[str]) -> tuple[float, float]:
-    """When it was sent, and when its answer had come."""
+    """Return the times at which the request was sent and its answer had arrived."""
     sent = time.perf_counter()
     body = {"model": TEXTS, "input": list(texts), "encoding_format": "base64"}
     answer = await http.post("/v1/embeddings", json=body)
@@ -75,7 +75,7 @@ async def embed(http: httpx.AsyncClient, texts: Sequence[str]) -> tuple[float, f
 
 
 async def watch(server: Server, folder: Path, texts: Sequence[str], seed: int, watched: Watched) -> None:
-    """One round."""
+    """Run one round."""
     streams = [Answer(underway_pieces=CALM_PIECES) for _ in range(STREAMS)]
     async with client(server) as http:
         asking = [
@@ -125,7 +125,7 @@ def _served(chat: Path) -> Iterator[Server]:
 
 
 def report(watched: Watched, texts: int, rounds: int) -> None:
-    """One table, milliseconds and seconds across."""
+    """Print one table, in milliseconds and seconds."""
     figures = [
         percentile(watched.calm, 50),
         percentile(watched.calm, 99),
@@ -139,8 +139,8 @@ def report(watched: Watched, texts: int, rounds: int) -> None:
         f"Gaps of {STREAMS} streams while {texts} texts are embedded, {rounds} rounds together",
         ["", "calm p50", "calm p99", "p50", "p99", "max", "list beside", "list alone", "ended before"],
         [["ms, s", *row, str(watched.outlived)]],
-        "Columns: gaps between pieces in milliseconds, before the list (calm) and beside it; seconds that it "
-        "takes beside the streams and alone (medians); streams that ended before it.",
+        "Columns: gaps between pieces in milliseconds, before the list (calm) and beside it; seconds to "
+        "embed it beside the streams and alone (medians); streams that ended before it.",
     )
 
 

@@ -1,9 +1,9 @@
-"""The step loop in process, next to upstream's, on the same models, prompts and BLAS.
+"""The worker's decode loop in process, next to upstream's, with the same models, prompts and BLAS.
 
     python -m bench.engine [--models dense,hybrid] [--batches 1,4,16,32] [--rounds 5] [--only decode,churn]
 
-`ours` is the worker's loop whole: scheduler, engine, text, messages. `bare` is the limit: the model called on
-upstream's caches, argmax, one step ahead. The sides take turns within each round.
+`ours` is the worker's complete loop: scheduler, engine, detokenizer, messages. `bare` is the upper bound: the
+model on upstream's caches, argmax, one step ahead. The sides take turns within each round.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 SIDES = ("bare", "ours", "BatchGenerator", "stream_generate")
 CASES = ("decode", "mixed", "sampled", "churn")
 LEGEND = (
-    "Columns: tokens/s of each side, the median of {rounds} rounds; then ours over each, the median of the "
-    "rounds' own ratios (smallest-largest). {aim}"
+    "Columns: tokens/s of each side, median of {rounds} rounds; then the ratio of ours to each, median of "
+    "the ratios of the rounds (smallest-largest). {aim}"
 )
 
 
 def report(title: str, lines: Sequence[Line], rounds: int, aim: str) -> None:
-    """One table of one kind of case."""
+    """Print one table for one kind of case."""
     sides = [side for side in SIDES if any(side in line.done for line in lines)]
     others = [side for side in sides if side != "ours"]
     rows = []
@@ -43,7 +43,7 @@ def report(title: str, lines: Sequence[Line], rounds: int, aim: str) -> None:
 
 
 def run(models: Sequence[str], batches: Sequence[int], rounds: int, only: Sequence[str]) -> None:
-    """Each kind of case, its table as soon as it is done."""
+    """Run each kind of case and print its table as soon as it is complete."""
     from bench import cases
     from bench.churn import churn
 

@@ -1,34 +1,35 @@
-"""Long prompts of which a few tokens matter: facts among filler, and a question for one of them at the end.
+"""Long prompts in which few tokens matter: facts among filler, with a question about one fact at the end.
 
-A fact is `:`, a name, its words and an end. Some lead on: `:`, a name, a word, `>` and another name, whose
-words are then said as well. A question is `:` and a name. What is between are any names and words, so that
-nothing but the `:` tells a fact from it.
+A fact is `:`, a name, its words and an end token. Some facts refer to another: `:`, a name, a word, `>` and
+the other name, whose words then belong to the answer too. A question is `:` and a name. The filler consists
+of random names and words, so only the `:` marks a fact.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 END, TELL, LEAD = 0, 1, 2
 FIRST_WORD, SIZE = 8, 1024
-"""Tokens from the first on are names and words."""
+"""The first token id that is a name or word, and the size of the vocabulary."""
 WORDS = 3
 FACT_TOKENS = WORDS + 3
 
 
 @dataclass(frozen=True)
 class Question:
-    """`tokens` come behind the prompt; `places`: where in it the facts stand that the answer is in."""
+    """A question about a fact. `tokens` follow the prompt; `places`: positions in it of the facts that hold
+    the answer."""
 
     tokens: list[int]
     answer: list[int]
     places: list[int]
 
 
-class Told:
-    """A prompt of `tokens` tokens with `facts` facts anywhere in it, every other of which leads on."""
+class FactPrompt:
+    """A prompt of `tokens` tokens with `facts` facts at random positions, half of which refer to another
+    fact."""
 
     def __init__(self, tokens: int, facts: int, seed: int) -> None:
         self._draw = random.Random(f"{seed} {tokens} {facts}")
@@ -41,11 +42,12 @@ class Told:
 
     @property
     def places(self) -> list[int]:
-        """Where the facts stand, in order."""
+        """Return the positions of the facts, in order."""
         return list(self._places.values())
 
     def questions(self, count: int, *, leading: bool) -> list[Question]:
-        """For different facts: plain ones, or those that lead on. So many, where there are as many."""
+        """Return at most `count` questions about different facts. `leading`: about facts that refer to
+        another one."""
         half = len(self._next)
         names = self._names[:half] if leading else self._names[half:]
         return [self._question(name) for name in names[:count]]
@@ -76,5 +78,5 @@ class Told:
             told += self._said[name]
         return told + self._filler(tokens - len(told))
 
-    def _filler(self, count: int) -> Sequence[int]:
+    def _filler(self, count: int) -> list[int]:
         return self._draw.choices(range(FIRST_WORD, SIZE), k=count)

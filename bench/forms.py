@@ -1,9 +1,9 @@
-"""What a new form costs before an answer's first token: a schema that nobody has asked for before.
+"""Time that a new structured-output schema adds before the first token.
 
     python -m bench.forms [--rounds 30] [--schema-bytes 4096]
 
-Our server, whole, with a model of 151,936 tokens that takes no time worth speaking of. Each round asks once
-without a form, once with a new schema, and once more with the same one, which is compiled by then.
+Our complete server, with a model of 151,936 tokens whose own time is negligible. Each round sends one request
+without a schema, one with a new schema, and one with the same schema again, which is compiled by then.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bench.schemas import random_schema, wide_tokenizer_file
 
 QUESTION = "Make something up."
 TOKENS = 4
-SIDES = ("no form", "a new schema", "the same again")
+SIDES = ("no schema", "a new schema", "the same again")
 
 
 def wide_folder(where: Path) -> Path:
-    """A model whose tokenizer has as many tokens as the model has logits."""
+    """Write a model whose tokenizer has as many tokens as the model has logits."""
     folder = where / "wide"
     shutil.copytree(bench_folder("wide"), folder)
     (folder / "tokenizer.json").write_text(json.dumps(wide_tokenizer_file()))
@@ -36,7 +36,7 @@ def wide_folder(where: Path) -> Path:
 
 
 def new_schema(seed: int, schema_bytes: int) -> dict[str, Any]:
-    """An object of random ones, at least so long."""
+    """Return an object schema of random parts, at least `schema_bytes` long."""
     properties: dict[str, Any] = {}
     while len(json.dumps(properties)) < schema_bytes:
         number = len(properties)
@@ -45,16 +45,16 @@ def new_schema(seed: int, schema_bytes: int) -> dict[str, Any]:
 
 
 async def first_ms(server: Server, schema: dict[str, Any] | None) -> float:
-    """From the request to the first text."""
+    """Return the milliseconds from the request to the first text."""
     described = {"type": "json_schema", "json_schema": {"name": "made", "schema": schema}}
-    form = {} if schema is None else {"response_format": described}
+    form: dict[str, Any] = {} if schema is None else {"response_format": described}
     async with client(server) as http:
         answer = await ask(http, server, QUESTION, TOKENS, **form)
     return 1e3 * answer.first_piece_s
 
 
 async def measure(server: Server, rounds: int, schema_bytes: int) -> list[tuple[float, float, float]]:
-    """For each side; a round before the first is left out."""
+    """Measure each side in each round; a first round is left out as warm-up."""
     taken = []
     for number in range(rounds + 1):
         schema = new_schema(number, schema_bytes)

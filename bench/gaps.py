@@ -1,9 +1,9 @@
-"""What a long prompt does to those who are being answered: gaps between the pieces of four running streams.
+"""Effect of a long prompt on running streams: gaps between the pieces of four streams.
 
     python -m bench.gaps [--model dense] [--prompt-tokens 8000] [--rounds 3] [--servers ...]
 
-Four streams are under way when a prompt of 8,000 tokens comes. Gaps count from its sending to its first text;
-those before are the calm ones. Every server has its default settings. The servers take turns.
+A prompt of 8,000 tokens is sent while four streams are running. Gaps count from its sending to its first
+text; earlier gaps are the calm ones. Every server has its default settings. The servers take turns.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bench.timing import percentile, print_table
 STREAMS = 4
 STREAM_TOKENS = 1500
 CALM_PIECES = 48
-"""Pieces of every stream before the long prompt is sent; the first half, while streams join, is left out."""
+"""Pieces of every stream before the long prompt is sent. The first half, while streams join, is left out."""
 TEXT_TOKENS = 116
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long the long prompt is, and the answers that must outlive its prefill."""
+    """The length of the long prompt, and that of the answers, which must outlast its prefill."""
 
     prompt_tokens: int
     stream_tokens: int = STREAM_TOKENS
@@ -41,22 +41,23 @@ WARM_UP = Plan(1000, 3 * CALM_PIECES)
 
 @dataclass
 class Watched:
-    """All rounds of one server. Seconds."""
+    """All rounds of one server. Times are in seconds."""
 
     calm: list[float] = field(default_factory=list)
     troubled: list[float] = field(default_factory=list)
     first_piece: list[float] = field(default_factory=list)
     outlived: int = 0
-    """Streams that had ended before the long prompt's first text: then the gaps are not the whole story."""
+    """Streams that ended before the long prompt's first text; if there are any, the gaps are incomplete."""
 
 
 def gaps(times: Sequence[float], begin: float, end: float) -> list[float]:
-    """Seconds between neighbouring `times`, of each gap that reaches into the span from `begin` to `end`."""
+    """Return the seconds between neighbouring `times`, for each gap that overlaps the span from `begin` to
+    `end`."""
     return [after - before for before, after in itertools.pairwise(times) if after > begin and before < end]
 
 
 async def watch(server: Server, folder: Path, plan: Plan, seed: int, watched: Watched) -> None:
-    """One round against one server."""
+    """Run one round against one server."""
     streams = [Answer(underway_pieces=CALM_PIECES) for _ in range(STREAMS)]
     async with client(server) as http, asyncio.TaskGroup() as group:
         tasks = [
@@ -78,7 +79,7 @@ async def watch(server: Server, folder: Path, plan: Plan, seed: int, watched: Wa
 
 
 def report(model: str, prompt_tokens: int, rounds: int, results: dict[str, Watched]) -> None:
-    """One table, servers down, milliseconds across."""
+    """Print one table with a row per server, in milliseconds."""
     rows = []
     for name, watched in results.items():
         figures = [
@@ -96,7 +97,7 @@ def report(model: str, prompt_tokens: int, rounds: int, results: dict[str, Watch
         columns,
         rows,
         "Columns: gaps between pieces in milliseconds, before the long prompt (calm) and while it prefills; "
-        "how long its own first text takes (median); streams that ended before that.",
+        "the time to its own first text (median); streams that ended before that.",
     )
 
 

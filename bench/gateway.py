@@ -1,11 +1,11 @@
-"""What the gateway costs: events per second through it, next to the same bytes from a bare ASGI app.
+"""Throughput of the gateway: events per second, next to the same bytes from a bare ASGI app.
 
     python -m bench.gateway [--streams 32] [--events 8000] [--rounds 5]
 
 The scripted engine sends as fast as it can. Both servers run under the same uvicorn with the same reader, in
-turns, so that a noisy machine troubles both. `per CPU second` divides by the serving process's own CPU time
-and so leaves out what the reader and the engine take from a machine with few cores. At the pace of a model
-nothing piles up, and every event is written by itself: `bench.paced`.
+turns, so that noise affects both. `per CPU second` divides by the serving process's own CPU time, and so
+excludes the CPU that reader and engine take on a machine with few cores. At a model's pace events do not
+accumulate, and each one is written by itself: see `bench.paced`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import cast
 import psutil
 import uvloop
 
-from bench.processes import cpu_s, free_port, running, socket_folder, wait_for
+from bench.processes import cpu_s, cpu_s_since, free_port, running, socket_folder, wait_for
 
 EVENT = b'"delta":'
 END = b"data: [DONE]"
@@ -31,7 +31,7 @@ OK = b"HTTP/1.1 200"
 
 
 class Reader(asyncio.Protocol):
-    """Sends one request, counts events until the last, and keeps nothing."""
+    """Sends one request, counts events until the last, and stores none."""
 
     def __init__(self, request: bytes, done: asyncio.Future[int]) -> None:
         self._request, self._done = request, done
@@ -39,7 +39,7 @@ class Reader(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -47,7 +47,7 @@ class Reader(asyncio.Protocol):
             self._done.set_exception(ConnectionError(f"refused: {data[:200]!r}"))
             self._transport.abort()
             return
-        # What may be the first part of a marker is looked at again together with the next bytes.
+        # A possible first part of a marker is searched again together with the next bytes.
         self._events += (self._tail[1 - len(EVENT) :] + data).count(EVENT)
         self._tail = (self._tail + data)[-64:]
         if END in self._tail and not self._done.done():
@@ -80,7 +80,7 @@ MakeReader = Callable[[bytes, asyncio.Future[int]], Reader]
 
 
 async def read_all(port: int, request: bytes, streams: int, make_reader: MakeReader = Reader) -> int:
-    """All streams at once, to their ends: the sum of what their readers counted."""
+    """Read all streams at once to their ends; return the sum of the readers' counts."""
     loop = asyncio.get_running_loop()
     counts = []
     for _ in range(streams):
@@ -91,20 +91,20 @@ async def read_all(port: int, request: bytes, streams: int, make_reader: MakeRea
 
 
 def measure(server: psutil.Process, port: int, request: bytes, streams: int) -> Round:
-    """All streams at once, from the first byte asked to the last byte read."""
+    """Measure all streams at once, from sending the first request to reading the last byte."""
     cpu_before, began = cpu_s(server), time.perf_counter()
     events = uvloop.run(read_all(port, request, streams))
-    return Round(events, time.perf_counter() - began, cpu_s(server) - cpu_before)
+    return Round(events, time.perf_counter() - began, cpu_s_since(cpu_before, server))
 
 
 def http_request(line: str, body: bytes = b"") -> bytes:
-    """As it goes over the wire. `line`: method and path."""
+    """Return the bytes of an HTTP request. `line`: method and path."""
     head = f"{line} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
 def compare(streams: int, events: int, rounds: int) -> tuple[list[Round], list[Round]]:
-    """Gateway and bare app in turns; the first round of each warms up and is left out."""
+    """Measure gateway and bare app in turns; the first round of each warms up and is left out."""
     port, bare_port = free_port(), free_port()
     content = {"role": "user", "content": f"!tokens={events} !text=turntable·"}
     body = json.dumps({"stream": True, "messages": [content]}, ensure_ascii=False).encode()
@@ -115,7 +115,7 @@ def compare(streams: int, events: int, rounds: int) -> tuple[list[Round], list[R
         fake_flags = ["--endpoint", endpoint, "--max-running", str(streams), "--log-level", "warning"]
         with (
             running("broker", gateway_flags) as gateway,
-            running("worker.fake", fake_flags),
+            running("tests.scripted_worker", fake_flags),
             running("bench.bare", ["--port", str(bare_port)]) as bare,
         ):
             wait_for(f"http://127.0.0.1:{port}/ready")
@@ -147,7 +147,7 @@ def main() -> None:
     wall_ceiling = _row("bare ASGI app", ceiling, lambda r: r.per_second)
     cpu = _row("gateway, per CPU second", ours, lambda r: r.per_cpu_second)
     cpu_ceiling = _row("bare ASGI app, per CPU second", ceiling, lambda r: r.per_cpu_second)
-    print(f"gateway / bare: {wall / wall_ceiling:.2f} by the clock, {cpu / cpu_ceiling:.2f} by CPU time")
+    print(f"gateway / bare: {wall / wall_ceiling:.2f} by wall clock, {cpu / cpu_ceiling:.2f} by CPU time")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What grammars cost: decode steps of rows that are each held to a JSON schema of its own, beside free ones.
+"""Cost of grammars: decode steps with some rows constrained by JSON schemas, next to unconstrained rows.
 
     python -m bench.grammars [--hidden 32] [--layers 2] [--rows 16] [--held 1 8 16] [--steps 2] [--rounds 60]
         [--cpu]
 
-All are steps of the engine alone, at a vocabulary of 151,936 tokens: nothing else hides what the masks take.
-The sides take turns within each round. `held` of the rows are held to schemas; since all decode together, the
-free ones beside them are as fast as they are. The model has random weights: it answers whatever a schema
-allows, and when an answer is whole its row begins the next. Its size says how long a step takes; what
-grammars add depends on the vocabulary alone.
+Steps of the engine alone, at a vocabulary of 151,936 tokens, so that nothing hides the time of the masks. The
+sides take turns within each round. `--held`: how many of the rows are constrained. All rows decode in one
+batch, so unconstrained rows are as fast as the others. The model has random weights: it answers whatever its
+schema allows, and when an answer is complete its row begins another. The model's size determines the time of
+a step; the cost of grammars depends on the vocabulary alone.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from worker.preload import preload_openblas
 
 if TYPE_CHECKING:
     from bench.schemas import SchemaGrammar
-    from worker.contract import Draw
+    from worker.contract.engine import SamplingParams
     from worker.engine.engine import BatchEngine
 
 PROMPT_TOKENS = 126
 HEAD = 32
-LEGEND = "Medians of the rounds; ratio: of tokens/s over those without grammars, round by round."
+LEGEND = "Medians of the rounds; ratio: tokens/s over those without grammars, round by round."
 
 
 def network(hidden: int, layers: int) -> object:
-    """A model of that size, random weights, float32."""
+    """Return a model of that size with random float32 weights."""
     import mlx.core as mx
     from mlx_lm.models import qwen3
 
@@ -60,8 +60,8 @@ def network(hidden: int, layers: int) -> object:
     return model
 
 
-def started(network: object, draws: Sequence[Draw]) -> BatchEngine:
-    """An engine whose rows decode, past their first steps."""
+def started(network: object, draws: Sequence[SamplingParams]) -> BatchEngine:
+    """Return an engine whose rows decode, past their first steps."""
     import mlx.nn as nn
 
     from bench.models import random_tokens
@@ -69,17 +69,17 @@ def started(network: object, draws: Sequence[Draw]) -> BatchEngine:
 
     assert isinstance(network, nn.Module)
     engine = BatchEngine(network)
-    for row, draw in enumerate(draws):
+    for row, sampling in enumerate(draws):
         prompt = random_tokens(PROMPT_TOKENS, row)
         engine.prefill({str(row): prompt[:-1]})
-        engine.start(str(row), prompt, len(prompt), draw)
+        engine.start(str(row), prompt, len(prompt), sampling)
     for _ in range(3):
         engine.step()
     return engine
 
 
 def decoded(engine: BatchEngine, steps: int, clock: Callable[[], float]) -> Work:
-    """The tokens of so many steps, what they have set out to compute included."""
+    """Measure the tokens of `steps` steps, including the work that they have dispatched."""
     import mlx.core as mx
 
     began = clock()
@@ -88,30 +88,34 @@ def decoded(engine: BatchEngine, steps: int, clock: Callable[[], float]) -> Work
     return Work(done, clock() - began)
 
 
-def draws_of(rows: int, held: int, grammars: Sequence[SchemaGrammar], temperature: float) -> list[Draw]:
-    """Of so many rows, the last ones held."""
-    from worker.contract import Draw
+def draws_of(
+    rows: int, held: int, grammars: Sequence[SchemaGrammar], temperature: float
+) -> list[SamplingParams]:
+    """Return the sampling parameters of `rows` rows, the last `held` of them constrained."""
+    from worker.contract.engine import SamplingParams
 
     return [
-        Draw(seed=row, temperature=temperature, grammar=grammars[row] if row >= rows - held else None)
+        SamplingParams(
+            seed=row, temperature=temperature, grammar=grammars[row] if row >= rows - held else None
+        )
         for row in range(rows)
     ]
 
 
 def report(title: str, done: dict[str, list[Work]], rows: int, masks: Sequence[float]) -> None:
-    """One table, and what the masks took."""
+    """Print one table, and the times of the masks."""
     lines = []
     for held, work in done.items():
         rate = median_rate(work)
         ms = f"{1000 * rows / rate:.1f}"
         lines.append([f"{held} of {rows}", ms, f"{rate:,.0f}", str(compare(work, done["0"]))])
-    print_table(title, ["held", "ms a step", "tokens/s", "ratio"], lines, LEGEND)
+    print_table(title, ["constrained", "ms per step", "tokens/s", "ratio"], lines, LEGEND)
     median, p99 = statistics.median(masks), percentile(masks, 99)
     print(f"{len(masks)} masks: {median:.0f} µs at the median, {p99:.0f} at p99\n", flush=True)
 
 
 def run(options: argparse.Namespace) -> None:
-    """A table for greedy rows and one for sampled ones, each as soon as it is done."""
+    """Print a table for greedy rows and one for sampled rows, each as soon as it is complete."""
     from bench.schemas import Costs, SchemaGrammar, random_schema, wide_tokenizer
 
     clock = time.process_time if options.cpu else time.perf_counter
@@ -137,7 +141,7 @@ def main() -> None:
     parser.add_argument("--held", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--cpu", action="store_true", help="seconds of the CPU: for a machine that is busy")
+    parser.add_argument("--cpu", action="store_true", help="measure CPU time, for a busy machine")
     run(parser.parse_args())
 
 

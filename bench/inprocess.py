@@ -1,6 +1,6 @@
-"""Our engine in a process of its own, without gateway and socket: the difference is what serving costs.
+"""Our engine in a separate process, without gateway and socket; the difference is the cost of serving.
 
-Asked over pipes, a JSON line for a JSON line. The texts become prompts before the clock starts.
+Requests and answers are JSON lines over pipes. Prompts are tokenized before the clock starts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ STOP_S_MAX = 20.0
 
 
 class InProcess:
-    """The asking end."""
+    """The client's end of the pipes."""
 
     def __init__(self, pipe: subprocess.Popen[str]) -> None:
         self._pipe = pipe
 
     @property
     def process(self) -> psutil.Process:
-        """For what it costs."""
+        """The engine's process, for measuring its cost."""
         return psutil.Process(self._pipe.pid)
 
     def burst(self, texts: Sequence[str], concurrency: int, max_tokens: int, seed: int | None) -> Work:
-        """As `bench.client.burst`: all `texts`, so many rows at once."""
+        """Run all `texts` with `concurrency` rows at once, as `bench.client.burst` does."""
         question = {"texts": list(texts), "rows": concurrency, "max_tokens": max_tokens, "seed": seed}
         assert self._pipe.stdin is not None
         assert self._pipe.stdout is not None
@@ -47,7 +47,7 @@ class InProcess:
 
 @contextmanager
 def in_process(folder: Path) -> Iterator[InProcess]:
-    """The engine's process for as long as the context is open."""
+    """Run the engine's process while the context is open."""
     command = [sys.executable, "-m", "bench.inprocess", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as pipe:
         yield InProcess(pipe)
@@ -62,7 +62,7 @@ def in_process(folder: Path) -> Iterator[InProcess]:
 def _answer(ours: Any, preparer: Any, question: dict[str, Any]) -> Work:
     from protocol.conversation import pack
     from protocol.messages import Generate
-    from protocol.parts import Sampling
+    from protocol.types import Sampling
 
     prepared = []
     for number, text in enumerate(question["texts"]):
@@ -89,14 +89,14 @@ def main() -> None:
     from bench.ours import Ours, load
 
     model = load(Path(sys.argv[1]))
-    preparer = model.open_preparer(model.facts.context_length)
-    # Kept from burst to burst, as a server keeps its own: what it has learned of the model's pace is in it.
+    preparer = model.open_preparer(model.info.context_length)
+    # Reused between bursts, as in a server, because it contains the measured speed of the model.
     sides: dict[int, Ours] = {}
     for line in sys.stdin:
         question = json.loads(line)
         rows = question["rows"]
         if rows not in sides:
-            # A server drafts only where it is asked to.
+            # A server speculates only if configured to.
             sides[rows] = Ours(model, rows, drafting=False)
         work = _answer(sides[rows], preparer, question)
         print(json.dumps({"amount": work.amount, "seconds": work.seconds}), flush=True)

@@ -1,13 +1,13 @@
-"""What serving costs: our server over HTTP beside its own engine in process.
+"""Cost of serving: our server over HTTP next to its own engine in process.
 
     python -m bench.loss [--models dense-small,slow] [--concurrency 16] [--rounds 5] [--tokens 64]
 
-Everything between a client's bytes and the engine counts: gateway, line, templates, output. The sides take
-turns within each round, on the same prompts, of which no two are alike. `nothing stored`: the same server
-without prefixes that are kept, which the engine in process does not keep either. The client reads events
-without looking into them, since it takes its CPU from the machine that is measured. CPU: of the side's
-processes, the spinning of BLAS's threads included; on a busy machine set `OPENBLAS_NUM_THREADS=1`. A step of
-`slow` for 16 rows takes about 20 ms where there is no OpenBLAS, that of `slow-openblas` where there is.
+Everything between a client's bytes and the engine counts: gateway, transport, templates, output. The sides
+take turns within each round, on the same prompts, no two of which are alike. `nothing stored`: the same
+server without a prefix cache, which the engine in process does not have either. The client reads events
+without parsing them, since its CPU is taken from the measured machine. CPU: of the side's processes,
+including spinning BLAS threads; on a busy machine set `OPENBLAS_NUM_THREADS=1`. A step for 16 rows takes
+about 20 ms: of `slow` without OpenBLAS, of `slow-openblas` with it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from bench.timing import Work, alternate, compare, median_rate, print_table, tim
 
 IN_PROCESS = "in process"
 TEXT_TOKENS = 116
-"""With the template's own, 126."""
+"""126 together with the tokens of the template."""
 SIDES = {"served": (), "nothing stored": ("--prefix-cache-ram", "0", "--prefix-cache-disk", "0")}
 BURSTS = 2
-"""So many requests of each client in a round."""
+"""Requests of each client in a round."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side did in one turn, in seconds of the clock and of its CPU, and of that the gateway's."""
+    """One turn of a side: its work, its CPU seconds, and those of the gateway."""
 
     work: Work
     cpu_s: float
@@ -50,13 +50,13 @@ class Turn:
 
 @contextmanager
 def server(folder: Path, rows: int, flags: Sequence[str]) -> Iterator[tuple[int, psutil.Process]]:
-    """`roundhouse serve`: its port, and the process that its others are children of."""
+    """Run `roundhouse serve`; yield its port, and the process that is the parent of its others."""
     port = free_port()
     with socket_folder() as own:
         where = ["--model", str(folder), "--port", str(port), "--endpoint", f"ipc://{own}/line"]
-        # Its own each time: every run sends the same prompts, and must find none of the last run's.
+        # A new folder each time: every run sends the same prompts and must not find those of the last run.
         kept = ["--prefix-cache-dir", str(own / "prefixes"), "--max-running", str(rows), "--spare", "0"]
-        # On a busy machine a worker is silent now and then: that is no end of a measurement.
+        # On a busy machine a worker is sometimes silent; that must not end a measurement.
         patient = {"ROUNDHOUSE_SILENT_AFTER": "60"}
         command = ["serve", *where, *kept, "--log-level", "warning", *flags]
         with running("deploy", command, patient) as process:
@@ -65,7 +65,8 @@ def server(folder: Path, rows: int, flags: Sequence[str]) -> Iterator[tuple[int,
 
 
 async def _burst(port: int, texts: Sequence[str], concurrency: int, max_tokens: int) -> int:
-    """All `texts`, so many at once. How many tokens came, each in an event of its own."""
+    """Send all `texts`, `concurrency` at once, and return the number of tokens, each in an event of its
+    own."""
     waiting, loop = list(reversed(texts)), asyncio.get_running_loop()
 
     async def take() -> int:
@@ -92,7 +93,7 @@ def _request(text: str, max_tokens: int) -> bytes:
 
 
 def _cpu_of(process: psutil.Process) -> tuple[float, float]:
-    """That of all its processes, and that of the gateway among them."""
+    """Return the CPU seconds of all its processes, and those of the gateway."""
     used = {each: cpu_s(each) for each in (process, *process.children(recursive=True))}
     return sum(used.values()), sum(cpu for each, cpu in used.items() if "broker" in each.cmdline())
 
@@ -114,7 +115,7 @@ class Bench:
     tokens: int
 
     def texts(self) -> Iterator[list[str]]:
-        """The prompts of each round, the same for every side."""
+        """Yield the prompts of each round, the same for every side."""
         count, first = BURSTS * self.concurrency, 0
         while True:
             yield [random_text(self.folder, TEXT_TOKENS, first + number) for number in range(count)]
@@ -128,7 +129,7 @@ class Bench:
         return engine.burst(next(texts), self.concurrency, self.tokens, None)
 
     def run(self, rounds: int) -> dict[str, tuple[list[Work], list[Turn]]]:
-        """Each side's rounds, the first one left out, and their CPU."""
+        """Return each side's rounds without the first, and their CPU."""
         with ExitStack() as stack:
             measures: dict[str, Callable[[], Work]] = {}
             turns: dict[str, list[Turn]] = {}
@@ -172,9 +173,17 @@ def main() -> None:
         sides = Bench(bench_folder(model), options.concurrency, options.tokens).run(options.rounds)
         print_table(
             f"{model}, {options.concurrency} at once, 126 prompt and {options.tokens} output tokens",
-            [model, "tokens/s", "ms a step", "over in process", "CPU ms/token", "gateway", "over in process"],
+            [
+                model,
+                "tokens/s",
+                "ms per step",
+                "over in process",
+                "CPU ms/token",
+                "gateway",
+                "over in process",
+            ],
             [_row(name, sides, options.concurrency) for name in sides],
-            f"Medians of {options.rounds} rounds (smallest-largest of the ratios). ms a step: one token of "
+            f"Medians of {options.rounds} rounds (smallest-largest of the ratios). ms per step: one token of "
             "each stream, their prompts included. Aim: a rate of 0.95 of in process.",
         )
 

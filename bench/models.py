@@ -1,5 +1,8 @@
-"""The models that are measured: the tests' architectures with random weights, in sizes where a step takes
-milliseconds. float32, because that is what a CPU's BLAS is quick at."""
+"""The benchmarked models: the tests' architectures with random weights, sized so that a step takes
+milliseconds.
+
+They are float32, which a CPU's BLAS computes fastest.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from typing import Any
 from tests.models.fixtures import model_folder
 
 VOCABULARY_WIDE = 151_936
-"""As many as Qwen3 has."""
+"""The vocabulary size of Qwen3."""
 CONTEXT = 32_768
 WORDS = 1987
-"""Ids below this are ordinary text in the tests' tokenizer."""
+"""Token ids below this are ordinary text in the tests' tokenizer."""
 
-# Sections change nothing where there are no images, but `mlx_vlm` loads no hybrid model without them.
+# Sections have no effect without images, but `mlx_vlm` loads no hybrid model without them.
 _MROPE = {
     "rope_type": "default",
     "rope_theta": 10000.0,
@@ -47,7 +50,8 @@ NAMES = tuple(_SIZES)
 
 
 def bench_folder(name: str) -> Path:
-    """The model folder of that name, made on first use beside the tests' own. Raises KeyError."""
+    """Return the model folder called `name`, written on first use beside the tests' own. Raises
+    `KeyError`."""
     base, sizes = _SIZES[name]
     source = model_folder(base)
     folder = source.parent / f"bench-{name}-{_fingerprint(base, sizes)}"
@@ -67,7 +71,7 @@ def _fingerprint(base: str, sizes: dict[str, Any]) -> str:
 
 
 def _write(source: Path, folder: Path, sizes: dict[str, Any]) -> None:
-    # Late, so that a client that finds its model made loads no MLX.
+    # Imported here, so that a client whose model exists does not load MLX.
     import mlx.core as mx
     from tokenizers import Tokenizer
 
@@ -86,7 +90,8 @@ def _write(source: Path, folder: Path, sizes: dict[str, Any]) -> None:
 
 
 def _silence_fragments(weights: dict[str, Any], tokenizer: Any, *, tied: bool) -> None:
-    """Every token drawn is whole text, so that a server sends each as it comes, and gaps can be counted."""
+    """Make tokens that are not complete text unlikely, so that a server sends each token as a piece of its
+    own."""
     import mlx.core as mx
 
     from tests.models.weights import loudness
@@ -97,21 +102,21 @@ def _silence_fragments(weights: dict[str, Any], tokenizer: Any, *, tied: bool) -
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
-    """A prompt that shares no prefix with that of another seed."""
-    draw = random.Random(seed)
-    return [draw.randrange(WORDS) for _ in range(count)]
+    """Return a prompt that shares no prefix with that of another seed."""
+    sampling = random.Random(seed)
+    return [sampling.randrange(WORDS) for _ in range(count)]
 
 
 def random_text(folder: Path, tokens: int, seed: int) -> str:
-    """Words that come to about so many tokens, sharing no prefix with those of another seed."""
+    """Return words of about `tokens` tokens that share no prefix with those of another seed."""
     known = words(folder)
-    draw = random.Random(seed)
-    return " ".join(draw.choice(known) for _ in range(tokens))
+    sampling = random.Random(seed)
+    return " ".join(sampling.choice(known) for _ in range(tokens))
 
 
 @functools.cache
 def words(folder: Path) -> list[str]:
-    """The tokens that are a word by themselves."""
+    """Return the tokens that are complete words."""
     from tokenizers import Tokenizer
 
     vocabulary = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()

@@ -1,8 +1,8 @@
-"""The first token of a model that must be loaded first, beside that of one that is: the embedded model twice.
+"""Time to first token of a model that must be loaded first, next to a loaded one: the embedded model twice.
 
-The memory budget has room for one of the two, so each question to the other unloads one and loads one, with a
-spare and without. Of the loaded side, the second question to the same model counts: the first has found a
-worker that had just begun.
+The memory budget has room for one of the two, so each request to the other unloads one and loads one, with a
+spare and without. For the loaded side, the third request to the same model counts, because a new worker's
+first requests are slower.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from bench.timing import percentile, print_table
 PROMPT = "My name is Brynhild. What is my name?"
 TOKENS = 8
 BUDGETS = {0: "200MB", 1: "350MB"}
-"""By `--spare`: more than one worker of the embedded model takes beside it, and less than two."""
-THERE = "spare is there"
+"""Memory budgets by `--spare`: enough for it and one worker of the embedded model, but not for two."""
+THERE = "spare is ready"
 
 
 async def measure(server: Server, rounds: int, wait_for_spare: Callable[[int], None]) -> list[list[float]]:
-    """Seconds to the first text: of a model that is not loaded, and of one that is. `wait_for_spare`: before
-    the question with this number."""
+    """Measure the seconds to the first text of a model that is not loaded, and of one that is.
+
+    `wait_for_spare`: called before the request with this number.
+    """
     unloaded: list[float] = []
     loaded: list[float] = []
     for number in range(rounds + 1):
@@ -35,14 +37,14 @@ async def measure(server: Server, rounds: int, wait_for_spare: Callable[[int], N
         model = ("one", "other")[number % 2]
         async with client(server) as http:
             first, _, third = [await ask(http, server, PROMPT, TOKENS, model=model) for _ in range(3)]
-        if number > 0:  # the first model was loaded when `serve` began
+        if number > 0:  # `serve` loads the first model at its start
             unloaded.append(first.first_piece_s)
             loaded.append(third.first_piece_s)
     return [unloaded, loaded]
 
 
 def measure_side(spare: int, rounds: int) -> list[list[float]]:
-    """A `serve` with a spare, or without: `measure`."""
+    """Run `measure` on a `serve` with a spare or without."""
     port = free_port()
     with socket_folder() as folder:
         flags = ["--model=one=", "--model=other=", f"--memory-budget={BUDGETS[spare]}", f"--spare={spare}"]
@@ -53,7 +55,7 @@ def measure_side(spare: int, rounds: int) -> list[list[float]]:
             wait_for(f"{url}/ready", process)
 
             def wait_for_spare(number: int) -> None:
-                made = spare * max(1, number)  # all but the first question take one
+                made = spare * max(1, number)  # all requests but the first use a spare
                 wait_until(lambda: log.read_text().count(THERE) >= made, f"no spare: {log}")
 
             return asyncio.run(measure(Server("roundhouse", url, process), rounds, wait_for_spare))
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _nothing_said() -> dict[str, str]:
-    """Our own variables have no say here."""
+    """Return an environment that clears our own variables."""
     return {name: "" for name in os.environ if name.startswith("ROUNDHOUSE_")}
 
 

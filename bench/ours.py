@@ -1,4 +1,4 @@
-"""Our side in process: the worker's real loop, scheduler, engine and output pipelines, without its socket."""
+"""Our side in process: the worker's real loop, scheduler, engine and output processors, no socket."""
 
 from __future__ import annotations
 
@@ -8,47 +8,51 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bench.sides import Ask
-from protocol.messages import Events, Failed, Finished, Message
-from protocol.workersettings import WorkerSettings
-from worker.contract import Model, Prepared
+from protocol.messages import Failed, Finished, Message, StepOutputs
+from protocol.worker_settings import WorkerSettings
+from worker.contract.engine import EngineRequest, Model
 from worker.models.load import ModelLoader
-from worker.schedule.commands import Command, Drop, Stop, Submit
-from worker.schedule.drafting import Drafting
-from worker.schedule.following import Following
+from worker.schedule.commands import Abort, Command, Stop, Submit
+from worker.schedule.draft_proposals import DraftCatchUp
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Policy, Scheduler
+from worker.schedule.scheduler import Scheduler, SchedulerConfig
+from worker.schedule.speculation import Speculation
 
 BYTES_MAX = 2**40
-"""More than any case takes: bytes are accounted for, as in a worker, and never run out."""
+"""More bytes than any case uses: memory is accounted for, as in a worker, but never runs out."""
 
 
 def load(folder: Path, draft: Path | None = None) -> Model:
-    """The model in `folder` as a worker loads and warms it, and its draft model."""
-    loader = ModelLoader(str(folder), draft_model=str(draft) if draft else None, uses_heads=True)
-    return loader.load(lambda done, total: None)
+    """Load and warm up the model in `folder`, and its draft model, as a worker does."""
+    loader = ModelLoader(str(folder), draft_model=str(draft) if draft else None, use_mtp=True)
+    model = loader.load(lambda done, total: None)
+    assert isinstance(model, Model)
+    return model
 
 
-def _following(model: Model) -> Following | None:
+def _following(model: Model) -> DraftCatchUp | None:
     drafter = model.engine.drafter
-    return Following(drafter, WorkerSettings().inter_token_target_s) if drafter else None
+    return DraftCatchUp(drafter, WorkerSettings().inter_token_target_s) if drafter else None
 
 
 class Ours:
-    """`bench.sides.Side`. `publish` counts what the loop says, and stops it when it has said enough."""
+    """`bench.sides.Side`. `_publish` counts the tokens of the loop and stops it at the goal."""
 
     def __init__(self, model: Model, rows_max: int, *, drafting: bool = True) -> None:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop = Loop(
             model=model,
             scheduler=Scheduler(
-                Policy(rows_max=rows_max, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)
+                SchedulerConfig(rows_max=rows_max, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)
             ),
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
-            drafting=Drafting(is_on=drafting, following=_following(model), column_price=model.column_price),
+            drafting=Speculation(
+                is_on=drafting, following=_following(model), position_cost=model.position_cost
+            ),
         )
-        self._behind: deque[Prepared] = deque()
+        self._behind: deque[EngineRequest] = deque()
         self._submitted = 0
         self._tokens = 0
         self._goal = 0
@@ -56,23 +60,22 @@ class Ours:
 
     @property
     def steps(self) -> int:
-        """Of the loop, so far."""
+        """Steps of the loop so far."""
         return self._loop.counters.steps
 
     @property
     def drafted(self) -> tuple[int, int]:
-        """Drafted tokens so far: right, and wrong."""
+        """Draft tokens so far: accepted and rejected."""
         return self._loop.drafting.accepted, self._loop.drafting.rejected
 
     def submit(self, asks: Sequence[Ask]) -> None:
-        """See `Side`."""
         first = self._submitted
         self._submitted += len(asks)
         self.submit_prepared(
-            Prepared(
+            EngineRequest(
                 id=str(first + number),
                 tokens=tuple(ask.tokens),
-                draw=ask.draw,
+                sampling=ask.sampling,
                 stop=(),
                 max_tokens=ask.max_tokens,
                 end_tokens=frozenset(),
@@ -80,9 +83,9 @@ class Ours:
             for number, ask in enumerate(asks)
         )
 
-    def submit_prepared(self, requests: Iterable[Prepared], at_once: int | None = None) -> None:
-        """Queue requests as a worker's I/O thread does; beyond so many `at_once` each when another has ended,
-        as from so many clients."""
+    def submit_prepared(self, requests: Iterable[EngineRequest], at_once: int | None = None) -> None:
+        """Queue requests as a worker's I/O thread does. With `at_once`, each further request is queued when
+        another has finished, as from that many clients."""
         self._behind.extend(requests)
         for _ in range(len(self._behind) if at_once is None else at_once):
             self._submit_next()
@@ -92,7 +95,6 @@ class Ours:
             self._inbox.put(Submit(self._behind.popleft()))
 
     def run(self, tokens: int) -> int:
-        """See `Side`."""
         self._tokens, self._goal = 0, tokens
         self._loop.run()
         if self._failure is not None:
@@ -100,14 +102,13 @@ class Ours:
         return self._tokens
 
     def close(self) -> None:
-        """See `Side`."""
-        self._inbox.put(Drop(None))
+        self._inbox.put(Abort(None))
         self._inbox.put(Stop())
         self._loop.run()
 
     def _publish(self, message: Message) -> None:
         match message:
-            case Events():
+            case StepOutputs():
                 before = self._tokens
                 self._tokens += sum(len(delta.tokens) for delta in message.deltas)
                 if before < self._goal <= self._tokens:

@@ -1,11 +1,12 @@
-"""What an event costs the gateway, and how late it comes, at a model's pace: one event a step and stream.
+"""Gateway cost and latency of an event at a model's pace: one event per step and stream.
 
     python -m bench.paced [--streams 16] [--step-ms 5,20] [--seconds 8] [--rounds 5]
 
-The scripted engine says in each token when it was said (`!clock`), on the clock that all processes of a
-machine share; the reader notes how much later it has it. The bare ASGI app does the same with a timer in
-place of an engine: what it takes is the socket's and uvicorn's. The difference is added by the line and the
-gateway: the worker's threads, ZeroMQ, dispatch, rendering. Both take turns. CPU: of the serving process.
+The scripted engine writes into each token the time of its creation (`!clock`), on the clock that all
+processes of a machine share; the reader records how much later it arrives. The bare ASGI app does the same
+with a timer in place of an engine: its cost is that of the socket and uvicorn. The difference is the cost of
+transport and gateway: the worker's threads, ZeroMQ, dispatch, rendering. Both sides take turns. CPU: of the
+serving process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import psutil
 import uvloop
 
 from bench.gateway import Reader, http_request, read_all
-from bench.processes import cpu_s, free_port, running, socket_folder, wait_for
+from bench.processes import cpu_s, cpu_s_since, free_port, running, socket_folder, wait_for
 from bench.timing import percentile, print_table
 
 _STAMP = re.compile(rb'"content":"(\d+) "')
@@ -31,7 +32,7 @@ WARM_S = 1.0
 
 
 class StampReader(Reader):
-    """Notes of each event how long ago it was said; `late_ns` is shared by all readers."""
+    """Records the age of each event on arrival; `late_ns` is shared by all readers."""
 
     def __init__(self, request: bytes, done: asyncio.Future[int], late_ns: list[int]) -> None:
         super().__init__(request, done)
@@ -40,7 +41,7 @@ class StampReader(Reader):
 
     def data_received(self, data: bytes) -> None:
         now = time.monotonic_ns()
-        # An event may come in two parts; behind the last line's end there is no whole one.
+        # An event may arrive in two parts; what follows the last line break is incomplete.
         text, _, self._rest = (self._rest + data).rpartition(b"\n")
         self._late_ns += [now - int(stamp) for stamp in _STAMP.findall(text)]
         super().data_received(data)
@@ -48,7 +49,7 @@ class StampReader(Reader):
 
 @dataclass(frozen=True)
 class Turn:
-    """One server, once: CPU of an event in µs, and how late events came in ms."""
+    """One turn of a server: CPU time per event in µs, and latencies of events in ms."""
 
     cpu_us: float
     late_ms: Sequence[float]
@@ -63,7 +64,7 @@ class Turn:
 
 
 def measure(server: psutil.Process, port: int, request: bytes, streams: int) -> Turn:
-    """All streams at once, to their ends."""
+    """Run all streams at once to their ends."""
     late_ns: list[int] = []
 
     def reader(request: bytes, done: asyncio.Future[int]) -> Reader:
@@ -71,14 +72,14 @@ def measure(server: psutil.Process, port: int, request: bytes, streams: int) -> 
 
     before = cpu_s(server)
     events = uvloop.run(read_all(port, request, streams, reader))
-    return Turn(1e6 * (cpu_s(server) - before) / events, [late / 1e6 for late in late_ns])
+    return Turn(1e6 * cpu_s_since(before, server) / events, [late / 1e6 for late in late_ns])
 
 
 Sides = tuple[list[Turn], list[Turn]]
 
 
 def compare(streams: int, step_ms: float, seconds: float, rounds: int) -> Sides:
-    """Gateway and bare app in turns; a short first round warms up and is left out."""
+    """Measure gateway and bare app in turns; a short first round warms up and is left out."""
     port, bare_port = free_port(), free_port()
     with socket_folder() as folder:
         endpoint = f"ipc://{folder}/line"
@@ -86,7 +87,7 @@ def compare(streams: int, step_ms: float, seconds: float, rounds: int) -> Sides:
         fake_flags = [*line, "--max-running", str(streams), "--step-ms", str(step_ms)]
         with (
             running("broker", ["--port", str(port), *line]) as gateway,
-            running("worker.fake", fake_flags),
+            running("tests.scripted_worker", fake_flags),
             running("bench.bare", ["--port", str(bare_port)]) as bare,
         ):
             wait_for(f"http://127.0.0.1:{port}/ready")
@@ -142,7 +143,7 @@ def main() -> None:
         rows += _rows(step_ms, compare(options.streams, step_ms, options.seconds, options.rounds))
     print_table(
         f"At a model's pace: {options.streams} streams, {options.rounds} rounds of {options.seconds:g} s",
-        ["step", "", "CPU µs an event", "late ms, p50", "late ms, p99"],
+        ["step", "", "CPU µs per event", "late ms, p50", "late ms, p99"],
         rows,
         "Medians of the rounds (smallest-largest). Aims: 20 µs; 2 ms added at p99.",
     )

@@ -1,13 +1,13 @@
-"""What a long prompt costs others, and itself, where only a part of it is run.
+"""Cost of a long prompt under sparse prefill, for other requests and for itself.
 
     python -m bench.parts [--gaps 8000] [--rounds 1] [--first 4000,8000,16000] [--model dense-1024]
         [--laps 8000] [--weighed 16000] [--keep 0.3]
 
-Gaps: between the pieces of four running streams, over HTTP, while a long prompt comes, which is run whole and
-in part; then one is given up while the small model reads it, and how long it is still known of is told.
-Laps: the same in process, where seconds are those that the CPU has worked, whoever else it works for.
-First: the time until the first token of a larger random model, the small one's part included.
-Weighed: what weighing takes when the prompt has been read: its parts, and the bytes beside the caches.
+Gaps: between the pieces of four running streams, over HTTP, while a long prompt arrives, prefilled whole and
+in part; then a request is cancelled while the small model reads its prompt, and the time until the worker has
+dropped it is measured. Laps: the same in process, in CPU seconds, so that other load does not count. First:
+time to first token of a larger random model, including the small model's scoring. Weighed: cost of scoring
+after the prompt has been read: its slices, and the memory beside the caches.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from bench.models import bench_folder, random_text, random_tokens
 from bench.processes import free_port, socket_folder, wait_for
 from bench.rivals import Server, Start, command_of, started
 from bench.timing import percentile, print_table
-from protocol.messages import Events, Message
-from protocol.parts import Sparse
-from protocol.workersettings import WorkerSettings
-from worker.contract import Draw, Prepared
+from protocol.messages import Message, StepOutputs
+from protocol.types import SparsePrefill
+from protocol.worker_settings import WorkerSettings
+from worker.contract.engine import EngineRequest, SamplingParams
 from worker.preload import GUARD, preload_openblas
-from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.commands import Abort, Command, Stop, Submit
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Policy, Scheduler
-from worker.schedule.sparse import Thinning
+from worker.schedule.scheduler import Scheduler, SchedulerConfig
+from worker.schedule.sparse_prefill import SparsePrefillQueue
 
 SERVED, SMALL = "dense", "dense-small"
 CHUNK = 512
 GIVEN_UP_S = 2.0
-"""After it was sent."""
+"""Seconds from sending to cancelling."""
 KNOWN_S_MAX = 30.0
 _POLL_S = 0.02
 
 
 @dataclass
 class Watched:
-    """Of all rounds, in seconds."""
+    """Times of all rounds, in seconds."""
 
     calm: list[float] = field(default_factory=list)
     troubled: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Watched:
 
 @contextlib.contextmanager
 def served() -> Iterator[Server]:
-    """Ours, with a small model that weighs."""
+    """Run our server with a small model that scores tokens."""
     with socket_folder() as own:
         start = Start(bench_folder(SERVED), free_port(), STREAMS + 1, False, own)
         command = command_of("roundhouse", start)
@@ -76,7 +76,7 @@ def served() -> Iterator[Server]:
 
 
 async def streams_beside(server: Server, prompt: str, watched: Watched, **fields: Any) -> None:
-    """One round: the long prompt comes when all streams are under way."""
+    """Run one round: the long prompt is sent when all streams are running."""
     async with client(server) as http, asyncio.TaskGroup() as group:
         streams = await _streams(http, server, group)
         long = await ask(http, server, prompt, 2, **fields)
@@ -91,7 +91,7 @@ async def streams_beside(server: Server, prompt: str, watched: Watched, **fields
 
 
 def group_of(streams: Sequence[tuple[Answer, asyncio.Task[Answer]]]) -> list[asyncio.Task[Answer]]:
-    """Those that are still under way."""
+    """Return the tasks of the streams that are still running."""
     return [task for _, task in streams if not task.done()]
 
 
@@ -109,7 +109,8 @@ async def _streams(
 
 
 async def given_up(server: Server, prompt: str, **fields: Any) -> float:
-    """Seconds for which a prompt is known of after its client has gone, while the small model reads it."""
+    """Return the seconds for which a cancelled request stays at the worker while the small model reads its
+    prompt."""
     async with client(server) as http:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ask(http, server, prompt, 2, **fields), GIVEN_UP_S)
@@ -122,7 +123,7 @@ async def given_up(server: Server, prompt: str, **fields: Any) -> float:
 
 
 async def _rows(http: httpx.AsyncClient) -> int:
-    """What the worker has told of, which it does four times a second."""
+    """Return the requests that the worker has reported, which it does four times a second."""
     status = (await http.get("/v1/status")).json()
     return sum(worker["running"] + worker["waiting"] for worker in status["workers"])
 
@@ -151,12 +152,12 @@ def gaps_of(tokens: int, rounds: int, keep: float) -> None:
         ]
         rows.append([name, *(f"{1000 * figure:,.0f}" for figure in spread)])
     columns = ["ms", "calm p50", "calm p99", "p50", "p99", "max", "first text"]
-    legend = f"One that is given up after {GIVEN_UP_S:.0f} s is known of for {known:.2f} s more."
-    print_table(f"Gaps of {STREAMS} streams beside {tokens:,} tokens, {keep:.0%} run", columns, rows, legend)
+    legend = f"A request that is cancelled after {GIVEN_UP_S:.0f} s stays at the worker {known:.2f} s more."
+    print_table(f"Gaps of {STREAMS} streams beside {tokens:,} tokens, {keep:.0%} kept", columns, rows, legend)
 
 
 class Laps:
-    """The worker's loop on a clock of CPU seconds, and when each row's tokens came."""
+    """The worker's loop with a clock of CPU seconds; records when each row's tokens arrive."""
 
     def __init__(self, target_s: float) -> None:
         from bench.ours import BYTES_MAX, load
@@ -165,36 +166,38 @@ class Laps:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.came: dict[str, list[float]] = {}
         self._awaited: tuple[str, int] = "", 0
-        policy = Policy(rows_max=STREAMS + 1, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)
+        policy = SchedulerConfig(rows_max=STREAMS + 1, bytes_max=BYTES_MAX, row_bytes=model.engine.row_bytes)
         self._loop = Loop(
             model=model,
             scheduler=Scheduler(policy),
             inbox=self._inbox,
             publisher=Publisher("bench", self._publish, lambda: 0),
-            thinning=Thinning(model.engine.weigher, is_able=True, target_s=target_s),
+            sparse_prefill=SparsePrefillQueue(
+                model.engine.importance_scorer, is_able=True, target_s=target_s
+            ),
             clock=time.process_time,
         )
 
     def submit(self, id: str, tokens: Sequence[int], max_tokens: int, keep: float = 1.0) -> None:
-        """A request, of whose prompt so much is to be run."""
-        wish = Sparse(keep=keep, above=1000)
-        asked = Prepared(
-            id, tuple(tokens), Draw(), (), max_tokens, frozenset(), sparse=wish, speculation=False
+        """Submit a request of whose prompt the share `keep` is to be prefilled."""
+        wish = SparsePrefill(keep=keep, above=1000)
+        asked = EngineRequest(
+            id, tuple(tokens), SamplingParams(), (), max_tokens, frozenset(), sparse=wish, speculation=False
         )
         self.came[id] = []
         self._inbox.put(Submit(asked))
 
     def run(self, id: str, pieces: int) -> None:
-        """Until so many of a row's tokens have come."""
+        """Run until `pieces` tokens of a row have arrived."""
         self._awaited = id, pieces
         self._loop.run()
 
     def drop(self) -> None:
-        """All rows."""
-        self._inbox.put(Drop(None))
+        """Drop all rows."""
+        self._inbox.put(Abort(None))
 
     def _publish(self, message: Message) -> None:
-        if not isinstance(message, Events):
+        if not isinstance(message, StepOutputs):
             return
         for delta in message.deltas:
             self.came[delta.id].append(time.process_time())
@@ -205,31 +208,31 @@ class Laps:
 
 
 def laps_of(tokens: int, rounds: int, keep: float) -> None:
-    laps, rows = Laps(WorkerSettings().inter_token_target_s), []
+    timer, rows = Laps(WorkerSettings().inter_token_target_s), []
     for name, kept in (("whole", 1.0), ("in part", keep)):
         calm: list[float] = []
         troubled: list[float] = []
         first: list[float] = []
         for number in range(rounds + 1):
             for stream in range(STREAMS):
-                laps.submit(f"{number}-{stream}", random_tokens(TEXT_TOKENS, stream), 4 * STREAM_TOKENS)
-            laps.run(f"{number}-{STREAMS - 1}", CALM_PIECES)
+                timer.submit(f"{number}-{stream}", random_tokens(TEXT_TOKENS, stream), 4 * STREAM_TOKENS)
+            timer.run(f"{number}-{STREAMS - 1}", CALM_PIECES)
             asked = time.process_time()
-            # The first round is one of warming up.
-            laps.submit(f"{number}-long", random_tokens(tokens if number else 1500, number), 1, kept)
-            laps.run(f"{number}-long", 1)
-            answered = laps.came[f"{number}-long"][0]
+            # The first round is a warm-up.
+            timer.submit(f"{number}-long", random_tokens(tokens if number else 1500, number), 1, kept)
+            timer.run(f"{number}-long", 1)
+            answered = timer.came[f"{number}-long"][0]
             for stream in range(STREAMS) if number else ():
-                came = laps.came[f"{number}-{stream}"]
+                came = timer.came[f"{number}-{stream}"]
                 calm += gaps(came, came[CALM_PIECES // 2], asked)
                 troubled += gaps(came, asked, answered)
             first += [answered - asked] * bool(number)
-            laps.drop()
+            timer.drop()
         spread = [percentile(calm, 50), *(percentile(troubled, at) for at in (50, 99)), max(troubled)]
         spread.append(statistics.median(first))
         rows.append([name, *(f"{1000 * figure:,.0f}" for figure in spread)])
     columns = ["CPU ms", "calm p50", "p50", "p99", "max", "first token"]
-    print_table(f"Laps of {STREAMS} streams beside {tokens:,} tokens, {keep:.0%} run", columns, rows, "")
+    print_table(f"Laps of {STREAMS} streams beside {tokens:,} tokens, {keep:.0%} kept", columns, rows, "")
 
 
 def first_tokens(name: str, lengths: Sequence[int], rounds: int, keep: float) -> None:
@@ -247,16 +250,16 @@ def first_tokens(name: str, lengths: Sequence[int], rounds: int, keep: float) ->
             ratio = statistics.median(whole / (weighed + part) for whole, weighed, part in taken)
             rows[-1] += [*(f"{figure:.1f}" for figure in (whole, weighed + part, weighed)), f"{ratio:.2f}"]
         print(*rows[-1], flush=True)
-    headings = ["tokens", "whole, s", "in part", "of it the small one's", "times sooner"]
-    headings += ["CPU s: whole", "in part", "the small one's", "times"]
-    print_table(f"The first token of {name} beside {SMALL}", headings, rows, f"{keep:.0%} run.")
+    headings = ["tokens", "whole, s", "in part", "of it scoring", "speed-up"]
+    headings += ["CPU s: whole", "in part", "scoring", "speed-up"]
+    print_table(f"The first token of {name} beside {SMALL}", headings, rows, f"{keep:.0%} kept.")
 
 
 def _first_token(large: Any, small: Any, prompt: list[int], keep: float) -> list[list[float]]:
-    """Seconds by the wall, and of the CPU: of the whole prompt, of weighing it, of the part."""
+    """Return wall-clock and CPU seconds of the whole prompt, of scoring it, and of the kept part."""
     from bench.sparse import Side
-    from worker.engine.weighing import weigh
-    from worker.schedule.sparse import least
+    from worker.engine.token_importance import score_tokens
+    from worker.schedule.sparse_prefill import least
 
     moments = [_now()]
     whole = Side(large)
@@ -265,7 +268,7 @@ def _first_token(large: Any, small: Any, prompt: list[int], keep: float) -> list
     moments.append(_now())
     reader = Side(small)
     reader.read(prompt[:-1])
-    weights: Any = weigh(small, reader.caches, prompt[-1]).tolist()
+    weights: Any = score_tokens(small, reader.caches, prompt[-1]).tolist()
     moments.append(_now())
     part = Side(large)
     part.read(prompt[:-1], least(weights, keep, 0))
@@ -276,7 +279,7 @@ def _first_token(large: Any, small: Any, prompt: list[int], keep: float) -> list
 
 
 def _now() -> tuple[float, float]:
-    """Seconds of the wall's clock and of the CPU's."""
+    """Return the wall-clock and the CPU time in seconds."""
     return time.perf_counter(), time.process_time()
 
 
@@ -285,8 +288,8 @@ def weighed(tokens: int) -> None:
     from mlx_lm.utils import load_model
 
     from bench.sparse import Side
+    from worker.engine.token_importance import score_tokens_in_parts
     from worker.engine.trees import held_bytes
-    from worker.engine.weighing import weighing
 
     network = load_model(bench_folder(SMALL))[0]
     side, prompt = Side(network), random_tokens(tokens, 0)
@@ -296,33 +299,33 @@ def weighed(tokens: int) -> None:
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     parts, began = [], time.process_time()
-    for weights in weighing(network, side.caches, prompt[-1]):
+    for weights in score_tokens_in_parts(network, side.caches, prompt[-1]):
         if weights is not None:
             mx.eval(weights)
         parts.append(time.process_time() - began)
         began = time.process_time()
     beside = mx.get_peak_memory() - before
     figures = [f"{held / 1e6:.0f}", f"{beside / held:.2f}", str(len(parts)), f"{sum(parts):.2f}"]
-    headings = ["caches, MB", "beside them, times", "parts", "CPU s", "the longest"]
-    print_table(f"Weighing {tokens:,} tokens", headings, [[*figures, f"{max(parts):.2f}"]], f"By {SMALL}.")
+    headings = ["caches, MB", "extra memory over caches", "slices", "CPU s", "longest slice, s"]
+    print_table(f"Scoring {tokens:,} tokens", headings, [[*figures, f"{max(parts):.2f}"]], f"By {SMALL}.")
 
 
 def main() -> None:
     preload_openblas(sys.argv)
-    os.environ.pop(GUARD, None)  # a server that is started here finds one for itself
+    os.environ.pop(GUARD, None)  # a server that is started here finds its own
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gaps", type=int, default=8000, help="tokens of the long prompt; 0: none")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--first", default="4000,8000,16000", help="lengths of prompts; empty: none")
-    parser.add_argument("--model", default="dense-1024", help="whose first token is waited for")
+    parser.add_argument("--model", default="dense-1024", help="larger model of the first-token measurement")
     parser.add_argument("--laps", type=int, default=8000, help="tokens of the long prompt; 0: none")
     parser.add_argument("--weighed", type=int, default=16000, help="tokens; 0: none")
     parser.add_argument("--keep", type=float, default=0.3)
     asked = parser.parse_args()
     if asked.gaps:
         gaps_of(asked.gaps, asked.rounds, asked.keep)
-    if asked.laps:
-        laps_of(asked.laps, asked.rounds, asked.keep)
+    if asked.timer:
+        laps_of(asked.timer, asked.rounds, asked.keep)
     if asked.weighed:
         weighed(asked.weighed)
     if asked.first:

@@ -1,13 +1,13 @@
-"""What a worker's end costs its clients, with a spare and without: `--spare 0` and `--spare 1`, by turns.
+"""Effect of a worker's crash on its clients, with and without a spare: `--spare 0` and `--spare 1`, in turns.
 
     python -m bench.pauses [--kills 50] [--reloads 10] [--model FOLDER | --gigabytes 2] [--replicas 2]
 
-Sixteen greedy streams are under way when the worker is killed with SIGKILL. The pause of a stream is the time
-from its last text before the next worker's first to that one; all texts must be those of an undisturbed run.
-With `--replicas`, as many workers are there on both sides, one of them is killed, and the pauses are those
-of the streams that it had. A reload is counted from the order to the answer, and the longest gap of streams
-under another one. Then, with the spare alone, the gaps of streams while a spare is made beside them, next
-to those of calm ones.
+The worker is killed with SIGKILL while sixteen greedy streams are running. The pause of a stream is the time
+between its last text before the kill and its first text from the next worker; all texts must equal those of
+an undisturbed run. With `--replicas` both sides have as many workers, one of them is killed, and the pauses
+are those of its streams. A reload is timed from the command to its answer; the longest gap of streams is
+measured during another one. Then, with the spare alone, the gaps of streams while a spare is created beside
+them, next to calm ones.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ STREAMS = 16
 TOKENS = 160
 UNDERWAY_PIECES = 8
 KILL_AFTER_S_MAX = 1.0
-"""So long, at most, from when all streams are under way."""
+"""Maximum seconds between the point when all streams are running and the kill."""
 CALM_S = 6.0
-THERE = "spare is there as pid "
+THERE = "spare is ready as pid "
 SIDES = (0, 1)
 
 
 @dataclass
 class Side:
-    """A `serve`, and what it was found to do. Seconds."""
+    """A `serve` and its results. Times are in seconds."""
 
     spare: int
     replicas: int
@@ -62,9 +62,9 @@ class Side:
     reloads: list[float] = field(default_factory=list)
     reload_pauses: list[float] = field(default_factory=list)
     parts: list[dict[str, float]] = field(default_factory=list)
-    """Of each worker's start that followed a kill."""
+    """Phases of each worker's start that followed a kill."""
     texts: list[str] = field(default_factory=list)
-    """As they are when nobody disturbs them."""
+    """The texts of an undisturbed run."""
     wrong: int = 0
 
     def status(self) -> dict[str, Any]:
@@ -76,18 +76,18 @@ class Side:
         return [each for each in self.status()["workers"] if each["state"] == "ready"]
 
     def worker(self) -> dict[str, Any]:
-        """One that is ready, the last that came. Raises `IndexError` where none is."""
+        """Return the ready worker that came last. Raises `IndexError` if there is none."""
         return self.ready()[-1]
 
     def there(self) -> int | None:
-        """The process id of the spare that waits."""
+        """Return the process id of the waiting spare, or None."""
         found = [line.split()[-1] for line in self.log.read_text().splitlines() if THERE in line]
         last = int(found[-1]) if found else None
         serving = {worker["pid"] for worker in self.status()["workers"]}
         return last if last and psutil.pid_exists(last) and last not in serving else None
 
     def wait_for_spare(self) -> None:
-        """Where one is to be there; for all workers anyway."""
+        """Wait for all workers, and for the spare if there is to be one."""
         wait_until(lambda: len(self.ready()) == self.replicas, "not all workers were ready")
         wait_until(lambda: not self.spare or self.there() is not None, f"no spare: {self.log}")
 
@@ -98,7 +98,7 @@ def prompts() -> list[str]:
 
 @contextlib.asynccontextmanager
 async def streaming(side: Side) -> Any:
-    """Sixteen streams, all under way; read to their ends, and judged, when the context is left."""
+    """Run sixteen streams, all under way; on leaving the context they are read to their ends and checked."""
     answers = [Answer(underway_pieces=UNDERWAY_PIECES) for _ in range(STREAMS)]
     async with client(side.server) as http:
         asked = [
@@ -118,13 +118,14 @@ async def streaming(side: Side) -> Any:
 
 
 def pauses_after(answers: Sequence[Answer], at: float, grounded: int | None = None) -> list[float]:
-    """Of each stream the longest gap that ends after `at`; `grounded`: of so many that have the longest."""
+    """Return the longest gap after `at` of each stream. `grounded`: only of this many, those with the
+    longest."""
     found = [max(gaps(answer.pieces, at, answer.pieces[-1]), default=0.0) for answer in answers]
     return sorted(found, reverse=True)[:grounded]
 
 
 async def kill(side: Side, dice: random.Random) -> None:
-    """One worker."""
+    """Kill one worker under streams."""
     side.wait_for_spare()
     killed = side.worker()["pid"]
     before = _grounded(side)
@@ -138,12 +139,12 @@ async def kill(side: Side, dice: random.Random) -> None:
 
 
 def _grounded(side: Side) -> int:
-    """How many streams have lost a worker so far."""
+    """Return the number of streams that have lost a worker so far."""
     return int(side.status()["gateway"]["failover"].get("grounded", 0))
 
 
 async def reload(side: Side, port: str) -> None:
-    """Once while nobody asks anything, for its time, and once under streams, for their pauses."""
+    """Reload once without load, for its duration, and once under streams, for their pauses."""
     side.wait_for_spare()
     side.reloads.append(await _ordered(side, port))
     side.wait_for_spare()
@@ -154,7 +155,7 @@ async def reload(side: Side, port: str) -> None:
 
 
 async def _ordered(side: Side, port: str) -> float:
-    """The seconds until `roundhouse reload` has its answer."""
+    """Run `roundhouse reload` and return its seconds."""
     at = time.perf_counter()
     command = [sys.executable, "-m", "deploy", "reload", f"--port={port}"]
     process = await asyncio.create_subprocess_exec(
@@ -165,7 +166,8 @@ async def _ordered(side: Side, port: str) -> float:
 
 
 async def make_one_beside(side: Side) -> tuple[list[float], list[float], float]:
-    """Gaps of calm streams, and of streams beside which a spare is made; the seconds that this took."""
+    """Return gaps of calm streams, gaps of streams while a spare is created, and the seconds that this
+    took."""
     side.wait_for_spare()
     async with streaming(side) as answers:
         began = time.perf_counter()
@@ -186,7 +188,7 @@ async def make_one_beside(side: Side) -> tuple[list[float], list[float], float]:
 
 @contextlib.contextmanager
 def serving(spare: int, replicas: int, model: Sequence[str], folder: Path) -> Iterator[tuple[Side, str]]:
-    """A `serve` with its spare, or without; and its port."""
+    """Run a `serve` with or without a spare; yield it and its port."""
     port = free_port()
     flags = [
         f"--port={port}",
@@ -208,7 +210,7 @@ def serving(spare: int, replicas: int, model: Sequence[str], folder: Path) -> It
 async def run(sides: Sequence[Side], ports: Sequence[str], kills: int, reloads: int) -> None:
     dice = random.Random(1)
     for side in sides:
-        async with streaming(side):  # these texts are the right ones
+        async with streaming(side):  # these texts are the reference
             pass
     for number in range(kills):
         for side in sides:
@@ -220,9 +222,10 @@ async def run(sides: Sequence[Side], ports: Sequence[str], kills: int, reloads: 
 
 
 async def beside(side: Side, rounds: int) -> tuple[list[float], list[float], float]:
-    """`make_one_beside`, so many times; the median of the seconds."""
+    """Run `make_one_beside` `rounds` times; return all gaps and the median of the seconds."""
     found = [await make_one_beside(side) for _ in range(rounds)]
-    calm, troubled = ([gap for each in found for gap in each[kind]] for kind in (0, 1))
+    calm = [gap for each in found for gap in each[0]]
+    troubled = [gap for each in found for gap in each[1]]
     return calm, troubled, statistics.median([each[2] for each in found] or [0.0])
 
 
@@ -242,20 +245,20 @@ def report(sides: Sequence[Side], calm: Sequence[float], troubled: Sequence[floa
     for name, part in (("kill -9", "pauses"), ("reload", "reloads"), ("pause in a reload", "reload_pauses")):
         rows += [_row(f"{name}, --spare {side.spare}", getattr(side, part)) for side in sides]
         old, new = (statistics.median(getattr(side, part) or [0.0]) for side in sides)
-        rows.append(["", f"{new / old:.2f} of it" if old else "-"])
+        rows.append(["", f"{new / old:.2f} times" if old else "-"])
     wrong = " and ".join(str(side.wrong) for side in sides)
     legend = f"Milliseconds. {len(sides[0].parts)} kills of each; wrong or failed: {wrong}."
     print_table("Pauses of 16 streams", ["", "median", "p99", "least", "most"], rows, legend)
     if sides[0].parts:
         _report_parts(sides)
     if calm:
-        rows = [_row("calm", calm), _row("beside a spare that is made", troubled)]
-        legend = f"Milliseconds. The spare was there after {took_s:.1f} s."
+        rows = [_row("calm", calm), _row("while a spare is created", troubled)]
+        legend = f"Milliseconds. The spare was ready after {took_s:.1f} s."
         print_table("Gaps of 16 streams", ["", "median", "p99", "least", "most"], rows, legend)
     sides[-1].wait_for_spare()
     if (spare := sides[-1].there()) is not None:
         held = psutil.Process(spare).memory_full_info()
-        print(f"The spare holds {held.rss / 1e6:.0f} MB, {held.uss / 1e6:.0f} MB of them its own.")
+        print(f"The spare uses {held.rss / 1e6:.0f} MB, {held.uss / 1e6:.0f} MB of them private.")
 
 
 def _report_parts(sides: Sequence[Side]) -> None:
@@ -264,18 +267,18 @@ def _report_parts(sides: Sequence[Side]) -> None:
     shares = " and ".join(
         f"{statistics.median(side.pauses) / max(1e-3, _part(side, 'weights')):.2f}" for side in sides
     )
-    legend = f"Medians in milliseconds. The pause over the reading of weights: {shares}."
-    print_table("A start, part by part", ["", *(f"--spare {side.spare}" for side in sides)], rows, legend)
+    legend = f"Medians in milliseconds. Ratio of the pause to reading the weights: {shares}."
+    print_table("Phases of a start", ["", *(f"--spare {side.spare}" for side in sides)], rows, legend)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--reloads", type=int, default=10)
-    parser.add_argument("--made", type=int, default=5, help="spares made beside streams")
+    parser.add_argument("--made", type=int, default=5, help="spares created beside streams")
     parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--model", help="a folder; none: the embedded model")
-    parser.add_argument("--gigabytes", type=float, help="a model made for this, so large")
+    parser.add_argument("--model", help="a model folder (default: the embedded model)")
+    parser.add_argument("--gigabytes", type=float, help="size of a model that is generated for this")
     asked = parser.parse_args(arguments)
     with contextlib.ExitStack() as stack:
         folder = asked.model

@@ -1,11 +1,11 @@
-"""The index of stored prefixes alone: does it stay small, and what does a lookup cost?
+"""Memory growth and lookup time of the prefix-cache index alone.
 
     python -m bench.prefix [--requests 100000] [--prompt-tokens 32768] [--seed 0]
 
-Random conversations of several tenants grow, branch, are cut short and come back: each request a lookup, what
-is new stored in blocks, and both tiers kept within bounds that are far too small for all. What Python has
-allocated is sampled on the way; a slope is in bytes per request, without the first fifth. Then a long prompt
-is looked up, as the very tuple that was stored and as equal numbers made anew, whose comparison costs more.
+Random conversations of several tenants grow, branch, are truncated and return. Each request does a lookup and
+stores its new tokens in blocks; both tiers are limited to far less than the total. Memory allocated by Python
+is sampled; a slope is in bytes per request, without the first fifth. Then a long prompt is looked up, as the
+stored tuple itself and as equal new integers, whose comparison costs more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench.timing import fit_slope, percentile, print_table
-from worker.contract import Shape
+from worker.contract.engine import CacheSpec
 from worker.prefixes.index import Item, PrefixIndex
 
 SALTS = ("", "tenant", "another")
@@ -42,14 +42,14 @@ class Traffic:
     """Requests against an index, from a seed."""
 
     def __init__(self, seed: int) -> None:
-        self.index = PrefixIndex(Shape(window=1024, has_states=True))
+        self.index = PrefixIndex(CacheSpec(window=1024, has_states=True))
         self.ram_bytes_most = self.disk_bytes_most = 0
         self._random = random.Random(seed)
         self._systems = [self._tokens(SYSTEM_TOKENS) for _ in range(4)]
         self._conversations = [self._opening() for _ in range(CONVERSATIONS)]
 
     def request(self) -> None:
-        """One turn of a conversation, now and then of one that starts anew or parts from another."""
+        """Send one turn of a conversation, sometimes of one that starts anew or branches from another."""
         number = self._random.randrange(CONVERSATIONS)
         keys = self._conversations[number]
         fate = self._random.random()
@@ -71,7 +71,7 @@ class Traffic:
         stored = self._store(keys, salt)
         index.release(match.items)
         for item in stored:
-            if self._random.random() < 0.9:  # the disk's queue is full now and then
+            if self._random.random() < 0.9:  # the disk's queue is sometimes full
                 index.to_disk(item, item.nbytes)
         index.shrink_ram(RAM_BYTES)
         index.shrink_disk(DISK_BYTES)
@@ -99,7 +99,7 @@ class Traffic:
 
 
 def soak(requests: int, seed: int) -> None:
-    """Print whether memory stays where it is, and that the bounds hold."""
+    """Print whether memory grows, and that the limits are respected."""
     traffic = Traffic(seed)
     tracemalloc.start()
     samples: list[tuple[float, float]] = []
@@ -122,7 +122,7 @@ def soak(requests: int, seed: int) -> None:
             ("most in memory, of the limit", f"{traffic.ram_bytes_most / RAM_BYTES:.3f}"),
             ("most on the disk, of the limit", f"{traffic.disk_bytes_most / DISK_BYTES:.3f}"),
             ("blocks, snapshots", f"{status.blocks}, {status.snapshots}"),
-            ("of all prompt tokens found", f"{status.reused_tokens / status.prompt_tokens:.3f}"),
+            ("cached share of all prompt tokens", f"{status.reused_tokens / status.prompt_tokens:.3f}"),
             ("misses", ", ".join(f"{name} {count}" for name, count in sorted(status.misses.items()))),
         ],
         "Memory includes the conversations themselves.",
@@ -130,11 +130,11 @@ def soak(requests: int, seed: int) -> None:
 
 
 def lookups(prompt_tokens: int, seed: int) -> None:
-    """Print what the lookup of a long prompt takes, beside one that parts from it."""
-    draw = random.Random(seed)
-    numbers = draw.choices(range(150_000), k=prompt_tokens)
+    """Print the lookup time of a long prompt, and of one that diverges from it."""
+    sampling = random.Random(seed)
+    numbers = sampling.choices(range(150_000), k=prompt_tokens)
     keys = tuple(numbers)
-    index = PrefixIndex(Shape(window=1024, has_states=True))
+    index = PrefixIndex(CacheSpec(window=1024, has_states=True))
     for first in range(0, prompt_tokens, BLOCK_TOKENS):
         last = min(first + BLOCK_TOKENS, prompt_tokens)
         index.add(keys, first, last, bytes(1), TOKEN_BYTES, window_from=first)
@@ -146,7 +146,7 @@ def lookups(prompt_tokens: int, seed: int) -> None:
         for name, prompt in {
             "the stored tuple": keys,
             "equal numbers": anew,
-            "a prompt that parts 100 tokens before the end": parting,
+            "a prompt that diverges 100 tokens before the end": parting,
         }.items()
     ]
     rows.append(("reach, equal numbers", *_milliseconds(partial(index.reach, anew, end=prompt_tokens))))
@@ -154,7 +154,7 @@ def lookups(prompt_tokens: int, seed: int) -> None:
         f"Lookup of {prompt_tokens} tokens in blocks of {BLOCK_TOKENS}, ms",
         ("prompt", "median", "99%"),
         rows,
-        "The aim: below 2 ms.",
+        "Aim: below 2 ms.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Servers for a measurement: started on loopback, waited for, stopped, and asked what they cost."""
+"""Server processes of a benchmark: start on loopback, wait until ready, stop, and measure CPU time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_S_MAX = 20.0
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -39,8 +39,8 @@ def running(
     log: Path | None = None,
     python: str = sys.executable,
 ) -> Iterator[psutil.Process]:
-    """`python -m module arguments…`, with `environ` over our own variables, while the context is open; its
-    children end with it. `silent`: what it says is thrown away; `log`: or kept in a file."""
+    """Run `python -m module arguments…` with `environ` added to our own variables, while the context is open;
+    its children end with it. `silent`: discard its output; `log`: append its output to this file."""
     with contextlib.ExitStack() as files:
         output = files.enter_context(log.open("ab")) if log else subprocess.DEVNULL if silent else None
         process = subprocess.Popen(
@@ -56,7 +56,7 @@ def running(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asked first, then made to; and what it leaves behind."""
+    """Stop the process, by SIGKILL after a timeout, and kill its remaining children."""
     children = tree(psutil.Process(process.pid))[1:] if process.poll() is None else []
     process.terminate()
     try:
@@ -68,7 +68,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill_tree(process: psutil.Process) -> None:
-    """SIGKILL to a process and all that it has started; nothing where it has ended."""
+    """Kill a process and all its descendants with SIGKILL; do nothing if it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         _kill(tree(process))
 
@@ -81,13 +81,13 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """A short-lived folder for ipc sockets."""
+    """Create a temporary folder for ipc sockets."""
     with tempfile.TemporaryDirectory(prefix="rh-") as folder:
         yield Path(folder)
 
 
 def wait_for(url: str, process: psutil.Process | None = None) -> None:
-    """Until `url` answers 200. Raises `TimeoutError`, or `ChildProcessError` when `process` has ended."""
+    """Wait until `url` answers 200. Raises `TimeoutError`, or `ChildProcessError` if `process` has ended."""
 
     def answers() -> bool:
         try:
@@ -104,9 +104,10 @@ def wait_for(url: str, process: psutil.Process | None = None) -> None:
 
 
 def kill_worker(url: str, after_s: float) -> None:
-    """SIGKILL to the worker of our gateway at `url`, so many seconds from now; back when another one serves.
+    """Kill the worker of our gateway at `url` with SIGKILL after `after_s` seconds, and wait for the next
+    worker.
 
-    Raises `TimeoutError`, or `ProcessLookupError` when there is no worker to kill.
+    Raises `TimeoutError`, or `ProcessLookupError` if there is no worker to kill.
     """
     killed = serving_worker(url)
     if killed is None:
@@ -117,14 +118,14 @@ def kill_worker(url: str, after_s: float) -> None:
 
 
 def serving_worker(url: str) -> int | None:
-    """The process id of the worker of our gateway at `url` that is ready; None where none is."""
+    """Return the process id of the ready worker of our gateway at `url`, or None."""
     with urllib.request.urlopen(f"{url}/v1/status", timeout=START_S_MAX) as answer:
         workers = json.load(answer)["workers"]
     return next((int(worker["pid"]) for worker in workers if worker["state"] == "ready"), None)
 
 
 def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
-    """Raises `TimeoutError`, which says `otherwise`."""
+    """Wait until `holds` returns True. Raises `TimeoutError` with the message `otherwise`."""
     deadline = time.monotonic() + START_S_MAX
     while not holds():
         if time.monotonic() > deadline:
@@ -133,16 +134,21 @@ def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
 
 
 def tree(process: psutil.Process) -> list[psutil.Process]:
-    """The process, then its children and theirs. Raises `psutil.NoSuchProcess`."""
+    """Return the process and all its descendants. Raises `psutil.NoSuchProcess`."""
     return [process, *process.children(recursive=True)]
 
 
 def tree_cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of a process and its children that still run. Raises `psutil.NoSuchProcess`."""
+    """Return the CPU seconds of a process and its running descendants. Raises `psutil.NoSuchProcess`."""
     return sum(cpu_s(each) for each in tree(process))
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds a process has used so far."""
+    """Return the CPU seconds that a process has used."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def cpu_s_since(before_s: float, process: psutil.Process) -> float:
+    """Return the CPU seconds used since `before_s`, and at least one tick of that clock."""
+    return max(cpu_s(process) - before_s, 1 / os.sysconf("SC_CLK_TCK"))

@@ -1,11 +1,11 @@
-"""A decode step of a model that two processes of this machine share, over the same step in one.
+"""Cost of a decode step of a model split over two processes of this machine, relative to one process.
 
     python -m bench.ranks [--rounds 5] [--steps 60] [--idle 10]
 
-Both sides are engines as the worker's loop has them, `set` over the ring on loopback: dense models split by
-tensors, hybrid ones in a pipeline. The sides take turns within each round; beside seconds of the clock, those
-of all processes of a side. Two ranks of one machine share its cores, so this shows what a step costs beyond
-its arithmetic, and not what several machines gain. At last, what each rank of an idle set takes of a core.
+Both sides are engines as the worker's loop uses them, `set` over the ring on loopback: dense models by tensor
+parallelism, hybrid ones in a pipeline. The sides take turns within each round; wall-clock and CPU seconds of
+all processes of a side are measured. Two ranks of one machine share its cores, so this shows the overhead of
+a step, not what several machines gain. Finally, the share of a core that each rank of an idle set uses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -28,7 +28,12 @@ from bench.models import bench_folder, random_tokens
 from bench.timing import Work, compare, print_table
 from worker.preload import preload_openblas
 
-MODES = {"dense": "tensor", "dense-1024": "tensor", "hybrid": "pipeline", "hybrid-1024": "pipeline"}
+MODES: dict[str, Literal["tensor", "pipeline"]] = {
+    "dense": "tensor",
+    "dense-1024": "tensor",
+    "hybrid": "pipeline",
+    "hybrid-1024": "pipeline",
+}
 ROWS = (1, 8)
 PROMPT_TOKENS = 32
 WARM_STEPS = 5
@@ -36,7 +41,7 @@ WAIT_S = 300.0
 
 
 class Side:
-    """A process that has the model, alone or as the first rank of a set, and runs steps when told to."""
+    """A process with the model, alone or as the first rank of a set, that runs steps on command."""
 
     def __init__(self, model: str, ranks: int) -> None:
         command = [sys.executable, "-m", "bench.ranks", "--side", model, "--ranks", str(ranks)]
@@ -46,7 +51,7 @@ class Side:
         self.processes = [own, *own.children(recursive=True)]
 
     def steps(self, rows: int, steps: int) -> tuple[Work, Work]:
-        """Seconds of the clock, and of all processes."""
+        """Return the wall-clock seconds, and the CPU seconds of all processes."""
         assert self._process.stdin is not None
         before = self.cpu_s()
         print(json.dumps([rows, steps]), file=self._process.stdin, flush=True)
@@ -54,7 +59,7 @@ class Side:
         return Work(steps, seconds), Work(steps, sum(self.cpu_s()) - sum(before))
 
     def cpu_s(self) -> list[float]:
-        """Of each process, so far."""
+        """Return the CPU seconds of each process so far."""
         return [sum(process.cpu_times()[:2]) for process in self.processes]
 
     def _hear(self) -> float:
@@ -72,7 +77,7 @@ class Side:
 
 
 def serve(model: str, ranks: int) -> None:
-    """One side, until nobody tells it anything more."""
+    """Run one side until its input ends."""
     preload_openblas(sys.argv)
     engine = _engine(str(bench_folder(model)), MODES[model], ranks)
     print("#0", flush=True)
@@ -82,32 +87,35 @@ def serve(model: str, ranks: int) -> None:
     os._exit(0)
 
 
-def _engine(folder: str, mode: str, ranks: int) -> Any:
+def _engine(folder: str, mode: Literal["tensor", "pipeline"], ranks: int) -> Any:
     if ranks == 1:
+        from worker.contract.engine import Model
         from worker.models.load import ModelLoader
 
-        return ModelLoader(folder).load(lambda done, total: None).engine
-    from protocol.workersettings import WorkerSettings
+        model = ModelLoader(folder).load(lambda done, total: None)
+        assert isinstance(model, Model)
+        return model.engine
+    from protocol.worker_settings import WorkerSettings
     from tests.ports import free_ports
     from worker.ranks.loader import SetLoader
-    from worker.ranks.meeting import Meeting
+    from worker.ranks.rendezvous import Rendezvous
 
     with tempfile.TemporaryDirectory() as home:
         hosts = Path(home) / "hosts.json"
         hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks))
         port = free_ports(ranks)[0]
         settings = WorkerSettings(model=folder, hosts=hosts, hosts_port=port, split=mode)
-        return SetLoader(settings, Meeting(settings, "ring", None)).load(lambda done, total: None).engine
+        return SetLoader(settings, Rendezvous(settings, "ring", None)).load(lambda done, total: None).engine
 
 
 def _run(engine: Any, rows: int, steps: int) -> float:
-    """Seconds of so many steps, some others before them."""
-    from worker.contract import Draw
+    """Return the seconds of `steps` steps, after a warm-up."""
+    from worker.contract.engine import SamplingParams
 
     prompts = {str(row): random_tokens(PROMPT_TOKENS, row) for row in range(rows)}
     for row, tokens in prompts.items():
         engine.prefill({row: tokens[:-1]})
-        engine.start(row, tokens, len(tokens), Draw())
+        engine.start(row, tokens, len(tokens), SamplingParams())
     for _ in range(WARM_STEPS):
         engine.step()
     began = time.perf_counter()
@@ -119,7 +127,7 @@ def _run(engine: Any, rows: int, steps: int) -> float:
 
 
 def measure(model: str, rounds: int, steps: int, idle_s: float) -> tuple[list[list[str]], list[float]]:
-    """Rows of the table, and the share of a core that each rank takes when idle."""
+    """Return rows of the table, and the share of a core that each rank uses when idle."""
     sides = {"alone": Side(model, 1), "set": Side(model, 2)}
     table = []
     try:
@@ -156,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     if given.side:
         serve(given.side, given.ranks)
     columns = ["", "split", "rows", "alone, ms", "set, ms", "set/alone", "the same in CPU seconds"]
-    legend = f"The quickest of {given.rounds} rounds; ratios are the rounds' own, their median (and range)."
+    legend = f"The fastest of {given.rounds} rounds; ratios: median (and range) of the rounds' ratios."
     for model in given.models.split(","):
         table, idle = measure(model, given.rounds, given.steps, given.idle)
         print_table(f"A step of {model}", columns, table, legend)

@@ -1,11 +1,11 @@
-"""What is recalled of a long prompt of which only a part is run, and who best chooses that part.
+"""Accuracy of recall under sparse prefill, by the method that chooses the tokens.
 
     python -m bench.recall [--tokens 16000] [--facts 64] [--prompts 7] [--questions 4] [--keep 0.3,0.1]
 
-Facts stand anywhere in a prompt (`bench.facts`), and a model that recalls all of them (`bench.recaller`) is
-asked for one: plain ones, and those that lead on to another. It weighs the prompt itself, or a smaller one
-does that knows other vectors and is less sure. Right answers, and how often
-nothing of the facts was left out.
+Facts are spread over a prompt (`bench.info`), and a model that recalls all of them (`bench.recall_model`) is
+asked about one: plain facts, and facts that refer to another. Token importance is scored by the model itself,
+or by a smaller one with other embeddings and a less confident distribution. Reported are correct answers, and
+how often all tokens of the facts were kept.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
-from bench.facts import END, FACT_TOKENS, Question, Told
-from bench.looking import by_attention, by_mask
-from bench.recaller import LARGE, SMALL, make_recaller
+from bench.facts import END, FACT_TOKENS, FactPrompt, Question
+from bench.importance_scores import by_attention, by_mask
+from bench.recall_model import LARGE, SMALL, make_recaller
 from bench.sparse import Side
 from bench.timing import print_table
-from worker.engine.weighing import weigh
+from worker.engine.token_importance import score_tokens
 from worker.schedule.rows import Span
-from worker.schedule.sparse import least
+from worker.schedule.sparse_prefill import least
 
 Way = Callable[[Any, Any, int], mx.array]
-WAYS: dict[str, Way] = {"values": weigh, "attention": by_attention, "mask": by_mask}
+WAYS: dict[str, Way] = {"values": score_tokens, "attention": by_attention, "mask": by_mask}
 ANSWER_TOKENS = 8
 SURE = 1.96
-"""Deviations of a normal distribution that hold 95% of it."""
+"""Standard deviations of a normal distribution that cover 95% of it."""
 
 
 class Count:
-    """Of questions: right answers, and those of which all facts were run."""
+    """Counts of questions: correct answers, and those with all facts prefilled."""
 
     def __init__(self) -> None:
         self.asked = self.right = self.whole = 0
@@ -52,7 +52,7 @@ class Count:
 
 
 def copied(side: Side, tokens: Sequence[int]) -> Side:
-    """One that has read these as well."""
+    """Return a copy of `side` that has also prefilled `tokens`."""
     other = Side(side.network)
     other.caches = copy.deepcopy(side.caches)
     other.read(tokens)
@@ -60,40 +60,47 @@ def copied(side: Side, tokens: Sequence[int]) -> Side:
 
 
 def is_right(side: Side, question: Question) -> bool:
-    """`side` has read all but the last token."""
+    """Return whether `side`, which has prefilled all but the last token of the question, answers
+    correctly."""
     return side.say(question.tokens[-1], ANSWER_TOKENS, [END]) == question.answer
 
 
 def weights(weighers: dict[str, Side], question: Question, seed: int) -> Iterator[tuple[str, list[float]]]:
-    """Of all tokens but the last, by who tells. `weighers` have read what is before the question."""
+    """Yield the importance of all tokens but the last, for each scorer. `weighers` have prefilled the prompt
+    before the question."""
     count = weighers["itself"].caches[-1].offset + 1
     for name, side in weighers.items():
         caches = copied(side, question.tokens[:-1]).caches
         for way, told in WAYS.items():
             found: Any = told(side.network, caches, question.tokens[-1]).tolist()
             yield f"{name}, by {way}", found
-    draw = random.Random(seed)
-    yield "at random", [draw.random() for _ in range(count)]
+    sampling = random.Random(seed)
+    yield "at random", [sampling.random() for _ in range(count)]
     yield "the last ones", list(map(float, range(count)))
 
 
 def is_kept(places: Sequence[int], spans: Sequence[Span]) -> bool:
-    """Nothing of the facts at these places is left out."""
+    """Return whether none of the facts at `places` is skipped."""
     return all(last <= place or place + FACT_TOKENS <= first for place in places for first, last in spans)
 
 
 def measure(
-    networks: dict[str, Any], prompt: Told, questions: Sequence[Question], keeps: Sequence[float], seed: int
+    networks: dict[str, Any],
+    prompt: FactPrompt,
+    questions: Sequence[Question],
+    keeps_draft_kv: Sequence[float],
+    seed: int,
 ) -> Iterator[tuple[Question, str, float, bool, bool]]:
-    """Of each question: who chose, how much, whether the answer was right, and whether the facts were run."""
+    """Yield for each question: the scorer, the share of tokens kept, whether the answer was correct, and
+    whether the facts were kept."""
     weighers = {name: Side(network) for name, network in networks.items()}
     for side in weighers.values():
         side.read(prompt.tokens)
     for number, question in enumerate(questions):
         whole = copied(weighers["itself"], question.tokens[:-1])
-        yield question, "all of it", 1.0, is_right(whole, question), True
+        yield question, "all tokens", 1.0, is_right(whole, question), True
         for who, found in weights(weighers, question, seed * 1000 + number):
-            for keep in keeps:
+            for keep in keeps_draft_kv:
                 spans = least(found, keep, 0)
                 side = Side(networks["itself"])
                 side.read([*prompt.tokens, *question.tokens[:-1]], spans)
@@ -101,15 +108,15 @@ def measure(
 
 
 def interval(hits: int, asked: int) -> str:
-    """A share with its 95% interval (Wilson's)."""
+    """Return a share with its 95% interval (Wilson's)."""
     share, squared = hits / asked, SURE**2
     middle = (share + squared / (2 * asked)) / (1 + squared / asked)
     spread = SURE * math.sqrt(share * (1 - share) / asked + squared / (4 * asked**2)) / (1 + squared / asked)
     return f"{share:.0%} ({middle - spread:.0%}-{middle + spread:.0%})"
 
 
-def recaller(name: str, seed: int, **changes: float) -> Any:
-    """A network. `changes`: of its shape."""
+def recaller(name: str, seed: int, **changes: Any) -> Any:
+    """Return a network. `changes`: of its shape."""
     shape = {"itself": LARGE, "a smaller one": SMALL}[name]
     with tempfile.TemporaryDirectory() as folder:
         return load_model(make_recaller(Path(folder), replace(shape, **changes), seed))[0]
@@ -122,35 +129,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=7)
     parser.add_argument("--questions", type=int, default=4, help="of each kind, for each prompt")
     parser.add_argument("--keep", default="0.3,0.1")
-    parser.add_argument("--sharpness", type=float, default=LARGE.sharpness, help="the score of what is meant")
+    parser.add_argument(
+        "--sharpness", type=float, default=LARGE.sharpness, help="attention score of a matching token"
+    )
     asked = parser.parse_args(arguments)
     names = ("itself", "a smaller one")
     networks = {name: recaller(name, seed, sharpness=asked.sharpness) for seed, name in enumerate(names)}
-    keeps = list(map(float, asked.keep.split(",")))
+    keeps_draft_kv = list(map(float, asked.keep.split(",")))
     counts: dict[tuple[bool, float, str], Count] = {}
     for seed in range(asked.prompts):
-        prompt = Told(asked.tokens, asked.facts, seed)
+        prompt = FactPrompt(asked.tokens, asked.info, seed)
         questions = [
             question
             for leading in (False, True)
             for question in prompt.questions(asked.questions, leading=leading)
         ]
-        for question, who, keep, *outcome in measure(networks, prompt, questions, keeps, seed):
+        for question, who, keep, *outcome in measure(networks, prompt, questions, keeps_draft_kv, seed):
             counts.setdefault((len(question.places) > 1, keep, who), Count()).add(*outcome)
         print(f"{seed + 1} of {asked.prompts}", flush=True)
-    print_counts(counts, f"{asked.tokens:,} tokens, {asked.facts} facts")
+    print_counts(counts, f"{asked.tokens:,} tokens, {asked.info} facts")
 
 
 def print_counts(counts: dict[tuple[bool, float, str], Count], title: str) -> None:
-    """A table for each kind of question."""
+    """Print a table for each kind of question."""
     for kind, name in ((False, "plain facts"), (True, "facts that lead to others")):
         rows = [
             [f"{keep:.0%}", who, interval(each.right, each.asked), interval(each.whole, each.asked)]
             for (leading, keep, who), each in sorted(counts.items(), key=lambda item: -item[0][1])
             if leading == kind
         ]
-        total = counts[kind, 1.0, "all of it"].asked
-        columns = ["run", "chosen by", "right", "facts run"]
+        total = counts[kind, 1.0, "all tokens"].asked
+        columns = ["prefilled", "chosen by", "correct", "facts prefilled"]
         print_table(f"{title}, {name}", columns, rows, f"{total} questions; 95% intervals")
 
 

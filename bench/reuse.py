@@ -1,4 +1,4 @@
-"""What was reused of prompts, in a conversation's turns and by requests that begin alike; its tables."""
+"""Prefix reuse in a conversation's turns and by requests with a common prefix, and its tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from bench.client import Answer
 from bench.timing import Ratio, print_table
 
-NOT_SAID = "not said"
+NOT_SAID = "not reported"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn. `seen_tokens`: the prompt of the turn before, all of which the server has had already."""
+    """One turn. `seen_tokens`: the prompt of the turn before, all of which the server has processed
+    already."""
 
     prompt_tokens: int
     seen_tokens: int
@@ -25,7 +26,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trace:
-    """A conversation's turns by number. `cold_s`: of some, seconds to first text with nothing to reuse."""
+    """A conversation's turns by number. `cold_s`: for some turns, seconds to first text without reuse."""
 
     turns: Mapping[int, Turn]
     cold_s: Mapping[int, float]
@@ -33,8 +34,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Crowd:
-    """First requests at once, and one alone before them. `prefilled`: prompt tokens computed for all of them
-    together, over those of the one; None where the server does not say."""
+    """Several first requests at once, and one alone before them. `prefilled`: prompt tokens computed for all
+    of them together, relative to the one; None if the server does not report it."""
 
     alone_s: float
     all_s: float
@@ -43,7 +44,7 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of several turns."""
+    """Minimum and median over several turns."""
 
     least: float
     median: float
@@ -54,7 +55,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def shares(traces: Sequence[Trace], whole: Callable[[Turn], int]) -> Spread | None:
-    """Cached tokens over `whole`, of every turn of every round; None where one is not said."""
+    """Return cached tokens over `whole`, of every turn of every round; None if one is not reported."""
     found = []
     for turn in itertools.chain.from_iterable(trace.turns.values() for trace in traces):
         if turn.cached_tokens is None:
@@ -64,7 +65,8 @@ def shares(traces: Sequence[Trace], whole: Callable[[Turn], int]) -> Spread | No
 
 
 def speedups(traces: Sequence[Trace]) -> Spread:
-    """Time to first text without reuse over that in the conversation; each turn the median of its rounds."""
+    """Return the time to first text without reuse over that in the conversation; of each turn the median of
+    its rounds."""
     return _spread(list(_over_rounds(traces, lambda turn, cold_s: cold_s / turn.first_text_s)))
 
 
@@ -74,7 +76,7 @@ def _over_rounds(traces: Sequence[Trace], figure: Callable[[Turn, float], float]
 
 
 def prefilled(answers: Sequence[Answer], prompt_tokens: int) -> float | None:
-    """Prompt tokens that were computed for `answers`, over `prompt_tokens`; None where one does not say."""
+    """Return the prompt tokens computed for `answers`, over `prompt_tokens`; None if one is not reported."""
     computed = 0
     for answer in answers:
         if answer.cached_tokens is None:
@@ -87,7 +89,7 @@ def prefilled(answers: Sequence[Answer], prompt_tokens: int) -> float | None:
 
 
 def print_traces(title: str, model: str, traces: Mapping[str, Sequence[Trace]]) -> None:
-    """One line for each server, of all its rounds."""
+    """Print a table with a row for each server, over all its rounds."""
     print_table(
         title,
         [
@@ -102,10 +104,10 @@ def print_traces(title: str, model: str, traces: Mapping[str, Sequence[Trace]]) 
             "least",
         ],
         [_trace_line(name, rounds) for name, rounds in traces.items()],
-        "Columns: prompt tokens; the part of the prompt that was not computed anew, the least and the median "
-        "of all turns; the same over the prompt of the turn before, the least; time to first text without "
-        "reuse and in the conversation, and the one over the other: of the medians of rounds the median of "
-        "turns, and the least.",
+        "Columns: prompt tokens; the cached share of the prompt, minimum and median of all turns; cached "
+        "tokens over the prompt of the turn before, minimum; time to first text without reuse and in the "
+        "conversation, and the ratio of the first to the second: median and minimum over turns, each turn "
+        "the median of its rounds.",
     )
 
 
@@ -133,7 +135,8 @@ def _percents(found: Spread | None) -> list[str]:
 
 
 def print_turns(title: str, model: str, traces: Mapping[str, Sequence[Trace]]) -> None:
-    """One line for each turn, servers across: cached of prompt tokens in the last round, and milliseconds."""
+    """Print a row for each turn, with two columns per server: cached of prompt tokens in the last round, and
+    ms."""
     numbers = sorted(next(iter(traces.values()))[0].turns)
     lines = []
     for number in numbers:
@@ -154,13 +157,13 @@ def print_turns(title: str, model: str, traces: Mapping[str, Sequence[Trace]]) -
 
 
 def print_crowds(title: str, model: str, crowds: Mapping[str, Sequence[Crowd]]) -> None:
-    """One line for each server, of all its rounds."""
+    """Print a table with a row for each server, over all its rounds."""
     print_table(
         title,
         [model, "one, ms", "all, ms", "all / one", "prefilled / one"],
         [_crowd_line(name, rounds) for name, rounds in crowds.items()],
-        "Columns: time to first text of one alone, and until all have theirs, medians; the second over the "
-        "first; prompt tokens computed for all over those of one: medians (smallest-largest).",
+        "Columns: time to first text of one request alone, and until all have text, medians; ratio of the "
+        "second to the first; prompt tokens computed for all over those of one: medians (smallest-largest).",
     )
 
 

@@ -1,13 +1,13 @@
-"""An agent that rewrites a file of its prompt, over HTTP: our drafts, and those of `mlx_lm.server`.
+"""An agent that rewrites a file of its prompt, over HTTP: our speculation and that of `mlx_lm.server`.
 
     python -m bench.rewriting [--models dense,hybrid,ahead] [--batches 1,4,16] [--rounds 5] [--words 300]
 
-The model copies what it is told but for a word in twenty or so (`bench.copier`). Sides, each a server of its
-own on the same folder: ours without drafts; ours that looks up what repeats; ours with a draft model (the two
-layers that copy); `mlx_lm.server`, and with that draft model; `mlx_vlm.server`, which takes trained drafters
-alone. `hybrid` and `ahead` have one, a layer for multi-token prediction, with which ours and that are served.
-`unlike`: with nothing to copy, a request whose answer repeats nothing: what looking costs there. Where a
-side's texts are others than ours it is said so.
+The model copies its prompt except for about one word in twenty (`bench.copy_model`). Each side is a separate
+server on the same folder: ours without drafts; ours with n-gram lookup; ours with a draft model (the two
+layers that copy); `mlx_lm.server` without and with that draft model; `mlx_vlm.server`, which accepts only
+trained drafters. `hybrid` and `ahead` have one, a layer for multi-token prediction, used with ours and
+`mlx_vlm.server`. `unlike`: a request whose answer repeats nothing, which shows the cost of lookup. Sides
+whose texts differ from ours are named.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ PREDICTED, VLM = "ours, prediction", "mlx_vlm.server"
 VLM_PREDICTED = f"{VLM}, prediction"
 WITHOUT = {OURS: PLAIN, DRAFTED: PLAIN, PREDICTED: PLAIN, THEIRS_DRAFTED: THEIRS, VLM_PREDICTED: VLM}
 LEGEND = (
-    "Tokens/s, the median of {rounds} rounds; over the same server without drafts, and ours over it, with "
-    "prediction where it has that, else with lookup: the median of the rounds' own (smallest-largest)."
+    "Tokens/s, median of {rounds} rounds; ratio to the same server without drafts, and ratio of ours to it, "
+    "with prediction if it has that, else with lookup: median of the rounds' ratios (smallest-largest)."
 )
 
 Sides = dict[str, tuple[str, tuple[str, ...]]]
-"""The server of each, and its flags."""
+"""The server and flags of each side."""
 
 
 def sides(small: Path | None = None, prediction: Path | None = None) -> Sides:
-    """With those drafters that there are."""
+    """Return the sides, with the drafters that are available."""
     found: Sides = {
         PLAIN: ("roundhouse", ("--speculation", "off")),
         OURS: ("roundhouse", ("--speculation", "auto")),
@@ -56,7 +56,7 @@ def sides(small: Path | None = None, prediction: Path | None = None) -> Sides:
 
 @contextlib.contextmanager
 def up(folder: Path, sides: Sides, rows_max: int) -> Iterator[dict[str, Server]]:
-    """Those that start; of the others it is said why."""
+    """Run the servers that start; print why the others do not."""
     with contextlib.ExitStack() as stack:
         found: dict[str, Server] = {}
         for name, (kind, flags) in sides.items():
@@ -68,7 +68,7 @@ def up(folder: Path, sides: Sides, rows_max: int) -> Iterator[dict[str, Server]]
 
 
 class Texts:
-    """What a case asks, and what each side said to it."""
+    """The prompts of a case, and the answers of each side."""
 
     def __init__(self, make: Callable[[int], str], batch: int, tokens: int) -> None:
         self._make = make
@@ -77,25 +77,25 @@ class Texts:
         self._said: dict[str, dict[str, str]] = {}
 
     def turn(self, name: str, asked: Server, number: int) -> Values:
-        """One round of one side. Raises `RuntimeError` for an answer without text."""
+        """Run one round of one side. Raises `RuntimeError` for an answer without text."""
         texts = [self._make(1000 * number + request) for request in range(self._batch)]
         fields = {"enable_thinking": True, "ignore_eos": False}
         work, answers = asyncio.run(burst(asked, texts, self._batch, self._tokens, **fields))
         if not all(answer.pieces for answer in answers):
             raise RuntimeError("an answer without text")
-        # One side takes the first blank away.
+        # One side strips the first blank.
         said = (answer.text.strip() for answer in answers)
         self._said.setdefault(name, {}).update({text[:40]: text for text in said})
         return {"tokens": work.amount, "seconds": work.seconds}
 
     def unlike(self) -> list[str]:
-        """The sides that said something else than the first."""
+        """Return the sides whose answers differ from those of the first."""
         first, *others = self._said.items()
         return [name for name, said in others if said != first[1]]
 
 
 def measured(case: str, texts: Texts, servers: dict[str, Server], rounds: int) -> list[list[str]]:
-    """A line of the table for each side; one that fails says why."""
+    """Return a row of the table for each side; the row of a side that fails has the reason."""
     taken = take_turns({name: partial(texts.turn, name, each) for name, each in servers.items()}, rounds)
     if different := texts.unlike():
         print(f"{case}: other texts from {', '.join(different)}", file=sys.stderr)
@@ -116,7 +116,7 @@ def measured(case: str, texts: Texts, servers: dict[str, Server], rounds: int) -
 
 
 def run(models: Sequence[str], batches: Sequence[int], rounds: int, words: int) -> None:
-    from bench.copier import KINDS, PREDICTED_KINDS, SMALL, copier, file_text, prediction
+    from bench.copy_model import KINDS, PREDICTED_KINDS, SMALL, copier, file_text, prediction
 
     small = copier(SMALL)
     for model in models:
@@ -134,7 +134,7 @@ def run(models: Sequence[str], batches: Sequence[int], rounds: int, words: int) 
 
 
 def unlike(folder: Path, batches: Sequence[int], rounds: int, words: int) -> list[list[str]]:
-    """The lines of a model that copies nothing."""
+    """Return the rows of a model that copies nothing."""
     lines: list[list[str]] = []
     with up(folder, sides(), max(batches)) as servers:
         for batch in batches:

@@ -1,7 +1,7 @@
-"""Our server and its rivals, each as its user starts it, on one model folder and under one BLAS.
+"""Our server and other servers, each started as its users start it, on one model folder and with one BLAS.
 
-Upstream's two come from our own environment; the others, which ask for other versions of upstream, from an
-environment of their own, made when one of them is first named.
+Upstream's two are installed in our own environment. The others need other versions of upstream, and each has
+an environment of its own, created when it is first named.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker.preload import find_openblas
 
 NAMES = ("roundhouse", "mlx_lm.server", "mlx_vlm.server")
 _HEAVY = ("torch", "torchvision")
-"""On Linux 3 GB of CUDA, and nothing that answers a request imports them."""
+"""Excluded: 3 GB of CUDA on Linux, and nothing that answers a request imports them."""
 FOREIGN = {
     name: Environment(name, "python", (f"{name}=={version}", "mlx[cpu]"), without=_HEAVY)
     for name, version in (("vllm-mlx", "0.6.0"), ("rapid-mlx", "0.16.10"))
@@ -31,12 +31,12 @@ INSTALLED = Path(".venv") / "rivals"
 
 
 class NotServing(Exception):
-    """A server that does not come up; with the last that it said."""
+    """A server does not start; the message ends with the last line of its log."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is up. `fields`: what a chat request to it says besides the usual."""
+    """A running server. `fields`: what a chat request to it contains besides the usual."""
 
     name: str
     url: str
@@ -50,7 +50,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Start:
-    """How one is started. `own`: a folder that lives as long as the server; `flags`: more of its own."""
+    """How to start a server. `own`: a folder that exists as long as the server; `flags`: further flags."""
 
     folder: Path
     port: int
@@ -62,7 +62,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Command:
-    """`python -m module …`; `ready`: the path that answers 200 once it serves."""
+    """`python -m module …`. `ready`: the path that answers 200 once the server is ready."""
 
     module: str
     arguments: Sequence[str]
@@ -76,9 +76,9 @@ class Command:
 def servers(
     folder: Path, rows_max: int, names: Sequence[str] = NAMES, *, reuse: bool = False
 ) -> Iterator[list[Server]]:
-    """Those named, all up at once; idle ones wait on a queue. What they keep on disk goes when they go.
+    """Run the named servers, all at once. Their data on disk is deleted at the end.
 
-    `reuse`: prefix caches that have to be switched on are. Raises `NotServing`.
+    `reuse`: switch on prefix caches that are off by default. Raises `NotServing`.
     """
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(server(name, folder, rows_max, reuse=reuse)) for name in names]
@@ -88,9 +88,9 @@ def servers(
 def server(
     name: str, folder: Path, rows_max: int, *, reuse: bool = False, flags: Sequence[str] = ()
 ) -> Iterator[Server]:
-    """One of them, with more `flags` of its own.
+    """Run one server with further `flags`.
 
-    Raises `NotServing`, or `tests.conformance.environments.NotMade` where there is none.
+    Raises `NotServing`, or `tests.conformance.environments.NotMade` if its environment cannot be created.
     """
     with socket_folder() as own:
         start = Start(folder, free_port(), rows_max, reuse, own, flags)
@@ -106,7 +106,7 @@ def server(
 
 
 def started(command: Command, log: Path) -> contextlib.AbstractContextManager[psutil.Process]:
-    """Its process, not waited for."""
+    """Start the process without waiting until it is ready."""
     return running(command.module, command.arguments, command.environ, log=log, python=command.python)
 
 
@@ -116,15 +116,15 @@ def _last_line(log: Path) -> str:
 
 
 def command_of(name: str, start: Start) -> Command:
-    """How the server of that name is started. Raises `ValueError` where none is called so."""
+    """Return the command that starts the server `name`. Raises `ValueError` for an unknown name."""
     if name not in _COMMANDS:
-        raise ValueError(f"no server is called {name!r}; there are {', '.join(_COMMANDS)}")
+        raise ValueError(f"no server is called {name!r}; known: {', '.join(_COMMANDS)}")
     return _COMMANDS[name](start)
 
 
 def _ours(start: Start) -> Command:
     flags = ["--endpoint", f"ipc://{start.own}/line", "--max-running", str(start.rows_max)]
-    # Its own each time: every run sends the same prompts, and must find none of the last run's.
+    # A new folder each time: every run sends the same prompts and must not find those of the last run.
     flags += ["--log-level", "warning", "--prefix-cache-dir", str(start.own / "prefixes")]
     return Command("deploy", ["serve", *_where(start), *flags], {}, {"ignore_eos": True}, "/ready")
 
@@ -154,7 +154,7 @@ def _rapid_mlx(start: Start) -> Command:
 
 def _foreign(name: str, module: str, start: Start, flags: Sequence[str]) -> Command:
     python = make(FOREIGN[name], INSTALLED) / "bin" / "python"
-    # What they keep of prefixes lies at home, and nothing is looked up on the net.
+    # Their prefix caches are below HOME, and nothing may be fetched from the network.
     environ = _blas() | {"HOME": str(start.own), "HF_HUB_OFFLINE": "1"}
     fields = {"model": str(start.folder)}
     return Command(module, ["serve", str(start.folder), *flags], environ, fields, python=str(python))
@@ -175,6 +175,7 @@ KNOWN = tuple(_COMMANDS)
 
 
 def _blas() -> dict[str, str]:
-    """What our worker does for itself: float32 products by OpenBLAS, where there is one."""
+    """Return the environment for float32 products by OpenBLAS if it is installed, as our worker does for
+    itself."""
     library = find_openblas()
     return {"LD_PRELOAD": str(library)} if library else {}

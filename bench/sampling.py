@@ -1,11 +1,11 @@
-"""What sampling costs a decode step: our sampler next to upstream's batch, on the same logits.
+"""Cost of sampling in a decode step: our sampler next to upstream's batch, on the same logits.
 
     python -m bench.sampling [--vocabulary 151936] [--rows 1 4 16] [--rounds 7] [--steps 3] [--dtype float32]
 
-Upstream is `mlx_lm.generate.GenerationBatch` itself over a model that returns logits made beforehand, with
-`make_sampler` and `make_logits_processors` for each row, as its server makes them. Both are double-buffered
-and read each step's tokens. They take turns, so that a noisy machine troubles both. Upstream draws without
-a seed for each row and penalizes the last 20 tokens only, where ours goes by (seed, position) and all tokens.
+Upstream is `mlx_lm.generate.GenerationBatch` over a model that returns prepared logits, with `make_sampler`
+and `make_logits_processors` for each row, as in its server. Both sides are double-buffered and read each
+step's tokens; they take turns, so that noise affects both. Upstream samples without a seed per row and
+penalizes only the last 20 tokens; our sampler uses (seed, position) and penalizes all tokens.
 """
 
 from __future__ import annotations
@@ -16,44 +16,52 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, cycle, islice
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
+from mlx import nn
 from mlx_lm.generate import GenerationBatch, StopSequences
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_sampler
 
-from worker.contract import Draw
-from worker.engine.sampling.row import Row
+from worker.contract.engine import SamplingParams
 from worker.engine.sampling.sampler import Sampler
+from worker.engine.sampling.state import SamplingState
 
 PROMPT = list(range(1000, 1200))
 MIXED = [
-    Draw(temperature=0.6, top_p=0.95, top_k=20),
-    Draw(temperature=0.8, repetition_penalty=1.1, top_k=40),
-    Draw(temperature=1.0),
-    Draw(),
-    Draw(temperature=0.7, top_p=0.9),
-    Draw(temperature=0.8, presence_penalty=0.5, frequency_penalty=0.3),
-    Draw(temperature=1.0, min_p=0.05),
-    Draw(repetition_penalty=1.1),
+    SamplingParams(temperature=0.6, top_p=0.95, top_k=20),
+    SamplingParams(temperature=0.8, repetition_penalty=1.1, top_k=40),
+    SamplingParams(temperature=1.0),
+    SamplingParams(),
+    SamplingParams(temperature=0.7, top_p=0.9),
+    SamplingParams(temperature=0.8, presence_penalty=0.5, frequency_penalty=0.3),
+    SamplingParams(temperature=1.0, min_p=0.05),
+    SamplingParams(repetition_penalty=1.1),
 ]
 SETTINGS = {
-    "all greedy": [Draw()],
-    "temperature": [Draw(temperature=0.8)],
-    "top_p 0.9": [Draw(temperature=0.8, top_p=0.9)],
-    "top_k 40": [Draw(temperature=0.8, top_k=40)],
+    "all greedy": [SamplingParams()],
+    "temperature": [SamplingParams(temperature=0.8)],
+    "top_p 0.9": [SamplingParams(temperature=0.8, top_p=0.9)],
+    "top_k 40": [SamplingParams(temperature=0.8, top_k=40)],
     "top_p 0.95, top_k 20": MIXED[:1],
-    "min_p 0.05": [Draw(temperature=0.8, min_p=0.05)],
-    "penalties": [Draw(temperature=0.8, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.3)],
+    "min_p 0.05": [SamplingParams(temperature=0.8, min_p=0.05)],
+    "penalties": [
+        SamplingParams(temperature=0.8, repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.3)
+    ],
     "mixed": MIXED,
 }
 
 Steps = Iterator[Any]
 
 
-def ours(draws: list[Draw], logits: list[mx.array]) -> Steps:
-    """One step for each item: dispatches the next tokens, then reads those before."""
-    sampler = Sampler([Row(replace(draw, seed=seed), PROMPT, len(PROMPT)) for seed, draw in enumerate(draws)])
+def ours(draws: list[SamplingParams], logits: list[mx.array]) -> Steps:
+    """Yield once per step: dispatch the next tokens, then read those of the step before."""
+    sampler = Sampler(
+        [
+            SamplingState(replace(sampling, seed=seed), PROMPT, len(PROMPT))
+            for seed, sampling in enumerate(draws)
+        ]
+    )
     pending = None
     for position, batch in zip(count(len(PROMPT)), cycle(logits), strict=False):
         sampled = sampler(batch, [position] * len(draws))
@@ -62,24 +70,27 @@ def ours(draws: list[Draw], logits: list[mx.array]) -> Steps:
         pending = sampled
 
 
-def upstreams(draws: list[Draw], logits: list[mx.array]) -> Steps:
-    """The same of upstream's batch."""
+def upstreams(draws: list[SamplingParams], logits: list[mx.array]) -> Steps:
+    """Yield once per step of upstream's batch."""
     batches = cycle(logits)
     batch = GenerationBatch(
-        model=lambda inputs, cache: next(batches)[:, None],
+        model=cast(nn.Module, lambda inputs, cache: next(batches)[:, None]),
         uids=list(range(len(draws))),
         inputs=mx.zeros(len(draws), mx.uint32),
         prompt_cache=[],
         tokens=[list(PROMPT) for _ in draws],
-        samplers=[make_sampler(draw.temperature, draw.top_p, draw.min_p, top_k=draw.top_k) for draw in draws],
+        samplers=[
+            make_sampler(sampling.temperature, sampling.top_p, sampling.min_p, top_k=sampling.top_k)
+            for sampling in draws
+        ],
         fallback_sampler=greedy_sampler,
         logits_processors=[
             make_logits_processors(
-                repetition_penalty=draw.repetition_penalty if draw.repetition_penalty != 1 else None,
-                presence_penalty=draw.presence_penalty or None,
-                frequency_penalty=draw.frequency_penalty or None,
+                repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
+                presence_penalty=sampling.presence_penalty or None,
+                frequency_penalty=sampling.frequency_penalty or None,
             )
-            for draw in draws
+            for sampling in draws
         ],
         stop_sequences=[StopSequences([]) for _ in draws],
         max_tokens=[2**62] * len(draws),
@@ -89,7 +100,7 @@ def upstreams(draws: list[Draw], logits: list[mx.array]) -> Steps:
 
 
 def step_ms(steps: Steps, number: int) -> float:
-    """Milliseconds a step, over `number` of them. Nothing of it is left for the other side's turn."""
+    """Return the milliseconds per step over `number` steps, with all dispatched work completed."""
     began = time.perf_counter()
     for _ in islice(steps, number):
         pass
@@ -98,9 +109,9 @@ def step_ms(steps: Steps, number: int) -> float:
 
 
 def compare(
-    draws: list[Draw], logits: list[mx.array], rounds: int, steps: int
+    draws: list[SamplingParams], logits: list[mx.array], rounds: int, steps: int
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds a step in each round, of ours and of upstream's; two steps of each warm up."""
+    """Return the milliseconds per step in each round, ours and upstream's; two steps of each warm up."""
     both = ours(draws, logits), upstreams(draws, logits)
     for side in both:
         step_ms(side, 2)
@@ -133,7 +144,7 @@ def main() -> None:
     options = _options()
     median: Callable[[list[float]], float] = statistics.median
     print(f"{options.vocabulary} tokens, {options.dtype}, {options.rounds} rounds of {options.steps} steps")
-    print(f"{'ms a step':<24}{'rows':>5}{'ours':>10}{'upstream':>10}{'ratio':>8}{'least':>8}{'most':>8}")
+    print(f"{'ms per step':<24}{'rows':>5}{'ours':>10}{'upstream':>10}{'ratio':>8}{'least':>8}{'most':>8}")
     for rows in options.rows:
         logits = _made_logits(rows, options.vocabulary, getattr(mx, options.dtype))
         for name, draws in SETTINGS.items():

@@ -1,8 +1,8 @@
-"""What `bench.grammars` holds answers to: seeded JSON schemas, by llguidance, at a vocabulary as wide as
-Qwen3's.
+"""Structured output for `bench.grammars`: seeded JSON schemas, by llguidance, with a vocabulary of Qwen3's
+size.
 
-No vocabulary of that size can be had without a hub, so the tests' own is merged on: each new token is two
-others. Random as they are, to a grammar they look like text: whole words, tails, punctuation.
+No vocabulary of that size is available offline, so the tests' own is extended: each new token joins two
+others. To a grammar these random tokens look like text: whole words, tails, punctuation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from llguidance import LLMatcher, LLTokenizer
 from bench.models import VOCABULARY_WIDE
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import END_OF_TURN
+from tests.worker.rules import Unforeseeing
 
 TOKEN_CHARACTERS_MAX = 14
 # fmt: off
@@ -36,14 +37,14 @@ _FORMATS = ("date", "date-time", "uuid", "email")
 
 
 def wide_tokenizer() -> LLTokenizer:
-    """As llguidance has it, with its usual slices. Takes two seconds."""
+    """Return the tokenizer for llguidance, with its default slices. Takes two seconds."""
     whole = wide_tokenizer_file()
     end = next(token["id"] for token in whole["added_tokens"] if token["content"] == END_OF_TURN)
     return LLTokenizer(json.dumps(whole), eos_token=end)
 
 
 def wide_tokenizer_file() -> dict[str, Any]:
-    """A tokenizer.json of `VOCABULARY_WIDE` tokens, those that are not text at the end."""
+    """Return a tokenizer.json of `VOCABULARY_WIDE` tokens, with the tokens that are not text at the end."""
     whole: dict[str, Any] = json.loads((model_folder("dense") / "tokenizer.json").read_text())
     vocabulary: dict[str, int] = whole["model"]["vocab"]
     added = whole["added_tokens"]
@@ -55,11 +56,11 @@ def wide_tokenizer_file() -> dict[str, Any]:
 
 
 def _merge_on(vocabulary: dict[str, int], merges: list[list[str]], size: int) -> None:
-    draw = random.Random(0)
+    sampling = random.Random(0)
     pieces = list(vocabulary)
     tails = [piece for piece in pieces if piece.isascii() and piece.isalpha()]
     while len(vocabulary) < size:
-        pair = [draw.choice(pieces), draw.choice(tails)]
+        pair = [sampling.choice(pieces), sampling.choice(tails)]
         piece = "".join(pair)
         if len(piece) <= TOKEN_CHARACTERS_MAX and piece not in vocabulary:
             vocabulary[piece] = len(vocabulary)
@@ -68,55 +69,57 @@ def _merge_on(vocabulary: dict[str, int], merges: list[list[str]], size: int) ->
 
 
 def random_schema(seed: int, depth: int = 2) -> dict[str, Any]:
-    """An object of three to seven properties, nested so deep; its strings and lists have an end."""
+    """Return an object schema of three to seven properties, nested `depth` deep, with bounded strings and
+    lists."""
     return _object(random.Random(seed), depth)
 
 
-def _object(draw: random.Random, depth: int) -> dict[str, Any]:
-    names = draw.sample(_NAMES, draw.randint(3, 7))
+def _object(sampling: random.Random, depth: int) -> dict[str, Any]:
+    names = sampling.sample(_NAMES, sampling.randint(3, 7))
     return {
         "type": "object",
-        "properties": {name: _value(draw, depth) for name in names},
-        "required": names[: draw.randint(1, len(names))],
+        "properties": {name: _value(sampling, depth) for name in names},
+        "required": names[: sampling.randint(1, len(names))],
         "additionalProperties": False,
     }
 
 
-def _value(draw: random.Random, depth: int) -> dict[str, Any]:
+def _value(sampling: random.Random, depth: int) -> dict[str, Any]:
     kinds = ["text", "text", "choice", "integer", "number", "boolean", "pattern", "format"]
-    match draw.choice(kinds + ["list", "object"] * (depth > 0)):
+    match sampling.choice(kinds + ["list", "object"] * (depth > 0)):
         case "text":
-            return {"type": "string", "maxLength": draw.randint(8, 40)}
+            return {"type": "string", "maxLength": sampling.randint(8, 40)}
         case "choice":
-            return {"enum": [f"{word}{draw.randint(0, 99)}" for word in draw.sample(_WORDS, 5)]}
+            return {"enum": [f"{word}{sampling.randint(0, 99)}" for word in sampling.sample(_WORDS, 5)]}
         case "pattern":
-            return {"type": "string", "pattern": draw.choice(_PATTERNS)}
+            return {"type": "string", "pattern": sampling.choice(_PATTERNS)}
         case "format":
-            return {"type": "string", "format": draw.choice(_FORMATS)}
+            return {"type": "string", "format": sampling.choice(_FORMATS)}
         case "list":
-            return {"type": "array", "items": _value(draw, depth - 1), "minItems": 1, "maxItems": 5}
+            return {"type": "array", "items": _value(sampling, depth - 1), "minItems": 1, "maxItems": 5}
         case "object":
-            return _object(draw, depth - 1)
+            return _object(sampling, depth - 1)
         case kind:
             return {"type": kind}
 
 
 @dataclass
 class Costs:
-    """Microseconds of the guides' work: for each mask, the token that was seen before it included."""
+    """Times of the grammar matchers in microseconds: of each mask, including consuming the token before
+    it."""
 
     masks: list[float] = field(default_factory=list)
 
 
 @dataclass
-class EndlessGuide:
-    """`guides.Guide`. When its answer is whole the next one begins, so a row can be measured for ever."""
+class EndlessGuide(Unforeseeing):
+    """`guides.Guide` that begins again when its answer is complete, so a row can be measured indefinitely."""
 
     matcher: LLMatcher
     costs: Costs
     _seen_s: float = 0.0
 
-    def saw(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         began = time.perf_counter()
         assert self.matcher.consume_token(token), self.matcher.get_error()
         if self.matcher.is_stopped():
@@ -143,5 +146,5 @@ class SchemaGrammar:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(self.schema))
         guide = EndlessGuide(LLMatcher(self.tokenizer, grammar), self.costs)
         for token in answered:
-            guide.saw(token)
+            guide.accept_token(token)
         return guide

@@ -1,10 +1,10 @@
-"""Our server over HTTP next to `mlx_lm.server` and `mlx_vlm.server`, and next to our own engine in process.
+"""Our server over HTTP next to `mlx_lm.server`, `mlx_vlm.server` and our own engine in process.
 
     python -m bench.serve [--models dense,hybrid] [--concurrency 1,4,16] [--rounds 5] [--rivals ...]
 
-Real processes on loopback, the same model folder and BLAS, streaming, about 126 prompt and 64 output tokens,
-greedy. The sides take turns within each round; no two requests share a prompt. `seeded`: each request has a
-`seed`, which `mlx_lm.server` answers one by one.
+Real processes on loopback, with the same model folder and BLAS; streaming, greedy, about 126 prompt and 64
+output tokens. The sides take turns within each round; no two requests share a prompt. `seeded`: each request
+has a `seed`, which makes `mlx_lm.server` answer one request at a time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bench.timing import Work, alternate, compare, median_rate, print_table
 
 OURS, IN_PROCESS = "roundhouse", "in process"
 TEXT_TOKENS = 116
-"""With the template's own, 126."""
+"""126 together with the tokens of the template."""
 MAX_TOKENS = 64
 SEEDED_CONCURRENCY = 16
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many clients at once, each with request after request."""
+    """`concurrency` clients at once, each sending one request after another."""
 
     concurrency: int
     seed: int | None = None
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass
 class Result:
-    """What a case came to. `answers`: of each server, round by round, the warming one included."""
+    """Results of a case. `answers`: of each server, round by round, warm-up included."""
 
     case: Case
     done: dict[str, list[Work]] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Result:
 
 
 def _texts(folder: Path, case: Case, first: int) -> Iterator[list[str]]:
-    """The prompts of each round: the same for every side, new in every round and case."""
+    """Yield the prompts of each round: the same for every side, new in every round and case."""
     for seed in itertools.count(first, case.requests):
         yield [random_text(folder, TEXT_TOKENS, seed + number) for number in range(case.requests)]
 
@@ -80,7 +80,7 @@ def _measure_in_process(engine: InProcess, case: Case, texts: Iterator[list[str]
 def measure(
     folder: Path, case: Case, up: Sequence[Server], engine: InProcess, rounds: int, first: int
 ) -> Result:
-    """One case, all sides in turns. `first`: the seed of the first prompt."""
+    """Measure one case, all sides in turns. `first`: the seed of the first prompt."""
     result = Result(case)
     sides: dict[str, Callable[[], Work]] = {
         server.name: partial(_measure_server, server, result, _texts(folder, case, first)) for server in up
@@ -91,7 +91,7 @@ def measure(
 
 
 def report(model: str, results: Sequence[Result], rounds: int) -> None:
-    """One table for one model: a line for each case and side."""
+    """Print one table for one model, with a row for each case and side."""
     lines = []
     for result in results:
         for side, done in result.done.items():
@@ -108,9 +108,9 @@ def report(model: str, results: Sequence[Result], rounds: int) -> None:
         f"Over HTTP, {model}: {prompt:.0f} prompt and {MAX_TOKENS} output tokens",
         [model, "", "tokens/s", "ours over it", "first text, ms"],
         lines,
-        f"Columns: output tokens/s, the median of {rounds} rounds; ours over that, the median of the rounds' "
-        "own ratios (smallest-largest); milliseconds to the first text (median). Aims: 0.97 of in process, "
-        "1.05 of mlx_lm.server, twice it when seeded.",
+        f"Columns: output tokens/s, median of {rounds} rounds; the ratio of ours to it, median of the ratios "
+        "of the rounds (smallest-largest); milliseconds to the first text (median). Aims: 0.97 of in "
+        "process, 1.05 of mlx_lm.server, and twice that server when seeded.",
     )
     for name, answers in asked.items():
         tokens = sorted({answer.tokens for answer in answers})

@@ -1,13 +1,13 @@
-"""What `kill -9` costs the streams of a model that two processes run, beside those of one process: by turns.
+"""Pauses of streams after `kill -9`, for a model that runs as two processes, next to one process, in turns.
 
     python -m bench.setpauses [--kills 8] [--model dense] [--sides alone,spare,set]
 
 Three `serve` with the same model: one process, one process with a spare, and a set of two ranks over the ring
-on loopback. Sixteen greedy streams are under way when a process is killed; of the set each rank in turn. The
-pause of a stream is the time from its last text before the next worker's first to that one; all texts must
-be those of an undisturbed run. Then where the time goes: until the gateway hears of the next worker, until
-that one is ready, and the parts of its start, as it tells them; of a set also until its other ranks are
-there, and have read and tried their parts, as its log has it.
+on loopback. A process is killed while sixteen greedy streams are running; of the set each rank in turn. The
+pause of a stream is the time between its last text before the kill and its first text from the next worker;
+all texts must equal those of an undisturbed run. Then where the time goes: until the gateway hears from the
+next worker, until that worker is ready, and the phases of its start, as it reports them. For a set also, from
+its log, until its other ranks have connected, and have loaded and probed their parts.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from tests.ports import free_ports
 RANKS = 2
 SIDES = "alone", "spare", "set"
 LOOK_S = 0.02
-STEPS = "heard of", "ready", "first text", "last text"
-MILESTONES = {"other ranks there": " is there: ", "joined, read and tried": " follows"}
-"""Of a set, and what its log says then."""
+STEPS = "connected", "ready", "first text", "last text"
+MILESTONES = {"other ranks there": " has connected: ", "joined, read and tried": " follows"}
+"""Milestones of a set, and the text that its log contains for each."""
 
 
 @dataclass
 class Case:
-    """One side, and what was found. Seconds since each kill."""
+    """One side and its results, in seconds since each kill."""
 
     name: str
     side: Side
@@ -52,19 +52,19 @@ class Case:
     first: list[float] = field(default_factory=list)
     last: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-    """Of the worker that came, with its other ranks, until all streams went on."""
+    """CPU seconds of the new worker, with its other ranks, until all streams have resumed."""
 
     milestones: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[list[float]]:
-        """As `STEPS` names them."""
+        """Results in the order of `STEPS`."""
         return [self.heard, self.ready, self.first, self.last]
 
 
 @contextlib.contextmanager
 def opened(name: str, model: Path) -> Iterator[Case]:
-    """A `serve`, ready."""
+    """Run a `serve` that is ready."""
     flags = [f"--model={model}"]
     with socket_folder() as folder:
         if name == "set":
@@ -77,7 +77,7 @@ def opened(name: str, model: Path) -> Iterator[Case]:
 
 
 async def kill(case: Case, rank: int, dice: random.Random) -> None:
-    """A rank; of one process that one."""
+    """Kill one rank, or the only process."""
     side = case.side
     side.wait_for_spare()
     worker = psutil.Process(side.worker()["pid"])
@@ -89,7 +89,7 @@ async def kill(case: Case, rank: int, dice: random.Random) -> None:
         said = {id(answer): len(answer.pieces) for answer in answers if not answer.tokens}
         struck_by = [answer for answer in answers if id(answer) in said]
         new = await asyncio.to_thread(_watch, case, worker.pid, at)
-        while any(  # noqa: ASYNC110 - of any of them
+        while any(  # noqa: ASYNC110 - any of several
             len(answer.pieces) <= said[id(answer)] and not answer.tokens for answer in struck_by
         ):
             await asyncio.sleep(LOOK_S)
@@ -107,7 +107,7 @@ async def kill(case: Case, rank: int, dice: random.Random) -> None:
 
 
 def _watch(case: Case, old: int, at: float) -> int:
-    """Until another worker is ready: its process id."""
+    """Wait until another worker is ready, and return its process id."""
     seen: dict[str, tuple[int, float]] = {}
 
     def is_there() -> bool:
@@ -124,7 +124,7 @@ def _watch(case: Case, old: int, at: float) -> int:
 
 
 def _logged(log: Path, words: str, since: float) -> float:
-    """When a line of the log had these words, by its own clock, the first time since then."""
+    """Return the time of the first log line after `since` that contains `words`."""
     lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
     return next(line["time"] for line in lines if line["time"] > since and words in line["message"])
 
@@ -137,7 +137,7 @@ def _cpu_s(pid: int) -> float:
 async def run(cases: Sequence[Case], kills: int) -> None:
     dice = random.Random(1)
     for case in cases:
-        async with streaming(case.side):  # these texts are the right ones
+        async with streaming(case.side):  # these texts are the reference
             pass
     for number in range(kills):
         for case in cases if number % 2 else [*reversed(cases)]:
@@ -169,7 +169,7 @@ def report(cases: Sequence[Case]) -> None:
             print(f"From a kill until, {case.name}: {', '.join(told)}\n")
     names = list(dict.fromkeys(name for case in cases for parts in case.side.parts for name in parts))
     rows = [[name, *(_part(case.side, name) for case in cases)] for name in names]
-    print_table("A start, part by part", ["", *(case.name for case in cases)], rows, "The same.")
+    print_table("Phases of a start", ["", *(case.name for case in cases)], rows, "Medians in milliseconds.")
 
 
 def _part(side: Side, name: str) -> str:

@@ -1,8 +1,8 @@
-"""What is compared in process. Every side takes the same requests and runs until so many tokens are out.
+"""The sides compared in process. Each takes the same requests and runs until a number of tokens is generated.
 
-`Bare` is the limit: the model called with one token a row on upstream's merged caches, argmax, one step
-ahead, and nothing else. `Upstream` is `mlx_lm.generate.BatchGenerator`, `Alone` its `stream_generate`.
-Ours is in `bench.ours`.
+`Bare` is the upper bound: the model with one token a row on upstream's merged caches, argmax, one step ahead,
+and nothing else. `Upstream` is `mlx_lm.generate.BatchGenerator`, `Alone` its `stream_generate`. Ours is in
+`bench.ours`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from bench.timing import Work, timed
-from worker.contract import Draw
+from worker.contract.engine import SamplingParams
 
-GREEDY = Draw()
+GREEDY = SamplingParams()
 PREFILL_ROWS = 8
-"""How many prompts upstream's generator takes on at once, unless told otherwise."""
+"""The number of prompts that upstream's generator prefills at once by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: prompt tokens, how many tokens to draw, and how."""
+    """One request: prompt tokens, maximum number of output tokens, and sampling parameters."""
 
     tokens: Sequence[int]
     max_tokens: int
-    draw: Draw = GREEDY
+    sampling: SamplingParams = GREEDY
 
 
 class Side(Protocol):
-    """Something that answers requests."""
+    """An engine that answers requests."""
 
     def submit(self, asks: Sequence[Ask]) -> None:
         """Queue requests; nothing is run."""
 
     def run(self, tokens: int) -> int:
-        """Until at least so many more tokens are out; how many there were."""
+        """Run until at least `tokens` more tokens are generated; return their number."""
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all requests."""
 
 
 def measured(side: Side, tokens: int, asks: Sequence[Ask] = ()) -> Work:
-    """So many tokens of `side`, whatever it has under way computed at the end: no side gains a step."""
+    """Measure `tokens` tokens of `side`. Work that it has dispatched is completed at the end, so no side
+    gains a step."""
 
     def work() -> int:
         side.submit(asks)
@@ -60,7 +61,7 @@ def measured(side: Side, tokens: int, asks: Sequence[Ask] = ()) -> Work:
 
 
 def prefilled(network: Any, tokens: Sequence[int], chunk: int = 512) -> list[Any]:
-    """Upstream's own caches of one row that has read `tokens`."""
+    """Return upstream's own caches of one row that has prefilled `tokens`."""
     caches: list[Any] = make_prompt_cache(network)
     for at in range(0, len(tokens), chunk):
         network(mx.array([list(tokens[at : at + chunk])]), cache=caches)
@@ -69,13 +70,13 @@ def prefilled(network: Any, tokens: Sequence[int], chunk: int = 512) -> list[Any
 
 
 class Bare:
-    """A fixed batch that decodes greedily and never ends. A row that is alone keeps its own caches."""
+    """A fixed batch that decodes greedily without end. A single row keeps its own caches."""
 
     def __init__(self, network: Any) -> None:
         self._network = network
 
     def submit(self, asks: Sequence[Ask]) -> None:
-        """See `Side`, but prefills, and only the first requests are taken."""
+        """Prefill the requests of the first call; later calls must be empty."""
         if not asks:
             return
         rows = [prefilled(self._network, ask.tokens[:-1]) for ask in asks]
@@ -84,7 +85,6 @@ class Bare:
         self._pending = mx.array([ask.tokens[-1] for ask in asks])
 
     def run(self, tokens: int) -> int:
-        """See `Side`."""
         done = 0
         while done < tokens:
             drawn = mx.argmax(self._network(self._pending[:, None], cache=self._caches)[:, -1, :], axis=-1)
@@ -94,12 +94,11 @@ class Bare:
         return done
 
     def close(self) -> None:
-        """See `Side`."""
         self._caches, self._pending = [], mx.array([])
 
 
 class Upstream:
-    """`BatchGenerator`. Counts tokens, keeps none."""
+    """`BatchGenerator`. Counts tokens and stores none."""
 
     def __init__(self, network: Any, rows_max: int) -> None:
         self._generator: Any = BatchGenerator(
@@ -108,18 +107,16 @@ class Upstream:
         self._uids: list[int] = []
 
     def submit(self, asks: Sequence[Ask]) -> None:
-        """See `Side`."""
         if not asks:
             return
         self._uids += self._generator.insert(
             [list(ask.tokens) for ask in asks],
             max_tokens=[ask.max_tokens for ask in asks],
-            samplers=[sampler_of(ask.draw) for ask in asks],
-            logits_processors=[processors_of(ask.draw) for ask in asks],
+            samplers=[sampler_of(ask.sampling) for ask in asks],
+            logits_processors=[processors_of(ask.sampling) for ask in asks],
         )
 
     def run(self, tokens: int) -> int:
-        """See `Side`."""
         done = 0
         while done < tokens:
             _, drawn = self._generator.next()
@@ -127,13 +124,12 @@ class Upstream:
         return done
 
     def close(self) -> None:
-        """See `Side`."""
         self._generator.remove(self._uids)
         self._generator.close()
 
 
 class Alone:
-    """`stream_generate`, one request after the other."""
+    """`stream_generate`, one request after another."""
 
     def __init__(self, network: Any, tokenizer: Any) -> None:
         self._network, self._tokenizer = network, tokenizer
@@ -149,33 +145,33 @@ class Alone:
                 yield 1
 
     def submit(self, asks: Sequence[Ask]) -> None:
-        """See `Side`. Greedy only."""
+        """Queue requests; decoding is greedy only."""
         if asks and not self._asks:
             self._answers = self._answer()
         self._asks += asks
 
     def run(self, tokens: int) -> int:
-        """See `Side`."""
         return sum(next(self._answers) for _ in range(tokens))
 
     def close(self) -> None:
-        """See `Side`."""
         self._asks.clear()
 
 
-def sampler_of(draw: Draw) -> Any:
-    """Upstream's sampler for the same choice; None where it is greedy, which lets upstream take its own."""
-    if draw.temperature == 0:
+def sampler_of(sampling: SamplingParams) -> Any:
+    """Return upstream's sampler for the same parameters; None for greedy, for which upstream uses its own."""
+    if sampling.temperature == 0:
         return None
-    return make_sampler(temp=draw.temperature, top_p=draw.top_p, min_p=draw.min_p, top_k=draw.top_k)
+    return make_sampler(
+        temp=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p, top_k=sampling.top_k
+    )
 
 
-def processors_of(draw: Draw) -> list[Any]:
-    """Upstream's processors for the same penalties and bias."""
+def processors_of(sampling: SamplingParams) -> list[Any]:
+    """Return upstream's processors for the same penalties and bias."""
     processors: list[Any] = make_logits_processors(
-        logit_bias=dict(draw.logit_bias) or None,
-        repetition_penalty=draw.repetition_penalty if draw.repetition_penalty != 1 else None,
-        presence_penalty=draw.presence_penalty or None,
-        frequency_penalty=draw.frequency_penalty or None,
+        logit_bias=dict(sampling.logit_bias) or None,
+        repetition_penalty=sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
+        presence_penalty=sampling.presence_penalty or None,
+        frequency_penalty=sampling.frequency_penalty or None,
     )
     return processors

@@ -1,10 +1,11 @@
-"""Two thousand requests in a row: does memory stay where it is?
+"""Memory growth over two thousand requests in a row.
 
     python -m bench.soak [--requests 2000] [--model hybrid-small] [--concurrency 4] [--no-http]
 
-Short requests of many lengths; every tenth client goes away in the middle. Over HTTP the resident memory of
-gateway and worker is sampled, in process also what MLX itself says it holds and keeps for reuse, always after
-a batch of requests, when nothing runs. The first fifth warms up. A slope is in bytes per request.
+Short requests of many lengths; every tenth client disconnects in the middle. Over HTTP the resident memory of
+gateway and worker is sampled; in process also the memory that MLX reports as active and as cached. Samples
+are taken after a batch of requests, when nothing runs. The first fifth warms up. A slope is in bytes per
+request.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ PROMPT_TOKENS = (5, 200)
 ANSWER_TOKENS = (1, 32)
 
 Samples = dict[str, list[float]]
-"""Of each kind of memory, bytes after each batch."""
+"""Bytes after each batch, for each kind of memory."""
 
 
 def lengths(number: int) -> tuple[int, int]:
-    """Prompt and answer tokens of a request, by its number."""
-    draw = random.Random(number)
-    return draw.randint(*PROMPT_TOKENS), draw.randint(*ANSWER_TOKENS)
+    """Return the prompt and answer tokens of a request, by its number."""
+    sampling = random.Random(number)
+    return sampling.randint(*PROMPT_TOKENS), sampling.randint(*ANSWER_TOKENS)
 
 
 def resident(server: Server) -> dict[str, float]:
-    """Resident bytes of the gateway and the worker below the supervisor."""
+    """Return the resident bytes of the gateway and the worker below the supervisor."""
     found = {}
     for child in server.process.children(recursive=True):
         for module in ("broker", "worker"):
@@ -60,7 +61,7 @@ async def _one(http: httpx.AsyncClient, server: Server, text: str, number: int) 
     if number % LEAVE_EVERY:
         await ask(http, server, text, max_tokens, answer)
         return
-    # Long enough that there is a middle to go away in.
+    # Long enough to disconnect in the middle.
     leaving = asyncio.create_task(ask(http, server, text, 10 * ANSWER_TOKENS[1], answer))
     await answer.underway.wait()
     leaving.cancel()
@@ -69,7 +70,7 @@ async def _one(http: httpx.AsyncClient, server: Server, text: str, number: int) 
 
 
 async def soak_http(server: Server, texts: Sequence[str], concurrency: int) -> Samples:
-    """All `texts`, so many at once, in batches."""
+    """Send all `texts`, `concurrency` at once, in batches."""
     samples: Samples = {}
     async with client(server) as http:
         for first in range(0, len(texts), BATCH):
@@ -89,14 +90,14 @@ async def soak_http(server: Server, texts: Sequence[str], concurrency: int) -> S
 
 
 def soak_in_process(model: str, requests: int, rows: int) -> Samples:
-    """The same lengths through the loop alone, in this process."""
+    """Run requests of the same lengths through the loop alone, in this process."""
     import mlx.core as mx
 
     from bench.ours import Ours, load
     from bench.sides import Ask
 
     ours, process = Ours(load(bench_folder(model)), rows), psutil.Process()
-    samples: Samples = {"MLX, in use": [], "MLX, kept for reuse": [], "process, resident": []}
+    samples: Samples = {"MLX, in use": [], "MLX, cached": [], "process, resident": []}
     for first in range(0, requests, BATCH):
         asks = []
         for number in range(first, min(first + BATCH, requests)):
@@ -113,7 +114,7 @@ def soak_in_process(model: str, requests: int, rows: int) -> Samples:
 
 
 def report(title: str, samples: Samples) -> None:
-    """One table; what is sampled down."""
+    """Print one table with a row for each kind of memory."""
     rows = []
     for name, sizes in samples.items():
         warm = int(len(sizes) * WARM_PART)
@@ -126,7 +127,7 @@ def report(title: str, samples: Samples) -> None:
         ["", "first, MiB", "warm, MiB", "last, MiB", "bytes per request"],
         rows,
         "Columns: memory after the first batch, when warm, and at the end; the slope from warm to the end "
-        "with its 95% interval: flat where that holds 0.",
+        "with its 95% interval; no growth if that contains 0.",
     )
 
 
@@ -147,7 +148,7 @@ def main() -> None:
     parser.add_argument("--in-process", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--samples", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    # A prefix cache grows until it is full. These are full before the warm part ends.
+    # A prefix cache grows until it is full. At these sizes it is full before the warm-up ends.
     os.environ |= {"ROUNDHOUSE_PREFIX_CACHE_RAM": "16MiB", "ROUNDHOUSE_PREFIX_CACHE_DISK": "32MiB"}
     if options.samples:
         preload_openblas(sys.argv)

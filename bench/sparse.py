@@ -1,11 +1,12 @@
-"""What is lost and won where only a part of a long prompt is run.
+"""Accuracy and time to first token under sparse prefill of long prompts.
 
     python -m bench.sparse [--recall 1000] [--recall-keep 0.5] [--dialogues 20] [--first 4096] [--keep 0.3]
 
-Recall: the embedded model is told something, then much else, and asked for it; it weighs its own prompts. Of
-more than some 1,500 tokens it recalls hardly anything, whole or not: for longer ones there is `bench.recall`.
-Right answers of the whole prompt, of the part that was chosen, of as many chunks at random, of the last ones.
-First: the time until the first token of a larger random model, with a small one that weighs for it.
+Recall: the embedded model is asked for something from the beginning of a long dialogue, and scores its own
+prompts. Beyond some 1,500 tokens it recalls almost nothing, sparse or not; for longer prompts there is
+`bench.recall`. Reported are correct answers with the whole prompt, the chosen part, as many random chunks,
+and the last ones. First: time to first token of a larger random model, with a small one that scores its
+prompts.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from bench.timing import print_table
 from recipes.pocket.fillers import Fillers
 from recipes.pocket.recall import recall
 from recipes.pocket.talk import noise
-from worker.engine.caches.gaps import gapped
 from worker.engine.caches.spans import NO_GAPS
-from worker.engine.weighing import weigh
+from worker.engine.caches.sparse_rows import with_gaps
+from worker.engine.token_importance import score_tokens
 from worker.pocket import MODEL_PATH
 from worker.schedule.rows import Span
-from worker.schedule.sparse import least
+from worker.schedule.sparse_prefill import least
 
 CHUNK = 512
 ANSWER_TOKENS = 40
 
 
 class Side:
-    """A network and what it has read of one prompt."""
+    """A network and its caches of one prompt."""
 
     def __init__(self, network: Any) -> None:
         self.network = network
@@ -46,12 +47,12 @@ class Side:
         self._gaps = NO_GAPS
 
     def read(self, tokens: Sequence[int], spans: Sequence[Span] = ()) -> None:
-        """All of `tokens` but the parts that are left out."""
+        """Prefill all of `tokens` except the skipped `spans`."""
         at = 0
         for first, last in [*spans, (len(tokens), 0)]:
             while at < first:
                 piece = tokens[at : min(at + CHUNK, first)]
-                self.network(mx.array([list(piece)]), cache=gapped(self.caches, self._gaps))
+                self.network(mx.array([list(piece)]), cache=with_gaps(self.caches, self._gaps))
                 mx.eval([cache.state for cache in self.caches])
                 at += len(piece)
             if last:
@@ -59,10 +60,10 @@ class Side:
                 at = last
 
     def say(self, last: int, count: int, ends: Sequence[int] = ()) -> list[int]:
-        """The likeliest tokens behind `last`."""
+        """Return the greedy tokens after `last`."""
         said: list[int] = []
         for _ in range(count):
-            logits = self.network(mx.array([[last]]), cache=gapped(self.caches, self._gaps))
+            logits = self.network(mx.array([[last]]), cache=with_gaps(self.caches, self._gaps))
             found: Any = mx.argmax(logits[0, -1]).item()
             last = int(found)
             if last in ends:
@@ -72,7 +73,7 @@ class Side:
 
 
 def long_dialogue(seed: int, tokens: int, encode: Callable[[list[Any]], list[int]]) -> tuple[list[int], str]:
-    """A prompt that asks for what was told long before, and the right answer."""
+    """Return a prompt that asks for something stated long before, and the correct answer."""
     fill = Fillers(random.Random(seed), held_out=True)
     while True:
         dialogue = recall(fill)
@@ -85,16 +86,16 @@ def long_dialogue(seed: int, tokens: int, encode: Callable[[list[Any]], list[int
     return encode([*told, question]), dialogue.answer
 
 
-def choices(tokens: Sequence[int], keep: float, weigher: Side, seed: int) -> dict[str, list[Span]]:
-    """What is left out of a prompt, by who chooses."""
+def choices(tokens: Sequence[int], keep: float, importance_scorer: Side, seed: int) -> dict[str, list[Span]]:
+    """Return the skipped spans of a prompt, by the method that chooses them."""
     count = len(tokens) - 1
-    weigher.read(tokens[:-1])
-    weights: Any = weigh(weigher.network, weigher.caches, tokens[-1]).tolist()
-    draw = random.Random(seed)
+    importance_scorer.read(tokens[:-1])
+    weights: Any = score_tokens(importance_scorer.network, importance_scorer.caches, tokens[-1]).tolist()
+    sampling = random.Random(seed)
     return {
-        "all of it": [],
+        "all tokens": [],
         "chosen": least(weights, keep, 0),
-        "at random": least([draw.random() for _ in range(count)], keep, 0),
+        "at random": least([sampling.random() for _ in range(count)], keep, 0),
         "the last ones": least(list(map(float, range(count))), keep, 0),
     }
 
@@ -117,7 +118,9 @@ def recalled(tokens: int, dialogues: int, keep: float) -> None:
             right[name] = right.get(name, 0) + (said.strip() == answer)
         print(f"{seed + 1} of {dialogues}: {right}", flush=True)
     rows = [[name, f"{count / dialogues:.0%}"] for name, count in right.items()]
-    print_table(f"Recall, {tokens:,} tokens, {keep:.0%} run", ["", "right"], rows, f"{dialogues} dialogues")
+    print_table(
+        f"Recall, {tokens:,} tokens, {keep:.0%} kept", ["", "correct"], rows, f"{dialogues} dialogues"
+    )
 
 
 def first_tokens(tokens: int, rounds: int, keep: float) -> None:
@@ -139,18 +142,18 @@ def first_tokens(tokens: int, rounds: int, keep: float) -> None:
         ratios.append(seconds[-1][0] / seconds[-1][1])
     dense, sparse = (statistics.median(each[at] for each in seconds[1:]) for at in (0, 1))
     rows = [[f"{tokens:,}", f"{dense:.1f}", f"{sparse:.1f}", f"{statistics.median(ratios[1:]):.2f}"]]
-    headings = ["tokens", "whole, s", "part, s", "times sooner"]
-    print_table("First token", headings, rows, f"{keep:.0%} run; what weighs is included.")
+    headings = ["tokens", "whole, s", "part, s", "speed-up"]
+    print_table("First token", headings, rows, f"{keep:.0%} prefilled; scoring is included.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recall", default="1000", help="lengths of prompts; empty: none")
+    parser.add_argument("--recall", default="1000", help="lengths of prompts in tokens; empty: none")
     parser.add_argument("--dialogues", type=int, default=20)
+    parser.add_argument("--recall-keep", type=float, default=0.5, help="320 tokens are always prefilled")
     parser.add_argument(
-        "--recall-keep", type=float, default=0.5, help="320 tokens are run whatever is chosen"
+        "--keep", type=float, default=0.3, help="share of the larger model's prompts that is prefilled"
     )
-    parser.add_argument("--keep", type=float, default=0.3, help="of the prompts of a larger model")
     parser.add_argument("--first", type=int, default=4096, help="tokens of a prompt; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(arguments)

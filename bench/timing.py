@@ -1,4 +1,4 @@
-"""Sides measured in turns, so that a noisy machine troubles all of them alike; medians, ratios, one table."""
+"""Measurements in turns, so that noise on the machine affects all sides alike; medians, ratios and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 130
 
 @dataclass(frozen=True)
 class Work:
-    """So much of something (tokens, requests) in so many seconds."""
+    """An amount (tokens, requests) done in a number of seconds."""
 
     amount: float
     seconds: float
@@ -35,7 +35,7 @@ Measure = Callable[[], Work]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How one side compares with another: the median, the smallest and the largest of the rounds' ratios."""
+    """Comparison of two sides: the median, smallest and largest of the rounds' ratios."""
 
     median: float
     least: float
@@ -46,16 +46,16 @@ class Ratio:
 
 
 def timed(work: Callable[[], float]) -> Work:
-    """Run `work`, which returns how much it has done."""
+    """Time `work`, which returns the amount that it has done."""
     began = time.perf_counter()
     amount = work()
     return Work(amount, time.perf_counter() - began)
 
 
 def alternate(sides: Mapping[str, Measure], rounds: int, turns: int = 1) -> dict[str, list[Work]]:
-    """What each side did in each round. In a round every side has `turns` turns, summed up.
+    """Return the work of each side in each round. In a round every side has `turns` turns, summed up.
 
-    Who goes first moves on from turn to turn. A round before the first warms up and is left out.
+    The first side rotates from turn to turn. A round before the first is a warm-up and is left out.
     """
     names = list(sides)
     done: dict[str, list[Work]] = {name: [] for name in names}
@@ -72,25 +72,25 @@ def alternate(sides: Mapping[str, Measure], rounds: int, turns: int = 1) -> dict
 
 
 def median_rate(rounds: Sequence[Work]) -> float:
-    """The median of the rounds' rates."""
+    """Return the median of the rounds' rates."""
     return statistics.median(each.rate for each in rounds)
 
 
 def compare(ours: Sequence[Work], theirs: Sequence[Work]) -> Ratio:
-    """Round by round, our rate over theirs: what troubled a whole round cancels out."""
+    """Return our rate over theirs, round by round: noise that lasts a whole round cancels out."""
     ratios = [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of all do not exceed (nearest rank)."""
+    """Return the smallest value that at least `percent` of all do not exceed (nearest rank)."""
     rank = math.ceil(len(values) * percent / 100)
     return sorted(values)[max(0, rank - 1)]
 
 
 @dataclass(frozen=True)
 class Slope:
-    """A straight line's rise per unit, and half the width of its 95% confidence interval."""
+    """Slope of a fitted line, and half the width of its 95% confidence interval."""
 
     rise: float
     margin: float
@@ -101,8 +101,12 @@ _STUDENT_T = 2.306  # 97.5%, for the 8 degrees of freedom that 10 blocks leave
 
 
 def fit_slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
-    """Least squares over the means of ten blocks: neighbouring samples of a process's memory are much alike,
-    and taken one by one would make the interval far too narrow. Raises `ValueError` below ten samples."""
+    """Fit a line by least squares over the means of ten blocks. Raises `ValueError` for fewer than ten
+    samples.
+
+    Neighbouring samples of a process's memory are correlated; used one by one they would make the interval
+    far too narrow.
+    """
     if len(xs) < BLOCKS:
         raise ValueError(f"{len(xs)} samples do not fill {BLOCKS} blocks")
     edges = [len(xs) * block // BLOCKS for block in range(BLOCKS + 1)]
@@ -116,7 +120,7 @@ def fit_slope(xs: Sequence[float], ys: Sequence[float]) -> Slope:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], legend: str) -> None:
-    """A plain table, and below it a line that says what its columns are."""
+    """Print a plain table, and below it a legend that explains its columns."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")

@@ -1,13 +1,12 @@
-"""What images cost those who ask about them, and everybody else.
+"""Cost of images for the requests that contain them, and for all other requests.
 
     python -m bench.vision [--model FOLDER] [--side 1024] [--rounds 3] [--parts gaps rows again]
 
-gaps: four streams of text are under way when a question with four new images of `--side` pixels squared
-comes; beside it stands what one image takes alone: where that is more than the target, no gap can be shorter.
-rows: eight rows with an image each decode beside eight of text, once all are prefilled, and the same sixteen
-questions without images. again: a second question about an image that was asked about before, beside
-`mlx_vlm.server` with its prefix cache on. The model is the embedded one, or whatever model that sees is in a
-folder.
+gaps: four text streams are running when a request with four new images of `--side` pixels squared arrives.
+Next to it stands the time of one image alone: if that exceeds the target, no gap can be shorter. rows: eight
+rows with an image each decode beside eight of text, once all are prefilled, compared with the same sixteen
+requests without images. again: a second question about the same image, next to `mlx_vlm.server` with its
+prefix cache on. The model is the embedded one, or any vision model in a folder.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from bench.rivals import Server, servers
 from bench.timing import Work, alternate, compare, median_rate, percentile, print_table, timed
 from protocol.conversation import pack
 from protocol.messages import Generate
-from protocol.parts import Media, Sampling
-from worker.contract import Model, Prepared
+from protocol.types import Media, Sampling
+from worker.contract.engine import EngineRequest, Model
 from worker.pocket import MODEL_PATH
 
 PARTS = ("gaps", "rows", "again")
@@ -45,9 +44,9 @@ ROWS = 16
 STREAM_TOKENS = 1200
 CALM_PIECES = 32
 SETTLED_TOKENS = 60
-"""Of every row, before rates count: the last of them is prefilled by then."""
+"""Tokens of every row before rates count; by then the last row is prefilled."""
 SLICES, SLICE_TOKENS = 5, 16
-"""So many slices a round, of so many tokens of every row."""
+"""Slices per round, and tokens of every row in each."""
 TEXT_TOKENS = 60
 ROW_SIDE = 256
 TILE = 24
@@ -56,7 +55,7 @@ Messages = list[dict[str, Any]]
 
 
 def image(side: int, seed: int) -> bytes:
-    """A picture that no other seed has, soft patches of random colours, as a JPEG."""
+    """Return a JPEG unique to the seed: soft patches of random colours."""
     tile = Image.frombytes("RGB", (TILE, TILE), random.Random(seed).randbytes(3 * TILE * TILE))
     file = io.BytesIO()
     tile.resize((side, side), Image.Resampling.BICUBIC).save(file, "JPEG")
@@ -68,7 +67,7 @@ def image_url(side: int, seed: int) -> str:
 
 
 def question(text: str, urls: Sequence[str] = ()) -> Messages:
-    """What a user says of some images."""
+    """Return a user's message about some images."""
     images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
@@ -78,16 +77,16 @@ def question(text: str, urls: Sequence[str] = ()) -> Messages:
 
 @dataclass
 class Watched:
-    """All rounds. Seconds."""
+    """All rounds. Times are in seconds."""
 
     calm: list[float] = field(default_factory=list)
     troubled: list[float] = field(default_factory=list)
     image: list[float] = field(default_factory=list)
-    """To the first text of a question with one image and nobody else there, less that of one without."""
+    """Time to first text of a request with one image and no other load, minus that of one without."""
 
 
 async def watch(server: Server, folder: Path, side: int, seed: int, watched: Watched) -> None:
-    """One round."""
+    """Run one round."""
     async with client(server) as http:
         seeing = await ask(http, server, question("What is it?", [image_url(side, seed)]), 2)
         blind = await ask(http, server, question(random_text(folder, 4, seed)), 2)
@@ -121,15 +120,15 @@ def report_gaps(side: int, watched: Watched) -> None:
         f"Gaps of {STREAMS} streams while {IMAGES} images of {side} x {side} are encoded",
         ("gap", "ms"),
         [(name, f"{1000 * seconds:,.0f}") for name, seconds in figures.items()],
-        "One image alone: from a question to its first text, prefill and all, less that of one without.",
+        "One image alone: time to the first text, prefill included, minus that of a request without images.",
     )
 
 
 # --- rows --------------------------------------------------------------------------------------------
 
 
-def prepared(model: Model, text: str, image: bytes | None, id: str, max_tokens: int) -> Prepared:
-    """A question as the loop takes it, whose answer does not end by itself."""
+def prepared(model: Model, text: str, image: bytes | None, id: str, max_tokens: int) -> EngineRequest:
+    """Return a request for the loop whose answer does not end by itself."""
     parts: list[dict[str, str]] = [{"type": "text", "text": text}]
     media: list[Media] = []
     if image is not None:
@@ -144,12 +143,12 @@ def prepared(model: Model, text: str, image: bytes | None, id: str, max_tokens: 
         max_tokens=max_tokens,
         ignore_eos=True,
     )
-    preparer = model.open_preparer(model.facts.context_length)
+    preparer = model.open_preparer(model.info.context_length)
     return preparer.prepare(request, [] if image is None else [image])
 
 
 def decoding(model: Model, folder: Path, slices: int, *, seeing: bool) -> Ours:
-    """All rows, prefilled; they last for so many slices."""
+    """Return a side with all rows prefilled, whose answers last for `slices` slices."""
     texts = [random_text(folder, TEXT_TOKENS, row) for row in range(ROWS)]
     images = [image(ROW_SIDE, row) if seeing and row % 2 else None for row in range(ROWS)]
     max_tokens = 2 * SETTLED_TOKENS + slices * SLICE_TOKENS
@@ -163,8 +162,8 @@ def decoding(model: Model, folder: Path, slices: int, *, seeing: bool) -> Ours:
 
 
 def rows(folder: Path, rounds: int) -> None:
-    """In process, where tokens can be counted that are no text. A slice of one side, then of the other, each
-    on a model of its own: a busy machine troubles both alike."""
+    """Measure in process, where tokens without text can be counted too. The sides alternate by slices, each
+    with its own copy of the model, so noise affects both."""
     slices = SLICES * rounds
     seeing = decoding(load(folder), folder, 2 + slices, seeing=True)
     blind = decoding(load(folder), folder, 2 + slices, seeing=False)
@@ -178,7 +177,7 @@ def rows(folder: Path, rounds: int) -> None:
         f"{ROWS} rows that decode, half of them with an image of {ROW_SIDE} x {ROW_SIDE}",
         ("with images, tokens/s", "without", "with over without"),
         [(*rates, str(compare(done["with images"], done["without"])))],
-        "From when the last is prefilled, in process. The aim: 0.95. Images make prompts longer.",
+        "In process, after the last prefill. Aim: 0.95. Images make prompts longer.",
     )
 
 
@@ -195,7 +194,7 @@ class Asked:
 
 
 async def again(server: Server, side: int, seed: int, asked: Asked) -> None:
-    """One round: an image that nobody has asked about, and two questions."""
+    """Run one round: two questions about a new image."""
     url = image_url(side, seed)
     async with client(server) as http:
         first = await ask(http, server, question("Which colour is most of it?", [url]), 4)
@@ -208,16 +207,16 @@ async def again(server: Server, side: int, seed: int, asked: Asked) -> None:
 def report_again(side: int, results: Mapping[str, Asked]) -> None:
     table = []
     for name, asked in results.items():
-        # A rate is of first texts by the second: the second question's over the first's.
+        # Rates are first texts per second; the ratio is the second question's to the first's.
         faster = compare([Work(1, each) for each in asked.second], [Work(1, each) for each in asked.first])
         times = (statistics.median(asked.first), statistics.median(asked.second))
-        cached = "not said" if asked.cached_tokens is None else str(asked.cached_tokens)
+        cached = "not reported" if asked.cached_tokens is None else str(asked.cached_tokens)
         table.append((name, *(f"{1000 * seconds:,.0f}" for seconds in times), str(faster), cached))
     print_table(
         f"Two questions about one image of {side} x {side}",
         ("server", "first, ms to first text", "second", "first over second", "tokens cached"),
         table,
-        "The aim: 5.",
+        "Aim: 5.",
     )
 
 
@@ -244,7 +243,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--servers", default=RIVAL, help="beside ours, for the second question")
+    parser.add_argument("--servers", default=RIVAL, help="servers to compare for `again`")
     options = parser.parse_args()
     rivals = [name for name in options.servers.split(",") if name and "again" in options.parts]
     if "rows" in options.parts:

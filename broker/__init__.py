@@ -1,1 +1,2 @@
-"""The gateway: speaks HTTP with clients and ZeroMQ with workers; survives every worker. No MLX, no numpy."""
+"""The gateway: HTTP for clients, ZeroMQ to workers; it survives the loss of every worker. No MLX, no
+numpy."""

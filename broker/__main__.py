@@ -13,24 +13,24 @@ import zmq
 from starlette.types import ASGIApp
 
 from broker.app import create_app
-from broker.config import GatewaySettings
-from broker.dialects.hosts import Hosts
-from broker.dialects.responses.store import Store
+from broker.dialects.media_hosts import AllowedHosts
+from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.admission import Admission
 from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.inspection import Inspection
 from broker.dispatch.routing import Routing
-from broker.http.auth import Keyring, KeysError
-from broker.http.limits import Shares
+from broker.http.auth import ApiKeys, KeysError
+from broker.http.limits import KeyConcurrency
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
 from broker.http.media import MediaMemory
 from broker.http.server import Server, server_config
-from broker.line.caffeine import Caffeine, program
-from broker.line.foreman import Foreman
-from broker.line.link import Link
-from broker.routes.gateway import Fetch, Gateway
+from broker.routes.state import Fetch, GatewayState
+from broker.transport.keep_awake import SleepInhibitor, program
+from broker.transport.router import RouterLink
+from broker.transport.supervisor_client import SupervisorClient
 from protocol import lifeline, logs, settings, sockets
+from protocol.gateway_settings import GatewaySettings
 from protocol.messages import new_incarnation
 
 if TYPE_CHECKING:
@@ -39,16 +39,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("broker")
 
 SPARSE = ("broker.dispatch",)
-"""Whose lines are sparse at every level: workers come and go a few times a minute, or something is wrong."""
+"""Loggers that are rate-limited at every level: workers connect and leave a few times a minute, or something
+is wrong."""
 
 
 def build(
-    configured: GatewaySettings, keyring: Keyring, fetch: Fetch | None = None
-) -> tuple[Gateway, ASGIApp]:
-    """The gateway's parts, joined. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
+    configured: GatewaySettings, api_keys_store: ApiKeys, fetch: Fetch | None = None
+) -> tuple[GatewayState, ASGIApp]:
+    """Build and connect the gateway's components. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
     endpoint = configured.endpoint or sockets.default_endpoint(configured.port)
-    link = Link(endpoint, configured.curve_keys, join=configured.join)
-    foreman = Foreman.find(os.environ)
+    link = RouterLink(endpoint, configured.curve_keys, join=configured.join)
+    foreman = SupervisorClient.find(os.environ)
     dispatcher = Dispatcher(
         incarnation=new_incarnation(),
         fleet=Fleet(silent_after_s=configured.silent_after_s, stall_timeout_s=configured.stall_timeout_s),
@@ -66,17 +67,17 @@ def build(
             unload_after_s=configured.unload_after_s,
         ),
         end=link.end,
-        tell=foreman.tell if foreman else None,
+        tell=foreman.send_desired if foreman else None,
         routing=Routing(time.monotonic, configured.routing),
         host=os.uname().nodename,
     )
-    gateway = Gateway(
+    gateway = GatewayState(
         settings=configured,
         dispatcher=dispatcher,
         line_errors=link.errors,
-        keyring=keyring,
-        shares=Shares(configured.max_per_key),
-        responses=Store(configured.responses_max, configured.responses_bytes_max),
+        api_keys_store=api_keys_store,
+        key_concurrency=KeyConcurrency(configured.max_per_key),
+        responses=ResponseStore(configured.responses_max, configured.responses_bytes_max),
         media=MediaMemory(configured.media_memory),
         fetch=fetch,
         inspection=Inspection() if configured.inspect else None,
@@ -84,36 +85,37 @@ def build(
     return gateway, create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
 
 
-def _caffeine(wanted: bool | None, platform: str = sys.platform) -> Caffeine | None:
-    """None: the machine sleeps when it likes to."""
+def _caffeine(wanted: bool | None, platform: str = sys.platform) -> SleepInhibitor | None:
+    """Return the sleep inhibitor; None if the machine may sleep."""
     if not (platform == "darwin" if wanted is None else wanted):
         return None
     command = program(platform, os.getpid())
     if command is None:
-        log.warning("the machine cannot be kept awake: no program for it is there")
-    return Caffeine(command) if command else None
+        log.warning("cannot keep the machine awake: no program for it is installed")
+    return SleepInhibitor(command) if command else None
 
 
 def fetcher(configured: GatewaySettings, network: Network | None) -> Fetch | None:
-    """How images from elsewhere are fetched; None: they are not. Raises ValueError for what is no host."""
+    """Return the fetcher of remote images; None if no host is allowed. Raises `ValueError` for an invalid
+    host."""
     if not configured.allow_media_hosts:
         return None
-    # Its HTTP client takes as long to import as the half of all the rest: only where it is used.
+    # Its HTTP client adds half to the import time of everything else, so it is imported only if used.
     from broker.http.fetching import Fetcher, Internet
 
-    hosts = Hosts(configured.allow_media_hosts)
+    hosts = AllowedHosts(configured.allow_media_hosts)
     return Fetcher(hosts, network or Internet(), bytes_max=configured.media_bytes_max)
 
 
 def main(network: Network | None = None) -> int:
-    """Run until told to stop. `network`: where images are fetched from, for tests; None: the internet."""
+    """Run until a signal arrives. `network`: replaces the internet for media fetches, in tests."""
     configured = settings.read_or_exit(
         GatewaySettings,
         "gateway",
         sys.argv[1:],
         os.environ,
         program="roundhouse gateway",
-        about="Serve OpenAI-compatible HTTP in front of the workers that connect.",
+        about="Serve the OpenAI-compatible HTTP API for the connected workers.",
     )
     logs.setup("gateway", configured.log_format, configured.log_level, SPARSE)
     lifeline.follow_parent()
@@ -123,18 +125,18 @@ def main(network: Network | None = None) -> int:
         settings.exit_with("gateway", f"allow_media_hosts: {error}")
     try:
         listeners = open_listeners(configured.host, configured.port, os.environ, os.getpid())
-        keyring = Keyring(configured.api_keys, configured.api_keys_file)
-        check_exposure(listeners, keyring, configured.insecure_no_keys)
+        api_keys_store = ApiKeys(configured.api_keys, configured.api_keys_file)
+        check_exposure(listeners, api_keys_store, configured.insecure_no_keys)
     except (ListenError, KeysError, OSError) as error:
         settings.exit_with("gateway", error)
     try:
-        gateway, app = build(configured, keyring, fetch)
+        gateway, app = build(configured, api_keys_store, fetch)
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:
-        settings.exit_with("gateway", f"cannot meet workers at {configured.endpoint}: {error}")
+        settings.exit_with("gateway", f"cannot listen for workers at {configured.endpoint}: {error}")
     for listener in listeners:
         log.info("listening at %s/v1", url(listener))
     server = Server(server_config(app, configured), gateway.dispatcher, configured.drain_timeout_s)
-    # uvicorn raises the signal that stopped it once more when all is done.
+    # uvicorn raises the signal that stopped it again after the shutdown.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(listeners)
     return 0

@@ -1,8 +1,9 @@
-"""The gateway's ASGI application: routes, inside of what every request passes through, and its lifespan."""
+"""The gateway's ASGI application: routes, middlewares and lifespan."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,17 +13,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from broker.dispatch.dispatcher import Dispatcher
-from broker.dispatch.wakefulness import Wakefulness
+from broker.dispatch.keep_awake import KeepAwake
 from broker.http import cache_header
-from broker.http.auth import Guard
-from broker.http.ids import RequestIds
-from broker.http.intake import Intake
+from broker.http.auth import AuthMiddleware
+from broker.http.body_budget import BodyBudgetMiddleware
+from broker.http.ids import RequestIdMiddleware
 from broker.http.limits import BodyBudget
-from broker.http.quota import LIMITS, REMAINING, Quota
-from broker.http.timing import Timing
-from broker.line.caffeine import Caffeine
-from broker.line.foreman import Foreman
-from broker.line.link import Link
+from broker.http.loop_watchdog import LoopWatchdog
+from broker.http.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
+from broker.http.timing import TimingMiddleware
 from broker.page import page
 from broker.routes import (
     cache,
@@ -41,8 +40,13 @@ from broker.routes import (
     status,
     tokens,
 )
-from broker.routes.gateway import Gateway
+from broker.routes.state import GatewayState
+from broker.transport.keep_awake import SleepInhibitor
+from broker.transport.router import RouterLink
+from broker.transport.supervisor_client import SupervisorClient
 from protocol.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 SWEEP_S = 0.25
 EXPOSED_HEADERS = (
@@ -54,10 +58,10 @@ EXPOSED_HEADERS = (
     cache_header.HEADER.decode(),
     *(name.decode() for name in (*LIMITS, *REMAINING)),
 )
-"""What scripts from another origin may read of an answer."""
+"""Response headers that scripts from other origins may read."""
 
 KEYLESS = frozenset({metrics.PATH})
-"""What needs no key where the settings say so."""
+"""Paths that need no key with `keyless_metrics`."""
 
 ROUTES = (
     *chat.ROUTES,
@@ -79,24 +83,29 @@ ROUTES = (
 
 
 def create_app(
-    gateway: Gateway, link: Link, foreman: Foreman | None = None, caffeine: Caffeine | None = None
+    gateway: GatewayState,
+    link: RouterLink,
+    foreman: SupervisorClient | None = None,
+    caffeine: SleepInhibitor | None = None,
 ) -> ASGIApp:
-    """The application; while it runs, `link` and `foreman` are heard. `caffeine`: what keeps the machine
-    awake while requests run."""
+    """Return the application; its lifespan starts `link` and `foreman`.
+
+    `caffeine`: keeps the machine awake while requests are in flight.
+    """
 
     def no_room() -> RequestError:
         dispatcher = gateway.dispatcher
-        aboard = [flight for flight in dispatcher.flights if flight.terminal is None]
-        return dispatcher.admission.busy(aboard, "The server holds as many bytes of requests as it may")
+        assigned = [flight for flight in dispatcher.flights if flight.terminal is None]
+        return dispatcher.admission.busy(assigned, "The server's memory for request bodies is full")
 
-    # Not as Starlette's middlewares: the answer to an unhandled exception is made outside of those.
+    # Not added as Starlette middlewares: the response to an unhandled exception bypasses those.
     routes = _routes(gateway, link, foreman, caffeine)
     budget = BodyBudget(gateway.settings.body_budget_bytes)
-    app: ASGIApp = Intake(routes, budget, gateway.media, no_room)
+    app: ASGIApp = BodyBudgetMiddleware(routes, budget, gateway.media, no_room)
     keyless = page.PATHS | (KEYLESS if gateway.settings.keyless_metrics else frozenset())
-    app = Guard(Quota(app, gateway.shares), gateway.keyring, keyless)
+    app = AuthMiddleware(RateLimitMiddleware(app, gateway.key_concurrency), gateway.api_keys_store, keyless)
     if gateway.settings.cors_origins:
-        # Outside of the guard: a browser asks whether it may ask, and that without a key.
+        # Outside of `AuthMiddleware`: a browser's preflight request has no key.
         app = CORSMiddleware(
             app,
             allow_origins=gateway.settings.cors_origins,
@@ -104,38 +113,47 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return RequestIds(Timing(app, gateway.tally))
+    return RequestIdMiddleware(TimingMiddleware(app, gateway.http_counters))
 
 
-def _routes(gateway: Gateway, link: Link, foreman: Foreman | None, caffeine: Caffeine | None) -> Starlette:
+def _routes(
+    gateway: GatewayState, link: RouterLink, foreman: SupervisorClient | None, caffeine: SleepInhibitor | None
+) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         if foreman is not None:
-            foreman.start(gateway.dispatcher.catalogue.told)
-        link.start(gateway.dispatcher.hear, gateway.dispatcher.lost, gateway.dispatcher.turn_away)
-        sweeper = asyncio.create_task(_sweep(gateway.dispatcher, caffeine))
+            foreman.start(gateway.dispatcher.catalogue.on_model_states)
+        link.start(gateway.dispatcher.on_message, gateway.dispatcher.lost, gateway.dispatcher.turn_away)
+        watchdog = LoopWatchdog()
+        watchdog.start()
+        sweeper = asyncio.create_task(_sweep(gateway.dispatcher, caffeine, watchdog))
         try:
             yield
         finally:
+            watchdog.close()
             sweeper.cancel()
             if caffeine is not None:
                 caffeine.close()
             if foreman is not None:
                 foreman.close()
             link.close()
-            gateway.aside.close()
+            gateway.offload.close()
 
     app = Starlette(routes=ROUTES, exception_handlers=errors.HANDLERS, lifespan=lifespan)
-    # Where a path with a slash too many leads is not said with a redirect to whatever host the client named.
+    # No redirect for a trailing slash: it would go to whatever host the client named.
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app
 
 
-async def _sweep(dispatcher: Dispatcher, caffeine: Caffeine | None) -> None:
-    wakefulness = Wakefulness()
+async def _sweep(dispatcher: Dispatcher, caffeine: SleepInhibitor | None, watchdog: LoopWatchdog) -> None:
+    wakefulness = KeepAwake()
     while True:
         await asyncio.sleep(SWEEP_S)
-        dispatcher.sweep()
-        if caffeine is not None:
-            caffeine.keep(wakefulness.is_wanted(len(dispatcher.flights) > 0, time.monotonic()))
+        watchdog.beat()
+        try:
+            dispatcher.sweep()
+            if caffeine is not None:
+                caffeine.keep(wakefulness.is_wanted(len(dispatcher.flights) > 0, time.monotonic()))
+        except Exception:  # every timeout of the gateway depends on the next sweep
+            log.exception("periodic sweep failed; the next one runs in %g s", SWEEP_S)

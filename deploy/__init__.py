@@ -1,1 +1,1 @@
-"""The `roundhouse` command: starts the processes, supervises them, installs them. Imports neither of them."""
+"""The `roundhouse` command: starts, supervises and installs gateway and workers. Imports neither."""

@@ -1,4 +1,4 @@
-"""`python -m deploy` is `roundhouse`."""
+"""Entry point of `python -m deploy`, which is the `roundhouse` command."""
 
 from deploy.command.cli import main
 

@@ -1,4 +1,4 @@
-"""What gateway and workers have in common: the wire between them, the error table, and how a process starts.
+"""What gateway and workers share: wire protocol, error table, settings, logging and process start-up.
 
-The ground of the house: imported by `broker`, `worker` and `deploy`, and imports none of them.
+The lowest layer: `broker`, `worker` and `deploy` import it, and it imports none of them.
 """

@@ -1,8 +1,8 @@
-"""What of a request only its worker reads, packed when the request is made.
+"""Early serialization of the parts of a request that only its worker reads: messages, tools, options.
 
-A parsed conversation takes up to thirty times the bytes of its text: every small message is a dict of its
-own. Packed it takes what it takes on the wire, and it is kept for as long as its client stays, since it may
-have to be sent again. It goes into the message as it is: nobody can tell on the wire when it was packed.
+A parsed conversation takes up to thirty times the bytes of its text, as every message is a dict. The gateway
+keeps it until the request ends, for a resend, so it is packed as msgpack when the request is made. The packed
+bytes go into the message unchanged; the wire format is the same as without packing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 
 PROMPT_ENDS = "roundhouse_prompt_ends"
-"""An option that no template sees: where the prompt of a conversation ends, if not where the model's turn has
-been opened."""
+"""Option, not passed to the template: where the prompt ends. By default, after the generation prompt."""
 IN_MESSAGE, BEFORE_TURN = "in_message", "before_turn"
-"""Its values: within the last message, with which the model goes on; where its turn is still to begin."""
+"""Its values: within the last message, which the model continues; before the generation prompt."""
 
 _encoder = msgspec.msgpack.Encoder()
 _messages: msgspec.msgpack.Decoder[list[dict[str, Any]] | None] = msgspec.msgpack.Decoder(
@@ -32,7 +31,7 @@ _options: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`messages`: None where the request has a prompt instead. `options`: arguments for the chat template."""
+    """A conversation. `messages`: None if the request has a prompt. `options`: chat template arguments."""
 
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -40,16 +39,16 @@ class Conversation:
 
 
 def pack(value: object) -> Raw:
-    """A part of a request. Raises `RequestError(invalid_request)` for what the wire does not carry."""
+    """Pack a part of a request. Raises `RequestError(invalid_request)` if it cannot be encoded."""
     try:
         return Raw(_encoder.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        message = f"The request cannot be passed on: cannot encode: {error}."
+        message = f"The request cannot be encoded: {error}."
         raise RequestError(Code.INVALID_REQUEST, message) from None
 
 
 def unpack(request: Generate) -> Conversation:
-    """Raises `RequestError(invalid_request)` for what is no conversation."""
+    """Unpack the conversation of `request`. Raises `RequestError(invalid_request)` if it is malformed."""
     try:
         return Conversation(
             messages=None if request.messages is UNSET else _messages.decode(request.messages),
@@ -58,17 +57,17 @@ def unpack(request: Generate) -> Conversation:
         )
     # Garbage inside a string surfaces as UnicodeDecodeError, deep nesting as RecursionError.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"The conversation cannot be read: {error}."
+        message = f"The conversation is malformed: {error}."
         raise RequestError(Code.INVALID_REQUEST, message, param="messages") from None
 
 
-def is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """The last message is one that the model could go on with: text of the assistant's own, and no calls."""
+def ends_with_prefill(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the model could continue the last message: assistant text without tool calls."""
     last: Mapping[str, Any] = messages[-1] if messages else {}
     is_text = isinstance(last.get("content"), str) and bool(last["content"])
     return last.get("role") == "assistant" and is_text and not last.get("tool_calls")
 
 
 def packed_bytes(request: Generate) -> int:
-    """How long what was packed is, but for the options."""
+    """Return the size of the packed messages and tools in bytes, without the options."""
     return sum(memoryview(part).nbytes for part in (request.messages, request.tools) if part is not UNSET)

@@ -1,4 +1,4 @@
-"""One table of everything that can go wrong for a client: code -> HTTP status, whether to retry, wording."""
+"""The table of errors that clients can receive: code -> HTTP status, retryable or not, default message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """The `code` a client sees in an error object. Part of the public interface: never renamed."""
+    """The `code` in a client's error object. Part of the public API: never renamed."""
 
     INVALID_REQUEST = "invalid_request"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
@@ -39,7 +39,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a code is answered over HTTP."""
+    """HTTP status and default message of a code."""
 
     status: int
     retryable: bool
@@ -50,33 +50,33 @@ _CALLER = {
     Code.INVALID_REQUEST: (400, "The request is invalid."),
     Code.UNSUPPORTED_PARAMETER: (400, "A parameter of this request is not supported."),
     Code.CONTEXT_LENGTH_EXCEEDED: (400, "The prompt is longer than the model's context."),
-    Code.UNSUPPORTED_MEDIA: (400, "This model does not take this kind of input."),
+    Code.UNSUPPORTED_MEDIA: (400, "This model does not support this kind of input."),
     Code.INVALID_MEDIA: (400, "An image or file in this request cannot be read."),
-    Code.INVALID_API_KEY: (401, "A valid API key is needed."),
-    Code.MODEL_NOT_FOUND: (404, "The model does not exist here."),
-    Code.RESPONSE_NOT_FOUND: (404, "No such response is kept here."),
-    Code.PREVIOUS_RESPONSE_NOT_FOUND: (400, "The response to go on from is not kept here."),
-    Code.ROUTE_NOT_FOUND: (404, "There is nothing at this address."),
-    Code.METHOD_NOT_ALLOWED: (405, "This address does not take this method."),
+    Code.INVALID_API_KEY: (401, "A valid API key is required."),
+    Code.MODEL_NOT_FOUND: (404, "The model does not exist."),
+    Code.RESPONSE_NOT_FOUND: (404, "The response does not exist or is no longer stored."),
+    Code.PREVIOUS_RESPONSE_NOT_FOUND: (400, "The previous response does not exist or is no longer stored."),
+    Code.ROUTE_NOT_FOUND: (404, "This URL path does not exist."),
+    Code.METHOD_NOT_ALLOWED: (405, "This URL path does not support this method."),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time."),
     Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
-    Code.HEADERS_TOO_LARGE: (431, "The request has too many headers, or too large ones."),
+    Code.HEADERS_TOO_LARGE: (431, "The request's headers are too many or too large."),
 }
 _RETRY = {
-    Code.RATE_LIMIT_EXCEEDED: (429, "This API key has as many requests in the house as it may."),
+    Code.RATE_LIMIT_EXCEEDED: (429, "This API key has reached its limit of requests in flight."),
     Code.TEXT_GENERATION_BUSY: (503, "The server is at capacity."),
-    Code.TOO_MANY_CONNECTIONS: (503, "The server has as many connections as it takes."),
+    Code.TOO_MANY_CONNECTIONS: (503, "The server has reached its connection limit."),
     Code.MODEL_LOADING: (503, "The model is still loading."),
     Code.WORKER_UNAVAILABLE: (503, "No worker serves this model right now."),
     Code.SHUTTING_DOWN: (503, "The server is shutting down."),
 }
 _OURS = {
     Code.MODEL_FAILED: (500, "The model cannot be loaded."),
-    Code.WORKER_CRASHED: (500, "This request brings its worker down."),
-    Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream."),
+    Code.WORKER_CRASHED: (500, "This request crashes its worker."),
+    Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream in time."),
     Code.ENGINE_ERROR: (500, "The model failed on this request."),
-    Code.DEADLINE_EXCEEDED: (504, "The request was not done by its deadline."),
-    Code.INTERNAL_ERROR: (500, "Something went wrong inside the server."),
+    Code.DEADLINE_EXCEEDED: (504, "The request did not finish before its deadline."),
+    Code.INTERNAL_ERROR: (500, "An internal server error occurred."),
 }
 
 KINDS: dict[Code, Kind] = {
@@ -87,9 +87,9 @@ KINDS: dict[Code, Kind] = {
 
 
 class RequestError(Exception):
-    """A request that ends in an error its client is told about.
+    """An error that ends a request and is reported to its client.
 
-    `param` names the field at fault in the client's own spelling, `retry_after_s` is sent as Retry-After.
+    `param` is the invalid field as the client spells it; `retry_after_s` is sent as Retry-After.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RequestError(Exception):
 
 
 def code_named(name: str) -> Code:
-    """The code a peer named; one this version does not know counts as `internal_error`."""
+    """Return the code that a peer sent; one that this version does not know becomes `internal_error`."""
     try:
         return Code(name)
     except ValueError:
@@ -119,7 +119,7 @@ def code_named(name: str) -> Code:
 
 
 def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
-    """The refusal of a prompt of so many tokens. `by_memory`: the model itself could take a longer one."""
+    """Return the error for a prompt of `tokens` tokens. `by_memory`: the limit is memory, not the model."""
     where = " in the memory of this server" if by_memory else ""
     return RequestError(
         Code.CONTEXT_LENGTH_EXCEEDED,

@@ -1,7 +1,7 @@
 """Hostfiles: the machines that run one model together, as `mlx.distributed_config` writes them.
 
-A list of hosts, or an object with it under `hosts`, and with `backend` and `envs` where somebody knows these.
-The first host has rank 0. Read by the worker that is told of it, and by who looks at it beforehand.
+A list of hosts, or an object with that list under `hosts` and optionally `backend` and `envs`. The first host
+has rank 0. Read by the worker, and by preflight checks.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import msgspec
 
 Backend = Literal["ring", "jaccl"]
 Mode = Literal["tensor", "pipeline"]
-"""What of a model each rank has: a part of each layer, or some of the layers."""
+"""How a model is sharded: each rank has a part of each layer (tensor) or some of the layers (pipeline)."""
 
 HOSTS_MAX = 64
 
 
 class HostsError(ValueError):
-    """A hostfile that cannot be used, in a sentence."""
+    """An invalid hostfile; the message is a sentence."""
 
 
 class Host(msgspec.Struct, frozen=True):
-    """`ssh`: how it is reached. `ips`: where its part of the ring listens. `rdma`: its devices towards each
-    of the hosts, None towards itself. `python`: its interpreter, if that is at another place than here."""
+    """One machine. `ssh`: its ssh name. `ips`: addresses on which its ring sockets listen. `rdma`: its RDMA
+    device for each host, None for itself. `python`: its interpreter, if its path differs from ours."""
 
     ssh: str
     ips: list[str] = []
@@ -35,19 +35,19 @@ class Host(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine: then its processes are started without ssh."""
+        """Whether it is this machine, whose processes are started without ssh."""
         return is_loopback(self.ssh)
 
 
 class Hosts(msgspec.Struct, frozen=True):
-    """All of them. `envs`: NAME=value, for each of their processes."""
+    """A hostfile. `envs`: environment variables (NAME=value) of every rank's process."""
 
     hosts: list[Host]
     backend: Backend | None = None
     envs: list[str] = []
 
     def ring(self, port: int) -> list[list[str]]:
-        """Where each rank listens, as MLX_HOSTFILE has it: ports are counted up from `port`."""
+        """Return each rank's listening addresses, as in MLX_HOSTFILE; ports count up from `port`."""
         rows: list[list[str]] = []
         for host in self.hosts:
             rows.append([f"{ip}:{port + index}" for index, ip in enumerate(host.ips)])
@@ -55,12 +55,12 @@ class Hosts(msgspec.Struct, frozen=True):
         return rows
 
     def devices(self) -> list[Sequence[str | list[str] | None]]:
-        """The RDMA devices, as MLX_IBV_DEVICES has them."""
+        """Return the RDMA devices, as in MLX_IBV_DEVICES."""
         return [host.rdma for host in self.hosts]
 
 
 def is_loopback(host: str) -> bool:
-    """Can only this machine reach what listens there? False for every name but `localhost`."""
+    """Return whether only this machine can connect to `host`. False for every name but `localhost`."""
     if host == "localhost":
         return True
     try:
@@ -70,28 +70,28 @@ def is_loopback(host: str) -> bool:
 
 
 def read(path: Path) -> Hosts:
-    """Raises `HostsError`."""
+    """Read a hostfile. Raises `HostsError`."""
     try:
         content = msgspec.json.decode(path.read_bytes())
         given = msgspec.convert({"hosts": content} if isinstance(content, list) else content, Hosts)
     except (OSError, ValueError) as error:
         raise HostsError(f"{path}: {error}") from None
     if not 2 <= len(given.hosts) <= HOSTS_MAX:
-        raise HostsError(f"{path}: names {len(given.hosts)} hosts; there must be 2 to {HOSTS_MAX}")
+        raise HostsError(f"{path}: lists {len(given.hosts)} hosts; 2 to {HOSTS_MAX} are required")
     return given
 
 
-def wrong_with(given: Hosts, backend: Backend) -> str | None:
-    """Why a backend cannot be used with these hosts; None: nothing is wrong."""
+def problem_with(given: Hosts, backend: Backend) -> str | None:
+    """Return why `backend` cannot be used with these hosts, or None if it can."""
     without = [host.ssh for host in given.hosts if not host.ips]
     if backend == "ring":
-        return f"no `ips` of {', '.join(without)}, which a ring needs" if without else None
+        return f"`ips` is missing for {', '.join(without)}; the ring backend requires it" if without else None
     if not given.hosts[0].ips:
-        return f"no `ips` of {given.hosts[0].ssh}, where the others meet"
+        return f"`ips` is missing for {given.hosts[0].ssh}, to which the other ranks connect"
     for rank, host in enumerate(given.hosts):
         if len(host.rdma) != len(given.hosts):
-            return f"`rdma` of {host.ssh} names {len(host.rdma)} devices for {len(given.hosts)} hosts"
+            return f"`rdma` of {host.ssh} lists {len(host.rdma)} devices for {len(given.hosts)} hosts"
         missing = [g.ssh for other, g in enumerate(given.hosts) if other != rank and not host.rdma[other]]
         if missing:
-            return f"`rdma` of {host.ssh} names no device towards {', '.join(missing)}"
+            return f"`rdma` of {host.ssh} has no device for {', '.join(missing)}"
     return None

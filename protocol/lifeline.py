@@ -1,8 +1,8 @@
-"""A child that dies with its parent, also when the parent is killed outright.
+"""Lifeline: ends a child when its parent ends, even if the parent is killed.
 
-The supervisor keeps the write end of a pipe and hands each child the read end, its number in
-ROUNDHOUSE_LIFELINE_FD. Nothing is ever written: end-of-file means that the supervisor is gone. Works alike
-on Linux and macOS, survives exec, and needs no signal from the kernel.
+The supervisor keeps the write end of a pipe and passes each child the read end, with its number in
+ROUNDHOUSE_LIFELINE_FD. Nothing is ever written: end of file means that the supervisor has ended. This works
+on Linux and macOS alike, survives exec, and needs no kernel signal.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ VARIABLE = "ROUNDHOUSE_LIFELINE_FD"
 
 
 def follow_parent(grace_s: float = 10.0) -> None:
-    """Send this process SIGTERM when the supervisor is gone, and end it after `grace_s` if that did not.
+    """Send this process SIGTERM when the supervisor ends; exit after `grace_s` seconds if it still runs.
 
-    Does nothing when no supervisor handed a pipe over.
+    Does nothing if no supervisor passed a pipe.
     """
     if not (number := os.environ.pop(VARIABLE, "")).isdigit():
         return

@@ -1,8 +1,7 @@
-"""Log lines: one a person can read, or one JSON object, on stderr. No prompt text, unless it is asked for.
+"""Logging to stderr, as readable text or one JSON object a line. No prompt text, unless it is asked for.
 
-A line about a request names it twice: in its words, for people, and by `protocol.about`, for programs, which
-find all that was said of one request by its `id`, in whichever process. What a client was told as
-`x-request-id` is `request_id` in the lines of the gateway's HTTP.
+A line about a request names it in its text and, through `protocol.log_context`, in the field `id`. The `id`
+is the same in all processes. The client's `x-request-id` is `request_id` in the gateway's HTTP lines.
 """
 
 from __future__ import annotations
@@ -12,13 +11,16 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, TextIO
 
-from protocol.about import fields_of
+from protocol.bounded_write import BoundedWriter
+from protocol.log_context import fields_of
 
 Format = Literal["text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
 
+
+log = logging.getLogger(__name__)
 
 LINES_MAX = 20
 PERIOD_S = 10.0
@@ -53,7 +55,7 @@ class _Json(logging.Formatter):
         line |= {name: value for name, value in fields_of(record).items() if name not in line}
         if traceback := _traceback(self, record, ""):
             line["traceback"] = traceback
-        # ASCII, and not msgspec: a file name need not be Unicode, and must not cost us the line.
+        # json's ASCII output, not msgspec: a file name that is not valid Unicode must not lose the line.
         return json.dumps(line)
 
 
@@ -61,12 +63,36 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord, lead: st
     return lead + formatter.formatException(record.exc_info) if record.exc_info else ""
 
 
-class Sparse(logging.Filter):
-    """Lets one wording through `LINES_MAX` times within `PERIOD_S`; the next one after that says how many
-    were left out. What peers and clients do wrong, they may do wrong ten thousand times a second.
+class BoundedHandler(logging.StreamHandler[TextIO]):
+    """Log handler with a `BoundedWriter`: a paused terminal must not block the event loop, the supervisor or
+    a decode step. Dropped bytes are counted."""
 
-    Lines below `level` pass, but for those of the loggers `named`, and of the ones below these. Two threads
-    that log the same at once may be counted as one: no harm is done.
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        try:
+            self._writer: BoundedWriter | None = BoundedWriter(stream.fileno())
+        except (OSError, ValueError):  # the stream has no file descriptor
+            self._writer = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, or drop it."""
+        if self._writer is None:
+            super().emit(record)
+            return
+        try:
+            line = f"{self.format(record)}{self.terminator}".encode(errors="backslashreplace")
+            if self._writer.write(line) and (dropped := self._writer.take_dropped()):
+                log.warning("%d bytes of log lines were dropped: stderr was blocked", dropped)
+        except Exception:  # as in the library's own handlers: logging must never raise
+            self.handleError(record)
+
+
+class RateLimitFilter(logging.Filter):
+    """Rate limit: at most `LINES_MAX` lines with the same format string per `PERIOD_S` seconds and logger.
+
+    The first line of the next period says how many were suppressed. Faulty peers and clients can cause ten
+    thousand warnings a second. Lines below `level` always pass, except those of the loggers `named` and their
+    children. The counts are not locked: two threads that log the same line at once may count as one.
     """
 
     def __init__(
@@ -79,7 +105,7 @@ class Sparse(logging.Filter):
         self._level, self._clock = level, clock
         self._families = tuple(f"{name}." for name in named)
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
-        """By logger and wording: since when, and how often."""
+        """Start of the period and number of lines, by logger and format string."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < self._level and not f"{record.name}.".startswith(self._families):
@@ -97,21 +123,20 @@ class Sparse(logging.Filter):
 
 
 def setup(process: str, format: Format = "text", level: Level = "info", sparse: Sequence[str] = ()) -> None:
-    """Send the log lines of this process to stderr in one format, repeated warnings sparsely. Called once, at
-    the composition root.
+    """Log to stderr in one format, with rate-limited warnings. Called once, at the composition root.
 
-    `sparse`: loggers, by name, of which other lines are sparse too, and those of the loggers below them.
+    `sparse`: loggers whose lines of all levels are rate-limited, including those of their children.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(Sparse(logging.WARNING, sparse))
+    handler = BoundedHandler(sys.stderr)
+    handler.addFilter(RateLimitFilter(logging.WARNING, sparse))
     handler.setFormatter(_Json(process) if format == "json" else _Text(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in ("httpx", "httpcore", "urllib3", "filelock", "huggingface_hub", "transformers", "uvicorn"):
-        tame(name, logging.WARNING)
+        quiet_libraries(name, logging.WARNING)
 
 
-def tame(library: str, level: int) -> None:
-    """Let a library speak only from `level` on, and in our format, whatever handlers it brought along."""
+def quiet_libraries(library: str, level: int) -> None:
+    """Make `library` log from `level` on and in our format only, whatever handlers it installed."""
     logger = logging.getLogger(library)
     logger.handlers.clear()
     logger.propagate = True

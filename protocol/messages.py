@@ -1,9 +1,9 @@
-"""The messages between gateway and worker, filed by who receives them; made of `parts`.
+"""The messages between gateway and worker, grouped by receiver; nested structs are in `protocol.types`.
 
-Every message carries the incarnation of its sender: a random name drawn at process start. What a dead
-incarnation said, and ZeroMQ still delivers, is thereby known as such and dropped. Fields added later have
-defaults, and unknown fields are skipped, so neighbouring versions understand each other; `PROTOCOL_VERSION`
-moves only when that stops being true.
+Every message carries the incarnation of its sender, a random name made at process start. Messages of a dead
+incarnation that ZeroMQ still delivers are recognized by it and dropped. Fields added later have defaults, and
+unknown fields are ignored, so neighbouring versions are compatible; `PROTOCOL_VERSION` changes only when they
+are not.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import secrets
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocol.errors import RequestError
-from protocol.parts import (
+from protocol.types import (
     Bytes,
-    Calling,
     Capabilities,
     Count,
     Delta,
-    DraftStatus,
-    Form,
     Id,
     ImageStatus,
     Media,
     Name,
     Pid,
+    PrefixReuse,
     PrefixStatus,
     PromptToken,
+    RequestStatus,
     Resources,
-    Reuse,
-    RowStatus,
     Sampling,
-    Sparse,
+    SparsePrefill,
+    SpecDecodeStatus,
+    StructuredOutput,
     Timings,
     Token,
-    Tokenizing,
+    TokenizeOptions,
+    ToolCallConstraint,
     Usage,
 )
 
@@ -43,12 +43,12 @@ PROTOCOL_VERSION = 1
 
 
 def new_incarnation() -> str:
-    """A name for one life of one process: 16 hexadecimal digits, never used again."""
+    """Return a random name for this life of the process: 16 hexadecimal digits."""
     return secrets.token_hex(8)
 
 
 class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """What every message is: tagged with its class name, signed with its sender's incarnation."""
+    """Base of all messages: tagged with its class name, with its sender's incarnation."""
 
     incarnation: Id
 
@@ -57,42 +57,42 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 
 
 class Welcome(Message, frozen=True):
-    """The gateway has a new peer, or does not know the one that spoke. A worker that hears a gateway
-    incarnation it has not met introduces itself anew; whatever it ran for another one has no reader left."""
+    """Greeting to a new or unknown peer. A worker that receives an unknown gateway incarnation sends `Hello`
+    again, and drops the requests of the previous incarnation, whose output nothing reads."""
 
     version: int
 
 
 class Rejected(Message, frozen=True):
-    """The gateway will not work with this peer (another protocol version); the worker ends itself."""
+    """The gateway refuses this peer (another protocol version); the worker exits."""
 
     reason: str
 
 
 class Generate(Message, frozen=True):
-    """One request. `messages` is the canonical conversation; `prompt` (text) or `tokens` take its place for
-    raw completion, of what lies before `suffix`, if there is one. `messages`, `tools` and `template_kwargs`
-    are packed (`protocol.conversation`). `source`: what the client calls its prompt, for errors; empty: by
-    the name it has here. `max_tokens` None means until the context is full. Of several waiting, the smallest
-    `priority` is served first. One that is not done `deadline_s` after its arrival fails. Prefixes are shared
-    between requests of one `cache_salt` only; those of a request with `cache_pin` are the last to be
-    forgotten. Each thought of its answer is closed when it has `thinking_budget` tokens; None: none is.
-    With `speculation` what it may say next is drafted, from its `prediction` too, which changes none of it.
-    `sparse`: how much of a long prompt is to be run; None: as is usual there. `left_out`: what of it the
-    worker before has left out, as it is to be again.
+    """A generation request. `messages` is the canonical conversation; for raw completion it is replaced by
+    `prompt` (text) or `tokens`, and for infilling `suffix` follows the generated text. `messages`, `tools`
+    and `template_kwargs` are packed (`protocol.conversation`). `source`: the prompt's parameter name, for
+    error messages; empty: the field's name. `max_tokens` None: until the context is full. The smallest
+    `priority` is scheduled first. A request that has not finished `deadline_s` seconds after its arrival
+    fails. Prefixes are shared only between requests with the same `cache_salt`; those of a request with
+    `cache_pin` are evicted last. Each reasoning section is closed at `thinking_budget` tokens; None: no
+    limit. `speculation`: tokens may be drafted, also from the text `prediction`, without changing the output.
+    `sparse`: sparse prefill of a long prompt; None: the worker's default. `left_out`: position ranges that
+    the previous worker did not prefill, to be skipped again.
 
-    `resume`: tokens that another worker has answered before it was lost. The answer goes on behind them, with
-    deltas numbered from 0 again, as if nothing had happened; its usage counts them.
+    `resume`: tokens generated by another worker before it was lost. Generation continues behind them, with
+    deltas numbered from 0 again; usage includes them.
 
-    `echo`: the client is told its prompt: `Accepted` has the text of one that came as `tokens`, and where
-    log-probabilities are asked for, `Scored` has those of the prompt; `scored` of its tokens the client has.
-    Then `max_tokens` may be 0.
+    `echo`: the prompt is returned. `Accepted` has the text of a prompt given as `tokens`, and if logprobs are
+    requested, `PromptLogprobs` has the prompt's. The client already has those of the first `scored` tokens.
+    `max_tokens` may be 0.
 
-    `form`: what the content must be; None: whatever it likes to be. `calling`: how `tools`
-    may be called; None: freely.
+    `form`: structured-output constraint on the content; None: unconstrained. `calling`: constraint on tool
+    calls; None: unconstrained.
 
-    `tokenizing`: nothing is run. `Accepted` tells what is wanted of the prompt, however long it is, and the
-    request is `Finished`; None: it is run."""
+    `tokenizing`: tokenize only. `Accepted` has the requested data of a prompt of any length, and `Finished`
+    follows; None: generate."""
 
     id: Id
     sampling: Sampling
@@ -112,25 +112,25 @@ class Generate(Message, frozen=True):
     thinking_budget: Count | None = None
     speculation: bool = True
     prediction: str = ""
-    sparse: Sparse | None = None
+    sparse: SparsePrefill | None = None
     left_out: list[tuple[Count, Count]] = []
     tokens: list[Token] | None = None
     suffix: str = ""
     source: Name = ""
     echo: bool = False
     scored: Count = 0
-    form: Form | None = None
-    calling: Calling | None = None
-    tokenizing: Tokenizing | None = None
+    form: StructuredOutput | None = None
+    calling: ToolCallConstraint | None = None
+    tokenizing: TokenizeOptions | None = None
 
 
 class Encode(Message, frozen=True):
-    """What `Embed` and `Rank` have in common: `count` texts for a model that answers each with numbers.
+    """Base of `Embed` and `Rank`: `count` texts, for each of which the model returns a vector.
 
-    `texts`: packed (`protocol.texts`). A text of more than `tokens_max` tokens is cut; None: it is refused
-    where it is too long for the model. `source`: what the client calls its texts, for errors. `priority` and
-    `deadline_s` as in `Generate`. `answered`: the places of those that another worker has answered before it
-    was lost; the answer has the others."""
+    `texts`: packed (`protocol.packed_texts`). A text is truncated to `tokens_max` tokens; None: a text too
+    long for the model is an error. `source`: the parameter name of the texts, for error messages. `priority`
+    and `deadline_s` as in `Generate`. `answered`: indices of texts whose vectors another worker returned
+    before it was lost; only the others are encoded."""
 
     id: Id
     texts: Raw
@@ -143,35 +143,35 @@ class Encode(Message, frozen=True):
 
 
 class Embed(Encode, frozen=True):
-    """A vector of each text is wanted. `dimensions`: so many of its numbers, the first ones, at length 1
-    again; None: all."""
+    """Embed each text. `dimensions`: truncate vectors to this many dimensions and normalize them again; None:
+    all dimensions."""
 
     dimensions: Count | None = None
 
 
 class Rank(Encode, frozen=True, kw_only=True):
-    """How relevant each text is for `query`: a vector of one number, 0 to 1. `instruction`: what makes it so,
-    for models that are told; empty: as they are used to be told."""
+    """Rate each text's relevance to `query`: a vector of one number, 0 to 1. `instruction`: the task, for
+    models that take one; empty: the model's default."""
 
     query: str
     instruction: str = ""
 
 
 class Cancel(Message, frozen=True):
-    """Nobody waits for this request any more. Idempotent; unknown ids are no error."""
+    """Cancel a request. Idempotent; unknown ids are no error."""
 
     id: Id
 
 
 class ClearCache(Message, frozen=True):
-    """Forget every stored prefix that no request is using, in memory and on disk. Answered by `CacheCleared`
-    with the same `id`."""
+    """Evict every stored prefix that no request uses, in memory and on disk. The reply is `CacheCleared` with
+    the same `id`."""
 
     id: Id
 
 
 Request = Generate | Embed | Rank
-"""What a client can ask of a worker."""
+"""A client's request."""
 
 ToWorker = Welcome | Rejected | Request | Cancel | ClearCache
 
@@ -180,8 +180,7 @@ ToWorker = Welcome | Rejected | Request | Cancel | ClearCache
 
 
 class Hello(Message, frozen=True):
-    """The first message of a worker on a connection. `host`: the machine that it runs on, by its name; empty:
-    not said."""
+    """The first message of a worker on a connection. `host`: the name of its machine; empty: unknown."""
 
     version: int
     model: Name
@@ -191,21 +190,20 @@ class Hello(Message, frozen=True):
 
 
 class Loading(Message, frozen=True):
-    """Progress of a load, in bytes of weights."""
+    """Progress of loading, in bytes of weights."""
 
     done: Count
     total: Count
 
 
 class Ready(Message, frozen=True):
-    """The model is loaded and warm. `cache_bytes_max`: what the caches of all requests may take; None: not
-    limited. `tokens_max`: as many tokens of prompts and answers as all rows can have at once, by their number
-    and by their bytes; 0: not said. `identity`: the same for workers that can go on with each other's
-    answers, while `model` is a name that may come to stand for another one. `start_s`: what each part of its
-    start took, in seconds. `store`: where it writes prefixes, the same for those who find each other's when
-    they start; empty: nowhere. `plan`: what runs the model, and how it is split, where that is not one
-    process alone; of two plans answers may differ in their words. `stands_in`: it goes on with what another
-    model began under its name."""
+    """The model is loaded and warmed up. `cache_bytes_max`: memory limit of all KV caches; None: no limit.
+    `tokens_max`: prompt and output tokens that all rows together can have, by row count and by memory; 0:
+    unknown. `identity`: equal for workers that can continue each other's output; the name `model` may later
+    refer to another model. `start_s`: duration of each part of the start, in seconds. `store`: where it
+    stores prefixes, equal for workers that share a store; empty: nowhere. `plan`: backend and sharding of a
+    model run by several processes; the output of different plans may differ. `stands_in`: it continues
+    requests that another model began under its name."""
 
     model: Name
     context_length: Count
@@ -222,26 +220,27 @@ class Ready(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's own counter: when rows run
-    and it stands still, the process is alive and the model is not. `rows` are those the worker holds, the
-    eldest first; `prefix` is None where nothing is reused, `images` where the model takes none, `drafts`
-    where there are none, `resources` where they are not told."""
+    """Sent by the worker's I/O thread every 250 ms. `steps` is the model thread's counter: if rows run and it
+    does not change, the model has stalled although the process is alive. `rows`: the worker's requests,
+    oldest first. `prefix` is None without a prefix cache, `images` if the model has no image input, `drafts`
+    without speculation, `resources` if unknown. `starved`: number of starved requests found since the start.
+    """
 
     running: Count
     waiting: Count
     steps: Count
     cache_bytes: Count = 0
-    rows: list[RowStatus] = []
+    rows: list[RequestStatus] = []
     prefix: PrefixStatus | None = None
     resources: Resources | None = None
     images: ImageStatus | None = None
-    drafts: DraftStatus | None = None
+    drafts: SpecDecodeStatus | None = None
+    starved: Count = 0
 
 
 class Accepted(Message, frozen=True):
-    """The request is well-formed and queued: from here on it ends in `Finished` or `Failed`. `prompt`: the
-    text of a prompt that came as tokens and is to be told. `tokens` and `pieces`: if `Tokenizing` asks for
-    them."""
+    """The request is valid and queued; from now on it ends with `Finished` or `Failed`. `prompt`: the text of
+    a prompt given as tokens, if requested. `tokens` and `pieces`: if `TokenizeOptions` requests them."""
 
     id: Id
     prompt_tokens: Count
@@ -250,38 +249,38 @@ class Accepted(Message, frozen=True):
     pieces: list[str] = []
 
 
-def tokens_told(message: Accepted) -> int:
-    """How many tokens of its prompt it tells, as numbers or as text, beside counting them."""
+def tokens_reported(message: Accepted) -> int:
+    """Return the number of prompt tokens whose ids or text the message has."""
     return message.prompt_tokens if message.tokens or message.prompt else 0
 
 
-class Reused(Message, frozen=True):
-    """The request has left the queue; so much of its prompt need not be computed. At most once a request, and
-    before its first delta."""
+class PrefixHit(Message, frozen=True):
+    """The request has left the queue; `reuse` is the part of its prompt found in the prefix cache. Sent at
+    most once a request, before its first delta."""
 
     id: Id
-    reuse: Reuse
+    reuse: PrefixReuse
 
 
-class Scored(Message, frozen=True):
-    """How likely the model finds a part of the prompt: of `tokens`, the first of which is number `first`. In
-    order, each once, and all of them before the first delta."""
+class PromptLogprobs(Message, frozen=True):
+    """Logprobs of prompt tokens; `first` is the position of the first of `tokens`. Each position is sent
+    once, in order, before the first delta."""
 
     id: Id
     first: Count
     tokens: list[PromptToken]
 
 
-class Events(Message, frozen=True):
-    """One step's deltas of every request that gained something."""
+class StepOutputs(Message, frozen=True):
+    """The deltas of one decode step, for every request that has new output."""
 
     deltas: list[Delta]
 
 
-class Encoded(Message, frozen=True):
-    """What one step has brought to an `Embed` or a `Rank`: the vectors of the texts at `places`, one behind
-    the other, all equally long, float32, little-endian. Each text's comes once. `sequence` counts a request's
-    from 0; all of them come before its end."""
+class EmbeddingChunk(Message, frozen=True):
+    """One step's vectors of an `Embed` or a `Rank`: those of the texts at indices `places`, concatenated, of
+    equal length, little-endian float32. Each text's vector is sent once. `sequence` counts a request's chunks
+    from 0; all come before its end."""
 
     id: Id
     sequence: Count
@@ -290,9 +289,9 @@ class Encoded(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """Terminal. `reason` is `stop`, `length`, or `tool_calls`: the answer has come to its own end, and has at
-    least one whole call. `stop`: the stop string before which it ends; empty: none. `continued_by`: the plan
-    that went on with what another had begun, in whose words it may differ; only the gateway says so."""
+    """Success; terminal. `reason` is `stop`, `length`, or `tool_calls` (a regular end with at least one whole
+    tool call). `stop`: the stop string that ended it; empty: none. `continued_by`: the plan that continued
+    output begun under another, so that it may differ; set by the gateway only."""
 
     id: Id
     reason: str
@@ -303,7 +302,7 @@ class Finished(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Terminal. `code` is one of `protocol.errors.Code`. `details`: the numbers of which `message` speaks, by
+    """Failure; terminal. `code` is one of `protocol.errors.Code`. `details`: the numbers in `message`, by
     name."""
 
     id: Id
@@ -314,7 +313,7 @@ class Failed(Message, frozen=True):
 
 
 def failed(incarnation: str, id: str, error: RequestError) -> Failed:
-    """An error as it is told of a request."""
+    """Return the `Failed` message for an error of a request."""
     return Failed(
         incarnation=incarnation,
         id=id,
@@ -326,17 +325,17 @@ def failed(incarnation: str, id: str, error: RequestError) -> Failed:
 
 
 class Draining(Message, frozen=True):
-    """The worker wants no new requests: it ends when those it has are done, or before. `Goodbye` follows."""
+    """The worker accepts no new requests. It exits when its requests finish, or earlier, after `Goodbye`."""
 
 
 class Goodbye(Message, frozen=True):
-    """The worker ends on purpose; nothing follows."""
+    """The worker's last message before an orderly exit."""
 
     reason: str
 
 
 class CacheCleared(Message, frozen=True):
-    """The answer to `ClearCache`: bytes given back in memory and on disk."""
+    """Reply to `ClearCache`: bytes freed in memory and on disk."""
 
     id: Id
     ram_bytes: Count
@@ -349,10 +348,10 @@ ToGateway = (
     | Ready
     | Heartbeat
     | Accepted
-    | Reused
-    | Scored
-    | Events
-    | Encoded
+    | PrefixHit
+    | PromptLogprobs
+    | StepOutputs
+    | EmbeddingChunk
     | Finished
     | Failed
     | CacheCleared

@@ -1,4 +1,4 @@
-"""What a model is called by those who have not given it a name."""
+"""Default names of models."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def name_of(model: str | None) -> str:
-    """How clients call it: a repository by its id, a folder by its last part. None: the embedded model."""
+    """Return a model's default name: a repository's id or a folder's name. None: the embedded model."""
     if model is None:
         return POCKET
     return folder_of(model).resolve().name if is_folder(model) else model
 
 
 def folder_of(model: str) -> Path:
-    """The folder that is named, whether or not it is there."""
+    """Return `model` as a path, whether or not it exists."""
     return Path(model).expanduser()
 
 
 def is_folder(model: str) -> bool:
-    """Whether it means a folder; else it is a Hugging Face id."""
+    """Return whether `model` is a folder; otherwise it is a Hugging Face id."""
     return folder_of(model).exists() or _REPOSITORY.fullmatch(model) is None

@@ -1,10 +1,10 @@
-"""How a process reads its settings: flags over ROUNDHOUSE_* variables over one TOML file over defaults.
+"""Settings of a process. Precedence: flags, ROUNDHOUSE_* environment variables, one TOML file, defaults.
 
-Settings are a frozen `msgspec.Struct` whose fields are `Annotated[type, Meta(description=…)]`; the field
+Settings are a frozen `msgspec.Struct` whose fields are `Annotated[type, Meta(description=…)]`. The field
 `max_waiting` of the section `gateway` is `--max-waiting`, `ROUNDHOUSE_MAX_WAITING` and `max_waiting` under
-`[gateway]`; with `rename=public_name` a unit at the end of a field's name is for our code only. A list (a
-field of type `tuple[str, ...]`, its name in the plural) is separated by commas in text; its flag may be
-repeated, and written in the singular. Everything wrong is reported at once, each with the place it came from.
+`[gateway]`. With `rename=public_name`, the unit at the end of a field's name is internal. A list (a field of
+type `tuple[str, ...]`, its name in the plural) is comma-separated in text; its flag may be repeated, and
+written in the singular. All errors are reported at once, each with its source.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from __future__ import annotations
 import argparse
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from protocol import sizes
-from protocol.wording import in_words, meant, strangers
+from protocol.error_text import closest_match, describe_os_error, unknown_flags
 
 EXIT_CONFIGURATION = 78
-"""sysexits' EX_CONFIG: starting again will not help until a person changes something."""
+"""sysexits' EX_CONFIG: a restart does not help until a person changes something."""
 
 SECTIONS = ("serve", "gateway", "worker", "models")
 _ENV = "ROUNDHOUSE_"
@@ -30,12 +30,49 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def public_name(field: str) -> str:
-    """What people call the setting: seconds go without saying. For a settings struct's `rename`."""
+    """Return a setting's public name, without the unit `_s`. For a settings struct's `rename`."""
     return field.removesuffix("_s")
 
 
+def passes_on(*others: tuple[type[msgspec.Struct], Sequence[str]]) -> Callable[[type[S]], type[S]]:
+    """Return a class decorator that adds settings of other processes, each with the fields to add.
+
+    An added setting keeps its type, bounds and description. Its default means that it was not given, None or
+    (), and its description states the default of the other process. A field that the class itself declares
+    is replaced in its place; static type checkers know only these fields.
+    """
+
+    def complete(kind: type[S]) -> type[S]:
+        added = {field[0]: field for other, names in others for field in _not_given(other, names)}
+        struct = msgspec.defstruct(
+            kind.__name__,
+            added.values(),
+            bases=(kind,),
+            module=kind.__module__,
+            namespace={"__doc__": kind.__doc__},
+            frozen=True,
+            kw_only=True,
+            rename=public_name,
+        )
+        return cast("type[S]", struct)
+
+    return complete
+
+
+def _not_given(
+    kind: type[msgspec.Struct], names: Sequence[str]
+) -> Iterator[tuple[str, Any, tuple[()] | None]]:
+    """Yield the fields `names` of `kind` for `msgspec.defstruct`, in the order of `kind`."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        if field.name in names:
+            hint = hints[field.name]
+            described = msgspec.Meta(description=_help_text(hint, field.default))
+            yield field.name, Annotated[hint, described], () if _is_list(hint) else None
+
+
 class SettingsError(ValueError):
-    """All that is wrong with a process's settings, one line each."""
+    """All errors in a process's settings, one per line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,7 +81,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Given(NamedTuple):
-    """A value and where it came from. Flags and variables are text; a TOML value has a type of its own."""
+    """A value and its source. Flags and variables are text; a TOML value is typed."""
 
     value: object
     source: str
@@ -61,14 +98,14 @@ def read(
     about: str,
     elsewhere: Mapping[str, type[msgspec.Struct]] | None = None,
 ) -> S:
-    """The settings of a process. `elsewhere`: those of others that have no flag here, by their section.
+    """Read the settings of a process. `elsewhere`: other processes' settings, by section, for error messages.
 
     Raises `SettingsError`; `--help` prints and exits.
     """
     fields = [field.encode_name for field in msgspec.structs.fields(kind)]
     given, unknown = _parser(kind, program, about).parse_known_args(list(argv))
     if unknown:
-        raise SettingsError("\n".join(strangers(unknown, fields, elsewhere or {}, program)))
+        raise SettingsError("\n".join(unknown_flags(unknown, fields, elsewhere or {}, program)))
     flags = vars(given)
     config = flags.pop("config", None) or environ.get(_ENV + "CONFIG")
     errors: list[str] = []
@@ -87,7 +124,7 @@ def read(
 
 
 def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
-    """The TOML file that `read` takes. Raises `SettingsError`."""
+    """Return the path of the TOML file that `read` would use. Raises `SettingsError`."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config")
     found: str | None = parser.parse_known_args(list(argv))[0].config
@@ -97,7 +134,7 @@ def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
 def read_or_exit(
     kind: type[S], section: str, argv: Sequence[str], environ: Mapping[str, str], *, program: str, about: str
 ) -> S:
-    """`read` for a `__main__`: what is wrong goes to stderr, and the exit status is EX_CONFIG."""
+    """Call `read` for a `__main__`: errors go to stderr, and the exit status is EX_CONFIG."""
     try:
         return read(kind, section, argv, environ, program=program, about=about)
     except SettingsError as error:
@@ -107,17 +144,19 @@ def read_or_exit(
 def unknown_keys(
     kind: type[msgspec.Struct], section: str, table: Mapping[str, object], path: str | Path
 ) -> list[str]:
-    """A line for each key of a section that is no setting."""
+    """Return an error line for each unknown key of a section."""
     known = kind.__struct_encode_fields__
     return [
-        f"{path}: unknown key {key} in [{section}]{meant(key, known)}" for key in table if key not in known
+        f"{path}: unknown key {key} in [{section}]{closest_match(key, known)}"
+        for key in table
+        if key not in known
     ]
 
 
 def refusal(kind: type[msgspec.Struct], name: str, value: object) -> str | None:
-    """Why a process refuses a TOML value that it is told by a flag, `--name=value`; None: it takes it.
+    """Return why a TOML value is invalid when passed on as a flag, `--name=value`; None: it is valid.
 
-    A flag is text: "8" is a number to it, and 8 a name. A switch has a flag without a value.
+    A flag is text, so "8" is valid as a number and 8 as a name. A switch is a flag without a value.
     """
     (hint,) = (
         get_type_hints(kind, include_extras=True)[field.name]
@@ -132,16 +171,20 @@ def refusal(kind: type[msgspec.Struct], name: str, value: object) -> str | None:
 
 
 def exit_with(program: str, reason: str | Exception) -> NoReturn:
-    """End the process for a reason only a person can mend."""
-    message = in_words(reason) if isinstance(reason, Exception) else reason
+    """Print `reason` and exit with EX_CONFIG, for errors that only a person can fix."""
+    message = describe_os_error(reason) if isinstance(reason, Exception) else reason
     for line in message.splitlines():
         print(f"{program}: {line}", file=sys.stderr)
     raise SystemExit(EXIT_CONFIGURATION)
 
 
-def _describe(hint: Any) -> str:
+def _help_text(hint: Any, default: object) -> str:
+    """Return the outermost description of a field, with its default."""
     metas = [m for m in get_args(hint)[1:] if isinstance(m, msgspec.Meta)]
-    return next((m.description for m in metas if m.description), "")
+    text = next((m.description for m in reversed(metas) if m.description), "")
+    if default is False or default in (None, "", (), msgspec.NODEFAULT):
+        return text
+    return f"{text} (default: {sizes.spell(cast(int, default)) if _is_size(hint) else default})"
 
 
 def _is_size(hint: Any) -> bool:
@@ -170,15 +213,11 @@ def _bare(hint: Any) -> Any:
 
 def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=program, description=about, argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with the same settings")
+    parser.add_argument("--config", metavar="FILE", help="TOML file with the same settings")
     hints = get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
         flag = "--" + field.encode_name.replace("_", "-")
-        help_text = _describe(hints[field.name])
-        if field.default is not msgspec.NODEFAULT and field.default not in (None, "", ()):
-            default = sizes.spell(field.default) if _is_size(hints[field.name]) else field.default
-            help_text += f" (default: {default})"
-        help_text = help_text.replace("%", "%%")
+        help_text = _help_text(hints[field.name], field.default).replace("%", "%%")
         if _is_switch(hints[field.name]):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
         elif _is_list(hints[field.name]):
@@ -198,13 +237,13 @@ def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: lis
     try:
         document = tomllib.loads(path.read_text())
     except OSError as error:
-        errors.append(in_words(error))
+        errors.append(describe_os_error(error))
         return {}
     except ValueError as error:
-        errors.append(f"{path} is no TOML: {error}")
+        errors.append(f"{path} is not valid TOML: {error}")
         return {}
     errors += [
-        f"{path}: unknown section [{name}]{meant(name, SECTIONS)}"
+        f"{path}: unknown section [{name}]{closest_match(name, SECTIONS)}"
         for name in document
         if name not in SECTIONS
     ]
@@ -246,13 +285,13 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
         return None
     try:
         return kind(**converted)
-    except ValueError as error:  # from the struct's own __post_init__: rules across fields
+    except ValueError as error:  # from the struct's __post_init__, which checks several fields together
         errors.append(str(error))
         return None
 
 
 def _as_hinted(hint: Any, given: _Given) -> Any:
-    """Raises `ValidationError` or `SizeError`."""
+    """Convert a value to its field's type. Raises `ValidationError` or `SizeError`."""
     value, _, typed = given
     if isinstance(value, str) and _is_size(hint):
         value = sizes.parse(value)

@@ -1,4 +1,4 @@
-"""Sizes as people write them: `4GiB`, `500 MB`, `1.5G`, `65536`."""
+"""Human-readable sizes: `4GiB`, `500 MB`, `1.5G`, `65536`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from msgspec import Meta
 
 BYTES = Meta(ge=0, le=2**62)
 Size = Annotated[int, BYTES]
-"""A setting in bytes, that `protocol.settings` also takes in this form."""
+"""A setting in bytes, which `protocol.settings` also accepts as a human-readable size."""
 
 _POWERS = "KMGT"
 _SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*(?:([KMGT])(I?B)?|B)?\s*", re.ASCII | re.IGNORECASE)
 
 
 class SizeError(ValueError):
-    """A text that is no size."""
+    """An invalid size."""
 
 
 def parse(text: str) -> int:
-    """Bytes, a fraction of one left out. `KB` is 1000, `KiB` and `K` are 1024. Raises `SizeError`."""
+    """Return a size in bytes, rounded down. `KB` is 1000, `KiB` and `K` are 1024. Raises `SizeError`."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise SizeError(
-            f"Expected a size, in bytes or with KB, MB, GB, TB, KiB, MiB, GiB or TiB, not {text[:32]!r}"
+            f"Expected a size in bytes or with KB, MB, GB, TB, KiB, MiB, GiB or TiB, not {text[:32]!r}"
         )
     number, unit, form = found.groups()
     base = 1000 if (form or "").upper() == "B" else 1024
@@ -34,7 +34,7 @@ def parse(text: str) -> int:
 
 
 def spell(size: int) -> str:
-    """The shortest form that `parse` reads as `size` exactly: whole KiB, MiB, GiB or TiB, else bytes."""
+    """Return the shortest exact form of `size`: whole KiB, MiB, GiB or TiB, else bytes."""
     power = 0
     while size and power < len(_POWERS) and size % 1024 == 0:
         size, power = size // 1024, power + 1

@@ -1,7 +1,7 @@
-"""How the two ends of the line are made: options, high-water marks, who may connect.
+"""ZeroMQ sockets between gateway and workers: options, high-water marks, access control.
 
-The gateway binds a ROUTER, workers connect a DEALER under their incarnation as identity. `ipc://` lives in a
-directory only its owner can enter; `tcp://` off loopback is refused without CURVE keys.
+The gateway binds a ROUTER; workers connect a DEALER with their incarnation as identity. `ipc://` sockets are
+in a directory that only its owner can enter; `tcp://` on other interfaces than loopback requires CURVE keys.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import zmq
 import zmq.auth
 
 from protocol.hosts import is_loopback
-from protocol.private import is_private, made_private, read_private
+from protocol.secure_files import create_private, is_private, read_private
 from protocol.wire import MESSAGE_BYTES_MAX
 
 SEND_QUEUE_MESSAGES_MAX = 4096
 RECEIVE_QUEUE_MESSAGES_MAX = 4096
 GATEWAY_FRAME_BYTES_MAX = 8 * 2**20
-"""Of what a worker sends: four times what a step of 4096 rows has to say, with twenty likelihoods each. The
-gateway decodes it between the events of others."""
+"""Maximum size of a worker's frame: four times that of a step of 4096 rows with twenty logprobs each. The
+gateway decodes frames on its event loop, so they must be small."""
 LINGER_MS = 500
 RECONNECT_MS = 50
 BEATS_MISSED_MAX = 5
 CHANGES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-"""What the socket's monitor tells, where nothing else is asked for."""
+"""Default events of the socket's monitor."""
 RECONNECT_MS_MAX = 1000
 
 
 class EndpointError(ValueError):
-    """An endpoint that must not be used as asked."""
+    """An endpoint that is invalid or insecure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Keys of both ends, from a folder made by `write_keys`: whoever can read it may join the line."""
+    """CURVE keys of one end, from a folder made by `write_keys`. Whoever can read it can connect."""
 
     gateway_public: bytes
     worker_public: bytes
@@ -47,8 +47,8 @@ class Curve:
 
     @classmethod
     def load(cls, folder: Path, end: str) -> Curve:
-        """`end` is `gateway` or `worker`. Raises `EndpointError` when a key file is missing or unreadable,
-        or when the secret is open to others."""
+        """Load the keys of `end`, `gateway` or `worker`. Raises `EndpointError` if a key file is missing or
+        unreadable, or if others can read the secret."""
         try:
             read_private(folder / f"{end}.key_secret")
             gateway, _ = zmq.auth.load_certificate(folder / "gateway.key")
@@ -57,39 +57,39 @@ class Curve:
         except (OSError, ValueError) as error:
             raise EndpointError(f"CURVE keys in {folder}: {error}") from error
         if secret is None:
-            raise EndpointError(f"CURVE keys in {folder}: {end}.key_secret holds no secret")
+            raise EndpointError(f"CURVE keys in {folder}: {end}.key_secret contains no secret key")
         return cls(gateway, worker, secret)
 
 
 def write_keys(folder: Path) -> None:
-    """Make the key pairs of both ends in `folder`, readable by their owner only."""
+    """Create the key pairs of both ends in `folder`, readable by their owner only."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    with made_private():
+    with create_private():
         for end in ("gateway", "worker"):
             zmq.auth.create_certificates(folder, end)
 
 
 def runtime_directory() -> Path:
-    """The folder for `ipc://` sockets: made with mode 0700 and ours alone. Raises `EndpointError`."""
+    """Return the folder for `ipc://` sockets, created with mode 0700. Raises `EndpointError`."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "roundhouse" if base else Path(tempfile.gettempdir()) / f"roundhouse-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise EndpointError(f"{folder} cannot be made: {error.strerror}") from error
+        raise EndpointError(f"{folder} cannot be created: {error.strerror}") from error
     if not is_private(folder):
-        raise EndpointError(f"{folder} must be a directory of yours with mode 0700")
+        raise EndpointError(f"{folder} must be a directory owned by you with mode 0700")
     return folder
 
 
 def default_endpoint(port: int) -> str:
-    """Where the gateway that serves HTTP on `port` meets its workers."""
+    """Return the default worker endpoint of the gateway with HTTP port `port`."""
     return f"ipc://{runtime_directory()}/{port}.sock"
 
 
 def check_endpoint(endpoint: str, curve: Curve | None) -> None:
-    """Raises `EndpointError` for an endpoint that others could listen on or speak to."""
+    """Raise `EndpointError` for an endpoint that is invalid or that others could access."""
     try:
         parts = urlsplit(endpoint)
     except ValueError as error:
@@ -99,20 +99,20 @@ def check_endpoint(endpoint: str, curve: Curve | None) -> None:
     if parts.scheme != "tcp":
         raise EndpointError(f"{endpoint}: must begin with ipc:// or tcp://")
     if curve is None and not is_loopback(parts.hostname or ""):
-        raise EndpointError(f"{endpoint}: tcp off loopback needs CURVE keys (--curve-keys)")
+        raise EndpointError(f"{endpoint}: tcp on a non-loopback address requires CURVE keys (--curve-keys)")
 
 
 def _prepare(socket: zmq.Socket[bytes], frame_bytes_max: int, beat_ms: int, changes: int = CHANGES) -> None:
-    # The monitor must be there before the first connection is, or that one's event is missed. Whoever asks
-    # the socket for its monitor later gets this one.
+    # The monitor must exist before the first connection, or its event is missed. Later calls of
+    # `get_monitor_socket` return this one.
     socket.get_monitor_socket(changes)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
-    # A peer that sends more in one frame is disconnected by libzmq before it costs memory.
+    # libzmq disconnects a peer that sends a larger frame, before allocating memory for it.
     socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes_max)
     if beat_ms:
-        # libzmq's own, by its own thread: a peer that is stopped, or whose machine is off, is disconnected.
+        # libzmq's heartbeats, on its own thread: a peer that is stopped or switched off is disconnected.
         socket.setsockopt(zmq.HEARTBEAT_IVL, beat_ms)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, BEATS_MISSED_MAX * beat_ms)
 
@@ -126,18 +126,18 @@ def bind_router(
     beat_ms: int = 0,
     changes: int = CHANGES,
 ) -> zmq.Socket[bytes]:
-    """The gateway's end. `join`: another address, if there is to be one. `beat_ms`: how often peers must be
-    heard of; 0: they need not. `changes`: what its monitor tells. Raises `EndpointError`, or `zmq.ZMQError`
-    when an address is taken."""
+    """Bind the gateway's ROUTER socket. `join`: an additional address, if not empty. `beat_ms`: heartbeat
+    interval; 0: no heartbeats. `changes`: events of its monitor. Raises `EndpointError`, or `zmq.ZMQError`
+    if an address is in use."""
     endpoints = [endpoint, join] if join else [endpoint]
     for address in endpoints:
         check_endpoint(address, curve)
     socket = context.socket(zmq.ROUTER)
     _prepare(socket, GATEWAY_FRAME_BYTES_MAX, beat_ms, changes)
-    # Without it a message to a worker that is gone, or whose queue is full, vanishes silently.
+    # Without this, a message to a disconnected worker, or one with a full queue, is silently dropped.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    # A worker whose connection broke may be back before the old one is cleared away; its name is its own.
-    # Without this the new connection would be refused in silence, and the worker never heard again.
+    # A worker may reconnect before its old connection is removed; its identity is unique. Without this, the
+    # new connection would be silently refused.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     if curve is not None:
         socket.curve_server = True
@@ -145,8 +145,8 @@ def bind_router(
         socket.curve_publickey = curve.gateway_public
         socket.setsockopt(zmq.ZAP_DOMAIN, b"roundhouse")
     for address in endpoints:
-        # Whoever may write to a Unix socket may connect to it, wherever it was asked for.
-        with made_private() if address.startswith("ipc:") else nullcontext():
+        # Write permission on a Unix socket allows connecting to it, and its folder may be public.
+        with create_private() if address.startswith("ipc:") else nullcontext():
             socket.bind(address)
     return socket
 
@@ -159,13 +159,13 @@ def connect_dealer(
     *,
     beat_ms: int = 0,
 ) -> zmq.Socket[bytes]:
-    """A worker's end. Connects in the background, again and again. `beat_ms`: see `bind_router`. Raises
-    `EndpointError`."""
+    """Connect a worker's DEALER socket, in the background and with retries. `beat_ms`: heartbeat interval; 0:
+    no heartbeats. Raises `EndpointError`."""
     check_endpoint(endpoint, curve)
     socket = context.socket(zmq.DEALER)
     _prepare(socket, MESSAGE_BYTES_MAX, beat_ms)
     socket.setsockopt(zmq.IDENTITY, identity.encode())
-    # Nothing is queued for a gateway that is not there: it would be stale when one comes.
+    # Queue nothing while no gateway is connected: it would be stale when one connects.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
@@ -178,8 +178,8 @@ def connect_dealer(
 
 
 def poller(*readable: zmq.Socket[bytes] | int) -> zmq.Poller:
-    """Says which of them, sockets or file descriptors, have something to be read. One that is made anew for
-    each look, as `Socket.poll` does, costs several times as much."""
+    """Return a poller for readable sockets or file descriptors. Reusing it is several times cheaper than
+    `Socket.poll`, which makes a new one for each call."""
     made = zmq.Poller()
     for each in readable:
         made.register(each, zmq.POLLIN)

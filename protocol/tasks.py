@@ -1,4 +1,4 @@
-"""What models are made for: each for one thing, and what is said of any other."""
+"""Tasks of models: generation, embeddings or reranking; and the error for a task that a model lacks."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Literal
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Embed, Generate, Rank, Request
-from protocol.parts import Capabilities
+from protocol.types import Capabilities
 
 Task = Literal["generate", "embed", "rerank"]
 
 _REFUSALS: dict[Task, str] = {
     "generate": "does not generate text.",
-    "embed": "makes no embeddings.",
+    "embed": "does not compute embeddings.",
     "rerank": "does not rank documents.",
 }
 _MADE_FOR: dict[Task, str] = {
-    "generate": "It generates text (/v1/chat/completions); ask a model that is made for this.",
-    "embed": "It makes embeddings: ask it at /v1/embeddings.",
-    "rerank": "It ranks documents: ask it at /v1/rerank.",
+    "generate": "It generates text (/v1/chat/completions); use another model for this task.",
+    "embed": "It is an embedding model: use /v1/embeddings.",
+    "rerank": "It is a reranker: use /v1/rerank.",
 }
 
 
 def task_of(request: Request) -> Task:
-    """What a request asks for."""
+    """Return the task of a request."""
     match request:
         case Embed():
             return "embed"
@@ -34,12 +34,12 @@ def task_of(request: Request) -> Task:
 
 
 def runs_nothing(request: Request) -> bool:
-    """Whether its prompt is only counted or taken apart, which the model never hears of."""
+    """Return whether the request is tokenize-only, without work for the model thread."""
     return isinstance(request, Generate) and request.tokenizing is not None
 
 
 def tasks(able: Capabilities) -> list[Task]:
-    """What can be asked for."""
+    """Return the tasks that a model supports."""
     flags: dict[Task, bool] = {
         "generate": able.generation,
         "embed": able.embeddings,
@@ -49,7 +49,7 @@ def tasks(able: Capabilities) -> list[Task]:
 
 
 def require(task: Task, able: Capabilities, model: str) -> None:
-    """Raises `RequestError(invalid_request)` for what this model is not made for."""
+    """Raise `RequestError(invalid_request)` if the model does not support `task`."""
     served = tasks(able)
     if task not in served:
         message = " ".join([f"The model `{model}` {_REFUSALS[task]}", *(_MADE_FOR[of] for of in served)])

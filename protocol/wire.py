@@ -1,7 +1,7 @@
-"""Messages to frames and back.
+"""Encoding of messages as ZeroMQ frames.
 
-A message is one msgpack frame; media travel behind it as raw frames, referenced by index and never copied
-into msgpack. Decoding has one kind of failure, `WireError`, whatever the garbage.
+A message is one msgpack frame; media follow it as raw frames, referenced by index, and are not copied into
+msgpack. Decoding of any malformed input raises `WireError`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ MESSAGE_BYTES_MAX = 64 * 2**20
 MEDIA_BYTES_MAX = 32 * 2**20
 MEDIA_FRAMES_MAX = 64
 MEDIA_PIXELS_MAX = 2**26
-"""Of an image that is decoded, 192 MiB of colours: checked before it travels."""
+"""Largest image in pixels (192 MiB when decoded to RGB); checked before it is sent."""
 
 Frames = Sequence[bytes]
 M = TypeVar("M")
 
 
 class WireError(Exception):
-    """Frames that are not a message of ours."""
+    """Frames that are not a valid message."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message, media: Frames = ()) -> list[bytes]:
-    """The frames of a message. Raises `WireError` for what the other side would refuse."""
+    """Return the frames of a message. Raises `WireError` for one that the receiver would refuse."""
     try:
         body = _encoder.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -46,12 +46,12 @@ def _check_sizes(frames: Frames) -> None:
     if not frames:
         raise WireError("no frames")
     if len(frames) - 1 > MEDIA_FRAMES_MAX:
-        raise WireError(f"{len(frames) - 1} media frames, at most {MEDIA_FRAMES_MAX}")
+        raise WireError(f"{len(frames) - 1} media frames; the limit is {MEDIA_FRAMES_MAX}")
     if len(frames[0]) > MESSAGE_BYTES_MAX:
-        raise WireError(f"message of {len(frames[0])} bytes, at most {MESSAGE_BYTES_MAX}")
+        raise WireError(f"message of {len(frames[0])} bytes; the limit is {MESSAGE_BYTES_MAX}")
     for media in frames[1:]:
         if len(media) > MEDIA_BYTES_MAX:
-            raise WireError(f"media frame of {len(media)} bytes, at most {MEDIA_BYTES_MAX}")
+            raise WireError(f"media frame of {len(media)} bytes; the limit is {MEDIA_BYTES_MAX}")
 
 
 def _check_media(message: object, media: Frames) -> None:
@@ -60,7 +60,7 @@ def _check_media(message: object, media: Frames) -> None:
         frame for m in told for frame in range(m.frame, m.frame + min(m.frames, MEDIA_FRAMES_MAX + 1))
     ]
     if expected != list(range(len(media))):
-        raise WireError(f"{len(media)} media frames behind a message that refers to {len(expected)}")
+        raise WireError(f"{len(media)} media frames, but the message refers to {len(expected)}")
 
 
 class _Decoder(Generic[M]):
@@ -71,7 +71,7 @@ class _Decoder(Generic[M]):
         _check_sizes(frames)
         try:
             message = self._decoder.decode(frames[0])
-        # Garbage inside a string surfaces as UnicodeDecodeError, deep nesting as RecursionError.
+        # Invalid UTF-8 in a string raises UnicodeDecodeError, deep nesting RecursionError.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"cannot decode: {error}") from error
         media = list(frames[1:])
@@ -80,7 +80,7 @@ class _Decoder(Generic[M]):
 
 
 decode_to_worker: _Decoder[ToWorker] = _Decoder(ToWorker)
-"""Frames a worker received -> message and media. Raises `WireError`."""
+"""Decode frames received by a worker into a message and media. Raises `WireError`."""
 
 decode_to_gateway: _Decoder[ToGateway] = _Decoder(ToGateway)
-"""Frames the gateway received (without the peer's identity) -> message and media. Raises `WireError`."""
+"""Decode frames received by the gateway (without the peer's identity). Raises `WireError`."""

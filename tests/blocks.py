@@ -1,7 +1,7 @@
-"""The commands in the documents: fenced blocks, taken out so that they can be run.
+"""Extract the fenced code blocks of the documents, so that tests can run them.
 
-The first word behind a fence says what a block is written in. A second one says in which environment it can
-be run, where that is not ours: one of `tests.conformance.recipes`.
+The first word after a fence is the language of the block. A second word names the environment that the block
+needs, one of `tests.conformance.recipes`; without it the block runs in the repository's environment.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 _BLOCK = re.compile(r"^```(\w+)(?: ([\w-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 ADDRESS = "127.0.0.1:8000"
-"""Where the documents have the server."""
+"""The address of the server in the documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`place`: the document and the line of its fence. `environment`: empty where it is ours."""
+    """A code block. `place`: document and line of its fence. `environment`: empty for the default."""
 
     place: str
     language: str
@@ -30,17 +30,17 @@ class Block:
     text: str
 
     def at(self, address: str) -> str:
-        """The text, with the server at another address."""
+        """Return the text with the server at another address."""
         return self.text.replace(ADDRESS, address)
 
     @property
     def first(self) -> str:
-        """What it begins with."""
+        """The first line of the text."""
         return self.text.splitlines()[0]
 
 
 def blocks(document: Path) -> Iterator[Block]:
-    """Those of a document that say what they are written in, in order."""
+    """Yield the blocks of a document that name their language, in order."""
     text = document.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
@@ -48,5 +48,5 @@ def blocks(document: Path) -> Iterator[Block]:
 
 
 def all_blocks() -> list[Block]:
-    """Those of all documents."""
+    """Return the blocks of all documents."""
     return [block for document in DOCUMENTS for block in blocks(document)]

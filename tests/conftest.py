@@ -1,4 +1,4 @@
-"""What every test is held to: no thread, child process or file descriptor may outlive it."""
+"""Fixtures and hooks of all tests: test order, leak checks, and a scripted system."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import pytest
 
 from tests.broker.page import scripts
 from tests.browser import chromium
+from tests.oracle import Oracle
 from tests.system import Process, System, eventually, running_system
 
 _LEAK_WAIT_S = 5.0
 
-# Machines are shared: how long an example took says nothing about the code. Waits have their own deadlines.
+# No deadline per example: on shared machines its duration says nothing. Waits have their own timeouts.
 hypothesis.settings.register_profile(
     "house", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
 )
@@ -26,26 +27,26 @@ hypothesis.settings.load_profile("house")
 
 
 PROCESSES_MAX = 6
-"""Beyond that, tests of real processes would keep each other waiting."""
+"""With more processes, tests of real processes would slow each other down."""
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Of a container, in microseconds of a core in each so many: it may be less than the cores that it sees."""
+"""CPU quota and period of a container, in microseconds; the quota may be below the visible cores."""
 
 _WAITING = ("faults", "e2e", "deploy")
-"""Folders of tests that mostly wait for processes, those with long ones first."""
+"""Folders of tests that mostly wait for processes, those with the longest tests first."""
 _COMPUTING = ("worker", "models")
-"""Folders of tests that take seconds of a core; no other ones do."""
+"""Folders of tests that compute for seconds; no other tests do."""
 
 
 def pytest_configure() -> None:
-    """Where a shell started us in the background, interrupts are ignored, which what we start inherits."""
+    """Restore SIGINT, which a shell ignores for background jobs; child processes would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: one more than the cores that we may use, since much of the time somebody waits."""
+    """Return the number of processes for `-n auto`: the usable cores plus one, because many tests wait."""
     return min(_cores() + 1, PROCESSES_MAX)
 
 
@@ -56,8 +57,10 @@ def _cores() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that wait and files that compute by turns, in both the long ones first: so the cores are busy,
-    and what comes last is short."""
+    """Interleave test files that wait with files that compute, the long ones of both first.
+
+    This keeps the cores busy, and the last tests are short.
+    """
     root = Path(__file__).parent
     ranks = {folder: rank for rank, folder in enumerate((*_WAITING, *_COMPUTING))}
     folders = {item.path: item.path.relative_to(root).parts[0] for item in items}
@@ -71,27 +74,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What was left out, since nothing was there to open it with: in a line, and never silently."""
+    """Report in one line which browser tests were skipped because no browser or node was found."""
     if chromium.find() is None:
         left = "" if scripts.runnable() else " and its scripts (no node either)"
         terminalreporter.write_line(f"Not opened: the page at / in a browser{left}: `make browser`")
 
 
 def _threads() -> set[str]:
-    # Executors of libraries and MLX's own threads stay by design; ours and the test's must not.
+    # Daemon threads of MLX and of libraries' executors may stay; threads of the code and of tests must not.
     return {t.name for t in threading.enumerate() if t.is_alive() and not t.daemon}
 
 
 def _children() -> set[int]:
-    # To look through all processes of the machine takes milliseconds, before and after each of thousands of
-    # tests, and most have none at all.
+    # Listing all processes takes milliseconds, before and after each of thousands of tests, most of which
+    # have no children.
     if _is_childless():
         return set()
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def _is_childless() -> bool:
-    """Whether the system says so at once; macOS has no such call before Python 3.13."""
+    """Ask the kernel cheaply whether there are children; macOS has no such call before Python 3.13."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -103,7 +106,7 @@ def _is_childless() -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
-    """Children and non-daemon threads started by a test have ended when it has."""
+    """Assert that a test's child processes and non-daemon threads end with it."""
     threads, children = _threads(), _children()
     yield
     eventually(
@@ -115,16 +118,22 @@ def nothing_leaks() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def proofs_are_kept(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a worker has proven of a model is known to those that are started after it, in this run."""
+    """Share the cache of model capability checks among all workers of a test run."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     Process.cache = shared / "cache"
     Process.cache.mkdir(exist_ok=True)
 
 
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    with Oracle() as oracle:
+        yield oracle
+
+
 @pytest.fixture
 def fake_system(tmp_path: Path) -> Iterator[System]:
-    """A gateway and one scripted worker, ready."""
+    """Yield a gateway with one scripted worker that is ready."""
     with running_system(tmp_path) as system:
         system.start_worker()
         system.wait_ready()

@@ -1,4 +1,4 @@
-"""`python -m tests.eager`: a worker that tries drafts in every step, whether they pay or not."""
+"""`python -m tests.eager`: a worker that speculates in every step, even at a loss."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import sys
 
 from worker.__main__ import main
-from worker.schedule import choices, guessing, trust, worth
-from worker.schedule.following import Following
+from worker.schedule import circuit_breaker, draft_length
+from worker.schedule.draft_proposals import DraftCatchUp
 from worker.schedule.rows import Row
 
 
 def make_eager() -> None:
-    choices.GAIN_MIN = choices.GAIN_KEPT = 0.0
-    guessing.CREDIT_FIRST = guessing.CREDIT_MAX = worth.LOST_STEPS_MAX = 1e9
-    trust.TRIED_GUESSES, trust.VAIN_STEPS = 0, 10**9
-    Following.seconds = _nothing  # type: ignore[method-assign]
+    draft_length.GAIN_MIN = draft_length.GAIN_KEPT = 0.0
+    circuit_breaker.CREDIT_FIRST = circuit_breaker.CREDIT_MAX = circuit_breaker.LOST_STEPS_MAX = 1e9
+    circuit_breaker.TRIED_GUESSES, circuit_breaker.VAIN_STEPS = 0, 10**9
+    DraftCatchUp.seconds = _nothing  # type: ignore[method-assign]
 
 
-def _nothing(self: Following, row: Row) -> float:
-    """What it takes to read a prompt."""
+def _nothing(self: DraftCatchUp, row: Row) -> float:
+    """Return a cost of prefilling the draft model that is never too high."""
     return -math.inf
 
 

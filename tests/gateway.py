@@ -1,7 +1,7 @@
-"""`python -m tests.gateway`: the gateway, to which hosts of the internet are servers of this machine.
+"""`python -m tests.gateway`: the gateway, with internet hosts replaced by servers on this machine.
 
-Names and addresses lead where `TESTS_NETWORK` says: JSON, `names` to lists of addresses and `addresses` to
-ports on loopback. Whom the gateway may ask it decides as ever: no setting of its own opens loopback.
+`TESTS_NETWORK` is JSON: `names` maps host names to lists of addresses, `addresses` maps addresses to loopback
+ports. The gateway's check of allowed hosts is unchanged: no setting allows loopback itself.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ipaddress import ip_address
 import httpx
 
 from broker.__main__ import main
-from broker.dialects.hosts import Address
+from broker.dialects.media_hosts import Address
 from tests.system import NO_TLS
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """`broker.http.fetching.Network` of a few names and addresses."""
+    """An implementation of `broker.http.fetching.Network` with fixed names and addresses."""
 
     names: Mapping[str, Sequence[str]]
     addresses: Mapping[str, int]
 
     async def resolve(self, host: str, port: int) -> Sequence[Address]:
         if host not in self.names:
-            raise socket.gaierror(f"there is no {host}")
+            raise socket.gaierror(f"unknown host {host}")
         return [ip_address(address) for address in self.names[host]]
 
     def transport(self) -> httpx.AsyncBaseTransport:
@@ -37,7 +37,7 @@ class Map:
 
 
 class Rerouted(httpx.AsyncHTTPTransport):
-    """Connects to ports of this machine in place of addresses; who is asked for is left in the headers."""
+    """A transport that connects to loopback ports instead of addresses; the headers stay unchanged."""
 
     def __init__(self, addresses: Mapping[str, int]) -> None:
         super().__init__(verify=NO_TLS, trust_env=False)
@@ -46,7 +46,7 @@ class Rerouted(httpx.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         port = self._addresses.get(request.url.host)
         if port is None:
-            raise httpx.ConnectError(f"nobody is at {request.url.host}")
+            raise httpx.ConnectError(f"no server at {request.url.host}")
         request.url = request.url.copy_with(host="127.0.0.1", port=port)
         return await super().handle_async_request(request)
 

@@ -1,4 +1,4 @@
-"""A server of images on loopback, for what is fetched: `serving_images` runs it in a thread."""
+"""An image server on loopback, for tests of fetched images: `serving_images` runs it in a thread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Images(ThreadingHTTPServer):
-    """Pages by path: bytes are answered, a text is where a redirect leads, a number a status, and None an
-    answer that never comes. `asked`: by path and Host header."""
+    """An HTTP server with one response per path.
+
+    `pages`: bytes are the body, a string is the target of a redirect, a number is a status, and None never
+    answers. `asked`: the number of requests by path and Host header.
+    """
 
     daemon_threads = True
 
@@ -49,16 +52,16 @@ class _Handler(BaseHTTPRequestHandler):
         if location:
             self.send_header("location", location)
         self.end_headers()
-        with contextlib.suppress(OSError):  # whoever has read enough goes
+        with contextlib.suppress(OSError):  # a client may leave once it has read enough
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def serving_images(pages: Mapping[str, bytes | str | int | None]) -> Iterator[Images]:
-    """The server, gone afterwards."""
+    """Run the server for the duration of the context."""
     with Images(pages) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

@@ -1,4 +1,4 @@
-"""Images for tests: whole ones, and all that can be wrong with one."""
+"""Images for tests, valid and invalid."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ FORMATS = {
     "image/bmp": "BMP",
 }
 MP4 = b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isommp41" + bytes(64)
-"""As much of a video as shows what it is."""
+"""The beginning of a video, enough to detect its media type."""
 
 
 def picture(colour: str = "red", size: tuple[int, int] = (8, 6), kind: str = "PNG", **told: Any) -> bytes:
-    """One of a single colour."""
+    """Return an image of a single colour."""
     file = BytesIO()
     Image.new("RGB", size, colour).save(file, kind, **told)
     return file.getvalue()
 
 
 def noise(size: tuple[int, int], kind: str = "PNG") -> bytes:
-    """One that is hard to compress."""
+    """Return an image that is hard to compress."""
     file = BytesIO()
     Image.effect_noise(size, 80).save(file, kind)
     return file.getvalue()
 
 
 def animation(kind: str) -> bytes:
-    """Of two frames, as a GIF, a PNG or a WEBP."""
+    """Return an animation of two frames, as a GIF, a PNG or a WEBP."""
     file, (first, *others) = BytesIO(), [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
     first.save(file, kind, save_all=True, append_images=others, duration=100)
     return file.getvalue()
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that says it is so large, and has no pixels."""
+    """Return a PNG whose header declares this size and that has no pixels."""
 
     return png(width, height, [(b"IDAT", zlib.compress(b""))])
 
 
 def bomb() -> bytes:
-    """A whole one: 10,000 by 10,000 pixels, one bit each, in a few kilobytes."""
+    """Return a valid decompression bomb: 10,000 by 10,000 pixels of one bit in a few kilobytes."""
     return png(10_000, 10_000, [(b"IDAT", zlib.compress(bytes(10_000 * (1 + 10_000 // 8))))])
 
 
 def png(width: int, height: int, chunks: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """In black and white, of a header, these chunks and an end."""
+    """Return a black-and-white PNG of a header, `chunks` and an end chunk."""
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     told = [(b"IHDR", header), *chunks, (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in told)

@@ -1,12 +1,12 @@
-"""What upstream says: `mlx_lm.stream_generate` alone, request after request, in a process of its own.
+"""Reference answers of upstream: `mlx_lm.stream_generate`, one request at a time, in a separate process.
 
     echo '{"folder": …, "requests": [{"messages": […], "max_tokens": N}]}' | python -m tests.oracle
 
-prints the answers as one line of JSON, and so on for every line it is given. A request with `tokens` in place
-of `messages` is a prompt as it stands, and its answer does not end before `max_tokens`; with a `rule` it is
-held to the grammar of that seed (`tests.worker.rules`). The process has the same BLAS as a worker, so that a
-difference is never one of libraries, and nothing that a worker's modules may do to upstream's classes reaches
-it.
+prints the answers as one line of JSON for each line of input. A request has one of `messages`, `tokens` (a
+tokenized prompt; its answer has exactly `max_tokens` tokens) and `prompt` (a text to complete). `rule`
+constrains the answer to the grammar of that seed (`tests.worker.rules`). With `ignore_eos` end tokens do not
+end the answer. The process has the same BLAS as a worker, so differences never come from libraries. It does
+not import the worker's modules, so their patches of upstream's classes do not affect it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Request = dict[str, Any]
 
 
 class Oracle:
-    """The process. It answers in the order of the questions, while the caller does something else."""
+    """The reference process. It answers batches of requests in order, while the caller does other work."""
 
     def __enter__(self) -> Oracle:
         self._process = subprocess.Popen(
@@ -49,7 +49,7 @@ class Oracle:
         self._process.stdin.flush()
 
     def hear(self) -> list[dict[str, Any]]:
-        """The answers to the oldest open question: `text` and `tokens` of each request."""
+        """Return the answers to the oldest pending batch: `text` and `tokens` of each request."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the oracle has ended; its reason is on stderr"
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _open(folder: Path) -> Callable[[Request], dict[str, Any]]:
-    """Upstream with its model: mlx-lm, or mlx-vlm where that alone has the family."""
+    """Load a model and return its generator: mlx-lm's, or mlx-vlm's if only that has the family."""
     from worker.models.config import read_config, reads
 
     if not reads(read_config(folder, folder.name)):
@@ -78,7 +78,7 @@ def _open(folder: Path) -> Callable[[Request], dict[str, Any]]:
 
 
 def open_whole(folder: Path) -> Any:
-    """mlx-vlm's network. What of it there are no weights for, it says on the log."""
+    """Load mlx-vlm's model. It logs the parts that have no weights, which is silenced."""
     from mlx_vlm.utils import load_model
 
     logging.getLogger().setLevel(logging.ERROR)
@@ -86,7 +86,7 @@ def open_whole(folder: Path) -> Any:
 
 
 def _generate_whole(network: Any, request: Request) -> dict[str, Any]:
-    """A prompt as it stands, by the steps that `mlx_vlm.stream_generate` puts into text."""
+    """Generate from a tokenized prompt with `generate_step`, which `mlx_vlm.stream_generate` is built on."""
     import mlx.core as mx
     from mlx_vlm.generate import generate_step
 
@@ -112,19 +112,17 @@ def _processors(request: Request) -> list[Any] | None:
 def _generate(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
     import mlx_lm
 
-    endless = "tokens" in request
-    prompt = (
-        request["tokens"]
-        if endless
-        else tokenizer.apply_chat_template(request["messages"], add_generation_prompt=True)
-    )
+    endless = "tokens" in request or request.get("ignore_eos", False)
+    prompt = request.get("tokens") or request.get("prompt")
+    if prompt is None:
+        prompt = tokenizer.apply_chat_template(request["messages"], add_generation_prompt=True)
     ends = tokenizer.eos_token_ids
     if endless:
         tokenizer.eos_token_ids = set()
     steps = mlx_lm.stream_generate(
         model, tokenizer, prompt, max_tokens=request["max_tokens"], logits_processors=_processors(request)
     )
-    # The end token is reported as the last step's token, and is no part of the text.
+    # The last step reports the end token, which is not part of the text.
     ids = [step.token for step in steps if endless or step.token not in ends]
     tokenizer.eos_token_ids = ends
     # Decoded whole: upstream's streaming detokenizer drops a leading space.

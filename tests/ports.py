@@ -1,9 +1,8 @@
-"""Loopback ports that nobody else is given: each process that runs tests has a range of its own.
+"""Unique loopback ports for tests: each test process reserves a range of its own.
 
-A port from the kernel was free a moment ago, and a moment later it may be another server's, or one end of
-any connection. Ours lie below those that Linux (from 32768) and macOS (from 49152) give to connections, and
-whoever listens at the first port of a range has the others of it: no two processes of tests, whether of this
-run or of another, share one.
+A port chosen by the kernel may be taken by another server or connection before the test binds it. The ranges
+lie below the ephemeral ports of Linux (from 32768) and macOS (from 49152). The process that listens at the
+first port of a range owns the rest of it, so no two test processes, of any run, share a port.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from collections.abc import Iterator
 
 FIRST, LAST = 20_000, 32_000
 RANGE_PORTS = 200
-"""More than a process has in use at once, so that a port rests before it comes again."""
+"""More than a process uses at once, so that a port is not reused immediately."""
 
 
 def free_port() -> int:
-    """A loopback port without a listener. Raises `AssertionError` when there is none."""
+    """Return a loopback port without a listener. Raises `AssertionError` if there is none."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """So many in a row. Raises `AssertionError` when there are none."""
+    """Return `count` consecutive free ports. Raises `AssertionError` if there are none."""
     found: list[int] = []
     for port in itertools.islice(_ours, 2 * RANGE_PORTS):
         found = [*found, port] if not found or port == found[-1] + 1 else [port]
@@ -32,7 +31,7 @@ def free_ports(count: int) -> list[int]:
             found = []
         elif len(found) == count:
             return found
-    raise AssertionError("every port of this process is taken")
+    raise AssertionError("all ports of this process are in use")
 
 
 def _is_free(port: int) -> bool:
@@ -44,7 +43,7 @@ def _is_free(port: int) -> bool:
 
 
 def _own_ports() -> Iterator[int]:
-    """Round and round in a range that is ours until this process ends."""
+    """Cycle through the ports of a range that this process owns until it ends."""
     for first in range(FIRST, LAST, RANGE_PORTS):
         with socket.socket() as guard:
             try:
@@ -53,7 +52,7 @@ def _own_ports() -> Iterator[int]:
             except OSError:
                 continue
             yield from itertools.cycle(range(first + 1, first + RANGE_PORTS))
-    raise AssertionError("every range of ports is taken")
+    raise AssertionError("all port ranges are in use")
 
 
 _ours = _own_ports()

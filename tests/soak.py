@@ -1,9 +1,8 @@
-"""Everything that takes chances, for as long as one likes: `make soak [SEEDS=10000] [SECONDS=…] [LANES="…"]`.
+"""Run all randomized tests for any length of time: `make soak [SEEDS=10000] [SECONDS=…] [LANES="…"]`.
 
-Each lane is a command of its own that takes a seed and a number. What it prints before it starts is how to
-run it again, and a seed that fails fails again. Without SECONDS each lane runs once, at the size that a
-release must stand or at a part of it (SEEDS). With SECONDS small rounds are run, each with new seeds, until
-that time is over. The status is 1 if a lane failed.
+Each lane is a command with a seed and a count. The command is printed before it starts, and the same seed
+reproduces a failure. Without SECONDS each lane runs once, at the size required for a release, scaled by
+SEEDS. With SECONDS, small rounds with new seeds run until the time is over. The status is 1 if a lane failed.
 """
 
 from __future__ import annotations
@@ -19,22 +18,26 @@ from dataclasses import dataclass
 
 SEEDS = 10_000
 ROUND = SEEDS // 50
-"""The size of a round where time is what is given."""
+"""The size of a round if SECONDS is given."""
 SEED_MAX = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """`full`: how many of its things a lane does where there are `SEEDS` seeds. `command`: `{seed}` is where
-    it begins, `{count}` how many, `{end}` their sum."""
+    """A randomized test program.
+
+    `full`: the count of a lane at `SEEDS` seeds. `command`: contains `{seed}`, `{count}` and their sum
+    `{end}`. `least`: the smallest count that measures anything.
+    """
 
     name: str
     full: int
     command: str
+    least: int = 1
 
     def words(self, seed: int, seeds: int) -> list[str]:
-        """Its command line for a share of `seeds` in `SEEDS`, at least one thing."""
-        count = max(1, self.full * seeds // SEEDS)
+        """Return the command line, with the count scaled by `seeds` / `SEEDS` to at least `least`."""
+        count = max(self.least, self.full * seeds // SEEDS)
         told = self.command.format(seed=seed, count=count, end=seed + count)
         return [sys.executable, "-m", *told.split()]
 
@@ -46,25 +49,28 @@ LANES = (
     Lane("frames", 1_000_000, "tests.faults.frames --seed {seed} --frames {count}"),
     Lane("bodies", 100_000, "tests.faults.bodies --seed {seed} --count {count}"),
     Lane("leaks", 10_000, "tests.faults.leaks --seed {seed} --faults {count}"),
-    Lane("clients", 1000, "tests.faults.clients --seed {seed} --leaving {count}"),
+    Lane("clients", 1000, "tests.faults.clients --seed {seed} --leaving {count}", least=60),
     Lane("overload", 60, "tests.faults.overload --seed {seed} --seconds {count}"),
     Lane("kills", 100, "tests.faults.failover --seed {seed} --kills {count}"),
     Lane("engine", 20, "tests.faults.failover --model embedded --seed {seed} --kills {count}"),
     Lane("drafts", 10, "tests.faults.failover --model embedded --drafts --seed {seed} --kills {count}"),
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
     Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
+    Lane("prompts", 70, "tests.faults.shared_prompts --seed {seed} --kills {count}"),
+    Lane("recurrent", 70, "tests.faults.shared_prompts --model hybrid --seed {seed} --kills {count}"),
+    Lane("smollm2", 60, "tests.faults.shared_prompts --model smollm2 --seed {seed} --kills {count}"),
     Lane("ranks", 25, "tests.faults.ranks --seed {seed} --strikes {count}"),
-    Lane("falls", 5, "tests.faults.falls --falls {count}"),
+    Lane("falls", 5, "tests.faults.fallbacks --falls {count}"),
     Lane("sets", 4, "tests.worker.ranks.lives --first-seed {seed} --seeds {count}"),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),
-    Lane("sights", 50, "tests.worker.sights --first-seed {seed} --seeds {count}"),
+    Lane("sights", 50, "tests.worker.vision_models --first-seed {seed} --seeds {count}"),
     Lane("conversations", 50, "tests.worker.conversations --first-seed {seed} --seeds {count}"),
 )
 
 
 def run(lane: Lane, seed: int, seeds: int) -> bool:
-    """Whether the lane came through."""
+    """Run the lane; return whether it passed."""
     words = lane.words(seed, seeds)
     print(f"=== {lane.name}: python {' '.join(words[1:])}", flush=True)
     began = time.monotonic()
@@ -76,7 +82,7 @@ def run(lane: Lane, seed: int, seeds: int) -> bool:
 def rounds(
     lanes: Sequence[Lane], seed: int, within_s: float, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[tuple[Lane, int]]:
-    """All lanes with one seed, then with the next, while there is time; at least one of them."""
+    """Yield all lanes with one seed, then with the next, until `within_s` is over; at least one lane."""
     over_at = clock() + within_s
     for first in itertools.count(seed, ROUND):
         for lane in lanes:
@@ -86,13 +92,13 @@ def rounds(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--seconds", type=float)
-    parser.add_argument("--seed", type=int, help="the first one; default: drawn now")
+    parser.add_argument("--seed", type=int, help="first seed; default: random")
     names = [lane.name for lane in LANES]
-    parser.add_argument("lanes", nargs="*", metavar="lane", help=f"of {', '.join(names)}; default: all")
+    parser.add_argument("lanes", nargs="*", metavar="lane", help=f"one of {', '.join(names)}; default: all")
     asked = parser.parse_args(argv)
     if strangers := set(asked.lanes) - set(names):
         parser.error(f"no such lane: {', '.join(sorted(strangers))}")
@@ -103,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         planned, size = rounds(lanes, seed, asked.seconds), ROUND
     failed = [f"{lane.name}, seed {first}" for lane, first in planned if not run(lane, first, size)]
-    print(f"failed: {'; '.join(failed)}" if failed else "all came through")
+    print(f"failed: {'; '.join(failed)}" if failed else "all lanes passed")
     return 1 if failed else 0
 
 

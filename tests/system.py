@@ -1,4 +1,4 @@
-"""Real processes on loopback for tests: a gateway, workers, or the whole thing under `roundhouse serve`."""
+"""Real processes on loopback for tests: a gateway and workers, or `roundhouse serve`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from tests.ports import free_port
 
 START_S_MAX = 90.0
 STOP_S_MAX = 30.0
+STABLE_LOOKS = 10
+"""Consecutive equal readings after which a changing value counts as stable."""
 
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For `verify` of clients on loopback: without it each of them first reads the world's certificates."""
+"""For `verify` of clients on loopback: avoids loading the CA certificates for each client."""
 
 T = TypeVar("T")
 
 
 def eventually(check: Callable[[], T], *, within_s: float, what: str = "") -> T:
-    """The first true value of `check`. Raises `AssertionError` when there is none in time."""
+    """Poll `check` until it returns a true value, and return that. Raises `AssertionError` on timeout."""
     deadline = time.monotonic() + within_s
     while True:
         if value := check():
@@ -39,11 +41,29 @@ def eventually(check: Callable[[], T], *, within_s: float, what: str = "") -> T:
         time.sleep(0.02)
 
 
+def stable(
+    look: Callable[[], T], *, within_s: float, what: str, accept: Callable[[T], bool] = lambda _: True
+) -> T:
+    """Poll `look` until `accept` holds and the value was equal `STABLE_LOOKS` times in a row; return it.
+
+    For counts of processes, threads and descriptors, which keep changing briefly after an operation. Raises
+    `AssertionError` with the last value on timeout.
+    """
+    deadline, last, looks = time.monotonic() + within_s, look(), 1
+    while looks < STABLE_LOOKS or not accept(last):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not stable within {within_s} s: {what}; the last value: {last}")
+        time.sleep(0.02)
+        now = look()
+        last, looks = now, looks + 1 if now == last else 1
+    return last
+
+
 class Process:
-    """One child process, its stderr in a file, ended with the test."""
+    """A child process that logs to a file and is stopped with the test."""
 
     cache: ClassVar[Path | None] = None
-    """Where all of them keep what was proven of models, as one user's do; None: each in its own folder."""
+    """The shared cache of model capability checks, as for one user; None: a cache for each test folder."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, env: dict[str, str] | None = None):
         self.name = name
@@ -72,7 +92,7 @@ class Process:
             os.kill(self.pid, number)
 
     def wait(self, within_s: float = STOP_S_MAX) -> int:
-        """The exit status (negative: a signal). Raises `subprocess.TimeoutExpired`."""
+        """Wait for the exit status (negative: a signal). Raises `subprocess.TimeoutExpired`."""
         return self._popen.wait(within_s)
 
     @property
@@ -80,7 +100,7 @@ class Process:
         return self._popen.poll() is None
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL: nothing outlives its test."""
+        """Send SIGTERM, then SIGKILL if that is ignored, so that the process does not outlive its test."""
         if self.running:
             self.kill(signal.SIGCONT)
             self.kill(signal.SIGTERM)
@@ -93,12 +113,12 @@ class Process:
 
 
 class System:
-    """A gateway and its workers. Requests go through `http`, an httpx client at the gateway's address."""
+    """A gateway and its workers. `http` is an httpx client of the gateway."""
 
     def __init__(
         self, folder: Path, gateway_flags: Sequence[str] = (), network: dict[str, object] | None = None
     ) -> None:
-        """`network`: where images are fetched from, see `tests.gateway`; None: the gateway as it is."""
+        """`network`: the hosts that images are fetched from (`tests.gateway`); None: the real gateway."""
         self.folder = folder
         self.port = free_port()
         self.endpoint = f"ipc://{folder}/line"
@@ -111,7 +131,7 @@ class System:
         self.gateway = self._new_gateway()
 
     def restart_gateway(self, number: int = signal.SIGKILL) -> None:
-        """End the gateway with a signal; start one at the same addresses."""
+        """End the gateway with a signal and start another at the same addresses."""
         self.gateway.kill(number)
         self.gateway.wait()
         self.gateway = self._new_gateway()
@@ -127,11 +147,11 @@ class System:
     def start_worker(
         self,
         *flags: str,
-        module: str = "worker.fake",
+        module: str = "tests.scripted_worker",
         env: dict[str, str] | None = None,
         endpoint: str | None = None,
     ) -> Process:
-        """One more worker; `wait_ready` tells when it serves. `endpoint`: if not the gateway's own."""
+        """Start another worker; `wait_ready` waits until it serves. `endpoint`: default is the gateway's."""
         self._started += 1
         arguments = [module, "--endpoint", endpoint or self.endpoint, *flags]
         worker = Process(f"worker-{self._started}", arguments, self.folder, env)
@@ -139,7 +159,7 @@ class System:
         return worker
 
     def wait_for(self, path: str, within_s: float = START_S_MAX) -> None:
-        """Until `path` answers 200."""
+        """Wait until `path` answers 200."""
 
         def answers() -> bool:
             with contextlib.suppress(httpx.TransportError):
@@ -149,17 +169,17 @@ class System:
         eventually(answers, within_s=within_s, what=f"{path} answers 200")
 
     def wait_ready(self) -> None:
-        """Until some model serves."""
+        """Wait until a model is ready."""
         self.wait_for("/ready")
 
-    def wait_loaded(self, models: int) -> None:
-        """Until so many do."""
+    def wait_loaded(self, models: int, within_s: float = START_S_MAX) -> None:
+        """Wait until `models` models are loaded."""
 
         def loaded() -> bool:
             known = self.http.get("/v1/models").json()["data"]
             return sum(model["state"] == "loaded" for model in known) == models
 
-        eventually(loaded, within_s=START_S_MAX, what=f"{models} models are loaded")
+        eventually(loaded, within_s=within_s, what=f"{models} models are loaded")
 
     def stop(self) -> None:
         self.http.close()
@@ -171,7 +191,7 @@ class System:
 def running_system(
     folder: Path, gateway_flags: Sequence[str] = (), network: dict[str, object] | None = None
 ) -> Iterator[System]:
-    """A gateway and whatever workers the test starts, all gone afterwards. `network`: as for `System`."""
+    """Run a gateway, and stop it and the test's workers at exit. `network`: as for `System`."""
     system = System(folder, gateway_flags, network)
     try:
         yield system
@@ -180,12 +200,12 @@ def running_system(
 
 
 def chat_body(text: str, **fields: object) -> dict[str, object]:
-    """A one-message chat request."""
+    """Return a chat request with one message."""
     return {"messages": [{"role": "user", "content": text}], **fields}
 
 
 def sse_documents(lines: Iterator[str]) -> Iterator[str]:
-    """The data of each server-sent event, `[DONE]` included; comments are skipped."""
+    """Yield the data of each server-sent event, including `[DONE]`; skip comments."""
     for line in lines:
         if line.startswith("data: "):
             yield line[len("data: ") :]

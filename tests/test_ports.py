@@ -1,4 +1,4 @@
-"""Ports of tests: nobody else is given one."""
+"""Unique loopback ports for tests."""
 
 from __future__ import annotations
 

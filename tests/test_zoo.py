@@ -1,9 +1,10 @@
-"""The run over all families: processes that die, and the table of outcomes."""
+"""The test of all model families: crashes of its processes, and the table of outcomes."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from dataclasses import asdict
 
@@ -11,7 +12,7 @@ from tests.worker.families import Outcome
 from tests.zoo import prove_all, table, tables
 
 OUTCOMES = [
-    Outcome("afm7", "equal", reuse="anywhere", why="no batches: a|b"),
+    Outcome("afm7", "equal", reuse="anywhere", why="cannot be batched: a|b"),
     Outcome("bitnet", "refused", why="it is made for another device."),
     Outcome("plamo3", "equal", batched=True, padded=True, reuse="within windows", why="cuts show"),
 ]
@@ -35,13 +36,23 @@ def test_outcomes_come_in_order_and_a_process_that_dies_is_one_of_them() -> None
     assert prove_all(names, [sys.executable, "-c", PROVER], lanes=3) == outcomes
 
 
+def test_a_family_is_proven_by_the_command_of_the_makefile() -> None:
+    """With a refused family; `tests.worker.test_families` tests others."""
+    command = [sys.executable, "-m", "tests.zoo", "--seeds", "1", "--lanes", "1", "olmo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, last = done.stdout.splitlines()
+    assert first.startswith("olmo: refused, ")
+    assert re.fullmatch(r"1 families in \d+ s, 0 wrong", last)
+
+
 def test_the_table_has_a_row_for_each_and_counts_them() -> None:
     wrong = Outcome("zyx", "wrong", batched=True, why="seed 0, row 3, token 5")
     head, _, _, _, *rows, last = table("mlx-lm", [*OUTCOMES, wrong]).splitlines()
     assert head.endswith("4 families, 2 served, 1 of them in batches, 1 refused, 1 wrong.")
     assert last == "| zyx | wrong | | | seed 0, row 3, token 5 |"
     assert rows == [
-        "| afm7 | no | no | anywhere | no batches: a/b |",
+        "| afm7 | no | no | anywhere | cannot be batched: a/b |",
         "| bitnet | refused | | | it is made for another device. |",
         "| plamo3 | yes | yes | within windows | cuts show "
         "(upstream's, too: its masks are a token wider than the window that is kept) |",

@@ -1,9 +1,8 @@
-"""Every family that the installed mlx-lm has, and all others of mlx-vlm's, proven or refused with a
-sentence: `make zoo [FAMILIES="…"]`.
+"""Test every model family of the installed mlx-lm, and mlx-vlm's other families: `make zoo [FAMILIES="…"]`.
 
-The families are those of upstream's folders, so that a new one fails until it has a config or a reason in
-`tests/models/families.py` or `tests/models/whole_families.py`. When all have been played, `docs/models.md` is
-written anew. The status is 1 if one is wrong.
+Each family must give upstream's answers or be refused with a reason. The families are listed from upstream's
+folders, so a new one fails until `tests/models/families.py` or `tests/models/whole_families.py` has a config
+or a reason for it. A run of all families rewrites `docs/models.md`. The status is 1 if a family is wrong.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from tests.worker.families import Outcome
 
 TABLE = Path("docs/models.md")
 _MARK = "<!-- make zoo -->\n"
-"""Behind it the tables begin."""
+"""The tables follow this mark."""
 _SECOND = """
 ## Families that mlx-vlm alone has
 
-Asked for text; [operating.md](operating.md) says what is served of images. Every other family of mlx-vlm's is
-one of mlx-lm's as well, or embeds texts ([embeddings.md](embeddings.md)).
+These are served for text; [operating.md](operating.md) says which vision models accept images. All other
+families of mlx-vlm are also in mlx-lm, or are embedding models ([embeddings.md](embeddings.md)).
 
 """
 
 
 class Prover:
-    """A process that is given names and answers outcomes; after one that dies, another."""
+    """A process that reads names of families and writes outcomes. It is restarted when it dies."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -66,7 +65,7 @@ class Prover:
 
 
 def prove_all(families: Iterable[str], command: Sequence[str], lanes: int) -> list[Outcome]:
-    """In order of their names. `command`: of each lane's process."""
+    """Return the outcomes by name. `command`: of the process of each lane."""
     waiting: SimpleQueue[str] = SimpleQueue()
     for family in families:
         waiting.put(family)
@@ -93,7 +92,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def tables(outcomes: Sequence[Outcome]) -> str:
-    """What the documents show."""
+    """Return the text of `docs/models.md` below the mark."""
     whole = set(whole_families.listed())
     first = [outcome for outcome in outcomes if outcome.family not in whole]
     second = [outcome for outcome in outcomes if outcome.family in whole]
@@ -101,14 +100,14 @@ def tables(outcomes: Sequence[Outcome]) -> str:
 
 
 def table(library: str, outcomes: Sequence[Outcome]) -> str:
-    """A library's families."""
+    """Return the table of one library's families."""
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     batched = sum(outcome.batched for outcome in outcomes if outcome.verdict == "equal")
     lines = [
         f"{library} {version(library)}, on a CPU: {len(outcomes)} families, {verdicts['equal']} served, "
         f"{batched} of them in batches, {verdicts['refused']} refused, {verdicts['wrong']} wrong.",
         "",
-        "| family | batched | prompts together | reuse | why not, and what else is to be known |",
+        "| family | batched | prompts together | reuse | reasons and remarks |",
         "|---|---|---|---|---|",
         *(_row(outcome) for outcome in outcomes),
     ]
@@ -126,9 +125,9 @@ def _row(outcome: Outcome) -> str:
 
 
 def main() -> int:
-    """The status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=4, help="lives of each family")
+    parser.add_argument("--seeds", type=int, default=4, help="seeds for each family")
     parser.add_argument("--lanes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument(
         "families", nargs="*", metavar="family", help="default: all, and the tables are written"

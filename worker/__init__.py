@@ -1,1 +1,1 @@
-"""The worker: owns one model. Everything that touches MLX runs on one thread of it."""
+"""The worker: runs one model. Only its model thread uses MLX."""

@@ -10,53 +10,53 @@ from pathlib import Path
 
 from protocol import lifeline, logs, settings, sockets
 from protocol.hosts import HostsError
-from protocol.parts import Resources
-from protocol.workersettings import WorkerSettings
+from protocol.types import Resources
+from protocol.worker_settings import WorkerSettings
 from worker import spare
 from worker.config import cache_folder, of_set
-from worker.contract import Loader, ModelError, NoRoomError
-from worker.laps import Laps
+from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
 from worker.preload import preload_openblas
-from worker.ranks import place
+from worker.ranks import rank_info
+from worker.startup_timer import StartupTimer
 
 IMPORTS = (
-    "worker.line.service",
+    "worker.transport.service",
     "worker.models.load",
     "worker.models.text",
-    "worker.models.trials",
-    "worker.models.vision",
-    "worker.models.encoding",
+    "worker.models.probes.cache",
+    "worker.models.media.vision",
+    "worker.models.embedding.loader",
 )
-"""All that is imported for any model, but its own architecture."""
+"""Imports that every model needs, without its own architecture."""
 
 
 def main() -> int:
-    """Load the model and serve the gateway until told to stop. The exit status."""
+    """Load the model and serve the gateway until a stop signal. Return the exit status."""
     words = spare.words(IMPORTS, _look_ahead)
-    laps = Laps()
+    timer = StartupTimer()
     configured = settings.read_or_exit(
         WorkerSettings,
         "worker",
         words,
         os.environ,
         program="roundhouse worker",
-        about="Own one model and serve the gateway that asks for it.",
+        about="Run one model and serve requests from the gateway.",
     )
     try:
-        here = place.find(os.environ)
+        here = rank_info.find(os.environ)
     except HostsError as error:
         settings.exit_with("worker", str(error))
     name = "worker" if here is None else f"worker.{here.rank}"
     logs.setup(name, configured.log_format, configured.log_level)
-    # May replace this process by itself, so it comes before the lifeline is taken up and MLX is imported.
+    # May re-execute this process, so it comes before following the lifeline and importing MLX.
     preload_openblas(sys.argv)
     lifeline.follow_parent()
     if here is None and configured.hosts is None:
-        return _run_alone(configured, laps)
-    return _run_rank(configured, here, laps)
+        return _run_alone(configured, timer)
+    return _run_rank(configured, here, timer)
 
 
-def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
+def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
     from worker.models.load import ModelLoader
 
     loader = ModelLoader(
@@ -69,21 +69,21 @@ def _run_alone(configured: WorkerSettings, laps: Laps) -> int:
         task=configured.task,
         text_only=configured.text_only,
         draft_model=configured.draft_model,
-        uses_heads=configured.speculation == "auto",
-        trials=_trials(),
-        laps=laps,
+        use_mtp=configured.speculation == "auto",
+        probe_cache_folder=_probe_cache_folder(),
+        timer=timer,
     )
-    return _serve(loader, configured, laps, loader.device_memory)
+    return _serve(loader, configured, timer, loader.device_memory)
 
 
-def _trials() -> Path:
+def _probe_cache_folder() -> Path:
     return cache_folder(os.environ, sys.platform) / "trials"
 
 
-def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) -> int:
-    from worker.line.exits import status_of
+def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer: StartupTimer) -> int:
     from worker.ranks.loader import SetLoader
-    from worker.ranks.meeting import Meeting, backend_of
+    from worker.ranks.rendezvous import Rendezvous, backend_of
+    from worker.transport.exit_codes import status_of
 
     backend = backend_of(configured, here)
     if here is not None and here.rank:
@@ -91,32 +91,32 @@ def _run_rank(configured: WorkerSettings, here: place.Place | None, laps: Laps) 
 
         return follower.run(here, configured)
     try:
-        leading = SetLoader(configured, Meeting(configured, backend, here), laps, _trials())
-    except (ModelError, NoRoomError) as error:
+        leading = SetLoader(configured, Rendezvous(configured, backend, here), timer, _probe_cache_folder())
+    except (ModelError, InsufficientMemoryError) as error:
         return status_of(error)
-    return _serve(leading, of_set(configured), laps, leading.device_memory)
+    return _serve(leading, of_set(configured), timer, leading.device_memory)
 
 
 def _serve(
-    loader: Loader, configured: WorkerSettings, laps: Laps, device_memory: Callable[[], Resources]
+    loader: Loader, configured: WorkerSettings, timer: StartupTimer, device_memory: Callable[[], Resources]
 ) -> int:
-    from worker.line.service import Service
+    from worker.transport.service import Service
 
     try:
-        service = Service(loader, configured, device_memory, laps)
+        service = Service(loader, configured, device_memory, timer)
     except sockets.EndpointError as error:
         settings.exit_with("worker", error)
     return service.run()
 
 
 def _look_ahead() -> None:
-    from worker.models.beforehand import look_ahead
+    from worker.models.prewarm import look_ahead
 
     look_ahead()
 
 
 def _status(ended: SystemExit) -> int:
-    """What the interpreter would end with, once it has said what it would say."""
+    """Return the exit status for `ended`, and print its message to stderr, as the interpreter would."""
     if isinstance(ended.code, str):
         print(ended.code, file=sys.stderr)
     return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -125,11 +125,11 @@ def _status(ended: SystemExit) -> int:
 if __name__ == "__main__":
     try:
         status = main()
-    except SystemExit as ended:  # of settings that cannot be taken, in a spare that has imported MLX
+    except SystemExit as ended:  # invalid settings, in a spare that has imported MLX
         status = _status(ended)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not SystemExit: MLX's threads abort in the interpreter's teardown, and one in the middle of a forward
-    # pass would be waited for. Nothing is left to save at this point.
+    # Not SystemExit: MLX's threads abort in the interpreter's teardown, which would also wait for a running
+    # forward pass. Nothing is left to save at this point.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""What the worker makes of its settings on this machine."""
+"""Values derived from the worker's settings: folders, settings of several ranks."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from pathlib import Path
 
 import msgspec
 
-from protocol.workersettings import WorkerSettings
+from protocol.worker_settings import WorkerSettings
 
 
 def prefix_folder(settings: WorkerSettings) -> Path:
-    """Where prefixes are kept on disk."""
+    """Return the folder of the prefix cache on disk."""
     return settings.prefix_cache_dir or cache_folder(os.environ, sys.platform) / "prefixes"
 
 
 SET_STALL_S_MAX = 20.0
-"""A rank that waits for another one does not come back by itself."""
+"""Default stall timeout of several ranks. A rank that waits for a lost peer never continues by itself."""
 
 
 def of_set(settings: WorkerSettings) -> WorkerSettings:
-    """What of a worker's settings is otherwise where several ranks run the model: nothing goes to the disk,
-    and a step that takes long is given up soon."""
+    """Return the settings adapted to several ranks: no prefix cache on disk, and a shorter stall timeout."""
     stall_s = settings.stall_timeout_s or SET_STALL_S_MAX
     return msgspec.structs.replace(settings, stall_timeout_s=stall_s, prefix_cache_disk=0)
 
 
 def cache_folder(environ: Mapping[str, str], platform: str) -> Path:
-    """Where a user's programs keep what they can make again: ours below it."""
+    """Return our folder in the user's cache folder."""
     if platform == "darwin":
         return Path.home() / "Library" / "Caches" / "roundhouse"
-    # A relative path there is to be ignored, says the XDG base directory specification.
+    # The XDG base directory specification requires that relative paths are ignored.
     named = Path(environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "roundhouse"

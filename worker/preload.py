@@ -1,8 +1,8 @@
-"""On a Linux CPU: run under a faster BLAS, where one is installed.
+"""Preloads OpenBLAS on Linux CPUs, if it is installed.
 
-MLX's wheel for the CPU brings the reference BLAS; any OpenBLAS multiplies float32 matrices twenty times as
-fast. The dynamic linker takes it in only before a process starts, so the process replaces itself, once, by
-itself under `LD_PRELOAD`. Found, logged, never required.
+MLX's CPU wheel contains the reference BLAS; any OpenBLAS multiplies float32 matrices twenty times as fast.
+The dynamic linker loads it only at process start, so the process re-executes itself once with `LD_PRELOAD`.
+OpenBLAS is optional; whether it was found is logged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SWITCH = "ROUNDHOUSE_OPENBLAS"
-"""`off`: leave BLAS as it is."""
+"""Environment variable; `off` disables the preload."""
 GUARD = "ROUNDHOUSE_OPENBLAS_PRELOADED"
-"""Set in the new process to the library it runs under; while it is set, no process replaces itself."""
+"""Set to the preloaded library in the new process; a process with it does not re-execute itself."""
 
 _PATTERNS = (
     "/usr/lib/*/openblas-pthread/libopenblas*.so*",  # Debian, Ubuntu
@@ -36,27 +36,27 @@ _CUDA_BUILDS = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 
 def preload_openblas(argv: Sequence[str]) -> None:
-    """Replace this process by itself under an OpenBLAS; returns where there is nothing to do.
+    """Re-execute this process with OpenBLAS preloaded; return if there is nothing to do.
 
-    `argv`: `sys.argv`. Call before threads are started and before MLX is imported. The process keeps its id,
-    its working directory and its inheritable files.
+    `argv`: `sys.argv`. Call it before threads are started and before MLX is imported. The process keeps its
+    id, working directory and inheritable files.
     """
     if not _is_wanted(os.environ):
         return
     if (loaded := os.environ.get(GUARD)) is not None:
         _restore(os.environ)
-        log.info("matrix products by OpenBLAS: found %s", loaded)
+        log.info("OpenBLAS preloaded: found %s", loaded)
         return
     library = find_openblas()
     if library is None:
-        log.info("no OpenBLAS: none found: prefill is slower; apt install libopenblas0-pthread")
+        log.info("OpenBLAS not found, so prefill is slower; try apt install libopenblas0-pthread")
         return
     _replace(library, argv)
 
 
 @functools.cache
 def find_openblas() -> Path | None:
-    """The first OpenBLAS that MLX's calls would find their functions in."""
+    """Return the first OpenBLAS that exports the functions MLX calls."""
     return next((library for library in _candidates() if _is_usable(library)), None)
 
 
@@ -77,13 +77,13 @@ def _has_cuda() -> bool:
 def _candidates() -> Iterator[Path]:
     for pattern in _PATTERNS:
         yield from sorted(Path("/").glob(pattern.removeprefix("/")))
-    # Asks ldconfig, and a compiler where there is one: slow, so last.
+    # Runs ldconfig, and a compiler if there is one: slow, so last.
     if (name := ctypes.util.find_library("openblas")) is not None:
         yield Path(name)
 
 
 def _is_usable(library: Path) -> bool:
-    # "64": built for 64-bit indices; numpy's and scipy's own copies have other names for the functions.
+    # "64": built for 64-bit indices. numpy's and scipy's bundled copies rename the functions.
     if "64" in library.name:
         return False
     try:
@@ -101,11 +101,11 @@ def _replace(library: Path, argv: Sequence[str]) -> None:
     try:
         os.execve(sys.executable, [sys.executable, *interpreter, *argv[1:]], environ)
     except OSError as error:
-        log.warning("this process cannot be started again under %s: %s", library, error)
+        log.warning("cannot re-execute this process with %s: %s", library, error)
 
 
 def _restore(environ: MutableMapping[str, str]) -> None:
-    """Take the library out of what children inherit: a compiler started by MLX has no use for it."""
+    """Remove the library from the environment of children, such as a compiler started by MLX."""
     library, _, others = environ.get("LD_PRELOAD", "").partition(":")
     if library != environ[GUARD]:
         return

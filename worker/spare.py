@@ -1,9 +1,9 @@
-"""A worker's process that waits to be told what it is: it has imported all that any model needs, holds none,
-and has no incarnation. `protocol.startline` says how it is told.
+"""Spare: a worker process without a model or incarnation that has imported everything any model needs. It
+receives its command line over `protocol.spawn_channel`.
 
-It is made while others work, so it imports on a thread of low priority, which ends with that:
-no process may raise its own priority again. Threads that are started by such a one stay low, so nothing is
-called there that starts threads for later.
+It starts while other workers are busy, so it imports on a low-priority thread, which then ends: a process may
+not raise its own priority again. Threads started by that thread keep its low priority, so it must not start
+threads that live on.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from protocol import lifeline, startline
+from protocol import lifeline, spawn_channel
 from worker.preload import preload_openblas
 
 _LOWEST = 19
 _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000
-"""setpriority(2) of macOS, where the usual kind is about whole processes."""
+"""Arguments of macOS's setpriority(2) for a thread; the usual ones set a whole process's priority."""
 
 
 def words(imports: Sequence[str], look_ahead: Callable[[], None] = lambda: None) -> list[str]:
-    """What this process is told by its command line or, where it is a spare, by its supervisor, when it is
-    needed. A spare imports the modules `imports` meanwhile; `look_ahead` is called then, at its own priority.
+    """Return the arguments of the command line, or for a spare those that its supervisor sends when it is
+    needed. Before, a spare imports `imports` at low priority and calls `look_ahead` at normal priority.
 
-    Ends the process when the supervisor has gone before.
+    Exits if the supervisor ends before.
     """
-    if startline.SPARE not in os.environ:
+    if spawn_channel.SPARE not in os.environ:
         return sys.argv[1:]
-    preload_openblas(sys.argv)  # may begin this process anew: so the environment is left as it is until then
-    del os.environ[startline.SPARE]
+    preload_openblas(sys.argv)  # may re-execute this process, so the environment must not be changed before
+    del os.environ[spawn_channel.SPARE]
     lifeline.follow_parent()
-    line = startline.Starting.find(os.environ)
+    line = spawn_channel.SpawnChannel.find(os.environ)
     if line is None:
-        raise SystemExit("a spare without a supervisor")
+        raise SystemExit(f"{spawn_channel.SPARE} is set, but there is no spawn channel from a supervisor")
     with ThreadPoolExecutor(1, initializer=_step_back) as aside:
         aside.submit(_import, imports).result()
     look_ahead()
-    line.say("there")
+    line.send("there")
     try:
-        told = line.await_words()
+        told = line.read_assignment()
     except (EOFError, OSError):
         raise SystemExit(0) from None
-    line.say("taken")
+    line.send("taken")
     line.hand_on(os.environ)
     return told
 
@@ -55,7 +55,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _step_back() -> None:
-    """To the lowest priority, this thread alone."""
+    """Set this thread alone to the lowest priority."""
     if sys.platform == "darwin":
         os.setpriority(_DARWIN_THREAD, 0, _DARWIN_BACKGROUND)
     else:

@@ -1,1 +1,1 @@
-"""`make bench BENCH=versus`: this server and others, side by side."""
+"""`make bench BENCH=versus`: this server compared with others."""

@@ -1,13 +1,12 @@
-"""Ours and others side by side, all that a client can feel of them, and the documents made of it.
+"""Compare our server with others by all that a client notices, and generate documents from the results.
 
     python -m bench.versus [--lines throughput,gaps] [--models dense] [--rivals all] [--rounds 3] [--json F]
     python -m bench.versus --documents [--json F]
 
-What is measured replaces what the file has of the same models and lines, after each of them, so that a long
-run can be done in pieces, and one that is broken off loses nothing. `--rivals`: `mlx_lm.server` and
-`mlx_vlm.server`; `vllm-mlx` and `rapid-mlx`, each in an environment that is made when it is first named;
-`all`. With `--documents` nothing is measured: the README's table, `docs/benchmarks.md` and the charts are
-written from the file.
+Results replace those of the same models and lines in the file, after each line, so a long run can be done in
+pieces, and an interrupted one loses nothing. `--rivals`: `mlx_lm.server` and `mlx_vlm.server`; `vllm-mlx` and
+`rapid-mlx`, each in an environment that is created when it is first named; `all`. With `--documents` nothing
+is measured: the README's table, `docs/benchmarks.md` and the charts are written from the file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.models.fixtures import model_folder
 ROOT = Path(__file__).resolve().parents[2]
 JSON = Path(__file__).with_name("results.json")
 NO_MODEL = "scripted"
-"""What stands for the model where none is run."""
+"""Stands for the model in lines that run none."""
 SEEING = {"vision": "qwen3_vl-eyes"}
 MODELS = ("dense", "hybrid", *SEEING)
 Measure = Callable[..., Iterator[list[Entry]]]
@@ -42,27 +41,27 @@ LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
     deaths.LINE: (deaths.measure, ("dense",)),
     front.LINE: (front.measure, (NO_MODEL,)),
 }
-"""Each with the models that it is measured on."""
+"""The lines, each with the models that it is measured on."""
 
 
 def _folder(model: str) -> Path:
-    """Made on first use. Raises `KeyError`."""
+    """Return the folder of a model, created on first use. Raises `KeyError`."""
     if model == NO_MODEL:
         return ROOT
     return model_folder(SEEING[model]) if model in SEEING else bench_folder(model)
 
 
 def planned(lines: Sequence[str], models: Sequence[str]) -> list[tuple[str, str]]:
-    """What is to be measured, in order: a line and a model. Raises `KeyError` for an unknown line."""
+    """Return the pairs of line and model to measure, in order. Raises `KeyError` for an unknown line."""
     wanted = {*models, NO_MODEL}
     return [(line, model) for line in lines for model in LINES[line][1] if model in wanted]
 
 
 def measure(plan: Sequence[tuple[str, str]], names: Sequence[str], rounds: int, file: Path) -> None:
-    """All of it, each part saved when it is done."""
+    """Measure the whole plan and save each part when it is complete."""
     began, load = datetime.datetime.now(datetime.UTC), os.getloadavg()[0]
     key = began.strftime("%Y%m%dT%H%M%SZ")
-    results.load(file)  # what cannot be read is told before anything is measured
+    results.load(file)  # an unreadable file raises before anything is measured
     for line, model in plan:
         at = time.monotonic()
         print(f"{line}, {model} …", file=sys.stderr, flush=True)
@@ -86,7 +85,7 @@ def _rivals(named: str) -> list[str]:
     found = list(KNOWN[1:]) if named == "all" else [name for name in named.split(",") if name]
     unknown = [name for name in found if name not in KNOWN[1:]]
     if unknown:
-        raise argparse.ArgumentTypeError(f"no rival is called {', '.join(unknown)}: {', '.join(KNOWN[1:])}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(KNOWN[1:])}")
     return found
 
 
@@ -94,7 +93,7 @@ def _some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
     def chosen(named: str) -> list[str]:
         found = named.split(",")
         if unknown := [name for name in found if name not in known]:
-            raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}: {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
         return found
 
     return chosen
@@ -107,7 +106,9 @@ def main() -> None:
     parser.add_argument("--rivals", type=_rivals, default=list(NAMES[1:]))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=JSON)
-    parser.add_argument("--documents", action="store_true", help="write these from the file; measure nothing")
+    parser.add_argument(
+        "--documents", action="store_true", help="generate the documents from the file; measure nothing"
+    )
     options = parser.parse_args()
     if options.documents:
         documents.write(results.load(options.json), ROOT)

@@ -1,4 +1,4 @@
-"""Line charts as SVG, by concurrency, a panel for each model; readable in light and in dark."""
+"""Line charts as SVG, by concurrency, with a panel for each model; for light and dark themes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Points = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Panel:
-    """`lines`: of each side, values by concurrency."""
+    """One panel. `lines`: for each side, values by concurrency."""
 
     title: str
     lines: Mapping[str, Points]
 
 
 def panels(results: Results, figure: str) -> list[Panel]:
-    """Of the models that something is known of."""
+    """Return a panel for each model that has results."""
     found = []
     for model in MODELS:
         entries = [
@@ -54,7 +54,8 @@ def panels(results: Results, figure: str) -> list[Panel]:
 
 
 def step(largest: float) -> float:
-    """Between two ticks of a scale from 0 that reaches `largest`: 1, 2 or 5 times a power of ten."""
+    """Return the distance between ticks of a scale from 0 to at least `largest`: 1, 2 or 5 times a power of
+    ten."""
     size = 10.0 ** (len(str(int(largest))) - 2) if largest >= 1 else 0.01
     while True:
         for factor in (1, 2, 5):
@@ -64,9 +65,9 @@ def step(largest: float) -> float:
 
 
 def svg(title: str, unit: str, drawn: Sequence[Panel]) -> str:
-    """The chart. Raises `ValueError` where there is nothing to draw."""
+    """Return the chart. Raises `ValueError` if there is nothing to draw."""
     if not drawn:
-        raise ValueError(f"nothing is known of {title!r}")
+        raise ValueError(f"no results for {title!r}")
     known = {name for panel in drawn for name in panel.lines}
     names = [name for name in KNOWN if name in known] + sorted(known.difference(KNOWN))
     width = LEFT + len(drawn) * (PANEL_WIDTH + GAP)
@@ -75,7 +76,7 @@ def svg(title: str, unit: str, drawn: Sequence[Panel]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label="{escape(title)}">',
         _style(len(names)),
-        # What is dark is the reader's system; the page around may be light all the same.
+        # The dark theme follows the reader's system; the page around may be light.
         '<rect class="back" width="100%" height="100%"/>',
         f'<text class="title" x="{LEFT}" y="18">{escape(f"{title}, {unit}" if unit else title)}</text>',
         *_legend(names),

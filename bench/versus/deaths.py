@@ -1,8 +1,8 @@
 """`kill -9` of the process that owns the model, while sixteen clients read.
 
-A server is started again at once, whenever it has ended, as the plainest supervisor would; ours never has.
-A stream is lost when it ends without all of its tokens; its pause is the longest time between two pieces, the
-kill within it.
+A server that has ended is restarted at once, as by the simplest supervisor; ours never ends. A stream is lost
+when it ends without all of its tokens; its pause is the longest gap between two pieces that contains the kill
+or follows it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from bench.versus.turns import TROUBLES, Figure, Values, entries, take_turns, wi
 LINE = "kill"
 STREAMS, TOKENS = 16, 96
 ROWS = 2 * STREAMS
-"""So that a new request finds room beside them."""
+"""Twice the streams, so that a new request finds a free row."""
 UNDERWAY_PIECES = 8
 TEXT_TOKENS = 116
 BACK_S_MAX = 90.0
 PROBE_S = 0.1
 FIGURES = [
     Figure("lost", f"kill -9: streams lost, of {STREAMS}", "", "less"),
-    Figure("changed", "streams with another text than undisturbed", "", "less"),
-    Figure("pause", "a stream's pause, median of those not lost", "ms", "less"),
-    Figure("back", "until a new request is answered", "ms", "less"),
+    Figure("changed", "streams whose text differs from an undisturbed run", "", "less"),
+    Figure("pause", "pause of a stream, median of those not lost", "ms", "less"),
+    Figure("back", "time until a new request is answered", "ms", "less"),
 ]
 
 
 class Loop:
-    """Starts a process again whenever it has ended, in a thread of its own, until it is closed."""
+    """Restarts a process whenever it has ended, in a thread, until closed."""
 
     def __init__(self, command: Command, log: Path) -> None:
         self._command, self._log = command, log
@@ -83,7 +83,7 @@ def _lives(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def kept(name: str, folder: Path) -> Iterator[Server]:
-    """A server that comes back. Raises `ChildProcessError`, `TimeoutError`."""
+    """Run a server that is restarted when it ends. Raises `ChildProcessError`, `TimeoutError`."""
     with socket_folder() as own:
         start = Start(folder, free_port(), ROWS, reuse=False, own=own)
         command = command_of(name, start)
@@ -94,7 +94,7 @@ def kept(name: str, folder: Path) -> Iterator[Server]:
 
 
 def owner(server: Server) -> int:
-    """The process id of whoever owns the model: of a rival's processes the largest."""
+    """Return the process id of the process that owns the model: of other servers' processes the largest."""
     if server.name == OURS:
         worker = serving_worker(server.url)
         if worker is None:
@@ -105,7 +105,7 @@ def owner(server: Server) -> int:
 
 
 async def stream(server: Server, folder: Path, seed: int, *, kill: bool) -> tuple[list[Answer], float, float]:
-    """Sixteen answers; when the kill was, and when a new request was answered after it."""
+    """Return sixteen answers, the time of the kill, and the time when a new request after it was answered."""
     answers = [Answer(underway_pieces=UNDERWAY_PIECES) for _ in range(STREAMS)]
     at = back = time.perf_counter()
     async with client(server) as http:
@@ -125,7 +125,8 @@ async def stream(server: Server, folder: Path, seed: int, *, kill: bool) -> tupl
 
 
 async def _answered_again(server: Server, folder: Path, seed: int) -> float:
-    """When. Raises `TimeoutError`. A connection for each try: what is kept may lead to the dead."""
+    """Return the time of the first new answer. Raises `TimeoutError`. Each try opens a connection, since a
+    kept one may lead to the dead process."""
     text, gives_up_at = random_text(folder, 8, seed), time.perf_counter() + BACK_S_MAX
     while time.perf_counter() < gives_up_at:
         with contextlib.suppress(*TROUBLES):
@@ -133,7 +134,7 @@ async def _answered_again(server: Server, folder: Path, seed: int) -> float:
                 await asyncio.wait_for(_ask_once(http, server, text), BACK_S_MAX)
                 return time.perf_counter()
         await asyncio.sleep(PROBE_S)
-    raise TimeoutError(f"no answer within {BACK_S_MAX:.0f} s of its death")
+    raise TimeoutError(f"no answer within {BACK_S_MAX:.0f} s of the kill")
 
 
 async def _ask_once(http: httpx.AsyncClient, server: Server, text: str) -> None:
@@ -142,7 +143,7 @@ async def _ask_once(http: httpx.AsyncClient, server: Server, text: str) -> None:
 
 
 def values(calm: Sequence[Answer], killed: Sequence[Answer], at: float, back: float) -> dict[str, float]:
-    """`calm`: the same questions, undisturbed."""
+    """Return the figures. `calm`: answers to the same requests, undisturbed."""
     pairs = [(right, answer) for right, answer in zip(calm, killed, strict=True)]
     whole = [(right, answer) for right, answer in pairs if answer.tokens >= right.tokens]
     pauses = sorted(_pause(answer, at) for _, answer in whole)
@@ -161,7 +162,7 @@ def _pause(answer: Answer, at: float) -> float:
 def measure(
     model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
 ) -> Iterator[list[Entry]]:
-    """All of it, of one model."""
+    """Measure the line on one model."""
     turns = {name: partial(_turn, name, folder) for name in names}
     yield entries(model, LINE, FIGURES, take_turns(turns, rounds, warm=False), run)
 

@@ -1,4 +1,4 @@
-"""The documents that show results: what stands between two markers is replaced, charts are written anew."""
+"""Generator of documents with results: replaces the text between two markers, and rewrites the charts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FIGURES = {
 
 
 def between(text: str, written: str) -> str:
-    """`text` with `written` between its markers. Raises `ValueError` where they are not there, once each."""
+    """Return `text` with `written` between its markers. Raises `ValueError` unless each marker occurs exactly
+    once, in order."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"no single {BEGIN} before a single {END}")
     before, _, rest = text.partition(BEGIN)
@@ -25,7 +26,7 @@ def between(text: str, written: str) -> str:
 
 
 def write(results: Results, root: Path) -> None:
-    """All of them. Raises `ValueError`, see `between` and `charts.svg`."""
+    """Write all documents and charts. Raises `ValueError` as `between` and `charts.svg` do."""
     for path, written in ((README, tables.short(results)), (BENCHMARKS, tables.whole(results))):
         document = root / path
         document.write_text(between(document.read_text(), written))

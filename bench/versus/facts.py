@@ -1,4 +1,4 @@
-"""What a run was done on and with."""
+"""Machine and versions of a run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PACKAGES = {
 
 
 def run(names: Sequence[str], rounds: int, began: datetime.datetime, load_before: float) -> Run:
-    """As of now."""
+    """Return the facts of a run that ends now."""
     library = find_openblas()
     return Run(
         began=began.strftime("%Y-%m-%d %H:%M UTC"),
         cores=cores(),
         processor=_processor(),
-        blas=library.name if library else "as MLX brings it",
+        blas=library.name if library else "MLX's own BLAS",
         load=[round(load_before, 1), round(os.getloadavg()[0], 1)],
         rounds=rounds,
         versions={"python": platform.python_version(), **_versions(names)},
@@ -37,7 +37,7 @@ def run(names: Sequence[str], rounds: int, began: datetime.datetime, load_before
 
 
 def cores() -> int:
-    """As many as this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

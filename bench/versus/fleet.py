@@ -1,4 +1,4 @@
-"""All sides up at once, as far as they come up; the others are known with their reasons."""
+"""All sides running at once; those that do not start are listed with their reasons."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bench.versus.turns import TROUBLES, Taken, Values, describe, take_turns
 
 @dataclass
 class Fleet:
-    """`missing`: of those that did not come up, why."""
+    """The running servers. `missing`: why the others did not start."""
 
     up: list[Server] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
     def take_turns(self, turn: Callable[[Server, int], Values], rounds: int) -> dict[str, Taken]:
-        """See `turns.take_turns`; those that are not up have nothing but a note. One that fails is
-        ended: what it was asked and has not given up would disturb the others."""
+        """Run `turns.take_turns`; servers that are not running have only a note. One that fails is killed,
+        since its remaining requests would disturb the others."""
         missing = {name: Taken(note=reason) for name, reason in self.missing.items()}
         turns = {each.name: partial(_guarded, turn, each) for each in self.up}
         taken = take_turns(turns, rounds) if turns else {}
@@ -44,7 +44,7 @@ def _guarded(turn: Callable[[Server, int], Values], server: Server, number: int)
 
 @contextlib.contextmanager
 def fleet(folder: Path, names: Sequence[str], rows_max: int, *, reuse: bool = False) -> Iterator[Fleet]:
-    """Those named. They start side by side, and idle ones wait on a queue."""
+    """Run the named servers. They start concurrently, and wait on a queue when idle."""
     found = Fleet()
     with contextlib.ExitStack() as stack:
         with ThreadPoolExecutor(len(names)) as pool:

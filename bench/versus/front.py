@@ -1,4 +1,4 @@
-"""The gateway alone: events a second through it, beside the same bytes from a bare ASGI app. Ours alone."""
+"""The gateway alone: events per second, next to the same bytes from a bare ASGI app. Only our server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIGURES = [
 def measure(
     model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
 ) -> Iterator[list[Entry]]:
-    """Without a model."""
+    """Measure the line, which needs no model."""
     ours, ceiling = compare(STREAMS, EVENTS, rounds)
     taken = {OURS: _taken(ours), CEILING: _taken(ceiling)}
     yield entries(model, LINE, FIGURES, taken, run)

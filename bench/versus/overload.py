@@ -1,8 +1,8 @@
-"""Ten times as many requests as a server can do: what it still does, and what becomes of the others.
+"""Ten times as many requests as a server can handle: its throughput, and the outcome of the other requests.
 
-First as many clients as it has rows ask one request after the other: that is its capacity. Then requests come
-at ten times that rate for some seconds, at random instants, whatever becomes of those before; each client
-waits for so long and no longer. One server at a time: what it has not given up would disturb the next.
+First, as many clients as it has rows send one request after another: that is its capacity. Then requests
+arrive at ten times that rate for some seconds, at random times, independently of earlier ones; each client
+waits for a limited time. Servers run one at a time: requests that one still processes would disturb the next.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TEXT_TOKENS, MAX_TOKENS = 32, 16
 REFUSALS = (429, 503)
 FIGURES = [
     Figure("capacity", f"{ROWS} clients, answers/s", "", "more"),
-    Figure("served", f"at {TIMES} times that, answers/s over it", "x", "more"),
-    Figure("refused", f"at {TIMES} times, a refusal's time, p99", "ms", "less"),
+    Figure("served", f"at {TIMES} times that rate, answers/s relative to it", "x", "more"),
+    Figure("refused", f"at {TIMES} times, time to a refusal, p99", "ms", "less"),
     Figure("told", f"at {TIMES} times, refused with 429 or 503", "%", "more"),
     Figure("lost", f"at {TIMES} times, no answer in {PATIENCE_S:.0f} s, or cut off", "%", "less"),
 ]
@@ -39,13 +39,13 @@ FIGURES = [
 
 @dataclass
 class Outcome:
-    """What became of requests. `served`: of those within the time that counts."""
+    """Outcomes of requests. `served`: those answered in the measured time."""
 
     served: int = 0
     refused_s: list[float] = field(default_factory=list)
     lost: int = 0
     late: int = 0
-    """Answered, but after that time."""
+    """Requests answered after that time."""
 
     @property
     def asked(self) -> int:
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def values(capacity: float, outcome: Outcome, seconds: float) -> dict[str, float]:
-    """Of the whole; without a refusal there is no time of one."""
+    """Return the figures; without a refusal there is no time of one."""
     refused = {"refused": 1000 * percentile(outcome.refused_s, 99)} if outcome.refused_s else {}
     return refused | {
         "capacity": capacity,
@@ -64,7 +64,7 @@ def values(capacity: float, outcome: Outcome, seconds: float) -> dict[str, float
 
 
 class Clients:
-    """All of them, on one event loop, each with a connection for a request."""
+    """All clients, on one event loop, with a connection for each request."""
 
     def __init__(self, server: Server, folder: Path, seed: int) -> None:
         self._server, self._folder = server, folder
@@ -72,7 +72,7 @@ class Clients:
         self._seeds = iter(range(seed, seed + 100_000))
 
     async def at_capacity(self, seconds: float) -> float:
-        """Answers per second."""
+        """Return the answers per second."""
         outcome, ends_at = Outcome(), time.perf_counter() + seconds
 
         async def ask_on() -> None:
@@ -83,7 +83,7 @@ class Clients:
         return outcome.served / seconds
 
     async def beyond(self, per_second: float, seconds: float) -> Outcome:
-        """Of requests at this rate."""
+        """Return the outcome of requests at this rate."""
         outcome, due = Outcome(), time.perf_counter()
         ends_at = due + seconds
         async with asyncio.TaskGroup() as asking:
@@ -112,7 +112,8 @@ class Clients:
 
 
 async def _status(server: Server, text: str) -> int:
-    """Of an answer that has come to its end. Raises `OSError`, `EOFError`, `ValueError` for no HTTP."""
+    """Return the HTTP status of a complete answer. Raises `OSError`, `EOFError`, or `ValueError` if it is not
+    HTTP."""
     message = {"role": "user", "content": text}
     document = {"messages": [message], "max_tokens": MAX_TOKENS, "temperature": 0, **server.fields}
     request = post(CHAT, document, "content-type: application/json", "connection: close")
@@ -130,7 +131,7 @@ async def _status(server: Server, text: str) -> int:
 def measure(
     model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
 ) -> Iterator[list[Entry]]:
-    """All of it, of one model."""
+    """Measure the line on one model."""
     turns = {name: partial(_turn, name, folder) for name in names}
     yield entries(model, LINE, FIGURES, take_turns(turns, rounds, warm=False), run)
 

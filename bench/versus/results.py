@@ -1,7 +1,7 @@
-"""What was measured: figures of each side, round by round, and the runs they come from.
+"""Stored results: figures of each side, round by round, and the runs that they come from.
 
-An entry is one figure of one model: always of one run, all sides of it in turns, so that its ratios mean
-something. A later run replaces the entries that it has measured, and leaves the others.
+An entry is one figure of one model. All its sides come from one run, in turns, so that their ratios are
+meaningful. A later run replaces the entries that it has measured, and leaves the others.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Better = Literal["more", "less"]
 
 
 class Side(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`rounds`: one value each. `note`: why there are none, or fewer than there should be, or what is not as
-    on the other sides."""
+    """Results of one side. `rounds`: one value each. `note`: why there are none, or fewer than expected, or
+    what differs from the other sides."""
 
     rounds: list[float] = []
     note: str | None = None
@@ -32,8 +32,8 @@ class Side(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`name` is what the figure is called for readers. `at`: so many requests at once, where that is varied.
-    `run`: the key of its run."""
+    """One figure of one model. `name`: its label in documents. `at`: concurrency, where it varies. `run`: the
+    key of its run."""
 
     model: str
     line: str
@@ -51,8 +51,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return "/".join(parts)
 
     def ratio(self, other: str) -> Ratio | None:
-        """How much better we are than `other`, above 1 whatever is better, round by round; None where one of
-        them has nothing, or a nought, which is more than any ratio can say."""
+        """Return by how much we are better than `other`: above 1 if better, round by round. None if one of
+        them has no values, or a zero, for which no ratio exists."""
         pairs = list(zip(self._rounds(OURS), self._rounds(other), strict=False))
         if not pairs or any(min(pair) <= 0 for pair in pairs):
             return None
@@ -60,7 +60,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
     def best(self) -> str | None:
-        """Whose median is best; the first of equals, None where nobody has one."""
+        """Return the side with the best median, the first of equals; None if no side has one."""
         medians = {name: side.median for name, side in self.sides.items() if side.median is not None}
         if not medians:
             return None
@@ -68,7 +68,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return choose(medians, key=lambda name: medians[name])
 
     def is_lost(self) -> bool:
-        """Somebody is better than we are, by as much as two decimals can show."""
+        """Return whether another side is better than ours, when rounded to two decimals."""
         return any(self._loses_to(name) for name in self.sides if name != OURS)
 
     def _loses_to(self, name: str) -> bool:
@@ -84,7 +84,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Where and when. `load`: of the last minute, as it began and as it ended, our own included."""
+    """Time and machine of a run. `load`: of the last minute, at the start and at the end, our own
+    included."""
 
     began: str
     cores: int
@@ -96,7 +97,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """Entries by their keys, runs by when they began."""
+    """Entries by their keys, runs by their start times."""
 
     runs: dict[str, Run] = {}
     entries: dict[str, Entry] = {}
@@ -107,7 +108,8 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def merge(results: Results, key: str, run: Run, entries: Sequence[Entry]) -> Results:
-    """With these entries in place of those of the same keys, without runs that nothing is left of."""
+    """Return the results with `entries` replacing those of the same keys, without runs that have no entry
+    left."""
     merged = results.entries | {entry.key: entry for entry in entries}
     used = {entry.run for entry in merged.values()}
     runs = results.runs | {key: run}
@@ -115,12 +117,13 @@ def merge(results: Results, key: str, run: Run, entries: Sequence[Entry]) -> Res
 
 
 def load(path: Path) -> Results:
-    """Those of a file, none where there is no file. Raises `msgspec.DecodeError` for another kind of file."""
+    """Return the results of a file, none if it does not exist. Raises `msgspec.DecodeError` for another kind
+    of file."""
     return msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else Results()
 
 
 def save(path: Path, results: Results) -> None:
-    """In one move: who is interrupted loses nothing."""
+    """Write the file atomically, so that an interrupted run loses nothing."""
     draft = path.with_name(path.name + ".new")
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
     draft.replace(path)

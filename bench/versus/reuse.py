@@ -1,4 +1,4 @@
-"""What is not computed again: an agent's turns, requests at once that begin alike, a second question about an
+"""Prefix reuse: an agent's turns, simultaneous requests with a common prefix, a second question about an
 image. Prefix caches are on."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.agent import CROWD, Plan, Texts, converse, flock
+from bench.agent import CROWD, Plan, Texts, converse, draft_batch
 from bench.client import ask, client
 from bench.reuse import Trace
 from bench.rivals import Server
@@ -26,7 +26,7 @@ FIGURES = [
     Figure("cold", "agent's turn without reuse, first text", "ms", "less"),
     Figure("warm", "agent's turn in its conversation, first text", "ms", "less"),
     Figure("crowd", f"{CROWD} at once that share 1,500 tokens, until all have text", "ms", "less"),
-    Figure("computed", f"prompt tokens computed for these {CROWD}, over those of one", "x", "less"),
+    Figure("computed", f"prompt tokens computed for these {CROWD}, relative to one", "x", "less"),
 ]
 SEEING = [
     Figure("first", "first question about an image, first text", "ms", "less"),
@@ -37,7 +37,7 @@ SEEING = [
 def measure(
     model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
 ) -> Iterator[list[Entry]]:
-    """All of it, of one model."""
+    """Measure the line on one model."""
     with fleet(folder, names, CROWD, reuse=True) as up:
 
         def turn(server: Server, round: int) -> Values:
@@ -52,13 +52,13 @@ async def _converse(server: Server, folder: Path, round: int) -> dict[str, float
     if not round:
         return turns_ms(await converse(server, texts, WARM_UP))
     trace = await converse(server, texts, PLAN)
-    crowd = await flock(server, texts)
+    crowd = await draft_batch(server, texts)
     said = {} if crowd.prefilled is None else {"computed": crowd.prefilled}
     return turns_ms(trace) | {"crowd": 1000 * crowd.all_s} | said
 
 
 def turns_ms(trace: Trace) -> dict[str, float]:
-    """Of the turns that were asked without reuse too."""
+    """Return the figures of the turns that were also sent without reuse."""
     warm_s = [trace.turns[number].first_text_s for number in trace.cold_s]
     return {
         "cold": 1000 * statistics.median(trace.cold_s.values()),

@@ -1,4 +1,4 @@
-"""What a long prompt does to four streams that are under way."""
+"""Effect of a long prompt on four running streams."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIGURES = [
 def measure(
     model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
 ) -> Iterator[list[Entry]]:
-    """All of it, of one model."""
+    """Measure the line on one model."""
     with fleet(folder, names, STREAMS + 1) as up:
 
         def turn(server: Server, round: int) -> Values:
@@ -40,7 +40,7 @@ async def _watch(server: Server, folder: Path, round: int) -> dict[str, float]:
     watched = Watched()
     await watch(server, folder, PLAN if round else WARM_UP, 1000 * round, watched)
     if watched.outlived:
-        raise RuntimeError(f"{watched.outlived} of {STREAMS} streams ended before the prompt was done")
+        raise RuntimeError(f"{watched.outlived} of {STREAMS} streams ended before the prefill did")
     return {
         "calm": 1000 * percentile(watched.calm, 99),
         "p99": 1000 * percentile(watched.troubled, 99),

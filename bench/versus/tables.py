@@ -1,4 +1,4 @@
-"""Tables in Markdown, made from results: the few lines of the README, and all of them."""
+"""Markdown tables of the results: the short one of the README, and all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Choice:
-    """A line of the README: one figure, of one model or of several."""
+    """A row of the README's table: one figure, of one model or of several."""
 
     label: str
     models: tuple[str, ...]
@@ -25,25 +25,22 @@ class Choice:
 
 _BOTH, _ALL, _ONE = ("dense", "hybrid"), ("dense", "hybrid", "vision"), ("dense",)
 CHOICES = (
-    *(Choice(f"tokens/s, {at} at once", _ALL, "throughput", "rate", at) for at in (1, 16, 64)),
+    Choice("tokens/s, 16 at once", _ALL, "throughput", "rate", 16),
     Choice("ms to the first text, 16 at once", _ALL, "throughput", "first", 16),
-    Choice("CPU seconds per 1,000 tokens, 16 at once", _ALL, "throughput", "cpu", 16),
-    Choice("ms to the first text of an agent's next turn", _BOTH, "reuse", "warm"),
     Choice("16 that share 1,500 tokens, ms until all have text", _BOTH, "reuse", "crowd"),
     Choice("4 streams beside a prompt of 4,000 tokens, ms between pieces, p99", _BOTH, "gaps", "p99"),
-    Choice("ten times what it can do: served over capacity", _ONE, "overload", "served"),
     Choice("`kill -9`: streams lost of 16", _ONE, "kill", "lost"),
 )
 
 
 def number(value: float) -> str:
-    """Three digits, or all before the point; of what is counted nothing behind it."""
+    """Format with three significant digits, or all before the decimal point; integers without decimals."""
     digits = 0 if value == int(value) or abs(value) >= 99.5 else 1 if abs(value) >= 9.95 else 2
     return f"{value:,.{digits}f}"
 
 
 def names_of(entries: Iterable[Entry]) -> list[str]:
-    """All sides there are, as `KNOWN` has them, ours first; then others."""
+    """Return all sides, in the order of `KNOWN`, ours first; then the others."""
     found = {name for entry in entries for name in entry.sides}
     return [name for name in KNOWN if name in found] + sorted(found.difference(KNOWN))
 
@@ -57,7 +54,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def short(results: Results) -> str:
-    """A line for each choice that something is known of."""
+    """Return a row for each choice that has results."""
     found = [(choice, _found(results, choice)) for choice in CHOICES]
     names = names_of(entry for _, entries in found for entry in entries if entry)
     rows = [
@@ -69,7 +66,7 @@ def short(results: Results) -> str:
 
 
 def _conditions(results: Results) -> str:
-    """Of all runs in a few words: fewest rounds, and the load as they began and ended, least and most."""
+    """Summarize all runs: fewest rounds, and the minimum and maximum load at their starts and ends."""
     runs = results.runs.values()
     if not runs:
         return ""
@@ -102,11 +99,11 @@ def _title(name: str) -> str:
     return "ours" if name == OURS else f"`{name}`" if "." in name else name
 
 
-# --- all of it ---------------------------------------------------------------------------------------
+# --- all results -------------------------------------------------------------------------------------
 
 
 def whole(results: Results) -> str:
-    """A table for each model and line, with what is to be said of it."""
+    """Return a table for each model and line, with its notes."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in results.entries.values():
         groups.setdefault((entry.model, entry.line), []).append(entry)
@@ -156,6 +153,6 @@ def _run(run: Run) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     began, ended = run.load
     return (
-        f"* {run.began}: {run.cores} cores ({run.processor}), load {began} at its begin, {ended} at its end, "
+        f"* {run.began}: {run.cores} cores ({run.processor}), load {began} at the start, {ended} at the end, "
         f"our own included; {run.rounds} rounds; float32 by {run.blas}; {versions}"
     )

@@ -1,7 +1,7 @@
-"""Tokens a second, and how long clients wait for them, with so many requests at once.
+"""Throughput and latency by the number of concurrent requests.
 
-Prompts of 126 tokens that share nothing, the same on every side and new in every round; of a model that sees,
-a question about an image each, which no request before has shown.
+Prompts of 126 tokens without a common prefix, the same on every side and new in every round; for a vision
+model, a question each about an image that no earlier request had.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ CONCURRENCIES = (1, 4, 16, 64)
 REQUESTS = {1: 4, 4: 8, 16: 32, 64: 64}
 MAX_TOKENS = 48
 TEXT_TOKENS = 116
-"""With the template's own, 126."""
+"""126 together with the tokens of the template."""
 IMAGE_SIDE = 96
 ALIKE = 0.02
-"""Prompts may differ by so much of their length between sides: templates are rendered with other dates."""
+"""Prompts may differ in length by this share between sides, since templates are rendered with different
+dates."""
 
 Prompts = Sequence[str | list[dict[str, Any]]]
 
@@ -39,14 +40,14 @@ def figures(at: int) -> list[Figure]:
     return [
         Figure("rate", "tokens/s", "", "more", at),
         Figure("first", "first text, median", "ms", "less", at),
-        Figure("token", "a token after the first, median of the answers", "ms", "less", at),
+        Figure("token", "time per token after the first, median of answers", "ms", "less", at),
         Figure("gap99", "gap between pieces, p99", "ms", "less", at),
         Figure("cpu", "CPU seconds per 1,000 tokens", "s", "less", at),
     ]
 
 
 def prompts(folder: Path, count: int, first: int, *, sees: bool) -> Prompts:
-    """As many; `first`: the seed of the first."""
+    """Return `count` prompts; `first`: the seed of the first."""
     seeds = range(first, first + count)
     if not sees:
         return [random_text(folder, TEXT_TOKENS, seed) for seed in seeds]
@@ -54,7 +55,7 @@ def prompts(folder: Path, count: int, first: int, *, sees: bool) -> Prompts:
 
 
 def values(answers: Sequence[Answer], rate: float, cpu_s: float) -> dict[str, float]:
-    """What a round came to. Raises `RuntimeError` for an answer without text."""
+    """Return the figures of a round. Raises `RuntimeError` for an answer without text."""
     if not all(answer.pieces for answer in answers):
         raise RuntimeError("an answer without text")
     gaps = [after - before for answer in answers for before, after in itertools.pairwise(answer.pieces)]
@@ -62,7 +63,7 @@ def values(answers: Sequence[Answer], rate: float, cpu_s: float) -> dict[str, fl
     return {
         "rate": rate,
         "first": 1000 * statistics.median(answer.first_piece_s for answer in answers),
-        # Of an answer's whole length: the median of gaps is next to nothing where pieces come in clumps.
+        # Over a whole answer: the median of gaps is close to zero when pieces arrive in clumps.
         "token": 1000 * statistics.median(map(_token_s, answers)),
         "gap99": 1000 * percentile(gaps, 99),
         "cpu": 1000 * cpu_s / tokens,
@@ -74,26 +75,26 @@ def _token_s(answer: Answer) -> float:
 
 
 def unlike(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str | None:
-    """Why the two cannot be compared: what was asked was not the same."""
+    """Return why the two cannot be compared: their prompts were not the same."""
     mine, other = (statistics.median(answer.prompt_tokens for answer in side) for side in (ours, theirs))
     if abs(mine - other) <= ALIKE * mine:
         return None
-    return f"its prompts came to {other:.0f} tokens, ours to {mine:.0f}"
+    return f"its prompts have {other:.0f} tokens, ours {mine:.0f}"
 
 
 def remark(theirs: Sequence[Answer]) -> str | None:
-    """What is good to know of answers beside their figures."""
+    """Return a note on the answers: an unexpected length, or reset connections."""
     lengths = sorted({answer.tokens for answer in theirs})
     if lengths != [MAX_TOKENS]:
-        return f"its answers had {lengths[0]} to {lengths[-1]} tokens, not {MAX_TOKENS}"
+        return f"its answers have {lengths[0]} to {lengths[-1]} tokens, not {MAX_TOKENS}"
     resets = sum(answer.resets for answer in theirs)
-    return f"{resets} connections reset, and opened again by the client" if resets else None
+    return f"{resets} connections reset, then reopened by the client" if resets else None
 
 
 def measure(
     model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
 ) -> Iterator[list[Entry]]:
-    """All of it, of one model, a concurrency after the other."""
+    """Measure the line on one model, one concurrency after another."""
     with fleet(folder, names, max(CONCURRENCIES)) as up:
         for number, at in enumerate(CONCURRENCIES):
             answered: dict[str, list[Answer]] = {}
@@ -101,7 +102,7 @@ def measure(
             def turn(server: Server, round: int, at: int = at, case: int = number) -> Values:
                 count = REQUESTS[at] if round else at
                 texts = prompts(folder, count, 100_000 * case + 1000 * round, sees=sees)
-                return within(_turn(server, texts, at, answered))  # noqa: B023 - taken before the next case
+                return within(_turn(server, texts, at, answered))  # noqa: B023 - called before the next case
 
             taken = up.take_turns(turn, rounds)
             _note(taken, answered)
@@ -112,14 +113,14 @@ async def _turn(
     server: Server, texts: Prompts, at: int, answered: dict[str, list[Answer]]
 ) -> dict[str, float]:
     before = tree_cpu_s(server.process)
-    # Said to all, since the default of one is to close the thinking.
+    # Set for all, since one server's default closes the reasoning.
     work, answers = await burst(server, texts, at, MAX_TOKENS, enable_thinking=True)
     answered.setdefault(server.name, []).extend(answers)
     return values(answers, work.rate, tree_cpu_s(server.process) - before)
 
 
 def _note(taken: dict[str, Taken], answered: dict[str, list[Answer]]) -> None:
-    """The figures of sides whose work was another go, and the note says why."""
+    """Add notes to the sides; discard the figures of those whose work cannot be compared."""
     for name, each in taken.items():
         if each.note is None and name != OURS and OURS in answered:
             each.note = unlike(answered[OURS], answered[name])

@@ -1,4 +1,4 @@
-"""Sides in turns, each of which may fail: that costs its own figures and nobody else's."""
+"""Sides in turns, each of which may fail: a failure affects only its own figures."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ TROUBLES = (
     psutil.Error,
     statistics.StatisticsError,
 )
-"""What a server can cause that dies, refuses, hangs, or answers something else."""
+"""Errors that a server causes when it dies, refuses, hangs, or sends an unexpected answer."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a line measures. `key` is what its turns call it; `at`: so many requests at once."""
+    """A figure that a line measures. `key`: its key in the turns' values; `at`: concurrency."""
 
     key: str
     name: str
@@ -50,12 +50,12 @@ class Figure:
 
 Values = Mapping[str, float]
 Turn = Callable[[int], Values]
-"""Told the number of the round, of which the first, 0, warms up; figures by their keys."""
+"""Called with the number of the round, of which round 0 warms up; returns figures by their keys."""
 
 
 @dataclass
 class Taken:
-    """What came of one side's turns."""
+    """Results of one side's turns."""
 
     rounds: list[Values] = field(default_factory=list)
     note: str | None = None
@@ -65,7 +65,7 @@ class Taken:
 
 
 def take_turns(turns: Mapping[str, Turn], rounds: int, *, warm: bool = True) -> dict[str, Taken]:
-    """All sides in each round; who goes first moves on. A side that fails has no more turns."""
+    """Run all sides in each round, the first rotating. A side that fails gets no more turns."""
     names = list(turns)
     taken = {name: Taken() for name in names}
     for number in range(0 if warm else 1, rounds + 1):
@@ -89,11 +89,11 @@ def _take(turn: Turn, number: int, taken: Taken) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """In a line; of several the first."""
+    """Describe an error in one line; of a group the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, httpx.HTTPStatusError):
-        return f"it answers {error.response.status_code}"
+        return f"HTTP status {error.response.status_code}"
     said = " ".join(str(error).split())
     kind = type(error).__name__
     if not isinstance(error, NotServing | NotMade):
@@ -102,14 +102,14 @@ def describe(error: BaseException) -> str:
 
 
 def within(talk: Coroutine[Any, Any, Values], seconds: float = TURN_S_MAX) -> Values:
-    """Run a turn to its end. Raises `TimeoutError` beyond that."""
+    """Run a turn to its end. Raises `TimeoutError` after `seconds`."""
     return asyncio.run(asyncio.wait_for(talk, seconds))
 
 
 def entries(
     model: str, line: str, figures: Sequence[Figure], taken: Mapping[str, Taken], run: str
 ) -> list[Entry]:
-    """An entry for each figure."""
+    """Return an entry for each figure."""
     return [
         Entry(
             model=model,

@@ -1,1 +1,1 @@
-"""One module per public API, in two pure halves: body -> protocol.Generate, events -> SSE or JSON."""
+"""One module per public API, in two pure halves: body -> `Generate`, and items of a flight -> SSE or JSON."""

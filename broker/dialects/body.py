@@ -1,4 +1,4 @@
-"""Request bodies: bytes -> typed structs, and what msgspec says of a wrong one in the client's own terms."""
+"""Request bodies: decoding into typed structs, and msgspec's errors in terms of the client's fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Raises `RequestError(invalid_request)` that names the field at fault, where there is one."""
+    """Decode a body. Raises `RequestError(invalid_request)` naming the field at fault, if there is one."""
     try:
         return _read(decoder, body)
     except msgspec.ValidationError as error:
@@ -38,7 +38,7 @@ def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def convert(value: Any, kind: type[T], place: str) -> T:
-    """A part of a body, which stands at `place` in it, as what it should be. Raises as `decode` does."""
+    """Convert the part of a body at `place` to `kind`. Raises like `decode`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -61,9 +61,9 @@ def _path(within: str, path: str) -> str:
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
-    """Raises unless `low` <= value <= `high`; None passes."""
+    """Raise `RequestError` unless `low` <= `value` <= `high`; None passes."""
     if value is not None and not low <= value <= high:
-        # Not as a float: an integer may be too large to become one.
+        # Not formatted as a float: an integer may be too large for one.
         given = str(value)[:32]
         raise RequestError(
             Code.INVALID_REQUEST, f"'{name}' must be between {low} and {high}, not {given}.", param=name
@@ -71,17 +71,17 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
 
 
 def refuse(name: str, why: str) -> RequestError:
-    """A parameter that is understood and not served: said plainly, never ignored."""
+    """Make the error for a parameter that is known but not supported. Such parameters are never ignored."""
     return RequestError(Code.UNSUPPORTED_PARAMETER, f"'{name}' {why}.", param=name)
 
 
 def encode_text(text: str) -> bytes:
-    """A JSON string. Text from a tokenizer can't hold lone surrogates, so this does not fail."""
+    """Encode a JSON string. Text from a tokenizer has no lone surrogates, so this does not fail."""
     return _encoder.encode(text)
 
 
 def encode(document: Any) -> bytes:
-    """A JSON document."""
+    """Encode a JSON document."""
     return _encoder.encode(document)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI chat completions: body -> Generate, and how a choice looks in an answer."""
+"""OpenAI chat completions: body -> `Generate`, and the renderer of a choice."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from broker.dialects import begun
+from broker.dialects import continuation
 from broker.dialects.body import encode, encode_text
 from broker.dialects.chat_body import Body
-from broker.dialects.forms import form_of
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
+from broker.dialects.response_format import form_of
 from protocol.conversation import pack
-from protocol.messages import Accepted, Generate, Scored
-from protocol.parts import CallDelta, Delta, Media
+from protocol.messages import Accepted, Generate, PromptLogprobs
+from protocol.types import CallDelta, Delta, Media
 
 # --- to the worker -----------------------------------------------------------------------------------
 
 
 def conversation(body: Body, *, system_in_place: bool) -> Conversation:
-    """The canonical conversation of a checked request."""
+    """Return the canonical conversation of a checked body."""
     messages: list[dict[str, Any]] = msgspec.to_builtins(body.messages)
     return normalize(messages, system_in_place=system_in_place)
 
@@ -32,10 +32,12 @@ def conversation(body: Body, *, system_in_place: bool) -> Conversation:
 def generate(
     body: Body, messages: list[dict[str, Any]], media: list[Media], *, id: str, incarnation: str
 ) -> Generate:
-    """The message to the worker, for the first choice. Raises `RequestError` for what cannot be passed on."""
+    """Make the request to the worker for the first choice. Raises `RequestError` if it cannot be encoded."""
     offer = body.offer
     wishes = template_kwargs(body.reasoning_effort, body.enable_thinking, body.chat_template_kwargs)
-    wishes |= begun.options(messages, continues=body.continue_final_message, opens=body.add_generation_prompt)
+    wishes |= continuation.options(
+        messages, continues=body.continue_final_message, opens=body.add_generation_prompt
+    )
     return Generate(
         incarnation=incarnation,
         id=id,
@@ -62,17 +64,16 @@ def generate(
 # --- to the client -----------------------------------------------------------------------------------
 
 
-class Form:
-    """`answer.Form` of chat completions."""
+class ChatChoiceRenderer:
+    """`answer.ChoiceRenderer` of chat completions."""
 
     def __init__(self, *, logprobs: bool, functions: bool = False) -> None:
-        """`logprobs`: whether they were asked for. `functions`: a call is told as one of these, not of a
-        tool."""
+        """`logprobs`: whether they were requested. `functions`: render calls as legacy function calls."""
         self._logprobs = logprobs
         self._functions = functions
 
-    def hear(self, choice: int, item: Accepted | Scored) -> None:
-        """Nothing of it is shown."""
+    def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
+        """Ignore prompt information, which chat completions do not show."""
 
     def opening(self, choice: int) -> bytes:
         return _entry(choice, {"role": "assistant", "content": ""})
@@ -82,7 +83,7 @@ class Form:
             return self._mixed(choice, delta)
         if not delta.text:
             return b""
-        # By hand, since most events are of this kind.
+        # Formatted by hand, since most events are of this kind.
         text = encode_text(delta.text)
         return b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (choice, text)
 
@@ -95,8 +96,8 @@ class Form:
         return _entry(choice, shown, logprobs=chat_logprobs(delta.likelihoods) if delta.likelihoods else None)
 
     def _calls(self, growths: Iterable[CallDelta], *, numbered: bool) -> dict[str, Any]:
-        """Where they stand in a message, or in a part of one; nothing where there are none."""
-        # Of functions there is one call.
+        """Return the fields of a message or a delta that hold the calls; empty if there are none."""
+        # Legacy function calling allows one call.
         calls = _joined(growth for growth in growths if not (self._functions and growth.index))
         if self._functions:
             return {"function_call": _call(calls[0])["function"]} if calls else {}
@@ -130,7 +131,7 @@ class Form:
 
 
 def _joined(growths: Iterable[CallDelta]) -> list[CallDelta]:
-    """What each call gains, in order: SDKs take no two entries for one call from a chunk."""
+    """Merge the deltas of each call, in order: SDKs accept only one entry per call in a chunk."""
     calls: dict[int, list[CallDelta]] = {}
     for growth in growths:
         calls.setdefault(growth.index, []).append(growth)
@@ -140,14 +141,14 @@ def _joined(growths: Iterable[CallDelta]) -> list[CallDelta]:
 
 
 def _call(growth: CallDelta) -> dict[str, Any]:
-    """What it is called stands where it begins, and nowhere else."""
+    """Return the entry of a call. Id, type and name are in its first delta only."""
     begun: dict[str, Any] = {"id": growth.id, "type": "function"} if growth.id else {}
     name = {"name": growth.name} if growth.id else {}
     return {**begun, "function": {**name, "arguments": growth.arguments}}
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """A thought under both names that clients know; nothing where there is none."""
+    """Return reasoning under both names that clients use; empty if there is none."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 

@@ -1,4 +1,4 @@
-"""The body of OpenAI's chat completions: types, and what is checked before a worker is asked."""
+"""Body of OpenAI's chat completions: types, and the checks before dispatch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from msgspec import Meta, Struct
 
 from broker.dialects import functions as legacy
 from broker.dialects.body import check_range, decode
-from broker.dialects.forms import FormParameters, form_of
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
 from broker.dialects.parts import Detail
-from broker.dialects.tools import FunctionTool, Offer, Tool, ToolChoice, offer
+from broker.dialects.response_format import FormParameters, form_of
+from broker.dialects.tools import FunctionTool, Tool, ToolChoice, ToolOffer, offer
 from protocol.errors import Code, RequestError
 
 THINKING_BUDGET_TOKENS_MAX = 2**31
@@ -36,13 +36,13 @@ class VideoURL(Struct):
 
 
 class VideoPart(Struct, tag_field="type", tag="video_url"):
-    """As vLLM has it."""
+    """A video in vLLM's format."""
 
     video_url: VideoURL | str
 
 
 class FramesPart(Struct, tag_field="type", tag="video"):
-    """As Qwen's own clients have it: a file, or its frames as images."""
+    """A video in the format of Qwen's clients: a file, or its frames as images."""
 
     video: str | Annotated[list[str], Meta(min_length=1)]
 
@@ -75,7 +75,7 @@ class Message(Struct):
 
 
 class Prediction(Struct):
-    """What much of the answer will be, as OpenAI has it."""
+    """OpenAI's predicted output: text that much of the answer will repeat."""
 
     type: Literal["content"]
     content: str | list[TextPart]
@@ -88,7 +88,7 @@ class Prediction(Struct):
 
 
 class Body(FormParameters, kw_only=True):
-    """What is read of the body, beside what the dialects share."""
+    """Body fields beside the shared ones. Other fields are ignored."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -110,19 +110,19 @@ class Body(FormParameters, kw_only=True):
 
     @property
     def thought_tokens_max(self) -> int | None:
-        """How many tokens a thought may have, by the one of its names that is nearest to the template."""
+        """Thinking budget in tokens. Of its names, the one closest to the template takes precedence."""
         told = (self.chat_template_kwargs or {}).get("thinking_budget")
         budgets = (told, self.thinking_budget, self.thinking_token_budget)
         return next((budget for budget in budgets if budget is not None), None)
 
     @property
     def has_functions(self) -> bool:
-        """It is from before there were tools."""
+        """Whether the body uses legacy function calling."""
         return self.functions is not None or self.function_call is not None
 
     @property
-    def offer(self) -> Offer:
-        """Which tools may be called, and how. Raises `RequestError` naming the parameter at fault."""
+    def offer(self) -> ToolOffer:
+        """Tools that may be called, and how. Raises `RequestError` naming the parameter at fault."""
         if self.has_functions:
             return legacy.offer(self.functions or [], self.function_call)
         return offer(self.tools or [], self.tool_choice, single=self.parallel_tool_calls is False)
@@ -132,7 +132,7 @@ _body_decoder = msgspec.json.Decoder(Body)
 
 
 def read(raw: bytes) -> Body:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
     if not body.messages:
         raise RequestError(Code.INVALID_REQUEST, "'messages' must not be empty.", param="messages")
@@ -142,9 +142,9 @@ def read(raw: bytes) -> Body:
     _check_logprobs(body)
     _check_tool_messages(body)
     if body.has_functions and (body.tools or body.tool_choice):
-        message = "'functions' and 'function_call' are what 'tools' and 'tool_choice' replaced: send either."
+        message = "'functions' and 'function_call' cannot be combined with 'tools' and 'tool_choice'."
         raise RequestError(Code.INVALID_REQUEST, message, param="functions")
-    # For what they raise: what they find is small, and found again once there is a worker.
+    # Evaluated for their errors only. The results are small, and are computed again at dispatch.
     _ = body.offer, form_of(body)
     return body
 
@@ -166,7 +166,7 @@ def _check_thinking(body: Body) -> None:
 def _check_logprobs(body: Body) -> None:
     check_range("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_MAX)
     if body.top_logprobs and not body.logprobs:
-        message = "'top_logprobs' needs 'logprobs' to be true."
+        message = "'top_logprobs' requires 'logprobs' to be true."
         raise RequestError(Code.INVALID_REQUEST, message, param="top_logprobs")
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's older completions, text that goes on: body -> Generate, and how a choice looks in an answer."""
+"""OpenAI's legacy text completions: body -> `Generate`, and the renderer of a choice."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 
 from broker.dialects.body import check_range, decode, encode, encode_text, refuse
 from broker.dialects.echo import Echo
-from broker.dialects.forms import FormParameters, form_of
 from broker.dialects.logprobs import LegacyLogprobs
 from broker.dialects.parameters import CHOICES_MAX, check, copies, sampling, sparse_of, stop_strings
+from broker.dialects.response_format import FormParameters, form_of
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Generate, Scored
-from protocol.parts import Delta
+from protocol.messages import Accepted, Generate, PromptLogprobs
+from protocol.types import Delta
 
 MAX_TOKENS_DEFAULT = 16
 LOGPROBS_MAX = 5
 TOKEN_MAX = 2**31 - 1
-"""The largest id that can be sent on; which of them a model has only its worker knows."""
+"""Largest token id on the wire; only the worker knows the model's vocabulary."""
 
 Prompt = str | list[int]
 
 
 class Body(FormParameters, kw_only=True):
-    """What is read of the body, beside what the dialects share."""
+    """Body fields beside the shared ones. Other fields are ignored."""
 
     prompt: str | list[Any]
     logprobs: int | None = None
@@ -35,7 +35,7 @@ class Body(FormParameters, kw_only=True):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Texts, or lists of token ids."""
+        """Prompts as texts or as lists of token ids."""
         return [self.prompt] if self._is_single else cast("list[Prompt]", self.prompt)
 
     @property
@@ -43,12 +43,12 @@ class Body(FormParameters, kw_only=True):
         return isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
 
     def name_of(self, place: int) -> str:
-        """What the client calls one of its prompts."""
+        """Return the parameter name of the prompt at index `place`."""
         return "prompt" if self._is_single else f"prompt[{place}]"
 
     @property
     def choices(self) -> int:
-        """How many answers there will be: `n` to each prompt."""
+        """Number of answers: `n` for each prompt."""
         return len(self.prompts) * (self.n or 1)
 
 
@@ -56,14 +56,14 @@ _body_decoder = msgspec.json.Decoder(Body)
 
 
 def read(raw: bytes) -> Body:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
     if body.echo and body.suffix:
-        raise refuse("echo", "cannot be had together with 'suffix'")
+        raise refuse("echo", "cannot be combined with 'suffix'")
     check(body, max_tokens_min=0 if body.echo else 1)
     check_range("logprobs", body.logprobs, 0, LOGPROBS_MAX)
     if body.best_of not in (None, 1, body.n or 1):
-        raise refuse("best_of", "can only be what 'n' is: no more are tried than are returned")
+        raise refuse("best_of", "must equal 'n': sampling more answers than are returned is not supported")
     _check_prompts(body)
     form_of(body)
     return body
@@ -73,13 +73,13 @@ def _check_prompts(body: Body) -> None:
     if not body.prompts or "" in body.prompts:
         raise RequestError(Code.INVALID_REQUEST, "'prompt' must not be empty.", param="prompt")
     if not any(all(isinstance(prompt, kind) for prompt in body.prompts) for kind in (str, list)):
-        message = "'prompt' must be text, token ids, or a list of either, and not a mixture."
+        message = "'prompt' must be text, token ids, or a list of either. The two cannot be mixed."
         raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
     for place, prompt in enumerate(body.prompts):
         if isinstance(prompt, list):
             _check_tokens(body.name_of(place), prompt)
     if body.choices > CHOICES_MAX:
-        message = f"'prompt' and 'n' ask for {body.choices} answers, and at most {CHOICES_MAX} can be had."
+        message = f"'prompt' and 'n' ask for {body.choices} answers; at most {CHOICES_MAX} are allowed."
         raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
 
 
@@ -96,9 +96,9 @@ def _check_tokens(name: str, tokens: list[Any]) -> None:
 
 
 def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
-    """The messages to the worker, in the order of the choices: all those of a prompt, then the next one's.
+    """Return the requests to the worker in the order of the choices: prompt by prompt.
 
-    Every prompt begins with the same seed, so its answers are those it would have had alone.
+    Every prompt starts from the same seed, so its answers are those that it would get alone.
     """
     drawn, form = sampling(body, body.logprobs), form_of(body)
     requests: list[Generate] = []
@@ -127,8 +127,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
 
 
 def _is_for_worker(body: Body, prompt: Prompt) -> bool:
-    """Whether saying the prompt back takes something that only its worker knows: an end that may come before
-    the first token, what tokens read, or how likely they are."""
+    """Return whether an echo needs the worker: for `max_tokens` 0, logprobs, or the text of tokens."""
     return bool(body.echo) and (body.max_tokens == 0 or body.logprobs is not None or isinstance(prompt, list))
 
 
@@ -136,7 +135,7 @@ def _is_for_worker(body: Body, prompt: Prompt) -> bool:
 
 
 def echoes(body: Body) -> list[Echo]:
-    """What is said before the answers, one for each choice; none if it was not asked for."""
+    """Return the prompt echoes, one per choice; none if `echo` is not set."""
     if not body.echo:
         return []
     return [
@@ -146,15 +145,15 @@ def echoes(body: Body) -> list[Echo]:
     ]
 
 
-class Form:
-    """`answer.Form` of completions."""
+class CompletionChoiceRenderer:
+    """`answer.ChoiceRenderer` of completions."""
 
     def __init__(self, *, logprobs: bool, choices: int, echoes: Sequence[Echo] = ()) -> None:
-        """`logprobs`: whether they were asked for. `echoes`: one for each choice, or none."""
+        """`logprobs`: whether they were requested. `echoes`: one per choice, or none."""
         self._logprobs = [LegacyLogprobs() if logprobs else None for _ in range(choices)]
         self._echoes = echoes
 
-    def hear(self, choice: int, item: Accepted | Scored) -> None:
+    def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
         if self._echoes:
             self._echoes[choice].hear(item)
             if self._logprobs[choice] is not None and isinstance(item, Accepted):
@@ -170,7 +169,7 @@ class Form:
             return encode(_choice(choice, delta.text, logprobs=logprobs.take(delta.likelihoods)))
         if not delta.text:
             return b""
-        # By hand, since most events are of this kind.
+        # Formatted by hand, since most events are of this kind.
         text = encode_text(delta.text)
         return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}' % (choice, text)
 

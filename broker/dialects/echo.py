@@ -1,8 +1,7 @@
-"""A prompt that is said back before its answer: its text, and with log-probabilities its tokens.
+"""`echo` of completions: the prompt's text before the answer and, with logprobs, its tokens.
 
-What must hold: the pieces of text, joined, are the prompt as it was sent, letter by letter. Of tokens that
-are not in the text (a beginning that the tokenizer adds, letters that it writes otherwise) the places are as
-near as can be said.
+Invariant: the pieces of text, joined, are exactly the prompt as sent. The offsets of tokens that are not in
+the text (a BOS that the tokenizer adds, normalized characters) are approximate.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ import codecs
 from typing import Any
 
 from broker.dialects.logprobs import legacy_lists
-from protocol.messages import Accepted, Scored
-from protocol.parts import PromptToken
+from protocol.messages import Accepted, PromptLogprobs
+from protocol.types import PromptToken
 
 SKIPPED_CHARACTERS_MAX = 8
-"""So far ahead a token is looked for that is not where it should be."""
+"""How far ahead a token is searched for in the text if it is not at the expected offset."""
 
 
 class Echo:
-    """The prompt of one choice. One for each answer: it is read once, from its beginning."""
+    """Echo of one choice's prompt. Each answer has its own, which is read once from the beginning."""
 
     def __init__(self, text: str | None, *, scored: bool) -> None:
-        """`text`: None where the prompt came as tokens: then its worker says it. `scored`: whether its tokens
-        are asked for, with their log-probabilities."""
+        """`text`: None if the prompt was sent as tokens; the worker then reports the text. `scored`: whether
+        tokens with logprobs were requested."""
         self._text = text
         self._scored = scored
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -34,12 +33,12 @@ class Echo:
 
     @property
     def characters(self) -> int:
-        """Of the whole text, once the request is accepted."""
+        """Length of the whole text, once the request is accepted."""
         return len(self._text or "")
 
-    def hear(self, item: Accepted | Scored) -> None:
-        """The request is accepted, or more of its tokens are known."""
-        if isinstance(item, Scored):
+    def hear(self, item: Accepted | PromptLogprobs) -> None:
+        """Accept the prompt's text, or the logprobs of more of its tokens."""
+        if isinstance(item, PromptLogprobs):
             self._heard += item.tokens
             return
         self._due = item.prompt_tokens
@@ -47,7 +46,7 @@ class Echo:
             self._text = item.prompt
 
     def take(self) -> tuple[str, dict[str, Any] | None]:
-        """What can be said and has not been: text, and `choices[].logprobs` of it."""
+        """Return the new text of the echo, and its `choices[].logprobs`."""
         text = self._text or ""
         if not self._scored:
             given, self._given = self._given, len(text)
@@ -59,10 +58,10 @@ class Echo:
         return text[given : self._given], lists if tokens else None
 
     def _place(self, text: str, spelled: bytes) -> int:
-        """Where in the text the next token begins, in characters."""
+        """Return the offset of the next token in the text, in characters."""
         piece = self._decoder.decode(spelled)
         if self._at == 0 and piece[:1] == " " and not text.startswith(" "):
-            piece = piece[1:]  # many tokenizers put one before every text
+            piece = piece[1:]  # many tokenizers prepend a space to every text
         begin = text.find(piece, self._at, self._at + len(piece) + SKIPPED_CHARACTERS_MAX)
         if begin < 0:
             return self._at

@@ -1,38 +1,36 @@
-"""OpenAI embeddings: body -> `Embed`, and vectors -> a document."""
+"""OpenAI embeddings: body -> `Embed`, and vectors -> a JSON document."""
 
 from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import check_range, decode, encode
-from broker.dialects.numbers import Collected, usage_object
 from broker.dialects.parameters import PRIORITY_RANGE
+from broker.dialects.vectors import VectorRenderer, usage_object
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Embed
-from protocol.parts import Usage
-from protocol.texts import FLOAT_BYTES
+from protocol.packed_texts import FLOAT_BYTES
 
 INPUTS_MAX = 2048
-"""Of one request, as OpenAI's."""
+"""Maximum number of texts in a request, as at OpenAI."""
 DIMENSIONS_MAX = 65536
 TOKEN_MAX = 2**31 - 1
-"""The largest id that can be sent on; which of them a model has only its worker knows."""
+"""Largest token id on the wire; only the worker knows the model's vocabulary."""
 FORMATS = ("float", "base64")
 _WHOLE_CONTEXT = -1
 
 
 class Body(Struct, kw_only=True):
-    """What is read of the body. Unknown fields are skipped and null means absent, as every client expects.
+    """Body of an embeddings request. Unknown fields are ignored and null means absent, as clients expect.
 
-    `truncate_prompt_tokens` (cut texts that are longer, -1: than the model takes, and do not refuse them) and
-    `priority` are extensions, named as elsewhere.
+    `truncate_prompt_tokens` and `priority` are extensions, named as in vLLM. Longer texts are truncated to
+    `truncate_prompt_tokens` tokens instead of refused; -1 is the model's context length.
     """
 
     input: str | list[Any]
@@ -45,7 +43,7 @@ class Body(Struct, kw_only=True):
 
     @property
     def texts(self) -> list[Any]:
-        """Texts, or lists of token ids."""
+        """Inputs as texts or as lists of token ids."""
         is_one = isinstance(self.input, str) or (bool(self.input) and isinstance(self.input[0], int))
         return [self.input] if is_one else list(self.input)
 
@@ -54,7 +52,7 @@ _body_decoder = msgspec.json.Decoder(Body)
 
 
 def read(raw: bytes) -> Body:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
     if body.encoding_format not in (None, *FORMATS):
         message = f"'encoding_format' must be one of {', '.join(FORMATS)}."
@@ -67,13 +65,13 @@ def read(raw: bytes) -> Body:
 
 
 def check_cut(name: str, tokens: int | None) -> None:
-    """Of a text, so many tokens are kept."""
+    """Check a truncation length: -1, or a positive number of tokens."""
     if tokens != _WHOLE_CONTEXT:
         check_range(name, tokens, 1, TOKEN_MAX)
 
 
 def cut_at(tokens: int | None) -> int | None:
-    """As `Embed` and `Rank` have it: what the model's context is, its worker knows."""
+    """Return the truncation length for `Embed` and `Rank`. Only the worker knows the context length."""
     return TOKEN_MAX if tokens == _WHOLE_CONTEXT else tokens
 
 
@@ -84,7 +82,7 @@ def _check_texts(texts: list[Any]) -> None:
     for place, text in enumerate(texts):
         name = "input" if len(texts) == 1 else f"input[{place}]"
         if not isinstance(text, str | list) or type(text) is not type(texts[0]):
-            message = "'input' must be text, token ids, or a list of either, and not a mixture."
+            message = "'input' must be text, token ids, or a list of either. The two cannot be mixed."
             raise RequestError(Code.INVALID_REQUEST, message, param="input")
         if not text:
             raise RequestError(Code.INVALID_REQUEST, f"'{name}' must not be empty.", param=name)
@@ -100,7 +98,7 @@ def _check_tokens(name: str, tokens: list[Any]) -> None:
 
 
 def embed(body: Body, *, id: str, incarnation: str) -> Embed:
-    """The message to the worker. Raises `RequestError` for what cannot be passed on."""
+    """Make the message to the worker. Raises `RequestError` if it cannot be encoded."""
     texts = body.texts
     return Embed(
         incarnation=incarnation,
@@ -113,8 +111,8 @@ def embed(body: Body, *, id: str, incarnation: str) -> Embed:
     )
 
 
-class Document(Collected):
-    """The vectors, in the order of the texts."""
+class EmbeddingsRenderer(VectorRenderer):
+    """Renders the vectors in the order of the texts."""
 
     def __init__(self, model: str, body: Body) -> None:
         super().__init__(len(body.texts))
@@ -128,6 +126,6 @@ class Document(Collected):
             written = encode(struct.unpack(f"<{len(vector) // FLOAT_BYTES}f", vector))
         return b'{"object":"embedding","index":%d,"embedding":%b}' % (place, written)
 
-    def document(self, entries: Sequence[bytes], usage: Usage) -> bytes:
-        tail = encode({"model": self._model, "usage": usage_object(usage)})
-        return b'{"object":"list","data":[' + b",".join(entries) + b"]," + tail[1:]
+    def document(self) -> bytes:
+        tail = encode({"model": self._model, "usage": usage_object(self.usage)})
+        return b'{"object":"list","data":[' + b",".join(self.entries) + b"]," + tail[1:]

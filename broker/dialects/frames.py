@@ -1,7 +1,7 @@
-"""Images and videos of a conversation -> the frames that go to a worker with it, and what is said of each.
+"""Binary frames for the worker from the images and videos of a conversation, with a description of each.
 
-An image is a frame, the file of a video another; a video that came as images is a frame for each, spread
-evenly over it where there are more than are looked at. Pure: what a URL leads to is fetched elsewhere.
+An image is one frame, and so is the file of a video. A video sent as images has a frame for each, sampled
+evenly if there are more than the limit. Pure: URLs are fetched elsewhere.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from broker.dialects.formats import Frame, image_in, video_in
 from broker.dialects.media import MediaError, check_size, is_elsewhere, read_data_url
+from broker.dialects.media_types import Frame, image_in, video_in
 from broker.dialects.parts import Attachment, Image, Video
 from protocol.errors import Code, RequestError
-from protocol.parts import Capabilities, Media
+from protocol.types import Capabilities, Media
 from protocol.wire import MEDIA_FRAMES_MAX
 
 LOW_PIXELS_MAX = 512 * 512
-"""Of an image with `detail: low`, as OpenAI documents it."""
+"""Maximum pixels of an image with `detail: low`, as OpenAI documents."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """`bytes_max`: of one frame. `pixels_max`: of an image as it comes. `image_pixels_max`: what it is made
-    no larger than; None: as the model likes. `video_frames_max`: of a video that comes as images."""
+class MediaLimits:
+    """Limits on media. `bytes_max`: of one frame. `pixels_max`: of an image as sent. `image_pixels_max`: size
+    to which images are reduced; None: the model's default. `video_frames_max`: of a video sent as images."""
 
     bytes_max: int
     pixels_max: int
@@ -33,60 +33,59 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a frame comes from. Two with one URL are one, wherever the client has put them."""
+class MediaSource:
+    """Source of a frame. Sources with the same URL are equal, wherever they are in the body."""
 
     url: str
     param: str = field(compare=False)
     is_video: bool = False
 
 
-def sources(attachments: Sequence[Attachment], limits: Limits) -> list[list[Source]]:
-    """The frames of each. Raises `RequestError` where there are too many of them, all together."""
+def sources(attachments: Sequence[Attachment], limits: MediaLimits) -> list[list[MediaSource]]:
+    """Return the frames of each attachment. Raises `RequestError` if there are too many in total."""
     found = [_sources(attachment, limits.video_frames_max) for attachment in attachments]
     count = 0
     for attachment, each in zip(attachments, found, strict=True):
         count += len(each)
         if count > MEDIA_FRAMES_MAX:
-            message = f"A request can have {MEDIA_FRAMES_MAX} images at the most, frames of videos included."
+            message = f"A request can have at most {MEDIA_FRAMES_MAX} images, including the frames of videos."
             raise RequestError(Code.INVALID_REQUEST, message, param=attachment.param)
     return found
 
 
-def _sources(attachment: Attachment, video_frames_max: int) -> list[Source]:
+def _sources(attachment: Attachment, video_frames_max: int) -> list[MediaSource]:
     match attachment:
         case Image(url, param):
-            return [Source(url, param)]
+            return [MediaSource(url, param)]
         case Video(urls, param, in_frames=False):
-            return [Source(urls[0], param, is_video=True)]
+            return [MediaSource(urls[0], param, is_video=True)]
         case Video(urls, param):
             shown = [
-                Source(urls[place], f"{param}.video[{place}]")
+                MediaSource(urls[place], f"{param}.video[{place}]")
                 for place in spread(len(urls), video_frames_max)
             ]
-            # What has one frame is an image on the wire. Models that look at pairs would double it anyway.
+            # On the wire a single frame is an image. Models that process pairs double it anyway.
             return shown * 2 if len(shown) == 1 else shown
 
 
 def spread(count: int, most: int) -> list[int]:
-    """All places of a list of `count`, or `most` of them as evenly as can be, the first and the last among
-    them. `most`: at least 2."""
+    """Return at most `most` (2 or more) evenly spaced indices below `count`, with the first and last."""
     if count <= most:
         return list(range(count))
     return [place * (count - 1) // (most - 1) for place in range(most)]
 
 
 def check_taken(attachments: Sequence[Attachment], capabilities: Capabilities, model: str) -> None:
-    """Raises `RequestError` for the first that the model does not take."""
+    """Raise `RequestError` for the first attachment that the model does not accept."""
     for attachment in attachments:
         is_video = isinstance(attachment, Video)
         if not (capabilities.videos if is_video else capabilities.images):
-            message = f"{model} does not take {'videos' if is_video else 'images'}."
+            message = f"{model} does not accept {'videos' if is_video else 'images'}."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=attachment.param)
 
 
-def read(source: Source, limits: Limits, data: bytes | None = None) -> Frame:
-    """A frame whose bytes are checked. `data`: what its URL has led to; None: it is a `data:` URL.
+def read(source: MediaSource, limits: MediaLimits, data: bytes | None = None) -> Frame:
+    """Read and check a frame. `data`: the bytes fetched from its URL; None for a `data:` URL.
 
     Raises `RequestError`.
     """
@@ -99,13 +98,13 @@ def read(source: Source, limits: Limits, data: bytes | None = None) -> Frame:
         raise refused(source, error) from None
 
 
-def refused(source: Source, error: MediaError) -> RequestError:
-    """As the client is told."""
+def refused(source: MediaSource, error: MediaError) -> RequestError:
+    """Return the error for the client."""
     return RequestError(Code.INVALID_MEDIA, str(error), param=source.param)
 
 
-def is_fetched(source: Source, *, fetching: bool) -> bool:
-    """Whether its bytes are elsewhere. `fetching`: whether such are taken. Raises `RequestError`."""
+def is_fetched(source: MediaSource, *, fetching: bool) -> bool:
+    """Return whether the source must be fetched. `fetching`: whether it may be. Raises `RequestError`."""
     try:
         return is_elsewhere(source.url, fetching=fetching)
     except MediaError as error:
@@ -113,9 +112,9 @@ def is_fetched(source: Source, *, fetching: bool) -> bool:
 
 
 def described(
-    attachments: Sequence[Attachment], frames: Sequence[Sequence[Frame]], limits: Limits
+    attachments: Sequence[Attachment], frames: Sequence[Sequence[Frame]], limits: MediaLimits
 ) -> list[Media]:
-    """What the worker is told of each, whose `frames` follow each other."""
+    """Return each attachment's description for the worker. Their `frames` are sent one after another."""
     told: list[Media] = []
     place = 0
     for attachment, each in zip(attachments, frames, strict=True):
@@ -134,7 +133,7 @@ def described(
 
 
 def _digest(frames: Sequence[Frame]) -> str:
-    """Of their bytes in order."""
+    """Return the hex SHA-256 of all frames' bytes in order."""
     if len(frames) == 1:
         return frames[0].sha256
     digest = sha256()
@@ -143,7 +142,7 @@ def _digest(frames: Sequence[Frame]) -> str:
     return digest.hexdigest()
 
 
-def _pixels_max(attachment: Attachment, limits: Limits) -> int | None:
+def _pixels_max(attachment: Attachment, limits: MediaLimits) -> int | None:
     if isinstance(attachment, Image) and attachment.detail == "low":
         return min(LOW_PIXELS_MAX, limits.image_pixels_max or LOW_PIXELS_MAX)
     return limits.image_pixels_max

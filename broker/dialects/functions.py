@@ -1,18 +1,18 @@
-"""What `tools` replaced in 2023: `functions` and `function_call`, of which an answer has one at the most."""
+"""Legacy function calling: `functions` and `function_call`, replaced by `tools` in 2023; at most one call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
 
-from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool, Named, Offer, Wish, grant
+from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool, Named, ToolChoicePolicy, ToolOffer, grant
 from protocol.errors import Code, RequestError
 
 FunctionChoice = Literal["none", "auto"] | Named
 
 
-def offer(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> Offer:
-    """As `tools.offer`."""
+def offer(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> ToolOffer:
+    """Return the offer for `functions`, like `tools.offer`. Raises `RequestError`."""
     for index, function in enumerate(functions):
         if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
             param = f"functions[{index}].name"
@@ -21,14 +21,14 @@ def offer(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> O
     return grant(functions, _wish(functions, choice), single=True)
 
 
-def _wish(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> Wish:
+def _wish(functions: Sequence[FunctionTool], choice: FunctionChoice | None) -> ToolChoicePolicy:
     match choice:
         case None | "auto":
-            return Wish()
+            return ToolChoicePolicy()
         case "none":
-            return Wish(allowed=frozenset())
+            return ToolChoicePolicy(allowed=frozenset())
         case Named(name):
             if name not in [function.name for function in functions]:
-                message = f"'function_call.name' is {name[:64]!r}, and there is no such one in 'functions'."
+                message = f"'function_call.name' is {name[:64]!r}, which is not in 'functions'."
                 raise RequestError(Code.INVALID_REQUEST, message, param="function_call.name")
-            return Wish(required=True, name=name)
+            return ToolChoicePolicy(required=True, name=name)

@@ -1,7 +1,7 @@
-"""Integers that are written as floats, `"max_tokens": 426.0`, as languages with one kind of number do.
+"""Integers written as floats, `"max_tokens": 426.0`, as in languages with one number type.
 
-JSON itself knows no difference, and OpenAI's server makes none. msgspec does, and its only way to be less
-strict would take text for numbers as well; so what it refuses is mended just there, and read again.
+JSON makes no difference, nor does OpenAI's server. msgspec does, and its lax mode would accept strings as
+numbers too. So each float that it refuses is converted in place, and the body is decoded again.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 import msgspec
 
 FLOATS_MAX = 16
-"""Mended in one body: each costs another reading."""
+"""Maximum conversions in one body: each costs another decoding."""
 _EXACT = 2**53
-"""Beyond it, a float need not be the number that was written."""
+"""Beyond this, a float may differ from the number in the body."""
 
 _FLOAT = re.compile(r"Expected `int[^`]*`, got `float` - at `\$\.?(?P<path>[^`]*)`")
 _STEP = re.compile(r"\[(?P<index>\d+)\]|\.?(?P<name>[^.\[\]]+)")
 
 
 def mended(document: Any, complaint: str) -> bool:
-    """Whether what msgspec complains of in a document is a whole number, which then is an integer there."""
+    """Convert the float named by msgspec's error `complaint` to an int in place; return whether it was."""
     found = _FLOAT.match(complaint)
     steps = list(_STEP.finditer(found["path"])) if found else []
-    # What stands in some element or other (`[...]`) has no place that could be found again.
+    # A path with `[...]` (any element) cannot be resolved.
     if found is None or not steps or "".join(step[0] for step in steps) != found["path"]:
         return False
     *way, last = [int(step["index"]) if step["index"] else step["name"] for step in steps]
@@ -41,11 +41,13 @@ def mended(document: Any, complaint: str) -> bool:
 
 
 def decoded(decoder: msgspec.json.Decoder[Any], body: bytes, error: msgspec.ValidationError) -> Any:
-    """A body that was refused with `error`, with its integers mended. Raises `msgspec.ValidationError` for
-    what is wrong beside them."""
+    """Decode a body that was refused with `error`, converting floats to integers.
+
+    Raises `msgspec.ValidationError` for any other error.
+    """
     try:
         document = msgspec.json.decode(body)
-    except RecursionError:  # deeper than anybody looks who knows what he looks for
+    except RecursionError:  # nested deeper than any typed field
         raise error from None
     for _ in range(FLOATS_MAX):
         if not mended(document, str(error)):

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's dialects show them: chat's list of entries, and the older four lists."""
+"""Logprobs in OpenAI's formats: chat's list of entries, and the four lists of legacy completions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from protocol.parts import Likelihood, PromptToken
+from protocol.types import PromptToken, TokenLogprob
 
 LOGPROB_MIN = -9999.0
-"""What stands for minus infinity, which JSON cannot carry."""
+"""Replacement for minus infinity, which JSON cannot express."""
 
 
-def chat_logprobs(likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat, whole or in a chunk."""
+def chat_logprobs(likelihoods: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Return `choices[].logprobs` of chat completions, for a document or a chunk."""
     return {"content": entries(likelihoods), "refusal": None}
 
 
-def entries(likelihoods: Sequence[Likelihood]) -> list[dict[str, Any]]:
-    """One for each token, as chat and responses show them."""
+def entries(likelihoods: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return one entry per token, in the format of chat completions and responses."""
     return [
         _entry(of.bytes, of.logprob) | {"top_logprobs": [_entry(*one) for one in of.top]}
         for of in likelihoods
@@ -30,16 +30,15 @@ def _entry(spelled: bytes, logprob: float) -> dict[str, Any]:
 
 
 class LegacyLogprobs:
-    """`choices[].logprobs` of a completion, which counts characters as it goes: one for each choice."""
+    """Stateful `choices[].logprobs` of a completion, one per choice: it tracks the character offset."""
 
     def __init__(self, offset: int = 0) -> None:
-        """`offset`: of the first token, in characters."""
+        """`offset`: offset of the first token, in characters."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = offset
 
-    def take(self, likelihoods: Sequence[Likelihood]) -> dict[str, Any]:
-        """The four lists of the next tokens. The offset of a token is that of the character it begins or
-        goes on with."""
+    def take(self, likelihoods: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Return the four lists of the next tokens. A token that begins within a character has its offset."""
         offsets = []
         for of in likelihoods:
             offsets.append(self._offset)
@@ -47,9 +46,11 @@ class LegacyLogprobs:
         return legacy_lists(likelihoods, offsets)
 
 
-def legacy_lists(likelihoods: Sequence[Likelihood | PromptToken], offsets: list[int]) -> dict[str, Any]:
-    """The four lists of tokens. Each is among its own `top_logprobs`, as an addition if need be; of the first
-    of a prompt there are none."""
+def legacy_lists(likelihoods: Sequence[TokenLogprob | PromptToken], offsets: list[int]) -> dict[str, Any]:
+    """Return the four lists of tokens. Each token is added to its own `top_logprobs` if it is not there.
+
+    The first token of a prompt has no logprobs.
+    """
     return {
         "tokens": [_show(of.bytes) for of in likelihoods],
         "token_logprobs": [None if of.logprob is None else _finite(of.logprob) for of in likelihoods],
@@ -58,15 +59,15 @@ def legacy_lists(likelihoods: Sequence[Likelihood | PromptToken], offsets: list[
     }
 
 
-def _top(of: Likelihood | PromptToken, logprob: float) -> dict[str, float]:
+def _top(of: TokenLogprob | PromptToken, logprob: float) -> dict[str, float]:
     return {_show(spelled): _finite(each) for spelled, each in [*of.top, (of.bytes, logprob)]}
 
 
 def _show(spelled: bytes) -> str:
-    """The token's text; of a part of a character, its bytes as `\\xNN`."""
+    """Return the token's text; bytes of an incomplete character are shown as `\\xNN`."""
     return spelled.decode("utf-8", "backslashreplace")
 
 
 def _finite(logprob: float) -> float:
-    # In this order, so that what is no number is the least likely too.
+    # In this order NaN becomes the minimum too.
     return logprob if logprob > LOGPROB_MIN else LOGPROB_MIN

@@ -1,4 +1,4 @@
-"""`data:` URLs (RFC 2397) -> bytes. No error repeats what they hold."""
+"""Decoding of `data:` URLs (RFC 2397). Error messages never repeat their contents."""
 
 import re
 from base64 import b64decode
@@ -8,16 +8,18 @@ from binascii import a2b_qp
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,31}):", re.IGNORECASE | re.ASCII)
 _BROKEN_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _WHITESPACE = b" \t\r\n\f"
-_LINE_BREAKS = b"\t\r\n\f"  # what a URL may be folded with; a space in it stands for itself
+_LINE_BREAKS = b"\t\r\n\f"  # URLs may be folded with these; a space is data
 
 
 class MediaError(ValueError):
-    """An image or a video, or its URL, that is not served; the message is fit for the client."""
+    """An image, a video or its URL is refused. The message is meant for the client."""
 
 
 def is_elsewhere(url: str, *, fetching: bool = False) -> bool:
-    """Whether what it stands for must be fetched, which only `fetching` allows; else it is a `data:` URL.
-    Raises MediaError for all others."""
+    """Return whether the URL must be fetched, which only `fetching` allows, rather than decoded as `data:`.
+
+    Raises MediaError for all other URLs.
+    """
     scheme = _SCHEME.match(url.lstrip())
     match scheme and scheme[1].lower():
         case "data":
@@ -29,12 +31,11 @@ def is_elsewhere(url: str, *, fetching: bool = False) -> bool:
         case None:
             raise MediaError("not a URL; send a data: URL")
         case other:
-            raise MediaError(f"{other}: URLs are refused; send a data: URL")
+            raise MediaError(f"{other}: URLs are not supported; send a data: URL")
 
 
 def read_data_url(url: str, *, bytes_max: int) -> bytes:
-    """What a `data:` URL of at most `bytes_max` bytes holds, else MediaError. What it says of its type is not
-    looked at."""
+    """Decode a `data:` URL to at most `bytes_max` bytes. Raises MediaError. Its media type is ignored."""
     header, payload = _split(url.strip())
     if "base64" in [parameter.strip().lower() for parameter in header.split(";")[1:]]:
         return _decode_base64(payload, bytes_max)
@@ -42,29 +43,29 @@ def read_data_url(url: str, *, bytes_max: int) -> bytes:
 
 
 def check_size(size_bytes: int, bytes_max: int) -> None:
-    """Raises MediaError."""
+    """Raise MediaError if `size_bytes` exceeds `bytes_max`."""
     if size_bytes > bytes_max:
-        raise MediaError(f"it is too large: {size_bytes} bytes, at most {bytes_max} are allowed")
+        raise MediaError(f"the file is too large: {size_bytes} bytes, at most {bytes_max} are allowed")
 
 
 def _split(url: str) -> tuple[str, bytes]:
-    """Header and payload of a data: URL; refuses every other."""
+    """Split a `data:` URL into header and payload. Raises MediaError for other URLs."""
     is_elsewhere(url)
     header, comma, payload = url.partition(",")
     if not comma:
-        raise MediaError("not a data: URL: no comma before its data")
-    # What is not Unicode text (a lone surrogate) turns into "?", which no base64 and no image begins with.
+        raise MediaError("not a valid data: URL: no comma before its data")
+    # Lone surrogates become "?", which neither base64 nor an image begins with.
     return header[len("data:") :], payload.encode("utf-8", "replace")
 
 
 def _decode_base64(payload: bytes, bytes_max: int) -> bytes:
-    # Padding is rebuilt, not demanded: many encoders leave it out.
+    # Padding is rebuilt, since many encoders omit it.
     digits = _unquote(payload).translate(None, _WHITESPACE).rstrip(b"=")
     check_size(len(digits) * 3 // 4, bytes_max)
     try:
         return b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
     except Base64Error as error:
-        raise MediaError("the data: URL holds bad base64") from error
+        raise MediaError("the data: URL has invalid base64") from error
 
 
 def _decode_percent(payload: bytes, bytes_max: int) -> bytes:
@@ -74,12 +75,12 @@ def _decode_percent(payload: bytes, bytes_max: int) -> bytes:
 
 
 def _unquote(encoded: bytes) -> bytes:
-    """Percent-escapes resolved; by way of quoted-printable, which differs in its sign and has a decoder in C.
+    """Resolve percent-escapes with the quoted-printable decoder, which is in C and differs only in its sign.
 
-    urllib's unquote_to_bytes takes forty times the memory of a hostile URL, and seconds.
+    For a hostile URL, urllib's unquote_to_bytes takes seconds, and forty times the memory of the URL.
     """
     if _BROKEN_ESCAPE.search(encoded):
-        raise MediaError("the data: URL holds a broken percent-escape")
+        raise MediaError("the data: URL has an invalid percent-escape")
     if b"%" not in encoded:
         return encoded
     return a2b_qp(encoded.replace(b"=", b"=3D").replace(b"%", b"="))

@@ -1,17 +1,17 @@
-"""A conversation in any dialect -> the one canonical form a chat template receives.
+"""Normalizes a conversation of any dialect to the canonical form that chat templates receive.
 
-Canonical, so that equal conversations make equal prompts and hit the same prefix, and so that templates
-which demand one leading system message and alternating roles accept what agents really send:
+Equal conversations then make equal prompts and hit the same cached prefix. Templates that demand one leading
+system message and alternating roles accept what agents really send. In the canonical form:
 
-* roles are system, user, assistant and tool; a system message stands at index 0, and nowhere else unless
-  the template takes later ones in place;
-* no two neighbours share role and name, except tool results, which are kept one by one;
-* `content` is a string or, where there are images or videos, a list of text parts and placeholders,
+* roles are system, user, assistant and tool; a system message is at index 0 only, unless the template accepts
+  later ones;
+* no two neighbours share role and name, except tool results, which are never merged;
+* `content` is a string or, with images or videos, a list of text parts and placeholders,
   `{"type": "image"}` and `{"type": "video"}`;
-* a key is absent rather than null or empty, `content` excepted;
-* no system message begins with a line that is another one in each request (`volatile`).
+* a key is absent rather than null or empty, except `content`;
+* no system message begins with a line that changes with each request (`volatile_lines`).
 
-Text parts of one message are joined by a newline, as other OpenAI-compatible servers do; messages are joined
+Text parts of one message are joined by a newline, as in other OpenAI-compatible servers; messages are joined
 by a blank line.
 """
 
@@ -26,19 +26,19 @@ from typing import Any
 from broker.dialects.parts import Attachment, Part
 from broker.dialects.parts import read as read_part
 from broker.dialects.parts import write as write_part
-from broker.dialects.volatile import without_head
+from broker.dialects.volatile_lines import without_head
 
-# Deeper arguments stay text: templates walk them with recursive macros, several stack frames to a level.
+# Deeper arguments stay text: templates walk them with recursive macros, several stack frames per level.
 ARGUMENTS_DEPTH_MAX = 64
 
 _ROLES = {"developer": "system", "function": "tool"}
-_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1  # what the wire to the worker carries
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # UTF-8 cannot write it; an escape in JSON can make one
+_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1  # range of the wire format
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not encodable in UTF-8; JSON escapes can produce one
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Canonical messages, and the images and videos in the order of their placeholders."""
+    """Canonical messages, with the images and videos in the order of their placeholders."""
 
     messages: list[dict[str, Any]]
     attachments: tuple[Attachment, ...]
@@ -46,7 +46,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A message as read, before its neighbours are joined to it; what is absent is empty."""
+    """A message before it is merged with its neighbours. Absent fields are empty."""
 
     role: str
     name: str
@@ -57,18 +57,18 @@ class _Message:
 
 
 def normalize(messages: Sequence[Mapping[str, Any]], *, system_in_place: bool = False) -> Conversation:
-    """The canonical form of type-checked chat messages: idempotent, sharing nothing mutable with its input.
+    """Return the canonical form of type-checked chat messages: idempotent, sharing no mutable data with them.
 
-    `system_in_place`: the template takes system messages anywhere, so late ones stay where they are; hoisting
-    one changes the prompt from its start, which costs the whole cached prefix.
-    Raises ValueError for a content part of unknown type: the dialect should have refused it.
+    `system_in_place`: the template accepts system messages anywhere, so late ones are not hoisted. Hoisting
+    one changes the prompt from its start, which loses the whole cached prefix.
+    Raises ValueError for a content part of unknown type, which the dialect should have refused.
     """
     read = list(_read(messages))
     if not system_in_place:
-        read.sort(key=lambda message: message.role != "system")  # stable: all others keep their order
+        read.sort(key=lambda message: message.role != "system")  # a stable sort keeps the order of all others
     runs = groupby(enumerate(read), key=_run_key)
     joined = [_join([message for _, message in run]) for _, run in runs]
-    # Only now: hoisting may have changed the order of the images.
+    # Collected last, since hoisting may have changed the order of the images.
     attachments: list[Attachment] = []
     return Conversation([_write_message(message, attachments) for message in joined], tuple(attachments))
 
@@ -82,7 +82,7 @@ def _read(messages: Sequence[Mapping[str, Any]]) -> Iterator[_Message]:
         if read.role == "system" and isinstance(read.content, str) and read.content:
             read = replace(read, content=without_head(read.content))
             if not read.content:
-                continue  # empty ones stay: some templates have words of their own where there is none
+                continue  # messages sent empty stay: without one, some templates insert a default
         yield read
 
 
@@ -119,7 +119,7 @@ def _read_reasoning(message: Mapping[str, Any]) -> str:
 
 def _read_tool_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls = list(message.get("tool_calls") or [])
-    if message.get("function_call"):  # what tool_calls replaced, as the tool role replaced the function role
+    if message.get("function_call"):  # the legacy form of tool_calls, used with the function role
         calls.append({"function": message["function_call"]})
     return [_read_tool_call(call) for call in calls]
 
@@ -134,7 +134,7 @@ def _read_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_arguments(arguments: Any) -> Any:
-    """Arguments as an object; text that is no JSON object, or none that can be passed on, stays as it is."""
+    """Parse arguments into an object. Text that is not a portable JSON object is returned unchanged."""
     if arguments is None:
         return {}
     if not isinstance(arguments, str):
@@ -143,13 +143,13 @@ def _read_arguments(arguments: Any) -> Any:
         return {}
     try:
         parsed = json.loads(arguments)
-    except (ValueError, RecursionError):  # ValueError: also integers of thousands of digits
+    except (ValueError, RecursionError):  # ValueError also for integers of thousands of digits
         return arguments
     return parsed if isinstance(parsed, dict) and _is_portable(parsed) else arguments
 
 
 def _is_portable(value: Any) -> bool:
-    """Whether `value` survives the wire and a template: bounded depth and numbers, UTF-8 strings."""
+    """Return whether the wire and templates can carry `value`: bounded depth and numbers, UTF-8 strings."""
     level = [value]
     for _ in range(ARGUMENTS_DEPTH_MAX):
         if not all(map(_is_portable_item, level)):
@@ -183,7 +183,7 @@ def _items(value: Any) -> Iterable[Any]:
 
 
 def _copy(value: Any) -> Any:
-    """A deep copy of JSON data, without recursion: a client may nest deeper than our stack reaches."""
+    """Deep-copy JSON data without recursion: clients may nest deeper than the stack allows."""
     root = [value]
     unfinished: list[Any] = [root]
     while unfinished:
@@ -199,13 +199,13 @@ def _copy(value: Any) -> Any:
 
 
 def _run_key(numbered: tuple[int, _Message]) -> tuple[str, str | int]:
-    """Neighbours with equal keys become one message."""
+    """Return the merge key: neighbours with equal keys become one message."""
     index, message = numbered
     match message.role:
         case "tool":
             return "tool", index
         case "system":
-            return "system", ""  # whatever their names: templates take no second system message
+            return "system", ""  # whatever the names: templates accept only one system message
         case role:
             return role, message.name
 
@@ -223,7 +223,7 @@ def _join(run: list[_Message]) -> _Message:
 
 
 def _join_contents(contents: list[str | list[Part]]) -> str | list[Part]:
-    """Strings by a blank line, lists by concatenation; beside a list, a string becomes a text part."""
+    """Join strings by a blank line and concatenate lists. Beside a list, a string becomes a text part."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return _join_texts(texts)

@@ -1,4 +1,4 @@
-"""What OpenAI's APIs share: the error object and the token counts."""
+"""Objects that OpenAI's APIs share: errors and token usage."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from protocol.errors import KINDS, RequestError, code_named
 from protocol.messages import Failed
-from protocol.parts import Usage
+from protocol.types import Usage
 
 
 def failure(failed: Failed) -> RequestError:
-    """What a flight ended with, as the error its client is told."""
+    """Return the error of a failed flight, for its client."""
     code = code_named(failed.code)
     retry = 1.0 if KINDS[code].retryable else None
     details: dict[str, object] = dict(failed.details)
@@ -19,7 +19,7 @@ def failure(failed: Failed) -> RequestError:
 
 
 def error_object(error: RequestError) -> dict[str, Any]:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     status = error.kind.status
     kind = "server_error" if status >= 500 else "invalid_request_error"
     kind = "rate_limit_error" if status == 429 else kind

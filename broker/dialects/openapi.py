@@ -1,7 +1,6 @@
-"""The table of operations -> an OpenAPI 3.1 document.
+"""OpenAPI 3.1 document, made from the table of operations.
 
-What a body is comes from the types that decode it. Fields that nobody knows are skipped, so no schema forbids
-any.
+Body schemas come from the types that decode them. Unknown fields are ignored, so no schema forbids any.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 
 from broker.dialects.body import encode
-from broker.dialects.bounds import FIELDS, ITEM, WHERE, WHOLE
+from broker.dialects.constraints import FIELDS, ITEM, WHERE, WHOLE
 from broker.dialects.operations import OPERATIONS, Operation
 from broker.dialects.responses.content import VISUALS
 from broker.dialects.responses.items import ITEMS, PASSED_OVER, Message
@@ -25,19 +24,19 @@ _OURS = "broker.dialects."
 _ENVELOPES = {"openai": "Error", "anthropic": "AnthropicError"}
 _RETRY_AFTER = {"retry-after": {"description": "In seconds.", "schema": {"type": "integer", "minimum": 1}}}
 _ABOUT = (
-    "HEAD is taken wherever GET is. Fields that are not listed here are skipped; null means absent. "
-    "Every answer has an x-request-id."
+    "HEAD is accepted wherever GET is. Unlisted fields are ignored, and null means absent. "
+    "Every response has an x-request-id header."
 )
 
 
 @cache
 def written(*, version: str, keyed: bool) -> bytes:
-    """As JSON. `keyed`: whether a key is needed."""
+    """Return the document as JSON. `keyed`: whether an API key is required."""
     return encode(document(OPERATIONS, version=version, keyed=keyed))
 
 
 def document(operations: Sequence[Operation], *, version: str, keyed: bool) -> dict[str, Any]:
-    """`keyed`: whether a key is needed."""
+    """Make the document. `keyed`: whether an API key is required."""
     schemas = _schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -82,7 +81,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
     ]
 
 
-# --- answers -----------------------------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------------------
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
@@ -103,14 +102,14 @@ def _responses(operation: Operation) -> dict[str, Any]:
 
 def _answer(operation: Operation) -> dict[str, Any]:
     if operation.told is None:
-        return {"description": "Without a body."}
+        return {"description": "Success, without a body."}
     if operation.content != JSON:
-        return {"description": "Done.", "content": {operation.content: {}}}
+        return {"description": "Success.", "content": {operation.content: {}}}
     schema = {"type": "object", "required": list(operation.told)}
     content: dict[str, Any] = {JSON: {"schema": schema}}
     if operation.streams:
         content["text/event-stream"] = {}
-    return {"description": "With `stream`, as events." if operation.streams else "Done.", "content": content}
+    return {"description": "With `stream`, as SSE." if operation.streams else "Success.", "content": content}
 
 
 def _wording(status: int) -> str:
@@ -118,7 +117,7 @@ def _wording(status: int) -> str:
 
 
 def _errors() -> dict[str, Any]:
-    """The envelopes: OpenAI's and Anthropic's."""
+    """Return the schemas of OpenAI's and Anthropic's error objects."""
     text, known = {"type": "string"}, {"enum": [str(code) for code in Code]}
     openais = {"message": text, "type": text, "param": {"type": ["string", "null"]}, "code": known}
     anthropics = {"type": text, "message": text}
@@ -138,10 +137,10 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
-    """By name, each with what is checked beside its types."""
+    """Return the body schemas by name, with the limits of `constraints`."""
     bodies = {operation.body: None for operation in operations if operation.body is not None}
     _, typed = msgspec.json.schema_components((*bodies, *ITEMS, *VISUALS.values()), ref_template=WHERE)
-    # Where among our modules two types of one name stand is all that tells them apart.
+    # Types with the same name are told apart by the path of their module.
     schemas: dict[str, Any] = msgspec.json.decode(encode(typed).replace(_OURS.encode(), b""))
     for kind, fields in FIELDS.items():
         properties = schemas[_name(kind, schemas)]["properties"]
@@ -153,8 +152,10 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def _item(schemas: Collection[str]) -> dict[str, Any]:
-    """Of the items that responses take: those that are read, those that are passed over, and references.
-    Messages and references may come without a type."""
+    """Return the schema of Responses input items: items that are read, ignored items, and references.
+
+    Messages and references may lack a type.
+    """
     read = [
         {"allOf": [_reference(_name(kind, schemas)), _typed(*names, optional=kind is Message)]}
         for kind, names in ITEMS.items()
@@ -165,14 +166,14 @@ def _item(schemas: Collection[str]) -> dict[str, Any]:
 
 
 def _typed(*names: str, optional: bool = False) -> dict[str, Any]:
-    """An object of one of these types."""
+    """Return the schema of an object with one of these types."""
     kinds = {"enum": [*names, None] if optional else names}
     required = {} if optional else {"required": ["type"]}
     return {"type": "object", "properties": {"type": kinds}, **required}
 
 
 def _name(kind: type, schemas: Collection[str]) -> str:
-    """What a type is called among the schemas: by its module too, where it shares its name."""
+    """Return a type's schema name, which includes its module if another type has the same name."""
     full = f"{kind.__module__}.{kind.__name__}".removeprefix(_OURS)
     return full if full in schemas else kind.__name__
 

@@ -1,4 +1,4 @@
-"""The parameters that OpenAI's dialects share: how tokens are drawn, how many answers, where they end."""
+"""Parameters that OpenAI's dialects share: sampling, number of choices, stop sequences, caching."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Struct
 from broker.dialects.body import check_range, refuse
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Sampling, Sparse
+from protocol.types import Sampling, SparsePrefill
 
 CHOICES_MAX = 16
 TOP_LOGPROBS_MAX = 20
@@ -47,13 +47,13 @@ class StreamOptions(Struct):
 
 
 class Parameters(Struct, kw_only=True):
-    """What is read of every body. Unknown fields are skipped and null means absent, as every client expects.
+    """Shared body fields. Unknown fields are ignored and null means absent, as clients expect.
 
-    `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority` (of those that wait, the smallest is
-    served first) are extensions, named as elsewhere; so are `cache_salt` (prefixes are shared between
-    requests with the same one only) and `cache_pin` (those of this request are the last to be forgotten).
-    Without `speculation` nothing is drafted of an answer, which changes nothing but how fast it comes. With
-    `sparse_prefill` of a long prompt only a part is run, which may change the answer.
+    `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority` (smaller is served first) are
+    extensions, named as in vLLM. So are `cache_salt` (only requests with the same salt share prefixes) and
+    `cache_pin` (prefixes of this request are evicted last). A false `speculation` disables drafts, which
+    changes only the speed. With `sparse_prefill` a long prompt is only partly prefilled, which may
+    change the answer.
     """
 
     model: str | None = None
@@ -74,7 +74,7 @@ class Parameters(Struct, kw_only=True):
     repetition_penalty: float | None = None
     priority: int | None = None
     speculation: bool | None = None
-    sparse_prefill: bool | Sparse | None = None
+    sparse_prefill: bool | SparsePrefill | None = None
     min_tokens: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None
@@ -85,14 +85,14 @@ class Parameters(Struct, kw_only=True):
 
 
 def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
-    """Raises `RequestError` naming the parameter at fault. `max_tokens_min`: the least of `max_tokens`."""
+    """Check values. Raises `RequestError` naming the parameter. `max_tokens_min`: minimum of `max_tokens`."""
     ranges = RANGES | {"max_tokens": (max_tokens_min, RANGES["max_tokens"][1])}
     for name, (low, high) in ranges.items():
         check_range(name, getattr(body, name), low, high)
     _check_logit_bias(body.logit_bias or {})
     _check_stop(stop_strings(body))
     if body.min_tokens:
-        raise refuse("min_tokens", "is not served here: an answer ends where the model ends it")
+        raise refuse("min_tokens", "is not supported: an answer ends where the model ends it")
     if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
         message = f"'cache_salt' can have at most {CACHE_SALT_CHARACTERS_MAX} characters."
         raise RequestError(Code.INVALID_REQUEST, message, param="cache_salt")
@@ -103,18 +103,18 @@ def _check_logit_bias(biases: dict[str, float]) -> None:
         message = f"'logit_bias' can hold at most {LOGIT_BIASES_MAX} tokens."
         raise RequestError(Code.INVALID_REQUEST, message, param="logit_bias")
     for token, bias in biases.items():
-        # Which of them the model has only its worker knows.
+        # Only the worker knows the model's vocabulary.
         if not _TOKEN_ID.fullmatch(token):
-            message = f"'logit_bias' maps token ids to numbers, and {token[:32]!r} is no token id."
+            message = f"'logit_bias' must map token ids to numbers; {token[:32]!r} is not a token id."
             raise RequestError(Code.INVALID_REQUEST, message, param="logit_bias")
         check_range("logit_bias", bias, -100, 100)
 
 
-def sparse_of(wish: bool | Sparse | None) -> Sparse | None:
-    """What is to be run of a long prompt; None: as is usual there."""
-    if wish is None or isinstance(wish, Sparse):
+def sparse_of(wish: bool | SparsePrefill | None) -> SparsePrefill | None:
+    """Return the sparse-prefill parameters; None: the worker's default."""
+    if wish is None or isinstance(wish, SparsePrefill):
         return wish
-    return Sparse() if wish else Sparse(keep=1.0)
+    return SparsePrefill() if wish else SparsePrefill(keep=1.0)
 
 
 def stop_strings(body: Parameters) -> list[str]:
@@ -138,7 +138,7 @@ def _check_stop(strings: list[str]) -> None:
 
 
 def sampling(body: Parameters, logprobs: int | None) -> Sampling:
-    """A request without a seed gets one here, so that it can be repeated."""
+    """Return the sampling parameters, with a random seed if the body has none, so that it can be resent."""
     return Sampling(
         seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
         temperature=body.temperature,
@@ -156,8 +156,7 @@ def sampling(body: Parameters, logprobs: int | None) -> Sampling:
 def template_kwargs(
     effort: str | None, enable_thinking: bool | None, told: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What the template is told beside the messages: of two wishes that exclude each other, the one that is
-    nearer to the template."""
+    """Return the chat template's arguments. Of conflicting ones, `told` wins, then `enable_thinking`."""
     wishes: dict[str, Any] = {}
     if effort is not None:
         wishes["reasoning_effort"] = effort
@@ -169,7 +168,7 @@ def template_kwargs(
 
 
 def copies(request: Generate, count: int) -> list[Generate]:
-    """One request for each choice, alike but for ids and seeds: the first is `request` itself."""
+    """Return one request per choice, differing in id and seed; the first is `request` itself."""
     further = [
         msgspec.structs.replace(
             request,
@@ -184,9 +183,9 @@ def copies(request: Generate, count: int) -> list[Generate]:
 
 
 def derived_seed(seed: int, choice: int) -> int:
-    """The seed of a further choice: the first 63 bits of SHA-256 over `seed/choice` in decimal.
+    """Return the seed of a further choice: the first 63 bits of SHA-256 over `seed/choice` in decimal.
 
-    Hashed, since sums would make the second choice of one seed the first choice of the next.
+    With a sum, the second choice of one seed would equal the first choice of the next seed.
     """
     digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

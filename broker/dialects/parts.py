@@ -1,4 +1,4 @@
-"""The parts that a message's content is made of: as clients send them, and as a chat template gets them."""
+"""Content parts of a message: read as clients send them, and written as chat templates expect them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Detail = Literal["low", "high", "auto", "original"]
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A URL as the client sent it; `param` is where, for error messages: `messages[2].content[0]`. `detail`:
-    how finely it is to be looked at, as OpenAI has it; empty: as the server likes."""
+    """Image by its URL, as sent. `param`: its place for error messages, such as `messages[2].content[0]`.
+    `detail`: OpenAI's level of detail; empty: the server's choice."""
 
     url: str
     param: str
@@ -22,7 +22,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """The URL of a file, or with `in_frames` those of images."""
+    """Video by the URL of its file, or, with `in_frames`, by the URLs of its frames as images."""
 
     urls: tuple[str, ...]
     param: str
@@ -30,7 +30,7 @@ class Video:
 
 
 class Placeholder(Enum):
-    """Of what was set aside before."""
+    """Placeholder of an attachment that was extracted before."""
 
     IMAGE = "image"
     VIDEO = "video"
@@ -38,13 +38,12 @@ class Placeholder(Enum):
 
 Attachment = Image | Video
 Part = str | Attachment | Placeholder
-"""Text, what is still to be set aside, or the place of what was."""
+"""Text, an attachment still to be extracted, or the placeholder of an extracted one."""
 
 
 def read(part: Mapping[str, Any], param: str) -> Part:
-    """A part that its dialect has checked; `param`: where it stands. Raises ValueError for one of unknown
-    type."""
-    # Where the client has put it, if the dialect has made these messages of something else.
+    """Read a part that its dialect has checked. `param`: its place. Raises ValueError for an unknown type."""
+    # The place in the client's own body, if the dialect converted these messages from another format.
     place = part.get("param") or param
     match part["type"]:
         case "text" | "input_text" | "output_text":
@@ -65,7 +64,7 @@ def read(part: Mapping[str, Any], param: str) -> Part:
         case "image" | "video" as kind:
             return Placeholder(kind)
         case unknown:
-            raise ValueError(f"{param}: a content part of unknown type {unknown!r}")
+            raise ValueError(f"'{param}' has unknown type {unknown!r}.")
 
 
 def _url_and_detail(told: str | Mapping[str, Any]) -> tuple[str, str]:
@@ -73,7 +72,7 @@ def _url_and_detail(told: str | Mapping[str, Any]) -> tuple[str, str]:
 
 
 def write(part: Part) -> dict[str, str]:
-    """As a template gets it."""
+    """Return the part as a chat template expects it."""
     match part:
         case Image() | Placeholder.IMAGE:
             return {"type": "image"}

@@ -1,38 +1,36 @@
-"""Reranking, as Cohere, Jina and vLLM have it: body -> `Rank`, and scores -> a document."""
+"""Reranking as in Cohere, Jina and vLLM: body -> `Rank`, and scores -> a JSON document."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import check_range, decode, encode
 from broker.dialects.embeddings import check_cut, cut_at
-from broker.dialects.numbers import Collected, usage_object
 from broker.dialects.parameters import PRIORITY_RANGE
+from broker.dialects.vectors import VectorRenderer, usage_object
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Rank
-from protocol.parts import Usage
 
 DOCUMENTS_MAX = 2048
-"""Of one request."""
+"""Maximum number of documents in a request."""
 
 
 class Passage(Struct):
-    """A document with fields, of which one counts."""
+    """A document with fields, of which only `text` is used."""
 
     text: str
 
 
 class Body(Struct, kw_only=True):
-    """What is read of the body. Unknown fields are skipped and null means absent, as every client expects.
+    """Body of a rerank request. Unknown fields are ignored and null means absent, as clients expect.
 
-    `instruction`: what makes a document relevant, for models that are told. `truncate_prompt_tokens` and
-    `max_tokens_per_doc`: of query and document together, so many tokens are kept; none: as many as the model
-    takes.
+    `instruction`: what makes a document relevant, for models that accept one. `truncate_prompt_tokens`,
+    `max_tokens_per_doc`: maximum tokens of query and document together; absent or -1: the
+    model's context length. Longer documents are truncated.
     """
 
     query: str
@@ -58,12 +56,12 @@ _body_decoder = msgspec.json.Decoder(Body)
 
 
 def read(raw: bytes) -> Body:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
     if not body.query:
         raise RequestError(Code.INVALID_REQUEST, "'query' must not be empty.", param="query")
     if not 1 <= len(body.documents) <= DOCUMENTS_MAX:
-        message = f"'documents' must be 1 to {DOCUMENTS_MAX}, not {len(body.documents)}."
+        message = f"'documents' must have 1 to {DOCUMENTS_MAX} entries, not {len(body.documents)}."
         raise RequestError(Code.INVALID_REQUEST, message, param="documents")
     check_range("top_n", body.top_n, 1, 2**31)
     check_range("priority", body.priority, *PRIORITY_RANGE)
@@ -73,7 +71,7 @@ def read(raw: bytes) -> Body:
 
 
 def rank(body: Body, *, id: str, incarnation: str) -> Rank:
-    """The message to the worker. Raises `RequestError` for what cannot be passed on."""
+    """Make the message to the worker. Raises `RequestError` if it cannot be encoded."""
     texts = body.texts
     return Rank(
         incarnation=incarnation,
@@ -88,8 +86,8 @@ def rank(body: Body, *, id: str, incarnation: str) -> Rank:
     )
 
 
-class Document(Collected):
-    """The most relevant first; of two that are as relevant, the one that came first."""
+class RerankRenderer(VectorRenderer):
+    """Renders results by descending relevance; ties keep the order of the documents."""
 
     def __init__(self, id: str, model: str, body: Body) -> None:
         super().__init__(len(body.documents))
@@ -100,11 +98,11 @@ class Document(Collected):
     def entry(self, place: int, vector: bytes) -> bytes:
         return vector
 
-    def document(self, entries: Sequence[bytes], usage: Usage) -> bytes:
-        scores = [struct.unpack("<f", entry[:4])[0] for entry in entries]
+    def document(self) -> bytes:
+        scores = [struct.unpack("<f", entry[:4])[0] for entry in self.entries]
         order = sorted(range(len(scores)), key=lambda place: -scores[place])[: self._most]
         results = [self._result(place, scores[place]) for place in order]
-        return encode(self._head | {"results": results, "usage": usage_object(usage)})
+        return encode(self._head | {"results": results, "usage": usage_object(self.usage)})
 
     def _result(self, place: int, score: float) -> dict[str, object]:
         told = {"document": {"text": self._texts[place]}} if self._texts else {}

@@ -1,24 +1,24 @@
-"""vLLM's /tokenize and /detokenize: body -> a `Generate` that is not run, and what is told of its prompt."""
+"""vLLM's /tokenize and /detokenize: body -> a `Generate` without generation, and its prompt -> a document."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from broker.dialects.answer import failure_in
 from broker.dialects.body import decode, encode
-from broker.dispatch.flight import Batch
+from broker.dialects.renderers import DocumentRenderer
+from broker.dispatch.flight import Item
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Finished, Generate
-from protocol.parts import Sampling, Token, Tokenizing
+from protocol.types import Sampling, Token, TokenizeOptions
 
 
 class Tokenize(Struct, kw_only=True):
-    """A text or a conversation. What else makes the prompt of a conversation is read as chat has it."""
+    """Body of /tokenize: a text or a conversation. Other fields of a conversation are read as in chat."""
 
     model: str | None = None
     prompt: str | None = None
@@ -34,6 +34,8 @@ class Tokenize(Struct, kw_only=True):
 
 
 class Detokenize(Struct, kw_only=True):
+    """Body of /detokenize."""
+
     tokens: list[Token]
     model: str | None = None
 
@@ -43,22 +45,22 @@ _detokenize_decoder = msgspec.json.Decoder(Detokenize)
 
 
 def read_tokenize(raw: bytes) -> Tokenize:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body of /tokenize. Raises `RequestError` naming the parameter at fault."""
     body = decode(_tokenize_decoder, raw)
     if (body.prompt is None) != body.is_chat:
-        message = "Either 'prompt' or 'messages' is required, and not both."
+        message = "Exactly one of 'prompt' and 'messages' is required."
         raise RequestError(Code.INVALID_REQUEST, message, param="prompt")
     return body
 
 
 def read_detokenize(raw: bytes) -> Detokenize:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body of /detokenize. Raises `RequestError` naming the parameter at fault."""
     return decode(_detokenize_decoder, raw)
 
 
 def tokenize(body: Tokenize, asked: Generate) -> Generate:
-    """What the worker is asked. `asked`: a request that would be run, of the conversation or of no prompt."""
-    wanted = Tokenizing(
+    """Make a tokenize-only request. `asked`: a request with the conversation, or one without a prompt."""
+    wanted = TokenizeOptions(
         tokens=True,
         pieces=bool(body.return_token_strs),
         special=body.add_special_tokens,
@@ -68,46 +70,37 @@ def tokenize(body: Tokenize, asked: Generate) -> Generate:
 
 
 def detokenize(body: Detokenize, asked: Generate) -> Generate:
-    """What the worker is asked. `asked`: a request without a prompt."""
-    return replace(asked, tokens=body.tokens, source="tokens", echo=True, tokenizing=Tokenizing())
+    """Make a detokenize request. `asked`: a request without a prompt."""
+    return replace(asked, tokens=body.tokens, source="tokens", echo=True, tokenizing=TokenizeOptions())
 
 
 def unprompted(*, id: str, incarnation: str) -> Generate:
-    """A request that has no prompt yet."""
+    """Make a request without a prompt."""
     return Generate(incarnation=incarnation, id=id, sampling=Sampling(seed=0))
 
 
-class Counted:
-    """The `Renderer` of what is only counted: one JSON document, of what the worker says when it accepts
-    it."""
+class TokenizeRenderer(DocumentRenderer):
+    """Renderer of tokenize and detokenize answers: one JSON document, made from `Accepted`."""
 
-    content_type = b"application/json"
+    def __init__(self, make: Callable[[Accepted], dict[str, Any]]) -> None:
+        super().__init__()
+        self._make = make
+        self._accepted: Accepted | None = None
 
-    def __init__(self, document: Callable[[Accepted], dict[str, Any]]) -> None:
-        self.over = False
-        self._document = document
-        self._told: Accepted | None = None
+    def collect(self, choice: int, item: Item) -> None:
+        match item:
+            case Accepted():
+                self._accepted = item
+            case Finished():
+                self.over = self._accepted is not None
 
-    def wait(self) -> bytes:
-        """Nothing: it comes in one piece."""
-        return b""
-
-    def feed(self, batches: Sequence[Batch]) -> bytes:
-        """The document once it is complete, nothing before."""
-        if error := failure_in(batches):
-            raise error
-        for item in (item for _, items in batches for item in items):
-            match item:
-                case Accepted():
-                    self._told = item
-                case Finished() if self._told is not None:
-                    self.over = True
-                    return encode(self._document(self._told))
-        return b""
+    def document(self) -> bytes:
+        assert self._accepted is not None
+        return encode(self._make(self._accepted))
 
 
 def tokenized(told: Accepted, *, context_length: int, pieces: bool) -> dict[str, Any]:
-    """The answer to /tokenize. `pieces`: they were asked for."""
+    """Return the answer to /tokenize. `pieces`: whether the token strings are included."""
     return {
         "count": told.prompt_tokens,
         "max_model_len": context_length,

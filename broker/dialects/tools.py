@@ -1,4 +1,4 @@
-"""Tools: what a body says of them -> what the template is shown, and how they may be called."""
+"""Tools and `tool_choice` of a body -> tools for the chat template, and the tool-call constraint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from protocol.errors import Code, RequestError
-from protocol.parts import Calling
+from protocol.types import ToolCallConstraint
 
 NAME_CHARACTERS_MAX = 256
 
@@ -22,7 +22,7 @@ class FunctionTool(Struct):
 
 
 class Tool(Struct):
-    """Tools of other types than function (a client's own web search, say) are tolerated and not offered."""
+    """A tool. Types other than function (such as a web search of the client) are accepted but not offered."""
 
     type: str | None = "function"
     function: FunctionTool | None = None
@@ -37,7 +37,7 @@ class Named(Struct):
 
 
 class Reference(Struct):
-    """A tool, by its name."""
+    """Reference to a tool by its name."""
 
     type: str | None = "function"
     function: Named | None = None
@@ -50,7 +50,7 @@ class AllowedTools(Struct):
 
 
 class Choice(Reference):
-    """The one tool to be called or, of type `allowed_tools`, those that may be."""
+    """The tool to call or, with type `allowed_tools`, the tools that may be called."""
 
     allowed_tools: AllowedTools | None = None
 
@@ -59,23 +59,23 @@ ToolChoice = Literal["none", "auto", "required"] | Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """`tools`: what the template is shown. `calling`: how they are called; None: freely."""
+class ToolOffer:
+    """`tools`: definitions for the chat template. `calling`: constraint on calls; None: unconstrained."""
 
     tools: list[dict[str, Any]]
-    calling: Calling | None = None
+    calling: ToolCallConstraint | None = None
 
 
-class Wish(NamedTuple):
-    """How a client wants functions to be called. `allowed`: the names of those that may be; None: all."""
+class ToolChoicePolicy(NamedTuple):
+    """Normalized `tool_choice`. `allowed`: names of the functions that may be called; None: all."""
 
     allowed: frozenset[str] | None = None
     required: bool = False
     name: str = ""
 
 
-def offer(tools: Sequence[Tool], choice: ToolChoice | None, *, single: bool) -> Offer:
-    """What is offered of a client's tools. `single`: at most one call is wanted.
+def offer(tools: Sequence[Tool], choice: ToolChoice | None, *, single: bool) -> ToolOffer:
+    """Return the offer for a client's tools. `single`: allow at most one call.
 
     Raises `RequestError` naming the parameter at fault.
     """
@@ -83,19 +83,21 @@ def offer(tools: Sequence[Tool], choice: ToolChoice | None, *, single: bool) -> 
     return grant(functions, _wish(choice, frozenset(f.name for f in functions)), single=single)
 
 
-def grant(functions: Sequence[FunctionTool], wish: Wish, *, single: bool) -> Offer:
-    """What is offered of `functions`. Raises `RequestError` where a call is asked for and none can be had."""
+def grant(functions: Sequence[FunctionTool], wish: ToolChoicePolicy, *, single: bool) -> ToolOffer:
+    """Return the offer for `functions`. Raises `RequestError` if a call is required and none is possible."""
     offered = [f for f in functions if wish.allowed is None or f.name in wish.allowed]
     if wish.required and not offered:
-        message = "'tool_choice' asks for a call, and there are no 'tools' that could be called."
+        message = "'tool_choice' requires a tool call, but 'tools' has no tool that can be called."
         raise RequestError(Code.INVALID_REQUEST, message, param="tool_choice")
-    calling = Calling(
+    calling = ToolCallConstraint(
         required=wish.required,
         name=wish.name,
-        single=single or bool(wish.name),  # a tool that is named is called once, as OpenAI has it
+        single=single or bool(wish.name),  # a named tool is called once, as at OpenAI
         strict=[function.name for function in offered if function.strict],
     )
-    return Offer([_shown(f) for f in offered], calling if offered and calling != Calling() else None)
+    return ToolOffer(
+        [_shown(f) for f in offered], calling if offered and calling != ToolCallConstraint() else None
+    )
 
 
 def _functions(tools: Sequence[Tool]) -> Iterator[FunctionTool]:
@@ -111,21 +113,21 @@ def _functions(tools: Sequence[Tool]) -> Iterator[FunctionTool]:
         yield tool.function
 
 
-def _wish(choice: ToolChoice | None, known: frozenset[str]) -> Wish:
+def _wish(choice: ToolChoice | None, known: frozenset[str]) -> ToolChoicePolicy:
     match choice:
         case "none":
-            return Wish(allowed=frozenset())
+            return ToolChoicePolicy(allowed=frozenset())
         case "required":
-            return Wish(required=True)
+            return ToolChoicePolicy(required=True)
         case Choice(type="allowed_tools"):
             return _allowed(choice.allowed_tools, known)
         case Choice():
-            return Wish(required=True, name=_name("tool_choice", choice, known))
+            return ToolChoicePolicy(required=True, name=_name("tool_choice", choice, known))
         case _:
-            return Wish()
+            return ToolChoicePolicy()
 
 
-def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> Wish:
+def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> ToolChoicePolicy:
     param = "tool_choice.allowed_tools"
     if allowed is None:
         raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
@@ -134,13 +136,13 @@ def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> Wish:
         for index, tool in enumerate(allowed.tools)
         if tool.type in (None, "function")
     )
-    return Wish(allowed=names, required=allowed.mode == "required")
+    return ToolChoicePolicy(allowed=names, required=allowed.mode == "required")
 
 
 def _name(param: str, tool: Reference, known: frozenset[str]) -> str:
-    """Raises `RequestError` for what is none of the request's functions."""
+    """Return the name in `tool`. Raises `RequestError` if the request has no such function."""
     if tool.type not in (None, "function"):
-        message = f"'{param}.type' can be 'function' here; tools of other types are not called."
+        message = f"'{param}.type' must be 'function': tools of other types cannot be called."
         raise RequestError(Code.INVALID_REQUEST, message, param=f"{param}.type")
     param, name = (
         (f"{param}.function.name", tool.function.name) if tool.function else (f"{param}.name", tool.name)
@@ -148,7 +150,7 @@ def _name(param: str, tool: Reference, known: frozenset[str]) -> str:
     if name is None:
         raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
     if name not in known:
-        message = f"'{param}' is {name[:64]!r}, and there is no such function among the 'tools'."
+        message = f"'{param}' is {name[:64]!r}, which is not a function in 'tools'."
         raise RequestError(Code.INVALID_REQUEST, message, param=param)
     return name
 

@@ -1,1 +1,1 @@
-"""Who is served by whom: flights, workers, admission, failover, which models run. Pure, clock handed in."""
+"""Gateway core: flights, workers, admission, routing, failover and residency. Pure; the clock is injected."""

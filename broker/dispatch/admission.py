@@ -1,9 +1,9 @@
-"""Admitted, or refused at once with a reason and a time to come back. Pure, the clock handed in.
+"""Admission control: accept a request, or refuse it with a reason and a Retry-After. Pure.
 
-A request finds room by number and by size. By number: a worker's rows, and so many more that wait. By size:
-the prompts that wait are at most a few times what the worker's memory holds, so that long ones do not queue
-for hours, nor fill the memory of both processes with text and tokens. Who finds nobody waiting is never too
-long here: whether it fits at all is for its worker to say.
+Two limits apply. Number: a worker's rows plus a bounded number of waiting requests. Size: waiting prompts may
+have a few times the tokens that fit into the worker's memory, so that long prompts neither queue for hours
+nor fill the memory of both processes. The size limit does not apply while no request waits: the worker itself
+rejects a prompt that never fits.
 """
 
 from __future__ import annotations
@@ -18,82 +18,83 @@ from protocol.messages import Generate, Ready, Request
 
 RETRY_AFTER_S_MAX = 120.0
 WAITING_TURNS = 4
-"""How often the tokens that a worker's memory holds may wait for it, where no other limit is set."""
+"""Default limit of waiting prompt tokens, as a multiple of the tokens that fit into the worker's memory."""
 BYTES_PER_TOKEN = 4
-"""Of most texts in most vocabularies: for a prompt that its worker has not counted yet."""
+"""Typical value, to estimate the length of a prompt that its worker has not tokenized yet."""
 _NAMED_MAX = 16
 _SMOOTHING = 0.2
 
 
 class Admission:
-    """How much a worker may have aboard, and how fast it has been finishing it."""
+    """Admission limits of a worker, and the measured service time behind Retry-After."""
 
     def __init__(
         self, *, clock: Callable[[], float], waiting_max: int, waiting_tokens_max: int | None = None
     ) -> None:
-        """`waiting_tokens_max`: None: `WAITING_TURNS` times what the worker's memory holds."""
+        """`waiting_tokens_max`: None means `WAITING_TURNS` times what fits into the worker's memory."""
         self._clock = clock
         self._waiting_max = waiting_max
         self._waiting_tokens_max = waiting_tokens_max
         self._service_s: float | None = None
         self._promised_until = -math.inf
 
-    def check(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> None:
-        """May these come to a worker beside those aboard, all or none?
+    def check(self, assigned: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> None:
+        """Check that a worker with the flights `assigned` can take all of `requests`.
 
-        Raises `RequestError(text_generation_busy)`, or `invalid_request` where there would never be room.
+        Raises `RequestError(text_generation_busy)`, or `invalid_request` if they could never be admitted.
         """
-        self._check_number(aboard, ready, len(requests))
-        self._check_size(aboard, ready, requests)
+        self._check_number(assigned, ready, len(requests))
+        self._check_size(assigned, ready, requests)
 
-    def has_room(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> bool:
-        """Would `check` have these come?"""
+    def has_room(self, assigned: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> bool:
+        """Return whether `check` would admit `requests`."""
         return (
-            self._fits_number(aboard, ready, len(requests)) and self._lacking(aboard, ready, requests) is None
+            self._fits_number(assigned, ready, len(requests))
+            and self._lacking(assigned, ready, requests) is None
         )
 
-    def is_full(self, aboard: Sequence[Flight], ready: Ready) -> bool:
-        """Would it be too much to have any request more, whatever it asks?"""
-        return len(aboard) >= ready.running_max + self._waiting_max
+    def is_full(self, assigned: Sequence[Flight], ready: Ready) -> bool:
+        """Return whether no further request can be admitted, whatever its size."""
+        return len(assigned) >= ready.running_max + self._waiting_max
 
-    def _check_number(self, aboard: Sequence[Flight], ready: Ready, asked: int) -> None:
+    def _check_number(self, assigned: Sequence[Flight], ready: Ready, asked: int) -> None:
         room = ready.running_max + self._waiting_max
-        if self._fits_number(aboard, ready, asked):
+        if self._fits_number(assigned, ready, asked):
             return
         if asked > max(room, 1):
-            message = f"{asked} answers to one request are asked for, and this server has room for {room}."
+            message = f'"n" asks for {asked} answers, but this server has room for {room}. Reduce "n".'
             raise RequestError(Code.INVALID_REQUEST, message, param="n")
-        raise self.busy(aboard)
+        raise self.busy(assigned)
 
-    def _fits_number(self, aboard: Sequence[Flight], ready: Ready, asked: int) -> bool:
-        return len(aboard) + asked <= ready.running_max + self._waiting_max
+    def _fits_number(self, assigned: Sequence[Flight], ready: Ready, asked: int) -> bool:
+        return len(assigned) + asked <= ready.running_max + self._waiting_max
 
-    def _check_size(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> None:
-        if (why := self._lacking(aboard, ready, requests)) is not None:
-            raise self.busy(aboard, why)
+    def _check_size(self, assigned: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> None:
+        if (why := self._lacking(assigned, ready, requests)) is not None:
+            raise self.busy(assigned, why)
 
-    def _lacking(self, aboard: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> str | None:
-        """Why the prompts are too many tokens beside those that wait; None: they are not."""
+    def _lacking(self, assigned: Sequence[Flight], ready: Ready, requests: Sequence[Request]) -> str | None:
+        """Return why the prompts have too many tokens beside the waiting ones; None if they fit."""
         most = self._tokens_max(ready)
-        waiting = [flight for flight in aboard if not has_begun(flight)]
+        waiting = [flight for flight in assigned if not has_begun(flight)]
         if most is None or not waiting:
             return None
         held = sum(_prompt_tokens(flight) for flight in waiting)
         asked = sum(guessed_tokens(request) for request in requests)
         if held + asked <= most:
             return None
-        return f"The prompts that wait have {held} tokens, and about {asked} more are over {most}"
+        return f"Waiting prompts have {held} tokens, and about {asked} more exceed the limit of {most}"
 
     def _tokens_max(self, ready: Ready) -> int | None:
         if self._waiting_tokens_max is not None:
             return self._waiting_tokens_max
         return WAITING_TURNS * ready.tokens_max or None
 
-    def busy(self, aboard: Sequence[Flight], why: str = "The server is at capacity") -> RequestError:
-        """The refusal of a request beside those aboard: who runs, who waits, and when to come back."""
+    def busy(self, assigned: Sequence[Flight], why: str = "The server is at capacity") -> RequestError:
+        """Return the refusal: the running and waiting requests among `assigned`, and a Retry-After."""
         running: list[Flight] = []
         waiting: list[Flight] = []
-        for flight in aboard:
+        for flight in assigned:
             (running if has_begun(flight) else waiting).append(flight)
         running_ids, waiting_ids = (
             [flight.id for flight in some[:_NAMED_MAX]] for some in (running, waiting)
@@ -102,7 +103,7 @@ class Admission:
             Code.TEXT_GENERATION_BUSY,
             f"{why}: {len(running)} requests are running and {len(waiting)} are waiting."
             f"{_listed('Running', running_ids, len(running))}{_listed('Waiting', waiting_ids, len(waiting))}",
-            retry_after_s=self._promise_s(len(aboard)),
+            retry_after_s=self._promise_s(len(assigned)),
             details={
                 "running": len(running),
                 "waiting": len(waiting),
@@ -111,40 +112,41 @@ class Admission:
             },
         )
 
-    # --- when to come back ---
+    # --- Retry-After ---
 
     def served(self, duration_s: float) -> None:
-        """A request finished after so long; the average forgets old ones."""
+        """Add a finished request's duration to the moving average of the service time."""
         if self._service_s is None:
             self._service_s = duration_s
         else:
             self._service_s += _SMOOTHING * (duration_s - self._service_s)
 
-    def retry_after_s(self, aboard: int) -> float:
-        """When one of those aboard can be expected to have made room, in whole seconds, at least 1.
+    def retry_after_s(self, assigned: int) -> float:
+        """Return the expected time until one of `assigned` requests finishes, in whole seconds, at least 1.
 
-        A request's measured time in the house contains its wait, so the time between two departures is
-        that time divided by those aboard (Little's law).
+        The measured service time includes waiting, so the time between two completions is that time divided
+        by the number of requests (Little's law).
         """
-        return _whole((self._service_s or 0.0) / max(aboard, 1))
+        return _whole((self._service_s or 0.0) / max(assigned, 1))
 
-    def _promise_s(self, aboard: int) -> float:
-        """The same for one of many who are sent away: the places that get free are promised one by one, or
-        all would come back for the first of them. Never later than all who are aboard now can be expected to
-        have left."""
+    def _promise_s(self, assigned: int) -> float:
+        """Return a Retry-After that differs for each refused request, so that they do not all retry at once.
+
+        Each refusal is promised the next free place, at the latest when all present requests should be done.
+        """
         now, service_s = self._clock(), self._service_s or 0.0
-        promised = max(now, self._promised_until) + service_s / max(aboard, 1)
+        promised = max(now, self._promised_until) + service_s / max(assigned, 1)
         self._promised_until = min(promised, now + service_s)
         return _whole(self._promised_until - now)
 
 
 def has_begun(flight: Flight) -> bool:
-    """Has the worker taken it out of its queue? What was reused is said then, before the first token."""
+    """Return whether the worker has dequeued the request; it then reports the prefix hit at once."""
     return flight.reuse is not None or flight.started_at is not None
 
 
 def guessed_tokens(request: Request) -> int:
-    """About as many tokens as its prompt has, or its texts."""
+    """Estimate the number of tokens of the request's prompt or texts."""
     if not isinstance(request, Generate):
         return 1 + memoryview(request.texts).nbytes // BYTES_PER_TOKEN
     if request.tokens is not None:
@@ -160,7 +162,7 @@ def _prompt_tokens(flight: Flight) -> int:
 
 
 def _whole(seconds: float) -> float:
-    # What is left of a sum of fractions must not cost a second.
+    # Floating-point error must not add a second.
     return min(RETRY_AFTER_S_MAX, max(1.0, math.ceil(seconds - 1e-6)))
 
 

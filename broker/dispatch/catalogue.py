@@ -1,26 +1,26 @@
-"""The models that can be asked for: their names, and whether a worker is there or is to be started. Pure.
+"""Catalogue of the models that can be requested: names, aliases and loading on demand. Pure.
 
-A gateway with a supervisor hears from it which models are configured (`protocol.orders`). Where they are
-started on demand, a request for one without a worker waits for it like a flight that has lost its own, and
-`residency` decides who runs. A gateway without a supervisor knows the models that workers have named.
+The supervisor reports which models are configured (`protocol.supervisor_messages`). With loading on demand, a
+request for an unloaded model waits like a flight whose worker was lost, and `residency` decides which models
+run. Without a supervisor, the catalogue holds the models that workers have reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.dispatch.fleet import Fleet, KnownModel, Vacancy, Worker
+from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, Worker
 from broker.dispatch.flights import Flights
-from broker.dispatch.residency import Residency, Use
+from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
-from protocol.orders import ModelState, Orders, Roster
+from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
-Tell = Callable[[Orders], None]
-"""Tells the supervisor what it is to do; may be called with what was said before."""
+Tell = Callable[[DesiredModels], None]
+"""Sends the desired state to the supervisor; may be called with an unchanged one."""
 
 
 class Catalogue:
-    """Owns which workers are held, and what is asked of the supervisor."""
+    """Model names, `Worker.held`, and the desired state that is sent to the supervisor."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Catalogue:
         host: str = "",
     ) -> None:
         self.states: dict[str, ModelState] = {}
-        """Of the models that the supervisor has named."""
+        """States of the supervisor's models, by name."""
         self._fleet = fleet
         self._flights = flights
         self._clock = clock
@@ -44,35 +44,37 @@ class Catalogue:
         self._names: dict[str, str] = {}
         self._leaving: frozenset[int] = frozenset()
 
-    def told(self, roster: Roster) -> None:
-        """How the supervisor's models stand."""
-        self.states = {state.name: state for state in roster.models}
-        self._names = {alias: state.name for state in roster.models for alias in (state.name, *state.aliases)}
-        self._leaving = frozenset(pid for state in roster.models for pid in state.leaving)
-        if roster.on_demand:
+    def on_model_states(self, model_states: ModelStates) -> None:
+        """Apply the model states that the supervisor reports."""
+        self.states = {state.name: state for state in model_states.models}
+        self._names = {
+            alias: state.name for state in model_states.models for alias in (state.name, *state.aliases)
+        }
+        self._leaving = frozenset(pid for state in model_states.models for pid in state.leaving)
+        if model_states.on_demand:
             self._residency = self._residency or Residency(unload_after_s=self._unload_after_s)
-            self._residency.told(roster, self._clock())
+            self._residency.on_model_states(model_states, self._clock())
             for name in self.states:
-                self._fleet.models.setdefault(name, KnownModel(first_seen_at=self._clock()))
+                self._fleet.models.setdefault(name, ModelEntry(first_seen_at=self._clock()))
         self.update()
 
-    # --- what clients ask for ---
+    # --- requests ---
 
     @property
     def on_demand(self) -> bool:
-        """Models are started when they are asked for."""
+        """Whether models are loaded on demand."""
         return self._residency is not None
 
     def resolve(self, model: str | None) -> str | None:
-        """The name a model is served under. None stands for the first one, where there is such an order."""
+        """Resolve an alias. None resolves to the first configured model if models are loaded on demand."""
         if model is None:
             return next(iter(self.states)) if self.on_demand else None
         return self._names.get(model, model)
 
-    def vacancy(self, name: str | None) -> Vacancy | None:
-        """A place for requests to wait for a worker, where one is started for them and none serves.
+    def unloaded(self, name: str | None) -> UnloadedModel | None:
+        """Return the model as unloaded if it is loaded on demand and no worker serves it, else None.
 
-        Raises `RequestError` for a model that cannot be had.
+        Raises `RequestError` for a model that cannot be loaded.
         """
         if self._residency is None or name not in self.states:
             return None
@@ -80,10 +82,10 @@ class Catalogue:
             return None
         if (refusal := self._residency.refusal(name)) is not None:
             raise RequestError(Code.MODEL_FAILED, refusal)
-        return self._fleet.vacancy(name)
+        return self._fleet.unloaded(name)
 
     def state(self, name: str) -> str:
-        """`loaded`, `loading`, `unloaded` or `failed`."""
+        """Return `loaded`, `loading`, `unloaded` or `failed`."""
         if any(worker.fit and worker.model == name for worker in self._fleet):
             return "loaded"
         if name not in self.states:
@@ -91,10 +93,10 @@ class Catalogue:
         stage = self.states[name].stage
         return {"running": "loading", "failed": "failed"}.get(stage, "unloaded")
 
-    # --- what becomes of it ---
+    # --- decisions ---
 
     def update(self) -> None:
-        """Decide anew. To be called when something has changed, and now and then."""
+        """Recompute the desired state. Call this after every change, and periodically."""
         wanted = None
         held: frozenset[str] = frozenset()
         if self._residency is not None:
@@ -108,30 +110,30 @@ class Catalogue:
         if self._tell is not None:
             local = filter(self._is_local, self._fleet)
             serving = sorted(worker.pid for worker in local if worker.ready is not None)
-            self._tell(Orders(wanted=wanted, serving=serving, idle=self._idle()))
+            self._tell(DesiredModels(wanted=wanted, serving=serving, idle=self._idle()))
 
     def _idle(self) -> list[int]:
         local = filter(self._is_local, self._fleet)
         leaving = [worker for worker in local if worker.pid in self._leaving]
-        busy = {worker.pid for worker in leaving if self._flights.aboard(worker.incarnation)}
+        busy = {worker.pid for worker in leaving if self._flights.assigned(worker.incarnation)}
         return sorted(self._leaving - busy)
 
     def _is_local(self, worker: Worker) -> bool:
-        """It may be a process of the supervisor's: on another machine the same number is another process."""
+        """Return whether it may be the supervisor's process; process ids of other machines must not match."""
         return worker.host in ("", self._host) or not self._host
 
-    def _use(self, name: str) -> Use:
+    def _use(self, name: str) -> ModelDemand:
         workers = [worker for worker in filter(self._is_local, self._fleet) if worker.model == name]
         waiting = self._flights.waiting(name)
-        return Use(
+        return ModelDemand(
             loaded=any(worker.fit for worker in workers),
-            aboard=sum(len(self._flights.aboard(worker.incarnation)) for worker in workers),
+            assigned=sum(len(self._flights.assigned(worker.incarnation)) for worker in workers),
             waiting_since=min((flight.waiting_since for flight in waiting), default=None),
             cache_bytes=sum(worker.cache_bytes for worker in workers),
         )
 
     def _fail_refused(self, residency: Residency) -> None:
-        """Those who wait for a model that has turned out not to be had."""
+        """Fail the flights that wait for a model that cannot be loaded."""
         for flight in self._flights.waiting():
             if flight.model in self.states and (refusal := residency.refusal(flight.model)):
                 flight.fail(Code.MODEL_FAILED, refusal)

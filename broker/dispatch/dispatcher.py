@@ -1,7 +1,7 @@
-"""What the gateway knows and decides: fleet, flights and admission, driven by messages and the clock.
+"""Dispatcher: the gateway's state (fleet, flights, admission), driven by messages and the clock.
 
-Pure: messages go out through a function that is handed in, time comes from one too. The line feeds it what
-workers send, routes open flights in it; a simulation can do both.
+Pure: the send function and the clock are injected. The transport delivers worker messages, the HTTP routes
+open flights; a simulation can do both.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from broker.dispatch.admission import Admission
+from broker.dispatch.cache_clear import CacheClear, CacheClears
 from broker.dispatch.catalogue import Catalogue, Tell
-from broker.dispatch.clearing import Clearing, Clearings
-from broker.dispatch.delivery import Delivery
 from broker.dispatch.failover import Failover, Send, listed
-from broker.dispatch.fleet import Fleet, Vacancy, Verdict, Worker
+from broker.dispatch.fleet import Fleet, HealthState, UnloadedModel, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
-from broker.dispatch.history import History
+from broker.dispatch.history import MetricsHistory
 from broker.dispatch.routing import Routing
+from broker.dispatch.starvation import Starvation
 from broker.dispatch.traffic import Traffic
+from broker.dispatch.worker_messages import WorkerMessages
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -30,19 +31,19 @@ from protocol.messages import (
     CacheCleared,
     ClearCache,
     Draining,
-    Encoded,
-    Events,
+    EmbeddingChunk,
     Failed,
     Finished,
     Goodbye,
     Heartbeat,
     Hello,
     Loading,
+    PrefixHit,
+    PromptLogprobs,
     Ready,
     Rejected,
     Request,
-    Reused,
-    Scored,
+    StepOutputs,
     ToGateway,
     Welcome,
 )
@@ -51,14 +52,16 @@ from protocol.tasks import Task
 log = logging.getLogger(__name__)
 
 End = Callable[[str, int], str]
-"""(incarnation, process id) -> what was done about a worker that hangs, in words: killed, where it is a
-process of this machine and the one that it has named; cut off, where it may be of another."""
+"""(incarnation, process id) -> what was done about an unresponsive worker, for the log: killed if it is a
+verified process of this machine, disconnected if it may be on another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that are waited: for another worker when one was lost, for a model that is loaded, for a worker
-    that hangs before it is killed; and without a request before a model is unloaded, None: for ever."""
+    """Timeouts in seconds: for failover, for loading a model, and until an unresponsive worker is killed.
+
+    `unload_after_s`: idle time before a model is unloaded; None: never.
+    """
 
     failover_s: float = 120.0
     load_s: float = 300.0
@@ -67,7 +70,7 @@ class Timeouts:
 
 
 class Dispatcher:
-    """The gateway's state. One per process, used on the event loop only."""
+    """The gateway's state: one per process, used on the event loop only."""
 
     def __init__(
         self,
@@ -83,13 +86,13 @@ class Dispatcher:
         routing: Routing | None = None,
         host: str = "",
     ) -> None:
-        """`host`: the machine that this is; workers of others are no processes of the supervisor's."""
+        """`host`: this machine; workers on other machines are not the supervisor's processes."""
         self._timeouts = timeouts = timeouts or Timeouts()
         self.incarnation = incarnation
         self.fleet = fleet
         self.flights = Flights()
         self.traffic = Traffic()
-        self.history = History(self.traffic, fleet, self.flights)
+        self.history = MetricsHistory(self.traffic, fleet, self.flights)
         self.failover = Failover(
             incarnation=incarnation,
             fleet=fleet,
@@ -106,7 +109,7 @@ class Dispatcher:
         )
         self.admission = admission
         self.dropped: Counter[str] = Counter()
-        self._delivery = Delivery(
+        self._worker_messages = WorkerMessages(
             incarnation=incarnation,
             flights=self.flights,
             failover=self.failover,
@@ -117,25 +120,26 @@ class Dispatcher:
             traffic=self.traffic,
         )
         self.stopping = False
-        self._clearings = Clearings()
+        self._cache_clears = CacheClears()
+        self._starvation = Starvation(fleet, self.flights)
         self._send = send
         self._clock = clock
         self._end = end
 
-    # --- what clients want ---
+    # --- requests ---
 
-    def find(self, model: str | None, task: Task = "generate") -> Worker | Vacancy:
-        """The worker a request for `model` would go to, or what it may wait for. Raises `RequestError`.
+    def find(self, model: str | None, task: Task = "generate") -> Worker | UnloadedModel:
+        """Return the worker for a request, or the unloaded model that it may wait for. Raises `RequestError`.
 
-        `task`: which model is meant where none is named.
+        `task`: selects the model if `model` is None.
         """
         if self.stopping:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
         name = self.catalogue.resolve(model)
-        return self.catalogue.vacancy(name) or self.fleet.find(name, self._clock(), self.failover.load, task)
+        return self.catalogue.unloaded(name) or self.fleet.find(name, self._clock(), self.failover.load, task)
 
     def check_ready(self) -> None:
-        """Raises `RequestError` where no model serves, nor can be started."""
+        """Raise `RequestError` if no model is served or can be loaded."""
         names = list(self.catalogue.states) if self.catalogue.on_demand else [None]
         refusals = []
         for name in names:
@@ -147,34 +151,36 @@ class Dispatcher:
             raise refusals[0]
 
     @contextmanager
-    def board(
-        self, found: Worker | Vacancy, requests: Sequence[Request], media: Sequence[bytes]
+    def submit(
+        self, found: Worker | UnloadedModel, requests: Sequence[Request], media: Sequence[bytes]
     ) -> Iterator[list[Flight]]:
-        """Send what one client asks, a request for each choice, to a worker, or have it wait: all or none.
+        """Submit a client's requests, one for each choice, to a worker, or queue them: all or none.
 
-        While the context is open, their flights collect what comes back. Leaving it, however that comes
-        about, frees the slots and tells the worker of those it is still at work on. Raises `RequestError`
-        when the worker is too full or cannot be reached, and for a request that has brought it down before.
+        While the context is open, the flights collect the output. Leaving it closes the flights and cancels
+        unfinished ones at their worker. Raises `RequestError` if the worker is full or unreachable, or the
+        request is quarantined.
         """
-        self.failover.suspects.check(requests, found.model)
-        if isinstance(found, Vacancy) or not self._is_there(found):
-            # It has been told to stop, was lost, or has come, since then; another may have its model.
+        self.failover.crash_attribution.check(requests, found.model)
+        if isinstance(found, UnloadedModel) or not self._is_there(found):
+            # It was drained or lost, or a worker has connected since then; another one may serve the model.
             found = self.find(found.model)
         if isinstance(found, Worker):
-            found = self.failover.steer(found, requests[0], lambda worker: self._has_room(worker, requests))
+            found = self.failover.choose_replica(
+                found, requests[0], lambda worker: self._has_room(worker, requests)
+            )
         assert found.ready is not None
         self.admission.check(self.present(found), found.ready, requests)
         now = self._clock()
         flights = [self.flights.open(request, found.model, now, media) for request in requests]
-        aboard = False
+        assigned = False
         try:
-            self.failover.depart(flights, found if isinstance(found, Worker) else None)
-            aboard = True
+            self.failover.submit(flights, found if isinstance(found, Worker) else None)
+            assigned = True
             self.catalogue.update()
             yield flights
         finally:
             for flight in flights:
-                if aboard:
+                if assigned:
                     self.traffic.ended(flight, self._clock())
                 if flight.terminal is None:
                     self.failover.cancel(flight)
@@ -189,75 +195,77 @@ class Dispatcher:
     def _is_there(self, worker: Worker) -> bool:
         return worker.serves and self.fleet.get(worker.incarnation) is worker
 
-    def present(self, found: Worker | Vacancy) -> list[Flight]:
-        """Who has a place with this worker: those aboard, and those who wait for one of its model."""
-        aboard = self.flights.aboard(found.incarnation) if isinstance(found, Worker) else []
-        return [*aboard, *self.flights.waiting(found.model)]
+    def present(self, found: Worker | UnloadedModel) -> list[Flight]:
+        """Return the flights that count for admission: on this worker, or waiting for its model."""
+        assigned = self.flights.assigned(found.incarnation) if isinstance(found, Worker) else []
+        return [*assigned, *self.flights.waiting(found.model)]
 
     def give_up(self, flight: Flight, code: Code, message: str = "") -> None:
-        """End a flight with an error of the gateway's own, and tell the worker."""
+        """Fail a flight with an error of the gateway, and cancel it at its worker."""
         if flight.fail(code, message):
             self.failover.cancel(flight)
 
     @contextmanager
-    def clear(self, model: str | None, id: str) -> Iterator[Clearing]:
-        """Have every worker that serves `model` (None: every one that serves) forget its prefixes.
+    def clear(self, model: str | None, id: str) -> Iterator[CacheClear]:
+        """Clear the prefix caches of all workers that serve `model` (None: of all serving workers).
 
-        While the context is open the answers are collected. Raises `RequestError` when nobody serves, or one
-        who does cannot be reached.
+        While the context is open, the replies are collected. Raises `RequestError` if no worker serves or
+        one cannot be reached.
         """
         if model is not None:
             model = self.catalogue.resolve(model)
         self.fleet.find(model, self._clock(), self.failover.load)
         serving = [worker for worker in self.fleet if worker.serves and model in (None, worker.model)]
         awaited = {worker.incarnation: worker.model for worker in serving}
-        with self._clearings.open(id, awaited) as clearing:
+        with self._cache_clears.open(id, awaited) as cache_clear:
             for worker in serving:
                 if not self._send(worker.incarnation, ClearCache(incarnation=self.incarnation, id=id), ()):
                     raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
-            yield clearing
+            yield cache_clear
 
-    # --- what workers say ---
+    # --- worker messages ---
 
-    def hear(self, sender: str, message: ToGateway) -> int:
-        """One message from the peer whose connection is named `sender`. How much of it was of use: deltas,
-        likelihoods or tokens of a prompt, vectors."""
+    def on_message(self, sender: str, message: ToGateway) -> int:
+        """Handle a message from the connection `sender`. Return the number of useful items in it.
+
+        Items are deltas, prompt tokens, prompt logprobs or vectors.
+        """
         if message.incarnation != sender:
             self.dropped["forged"] += 1
             return 0
         if isinstance(message, Hello):
-            self._meet(message)
+            self._on_hello(message)
             return 0
         worker = self.fleet.get(sender)
         if worker is None:
             self._unknown(sender)
             return 0
-        gained = 0
-        if self.fleet.heard(worker, self._clock()):
-            self.failover.woke(worker)
-        if isinstance(message, Events):
+        on_progress = 0
+        if self.fleet.touch(worker, self._clock()):
+            self.failover.on_worker_recovered(worker)
+        if isinstance(message, StepOutputs):
             self.fleet.advanced(worker, self._clock())
-            gained = self._delivery.gain(worker, message)
-        elif isinstance(message, Encoded):
+            on_progress = self._worker_messages.accept_outputs(worker, message)
+        elif isinstance(message, EmbeddingChunk):
             self.fleet.advanced(worker, self._clock())
-            gained = self._delivery.encode(message)
-        elif isinstance(message, Scored):
+            on_progress = self._worker_messages.encode(message)
+        elif isinstance(message, PromptLogprobs):
             self.fleet.advanced(worker, self._clock())
-            gained = self._delivery.score(message)
+            on_progress = self._worker_messages.score(message)
         elif isinstance(message, Accepted):
-            gained = self._delivery.accept(message)
+            on_progress = self._worker_messages.accept(message)
         else:
             self._handle(worker, message)
         self.failover.place()
-        return gained
+        return on_progress
 
-    def _meet(self, message: Hello) -> None:
+    def _on_hello(self, message: Hello) -> None:
         if reason := self.fleet.objection(message):
-            log.error("worker %s (pid %d) turned away: %s", message.model, message.pid, reason)
+            log.error("worker %s (pid %d) rejected: %s", message.model, message.pid, reason)
             self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
             return
-        # Who introduces itself again has lost its connection meanwhile, and dropped its rows.
-        self.lost(message.incarnation, "came back on a new connection", died=False)
+        # A repeated Hello means that the worker lost its connection and dropped its rows.
+        self.lost(message.incarnation, "reconnected", died=False)
         worker = self.fleet.hello(message, self._clock())
         self.traffic.worker(worker, self._clock(), "connected")
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
@@ -267,8 +275,8 @@ class Dispatcher:
         return Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION)
 
     def _unknown(self, sender: str) -> None:
-        # Either the last words of a worker that is dead (nobody hears the answer), or one that outlived the
-        # gateway before us and introduces itself when it hears our incarnation.
+        # Either late messages of a dead worker, which will not read the reply, or a worker that outlived the
+        # previous gateway and sends a Hello when it sees the new incarnation.
         self.dropped["unknown_sender"] += 1
         self._send(sender, self._welcome(), ())
 
@@ -276,10 +284,9 @@ class Dispatcher:
         now = self._clock()
         match message:
             case Heartbeat():
-                self._delivery.reconcile(worker, message)
-                self.fleet.heartbeat(worker, message, now)
-            case Reused() | Finished() | Failed():
-                self._delivery.pass_on(worker, message)
+                self._on_heartbeat(worker, message, now)
+            case PrefixHit() | Finished() | Failed():
+                self._worker_messages.pass_on(worker, message)
             case Loading():
                 self.fleet.loading(worker, message)
             case Ready():
@@ -289,66 +296,88 @@ class Dispatcher:
                 self.fleet.ready(worker, message, now)
                 self.catalogue.update()
             case Draining():
-                log.info("worker for %s (pid %d) is told to stop", worker.model, worker.pid)
+                log.info("worker for %s (pid %d) is draining", worker.model, worker.pid)
                 worker.draining = True
             case Goodbye():
                 self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=False)
             case CacheCleared():
                 self.failover.routing.affinity.forget(worker.incarnation)
-                if not self._clearings.answer(message):
+                if not self._cache_clears.answer(message):
                     self.dropped["no_clearing"] += 1
             case _:
                 self.dropped["unexpected"] += 1
 
-    # --- what the connection and the clock say ---
+    # --- lost workers, and the clock ---
 
     def lost(self, incarnation: str, how: str = "connection lost", *, died: bool = True) -> None:
-        """The verdict *dead*: what was aboard flies on with another worker."""
+        """Remove a dead worker; its flights continue on another one."""
         worker = self.fleet.gone(incarnation)
         if worker is None:
             return
         self.traffic.of(worker.model).losses["dead" if died else "left"] += 1
-        self._ground(worker, how, died=died)
-        self._clearings.lose(incarnation)
+        self._on_worker_lost(worker, how, died=died)
+        self._cache_clears.lose(incarnation)
         self.catalogue.update()
         self.failover.place()
 
     def turn_away(self, peer: str, reason: str) -> None:
-        """The line will not hear this peer any more, whoever it is: for those aboard it has died."""
-        log.error("%s is turned away: %s", peer, reason)
+        """Reject a peer whose messages the transport drops from now on. A worker counts as dead."""
+        log.error("peer %s rejected: %s", peer, reason)
         self._send(peer, Rejected(incarnation=self.incarnation, reason=reason), ())
-        self.lost(peer, "is turned away")
+        self.lost(peer, "rejected")
 
-    def _ground(self, worker: Worker, how: str, *, died: bool) -> None:
-        aboard = self.flights.aboard(worker.incarnation)
+    def _on_worker_lost(self, worker: Worker, how: str, *, died: bool) -> None:
+        assigned = self.flights.assigned(worker.incarnation)
         self.traffic.worker(worker, self._clock(), how)
         who = f"worker for {worker.model} (pid {worker.pid})"
-        # One line says all that is known here; how the process ended is its supervisor's to tell.
-        log.warning("%s %s after step %d, %s", who, how, worker.steps, listed(aboard))
-        self.failover.ground(worker, died=died)
+        # The supervisor logs how the process ended.
+        log.warning("%s %s after step %d, %s", who, how, worker.steps, listed(assigned))
+        self.failover.on_worker_lost(worker, died=died)
 
     def sweep(self) -> None:
-        """Called a few times a second: find workers that hang, and who has waited for one too long."""
+        """Find unresponsive workers and expired flights. Call this a few times a second."""
         now = self._clock()
         for worker in self.fleet.sweep(now):
-            verdict = worker.verdict or Verdict.SILENT
-            for flight in self.flights.aboard(worker.incarnation):
-                self.failover.cancel(flight)
-            self.traffic.of(worker.model).losses[verdict.value] += 1
-            self._ground(worker, f"is {verdict.value}", died=True)
+            self._take_out(worker, worker.verdict or HealthState.SILENT, died=True)
+        for worker, flights in self._starvation.check(now):
+            self._relieve(worker, flights)
         if self._end is not None:
             for worker in self.fleet.hung(now, self._timeouts.hung_s):
                 how = self._end(worker.incarnation, worker.pid)
-                log.error("worker for %s (pid %d) hangs, and is %s", worker.model, worker.pid, how)
+                log.error("worker for %s (pid %d) is unresponsive: %s", worker.model, worker.pid, how)
         self.catalogue.update()
         self.failover.sweep()
         self.history.tick(now)
 
+    def _relieve(self, worker: Worker, flights: Sequence[Flight]) -> None:
+        """Resend starved flights; take the worker out of service if it starved one of them before."""
+        taken = [
+            self.failover.resend_starved(flight, worker, self.fleet.stall_timeout_s) for flight in flights
+        ]
+        if not all(taken):
+            self._take_out_starving(worker)
+
+    def _on_heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
+        is_reliable = self._worker_messages.reconcile(worker, message)
+        self.fleet.heartbeat(worker, message, now)
+        if not is_reliable:
+            self._take_out_starving(worker)
+
+    def _take_out_starving(self, worker: Worker) -> None:
+        worker.verdict = HealthState.STARVING
+        self._take_out(worker, HealthState.STARVING, died=False)
+
+    def _take_out(self, worker: Worker, verdict: HealthState, *, died: bool) -> None:
+        for flight in self.flights.assigned(worker.incarnation):
+            self.failover.cancel(flight)
+        self.traffic.of(worker.model).losses[verdict.value] += 1
+        self._on_worker_lost(worker, f"is {verdict.value}", died=died)
+
     def stop(self) -> None:
-        """No new requests from here on."""
+        """Refuse new requests from now on."""
         self.stopping = True
 
-    def abandon(self) -> None:
-        """End what is still in the air, in an orderly way, because the gateway goes."""
+    def fail_all(self) -> None:
+        """Fail all flights because the gateway shuts down."""
         for flight in self.flights:
             self.give_up(flight, Code.SHUTTING_DOWN)

@@ -1,8 +1,8 @@
-"""Brings flights aboard workers, and aboard the next one when theirs is lost. Pure.
+"""Failover: dispatch flights to workers, and to the next one when a worker is lost. Pure.
 
-A flight that has lost its worker waits, keeps what its client has, and flies on with the next worker of its
-model that may take it (`berths`); how deaths are looked into is told in `suspects`. It gives up when no
-worker has made a step with its model for too long.
+A flight whose worker was lost keeps its tokens, waits, and continues on the next eligible worker of its model
+(`placement`). `quarantine` attributes crashes to requests. A flight fails when no worker has made a step of
+its model for too long.
 """
 
 from __future__ import annotations
@@ -11,31 +11,40 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from broker.dispatch.berths import Berth, departures
 from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
-from broker.dispatch.routing import Desk, Routing
-from broker.dispatch.suspects import GUILTY, REMAND_S, SETTLED_S, Standing, Suspects, mark_of
-from protocol.about import about
+from broker.dispatch.placement import PlacementTarget, placements
+from broker.dispatch.quarantine import (
+    QUARANTINE_GRACE_S,
+    QUARANTINED_MESSAGE,
+    STABLE_S,
+    CrashAttribution,
+    RetryClass,
+    fingerprint_of,
+)
+from broker.dispatch.routing import Routing, WorkerLoad
 from protocol.errors import Code, RequestError
+from protocol.log_context import about
 from protocol.messages import Cancel, Message, Request
 from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
 
-MENDS_MAX = 8
-"""So often in a row, without a token in between, a flight is sent again because of losses on the line."""
-REPLACED = "Another model has taken the place of the one that began this answer."
+RESENDS_MAX = 8
+"""Maximum resends of a flight in a row, without a token in between, because messages were lost."""
+WAIT_S_MAX = 900.0
+"""Longest wait of a flight for a worker, even while its model's workers serve other flights."""
+REPLACED = "The model that began this answer was replaced by a different one, which cannot continue it."
 
 _NAMED_MAX = 16
 
 Send = Callable[[str, Message, Sequence[bytes]], bool]
-"""(incarnation, message, media frames) -> whether it was handed to the connection. Raises `WireError`."""
+"""(incarnation, message, media frames) -> whether it was queued for sending. Raises `WireError`."""
 
 
 class Failover:
-    """Owns which flight is aboard which worker."""
+    """Assignment of flights to workers."""
 
     def __init__(
         self,
@@ -49,13 +58,13 @@ class Failover:
         load_timeout_s: float,
         routing: Routing | None = None,
     ) -> None:
-        """`timeout_s`: how long those wait that have lost their worker, `load_timeout_s`: newcomers."""
-        self.suspects = Suspects(clock)
+        """`timeout_s`: longest wait after a worker was lost. `load_timeout_s`: the same for new flights."""
+        self.crash_attribution = CrashAttribution(clock)
         self.routing = routing or Routing(clock)
         self.counts: Counter[str] = Counter()
-        """What became of flights that lost their worker, or a part of what it said."""
+        """Counts of flights that lost their worker or were starved, and of resumed ones."""
         self.continued_by: Counter[str] = Counter()
-        """How many went on with what another plan had begun, by the name of the one that did."""
+        """Flights that another plan continued, by the name of the continuing plan."""
         self._incarnation = incarnation
         self._fleet = fleet
         self._flights = flights
@@ -63,208 +72,258 @@ class Failover:
         self._clock = clock
         self._timeout_s = timeout_s
         self._load_timeout_s = load_timeout_s
-        self._calm_since: dict[str, float] = {}
-        """Models of which a worker serves: since when, and since the last loss of one."""
+        self._stable_since: dict[str, float] = {}
+        """Models with a serving worker: time since when one serves without the loss of another."""
 
-    # --- aboard ---
+    # --- dispatch ---
 
     def load(self, worker: Worker) -> tuple[bool, int]:
-        """Whether it has no room for newcomers just now, and how many are aboard."""
-        aboard, standing = self._flights.aboard(worker.incarnation), self.suspects.standing
-        tries = any(standing(flight) is Standing.ALONE for flight in aboard)
+        """Return whether new flights must wait for crash suspects, and the worker's number of flights."""
+        assigned, retry_class = self._flights.assigned(worker.incarnation), self.crash_attribution.retry_class
+        tries = any(retry_class(flight) is RetryClass.ISOLATE for flight in assigned)
         waiting = self._flights.waiting(worker.model)
-        waits = tries or any(standing(f) in (Standing.SUSPECT, Standing.ALONE) for f in waiting)
-        return waits, len(aboard)
+        waits = tries or any(retry_class(f) in (RetryClass.SUSPECT, RetryClass.ISOLATE) for f in waiting)
+        return waits, len(assigned)
 
-    def steer(self, found: Worker, request: Request, has_room: Callable[[Worker], bool]) -> Worker:
-        """Which of the workers that can do what this one can a new request goes to."""
-        peers = [worker for worker in self._fleet if worker.serves and worker.stands_in_for(found)]
+    def choose_replica(self, found: Worker, request: Request, has_room: Callable[[Worker], bool]) -> Worker:
+        """Choose the worker for a new request among those equivalent to `found`."""
+        peers = [worker for worker in self._fleet if worker.serves and worker.can_replace(found)]
         if len(peers) < 2:
             return found
         open_ones = [worker for worker in peers if not self.load(worker)[0]] or peers
-        return self.routing.newcomer(request, self._desks(list(filter(has_room, open_ones)) or open_ones))
+        return self.routing.choose_worker(
+            request, self._worker_loads(list(filter(has_room, open_ones)) or open_ones)
+        )
 
-    def _desks(self, workers: Sequence[Worker]) -> list[Desk]:
-        """Of workers of one model."""
-        return self.routing.desks([(each, self._flights.aboard(each.incarnation)) for each in workers])
+    def _worker_loads(self, workers: Sequence[Worker]) -> list[WorkerLoad]:
+        """Return the loads of workers of one model."""
+        return self.routing.worker_loads(
+            [(each, self._flights.assigned(each.incarnation)) for each in workers]
+        )
 
-    def depart(self, flights: Sequence[Flight], worker: Worker | None) -> None:
-        """Newcomers board, all of them, or wait until that worker or another of its model takes them. None:
-        there is no worker yet.
+    def submit(self, flights: Sequence[Flight], worker: Worker | None) -> None:
+        """Dispatch new flights to `worker`, or let them wait for it or another worker of the model.
 
-        Raises `RequestError` when it is gone, cannot be reached, or the request cannot be put on the wire.
+        `worker`: None if there is none yet. Raises `RequestError` if it is lost or unreachable, or the
+        request cannot be encoded.
         """
         gone = worker is not None and self._fleet.get(worker.incarnation) is not worker
         if gone or (worker is not None and not worker.serves):
             raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
         for flight in flights:
-            flight.suspect = self.suspects.deaths(flight) > 0
+            flight.suspect = self.crash_attribution.crashes(flight) > 0
         if worker is None or self.load(worker)[0] or any(flight.suspect for flight in flights):
             self.place()
             return
         for flight in flights:
             try:
-                sent = self._board(flight, worker)
-            except WireError as error:  # a number beyond 64 bits in a tool's schema, say
+                sent = self._dispatch(flight, worker)
+            except WireError as error:  # for example an integer beyond 64 bits in a tool's schema
                 raise _cannot_be_sent(error) from None
             if not sent and not self._has_others(worker):
                 raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
-            if not sent:  # it is about to be found lost, and another one takes them
+            if not sent:  # the worker is about to be found lost; another one takes the flights
                 self._flights.leave(flight, flight.waiting_since)
         self.place()
 
     def _has_others(self, worker: Worker) -> bool:
-        """Another one serves what it serves."""
+        """Return whether another worker serves the same model."""
         return any(
             other.serves and other.model == worker.model for other in self._fleet if other is not worker
         )
 
-    def _board(self, flight: Flight, worker: Worker) -> bool:
-        message = self._flights.board(flight, worker.incarnation, self._clock())
+    def _dispatch(self, flight: Flight, worker: Worker) -> bool:
+        message = self._flights.assign(flight, worker.incarnation, self._clock())
         before = flight.continued_by
-        flight.flies_by(worker.identity, worker.plan)
+        flight.set_model(worker.identity, worker.plan)
         if flight.continued_by != before:
             self.continued_by[flight.continued_by] += 1
         flight.limit(worker.ready.context_length if worker.ready else 0)
-        self.routing.boarded(flight, worker)
+        self.routing.on_dispatched(flight, worker)
         return self._send(worker.incarnation, message, flight.media)
 
     def place(self) -> None:
-        """Everybody who waits and may board, does. To be called when something has changed."""
+        """Dispatch all waiting flights that a worker may take. Call this after every change."""
         waiting = self._flights.waiting()
         if not waiting:
             return
-        berths = [berth for model in {flight.model for flight in waiting} for berth in self._berths(model)]
-        for flight, berth in departures(waiting, berths, self.suspects.standing, self.routing.pick):
+        targets = [
+            target for model in {flight.model for flight in waiting} for target in self._targets(model)
+        ]
+        for flight, target in placements(
+            waiting, targets, self.crash_attribution.retry_class, self.routing.pick
+        ):
             try:
-                sent = self._board(flight, berth.worker)
+                sent = self._dispatch(flight, target.worker)
             except WireError as error:
                 flight.fail(Code.INVALID_REQUEST, _cannot_be_sent(error).message)
                 continue
             if not sent:
-                berths.remove(berth)
+                targets.remove(target)
                 self._flights.leave(flight, flight.waiting_since)
-            elif flight.legs > 1:
+            elif flight.attempts > 1:
                 self.counts["resumed"] += 1
-                log.info("%s goes on behind %d tokens", flight.id, flight.progress, extra=about(flight.id))
-        self._fail_strangers()
+                log.info("%s resumes after %d tokens", flight.id, flight.progress, extra=about(flight.id))
+        self._fail_unservable()
 
-    def _berths(self, model: str) -> list[Berth]:
-        settled = self._calm_s(model) >= SETTLED_S
+    def _targets(self, model: str) -> list[PlacementTarget]:
+        is_stable = self._stable_s(model) >= STABLE_S
         serving = [worker for worker in self._fleet if worker.serves and worker.model == model]
         return [
-            Berth.of(
-                desk,
-                self._flights.aboard(desk.worker.incarnation),
-                self.suspects.standing,
-                settled=settled,
+            PlacementTarget.of(
+                worker_load,
+                self._flights.assigned(worker_load.worker.incarnation),
+                self.crash_attribution.retry_class,
+                is_stable=is_stable,
             )
-            for desk in self._desks(serving)
+            for worker_load in self._worker_loads(serving)
         ]
 
-    def _fail_strangers(self) -> None:
-        """Nobody can finish what another model began, though it now has that one's name."""
+    def _fail_unservable(self) -> None:
+        """Fail flights that were begun by a model that has since been replaced under the same name."""
         for flight in self._flights.waiting():
             serving = [worker for worker in self._fleet if worker.serves and worker.model == flight.model]
             if serving and not any(_may_finish(worker, flight) for worker in serving):
                 flight.fail(Code.WORKER_UNAVAILABLE, REPLACED)
 
-    # --- and off again ---
+    # --- cancellation and lost workers ---
 
     def cancel(self, flight: Flight) -> None:
-        """Its worker need not go on with it."""
-        if flight.leg is not None:
-            self._send(flight.leg.worker, Cancel(incarnation=self._incarnation, id=flight.leg.id), ())
+        """Cancel the flight at its worker."""
+        if flight.attempt is not None:
+            self._send(flight.attempt.worker, Cancel(incarnation=self._incarnation, id=flight.attempt.id), ())
 
-    def ground(self, worker: Worker, *, died: bool) -> None:
-        """A worker is lost. `died`: not by its own decision, and those aboard may have had a part in it."""
-        aboard = self._flights.aboard(worker.incarnation)
-        self.counts["grounded"] += len(aboard)
-        self._calm_since.pop(worker.model, None)
+    def on_worker_lost(self, worker: Worker, *, died: bool) -> None:
+        """Release the flights of a lost worker. `died`: it crashed, and one of them may be the cause."""
+        assigned = self._flights.assigned(worker.incarnation)
+        self.counts["grounded"] += len(assigned)
+        self._stable_since.pop(worker.model, None)
         if died and worker.ready is not None:
-            self.suspects.died(worker.incarnation, worker.model, aboard)
-        for flight in aboard:
+            self.crash_attribution.on_crash(worker.incarnation, worker.model, assigned)
+        for flight in assigned:
             self._flights.leave(flight, self._clock())
 
-    def woke(self, worker: Worker) -> None:
-        """It was taken for lost, and was not: nobody has brought it down."""
-        self.suspects.withdraw(worker.incarnation)
+    def on_worker_recovered(self, worker: Worker) -> None:
+        """Withdraw the crash of a silent worker that has come back."""
+        self.crash_attribution.withdraw(worker.incarnation)
 
-    def take_back(self, flight: Flight, why: str) -> None:
-        """Something of this leg was lost on the line: another one begins where the client is."""
-        log.warning("%s is sent again: %s", flight.id, why, extra=about(flight.id))
+    def resend(self, flight: Flight, why: str) -> None:
+        """Resend a flight that has lost a message: a new attempt continues after the client's last token."""
+        log.warning("%s is resent: %s", flight.id, why, extra=about(flight.id))
         self.cancel(flight)
         self._flights.leave(flight, self._clock())
-        flight.mends += 1
-        if flight.mends > MENDS_MAX:
-            flight.fail(Code.INTERNAL_ERROR, f"The stream was damaged on its way again and again: {why}.")
+        flight.resends += 1
+        if flight.resends > RESENDS_MAX:
+            flight.fail(Code.INTERNAL_ERROR, f"The request was resent too often without progress: {why}.")
 
-    def gained(self, flight: Flight) -> None:
-        """A suspect has got on."""
+    def resend_lost(self, flight: Flight) -> bool:
+        """Resend a flight whose worker says that it has no such request.
+
+        False: this has happened `RESENDS_MAX` times without a token, so the worker is at fault and has to go.
+        If the next worker loses the flight too, the flight fails.
+        """
+        if flight.resends == RESENDS_MAX:
+            flight.resends += 1
+            return False
+        self.resend(flight, "its worker has lost it")
+        return True
+
+    def resend_starved(self, flight: Flight, worker: Worker, bound_s: float) -> bool:
+        """Resend a flight that makes no progress on its worker.
+
+        False: this worker starved the flight before, so the worker has to go. A flight that was never
+        prepared fails instead: another try would take as long.
+        """
+        self.counts["starved"] += 1
+        if flight.attempt is not None and not flight.attempt.accepted:
+            self.cancel(flight)
+            flight.fail(Code.INTERNAL_ERROR, f"The request could not be prepared within {bound_s:g} s.")
+            return True
+        if flight.starved_by == worker.incarnation:
+            return False
+        flight.starved_by = worker.incarnation
+        self.resend(flight, f"no progress on its worker for {bound_s:g} s")
+        return True
+
+    def on_progress(self, flight: Flight) -> None:
+        """Clear a crash suspect that has made progress."""
         if flight.proven:
-            self.suspects.clear(flight)
+            self.crash_attribution.clear(flight)
 
     def ended(self, flight: Flight) -> None:
-        """By its worker's word, with which that has outlived it."""
+        """Clear a crash suspect whose worker has reported its end, and so survived it."""
         if flight.suspect:
-            self.suspects.clear(flight)
+            self.crash_attribution.clear(flight)
 
-    # --- what the clock says ---
+    # --- the clock ---
 
     def sweep(self) -> None:
-        """Who has waited long enough for a worker, or for its verdict. To be called now and then."""
+        """Fail flights that waited too long, and quarantine requests. Call this periodically."""
         for worker in self._fleet:
             if worker.serves:
-                self._calm_since.setdefault(worker.model, self._clock())
+                self._stable_since.setdefault(worker.model, self._clock())
         self.place()
         self._judge()
         self._give_up()
 
-    def _calm_s(self, model: str) -> float:
-        return self._clock() - self._calm_since.get(model, self._clock())
+    def _stable_s(self, model: str) -> float:
+        return self._clock() - self._stable_since.get(model, self._clock())
 
     def _judge(self) -> None:
-        """Those who await a verdict have it when a worker has lived without them for long enough."""
-        held = [f for f in self._flights.waiting() if self.suspects.standing(f) is Standing.HELD]
-        guilty = {mark_of(flight) for flight in held if self._calm_s(flight.model) >= REMAND_S}
+        """Quarantine held requests once a worker has survived without them for long enough."""
+        held = [
+            f
+            for f in self._flights.waiting()
+            if self.crash_attribution.retry_class(f) is RetryClass.QUARANTINED
+        ]
+        quarantined = {
+            fingerprint_of(flight) for flight in held if self._stable_s(flight.model) >= QUARANTINE_GRACE_S
+        }
         for flight in held:
-            if mark_of(flight) in guilty:
-                log.error("%s has brought its worker down repeatedly", flight.id, extra=about(flight.id))
-                self.suspects.convict(flight)
-                flight.fail(Code.WORKER_CRASHED, GUILTY)
+            if fingerprint_of(flight) in quarantined:
+                log.error(
+                    "%s has crashed its worker repeatedly and is quarantined",
+                    flight.id,
+                    extra=about(flight.id),
+                )
+                self.crash_attribution.quarantine(flight)
+                flight.fail(Code.WORKER_CRASHED, QUARANTINED_MESSAGE)
 
     def _give_up(self) -> None:
-        """End those who wait for a verdict, or for a worker of their model to make a step, for too long."""
+        """Fail flights that wait too long, for the quarantine decision or for a step of their model."""
         now = self._clock()
         loaded = {worker.model for worker in self._fleet if worker.fit}
         for flight in self._flights.waiting():
             since = flight.waiting_since
-            if self.suspects.standing(flight) is not Standing.HELD:
+            if self.crash_attribution.retry_class(flight) is not RetryClass.QUARANTINED:
                 since = max(since, self._fleet.models[flight.model].advanced_at)
             waited_s = now - since
-            if not flight.legs and flight.model not in loaded:
+            if not flight.attempts and flight.model not in loaded:
                 if waited_s > self._load_timeout_s:
                     message = f"The model `{flight.model}` was not ready within {self._load_timeout_s:g} s."
                     flight.fail(Code.MODEL_LOADING, message)
+            elif now - flight.waiting_since > WAIT_S_MAX:
+                message = f"No worker took this request within {WAIT_S_MAX:g} s."
+                flight.fail(Code.WORKER_UNAVAILABLE, message)
             elif waited_s > self._timeout_s:
-                message = f"The worker was lost, and no other has taken over within {self._timeout_s:g} s."
+                message = f"The worker was lost, and no other took over within {self._timeout_s:g} s."
                 flight.fail(Code.WORKER_UNAVAILABLE, message)
 
 
 def _may_finish(worker: Worker, flight: Flight) -> bool:
-    return flight.goes_on_with(worker.identity, stands_in=worker.stands_in)
+    return flight.can_continue_on(worker.identity, stands_in=worker.stands_in)
 
 
-def listed(aboard: Sequence[Flight]) -> str:
-    """Who is aboard, how many tokens each has, and who is under suspicion, for the log."""
+def listed(assigned: Sequence[Flight]) -> str:
+    """Format a worker's flights for the log: number of tokens of each, and crash suspects."""
     named = [
-        f"{f.id} ({len(f.tokens)} tokens{', suspected' if f.suspect else ''})" for f in aboard[:_NAMED_MAX]
+        f"{f.id} ({len(f.tokens)} tokens{', suspect' if f.suspect else ''})" for f in assigned[:_NAMED_MAX]
     ]
     names = f": {', '.join(named)}" if named else ""
-    more = f" and {len(aboard) - _NAMED_MAX} more" if len(aboard) > _NAMED_MAX else ""
-    count = "1 request" if len(aboard) == 1 else f"{len(aboard)} requests"
-    return f"{count} aboard{names}{more}"
+    more = f" and {len(assigned) - _NAMED_MAX} more" if len(assigned) > _NAMED_MAX else ""
+    count = "1 request" if len(assigned) == 1 else f"{len(assigned)} requests"
+    return f"{count} in flight{names}{more}"
 
 
 def _cannot_be_sent(error: WireError) -> RequestError:
-    return RequestError(Code.INVALID_REQUEST, f"The request cannot be passed on: {error}.")
+    return RequestError(Code.INVALID_REQUEST, f"The request cannot be encoded: {error}.")

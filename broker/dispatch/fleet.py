@@ -1,8 +1,9 @@
-"""Which workers live and what they can do. Pure: events and times come in, decisions go out.
+"""Fleet: the connected workers, their health and their models. Pure; times are injected.
 
-Three verdicts take a worker out of service: it is *dead* (its connection is gone: it is forgotten), *silent*
-(no message for a while) or *stalled* (it speaks, and its step counter stands still while rows run). A silent
-or stalled worker that comes back is taken back; a dead one never: its successor has another incarnation.
+Four health states take a worker out of service. *dead*: the connection is closed, and the worker is removed.
+*silent*: no message for a while. *stalled*: messages arrive, but the step counter does not advance while
+rows run. *starving*: a request repeatedly makes no progress, although the worker runs. A silent or stalled
+worker may recover. A dead or starving one never does: its successor has another incarnation.
 """
 
 from __future__ import annotations
@@ -11,64 +12,65 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from broker.dispatch.workload import Pace
+from broker.dispatch.cost_model import ThroughputEstimate
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
-from protocol.parts import Capabilities
 from protocol.tasks import Task, tasks
+from protocol.types import Capabilities
 
 MODELS_MAX = 256
-"""Models that workers may name in the life of a gateway: it remembers them all."""
+"""Maximum number of models that workers may report during the life of a gateway, which keeps them all."""
 RETRY_LOADING_S_DEFAULT = 5.0
 RETRY_ABSENT_S = 2.0
 
 
 LOADING_PATIENCE = 4
-"""So many times as long a worker that imports or loads may be silent before it is taken for hung."""
+"""Factor on the hung timeout for a worker that is still importing or loading."""
 
 
-class Verdict(Enum):
-    """Why a worker gets no requests although it is connected."""
+class HealthState(Enum):
+    """Reason why a connected worker gets no requests."""
 
     SILENT = "silent"
     STALLED = "stalled"
+    STARVING = "starving"
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One incarnation of one worker process, as far as the gateway knows it."""
+    """One incarnation of a worker process, as known to the gateway."""
 
     incarnation: str
     model: str
     pid: int
-    met_at: float
-    heard_at: float
+    connected_at: float
+    last_message_at: float
     ready: Ready | None = None
     loading: tuple[int, int] | None = None
     steps: int = 0
     stepped_at: float = 0.0
     running: int = 0
-    """Rows, by its last beat."""
+    """Running rows, by the last heartbeat."""
     beat: Heartbeat | None = None
-    """The last one: what the worker says of itself."""
+    """The last heartbeat."""
     draining: bool = False
-    """It ends what it has, and takes nothing more."""
+    """Whether it finishes its requests and accepts no more."""
     held: bool = False
-    """It would take more, and is not given any."""
-    verdict: Verdict | None = None
+    """Whether the gateway sends it no new requests, although it would accept them."""
+    verdict: HealthState | None = None
     judged_at: float = 0.0
-    """When it got its verdict."""
+    """Time of the change to the present `verdict`."""
     answered_at: float | None = None
-    """When it last brought requests something."""
+    """Time of the last output for any request."""
     host: str = ""
-    """The machine that it runs on, by its own word; empty: it does not say."""
-    pace: Pace = field(default_factory=Pace)
-    boarded: int = 0
-    """Requests that it was sent, those that came from another worker among them."""
+    """The machine that it runs on, as it reports; empty if not reported."""
+    throughput: ThroughputEstimate = field(default_factory=ThroughputEstimate)
+    dispatched: int = 0
+    """Number of requests sent to it, including those resent from another worker."""
 
     @property
     def state(self) -> str:
-        """`ready`, `loading`, `draining`, or the verdict against it."""
+        """`ready`, `loading`, `draining`, or the health state in `verdict`."""
         if self.verdict is not None:
             return self.verdict.value
         if self.draining:
@@ -77,25 +79,25 @@ class Worker:
 
     @property
     def fit(self) -> bool:
-        """It could take requests."""
+        """Whether it could take requests."""
         return self.ready is not None and self.verdict is None and not self.draining
 
     @property
     def serves(self) -> bool:
-        """It is given requests."""
+        """Whether it is sent requests."""
         return self.fit and not self.held
 
     @property
     def capabilities(self) -> Capabilities:
         return self.ready.capabilities if self.ready else Capabilities()
 
-    def stands_in_for(self, other: Worker) -> bool:
-        """What was made for the other one can go to this one."""
+    def can_replace(self, other: Worker) -> bool:
+        """Return whether a request built for `other` can be sent to this worker."""
         return self.model == other.model and self.capabilities == other.capabilities
 
     @property
     def cache_bytes(self) -> int:
-        """Of its requests and of stored prefixes, by its last beat."""
+        """Memory of its requests' caches and of its prefix cache, by the last heartbeat."""
         prefix = self.beat.prefix if self.beat else None
         return (self.beat.cache_bytes if self.beat else 0) + (prefix.ram_bytes if prefix else 0)
 
@@ -105,25 +107,25 @@ class Worker:
 
     @property
     def plan(self) -> str:
-        """What runs its model; empty: it does, alone."""
+        """The plan that runs its model; empty: a single process."""
         return self.ready.plan if self.ready else ""
 
     @property
     def stands_in(self) -> bool:
-        """It goes on with what another model began under its name."""
+        """Whether it may continue answers that a different model of this name began."""
         return self.ready is not None and self.ready.stands_in
 
     @property
     def store(self) -> str:
-        """Where it writes prefixes: who starts there later finds them. Empty: nowhere."""
+        """Its prefix store on disk, read by workers that start with it later; empty if none."""
         return self.ready.store if self.ready else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Vacancy:
-    """A model that no worker serves just now, for whose requests one will be there.
+class UnloadedModel:
+    """A model that no worker serves now, but that will be loaded for its requests.
 
-    `ready`: what the last one said, or what is to be assumed of one that was never seen.
+    `ready`: the last worker's `Ready`, or assumptions if there never was one.
     """
 
     model: str
@@ -135,30 +137,30 @@ class Vacancy:
 
 
 @dataclass(slots=True)
-class KnownModel:
-    """A model that is configured, or that some worker has named, whether or not one serves it now."""
+class ModelEntry:
+    """A model that is configured or was reported by a worker, whether or not one serves it now."""
 
     first_seen_at: float
     last: Ready | None = None
-    """What the last worker that was ready said of it."""
+    """The `Ready` of its last worker."""
     load_s: float | None = None
     advanced_at: float = 0.0
-    """When a worker was last heard to have made a step of it."""
+    """Time of the last reported step of any of its workers."""
 
     @property
     def context_length(self) -> int:
-        """0: not known yet."""
+        """Context length in tokens; 0 if not known yet."""
         return self.last.context_length if self.last else 0
 
 
 class Fleet:
-    """All connected workers, every model they have ever named, and those that are configured."""
+    """All connected workers, and all models that they have reported or that are configured."""
 
     def __init__(self, *, silent_after_s: float, stall_timeout_s: float) -> None:
         self._silent_after_s = silent_after_s
-        self._stall_timeout_s = stall_timeout_s
+        self.stall_timeout_s = stall_timeout_s
         self._workers: dict[str, Worker] = {}
-        self.models: dict[str, KnownModel] = {}
+        self.models: dict[str, ModelEntry] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))
@@ -166,23 +168,28 @@ class Fleet:
     def get(self, incarnation: str) -> Worker | None:
         return self._workers.get(incarnation)
 
-    # --- what workers say ---
+    # --- worker messages ---
 
     def objection(self, message: Hello) -> str | None:
-        """Why a worker that introduces itself is not to be taken; None: it may come."""
+        """Return the reason to reject a new worker; None if it is accepted."""
         if message.version != PROTOCOL_VERSION:
-            return f"it speaks protocol {message.version}, this gateway {PROTOCOL_VERSION}"
+            return f"its protocol version is {message.version}, this gateway's is {PROTOCOL_VERSION}"
         if len(self.models) >= MODELS_MAX and message.model not in self.models:
-            return f"this gateway has met {MODELS_MAX} models already"
+            return f"this gateway already has {MODELS_MAX} models, the maximum"
         return None
 
     def hello(self, message: Hello, now: float) -> Worker:
-        """A worker introduces itself, for the first time or again after the gateway asked."""
+        """Add a worker that sends a Hello, for the first time or at the gateway's request."""
         worker = Worker(
-            message.incarnation, message.model, message.pid, met_at=now, heard_at=now, host=message.host
+            message.incarnation,
+            message.model,
+            message.pid,
+            connected_at=now,
+            last_message_at=now,
+            host=message.host,
         )
         self._workers[message.incarnation] = worker
-        self.models.setdefault(message.model, KnownModel(first_seen_at=now))
+        self.models.setdefault(message.model, ModelEntry(first_seen_at=now))
         return worker
 
     def loading(self, worker: Worker, message: Loading) -> None:
@@ -191,11 +198,11 @@ class Fleet:
     def ready(self, worker: Worker, message: Ready, now: float) -> None:
         first, worker.ready = worker.ready is None, message
         worker.stepped_at = now
-        known = self.models.setdefault(worker.model, KnownModel(first_seen_at=now))
+        known = self.models.setdefault(worker.model, ModelEntry(first_seen_at=now))
         known.last = message
-        # One that was ready when it came tells nothing about how long loading takes.
+        # A worker that was ready when it connected gives no load time.
         if first and worker.loading is not None:
-            known.load_s = now - worker.met_at
+            known.load_s = now - worker.connected_at
 
     def heartbeat(self, worker: Worker, message: Heartbeat, now: float) -> None:
         if message.running and message.steps != worker.steps:
@@ -206,23 +213,23 @@ class Fleet:
         worker.running = message.running
         worker.beat = message
 
-    def heard(self, worker: Worker, now: float) -> bool:
-        """Any message at all is a sign of life. True for the first one of a worker that was silent."""
-        worker.heard_at = now
-        if worker.verdict is not Verdict.SILENT:
+    def touch(self, worker: Worker, now: float) -> bool:
+        """Record that a message arrived. Return True for the first one of a silent worker."""
+        worker.last_message_at = now
+        if worker.verdict is not HealthState.SILENT:
             return False
         worker.verdict = None
         worker.stepped_at = now
         return True
 
     def gone(self, incarnation: str) -> Worker | None:
-        """The verdict *dead*: the worker is forgotten. Idempotent."""
+        """Remove a dead worker. Idempotent."""
         return self._workers.pop(incarnation, None)
 
-    # --- what the clock says ---
+    # --- the clock ---
 
     def sweep(self, now: float) -> list[Worker]:
-        """Judge everyone; those newly found silent or stalled are returned."""
+        """Update all health states; return the workers that became silent or stalled."""
         found = []
         for worker in self._workers.values():
             verdict = self._judge(worker, now)
@@ -234,31 +241,42 @@ class Fleet:
         return found
 
     def hung(self, now: float, after_s: float) -> list[Worker]:
-        """Those who have been under a verdict for so long: they may not come back alone. Who loads may be
-        silent for longer."""
+        """Return workers out of service for more than `after_s`, which may not recover on their own.
+
+        Loading workers have `LOADING_PATIENCE` times as long; starving ones are returned at once.
+        """
         judged = [worker for worker in self._workers.values() if worker.verdict is not None]
         limits = {True: after_s, False: LOADING_PATIENCE * after_s}
-        return [w for w in judged if now - w.judged_at > limits[w.ready is not None]]
+        return [
+            worker
+            for worker in judged
+            if worker.verdict is HealthState.STARVING
+            or now - worker.judged_at > limits[worker.ready is not None]
+        ]
 
     def advanced(self, worker: Worker, now: float) -> None:
-        """Its model has made a step."""
+        """Record a step of the worker's model."""
         self.models[worker.model].advanced_at = now
 
-    def _judge(self, worker: Worker, now: float) -> Verdict | None:
-        if now - worker.heard_at > self._silent_after_s:
-            return Verdict.SILENT
-        if worker.running > 0 and now - worker.stepped_at > self._stall_timeout_s:
-            return Verdict.STALLED
+    def _judge(self, worker: Worker, now: float) -> HealthState | None:
+        if worker.verdict is HealthState.STARVING:
+            return HealthState.STARVING
+        if now - worker.last_message_at > self._silent_after_s:
+            return HealthState.SILENT
+        if worker.running > 0 and now - worker.stepped_at > self.stall_timeout_s:
+            return HealthState.STALLED
         return None
 
-    # --- where a request goes ---
+    # --- choice of a worker ---
 
-    def vacancy(self, model: str) -> Vacancy:
-        """What is known of a model without a worker. One that was never seen may be able to do anything: what
-        it cannot, its worker refuses."""
+    def unloaded(self, model: str) -> UnloadedModel:
+        """Return what is known of a model without a worker.
+
+        A model that was never loaded is assumed to have all capabilities; its worker refuses the rest.
+        """
         able = Capabilities(images=True, videos=True, embeddings=True, rerank=True)
         unseen = Ready(incarnation="", model=model, context_length=0, running_max=1, capabilities=able)
-        return Vacancy(model, self.models[model].last or unseen)
+        return UnloadedModel(model, self.models[model].last or unseen)
 
     def find(
         self,
@@ -267,8 +285,10 @@ class Fleet:
         load: Callable[[Worker], tuple[bool, int]],
         task: Task = "generate",
     ) -> Worker:
-        """The worker with the least `load` of those that serve `model` (None: any, one made for `task` if
-        there is one). Raises `RequestError`."""
+        """Return the least loaded worker that serves `model`. Raises `RequestError`.
+
+        `model`: None means any model, preferably one for `task`.
+        """
         if model is not None and self.models and model not in self.models:
             known = ", ".join(sorted(self.models))
             raise RequestError(
@@ -290,7 +310,7 @@ class Fleet:
         if not loading:
             return RequestError(
                 Code.WORKER_UNAVAILABLE,
-                f"No worker serves {name} right now; one is expected back.",
+                f"No worker serves {name} right now. Retry later.",
                 retry_after_s=RETRY_ABSENT_S,
             )
         worker = loading[0]
@@ -298,5 +318,5 @@ class Fleet:
         progress = f" ({100 * done // total}%)" if total else ""
         known = self.models[worker.model]
         expected_s = RETRY_LOADING_S_DEFAULT if known.load_s is None else known.load_s
-        left_s = max(1.0, expected_s - (now - worker.met_at))
+        left_s = max(1.0, expected_s - (now - worker.connected_at))
         return RequestError(Code.MODEL_LOADING, f"{worker.model} is loading{progress}.", retry_after_s=left_s)

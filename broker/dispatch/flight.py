@@ -1,18 +1,17 @@
-"""A request in flight. Pure: no sockets, no asyncio, the clock handed in.
+"""Flight: a request in flight at the gateway. Pure: no sockets, no asyncio; the clock is injected.
 
-A flight is opened when its request is admitted and closed when its client has what it wanted or is gone. In
-between it collects what workers say, in order, until the one terminal item. It flies in legs: each is one
-sending of its request to one worker, under an id that no other leg has, and each goes on behind the tokens of
-the legs before it. What must always hold:
+A flight is opened when its request is admitted and closed when its client has everything or has left. In
+between it collects the workers' output, in order, up to the one terminal item. Each dispatch to a worker is
+an `Attempt` with a unique id, which continues after the tokens of the attempts before it. Invariants:
 
 * exactly one terminal item per flight (`Finished` or `Failed`), nothing after it;
-* what is asked of a prompt's tokens is said once, in order, and all of it before the first delta;
-* a leg's deltas are numbered 0, 1, 2…; a double is dropped, behind a gap nothing of that leg is taken;
-* what was reused of its prompt is said once, after its acceptance and before its first delta;
-* a flight listens to the worker and to the id of its present leg; whatever else speaks of it is dropped;
-* of texts that are answered with numbers each is answered once, whatever leg it is in;
-* what waits for a client that does not read is bounded, what is said of its prompt by the prompt, and so are
-  its tokens, which are kept to fly on.
+* prompt logprobs are delivered once, in order, and all of them before the first delta;
+* an attempt's deltas are numbered 0, 1, 2…; duplicates are dropped, and nothing is accepted after a gap;
+* the prefix hit is delivered once, after `Accepted` and before the first delta;
+* only messages of the present attempt's worker, with its id, are accepted; all others are dropped;
+* each text of an embedding or rerank request is answered once, in whichever attempt;
+* output waiting for a slow client is bounded (prompt logprobs by the prompt's length), and so are the tokens
+  that are kept for failover.
 """
 
 from __future__ import annotations
@@ -23,54 +22,53 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
-from broker.dispatch.beginnings import Beginnings
+from broker.dispatch.prefix_hashes import PrefixHashes
 from protocol.errors import Code
 from protocol.messages import (
     Accepted,
+    EmbeddingChunk,
     Encode,
-    Encoded,
     Failed,
     Finished,
     Generate,
+    PrefixHit,
+    PromptLogprobs,
     Request,
-    Reused,
-    Scored,
 )
-from protocol.parts import Delta, Reuse
-from protocol.texts import FLOAT_BYTES
+from protocol.packed_texts import FLOAT_BYTES
+from protocol.types import Delta, PrefixReuse
 
 PENDING_DELTAS_MAX = 1536
-"""Beyond what lies in the sockets' buffers, thousands of them. One with a long text, or with
-log-probabilities, counts as several, so that all of them take half a megabyte."""
+"""Maximum of pending deltas, besides the thousands in the sockets' buffers. One with a long text or logprobs
+counts as several, so that together they take at most half a megabyte."""
 _DELTA_BYTES, _LIKELY_BYTES, _CALL_BYTES = 320, 160, 160
-"""What a plain one takes in memory, and beyond that one of its most likely tokens, and a growth of a call."""
+"""Estimated memory of a plain delta, and in addition of a top logprob and of a tool-call delta."""
 TOKENS_MAX = 2**24
-"""Of an answer, where neither its request nor its worker says less."""
+"""Upper bound of an answer's tokens if neither the request nor the worker sets a lower one."""
 PROVEN_PIECES = 2
-"""So many deltas of a leg, or messages about its prompt, show that its request has got past what was the end
-of the leg before. One is not enough: the last words of a worker that dies are lost with it, and they may have
-been as many."""
+"""Number of deltas or prompt-logprob messages after which an attempt has passed the point where the previous
+one ended. One is not enough: a dying worker's last messages are lost, and may be as many."""
 
-Item = Accepted | Reused | Scored | Delta | Encoded | Finished | Failed
+Item = Accepted | PrefixHit | PromptLogprobs | Delta | EmbeddingChunk | Finished | Failed
 Batch = tuple[int, list[Item]]
-"""What has come for one of a request's flights: its place among them, and the items."""
+"""Output of one of a request's flights: its index among them, and the items."""
 
 
-class Gain(Enum):
-    """What became of a delta."""
+class DeltaResult(Enum):
+    """Outcome of accepting a delta."""
 
     TAKEN = auto()
-    DOUBLE = auto()
+    DUPLICATE = auto()
     GAP = auto()
-    BEYOND = auto()
-    """There was no room for so many tokens."""
+    EXCESS = auto()
+    """It exceeds what the request can have, such as `tokens_max`."""
     OVER = auto()
-    """The flight has ended, perhaps over this delta: the worker should stop."""
+    """The flight has ended, perhaps because of this delta; the worker should stop."""
 
 
 @dataclass(slots=True, eq=False)
-class Leg:
-    """One sending of a flight's request. `id`: what its worker calls it."""
+class Attempt:
+    """One dispatch of a flight to a worker. `id`: the request's id at that worker."""
 
     id: str
     worker: str
@@ -79,26 +77,26 @@ class Leg:
     reused: bool = False
     deltas: int = 0
     scored: int = 0
-    """Messages about its prompt's tokens."""
+    """Number of prompt-logprob messages."""
     spared: float = 0.0
-    """The share of its prompt that its worker has probably run before, as far as was known when it began."""
-    beats_missed: int = 0
-    """Heartbeats in a row that should have named it and did not."""
+    """Share of its prompt that its worker has probably cached, as estimated at dispatch."""
+    missed_heartbeats: int = 0
+    """Consecutive heartbeats that should have listed it and did not."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One request in the air. `take` hands over what has arrived; `on_item` is called when something has.
+    """A request in flight. `take` returns the output that has arrived; `on_item` is called for each item.
 
-    `leg` is None while it waits for a worker, which it does since `waiting_since`. `tokens`: those that the
-    client has, or can take, `tokens_max` as many as there can be, and `scored` the number of its prompt's
-    whose likelihoods it has. `prompt_tokens`: until a worker has counted them, 0 or a guess. `mends`: how
-    often in a row, without a token in between, it was sent again because something was lost on the line.
-    `answered`: the places of its texts that the client has the numbers of.
-    `suspect`: it was aboard a worker that died. `fingerprint`: of its request, once somebody has asked for
-    it, and `beginnings` of its prompt. `identity`: of the model that it was aboard last; `model` is only the
-    name that was asked for. `plan`: of that worker. `continued_by`: the last plan that went on with what
-    another one had begun.
+    `attempt`: the present attempt; None while it waits for a worker, since `waiting_since`. `tokens`:
+    delivered or pending, at most `tokens_max`. `scored`: number of prompt tokens with logprobs.
+    `prompt_tokens`: 0 or an estimate until a worker has counted them. `resends`: resends in a row, without a
+    token in between, because messages were lost. `answered`: indices of the texts whose vectors have arrived.
+    `starved_by`: the worker that has made no progress with it since its last token, although it ran.
+    `suspect`: it was on a worker that crashed. `fingerprint` of the request and `prefix_hashes` (prefix
+    hashes) of the prompt are computed on first use. `identity`, `plan`: of the model and worker of the last
+    attempt; `model` is only the requested name. `continued_by`: the last plan that continued another one's
+    answer.
     """
 
     request: Request
@@ -106,12 +104,13 @@ class Flight:
     opened_at: float
     waiting_since: float
     media: Sequence[bytes] = ()
-    leg: Leg | None = None
-    legs: int = 0
-    mends: int = 0
+    attempt: Attempt | None = None
+    attempts: int = 0
+    resends: int = 0
+    starved_by: str = ""
     suspect: bool = False
     fingerprint: bytes = b""
-    beginnings: Beginnings | None = None
+    prefix_hashes: PrefixHashes | None = None
     identity: str = ""
     plan: str = ""
     continued_by: str = ""
@@ -121,13 +120,13 @@ class Flight:
     prompt_tokens: int = 0
     scored: int = 0
     answered: set[int] = field(default_factory=set)
-    reuse: Reuse | None = None
+    reuse: PrefixReuse | None = None
     started_at: float | None = None
     terminal: Finished | Failed | None = None
     on_item: Callable[[], None] = lambda: None
     pending: list[Item] = field(default_factory=list)
     pending_excess: int = 0
-    """As many deltas more are pending, for their size."""
+    """Additional count of pending deltas, for large ones."""
 
     @property
     def id(self) -> str:
@@ -135,22 +134,22 @@ class Flight:
 
     @property
     def proven(self) -> bool:
-        """Its present leg has shown that it does not end where another one did."""
-        return self.leg is not None and self.leg.deltas + self.leg.scored >= PROVEN_PIECES
+        """Whether the present attempt has passed the point where the previous one ended."""
+        return self.attempt is not None and self.attempt.deltas + self.attempt.scored >= PROVEN_PIECES
 
     @property
     def progress(self) -> int:
-        """How many tokens, or texts, it has got."""
+        """Number of tokens, or of answered texts."""
         return len(self.tokens) + len(self.answered)
 
     @property
     def reached(self) -> int:
-        """The same, with what it has of its prompt: how far it has come."""
+        """`progress` plus the prompt tokens with logprobs."""
         return self.scored + self.progress
 
     @property
     def is_scored(self) -> bool:
-        """It has the likelihoods of its whole prompt, or asks for none."""
+        """Whether all requested prompt logprobs have arrived."""
         request = self.request
         if not isinstance(request, Generate) or request.sampling.logprobs is None:
             return True
@@ -158,29 +157,31 @@ class Flight:
 
     @property
     def has_begun(self) -> bool:
-        """Its client has something of its answer, or of what is told of its prompt."""
+        """Whether any output or prompt logprobs have arrived."""
         return self.reached > 0
 
-    def goes_on_with(self, identity: str, *, stands_in: bool = False) -> bool:
-        """Whether the model with this identity can finish what this flight has got. Empty: its worker is of
-        an earlier version and does not say; then the name counts. `stands_in`: whatever it is, it may."""
+    def can_continue_on(self, identity: str, *, stands_in: bool = False) -> bool:
+        """Return whether a model with this identity can continue this flight.
+
+        An empty identity, of a worker of an earlier version, always matches; so does any with `stands_in`.
+        """
         if stands_in or not (self.has_begun and self.identity and identity):
             return True
         return self.identity == identity
 
-    def flies_by(self, identity: str, plan: str) -> None:
-        """It is aboard a worker with such a model, run by such a plan."""
+    def set_model(self, identity: str, plan: str) -> None:
+        """Record the identity and plan of the worker that it is dispatched to."""
         if self.has_begun and (self.identity, self.plan) != (identity, plan):
             self.continued_by = plan or "one process alone"
         self.identity, self.plan = identity, plan
 
     def limit(self, context_length: int) -> None:
-        """What it can get from the worker it is aboard now; 0: that one does not say."""
+        """Set `tokens_max` for the present worker; `context_length`: 0 if unknown."""
         asked = self.request.max_tokens if isinstance(self.request, Generate) else None
         self.tokens_max = min(limit for limit in (asked, context_length, TOKENS_MAX) if limit)
 
     def take(self) -> list[Item]:
-        """Everything that arrived since the last call, in order; the terminal item comes last."""
+        """Return all items since the last call, in order; the terminal item is last."""
         items, self.pending = self.pending, []
         self.pending_excess = 0
         return items
@@ -190,10 +191,10 @@ class Flight:
         self.on_item()
 
     def accept(self, message: Accepted) -> bool:
-        """Its present leg is well-formed. Whether that is news to the client."""
-        if self.terminal is not None or self.leg is None:
+        """Record that the worker has accepted the request. Return whether it is the first to do so."""
+        if self.terminal is not None or self.attempt is None:
             return False
-        self.leg.accepted = True
+        self.attempt.accepted = True
         if self.accepted:
             return False
         self.accepted = True
@@ -201,88 +202,94 @@ class Flight:
         self._push(message)
         return True
 
-    def reused(self, message: Reused) -> bool:
-        """How much of the prompt need not be computed. False when this is not the time to say it.
+    def reused(self, message: PrefixHit) -> bool:
+        """Record the prefix hit of the present attempt. Return False if the message is out of order.
 
-        The client is told of the first leg that said so: what later ones reuse is its own answer too.
+        Only the first attempt's hit is delivered: later ones also reuse the flight's own answer.
         """
-        leg = self.leg
-        if leg is None or not leg.accepted or leg.reused or leg.deltas or self.terminal is not None:
+        attempt = self.attempt
+        if (
+            attempt is None
+            or not attempt.accepted
+            or attempt.reused
+            or attempt.deltas
+            or self.terminal is not None
+        ):
             return False
-        leg.reused = True
+        attempt.reused = True
         if self.reuse is None and not self.tokens:
             self.reuse = message.reuse
             self._push(message)
         return True
 
-    def score(self, message: Scored, now: float) -> Gain:
-        """How likely the next tokens of the prompt are."""
-        if self.terminal is not None or self.leg is None:
-            return Gain.OVER
-        if message.first != self.scored or not self.accepted:
-            return Gain.DOUBLE if message.first < self.scored else Gain.GAP
+    def _advance(self, now: float) -> None:
+        """Record progress, which resets the counters of failures."""
         if self.started_at is None:
             self.started_at = now
-        self.mends = 0
-        self.leg.scored += 1
+        self.resends, self.starved_by = 0, ""
+
+    def score(self, message: PromptLogprobs, now: float) -> DeltaResult:
+        """Accept logprobs of the next prompt tokens."""
+        if self.terminal is not None or self.attempt is None:
+            return DeltaResult.OVER
+        if message.first != self.scored or not self.accepted:
+            return DeltaResult.DUPLICATE if message.first < self.scored else DeltaResult.GAP
+        self._advance(now)
+        self.attempt.scored += 1
         self.scored += len(message.tokens)
         self._push(message)
-        return Gain.TAKEN
+        return DeltaResult.TAKEN
 
-    def gain(self, delta: Delta, now: float) -> Gain:
-        """One more delta of the present leg."""
-        leg = self.leg
-        if self.terminal is not None or leg is None:
-            return Gain.OVER
-        if delta.sequence != leg.deltas:
-            return Gain.DOUBLE if delta.sequence < leg.deltas else Gain.GAP
+    def accept_delta(self, delta: Delta, now: float) -> DeltaResult:
+        """Accept the next delta of the present attempt."""
+        attempt = self.attempt
+        if self.terminal is not None or attempt is None:
+            return DeltaResult.OVER
+        if delta.sequence != attempt.deltas:
+            return DeltaResult.DUPLICATE if delta.sequence < attempt.deltas else DeltaResult.GAP
         if not isinstance(self.request, Generate):
-            return Gain.BEYOND
+            return DeltaResult.EXCESS
         if self.request.echo and not self.is_scored:
-            return Gain.GAP
-        # A delta without a token is none that a worker sends, and must not be free.
-        if leg.deltas >= self.tokens_max or len(self.tokens) + len(delta.tokens) > self.tokens_max:
-            return Gain.BEYOND
+            return DeltaResult.GAP
+        # Workers send no deltas without tokens, but those must be bounded too.
+        if attempt.deltas >= self.tokens_max or len(self.tokens) + len(delta.tokens) > self.tokens_max:
+            return DeltaResult.EXCESS
         if len(self.pending) + self.pending_excess >= PENDING_DELTAS_MAX:
             self.fail(Code.CLIENT_TOO_SLOW)
-            return Gain.OVER
-        if self.started_at is None:
-            self.started_at = now
-        leg.deltas += 1
-        self.mends = 0
+            return DeltaResult.OVER
+        self._advance(now)
+        attempt.deltas += 1
         self.tokens += delta.tokens
         self.pending_excess += size_of(delta) // _DELTA_BYTES
         self._push(delta)
-        return Gain.TAKEN
+        return DeltaResult.TAKEN
 
-    def encode(self, message: Encoded, now: float) -> Gain:
-        """The numbers of some more of its texts."""
-        leg, request = self.leg, self.request
-        if self.terminal is not None or leg is None:
-            return Gain.OVER
-        if message.sequence != leg.deltas:
-            return Gain.DOUBLE if message.sequence < leg.deltas else Gain.GAP
+    def encode(self, message: EmbeddingChunk, now: float) -> DeltaResult:
+        """Accept embedding vectors or scores of further texts."""
+        attempt, request = self.attempt, self.request
+        if self.terminal is not None or attempt is None:
+            return DeltaResult.OVER
+        if message.sequence != attempt.deltas:
+            return DeltaResult.DUPLICATE if message.sequence < attempt.deltas else DeltaResult.GAP
         if not isinstance(request, Encode) or not _is_sound(message, request.count, self.answered):
-            return Gain.BEYOND
-        if self.started_at is None:
-            self.started_at = now
-        leg.deltas += 1
-        self.mends = 0
+            return DeltaResult.EXCESS
+        self._advance(now)
+        attempt.deltas += 1
         self.answered.update(message.places)
         self._push(message)
-        return Gain.TAKEN
+        return DeltaResult.TAKEN
 
     def lacks(self, finished: Finished) -> bool:
-        """Something of this answer was lost before its end."""
+        """Return whether a part of the answer was lost before its end."""
         if isinstance(self.request, Encode):
             return len(self.answered) < self.request.count
         return finished.usage.completion_tokens > len(self.tokens) or not self.is_scored
 
     def end(self, terminal: Finished | Failed) -> bool:
-        """The one place where a flight ends. False when it had ended already."""
+        """End the flight; the only place that does. Return False if it had ended already."""
         if self.terminal is not None:
             return False
-        if isinstance(terminal, Finished) and self.legs > 1:
+        if isinstance(terminal, Finished) and self.attempts > 1:
             terminal = self._without_own_reuse(terminal)
         if isinstance(terminal, Finished):
             terminal = replace(terminal, continued_by=self.continued_by)
@@ -291,19 +298,19 @@ class Flight:
         return True
 
     def _without_own_reuse(self, finished: Finished) -> Finished:
-        """A later leg may have found the tokens of an earlier one: no cache hit of the client's."""
+        """Correct `cached_tokens`: later attempts may hit tokens that earlier ones generated."""
         usage = finished.usage
         cached = self.reuse.tokens if self.reuse else min(usage.cached_tokens, usage.prompt_tokens)
         return replace(finished, usage=replace(usage, cached_tokens=cached))
 
     def fail(self, code: Code, message: str = "") -> bool:
-        """End with an error of the gateway's own."""
+        """End the flight with an error of the gateway."""
         sender = self.request.incarnation
         return self.end(Failed(incarnation=sender, id=self.id, code=code, message=message))
 
 
-def _is_sound(message: Encoded, count: int, answered: Collection[int]) -> bool:
-    """News of texts that there are, with equally many numbers for each."""
+def _is_sound(message: EmbeddingChunk, count: int, answered: Collection[int]) -> bool:
+    """Return whether the chunk is for existing, unanswered texts, with vectors of equal length."""
     places = set(message.places)
     numbers, rest = divmod(len(message.vectors), FLOAT_BYTES * max(1, len(places)))
     is_whole = len(places) == len(message.places) and numbers > 0 and not rest
@@ -311,7 +318,7 @@ def _is_sound(message: Encoded, count: int, answered: Collection[int]) -> bool:
 
 
 def size_of(delta: Delta) -> int:
-    """About as many bytes as it takes in memory beyond those of a plain one."""
+    """Estimate the memory of a delta in bytes, beyond that of a plain one."""
     size = len(delta.text) + len(delta.reasoning)
     for call in delta.calls:
         size += _CALL_BYTES + len(call.id) + len(call.name) + len(call.arguments)

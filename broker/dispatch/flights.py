@@ -1,4 +1,4 @@
-"""All requests in flight, by who carries them. Pure: no sockets, no asyncio, the clock handed in."""
+"""All requests in flight, by id and by worker. Pure: no sockets, no asyncio; the clock is injected."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from broker.dispatch.flight import Flight, Leg
+from broker.dispatch.flight import Attempt, Flight
 from protocol.messages import Embed, Rank, Request
 
 
 class Flights:
-    """All flights, by id and by the worker they are aboard."""
+    """All flights, by id, by worker and attempt, and those waiting for a worker."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Flight] = {}
-        self._by_leg: dict[str, dict[str, Flight]] = {}
+        self._by_attempt: dict[str, dict[str, Flight]] = {}
         self._waiting: dict[str, Flight] = {}
 
     def __len__(self) -> int:
@@ -26,22 +26,22 @@ class Flights:
         return iter(list(self._by_id.values()))
 
     def open(self, request: Request, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
-        """A flight that waits for a worker."""
+        """Open a flight that waits for a worker. Raises `ValueError` if its id is in use."""
         if request.id in self._by_id:
-            raise ValueError(f"flight {request.id} is open already")
+            raise ValueError(f"flight {request.id} is already open")
         flight = Flight(request, model, opened_at=now, waiting_since=now, media=media)
         self._by_id[request.id] = self._waiting[request.id] = flight
         return flight
 
-    def board(self, flight: Flight, worker: str, now: float) -> Request:
-        """A new leg of a flight that waits; the message that begins it."""
-        assert flight.leg is None
-        flight.legs += 1
-        # Nobody can mistake what is still said of an earlier leg for news of this one.
-        id = flight.id if flight.legs == 1 else f"{flight.id}~{flight.legs}"
-        flight.leg = Leg(id, worker, began_at=now)
+    def assign(self, flight: Flight, worker: str, now: float) -> Request:
+        """Begin a new attempt of a waiting flight; return the message that dispatches it."""
+        assert flight.attempt is None
+        flight.attempts += 1
+        # The unique id keeps late messages of earlier attempts apart.
+        id = flight.id if flight.attempts == 1 else f"{flight.id}~{flight.attempts}"
+        flight.attempt = Attempt(id, worker, began_at=now)
         del self._waiting[flight.id]
-        self._by_leg.setdefault(worker, {})[id] = flight
+        self._by_attempt.setdefault(worker, {})[id] = flight
         deadline_s = flight.request.deadline_s
         if deadline_s is not None:
             deadline_s = max(0.0, deadline_s - (now - flight.opened_at))
@@ -50,42 +50,42 @@ class Flights:
             return replace(flight.request, id=id, deadline_s=deadline_s, answered=answered)
         told: dict[str, Any] = {"resume": list(flight.tokens), "scored": flight.scored}
         if flight.reuse is not None:
-            told["left_out"] = flight.reuse.left_out  # another worker might choose other parts
+            told["left_out"] = flight.reuse.left_out  # another worker might choose differently
         return replace(flight.request, id=id, deadline_s=deadline_s, **told)
 
     def leave(self, flight: Flight, now: float) -> None:
-        """Its leg is over; the flight waits for another one, unless it has ended."""
-        self._forget_leg(flight)
+        """End the present attempt; the flight waits for another one, unless it has ended."""
+        self._forget_attempt(flight)
         if flight.terminal is None:
             flight.waiting_since = now
             self._waiting[flight.id] = flight
 
-    def _forget_leg(self, flight: Flight) -> None:
-        if flight.leg is not None:
-            aboard = self._by_leg[flight.leg.worker]
-            del aboard[flight.leg.id]
-            if not aboard:
-                del self._by_leg[flight.leg.worker]
-            flight.leg = None
+    def _forget_attempt(self, flight: Flight) -> None:
+        if flight.attempt is not None:
+            assigned = self._by_attempt[flight.attempt.worker]
+            del assigned[flight.attempt.id]
+            if not assigned:
+                del self._by_attempt[flight.attempt.worker]
+            flight.attempt = None
 
     def close(self, flight: Flight) -> None:
-        """Idempotent."""
-        self._forget_leg(flight)
+        """Remove a flight. Idempotent."""
+        self._forget_attempt(flight)
         self._waiting.pop(flight.id, None)
         self._by_id.pop(flight.id, None)
 
-    def find(self, leg: str, worker: str) -> Flight | None:
-        """The flight `worker` may speak about under this id."""
-        return self._by_leg.get(worker, {}).get(leg)
+    def find(self, attempt: str, worker: str) -> Flight | None:
+        """Return the flight whose present attempt at `worker` has this id."""
+        return self._by_attempt.get(worker, {}).get(attempt)
 
-    def legs(self, worker: str) -> Collection[str]:
-        """What a worker was sent and may still speak about."""
-        return self._by_leg.get(worker, {}).keys()
+    def attempts(self, worker: str) -> Collection[str]:
+        """Return the ids of a worker's present attempts."""
+        return self._by_attempt.get(worker, {}).keys()
 
-    def aboard(self, worker: str) -> list[Flight]:
-        """Flights of a worker that have not ended, in the order they boarded."""
-        return [f for f in self._by_leg.get(worker, {}).values() if f.terminal is None]
+    def assigned(self, worker: str) -> list[Flight]:
+        """Return the unfinished flights of a worker, in the order of their dispatch."""
+        return [f for f in self._by_attempt.get(worker, {}).values() if f.terminal is None]
 
     def waiting(self, model: str | None = None) -> list[Flight]:
-        """Flights that are aboard no worker (of `model`; None: of any), those who came first in front."""
+        """Return the flights that wait for a worker (of `model`; None: of any), oldest first."""
         return [f for f in self._waiting.values() if f.terminal is None and model in (None, f.model)]

@@ -1,4 +1,4 @@
-"""How often something took how long: counts by bounds that were set beforehand. Pure."""
+"""Histogram with fixed bucket bounds. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from itertools import accumulate
 
 
 class Histogram:
-    """`sum` and `count` are of all that was observed."""
+    """Counts by bucket, with the `sum` and `count` of all observations."""
 
     __slots__ = ("_counts", "bounds", "count", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: the most that each class but the last holds, ascending; the last holds the rest."""
+        """`bounds`: inclusive upper bounds of the buckets, ascending; one more bucket holds the rest."""
         self.bounds = tuple(bounds)
         self._counts = [0] * (len(self.bounds) + 1)
         self.count = 0
@@ -25,5 +25,5 @@ class Histogram:
         self.sum += value * times
 
     def cumulative(self) -> list[int]:
-        """For each bound, how many were no greater; last, how many there were."""
+        """Return the number of observations at or below each bound, and last the total."""
         return list(accumulate(self._counts))

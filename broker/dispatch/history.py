@@ -1,7 +1,7 @@
-"""The last minutes in numbers, one sample a second, for charts. Pure, the clock handed in.
+"""Metrics history for charts: one sample a second over the last minutes. Pure; the clock is injected.
 
-A sample tells of the time since the one before it: rates by that time, means over what has happened in it,
-None where nothing has. Everything comes from totals that are counted anyway.
+A sample covers the time since the one before it: rates over that time, and means over its events, None if
+there were none. All values are differences of existing totals.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ SAMPLES_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`batch`: requests that gained something in a step, on average. `cache_hit_rate`: of prompts' tokens.
-    Memory is that of all workers."""
+    """One sample. `batch`: mean number of requests with output in a step. `cache_hit_rate`: share of prompt
+    tokens. Memory is the sum over all workers."""
 
     at: float
     tokens_per_s: float
@@ -45,7 +45,7 @@ class _Totals:
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    firsts: int = 0
+    first_tokens: int = 0
     first_s: float = 0.0
     gaps: int = 0
     gap_s: float = 0.0
@@ -59,20 +59,20 @@ class _Totals:
             steps=sum(model.steps for model in models),
             prompt_tokens=sum(model.prompt_tokens for model in models),
             cached_tokens=sum(model.cached_tokens for model in models),
-            firsts=sum(model.first_token_s.count for model in models),
+            first_tokens=sum(model.first_token_s.count for model in models),
             first_s=sum(model.first_token_s.sum for model in models),
             gaps=sum(model.inter_token_s.count for model in models),
             gap_s=sum(model.inter_token_s.sum for model in models),
         )
 
 
-class History:
-    """The samples, the eldest first."""
+class MetricsHistory:
+    """The samples, oldest first."""
 
     def __init__(self, traffic: Traffic, fleet: Fleet, flights: Flights) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self.taken = 0
-        """How many there have been, those included that are forgotten."""
+        """Number of samples taken, including discarded ones."""
         self._traffic = traffic
         self._fleet = fleet
         self._flights = flights
@@ -80,12 +80,12 @@ class History:
         self._sampled_at: float | None = None
 
     def since(self, taken: int) -> list[Sample]:
-        """Those after the first `taken`, as far as they are kept."""
+        """Return the retained samples after the first `taken`."""
         count = min(max(0, self.taken - taken), len(self.samples))
         return list(self.samples)[len(self.samples) - count :]
 
     def tick(self, now: float) -> None:
-        """To be called more often than once a second: takes a sample when it is time."""
+        """Take a sample if one is due. Call this more often than once a second."""
         if self._sampled_at is None:
             self._sampled_at, self._before = now, _Totals.of(self._traffic)
         elif now - self._sampled_at >= SAMPLE_S:
@@ -103,7 +103,9 @@ class History:
                 running=running,
                 waiting=sum(beat.waiting for beat in beats) + len(self._flights.waiting()),
                 batch=_share(after.pieces - before.pieces, after.steps - before.steps),
-                time_to_first_token_s=_share(after.first_s - before.first_s, after.firsts - before.firsts),
+                time_to_first_token_s=_share(
+                    after.first_s - before.first_s, after.first_tokens - before.first_tokens
+                ),
                 inter_token_s=_share(after.gap_s - before.gap_s, after.gaps - before.gaps),
                 cache_hit_rate=_share(
                     after.cached_tokens - before.cached_tokens, after.prompt_tokens - before.prompt_tokens

@@ -1,7 +1,7 @@
-"""The last requests as they came, for those who look into them. Pure.
+"""Request inspection: the latest requests as received, for debugging. Pure.
 
-There is one only where `--inspect` says so. What it keeps is in memory alone, and bounded in number and in
-bytes; a flight that is kept goes on telling what becomes of it.
+Enabled by `--inspect`. Requests are kept in memory only, bounded in number and bytes; their flights show the
+output so far.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ KEPT_BYTES_MAX = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One answer's request. `body`: as its client sent it, to `path`."""
+class CapturedRequest:
+    """The request of one choice. `body`: as the client sent it to `path`."""
 
     path: str
     body: bytes
@@ -34,28 +34,28 @@ class Kept:
 
 
 class Inspection:
-    """Those that are kept, the eldest first."""
+    """Captured requests, oldest first."""
 
     def __init__(self) -> None:
-        self.kept: deque[Kept] = deque(maxlen=KEPT_MAX)
+        self.kept: deque[CapturedRequest] = deque(maxlen=KEPT_MAX)
 
     @contextmanager
     def keeping(
-        self, path: str, body: bytes, boarding: AbstractContextManager[list[Flight]]
+        self, path: str, body: bytes, submission: AbstractContextManager[list[Flight]]
     ) -> Iterator[list[Flight]]:
-        """`boarding`, whose flights are kept from then on: those that a model answers with text."""
-        with boarding as flights:
+        """Enter `submission` and capture those of its flights that generate text."""
+        with submission as flights:
             for flight in flights:
                 request = flight.request
-                # One without an answer asks after likelihoods only, as those do who look into others.
+                # Without an answer a request asks only for logprobs, as the inspection page itself does.
                 if isinstance(request, Generate) and not runs_nothing(request) and request.max_tokens != 0:
-                    self._keep(Kept(path, body, flight, request))
+                    self._keep(CapturedRequest(path, body, flight, request))
             yield flights
 
-    def find(self, id: str) -> Kept | None:
+    def find(self, id: str) -> CapturedRequest | None:
         return next((kept for kept in self.kept if kept.flight.id == id), None)
 
-    def _keep(self, kept: Kept) -> None:
+    def _keep(self, kept: CapturedRequest) -> None:
         self.kept.append(kept)
         while len(self.kept) > 1 and sum(each.nbytes for each in self.kept) > KEPT_BYTES_MAX:
             self.kept.popleft()

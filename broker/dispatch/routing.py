@@ -1,168 +1,177 @@
-"""Which of several workers a request goes to. Pure.
+"""Routing: choose one of several workers for a request, by load and prefix affinity. Pure.
 
-The *least loaded* is the one that would be done with it first, had nobody anything stored, unless it has
-`EXCESS_REQUESTS` more than another (for its speed) that would be done about as soon. Another one that has run
-the beginning of its prompt gets it all the same, if it is not much busier: the more of the prompt it has, the
-more it may have to do, up to `EXCESS_REQUESTS` requests beyond the least loaded (for its speed), and up to as
-many times what this one costs; up to one where it has only what both begin with. So conversations stay where
-they are, what all of them begin with is soon everywhere, and a flood on one prompt spreads.
+The *least-loaded* worker would finish the request first if nothing were cached. If it has over
+`EXCESS_REQUESTS` requests more than another one, relative to their speed, that would finish about as soon,
+the other one is used. A worker that holds a prefix of the prompt is preferred if its excess load over the
+least-loaded worker is at most `EXCESS_REQUESTS` × overlap, both in requests and in multiples of this
+request's cost. For a merely common prefix the factor is `EXCESS_BEGUN_ALIKE`. So conversations stay on their
+worker, common prefixes are soon on every worker, and a burst with one prompt spreads.
 
-A model that has had one worker for a while costs nothing here: no prompt of it is looked at.
+If a model has had only one worker for a while, its prompts are not hashed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from broker.dispatch.affinity import Affinity, Known
-from broker.dispatch.beginnings import NONE, Beginnings, beginnings
+from broker.dispatch.affinity import Affinity, PrefixOverlap
+from broker.dispatch.cost_model import ANSWER_TOKENS, Throughput, cost_s, left_s, smoothed_length, usual_speed
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flight import Flight
-from broker.dispatch.workload import ANSWER_TOKENS, Speed, cost_s, left_s, smoothed_length, usual_speed
+from broker.dispatch.prefix_hashes import NONE, PrefixHashes, prefix_hashes
 from protocol.messages import Finished, Generate, Request
 from protocol.tasks import runs_nothing
+from protocol.types import RoutingMethod
 
 EXCESS_REQUESTS = 4
 EXCESS_BEGUN_ALIKE = 1
 SHARED_S = 600.0
-"""So long after a model had several workers its prompts are looked at still: one may be back soon."""
-
-Method = Literal["affinity", "load"]
+"""Time for which prompts are still hashed after a model had several workers: one may come back soon."""
 
 
 @dataclass(slots=True, eq=False)
-class Desk:
-    """A worker that could take a request. `load_s`: what those aboard still cost it."""
+class WorkerLoad:
+    """A worker with its load, as a routing candidate. `load_s`: seconds of work left for its flights."""
 
     worker: Worker
-    speed: Speed
-    aboard: int
+    speed: Throughput
+    assigned: int
     load_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Bid:
-    """What a request means for a worker: `cost_s`, were nothing stored; what is `known` of its prompt."""
+class RouteScore:
+    """Score of a candidate: `cost_s` of the request without a cache, and the prefix `overlap`."""
 
-    desk: Desk
+    worker_load: WorkerLoad
     cost_s: float
-    known: Known
+    overlap: PrefixOverlap
 
     @property
     def done_s(self) -> float:
-        return self.desk.load_s + self.cost_s
+        return self.worker_load.load_s + self.cost_s
 
     @property
     def excess(self) -> float:
-        """So many requests more than the least loaded it may have."""
-        return self.known.share * (EXCESS_REQUESTS if self.known.own else EXCESS_BEGUN_ALIKE)
+        """Permitted excess load over the least-loaded worker, in requests."""
+        return self.overlap.share * (EXCESS_REQUESTS if self.overlap.own else EXCESS_BEGUN_ALIKE)
 
-    def ahead_of(self, other: Bid) -> float:
-        """How many requests more it has than the other one would, were that one as fast."""
-        return self.desk.aboard - other.desk.aboard * self.desk.speed.answer / other.desk.speed.answer
-
-
-def best(bids: Sequence[Bid]) -> Bid:
-    """The one it goes to."""
-    least = least_loaded(bids)
-    within = [bid for bid in bids if bid is least or _is_near(bid, least)]
-    return max(within, key=lambda bid: (bid.known.share, -bid.done_s, -bid.desk.aboard))
+    def ahead_of(self, other: RouteScore) -> float:
+        """Return its number of requests beyond those of `other`, scaled to the same speed."""
+        return (
+            self.worker_load.assigned
+            - other.worker_load.assigned * self.worker_load.speed.answer / other.worker_load.speed.answer
+        )
 
 
-def least_loaded(bids: Sequence[Bid]) -> Bid:
-    """The one that has least to do."""
-    first = min(bids, key=_order)
-    soon = [bid for bid in bids if bid.done_s - first.done_s <= EXCESS_REQUESTS * first.cost_s]
-    fewer = [bid for bid in soon if first.ahead_of(bid) > EXCESS_REQUESTS]
+def best(scores: Sequence[RouteScore]) -> RouteScore:
+    """Return the best candidate by prefix overlap among those near the least-loaded one."""
+    least = least_loaded(scores)
+    within = [score for score in scores if score is least or _is_near(score, least)]
+    return max(within, key=lambda score: (score.overlap.share, -score.done_s, -score.worker_load.assigned))
+
+
+def least_loaded(scores: Sequence[RouteScore]) -> RouteScore:
+    """Return the least-loaded candidate."""
+    first = min(scores, key=_order)
+    soon = [score for score in scores if score.done_s - first.done_s <= EXCESS_REQUESTS * first.cost_s]
+    fewer = [score for score in soon if first.ahead_of(score) > EXCESS_REQUESTS]
     return min(fewer, key=_order, default=first)
 
 
-def _order(bid: Bid) -> tuple[float, int]:
-    return bid.done_s, bid.desk.aboard
+def _order(score: RouteScore) -> tuple[float, int]:
+    return score.done_s, score.worker_load.assigned
 
 
-def _is_near(bid: Bid, least: Bid) -> bool:
-    is_soon = bid.done_s - least.done_s <= bid.excess * least.cost_s
-    return is_soon and bid.ahead_of(least) <= bid.excess
+def _is_near(score: RouteScore, least: RouteScore) -> bool:
+    is_soon = score.done_s - least.done_s <= score.excess * least.cost_s
+    return is_soon and score.ahead_of(least) <= score.excess
 
 
 class Routing:
-    """One per gateway."""
+    """Routing state of one gateway."""
 
-    def __init__(self, clock: Callable[[], float], method: Method = "affinity") -> None:
-        """`load`: as if nobody had anything stored."""
+    def __init__(self, clock: Callable[[], float], method: RoutingMethod = "affinity") -> None:
+        """`method`: `load` ignores prefix affinity."""
         self.affinity = Affinity()
         self._clock = clock
         self._by_affinity = method == "affinity"
         self._answer_tokens = ANSWER_TOKENS
         self._shared_until: dict[str, float] = {}
-        self._last: tuple[Request | None, Beginnings] = None, NONE
+        self._last: tuple[Request | None, PrefixHashes] = None, NONE
 
-    # --- what happens ---
+    # --- events ---
 
-    def boarded(self, flight: Flight, worker: Worker) -> None:
-        """It has a leg with this worker."""
-        worker.boarded += 1
-        if flight.leg is None or not self._is_shared(flight.model):
+    def on_dispatched(self, flight: Flight, worker: Worker) -> None:
+        """Record that the flight was dispatched to `worker`."""
+        worker.dispatched += 1
+        if flight.attempt is None or not self._is_shared(flight.model):
             return
-        prompt = self._beginnings(flight)
-        flight.leg.spared = self.affinity.known(prompt, worker).share
+        prompt = self._prefix_hashes(flight)
+        flight.attempt.spared = self.affinity.overlap(prompt, worker).share
         self.affinity.note(prompt, worker, self._clock())
 
     def finished(self, flight: Flight, worker: Worker, end: Finished) -> None:
-        """What its end tells of how fast this worker is, and of how long answers are."""
-        if flight.legs == 1 and not runs_nothing(flight.request):
-            worker.pace.observe(end)
+        """Update the worker's throughput and the mean answer length from a finished request."""
+        if flight.attempts == 1 and not runs_nothing(flight.request):
+            worker.throughput.observe(end)
             if isinstance(flight.request, Generate):
                 self._answer_tokens = smoothed_length(self._answer_tokens, end)
 
     # --- the choice ---
 
-    def desks(self, workers: Sequence[tuple[Worker, Sequence[Flight]]]) -> list[Desk]:
-        """Of workers of one model, and who is aboard of them."""
-        usual = usual_speed(worker.pace for worker, _ in workers)
+    def worker_loads(self, workers: Sequence[tuple[Worker, Sequence[Flight]]]) -> list[WorkerLoad]:
+        """Return the loads of workers of one model, given with their flights."""
+        usual = usual_speed(worker.throughput for worker, _ in workers)
         found = []
-        for worker, aboard in workers:
-            speed = worker.pace.speed(usual)
-            found.append(Desk(worker, speed, len(aboard), left_s(aboard, speed, self._answer_tokens)))
+        for worker, assigned in workers:
+            speed = worker.throughput.speed(usual)
+            found.append(
+                WorkerLoad(worker, speed, len(assigned), left_s(assigned, speed, self._answer_tokens))
+            )
         if len(found) > 1:
             self._shared_until[found[0].worker.model] = self._clock() + SHARED_S
         return found
 
-    def newcomer(self, request: Request, desks: Sequence[Desk]) -> Worker:
-        """Where a new request goes."""
-        if len(desks) == 1:
-            return desks[0].worker
+    def choose_worker(self, request: Request, worker_loads: Sequence[WorkerLoad]) -> Worker:
+        """Return the worker for a new request."""
+        if len(worker_loads) == 1:
+            return worker_loads[0].worker
         prompt = self._read(request)
-        return best([self._bid(request, prompt, 0, desk) for desk in desks]).desk.worker
+        return best(
+            [self._score(request, prompt, 0, worker_load) for worker_load in worker_loads]
+        ).worker_load.worker
 
-    def pick(self, flight: Flight, desks: Sequence[Desk]) -> Desk:
-        """Where one that waits goes; it is counted there from now on."""
-        if len(desks) == 1:
-            return desks[0]
-        prompt = self._beginnings(flight)
+    def pick(self, flight: Flight, worker_loads: Sequence[WorkerLoad]) -> WorkerLoad:
+        """Return the candidate for a waiting flight, and add the flight's cost to its load."""
+        if len(worker_loads) == 1:
+            return worker_loads[0]
+        prompt = self._prefix_hashes(flight)
         tokens = flight.prompt_tokens + len(flight.tokens) if flight.prompt_tokens else 0
-        bid = best([self._bid(flight.request, prompt, tokens, desk) for desk in desks])
-        bid.desk.load_s += bid.cost_s
-        return bid.desk
+        score = best(
+            [self._score(flight.request, prompt, tokens, worker_load) for worker_load in worker_loads]
+        )
+        score.worker_load.load_s += score.cost_s
+        return score.worker_load
 
-    def _bid(self, request: Request, prompt: Beginnings, tokens: int, desk: Desk) -> Bid:
-        cost = cost_s(request, desk.speed, self._answer_tokens, prompt_tokens=tokens)
-        return Bid(desk, cost, self.affinity.known(prompt, desk.worker))
+    def _score(
+        self, request: Request, prompt: PrefixHashes, tokens: int, worker_load: WorkerLoad
+    ) -> RouteScore:
+        cost = cost_s(request, worker_load.speed, self._answer_tokens, prompt_tokens=tokens)
+        return RouteScore(worker_load, cost, self.affinity.overlap(prompt, worker_load.worker))
 
-    def _beginnings(self, flight: Flight) -> Beginnings:
-        """Of its prompt, which are taken once."""
-        if flight.beginnings is None:
-            flight.beginnings = self._read(flight.request)
-        return flight.beginnings
+    def _prefix_hashes(self, flight: Flight) -> PrefixHashes:
+        """Return the prefix hashes of the flight's prompt, computed once."""
+        if flight.prefix_hashes is None:
+            flight.prefix_hashes = self._read(flight.request)
+        return flight.prefix_hashes
 
-    def _read(self, request: Request) -> Beginnings:
+    def _read(self, request: Request) -> PrefixHashes:
         if not self._by_affinity:
             return NONE
-        if self._last[0] is not request:  # who is chosen a worker for is the next to board it
-            self._last = request, beginnings(request)
+        if self._last[0] is not request:  # the request routed last is usually dispatched next
+            self._last = request, prefix_hashes(request)
         return self._last[1]
 
     def _is_shared(self, model: str) -> bool:

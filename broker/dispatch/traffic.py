@@ -1,8 +1,8 @@
-"""What has passed through the gateway: counts by model, and what happened lately. Pure, the clock handed in.
+"""Traffic statistics: counts by model, and recent events. Pure; the clock is injected.
 
-All of it is bounded: models are as many as the fleet remembers, codes are those of the error table, what
-happened lately is kept in rings. No text of anybody's is in it. A token costs an addition, a step of a worker
-one observation for all of its rows: every event of every stream comes by here.
+Everything is bounded: models by the fleet, codes by the error table, recent events by ring buffers. No text
+of requests is stored. Every event of every stream is counted here, so costs are low: one addition per
+token, one observation per worker step for all its rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from protocol.tasks import runs_nothing, task_of
 
 ENDS_MAX = 64
 WORKER_EVENTS_MAX = 64
-"""So much is kept of what happened lately."""
+"""Size of the ring buffers of recent events."""
 
 CLIENT_LEFT = "client_left"
 REASONS = frozenset({"stop", "length", "tool_calls"})
-"""How an answer may end that is finished; what else a worker says counts as `stop`."""
+"""Finish reasons; any other one that a worker reports counts as `stop`."""
 
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 INTER_TOKEN_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -32,9 +32,11 @@ REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.
 
 @dataclass(slots=True)
 class ModelTraffic:
-    """Of one model. `steps` of its workers brought `pieces` to requests, `tokens` in all. Of `prompts`, which
-    have `prompt_tokens`, `hits` had something that need not be computed, `cached_tokens` in all. `ends`: by
-    what was asked and how it ended. `losses`: of workers, by the verdict."""
+    """Counters of one model. `steps` of its workers brought `pieces` (deltas) with `tokens` in all.
+
+    Of `prompts` with `prompt_tokens` in all, `hits` had a prefix hit, of `cached_tokens` in all. `ends`: by
+    task and code. `losses`: of workers, by health state.
+    """
 
     tokens: int = 0
     pieces: int = 0
@@ -52,8 +54,8 @@ class ModelTraffic:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """A request that is over. `code`: as it finished, the code of its error, or `client_left`."""
+class RequestEnd:
+    """A finished request. `code`: its finish reason, the code of its error, or `client_left`."""
 
     at: float
     id: str
@@ -74,7 +76,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """A worker came, became ready, or was lost: `what` says how."""
+    """A worker connected, became ready, or was lost. `what`: which of these, or how it was lost."""
 
     at: float
     model: str
@@ -84,13 +86,13 @@ class WorkerEvent:
 
 
 class Traffic:
-    """One per gateway."""
+    """Traffic statistics of one gateway."""
 
     def __init__(self) -> None:
         self.models: dict[str, ModelTraffic] = {}
-        self.ends: deque[End] = deque(maxlen=ENDS_MAX)
-        self.failures: deque[End] = deque(maxlen=ENDS_MAX)
-        """Those that failed, for longer."""
+        self.ends: deque[RequestEnd] = deque(maxlen=ENDS_MAX)
+        self.failures: deque[RequestEnd] = deque(maxlen=ENDS_MAX)
+        """The failed ones, which are kept for longer."""
         self.worker_events: deque[WorkerEvent] = deque(maxlen=WORKER_EVENTS_MAX)
 
     def of(self, model: str) -> ModelTraffic:
@@ -99,27 +101,28 @@ class Traffic:
             found = self.models[model] = ModelTraffic()
         return found
 
-    # --- what workers bring ---
+    # --- output of workers ---
 
-    def stepped(self, worker: Worker, now: float, *, pieces: int, firsts: int, tokens: int) -> None:
-        """So many requests gained a piece in one step, `firsts` of them the first of a leg.
+    def stepped(self, worker: Worker, now: float, *, pieces: int, first_tokens: int, tokens: int) -> None:
+        """Count a step with `pieces` deltas, `first_tokens` of them the first of an attempt, and `tokens` in
+        all.
 
-        Whoever goes on had a piece of the step before: so long they all have waited for this one.
+        The other requests had a delta in the previous step, so the time since then is their inter-token time.
         """
         traffic = self.of(worker.model)
         traffic.tokens += tokens
         traffic.pieces += pieces
         traffic.steps += 1
-        if pieces > firsts and worker.answered_at is not None:
-            traffic.inter_token_s.observe(now - worker.answered_at, pieces - firsts)
+        if pieces > first_tokens and worker.answered_at is not None:
+            traffic.inter_token_s.observe(now - worker.answered_at, pieces - first_tokens)
         worker.answered_at = now
 
     def began(self, flight: Flight, now: float) -> None:
-        """It has its first token."""
+        """Count a flight's first token."""
         self.of(flight.model).first_token_s.observe(now - flight.opened_at)
 
     def reused(self, flight: Flight) -> None:
-        """It is known how much of its prompt need not be computed."""
+        """Count a flight's prefix hit, or miss."""
         traffic, tokens = self.of(flight.model), flight.reuse.tokens if flight.reuse else 0
         traffic.prompts += 1
         traffic.hits += tokens > 0
@@ -127,13 +130,13 @@ class Traffic:
         traffic.cached_tokens += tokens
 
     def worker(self, worker: Worker, now: float, what: str) -> None:
-        """Something happened to it."""
+        """Record an event of a worker."""
         self.worker_events.append(WorkerEvent(now, worker.model, worker.incarnation, worker.pid, what))
 
     # --- ends ---
 
     def ended(self, flight: Flight, now: float) -> None:
-        """The one place where a request is counted."""
+        """Count a request that has ended; the only place that does."""
         end = _end_of(flight, now)
         traffic = self.of(flight.model)
         traffic.ends[end.task, end.code] += 1
@@ -144,10 +147,10 @@ class Traffic:
             self.failures.append(end)
 
 
-def _end_of(flight: Flight, now: float) -> End:
+def _end_of(flight: Flight, now: float) -> RequestEnd:
     usage = flight.terminal.usage if isinstance(flight.terminal, Finished) else None
     cached = usage.cached_tokens if usage else flight.reuse.tokens if flight.reuse else 0
-    return End(
+    return RequestEnd(
         at=now,
         id=flight.id,
         model=flight.model,
@@ -158,17 +161,17 @@ def _end_of(flight: Flight, now: float) -> End:
         cached_tokens=cached,
         first_token_s=flight.started_at and flight.started_at - flight.opened_at,
         seconds=now - flight.opened_at,
-        resumes=max(0, flight.legs - 1),
+        resumes=max(0, flight.attempts - 1),
     )
 
 
 def kind_of(flight: Flight) -> str:
-    """What is asked: `generate`, `embed`, `rerank`, or `count`, where nothing is run."""
+    """Return the task: `generate`, `embed`, `rerank`, or `count` if no model runs."""
     return "count" if runs_nothing(flight.request) else task_of(flight.request)
 
 
 def code_of(flight: Flight) -> str:
-    """How it ended; or, if it did not, its client has left."""
+    """Return the finish reason or error code; `client_left` if the flight has not ended."""
     end = flight.terminal
     if end is None:
         return CLIENT_LEFT

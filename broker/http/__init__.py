@@ -1,1 +1,2 @@
-"""HTTP as clients speak it: connections, keys, limits, bodies, responses over flights. Knows no ZeroMQ."""
+"""HTTP server layer: connections, API keys, limits, request bodies, and responses over flights. Knows no
+ZeroMQ."""

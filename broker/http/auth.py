@@ -1,12 +1,12 @@
-"""Who may ask: API keys, and the middleware that looks for one.
+"""Authentication: API keys, and the middleware that checks them.
 
-Keys are held as SHA-256 digests and never logged. A key that is offered is compared with every key in force,
-each in constant time and without an early exit, so that how long a refusal takes says nothing about them.
+Keys are stored as SHA-256 digests and never logged. An offered key is compared with every valid key in
+constant time and without an early exit, so that the response time reveals nothing about them.
 
-The keys of a file are in force as the file is: it is looked at before every use and read again when it has
-changed. A file that cannot be taken (gone, open to others, malformed, empty) leaves the keys that were known
-in force and is complained about once: a slip while editing must not lock everybody out. Replace it in one
-piece, by renaming, or a key may be refused for the moment in which the file is half written.
+A key file is checked before every use and read again when it has changed. If it cannot be read (missing,
+accessible to others, malformed, empty), the last valid keys stay valid and the error is logged once, so that
+an editing mistake locks no client out. Replace the file atomically, by renaming, or a key may be rejected
+while the file is half written.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from broker.http.errors import error_response
 from broker.http.ids import request_id
 from broker.http.probes import PROBES
-from protocol.about import about
 from protocol.errors import Code, RequestError
-from protocol.private import read_private
+from protocol.log_context import about
+from protocol.secure_files import read_private
 
 log = logging.getLogger(__name__)
 
 _SETTLED_S = 1.0
-"""A file changed so lately might change again within the same tick of the file system's clock."""
+"""Minimum age in seconds of a file's last change; a newer file may change again within the same tick of the
+file system's clock."""
 
 
 class KeysError(ValueError):
-    """API keys that cannot be taken; the message does not contain them."""
+    """Raised for invalid API keys; the message does not contain them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """One API key in force. `name`: what its owner is called in the log."""
+class ApiKey:
+    """A valid API key. `name`: its owner's name in the log."""
 
     digest: bytes = field(repr=False)
     name: str
 
     @classmethod
-    def of(cls, text: str, name: str, where: str) -> Key:
-        """Raises `KeysError`, which says `where`."""
+    def of(cls, text: str, name: str, where: str) -> ApiKey:
+        """Hash a key. Raises `KeysError`, whose message begins with `where`."""
         if not text or not all("!" <= letter <= "~" and letter != "," for letter in text):
-            raise KeysError(f"{where}: a key is one word of printable ASCII, without commas")
+            raise KeysError(f"{where}: a key must be one word of printable ASCII characters without commas")
         return cls(hashlib.sha256(text.encode("ascii")).digest(), name)
 
 
-def parse(content: bytes, source: str) -> tuple[Key, ...]:
-    """The keys of a file: one on each line, after it a name if wanted; `#` begins a line that is none.
+def parse(content: bytes, source: str) -> tuple[ApiKey, ...]:
+    """Parse a key file: one key per line, then an optional name; `#` begins a comment line.
 
     Raises `KeysError`.
     """
@@ -62,39 +63,41 @@ def parse(content: bytes, source: str) -> tuple[Key, ...]:
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise KeysError(f"{source} is not UTF-8 text") from error
-    keys: dict[bytes, Key] = {}
+    keys: dict[bytes, ApiKey] = {}
     for number, line in enumerate(lines, 1):
         words = line.split(None, 1)
         if not words or words[0].startswith("#"):
             continue
         name = words[1].strip() if len(words) == 2 else f"line {number}"
-        key = Key.of(words[0], name, f"{source}, line {number}")
+        key = ApiKey.of(words[0], name, f"{source}, line {number}")
         if key.digest in keys:
-            raise KeysError(f"{source}, line {number}: a key that has been there before")
+            raise KeysError(f"{source}, line {number}: duplicate key")
         keys[key.digest] = key
     if not keys:
-        raise KeysError(f"{source} holds no key")
+        raise KeysError(f"{source} contains no key")
     return tuple(keys.values())
 
 
-class Keyring:
-    """The keys in force: those of the settings, and those of a file."""
+class ApiKeys:
+    """The valid API keys: those of the settings and those of a file."""
 
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
         """Raises `KeysError` or `OSError`."""
-        self._given = tuple(Key.of(text, f"key {n}", f"API key {n}") for n, text in enumerate(given, 1))
+        self._from_flags = tuple(
+            ApiKey.of(text, f"key {n}", f"API key {n}") for n, text in enumerate(given, 1)
+        )
         self._file = file
         self._seen: tuple[int, ...] | None = None
-        self._complaint = ""
-        self._filed: tuple[Key, ...] = () if file is None else self._read(file)
+        self._last_error = ""
+        self._from_file: tuple[ApiKey, ...] = () if file is None else self._read(file)
 
     @property
     def required(self) -> bool:
-        """Does anybody need a key?"""
-        return bool(self._given) or self._file is not None
+        """Whether requests need a key."""
+        return bool(self._from_flags) or self._file is not None
 
-    def find(self, offered: bytes) -> Key | None:
-        """The key with these bytes, if it is in force."""
+    def find(self, offered: bytes) -> ApiKey | None:
+        """Return the valid key with these bytes, if any."""
         digest = hashlib.sha256(offered).digest()
         found = None
         for key in self._keys():
@@ -102,33 +105,35 @@ class Keyring:
                 found = key
         return found
 
-    def _keys(self) -> tuple[Key, ...]:
+    def _keys(self) -> tuple[ApiKey, ...]:
         if self._file is not None:
             try:
-                self._filed = self._read(self._file)
-                self._complaint = ""
+                self._from_file = self._read(self._file)
+                self._last_error = ""
             except (OSError, KeysError) as error:
-                if str(error) != self._complaint:
-                    self._complaint = str(error)
-                    log.error("the API keys stay as they were: %s", error)
-        return self._given + self._filed
+                if str(error) != self._last_error:
+                    self._last_error = str(error)
+                    log.error("keeping the previous API keys: %s", error)
+        return self._from_flags + self._from_file
 
-    def _read(self, file: Path) -> tuple[Key, ...]:
-        info = file.stat()  # before it is read: what changes in between is seen the next time
+    def _read(self, file: Path) -> tuple[ApiKey, ...]:
+        info = file.stat()  # before reading: a change in between is noticed the next time
         seen = (info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_mode, info.st_uid)
         if seen == self._seen:
-            return self._filed
+            return self._from_file
         keys = parse(read_private(file), str(file))
-        if self._complaint or self._seen not in (None, seen):
-            log.info("%d API keys read from %s", len(keys), file)
-        settled = abs(time.time() - info.st_ctime) > _SETTLED_S
-        self._seen = seen if settled else None
+        if self._last_error or self._seen not in (None, seen):
+            log.info("read %d API keys from %s", len(keys), file)
+        is_stable = abs(time.time() - info.st_ctime) > _SETTLED_S
+        self._seen = seen if is_stable else None
         return keys
 
 
 def offered(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """The keys in a request's headers (names in lower case). Raises `RequestError` for a header given twice:
-    which of them counts is something that proxies do not agree about."""
+    """Return the keys in a request's headers (names in lower case).
+
+    Raises `RequestError` for a header that occurs twice: proxies do not agree on which of them counts.
+    """
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name not in (b"authorization", b"x-api-key"):
@@ -141,21 +146,21 @@ def offered(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
     return [key for key in (bearer, found.get(b"x-api-key", b"")) if key]
 
 
-class Guard:
-    """ASGI middleware: in comes who offers a key in force, and everybody where there are no keys.
+class AuthMiddleware:
+    """ASGI middleware that rejects requests without a valid API key, if keys are required.
 
-    Either header will do: `Authorization: Bearer KEY` or `x-api-key: KEY`. The key is left in the request's
-    state, as `key`.
+    It accepts `Authorization: Bearer KEY` and `x-api-key: KEY`, and stores the key in the request's state as
+    `key`.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, keyless: frozenset[str] = frozenset()) -> None:
-        """`keyless`: paths that need none, besides `PROBES`."""
+    def __init__(self, app: ASGIApp, api_keys_store: ApiKeys, keyless: frozenset[str] = frozenset()) -> None:
+        """`keyless`: paths that need no key, besides `PROBES`."""
         self._app = app
-        self._keyring = keyring
+        self._api_keys = api_keys_store
         self._open = PROBES | keyless
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keyring.required and scope["path"] not in self._open:
+        if scope["type"] == "http" and self._api_keys.required and scope["path"] not in self._open:
             try:
                 scope.setdefault("state", {})["key"] = self._admit(scope)
             except RequestError as error:
@@ -168,12 +173,12 @@ class Guard:
                 return
         await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope) -> Key:
+    def _admit(self, scope: Scope) -> ApiKey:
         keys = offered(scope["headers"])
         if not keys:
             ways = "`Authorization: Bearer KEY` or `x-api-key: KEY`"
-            raise RequestError(Code.INVALID_API_KEY, f"You didn't provide an API key: send it as {ways}.")
-        found = [self._keyring.find(key) for key in keys]
+            raise RequestError(Code.INVALID_API_KEY, f"No API key provided: send it as {ways}.")
+        found = [self._api_keys.find(key) for key in keys]
         known = next((key for key in found if key is not None), None)
         if known is None:
             raise RequestError(Code.INVALID_API_KEY, "Incorrect API key provided.")

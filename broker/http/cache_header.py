@@ -1,12 +1,12 @@
-"""What was reused of a request's prompt, as its response says it. Pure.
+"""The `x-roundhouse-cache` response header: how much of the prompt came from the prefix cache. Pure.
 
     x-roundhouse-cache: hit=1500/1540; tier=ram; miss=diverged
 
-`hit`: so many tokens of the prompt, of so many, had been computed before. `tier`: where they were, `ram`,
-`disk` (some of them at least) or `none`. `miss`: why it was not more, one word of letters, digits and `_.:-`;
-`none` where nothing was left, `unreported` where the worker does not say. Of several prompts the numbers are
-sums, and `miss` is that of the first prompt that has one. `sparse`: so many tokens
-were left out of it, if any were. As in `usage`, a prompt with several answers counts once.
+`hit`: cached tokens / prompt tokens. `tier`: where they were stored: `ram`, `disk` (at least some of them) or
+`none`. `miss`: why no more was cached, one word of letters, digits and `_.:-`; `none` if everything was,
+`unreported` if the worker gives no reason. For several prompts the numbers are sums, and `miss` is that of
+the first prompt that has one. `sparse`: number of prompt tokens that sparse prefill skipped, if any. As in
+`usage`, a prompt with several choices counts once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from broker.dispatch.flight import Flight
 from protocol.messages import Finished, Generate
-from protocol.parts import Reuse
 from protocol.tasks import runs_nothing
+from protocol.types import PrefixReuse
 
 HEADER = b"x-roundhouse-cache"
 UNREPORTED = "unreported"
@@ -27,9 +27,9 @@ _NOT_IN_A_WORD = re.compile(r"[^A-Za-z0-9_.:-]")
 
 
 def header(flights: Sequence[Flight], prompts: int) -> bytes | None:
-    """The header's value for the flights of one request: those of each prompt side by side, equally many.
+    """Return the header's value for the flights of one request: equally many for each prompt, in order.
 
-    None as long as it is not known for every prompt, and where nothing is ever reused.
+    None until it is known for every prompt, and for requests that never use the cache.
     """
     if not all(isinstance(flight.request, Generate) for flight in flights):
         return None
@@ -48,20 +48,21 @@ def header(flights: Sequence[Flight], prompts: int) -> bytes | None:
     return f"{told}; sparse={sparse}".encode() if sparse else told.encode()
 
 
-def _group(flights: Sequence[Flight]) -> tuple[Reuse, int] | None:
-    """Reuse and prompt tokens of one prompt: of the answer that found least, the source of its copies."""
+def _group(flights: Sequence[Flight]) -> tuple[PrefixReuse, int] | None:
+    """Return reuse and prompt tokens of one prompt: of the choice with the least reuse, which the others
+    copy."""
     known = [found for flight in flights if (found := _of(flight)) is not None]
     return min(known, key=lambda found: found[0].tokens, default=None)
 
 
-def _of(flight: Flight) -> tuple[Reuse, int] | None:
+def _of(flight: Flight) -> tuple[PrefixReuse, int] | None:
     if runs_nothing(flight.request):
-        return None  # so nothing could be reused
+        return None  # no forward pass, so no reuse
     if flight.reuse is not None:
         return flight.reuse, flight.prompt_tokens
     if isinstance(flight.terminal, Finished):
         usage = flight.terminal.usage
-        return Reuse(tokens=usage.cached_tokens, miss=UNREPORTED), usage.prompt_tokens
+        return PrefixReuse(tokens=usage.cached_tokens, miss=UNREPORTED), usage.prompt_tokens
     return None
 
 

@@ -1,13 +1,14 @@
-"""HTTP connections: uvicorn's, with a bound on what a client may cost us before its request is whole.
+"""HTTP connections: uvicorn's protocol, with limits on what a client may use before its request is complete.
 
-uvicorn waits for a request's head and body for ever, takes heads of any size, and turns away with plain text.
-Here a request that has begun must arrive in time, its head is bounded, so are the connections, and every
-refusal is an error object.
+uvicorn waits forever for a request's head and body, accepts heads of any size, and rejects with plain text.
+Here requests have deadlines, the size of heads and the number of connections are limited, and every rejection
+is an error object.
 
-One deadline runs from the first byte of a request (from the connection, for the first one) until its head is
-whole, and another one until its last byte. They start again while an answer before it is under way, and say
-nothing about how long an answer may take. Who does not read his answer, though, holds what is kept for him:
-once the sockets' buffers are full he must go on reading in time, or the connection ends.
+One deadline runs from the first byte of a request (for the first one, from the connection) until its head is
+complete, a second one until its last byte. They restart while an earlier response on the connection is in
+progress, and do not limit the duration of a response. A client that does not read its response is
+disconnected after `unread_s_max`, once the socket buffers are full. The same limit holds for the rest of a
+response after the connection is closed, because a transport closes only when everything is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from broker.http import straight
+from broker.http import fast_path
 from broker.http.errors import error_response
 from broker.http.ids import new_request_id
 from broker.http.parser import Parser, head_without_offer, offers_upgrade
@@ -30,21 +31,24 @@ from protocol.errors import Code, RequestError
 HEAD_BYTES_MAX = 64 * 1024
 HEADERS_MAX = 100
 HEAD_S_MAX = 10.0
-"""Less than a large body may take: whoever holds connections with unfinished heads loses them soon."""
+"""Shorter than the limit for large bodies, so that connections with unfinished heads are closed soon."""
 PIPELINED_MAX = 16
-"""Requests that may wait on one connection for the answers to those before them."""
+"""Maximum number of pipelined requests that wait for earlier responses on one connection."""
 TURNED_AWAY_MAX = 64
-"""Connections beyond the limit that are told so; further ones are closed without a word."""
+"""Maximum number of connections beyond the limit that get an error response; further ones are aborted."""
 TURN_AWAY_S_MAX = 5.0
 LINGER_S_MAX = 2.0
 DESCRIPTORS_SPARE = 128
-"""Descriptors for everything that is no client's connection."""
+"""File descriptors reserved for everything but client connections."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """`body_s_max`: from the end of a request's head to its last byte. `unread_s_max`: until a client that is
-    behind reads on."""
+class ConnectionLimits:
+    """Limits of client connections.
+
+    `body_s_max`: seconds from the end of a request's head to its last byte. `unread_s_max`: seconds that a
+    client may pause reading when the socket buffers are full.
+    """
 
     connections_max: int
     body_s_max: float
@@ -52,15 +56,15 @@ class Limits:
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection, under the `limits` of its subclass."""
+    """One client connection, with the `limits` of its subclass."""
 
-    limits: Limits
+    limits: ConnectionLimits
     parser: Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = Parser(self)
-        # As uvicorn has it: what comes behind a last request must not cost us the answer to that one.
+        # As in uvicorn: data after the last request must not prevent its response.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
@@ -70,8 +74,9 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._fed_bytes = 0
         self._hung_up = False
+        self._is_lost = False
         self._served: RequestResponseCycle | None = None
-        """The request that is being answered; `cycle` is the last one that has come."""
+        """The request that is being answered; `cycle` is the one that arrived last."""
 
     # --- the connection ---
 
@@ -87,17 +92,27 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        self._is_lost = True
         super().connection_lost(exc)
         self.resume_writing()
+        self._cancel_unread()
         if self._served is not None:
             self._served.disconnected = True
             self._served.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        # uvicorn tells only the last one of several that the client has gone.
+        # uvicorn notifies only the last of several requests of a disconnect.
         self._served = cycle
-        straight.offer(cycle)
-        super()._start_asgi_task(cycle, app)
+        fast_path.offer(cycle)
+
+        async def bounded(scope: Scope, receive: Receive, send: Send) -> Any:
+            try:
+                return await app(scope, receive, send)
+            finally:
+                # After a failure in the middle of a response, uvicorn closes the connection next.
+                self.loop.call_soon(self._bound_close)
+
+        super()._start_asgi_task(cycle, cast(Any, bounded))
 
     def data_received(self, data: bytes) -> None:
         if self._hung_up:
@@ -106,26 +121,58 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self._fed_bytes += len(data)
         super().data_received(data)
-        # A header that never ends is not shown to `on_header`.
+        # `on_header` is not called for a header that never ends.
         if self._in_head and self._fed_bytes > HEAD_BYTES_MAX:
             self._refuse(RequestError(Code.HEADERS_TOO_LARGE))
 
+    # --- clients that do not read ---
+
     def pause_writing(self) -> None:
         super().pause_writing()
-        # Not `close`, which waits until all is read.
-        self._unread = self.loop.call_later(self.limits.unread_s_max, self.transport.abort)
+        self._expect_reading()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._cancel_unread()
+        self._bound_close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._bound_close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._bound_close()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._bound_close()
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._bound_close()
+
+    def _bound_close(self) -> None:
+        """Abort a closing transport that does not finish in time."""
+        if self.transport.is_closing() and not self._is_lost:
+            self._expect_reading()
+
+    def _expect_reading(self) -> None:
+        """Start the read timeout, unless it runs. It aborts, because `close` would wait until everything is
+        read."""
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.limits.unread_s_max, self.transport.abort)
+
+    def _cancel_unread(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
     def send_400_response(self, msg: str) -> None:
-        """What could not be parsed, or was refused while it was."""
-        self._refuse(self._refusal or RequestError(Code.INVALID_REQUEST, "This is not HTTP."))
+        """Reject a request that could not be parsed, or was rejected by a parser callback."""
+        self._refuse(self._refusal or RequestError(Code.INVALID_REQUEST, "This is not a valid HTTP request."))
 
-    # --- what the parser finds ---
+    # --- parser callbacks ---
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -142,7 +189,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def _take_in(self, count: int) -> None:
-        """A part of a head, of so many bytes, before it is kept."""
+        """Count the bytes of a part of the head before it is stored."""
         self._head_bytes += count
         if self._head_bytes > HEAD_BYTES_MAX or len(self.headers) >= HEADERS_MAX:
             self._stop(RequestError(Code.HEADERS_TOO_LARGE))
@@ -151,7 +198,7 @@ class Connection(HttpToolsProtocol):
         if self._offers_upgrade():
             return
         if len(self.pipeline) >= PIPELINED_MAX:
-            self._stop(RequestError(Code.INVALID_REQUEST, "Too many requests wait on this connection."))
+            self._stop(RequestError(Code.INVALID_REQUEST, "Too many pipelined requests on this connection."))
         self._in_head = False
         self._expect_nothing()
         self._expect()
@@ -165,11 +212,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _offers_upgrade(self) -> bool:
-        """Whether this is a request that is about to be read again, without its offer (`curl --http2`)."""
+        """Return whether this request will be parsed again without its upgrade offer (`curl --http2`)."""
         return self.parser.should_upgrade() and offers_upgrade(self.headers)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Called when the parser has come upon an offer of another protocol, which we do not take up."""
+        """Parse the request again without its upgrade offer, which is ignored; called by uvicorn."""
         rest, head = self.parser.rest, b""
         if offers_upgrade(self.headers):
             parser = self.parser
@@ -177,10 +224,10 @@ class Connection(HttpToolsProtocol):
         if head or rest:
             super().data_received(head + rest)
 
-    # --- the deadline ---
+    # --- deadlines ---
 
     def _expect(self, within_s: float | None = None) -> None:
-        """More of a request, unless more is expected already."""
+        """Start the deadline for the next part of a request, unless it runs already."""
         if self._deadline is None and not self.transport.is_closing():
             in_body = self._in_request and not self._in_head
             due_s = self.limits.body_s_max if in_body else min(HEAD_S_MAX, self.limits.body_s_max)
@@ -194,39 +241,39 @@ class Connection(HttpToolsProtocol):
     def _too_late(self) -> None:
         self._deadline = None
         behind_another = bool(self.pipeline) or (self._in_head and self._answering())
-        if behind_another or self.flow.read_paused:  # it may well be there, and is not read yet
+        if behind_another or self.flow.read_paused:  # it may have arrived without being read yet
             self._expect()
         elif self._in_request:
             self._refuse(RequestError(Code.REQUEST_TIMEOUT))
         elif not self._answering():
-            self.transport.close()
+            self._close()
 
-    # --- refusals ---
+    # --- rejections ---
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _stop(self, refusal: RequestError) -> None:
-        """Out of the parser, which hands what it was to `send_400_response`."""
+        """Raise out of the parser, which calls `send_400_response`."""
         self._refusal = refusal
         raise refusal
 
     def _refuse(self, error: RequestError) -> None:
-        """Say so, unless that would land in the middle of an answer, and hang up."""
+        """Send the error, unless that would interrupt a response, and close the connection."""
         if self.transport.is_closing() or self._hung_up:
             return
         begun = self._answering() and (self.cycle.response_started or self._in_head)
         if begun or self.pipeline:
-            self.transport.close()
+            self._close()
         else:
             self.transport.write(_raw(error))
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Say nothing more, and hear nothing more.
+        """Stop sending and ignore further input.
 
-        The connection is closed when the client does so, or soon. If it were closed at once, what the client
-        is still sending would be answered with a reset, which may overtake what it was told.
+        The connection is closed when the client closes it, or after `LINGER_S_MAX`. If it were closed at
+        once, data that the client still sends would trigger a reset, which may overtake the error response.
         """
         self._hung_up = True
         self._expect_nothing()
@@ -236,11 +283,11 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
         self.flow.resume_reading()
         self.transport.write_eof()
-        self._deadline = self.loop.call_later(LINGER_S_MAX, self.transport.close)
+        self._deadline = self.loop.call_later(LINGER_S_MAX, self._close)
 
 
-def connection_type(limits: Limits) -> type[Connection]:
-    """What uvicorn makes of each connection."""
+def connection_type(limits: ConnectionLimits) -> type[Connection]:
+    """Return the protocol class that uvicorn instantiates for each connection."""
     return cast(type[Connection], type("LimitedConnection", (Connection,), {"limits": limits}))
 
 
@@ -262,7 +309,8 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def available_connections(wanted: int) -> int:
-    """As many of them as the operating system gives us descriptors for; it is asked to raise its limit."""
+    """Return how many of `wanted` connections the file descriptor limit allows, after raising it if
+    possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + TURNED_AWAY_MAX + DESCRIPTORS_SPARE
     if soft == resource.RLIM_INFINITY or soft >= needed:

@@ -1,4 +1,5 @@
-"""How an error is told over HTTP: as the API that was asked writes one, and whether to try again."""
+"""Error responses: the error object of the API that was called, and headers that tell clients whether to
+retry."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from broker.http.timing import ERROR_CODE
 from protocol.errors import Code, RequestError
 
 Envelope = Callable[[RequestError, str], dict[str, Any]]
-"""(error, the request's id) -> document."""
+"""(error, request id) -> error document."""
 
 ENVELOPES: tuple[tuple[str, Envelope], ...] = (
     ("/v1/messages", anthropic.error_object),
     ("", lambda error, request_id: openai.error_object(error)),
 )
-"""By how a path begins; the first that fits counts."""
+"""Envelopes by path prefix; the first match counts."""
 
 
 def error_response(error: RequestError, scope: Scope | None = None) -> Response:
-    """`scope`: of what was asked for; None where that is not known."""
+    """Build the response for an error. `scope`: that of the request, if known."""
     path, id = (scope["path"], request_id(scope)) if scope else ("", "")
     if scope:
         scope.setdefault("state", {})[ERROR_CODE] = error.code.value

@@ -1,12 +1,10 @@
-"""Images and videos from elsewhere: an https URL -> bytes, of hosts that are allowed and nobody else.
+"""Fetches images and videos from https URLs, for allowed hosts only.
 
-A name is resolved once. If all its addresses are public, one of these and no other is connected to: whatever
-the name means a moment later plays no part. TLS and the Host header are about the name. A redirect is a new
-URL, checked as the first one was. What a host says is never said again, but for its status: whoever may be
-asked at all is public.
+A name is resolved once. Only if all its addresses are public, one of them is connected to, so a later change
+of the name has no effect (DNS rebinding). TLS and the Host header use the name. A redirect is checked like a
+new URL. Of a host's response, errors repeat only the status code.
 
-Each fetch has its own connection: nothing is kept from one to the next, no cookie and no credential, and no
-proxy is asked.
+Each fetch has its own connection, without cookies, credentials or a proxy.
 """
 
 from __future__ import annotations
@@ -21,19 +19,19 @@ from typing import Protocol
 
 import httpx
 
-from broker.dialects.hosts import Address, Hosts, Place, is_public, read_url
 from broker.dialects.media import MediaError, check_size
+from broker.dialects.media_hosts import Address, AllowedHosts, MediaUrl, is_public, read_url
 
 Expect = Callable[[int], None]
-"""Called with the size of each piece that has arrived; what it raises ends the fetch."""
+"""Callback with the size of each chunk that arrived; an exception ends the fetch."""
 
 REDIRECTS_MAX = 3
 FETCHES_MAX = 32
-"""At once, of all requests together."""
+"""Maximum number of concurrent fetches of all requests."""
 ADDRESSES_MAX = 4
-"""Of one name: so many are tried."""
+"""Maximum number of addresses tried for one name."""
 CONNECT_S_MAX, READ_S_MAX = 5.0, 10.0
-"""To connect to an address, and between two pieces of what it says."""
+"""Timeouts in seconds for connecting to an address and between two chunks of the response."""
 UNREACHABLE = "its host cannot be reached"
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _HEADERS = {
@@ -45,17 +43,17 @@ _HEADERS = {
 
 
 class Network(Protocol):
-    """Where names and addresses lead."""
+    """Name resolution and HTTP transport; replaced in tests."""
 
     async def resolve(self, host: str, port: int) -> Sequence[Address]:
-        """Raises OSError."""
+        """Return the addresses of a host. Raises `OSError`."""
 
     def transport(self) -> httpx.AsyncBaseTransport:
-        """For one request, to an address."""
+        """Return a transport for one request to one address."""
 
 
 class Internet:
-    """The real one."""
+    """The real network."""
 
     def __init__(self) -> None:
         self._tls: ssl.SSLContext = httpx.create_ssl_context(trust_env=False)
@@ -75,17 +73,17 @@ class _Redirect:
 
 
 class Fetcher:
-    """Fetches for all requests of a gateway."""
+    """Fetches media for all requests of a gateway."""
 
-    def __init__(self, hosts: Hosts, network: Network, *, bytes_max: int) -> None:
-        """`bytes_max`: of one image, or of one file."""
+    def __init__(self, hosts: AllowedHosts, network: Network, *, bytes_max: int) -> None:
+        """`bytes_max`: maximum size of one file."""
         self._hosts = hosts
         self._network = network
         self._bytes_max = bytes_max
         self._slots = asyncio.Semaphore(FETCHES_MAX)
 
     async def __call__(self, url: str, expect: Expect) -> bytes:
-        """Raises `MediaError`, or what `expect` does. How long all of it may take is the caller's to say."""
+        """Fetch a URL. Raises `MediaError`, or what `expect` raises. The caller sets the overall timeout."""
         place = read_url(url)
         async with self._slots:
             for _ in range(1 + REDIRECTS_MAX):
@@ -94,21 +92,24 @@ class Fetcher:
                 if not isinstance(answer, _Redirect):
                     return answer
                 place = place.redirected(answer.location)
-        raise MediaError(f"it is redirected more than {REDIRECTS_MAX} times")
+        raise MediaError(f"its URL redirects more than {REDIRECTS_MAX} times")
 
-    async def _get(self, place: Place, expect: Expect) -> bytes | _Redirect:
-        """From the first of its addresses that takes a connection."""
+    async def _get(self, place: MediaUrl, expect: Expect) -> bytes | _Redirect:
+        """Fetch from the first address that accepts a connection."""
         for address in await self._addresses(place):
             try:
                 return await self._ask(place, address, expect)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 continue
             except (httpx.TransportError, httpx.InvalidURL, ssl.SSLError) as error:
-                raise MediaError("it did not arrive whole") from error
+                raise MediaError("its download was incomplete") from error
         raise MediaError(UNREACHABLE)
 
-    async def _addresses(self, place: Place) -> Sequence[Address]:
-        """All public, or MediaError: the same for a name that leads nowhere and for one that leads inside."""
+    async def _addresses(self, place: MediaUrl) -> Sequence[Address]:
+        """Resolve a host to public addresses.
+
+        Raises the same `MediaError` for a name that does not resolve and for one with a private address.
+        """
         if place.address is not None:
             found: Sequence[Address] = [place.address]
         else:
@@ -120,7 +121,7 @@ class Fetcher:
             raise MediaError(UNREACHABLE)
         return list(dict.fromkeys(found))[:ADDRESSES_MAX]
 
-    async def _ask(self, place: Place, address: Address, expect: Expect) -> bytes | _Redirect:
+    async def _ask(self, place: MediaUrl, address: Address, expect: Expect) -> bytes | _Redirect:
         request = httpx.Request(
             "GET",
             httpx.URL(

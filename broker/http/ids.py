@@ -1,4 +1,4 @@
-"""Request ids: every answer carries one, so that what a client saw can be found in the log."""
+"""Request ids: each response carries one, so that it can be found in the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
 ANTHROPICS = b"request-id"
-"""What their clients look for."""
+"""Name of the header in Anthropic's API."""
 _SANE = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -18,13 +18,15 @@ def new_request_id() -> bytes:
 
 
 def request_id(scope: Scope) -> str:
-    """That of a request which has passed `RequestIds`; else empty."""
+    """Return the request's id; empty if it has not passed `RequestIdMiddleware`."""
     return str(scope.get("state", {}).get("request_id", ""))
 
 
-class RequestIds:
-    """ASGI middleware: the client's own id comes back where it sent a sane one, else a fresh one. It is left
-    in the request's state, as `request_id`."""
+class RequestIdMiddleware:
+    """ASGI middleware that returns the client's request id, or a new one if that is missing or malformed.
+
+    The id is stored in the request's state as `request_id`.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

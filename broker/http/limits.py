@@ -1,7 +1,6 @@
-"""What one client, and all of them together, may hold of the gateway. Pure: counters, and what they refuse.
+"""Limits on concurrent requests per API key and on the memory of request bodies. Pure counters.
 
-Whoever allocates frees as much when done; `held` takes care of it. When nobody is in the house, nothing is
-held.
+Every allocation must be freed; `held` does both.
 """
 
 from __future__ import annotations
@@ -13,30 +12,32 @@ from contextlib import contextmanager
 from protocol.errors import Code, RequestError
 
 
-class Shares:
-    """How many requests each API key, known by its digest, has in the house. Callers without one are not
-    counted."""
+class KeyConcurrency:
+    """Limit of concurrent requests per API key, identified by digest.
+
+    Requests without a key are not counted.
+    """
 
     def __init__(self, per_key_max: int | None = None) -> None:
-        """None: as many as the server takes."""
+        """`per_key_max`: None for no limit."""
         self.per_key_max = per_key_max
         self._held: Counter[bytes] = Counter()
 
     def available(self, key: bytes) -> int | None:
-        """How many more this key may have; None: no limit."""
+        """Return how many more requests this key may have in flight; None for no limit."""
         return None if self.per_key_max is None else self.per_key_max - self._held[key]
 
     def allocate(self, key: bytes, count: int, retry_after_s: Callable[[int], float]) -> None:
-        """All `count` or none. `retry_after_s`: of so many requests, when one can be expected to be done.
+        """Allocate all `count` requests or none. `retry_after_s`: wait in seconds by number in flight.
 
-        Raises `RequestError(rate_limit_exceeded)`, or `invalid_request` where there would never be room.
+        Raises `RequestError(rate_limit_exceeded)`, or `invalid_request` if `count` alone exceeds the limit.
         """
         most, held = self.per_key_max, self._held[key]
         if most is not None and held + count > most:
             if count > most:
-                message = f"{count} answers are asked for, and an API key may have {most} at once."
+                message = f"The request asks for {count} choices; the limit of an API key is {most}."
                 raise RequestError(Code.INVALID_REQUEST, message, param="n")
-            message = f"This API key has {held} requests in the house, and may have {most} at once."
+            message = f"This API key has {held} requests in flight; the limit is {most}."
             raise RequestError(Code.RATE_LIMIT_EXCEEDED, message, retry_after_s=retry_after_s(held))
         self._held[key] += count
 
@@ -47,7 +48,7 @@ class Shares:
 
     @contextmanager
     def held(self, key: bytes | None, count: int, retry_after_s: Callable[[int], float]) -> Iterator[None]:
-        """`allocate`, and `free` at the end."""
+        """Call `allocate`, and `free` on exit."""
         if key is None:
             yield
             return
@@ -58,12 +59,12 @@ class Shares:
             self.free(key, count)
 
     def __len__(self) -> int:
-        """Keys that have requests in the house."""
+        """Return the number of keys that have requests in flight."""
         return len(self._held)
 
 
 class BodyBudget:
-    """Bytes of request bodies in the house, from their arrival until their answer has been sent."""
+    """Memory budget for request bodies, in bytes, from their arrival until the response has been sent."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -74,7 +75,7 @@ class BodyBudget:
         return self._bytes_max - self.held
 
     def allocate(self, count: int) -> bool:
-        """False, and nothing is held, where there is no room for them."""
+        """Allocate `count` bytes; returns False, without allocating, if they exceed the budget."""
         if count > self.available:
             return False
         self.held += count

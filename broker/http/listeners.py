@@ -1,4 +1,4 @@
-"""The sockets that clients connect to: our own, or such as a service manager keeps for us."""
+"""Listening sockets: the gateway's own, or those passed by a service manager."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import socket
 from collections.abc import MutableMapping, Sequence
 from ipaddress import ip_address
 
-from broker.http.auth import Keyring, KeysError
+from broker.http.auth import ApiKeys, KeysError
 
 BACKLOG = 2048
 FIRST_HANDED_OVER = 3
-"""The number of the first descriptor that a service manager hands over, says sd_listen_fds(3)."""
+"""The first file descriptor that a service manager passes, per sd_listen_fds(3)."""
 
 
 class ListenError(Exception):
-    """There is nothing to listen at; the message says why."""
+    """Raised when there is no socket to listen on; the message says why."""
 
 
 def open_listeners(host: str, port: int, environ: MutableMapping[str, str], pid: int) -> list[socket.socket]:
-    """What was handed over, or else a socket of our own. Raises `ListenError`."""
+    """Return the passed sockets, or else one of our own. Raises `ListenError`."""
     try:
         listeners = take_over(environ, pid)
     except (OSError, ValueError) as error:
-        raise ListenError(f"cannot take over sockets: {error}") from error
+        raise ListenError(f"cannot use the sockets passed by the service manager: {error}") from error
     try:
         return listeners or [listen(host, port)]
     except OSError as error:
@@ -31,7 +31,8 @@ def open_listeners(host: str, port: int, environ: MutableMapping[str, str], pid:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The HTTP socket, bound before anything else so that a taken port is said plainly. Raises `OSError`."""
+    """Open the HTTP socket, before anything else, so that a port in use is reported clearly. Raises
+    `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,13 +46,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def take_over(environ: MutableMapping[str, str], pid: int) -> list[socket.socket]:
-    """The listening sockets that a service manager keeps for us, by the rules of sd_listen_fds(3).
+    """Return the listening sockets passed by a service manager, by the rules of sd_listen_fds(3).
 
-    They outlive this process: who connects while there is none waits for the next. Takes what tells of them
-    out of `environ`. Raises `ValueError` or `OSError` for what is no listening socket.
+    They outlive this process: clients that connect while it restarts wait for the next one. Removes the
+    variables from `environ`. Raises `ValueError` or `OSError` for a descriptor that is not a listening
+    socket.
     """
     told = {name: environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
-    if told["LISTEN_PID"] != str(pid):  # none, or left over from a process further up
+    if told["LISTEN_PID"] != str(pid):  # unset, or meant for a parent process
         return []
     listeners = []
     for number in range(FIRST_HANDED_OVER, FIRST_HANDED_OVER + int(told["LISTEN_FDS"])):
@@ -59,23 +61,25 @@ def take_over(environ: MutableMapping[str, str], pid: int) -> list[socket.socket
         listener = socket.socket(fileno=number)
         listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if not listens or listener.family not in (socket.AF_INET, socket.AF_INET6):
-            raise ValueError(f"descriptor {number} does not listen for TCP")
+            raise ValueError(f"descriptor {number} is not a listening TCP socket")
         listeners.append(listener)
     return listeners
 
 
-def check_exposure(listeners: Sequence[socket.socket], keyring: Keyring, insecure_no_keys: bool) -> None:
-    """Raises `KeysError` where others can reach us, and nobody needs a key."""
+def check_exposure(
+    listeners: Sequence[socket.socket], api_keys_store: ApiKeys, insecure_no_keys: bool
+) -> None:
+    """Raise `KeysError` if other machines can connect and no API key is required."""
     hosts = [listener.getsockname()[0] for listener in listeners]
     exposed = [host for host in hosts if not ip_address(host).is_loopback]
-    if exposed and not keyring.required and not insecure_no_keys:
+    if exposed and not api_keys_store.required and not insecure_no_keys:
         raise KeysError(
-            f"{exposed[0]} can be reached from other machines and there are no API keys: set --api-keys-file "
-            "(or ROUNDHOUSE_API_KEYS), listen on 127.0.0.1, or say --insecure-no-keys"
+            f"{exposed[0]} is reachable from other machines and there are no API keys: set --api-keys-file "
+            "(or ROUNDHOUSE_API_KEYS), listen on 127.0.0.1, or pass --insecure-no-keys"
         )
 
 
 def url(listener: socket.socket) -> str:
-    """Where clients find it, by the number of its address."""
+    """Return the URL of a listener, with its numeric address."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,15 +1,14 @@
-"""The bytes of images and videos in the house: each content once, all of them within a budget. Pure.
+"""Memory of images and videos in flight: identical content is stored once, within a budget. Pure.
 
-A request holds its frames from their arrival until its answer has been sent, which is longer than any of its
-flights lasts: all its choices share them, and so does whoever sends the same image meanwhile. When nobody is
-in the house, nothing is held.
+A request leases its frames from their arrival until its response has been sent, longer than any of its
+flights: all its choices share them, and so do concurrent requests with the same image.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.dialects.formats import Frame
+from broker.dialects.media_types import Frame
 
 
 @dataclass(slots=True)
@@ -19,7 +18,7 @@ class _Shared:
 
 
 class MediaMemory:
-    """What all requests hold. Used on the event loop only."""
+    """Memory budget of all requests' media. Used on the event loop only."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -27,15 +26,15 @@ class MediaMemory:
         self._shared: dict[str, _Shared] = {}
 
     def __len__(self) -> int:
-        """Frames, each content once."""
+        """Return the number of distinct frames."""
         return len(self._shared)
 
-    def open(self) -> Held:
-        """What a new request holds."""
-        return Held(self)
+    def open(self) -> MediaLease:
+        """Return an empty lease for a new request."""
+        return MediaLease(self)
 
     def allocate(self, count: int) -> bool:
-        """False, and nothing is held, where there is no room for so many bytes."""
+        """Allocate `count` bytes; returns False, without allocating, if they exceed the budget."""
         if self.held + count > self.bytes_max:
             return False
         self.held += count
@@ -45,16 +44,16 @@ class MediaMemory:
         self.held -= count
 
     def find(self, sha256: str) -> Frame | None:
-        """The frame that somebody holds already."""
+        """Return the frame with this digest, if any request has it."""
         shared = self._shared.get(sha256)
         return shared.frame if shared is not None else None
 
     def share(self, frame: Frame) -> None:
-        """One holder more; of the first its bytes are counted already."""
+        """Add a reference to a frame; the bytes of the first one are allocated already."""
         self._shared.setdefault(frame.sha256, _Shared(frame)).holders += 1
 
-    def let_go(self, sha256: str) -> None:
-        """One holder less; the last one frees it."""
+    def release(self, sha256: str) -> None:
+        """Drop a reference to a frame; the last one frees it."""
         shared = self._shared[sha256]
         shared.holders -= 1
         if not shared.holders:
@@ -62,8 +61,8 @@ class MediaMemory:
             self.free(len(shared.frame.data))
 
 
-class Held:
-    """What one request holds: whole frames, and bytes on their way that will become some."""
+class MediaLease:
+    """Media of one request: complete frames, and the bytes of those that are arriving."""
 
     def __init__(self, memory: MediaMemory) -> None:
         self._memory = memory
@@ -71,21 +70,21 @@ class Held:
         self._arriving = 0
 
     def fits_alone(self, count: int) -> bool:
-        """Whether there would be room for so many bytes more if nobody else were here."""
+        """Return whether `count` more bytes would fit if no other request had media."""
         held = self._arriving + sum(len(frame.data) for frame in self._frames.values())
         return held + count <= self._memory.bytes_max
 
     def expect(self, count: int) -> bool:
-        """Room for bytes that arrive one by one; False where there is none."""
+        """Allocate `count` arriving bytes; returns False if they exceed the budget."""
         if not self._memory.allocate(count):
             return False
         self._arriving += count
         return True
 
     def keep(self, frame: Frame, *, expected: int = 0) -> Frame | None:
-        """The frame to go on with: an equal one, if there was any. None: there is no room for it.
+        """Add a frame. Return it, or an equal one that is stored already; None if it exceeds the budget.
 
-        `expected`: how many of its bytes there is room for already.
+        `expected`: how many of its bytes were allocated by `expect`.
         """
         if (known := self._memory.find(frame.sha256)) is None:
             if not self._memory.allocate(len(frame.data) - expected):
@@ -104,7 +103,7 @@ class Held:
         self._memory.free(count)
 
     def free(self) -> None:
-        """All of it. Idempotent."""
+        """Free everything. Idempotent."""
         self._forget(self._arriving)
         while self._frames:
-            self._memory.let_go(self._frames.popitem()[0])
+            self._memory.release(self._frames.popitem()[0])

@@ -1,4 +1,4 @@
-"""The HTTP parser, for a server that changes to no other protocol."""
+"""HTTP parser for a server that upgrades to no other protocol."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _OFFER = b"upgrade"
 
 
 class Parser(httptools.HttpRequestParser):
-    """Keeps what stands behind a request that offers another protocol.
+    """Parser that keeps the data behind a request with an `Upgrade` header, in `rest`.
 
-    httptools takes the offer for accepted: the request ends with its head, and what follows is not HTTP.
+    httptools treats the offer as accepted: the request ends with its head, and the data behind it is not
+    HTTP.
     """
 
     rest = b""
@@ -27,14 +28,14 @@ class Parser(httptools.HttpRequestParser):
 
 
 def offers_upgrade(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """`headers`: with names in lower case."""
+    """Return whether there is an `Upgrade` header. `headers`: with names in lower case."""
     return any(name == _OFFER for name, _ in headers)
 
 
 def head_without_offer(
     method: bytes, url: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]
 ) -> bytes:
-    """The same request's head, as RFC 9110 7.8 lets a server read it: the offer is ignored."""
+    """Return the request's head without the `Upgrade` header, which a server may ignore (RFC 9110, 7.8)."""
     lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
     lines += [b"%b: %b" % header for header in headers if header[0] != _OFFER]
     return b"\r\n".join([*lines, b"", b""])

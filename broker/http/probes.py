@@ -1,3 +1,4 @@
-"""What load balancers ask, again and again and without a key: "not yet" is an answer there, no failure."""
+"""Paths of health probes: polled often by load balancers, without a key; "not ready" is not an error
+there."""
 
 PROBES = frozenset({"/health", "/ready"})

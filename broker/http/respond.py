@@ -1,4 +1,4 @@
-"""ASGI responses over flights: a stream of events, or one document. Also bodies with a limit."""
+"""ASGI responses over flights: an event stream or one JSON document. Also reads bodies with a size limit."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from starlette.types import Message, Receive, Scope, Send
 from broker.dispatch.flight import Batch, Flight
 from broker.http import cache_header
 from broker.http.errors import error_response
-from broker.http.reader import Reader
-from broker.http.straight import Straight, find
+from broker.http.fast_path import FastPath, find
+from broker.http.output_reader import OutputReader
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Reused
+from protocol.messages import Accepted, PrefixHit
 
 HEADERS_HELD_S_MAX = 1.0
-"""How long a response, once its request was accepted, waits for what its headers say of the cache."""
+"""Maximum time in seconds that the response headers wait, after acceptance, for the prefix cache report."""
 
 
 class Renderer(Protocol):
-    """A dialect's second half: what a request's flights bring -> bytes of the body.
+    """The output half of a dialect: converts outputs of a request's flights to bytes of the body.
 
-    `feed` returns what can be sent now, empty when nothing can, and raises `RequestError` when a flight
-    failed before anything was. Once it is `over` it has returned everything.
+    `feed` returns the bytes to send now, possibly empty. It raises `RequestError` when a flight failed before
+    anything was sent. When `over` is true it has returned everything.
     """
 
     content_type: bytes
     over: bool
 
     def wait(self) -> bytes:
-        """What is sent when nothing else was for a while; empty where the format has no such thing."""
+        """Return the keepalive bytes of the format; empty if it has none."""
 
     def feed(self, batches: Sequence[Batch]) -> bytes: ...
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """The whole body. Raises `RequestError(request_too_large)`, at once where the size is declared."""
+    """Return the whole body. Raises `RequestError(request_too_large)`, early if the size is declared."""
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > bytes_max:
         raise _too_large(bytes_max)
@@ -57,35 +57,34 @@ def _too_large(bytes_max: int) -> RequestError:
     return RequestError(Code.REQUEST_TOO_LARGE, f"The request body is larger than {bytes_max} bytes.")
 
 
-class FlightResponse:
-    """Answers one request from its flights, one for each choice.
+class GenerationResponse:
+    """ASGI response to one request from its flights, one per choice.
 
-    Their context is open for exactly as long as the client is served: however the response ends, by its
-    last event, by one flight's failure, by the client leaving or by cancellation, the slots are free and the
-    worker knows.
+    Their context is open exactly as long as the client is served. However the response ends (last event, a
+    failed flight, disconnect or cancellation), the slots are freed and the worker is notified.
     """
 
     def __init__(
         self,
-        aboard: AbstractContextManager[Sequence[Flight]],
+        assigned: AbstractContextManager[Sequence[Flight]],
         renderer: Renderer,
         *,
         prompts: int,
         keepalive_s: float,
         on_end: Callable[[Flight, int], None],
     ) -> None:
-        """`prompts`: how many the flights answer, equally many each, side by side."""
-        self._aboard = aboard
+        """`prompts`: number of prompts; the flights are grouped by prompt, equally many for each."""
+        self._assigned = assigned
         self._prompts = prompts
         self._renderer = renderer
         self._keepalive_s = keepalive_s
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = 499  # what the log says of a client that left before it had an answer
+        status = 499  # logged for a client that disconnected before its response
         try:
-            with self._aboard as flights:
-                reader = Reader(flights)
+            with self._assigned as flights:
+                reader = OutputReader(flights)
                 watcher = asyncio.ensure_future(_watch(receive, reader))
                 try:
                     status = await self._answer(flights, reader, send, find(scope))
@@ -100,7 +99,7 @@ class FlightResponse:
             await error_response(error, scope)(scope, receive, send)
 
     async def _answer(
-        self, flights: Sequence[Flight], reader: Reader, send: Send, straight: Straight | None
+        self, flights: Sequence[Flight], reader: OutputReader, send: Send, straight: FastPath | None
     ) -> int:
         started = False
         batches = await self._opening(flights, reader)
@@ -116,33 +115,32 @@ class FlightResponse:
             if over:
                 return 200
             if started and straight is not None:
-                reader.aside = partial(self._pass_on, straight)
+                reader.offload = partial(self._pass_on, straight)
             batches = await reader.batches(self._keepalive_s if started else None)
         return 499
 
     def _render(self, batches: Sequence[Batch]) -> bytes:
         if self._renderer.over:
-            return b""  # its last bytes have gone straight
+            return b""  # the fast path has sent the last bytes
         return self._renderer.feed(batches) if batches else self._renderer.wait()
 
-    def _pass_on(self, straight: Straight, take: Callable[[], list[Batch]]) -> bool:
-        """See `reader.Aside`."""
+    def _pass_on(self, straight: FastPath, take: Callable[[], list[Batch]]) -> bool:
+        """Write new outputs to the fast path, as an `output_reader.Aside`."""
         if not straight.is_open:
             return False
         straight.write(self._renderer.feed(take()))
         return not self._renderer.over
 
-    async def _opening(self, flights: Sequence[Flight], reader: Reader) -> list[Batch]:
-        """All that came until the headers can be sent; empty when the client left before, or needs a sign of
-        life.
+    async def _opening(self, flights: Sequence[Flight], reader: OutputReader) -> list[Batch]:
+        """Collect items until the headers can be sent; empty if the client left or needs a keepalive.
 
-        Nothing is sent before the worker's first word: a request it refuses gets its status code. Only who
-        waits for a worker as such gets comments, and what is wrong, if anything is, in an event. A request
-        in a worker's queue is accepted and no more, so from there on the wait is short.
+        Nothing is sent before the worker's first message, so that a request it rejects gets its status code.
+        A request that waits for a worker is the exception: it gets comments, and an error as an event. A
+        request in a worker's queue is accepted already, so from there on the wait is short.
         """
         loop = asyncio.get_running_loop()
         while not (batches := await reader.batches(self._keepalive_s)):
-            if reader.client_gone or all(flight.leg is None for flight in flights):
+            if reader.client_gone or all(flight.attempt is None for flight in flights):
                 return []
         held_until = loop.time() + HEADERS_HELD_S_MAX
         while not (reader.client_gone or _has_begun(batches) or cache_header.header(flights, self._prompts)):
@@ -154,7 +152,7 @@ class FlightResponse:
 
 
 def _has_begun(batches: Sequence[Batch]) -> bool:
-    return any(not isinstance(item, Accepted | Reused) for _, items in batches for item in items)
+    return any(not isinstance(item, Accepted | PrefixHit) for _, items in batches for item in items)
 
 
 def _start(content_type: bytes, length: int | None, cache: bytes | None) -> Message:
@@ -166,7 +164,7 @@ def _start(content_type: bytes, length: int | None, cache: bytes | None) -> Mess
     return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
-async def _watch(receive: Receive, reader: Reader) -> None:
+async def _watch(receive: Receive, reader: OutputReader) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     reader.leave()

@@ -1,4 +1,4 @@
-"""uvicorn, as the gateway runs it: bounded connections, and an orderly end."""
+"""uvicorn server with limited connections and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from broker.config import GatewaySettings
 from broker.dispatch.dispatcher import Dispatcher
-from broker.http.connection import Limits, available_connections, connection_type
+from broker.http.connection import ConnectionLimits, available_connections, connection_type
 from broker.http.listeners import BACKLOG
+from protocol.gateway_settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 
 FIRST_REQUEST_S_MAX = 1.0
-_LOOKS = 100
+_POLLS = 100
 
 
 class Server(uvicorn.Server):
-    """uvicorn with an orderly end: no new requests, time for open streams, then a last event for each."""
+    """uvicorn server with a graceful shutdown: no new requests, time for open streams, then a last event for
+    each."""
 
     def __init__(self, config: uvicorn.Config, dispatcher: Dispatcher, drain_timeout_s: float) -> None:
         super().__init__(config)
@@ -35,17 +36,17 @@ class Server(uvicorn.Server):
         if not dispatcher.stopping:
             log.info("stopping: %d requests in flight", len(dispatcher.flights))
             dispatcher.stop()
-            asyncio.get_running_loop().call_later(self._drain_timeout_s, dispatcher.abandon)
+            asyncio.get_running_loop().call_later(self._drain_timeout_s, dispatcher.fail_all)
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn hangs up on whoever has not asked yet: those who have just connected may, for a moment."""
+        """Wait a moment for the first request of new connections, which uvicorn would close at once."""
         for server in self.servers:
             server.close()
-        for _ in range(_LOOKS):
+        for _ in range(_POLLS):
             if not any(_is_fresh(connection) for connection in self.server_state.connections):
                 break
-            await asyncio.sleep(FIRST_REQUEST_S_MAX / _LOOKS)
+            await asyncio.sleep(FIRST_REQUEST_S_MAX / _POLLS)
         await super().shutdown(sockets)
 
 
@@ -54,14 +55,16 @@ def _is_fresh(connection: object) -> bool:
 
 
 def server_config(app: ASGIApp, configured: GatewaySettings) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+    """Return the uvicorn configuration for the application."""
     connections_max = available_connections(configured.max_connections)
     if connections_max < configured.max_connections:
-        log.warning("%d connections at the most: the system gives no more descriptors", connections_max)
+        log.warning("the limit of open files allows only %d client connections", connections_max)
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=connection_type(Limits(connections_max, configured.body_timeout_s, configured.read_timeout_s)),
+        http=connection_type(
+            ConnectionLimits(connections_max, configured.body_timeout_s, configured.read_timeout_s)
+        ),
         ws="none",
         lifespan="on",
         access_log=False,

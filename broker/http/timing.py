@@ -1,4 +1,4 @@
-"""How long an answer took to begin, as OpenAI's clients look for it; and what kind of answer it is."""
+"""Processing time header of OpenAI's API, and counters of responses by status and error code."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from broker.dispatch.tally import Tally
+from broker.dispatch.http_counters import HttpCounters
 from broker.http.ids import request_id
 from broker.http.probes import PROBES
 
 HEADER = b"openai-processing-ms"
 ERROR_CODE = "error_code"
-"""In the state of a request: with what error it is answered."""
+"""Key in the request's state for the error code of its response."""
 
 
-class Timing:
-    """ASGI middleware: every answer says how many milliseconds after its request it began, and is counted."""
+class TimingMiddleware:
+    """ASGI middleware that adds the time to the response's start, in milliseconds, and counts responses."""
 
-    def __init__(self, app: ASGIApp, tally: Tally) -> None:
+    def __init__(self, app: ASGIApp, http_counters: HttpCounters) -> None:
         self._app = app
-        self._tally = tally
+        self._http_counters = http_counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,11 +39,11 @@ class Timing:
         await self._app(scope, receive, send_with_time)
 
     def _count(self, scope: Scope, status: int, now: float) -> None:
-        self._tally.answered(status)
+        self._http_counters.answered(status)
         code = scope.get("state", {}).get(ERROR_CODE)
         if code is None:
             return
-        self._tally.failed(code)
+        self._http_counters.failed(code)
         id, method, path = request_id(scope), scope["method"], scope["path"]
         if path not in PROBES:
-            self._tally.refused(now, id=id, method=method, path=path, status=status, code=code)
+            self._http_counters.refused(now, id=id, method=method, path=path, status=status, code=code)

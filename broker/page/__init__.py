@@ -1,1 +1,1 @@
-"""The page at `/`: what goes on here, and a playground. It asks the same API as everybody else."""
+"""The web page at `/`: status, charts and a playground. It uses the public API."""

@@ -1,7 +1,7 @@
-"""GET / and /page/…: the page's own files, which say nothing of anybody and so need no key.
+"""GET / and /page/…: the page's static files. They contain no user data, so they need no key.
 
-They are read once and served as they are, without a build step. A browser is told to run, draw and ask for
-nothing that is not from here.
+They are read once and served unchanged, without a build step. The content security policy allows the browser
+to run, display and request only resources of this server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""Of content: scripts and styles are our files, never in the markup, and no text can become markup."""
+"""Content security policy: scripts and styles are our files, never inline, and text cannot become markup."""
 
 HEADERS = {
     "content-security-policy": POLICY,
@@ -39,7 +39,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-"""`no-cache`: kept, and asked about each time, so that an upgrade shows at once."""
+"""With `no-cache` browsers revalidate their copies on each use, so that an upgrade is visible at once."""
 
 TYPES = {
     "html": "text/html; charset=utf-8",
@@ -52,7 +52,7 @@ INDEX = "index.html"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`tag`: another one when the content is."""
+    """One static file. `tag`: its ETag, a hash of the content."""
 
     content: bytes
     type: str
@@ -61,7 +61,7 @@ class File:
 
 @cache
 def files() -> dict[str, File]:
-    """By the path that each is asked for under."""
+    """Return the files by URL path."""
     found = {}
     for entry in resources.files(__package__).joinpath("assets").iterdir():
         content = entry.read_bytes()
@@ -72,7 +72,7 @@ def files() -> dict[str, File]:
 
 
 async def show(request: Request) -> Response:
-    """One of the files, or that it is still the one that the browser has."""
+    """Return one file, or 304 if the browser's copy is current."""
     file = files()[request.url.path]
     headers = HEADERS | {"etag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
@@ -81,6 +81,6 @@ async def show(request: Request) -> Response:
 
 
 PATHS = frozenset(files())
-"""What needs no key."""
+"""Paths that need no key."""
 
 ROUTES = [Route(path, show) for path in sorted(PATHS)]

@@ -12,14 +12,14 @@ from starlette.types import ASGIApp
 
 from broker.dialects import chat, chat_body
 from broker.dialects.parameters import copies
-from broker.dispatch.fleet import Vacancy, Worker
-from broker.routes.gateway import gateway_of
+from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.routes.generation import ask, renderer, respond, take_body
+from broker.routes.state import gateway_of
 from protocol.messages import Generate
 
 
 async def complete_chat(request: Request) -> ASGIApp:
-    """A conversation's next message, streamed or whole."""
+    """Generate the next message of a conversation, streamed or as one document."""
     gateway = gateway_of(request)
     body, raw = await take_body(request, chat_body.read)
     found = gateway.dispatcher.find(body.model)
@@ -29,7 +29,7 @@ async def complete_chat(request: Request) -> ASGIApp:
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     rendered = renderer(
         {"id": id, "object": kind, "created": int(time.time()), "model": found.model},
-        chat.Form(logprobs=bool(body.logprobs), functions=body.has_functions),
+        chat.ChatChoiceRenderer(logprobs=bool(body.logprobs), functions=body.has_functions),
         body,
         choices=len(requests),
     )
@@ -37,9 +37,9 @@ async def complete_chat(request: Request) -> ASGIApp:
 
 
 async def ask_chat(
-    request: Request, body: chat_body.Body, body_bytes: int, found: Worker | Vacancy, id: str
+    request: Request, body: chat_body.Body, body_bytes: int, found: Worker | UnloadedModel, id: str
 ) -> tuple[Generate, list[bytes]]:
-    """The request for the first choice, and its media. Raises `RequestError`."""
+    """Return the request for the first choice, and its media. Raises `RequestError`."""
     incarnation = gateway_of(request).dispatcher.incarnation
     in_place = found.capabilities.system_in_place
     converse = partial(chat.conversation, body, system_in_place=in_place)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: the older API, text that goes on."""
+"""POST /v1/completions: the older text completion API."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import completions
-from broker.routes.gateway import gateway_of
 from broker.routes.generation import renderer, respond, take_body
+from broker.routes.state import gateway_of
 
 
 async def complete_text(request: Request) -> ASGIApp:
-    """What follows each prompt, streamed or whole."""
+    """Generate the continuation of each prompt, streamed or as one document."""
     gateway = gateway_of(request)
     body, raw = await take_body(request, completions.read)
     found = gateway.dispatcher.find(body.model)
     id = "cmpl-" + secrets.token_hex(12)
     generate = partial(completions.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)
-    requests = await gateway.aside.work(len(raw), generate)
+    requests = await gateway.offload.work(len(raw), generate)
     rendered = renderer(
         {"id": id, "object": "text_completion", "created": int(time.time()), "model": found.model},
-        completions.Form(
+        completions.CompletionChoiceRenderer(
             logprobs=body.logprobs is not None, choices=len(requests), echoes=completions.echoes(body)
         ),
         body,

@@ -1,4 +1,4 @@
-"""What becomes of an exception that leaves a route: `HANDLERS`, by its type."""
+"""Exception handlers of the routes: `HANDLERS`, by exception type."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from broker.http.errors import error_response
 from broker.http.ids import request_id
-from protocol.about import about
 from protocol.errors import Code, RequestError
+from protocol.log_context import about
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 405:
-        refusal = RequestError(Code.METHOD_NOT_ALLOWED, f"{path} does not take {request.method}.")
+        refusal = RequestError(Code.METHOD_NOT_ALLOWED, f"{path} does not support {request.method}.")
     elif error.status_code == 404:
-        refusal = RequestError(Code.ROUTE_NOT_FOUND, f"There is nothing at {path}.")
+        refusal = RequestError(Code.ROUTE_NOT_FOUND, f"No route exists at {path}.")
     else:
         refusal = RequestError(Code.INVALID_REQUEST, error.detail)
     response = error_response(refusal, request.scope)
@@ -42,7 +42,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_disconnect(request: Request, error: Exception) -> Response:
-    """The client left while it sent its body; nobody reads this."""
+    """The client disconnected while it sent its body; the response goes nowhere."""
     return Response(status_code=499)
 
 

@@ -1,4 +1,4 @@
-"""GET /health and /ready, which need no key (`http.probes`)."""
+"""GET /health and /ready; they need no key (`http.probes`)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from broker.routes.gateway import gateway_of
+from broker.routes.state import gateway_of
 
 
 async def health(request: Request) -> Response:
-    """The gateway lives."""
+    """Report that the gateway is alive."""
     return JSONResponse({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    """Some model serves, or is started when asked for; otherwise 503 with the reason and a Retry-After."""
+    """Report whether any model serves or can be loaded on demand; otherwise 503 with the reason and
+    Retry-After."""
     gateway_of(request).dispatcher.check_ready()
     return JSONResponse({"status": "ready"})
 

@@ -1,5 +1,4 @@
-"""GET /v1/inspect, and each of them: the last requests as they came, and their prompts as the model was given
-them. Only where `--inspect` says so."""
+"""GET /v1/inspect[/ID]: the last requests as received, and their prompts as tokens. Needs `--inspect`."""
 
 from __future__ import annotations
 
@@ -14,46 +13,48 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import tokens
-from broker.dispatch.inspection import Kept
+from broker.dispatch.inspection import CapturedRequest
 from broker.dispatch.traffic import code_of
-from broker.routes.gateway import gateway_of
 from broker.routes.generation import respond
-from broker.routes.progress import Moment, reuse_of
+from broker.routes.progress import StatusSnapshot, reuse_of
+from broker.routes.state import gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted
-from protocol.parts import Tokenizing
+from protocol.types import TokenizeOptions
 
 BODY_CHARACTERS_MAX = 64 * 1024
 
 
 async def list_kept(request: Request) -> Response:
-    """All that are kept, the latest first; `enabled`: whether any are."""
+    """List the captured requests, the latest first. `enabled`: whether requests are captured."""
     inspection = gateway_of(request).inspection
-    moment = Moment(time.monotonic(), time.time())
+    moment = StatusSnapshot(time.monotonic(), time.time())
     kept = [_summary(each, moment) for each in reversed(inspection.kept if inspection else ())]
     return JSONResponse({"object": "list", "enabled": inspection is not None, "data": kept})
 
 
 async def show_kept(request: Request) -> ASGIApp:
-    """One of them, with its body and its tokens; a worker is asked for those of its prompt."""
+    """Return one captured request with its body and tokens; a worker tokenizes its prompt."""
     inspection = gateway_of(request).inspection
     kept = inspection.find(request.path_params["id"]) if inspection else None
     if kept is None:
-        raise RequestError(Code.ROUTE_NOT_FOUND, f"No request `{request.path_params['id']}` is kept.")
+        raise RequestError(
+            Code.ROUTE_NOT_FOUND, f"No request `{request.path_params['id']}` has been captured."
+        )
     dispatcher = gateway_of(request).dispatcher
-    moment = Moment(time.monotonic(), time.time())
+    moment = StatusSnapshot(time.monotonic(), time.time())
     wanted = replace(
         kept.request,
         incarnation=dispatcher.incarnation,
         id="tokens-" + secrets.token_hex(12),
-        tokenizing=Tokenizing(tokens=True),
+        tokenizing=TokenizeOptions(tokens=True),
     )
-    renderer = tokens.Counted(lambda told: {**_summary(kept, moment), **_whole(kept, told)})
+    renderer = tokens.TokenizeRenderer(lambda told: {**_summary(kept, moment), **_whole(kept, told)})
     found = dispatcher.find(kept.flight.model)
     return respond(request, found, [wanted], list(kept.flight.media), renderer, prompts=1)
 
 
-def _summary(kept: Kept, moment: Moment) -> dict[str, Any]:
+def _summary(kept: CapturedRequest, moment: StatusSnapshot) -> dict[str, Any]:
     flight = kept.flight
     return {
         "id": flight.id,
@@ -67,7 +68,7 @@ def _summary(kept: Kept, moment: Moment) -> dict[str, Any]:
     }
 
 
-def _whole(kept: Kept, told: Accepted) -> dict[str, Any]:
+def _whole(kept: CapturedRequest, told: Accepted) -> dict[str, Any]:
     body = kept.body.decode("utf-8", "replace")
     return {
         "body": body[:BODY_CHARACTERS_MAX],

@@ -1,4 +1,4 @@
-"""The images and videos of a request, read and fetched: for every API that takes them."""
+"""Reads and fetches the images and videos of a request, for every API that accepts them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from functools import partial
 
 from starlette.requests import Request
 
-from broker.config import GatewaySettings
-from broker.dialects.formats import Frame
 from broker.dialects.frames import (
-    Limits,
-    Source,
+    MediaLimits,
+    MediaSource,
     check_taken,
     described,
     is_fetched,
@@ -21,23 +19,26 @@ from broker.dialects.frames import (
     sources,
 )
 from broker.dialects.media import MediaError
+from broker.dialects.media_types import Frame
 from broker.dialects.parts import Attachment
-from broker.dispatch.fleet import Vacancy, Worker
-from broker.http.media import Held
-from broker.routes.gateway import Fetch, Gateway, gateway_of
+from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.http.media import MediaLease
+from broker.routes.state import Fetch, GatewayState, gateway_of
 from protocol.errors import Code, RequestError
-from protocol.parts import Media
+from protocol.gateway_settings import GatewaySettings
+from protocol.types import Media
 
 FETCHES_PER_REQUEST_MAX = 8
-"""At once."""
+"""Maximum number of concurrent fetches of one request."""
 
 
 async def read_media(
-    request: Request, attachments: Sequence[Attachment], found: Worker | Vacancy
+    request: Request, attachments: Sequence[Attachment], found: Worker | UnloadedModel
 ) -> tuple[list[Media], list[bytes]]:
-    """What is said of each, and the bytes of all their frames, which the request holds until its end.
+    """Return descriptions of the media and the bytes of their frames, leased until the request ends.
 
-    Raises `RequestError`: 400, naming one that is bad or cannot be had, or 503 where there is no room for it.
+    Raises `RequestError`: 400 that names an invalid or unavailable one, or 503 if the memory budget is
+    exhausted.
     """
     if not attachments:
         return [], []
@@ -50,12 +51,12 @@ async def read_media(
     read_frames = [[frames[source] for source in each] for each in wanted]
     every = [frame.data for each in read_frames for frame in each]
     describe = partial(described, attachments, read_frames, limits)
-    return await gateway.aside.work(sum(map(len, every)), describe), every
+    return await gateway.offload.work(sum(map(len, every)), describe), every
 
 
-def limits_of(settings: GatewaySettings) -> Limits:
-    """What a gateway with these settings takes."""
-    return Limits(
+def limits_of(settings: GatewaySettings) -> MediaLimits:
+    """Return the media limits of a gateway with these settings."""
+    return MediaLimits(
         bytes_max=settings.media_bytes_max,
         pixels_max=settings.media_pixels_max,
         image_pixels_max=settings.image_pixels_max,
@@ -64,18 +65,18 @@ def limits_of(settings: GatewaySettings) -> Limits:
 
 
 class _Reading:
-    """Of one request's sources, each once."""
+    """Reader of one request's media sources, each only once."""
 
-    def __init__(self, gateway: Gateway, held: Held, limits: Limits) -> None:
+    def __init__(self, gateway: GatewayState, held: MediaLease, limits: MediaLimits) -> None:
         self._gateway = gateway
-        self._held = held
+        self._leases = held
         self._limits = limits
         self._slots = asyncio.Semaphore(FETCHES_PER_REQUEST_MAX)
 
-    async def read(self, wanted: Iterable[Source]) -> dict[Source, Frame]:
+    async def read(self, wanted: Iterable[MediaSource]) -> dict[MediaSource, Frame]:
         fetch = self._gateway.fetch
-        here: list[Source] = []
-        elsewhere: list[Source] = []
+        here: list[MediaSource] = []
+        elsewhere: list[MediaSource] = []
         for source in wanted:
             (elsewhere if is_fetched(source, fetching=fetch is not None) else here).append(source)
         frames = await self._decode(here)
@@ -83,13 +84,15 @@ class _Reading:
             frames |= await self._fetch_all(fetch, elsewhere)
         return frames
 
-    async def _decode(self, wanted: Sequence[Source]) -> dict[Source, Frame]:
+    async def _decode(self, wanted: Sequence[MediaSource]) -> dict[MediaSource, Frame]:
         size = sum(len(source.url) for source in wanted)
-        decoded = await self._gateway.aside.work(size, lambda: [read(each, self._limits) for each in wanted])
+        decoded = await self._gateway.offload.work(
+            size, lambda: [read(each, self._limits) for each in wanted]
+        )
         return {source: self._keep(source, frame) for source, frame in zip(wanted, decoded, strict=True)}
 
-    async def _fetch_all(self, fetch: Fetch, wanted: Sequence[Source]) -> dict[Source, Frame]:
-        tasks: dict[Source, asyncio.Task[Frame]] = {}
+    async def _fetch_all(self, fetch: Fetch, wanted: Sequence[MediaSource]) -> dict[MediaSource, Frame]:
+        tasks: dict[MediaSource, asyncio.Task[Frame]] = {}
         limit_s = self._gateway.settings.media_timeout_s
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
@@ -105,33 +108,33 @@ class _Reading:
             raise refusals.exceptions[0] from None
         return {source: task.result() for source, task in tasks.items()}
 
-    async def _fetch(self, fetch: Fetch, source: Source) -> Frame:
+    async def _fetch(self, fetch: Fetch, source: MediaSource) -> Frame:
         try:
             async with self._slots:
                 data = await fetch(source.url, partial(self._expect, source))
         except MediaError as error:
             raise refused(source, error) from None
-        frame = await self._gateway.aside.work(len(data), partial(read, source, self._limits, data))
+        frame = await self._gateway.offload.work(len(data), partial(read, source, self._limits, data))
         return self._keep(source, frame, expected=len(data))
 
-    def _expect(self, source: Source, count: int) -> None:
-        if not self._held.expect(count):
+    def _expect(self, source: MediaSource, count: int) -> None:
+        if not self._leases.expect(count):
             raise self._no_room(source, count)
 
-    def _keep(self, source: Source, frame: Frame, *, expected: int = 0) -> Frame:
-        kept = self._held.keep(frame, expected=expected)
+    def _keep(self, source: MediaSource, frame: Frame, *, expected: int = 0) -> Frame:
+        kept = self._leases.keep(frame, expected=expected)
         if kept is None:
             raise self._no_room(source, len(frame.data))
         return kept
 
-    def _no_room(self, source: Source, count: int) -> RequestError:
-        if not self._held.fits_alone(count):
+    def _no_room(self, source: MediaSource, count: int) -> RequestError:
+        if not self._leases.fits_alone(count):
             most = self._gateway.media.bytes_max
-            message = f"The images of one request can have {most} bytes together at the most."
+            message = f"The images of one request may have at most {most} bytes in total."
             return RequestError(Code.INVALID_REQUEST, message, param=source.param)
         dispatcher = self._gateway.dispatcher
-        aboard = [flight for flight in dispatcher.flights if flight.terminal is None]
-        return dispatcher.admission.busy(aboard, "The server holds as many bytes of images as it may")
+        assigned = [flight for flight in dispatcher.flights if flight.terminal is None]
+        return dispatcher.admission.busy(assigned, "The server's memory for images is full")
 
 
 def _is_late(task: asyncio.Task[Frame]) -> bool:

@@ -1,6 +1,6 @@
-"""POST /v1/messages: Anthropic's API; and /v1/messages/count_tokens.
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API.
 
-What its clients say of versions and betas, in headers and in the query, changes nothing here.
+Versions and betas that clients name, in headers or in the query, have no effect.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects.messages import body, request
-from broker.dialects.messages.answer import Stream, Whole, message
+from broker.dialects.messages.answer import MessageDocumentRenderer, MessageSseRenderer, message
 from broker.dialects.messages.conversation import conversation
 from broker.dialects.normalize import Conversation
-from broker.dialects.tokens import Counted
-from broker.dispatch.fleet import Vacancy, Worker
+from broker.dialects.tokens import TokenizeRenderer
+from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.http.ids import request_id
 from broker.http.respond import Renderer
-from broker.routes.gateway import gateway_of
 from broker.routes.generation import ask, respond, take_body
+from broker.routes.state import gateway_of
 
 
 async def create_message(http: Request) -> ASGIApp:
-    """A conversation's next message, streamed or whole."""
+    """Generate the next message of a conversation, streamed or as one document."""
     gateway = gateway_of(http)
     read, raw = await take_body(http, body.read)
     found = gateway.dispatcher.find(read.model)
@@ -37,23 +37,25 @@ async def create_message(http: Request) -> ASGIApp:
     )
     asked, frames = await ask(http, found, len(raw), _converse(read, found), generate)
     begun = message(id, found.model)
-    renderer: Renderer = Stream(begun, request_id(http.scope)) if read.stream else Whole(begun)
+    renderer: Renderer = (
+        MessageSseRenderer(begun, request_id(http.scope)) if read.stream else MessageDocumentRenderer(begun)
+    )
     return respond(http, found, [asked], frames, renderer, prompts=1)
 
 
 async def count_tokens(http: Request) -> ASGIApp:
-    """How many tokens a conversation has, which may be longer than the model takes. Nothing is run."""
+    """Count the tokens of a conversation, even beyond the model's context. Nothing is generated."""
     gateway = gateway_of(http)
     read, raw = await take_body(http, body.read_prompt)
     found = gateway.dispatcher.find(read.model)
     id = "count-" + secrets.token_hex(12)
     count = partial(request.count, read, id=id, incarnation=gateway.dispatcher.incarnation)
     asked, frames = await ask(http, found, len(raw), _converse(read, found), count)
-    renderer = Counted(lambda told: {"input_tokens": told.prompt_tokens})
+    renderer = TokenizeRenderer(lambda told: {"input_tokens": told.prompt_tokens})
     return respond(http, found, [asked], frames, renderer, prompts=1)
 
 
-def _converse(read: body.Prompt, found: Worker | Vacancy) -> Callable[[], Conversation]:
+def _converse(read: body.Prompt, found: Worker | UnloadedModel) -> Callable[[], Conversation]:
     return partial(conversation, read, system_in_place=found.capabilities.system_in_place)
 
 

@@ -1,4 +1,4 @@
-"""GET /metrics: what Prometheus asks for now and then, and what is put together only then."""
+"""GET /metrics: Prometheus metrics, collected when they are scraped."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from broker.routes.figures import Figures
-from broker.routes.gateway import Gateway, gateway_of
+from broker.routes.prometheus import PrometheusExporter
+from broker.routes.state import GatewayState, gateway_of
 
 PATH = "/metrics"
 
 
 async def metrics(request: Request) -> Response:
-    """In the format that the scraper prefers."""
+    """Return the metrics in the format that the scraper prefers."""
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     body: bytes = encode(registry(gateway_of(request)))
     return Response(body, headers={"content-type": content_type})
 
 
-def registry(gateway: Gateway) -> CollectorRegistry:
-    """All that is measured, with the gateway's own process where the system tells of it."""
+def registry(gateway: GatewayState) -> CollectorRegistry:
+    """Return a registry with all metrics, including those of the gateway's process if the system provides
+    them."""
     found = CollectorRegistry(auto_describe=False)
-    found.register(Figures(gateway.dispatcher, gateway.tally, gateway.line_errors))
+    found.register(PrometheusExporter(gateway.dispatcher, gateway.http_counters, gateway.line_errors))
     ProcessCollector(registry=found)
     return found
 

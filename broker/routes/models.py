@@ -1,5 +1,5 @@
-"""GET /v1/models, and each of them: as OpenAI shows them or, to a client that names a version of Anthropic's
-API, as that one does."""
+"""GET /v1/models[/ID] in OpenAI's format, or in Anthropic's if the request has an `anthropic-version`
+header."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from broker.dispatch.fleet import KnownModel
-from broker.routes.gateway import Gateway, gateway_of
+from broker.dispatch.fleet import ModelEntry
+from broker.routes.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 from protocol.tasks import tasks
 
 
 async def list_models(request: Request) -> Response:
-    """Every model that is configured or that a worker has named, loaded or not."""
+    """List every model that is configured or that a worker has announced, loaded or not."""
     gateway = gateway_of(request)
     names = sorted(gateway.dispatcher.fleet.models)
     if _is_anthropics(request):
@@ -28,7 +28,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """One model; ids may contain slashes, and aliases are answered too."""
+    """Return one model, by id or alias; ids may contain slashes."""
     gateway = gateway_of(request)
     name = gateway.dispatcher.catalogue.resolve(request.path_params["model"]) or ""
     if name not in gateway.dispatcher.fleet.models:
@@ -40,19 +40,19 @@ def _is_anthropics(request: Request) -> bool:
     return "anthropic-version" in request.headers
 
 
-def _created(known: KnownModel) -> int:
-    """When it was first seen, as the clock on the wall has it."""
+def _created(known: ModelEntry) -> int:
+    """Return the Unix time at which the model was first seen."""
     return int(time.time() - (time.monotonic() - known.first_seen_at))
 
 
-def _anthropics(gateway: Gateway, name: str) -> dict[str, object]:
+def _anthropics(gateway: GatewayState, name: str) -> dict[str, object]:
     known = gateway.dispatcher.fleet.models[name]
     created_at = datetime.fromtimestamp(_created(known), UTC).isoformat().replace("+00:00", "Z")
     model = {"type": "model", "id": name, "display_name": name, "created_at": created_at}
     return {**model, "lifecycle": "active", "max_input_tokens": known.context_length or None}
 
 
-def _model_object(gateway: Gateway, name: str) -> dict[str, object]:
+def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
     known = gateway.dispatcher.fleet.models[name]
     catalogue = gateway.dispatcher.catalogue
     created = _created(known)

@@ -1,4 +1,4 @@
-"""GET /openapi.json: what can be asked here, for programs. It needs a key wherever the rest does."""
+"""GET /openapi.json: the OpenAPI document. It needs a key if the other routes do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from broker.dialects import openapi
-from broker.routes.gateway import gateway_of
 from broker.routes.report import version
+from broker.routes.state import gateway_of
 
 
 async def describe(request: Request) -> Response:
-    """The document, made once."""
-    keyed = gateway_of(request).keyring.required
+    """Return the document, which is built once."""
+    keyed = gateway_of(request).api_keys_store.required
     return Response(openapi.written(version=version(), keyed=keyed), media_type="application/json")
 
 

@@ -1,5 +1,7 @@
-"""What operators are told of requests: where each stands, what has become of the last ones, and the last
-minutes in numbers. No text of anybody's. Pure, the clock handed in."""
+"""Request status for operators: current requests, recent ends and a history of samples, without any text.
+
+Pure; the clock is injected.
+"""
 
 from __future__ import annotations
 
@@ -10,46 +12,46 @@ from typing import Any
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.flight import Flight
 from broker.dispatch.history import COLUMNS, SAMPLE_S, Sample
-from broker.dispatch.tally import Refusal
-from broker.dispatch.traffic import End, Traffic, WorkerEvent, kind_of
-from protocol.parts import Reuse, RowStatus
+from broker.dispatch.http_counters import Refusal
+from broker.dispatch.traffic import RequestEnd, Traffic, WorkerEvent, kind_of
+from protocol.types import PrefixReuse, RequestStatus
 
 REQUESTS_MAX = 256
-"""So many are told of, those first that came first."""
+"""Maximum number of requests listed, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """The same moment on two clocks: `now` is what the gateway's times are told by, `wall` the world's."""
+class StatusSnapshot:
+    """One moment on two clocks: `now` on the gateway's monotonic clock, `wall` in Unix time."""
 
     now: float
     wall: float
 
     def unix(self, at: float) -> float:
-        """When something was, for others."""
+        """Convert a monotonic time to Unix time."""
         return round(self.wall - (self.now - at), 3)
 
 
-# --- requests in the air -----------------------------------------------------------------------------
+# --- requests in flight ------------------------------------------------------------------------------
 
 
-def requests(dispatcher: Dispatcher, moment: Moment) -> list[dict[str, Any]]:
-    """Where each request stands."""
+def requests(dispatcher: Dispatcher, moment: StatusSnapshot) -> list[dict[str, Any]]:
+    """Return the status of each request in flight."""
     beats = [worker.beat for worker in dispatcher.fleet if worker.beat is not None]
     rows = {row.id: row for beat in beats for row in beat.rows}
     flights = [flight for flight in dispatcher.flights if flight.terminal is None]
     return [_request(flight, rows, moment) for flight in flights[:REQUESTS_MAX]]
 
 
-def _request(flight: Flight, rows: dict[str, RowStatus], moment: Moment) -> dict[str, Any]:
-    leg = flight.leg
-    row = rows.get(leg.id) if leg else None
+def _request(flight: Flight, rows: dict[str, RequestStatus], moment: StatusSnapshot) -> dict[str, Any]:
+    attempt = flight.attempt
+    row = rows.get(attempt.id) if attempt else None
     first_s = None if flight.started_at is None else round(flight.started_at - flight.opened_at, 4)
     return {
         "id": flight.id,
         "model": flight.model,
         "task": kind_of(flight),
-        "worker": leg.worker if leg else None,
+        "worker": attempt.worker if attempt else None,
         "phase": _phase(flight, row),
         "seconds": round(moment.now - flight.opened_at, 3),
         "prompt_tokens": flight.prompt_tokens,
@@ -59,40 +61,42 @@ def _request(flight: Flight, rows: dict[str, RowStatus], moment: Moment) -> dict
         "tokens_per_s": _tokens_per_s(flight, moment),
         "reuse": reuse_of(flight.reuse),
         "preemptions": row.preemptions if row else 0,
-        "resumes": max(0, flight.legs - 1),
+        "resumes": max(0, flight.attempts - 1),
     }
 
 
-def _phase(flight: Flight, row: RowStatus | None) -> str:
-    """As its worker has it, or else `queued` (no worker has it), `preparing` or `waiting`. A worker's word is
-    late: what has answered decodes."""
-    if flight.leg is None:
+def _phase(flight: Flight, row: RequestStatus | None) -> str:
+    """Return the phase that the worker reports, or else `queued` (no worker), `preparing` or `waiting`.
+
+    Heartbeats lag: a flight with output is in `decode`.
+    """
+    if flight.attempt is None:
         return "queued"
-    if flight.leg.deltas:
+    if flight.attempt.deltas:
         return "decode"
     if row is not None:
         return row.phase
-    return "waiting" if flight.leg.accepted else "preparing"
+    return "waiting" if flight.attempt.accepted else "preparing"
 
 
-def _prefilled(flight: Flight, row: RowStatus | None) -> int:
-    if flight.leg is not None and flight.leg.deltas:
+def _prefilled(flight: Flight, row: RequestStatus | None) -> int:
+    if flight.attempt is not None and flight.attempt.deltas:
         return flight.prompt_tokens
     return row.prefilled if row else 0
 
 
-def _tokens_per_s(flight: Flight, moment: Moment) -> float | None:
-    """Of the tokens behind the first; None while there is no telling."""
+def _tokens_per_s(flight: Flight, moment: StatusSnapshot) -> float | None:
+    """Return the decode speed after the first token; None while it is unknown."""
     if flight.started_at is None or len(flight.tokens) < 2 or moment.now <= flight.started_at:
         return None
     return round((len(flight.tokens) - 1) / (moment.now - flight.started_at), 3)
 
 
-# --- the last ones -----------------------------------------------------------------------------------
+# --- recent events -----------------------------------------------------------------------------------
 
 
-def recent(traffic: Traffic, refusals: Iterable[Refusal], moment: Moment) -> dict[str, Any]:
-    """What happened lately, the latest first."""
+def recent(traffic: Traffic, refusals: Iterable[Refusal], moment: StatusSnapshot) -> dict[str, Any]:
+    """Return recent events, the latest first."""
     return {
         "ends": [_end(end, moment) for end in reversed(traffic.ends)],
         "failures": [_end(end, moment) for end in reversed(traffic.failures)],
@@ -101,7 +105,7 @@ def recent(traffic: Traffic, refusals: Iterable[Refusal], moment: Moment) -> dic
     }
 
 
-def _end(end: End, moment: Moment) -> dict[str, Any]:
+def _end(end: RequestEnd, moment: StatusSnapshot) -> dict[str, Any]:
     return {
         "time": moment.unix(end.at),
         "id": end.id,
@@ -117,7 +121,7 @@ def _end(end: End, moment: Moment) -> dict[str, Any]:
     }
 
 
-def _refusal(refusal: Refusal, moment: Moment) -> dict[str, Any]:
+def _refusal(refusal: Refusal, moment: StatusSnapshot) -> dict[str, Any]:
     return {
         "time": moment.unix(refusal.at),
         "request_id": refusal.id,
@@ -128,7 +132,7 @@ def _refusal(refusal: Refusal, moment: Moment) -> dict[str, Any]:
     }
 
 
-def _worker_event(event: WorkerEvent, moment: Moment) -> dict[str, Any]:
+def _worker_event(event: WorkerEvent, moment: StatusSnapshot) -> dict[str, Any]:
     return {
         "time": moment.unix(event.at),
         "model": event.model,
@@ -138,17 +142,17 @@ def _worker_event(event: WorkerEvent, moment: Moment) -> dict[str, Any]:
     }
 
 
-# --- the last minutes --------------------------------------------------------------------------------
+# --- history -----------------------------------------------------------------------------------------
 
 
-def history(samples: Iterable[Sample], moment: Moment) -> dict[str, Any]:
-    """`rows` are samples, the eldest first, each with a value for every one of `columns`."""
+def history(samples: Iterable[Sample], moment: StatusSnapshot) -> dict[str, Any]:
+    """Return the samples as `rows`, the oldest first, each with one value per entry of `columns`."""
     rows = [[moment.unix(sample.at), *(getattr(sample, name) for name in COLUMNS[1:])] for sample in samples]
     return {"every_s": SAMPLE_S, "columns": ["time", *COLUMNS[1:]], "rows": rows}
 
 
-def reuse_of(reuse: Reuse | None) -> dict[str, Any] | None:
-    """What of a prompt need not be computed, and what is not run though it was not."""
+def reuse_of(reuse: PrefixReuse | None) -> dict[str, Any] | None:
+    """Return the cached tokens of a prompt, and those that sparse prefill skipped."""
     if reuse is None:
         return None
     told: dict[str, Any] = {"tokens": reuse.tokens, "tier": reuse.tier, "miss": reuse.miss}

@@ -1,6 +1,6 @@
-"""What operators are told of the gateway, its workers and their prefix caches. No text of anybody's. Pure.
+"""Status documents for operators: the gateway, its workers and their prefix caches, without any text. Pure.
 
-All of it but the clock is what workers said in their last heartbeat.
+Everything except the times comes from the workers' last heartbeats.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from broker.dispatch.clearing import Clearing
+from broker.dispatch.cache_clear import CacheClear
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.tally import Tally
+from broker.dispatch.http_counters import HttpCounters
 from broker.routes import progress
-from broker.routes.progress import Moment, reuse_of
-from protocol.parts import DraftStatus, PrefixStatus, RankTaken, RowStatus, Taken
+from broker.routes.progress import StatusSnapshot, reuse_of
+from protocol.types import MemoryUsage, PrefixStatus, RankMemory, RequestStatus, SpecDecodeStatus
 
 TOP_PREFIXES_MAX = 16
 
@@ -34,6 +34,7 @@ _SUMS = (
     "hits",
     "prompt_tokens",
     "reused_tokens",
+    "read_timeouts",
 )
 
 
@@ -47,16 +48,16 @@ def version() -> str:
 
 def status(
     dispatcher: Dispatcher,
-    tally: Tally,
+    http_counters: HttpCounters,
     line_errors: Mapping[str, int],
-    moment: Moment,
+    moment: StatusSnapshot,
     started_at: float,
     media_bytes: int = 0,
 ) -> dict[str, Any]:
-    """The gateway, every model, every worker that is connected, every request, and what happened lately. A
-    model's `waiting` are aboard no worker.
+    """Return the gateway, every model, every connected worker, every request, and recent events.
 
-    `line_errors`: what went wrong on the line, counted. `media_bytes`: what images and videos take.
+    A model's `waiting` are assigned to no worker. `line_errors`: transport errors, counted. `media_bytes`:
+    memory of images and videos.
     """
     return {
         "object": "status",
@@ -72,13 +73,13 @@ def status(
             "continued_by": dict(dispatcher.failover.continued_by),
             "dropped": dict(dispatcher.dropped),
             "line_errors": dict(line_errors),
-            "responses": {str(status): count for status, count in sorted(tally.statuses.items())},
-            "errors": dict(tally.errors),
+            "responses": {str(status): count for status, count in sorted(http_counters.statuses.items())},
+            "errors": dict(http_counters.errors),
         },
         "models": [_model(dispatcher, name) for name in sorted(dispatcher.fleet.models)],
         "workers": [_worker(dispatcher, worker, moment) for worker in dispatcher.fleet],
         "requests": progress.requests(dispatcher, moment),
-        "recent": progress.recent(dispatcher.traffic, tally.refusals, moment),
+        "recent": progress.recent(dispatcher.traffic, http_counters.refusals, moment),
     }
 
 
@@ -101,7 +102,7 @@ def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
     }
 
 
-def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str, Any]:
+def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> dict[str, Any]:
     beat, ready = worker.beat, worker.ready
     resources = beat.resources if beat else None
     return {
@@ -110,7 +111,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str,
         "incarnation": worker.incarnation,
         "pid": worker.pid,
         "host": worker.host,
-        "connected_s": round(moment.now - worker.met_at, 3),
+        "connected_s": round(moment.now - worker.connected_at, 3),
         "uptime_s": round(resources.uptime_s, 3) if resources else None,
         "loading": _loading(worker),
         "context_length": ready.context_length if ready else None,
@@ -120,13 +121,14 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str,
         "ranks": [_rank(rank) for rank in resources.ranks] if resources else [],
         "running": beat.running if beat else 0,
         "waiting": beat.waiting if beat else 0,
-        "boarded": worker.boarded,
-        "aboard": len(dispatcher.flights.aboard(worker.incarnation)),
+        "dispatched": worker.dispatched,
+        "assigned": len(dispatcher.flights.assigned(worker.incarnation)),
         "speed": {
-            "prompt_tokens_per_s": _rounded(worker.pace.prompt),
-            "answer_tokens_per_s": _rounded(worker.pace.answer),
+            "prompt_tokens_per_s": _rounded(worker.throughput.prompt),
+            "answer_tokens_per_s": _rounded(worker.throughput.answer),
         },
         "steps": beat.steps if beat else 0,
+        "starved": beat.starved if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
         "cache_bytes_max": ready.cache_bytes_max if ready else None,
         "tokens_max": ready.tokens_max if ready else 0,
@@ -140,8 +142,8 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: Moment) -> dict[str,
     }
 
 
-def _drafts(drafts: DraftStatus) -> dict[str, Any]:
-    sources = {name: asdict(tally) for name, tally in drafts.sources.items()}
+def _drafts(drafts: SpecDecodeStatus) -> dict[str, Any]:
+    sources = {name: asdict(http_counters) for name, http_counters in drafts.sources.items()}
     return asdict(drafts) | {"sources": sources}
 
 
@@ -150,20 +152,20 @@ def _rounded(speed: float | None) -> float | None:
 
 
 def _loading(worker: Worker) -> dict[str, int] | None:
-    """How far it is, in bytes of weights; None: it has loaded them."""
+    """Return the loading progress in bytes of weights; None once they are loaded."""
     if worker.ready is not None:
         return None
     done, total = worker.loading or (0, 0)
     return {"done": done, "total": total}
 
 
-def _rank(rank: RankTaken) -> dict[str, Any]:
-    """One of a set, but for the first, which is the worker's own process."""
+def _rank(rank: RankMemory) -> dict[str, Any]:
+    """Describe one rank except rank 0, which is the worker's own process."""
     return {"rank": rank.rank, "host": rank.host, "memory": _memory(rank)}
 
 
-def _memory(resources: Taken) -> dict[str, int]:
-    """Of the machine's memory what the process holds; of the device's, its arrays."""
+def _memory(resources: MemoryUsage) -> dict[str, int]:
+    """Return the process's resident memory and the device memory of its arrays."""
     return {
         "resident_bytes": resources.resident_bytes,
         "device_bytes": resources.device_bytes,
@@ -172,7 +174,7 @@ def _memory(resources: Taken) -> dict[str, int]:
     }
 
 
-def _row(row: RowStatus) -> dict[str, Any]:
+def _row(row: RequestStatus) -> dict[str, Any]:
     return {
         "id": row.id,
         "phase": row.phase,
@@ -187,8 +189,8 @@ def _row(row: RowStatus) -> dict[str, Any]:
     }
 
 
-def _tokens_per_s(row: RowStatus) -> float | None:
-    """Of the tokens behind the first; None while there is no telling."""
+def _tokens_per_s(row: RequestStatus) -> float | None:
+    """Return the decode speed after the first token; None while it is unknown."""
     if row.first_token_s is None or row.answered < 2 or row.seconds <= row.first_token_s:
         return None
     return round((row.answered - 1) / (row.seconds - row.first_token_s), 3)
@@ -198,7 +200,7 @@ def _tokens_per_s(row: RowStatus) -> float | None:
 
 
 def caches(fleet: Fleet) -> dict[str, Any]:
-    """The prefix cache of each model that is connected, its workers taken together."""
+    """Return the prefix cache of each connected model, summed over its workers."""
     stored: dict[str, list[PrefixStatus]] = {}
     for worker in fleet:
         of_model = stored.setdefault(worker.model, [])
@@ -233,10 +235,10 @@ def _share(part: int, whole: int) -> float | None:
 # --- DELETE /v1/cache --------------------------------------------------------------------------------
 
 
-def freed(clearing: Clearing) -> dict[str, Any]:
-    """What a clearing gave back, by model."""
+def freed(cache_clear: CacheClear) -> dict[str, Any]:
+    """Return the bytes that a cache clear freed, by model."""
     given: dict[str, Counter[str]] = {}
-    for model, message in clearing.freed:
+    for model, message in cache_clear.freed:
         sums = given.setdefault(model, Counter())
         sums.update(ram_bytes=message.ram_bytes, disk_bytes=message.disk_bytes)
     return {"object": "list", "data": [{"model": model, **given[model]} for model in sorted(given)]}

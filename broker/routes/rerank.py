@@ -1,4 +1,4 @@
-"""POST /v1/rerank, and by the other names that clients know it by."""
+"""POST /v1/rerank, and the other paths that clients use for it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import rerank
-from broker.routes.gateway import gateway_of
 from broker.routes.generation import respond, take_body
+from broker.routes.state import gateway_of
 
 
 async def rank(request: Request) -> ASGIApp:
-    """Documents by how relevant they are for a query."""
+    """Rank documents by their relevance to a query."""
     gateway = gateway_of(request)
     body, raw = await take_body(request, rerank.read)
     found = gateway.dispatcher.find(body.model, "rerank")
     id = "rerank-" + secrets.token_hex(12)
     message = partial(rerank.rank, body, id=id, incarnation=gateway.dispatcher.incarnation)
-    asked = await gateway.aside.work(len(raw), message)
-    return respond(request, found, [asked], [], rerank.Document(id, found.model, body), prompts=1)
+    asked = await gateway.offload.work(len(raw), message)
+    return respond(request, found, [asked], [], rerank.RerankRenderer(id, found.model, body), prompts=1)
 
 
 ROUTES = [Route(path, rank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]

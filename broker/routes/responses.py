@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what becomes of one: GET, DELETE, its input items, and an end before its end."""
+"""POST /v1/responses; GET and DELETE of a response, its input items, and its cancellation."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
 from broker.dialects.responses import body, history, listing, request
-from broker.dialects.responses.answer import Answer, Document, Stream, Whole
-from broker.dialects.responses.history import History
+from broker.dialects.responses.answer import (
+    Document,
+    ResponseBuilder,
+    ResponseDocumentRenderer,
+    ResponseSseRenderer,
+)
+from broker.dialects.responses.history import ConversationHistory
 from broker.dialects.responses.items import listed
-from broker.dialects.responses.output import Output
-from broker.dialects.responses.store import Kept, Piece
-from broker.dispatch.fleet import Vacancy, Worker
-from broker.http.auth import Key
-from broker.routes.gateway import Gateway, gateway_of
+from broker.dialects.responses.output import ResponseOutput
+from broker.dialects.responses.store import StoredItems, StoredResponse
+from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.http.auth import ApiKey
 from broker.routes.generation import ask, respond, take_body
+from broker.routes.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 
 
 async def create(asked: Request) -> ASGIApp:
-    """The answer to a conversation's items, streamed or whole."""
+    """Generate the output for a conversation's items, streamed or as one document."""
     gateway, owner = gateway_of(asked), _owner(asked)
     read, raw = await take_body(asked, body.read)
     found = gateway.dispatcher.find(read.model)
@@ -46,43 +51,48 @@ async def create(asked: Request) -> ASGIApp:
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
     keep = None if read.store is False else _keeping(gateway, owner, id, recalled, stem)
-    answer = Answer(
+    answer = ResponseBuilder(
         request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=keep is not None),
-        Output(stem, request.style(read, offer)),
+        ResponseOutput(stem, request.style(read, offer)),
         clock=time.time,
         keep=keep,
     )
-    renderer = Stream(answer) if read.stream else Whole(answer)
+    renderer = ResponseSseRenderer(answer) if read.stream else ResponseDocumentRenderer(answer)
     response = respond(asked, found, [message], frames, renderer, prompts=1)
     return _running(gateway.answering, (owner, id), answer, response)
 
 
-def _conversation(read: body.Body, found: Worker | Vacancy, recalled: History) -> Conversation:
+def _conversation(
+    read: body.Body, found: Worker | UnloadedModel, recalled: ConversationHistory
+) -> Conversation:
     in_place = found.capabilities.system_in_place
     return request.conversation(read, recalled.placed(), system_in_place=in_place)
 
 
 def _owner(asked: Request) -> bytes:
-    """Whose responses are meant: those of its key. Without keys there is but one owner."""
-    key: Key | None = getattr(asked.state, "key", None)
+    """Return the owner of responses: the request's key. Without keys there is only one owner."""
+    key: ApiKey | None = getattr(asked.state, "key", None)
     return key.digest if key else b""
 
 
 def _keeping(
-    gateway: Gateway, owner: bytes, id: str, recalled: History, stem: str
+    gateway: GatewayState, owner: bytes, id: str, recalled: ConversationHistory, stem: str
 ) -> Callable[[Document], None] | None:
-    """How the response will be kept; None where nothing is."""
+    """Return the function that stores the response; None if nothing is stored."""
     store = gateway.responses
     if not store.keeps:
         return None
-    before = (*recalled.before, Piece.of(listed(recalled.items, stem)))
-    return lambda document: store.put(owner, id, Kept.of(document, before))
+    before = (*recalled.before, StoredItems.of(listed(recalled.items, stem)))
+    return lambda document: store.put(owner, id, StoredResponse.of(document, before))
 
 
 def _running(
-    answering: dict[tuple[bytes, str], Answer], name: tuple[bytes, str], answer: Answer, response: ASGIApp
+    answering: dict[tuple[bytes, str], ResponseBuilder],
+    name: tuple[bytes, str],
+    answer: ResponseBuilder,
+    response: ASGIApp,
 ) -> ASGIApp:
-    """The response, known to others for as long as it runs."""
+    """Register the response in `answering` while it runs."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         answering[name] = answer
@@ -98,26 +108,26 @@ def _running(
 
 
 async def one(asked: Request) -> Response:
-    """The response, as it was answered or as far as it is; or its end."""
+    """Return the response, complete or as far as it is, or delete it."""
     gateway, name = gateway_of(asked), _name(asked)
     if asked.method == "DELETE":
         gateway.responses.delete(*name)
         return _json({"id": name[1], "object": "response", "deleted": True})
     if asked.query_params.get("stream") == "true":
-        raise refuse("stream", "can only be false here: what was streamed is not streamed again")
+        raise refuse("stream", "must be false here: a finished response cannot be streamed again")
     if (running := gateway.answering.get(name)) is not None:
         return _json(running.so_far())
     return _json(gateway.responses.get(*name).document())
 
 
 async def input_items(asked: Request) -> Response:
-    """What the response answers, page by page."""
+    """Return one page of the response's input items."""
     kept = gateway_of(asked).responses.get(*_name(asked))
     return _json(listing.page(kept.input(), asked.query_params))
 
 
 async def cancel(asked: Request) -> Response:
-    """It ends with what it has. One that has ended stays as it is, which is an error as OpenAI has it."""
+    """End the response with its current output. Cancelling a finished one is an error, as in OpenAI's API."""
     gateway, name = gateway_of(asked), _name(asked)
     if (running := gateway.answering.get(name)) is None:
         gateway.responses.get(*name)
@@ -125,7 +135,7 @@ async def cancel(asked: Request) -> Response:
     document = running.cancel()
     for flight in gateway.dispatcher.flights:
         if flight.id == name[1]:
-            flight.on_item()  # its reader looks, and finds that it is over
+            flight.on_item()  # its reader checks, and finds that it is over
     return _json(document)
 
 

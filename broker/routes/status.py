@@ -1,5 +1,4 @@
-"""GET /v1/status: the gateway, its workers, and where each of their requests stands; told once, or (at
-/v1/status/stream) again every second for as long as somebody listens."""
+"""GET /v1/status: the gateway, its workers and their requests; /v1/status/stream repeats it every second."""
 
 from __future__ import annotations
 
@@ -15,24 +14,24 @@ from starlette.routing import Route
 
 from broker.dispatch.history import SAMPLE_S
 from broker.routes import progress, report
-from broker.routes.gateway import Gateway, gateway_of
-from broker.routes.progress import Moment
+from broker.routes.progress import StatusSnapshot
+from broker.routes.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 
 WATCHERS_MAX = 32
 
 
 async def show_status(request: Request) -> Response:
-    """All of it, as of the last heartbeats; without the last minutes where `history` is `false`."""
+    """Return the status as of the last heartbeats; without the samples if `history` is `false`."""
     wants_history = request.query_params.get("history") != "false"
     return JSONResponse(_document(gateway_of(request), since=0 if wants_history else None))
 
 
 async def stream_status(request: Request) -> Response:
-    """The same as server-sent events: the first has the last minutes, the others what came since."""
+    """Stream the status as server-sent events: the first has all samples, the others only the new ones."""
     gateway = gateway_of(request)
     if len(gateway.watchers) >= WATCHERS_MAX:
-        message = f"The status is told to {WATCHERS_MAX} listeners already."
+        message = f"The status stream has reached its limit of {WATCHERS_MAX} clients."
         raise RequestError(Code.TOO_MANY_CONNECTIONS, message, retry_after_s=10.0)
     headers = {"cache-control": "no-cache"}
     if request.method == "HEAD":
@@ -40,7 +39,7 @@ async def stream_status(request: Request) -> Response:
     return StreamingResponse(_events(gateway), media_type="text/event-stream", headers=headers)
 
 
-async def _events(gateway: Gateway) -> AsyncIterator[bytes]:
+async def _events(gateway: GatewayState) -> AsyncIterator[bytes]:
     watcher, told = object(), 0
     gateway.watchers.add(watcher)
     try:
@@ -53,12 +52,12 @@ async def _events(gateway: Gateway) -> AsyncIterator[bytes]:
         gateway.watchers.discard(watcher)
 
 
-def _document(gateway: Gateway, *, since: int | None) -> dict[str, Any]:
-    """`since`: as many samples are known already; None: none are wanted."""
-    dispatcher, moment = gateway.dispatcher, Moment(time.monotonic(), time.time())
+def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:
+    """`since`: number of samples that the client has already; None for no samples."""
+    dispatcher, moment = gateway.dispatcher, StatusSnapshot(time.monotonic(), time.time())
     told = report.status(
         dispatcher,
-        gateway.tally,
+        gateway.http_counters,
         gateway.line_errors,
         moment,
         gateway.started_at,

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them. They wait for nothing that runs."""
+"""POST /tokenize and /detokenize, as in vLLM. They do not wait for running requests."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from starlette.types import ASGIApp
 
 from broker.dialects import chat_body, tokens
 from broker.routes.chat import ask_chat
-from broker.routes.gateway import Gateway, gateway_of
 from broker.routes.generation import respond, take_body
+from broker.routes.state import GatewayState, gateway_of
 from protocol.messages import Accepted, Generate
 
 
 async def tokenize(request: Request) -> ASGIApp:
-    """The tokens of a text, or of a conversation as its model would be given it."""
+    """Return the tokens of a text, or of a conversation rendered for its model."""
     gateway = gateway_of(request)
     body, raw = await take_body(request, tokens.read_tokenize)
     found = gateway.dispatcher.find(body.model)
     if body.is_chat:
-        chat = await gateway.aside.work(len(raw), partial(chat_body.read, raw))
+        chat = await gateway.offload.work(len(raw), partial(chat_body.read, raw))
         asked, frames = await ask_chat(request, chat, len(raw), found, _new_id())
     else:
         asked, frames = _unprompted(gateway), []
@@ -33,20 +33,20 @@ async def tokenize(request: Request) -> ASGIApp:
         return tokens.tokenized(told, context_length=known.context_length, pieces=pieces)
 
     wanted = tokens.tokenize(body, asked)
-    return respond(request, found, [wanted], frames, tokens.Counted(document), prompts=1)
+    return respond(request, found, [wanted], frames, tokens.TokenizeRenderer(document), prompts=1)
 
 
 async def detokenize(request: Request) -> ASGIApp:
-    """The text of tokens."""
+    """Return the text of tokens."""
     gateway = gateway_of(request)
     body, _ = await take_body(request, tokens.read_detokenize)
     found = gateway.dispatcher.find(body.model)
     wanted = tokens.detokenize(body, _unprompted(gateway))
-    renderer = tokens.Counted(lambda told: {"prompt": told.prompt})
+    renderer = tokens.TokenizeRenderer(lambda told: {"prompt": told.prompt})
     return respond(request, found, [wanted], [], renderer, prompts=1)
 
 
-def _unprompted(gateway: Gateway) -> Generate:
+def _unprompted(gateway: GatewayState) -> Generate:
     return tokens.unprompted(id=_new_id(), incarnation=gateway.dispatcher.incarnation)
 
 

@@ -1,1 +1,1 @@
-"""Agents that people run in their terminals: what each of them needs to work with an endpoint of ours."""
+"""Coding agents for the terminal, and the settings with which each uses our endpoint."""

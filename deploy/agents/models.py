@@ -1,4 +1,4 @@
-"""Which models a running endpoint has, and which of them is meant."""
+"""Models of a running endpoint, and the choice among them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from deploy.agents.setups import NO_KEY, Endpoint, Model
-from protocol.wording import meant
+from deploy.agents.profiles import NO_KEY, Endpoint, Model
+from protocol.error_text import closest_match
 
 ANSWER_WAIT_S = 10.0
 ANSWER_BYTES_MAX = 2**24
 
 
 class LaunchError(Exception):
-    """Nothing can be started; says in a sentence what to do."""
+    """The agent cannot be started; the message says what to do."""
 
 
 class _Listed(msgspec.Struct):
@@ -37,19 +37,19 @@ class _List(msgspec.Struct):
 
 
 def ask(endpoint: Endpoint) -> list[Model]:
-    """The models of an endpoint that runs. Raises `LaunchError`."""
+    """Return the models of a running endpoint. Raises `LaunchError`."""
     if not is_address(endpoint.url):
-        raise LaunchError(f"{endpoint.url!r} is no address: write it as http://host:port")
+        raise LaunchError(f"{endpoint.url!r} is not a valid URL: write it as http://host:port")
     _get(endpoint, "/health")
     return read(_get(endpoint, "/v1/models"))
 
 
 def read(body: bytes) -> list[Model]:
-    """Those that an agent can talk to, of the answer of `/v1/models`. Raises `LaunchError`."""
+    """Return the generative models in a response of `/v1/models`. Raises `LaunchError`."""
     try:
         listed = msgspec.json.decode(body, type=_List).data
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise LaunchError(f"that is no list of models: {error}") from None
+        raise LaunchError(f"the endpoint did not return a list of models: {error}") from None
     return [
         Model(model.id, model.context_length or None, tuple(model.aliases), model.state == "loaded")
         for model in listed
@@ -58,21 +58,24 @@ def read(body: bytes) -> list[Model]:
 
 
 def choose(models: Sequence[Model], wanted: str | None) -> Model:
-    """The one of this name or alias, or else the first that is loaded, or the first. Raises `LaunchError`."""
+    """Return the model of this name or alias; by default the first loaded one, else the first.
+
+    Raises `LaunchError`.
+    """
     if not models:
-        raise LaunchError("no model is served there yet: wait until it is loaded")
+        raise LaunchError("the endpoint serves no model yet: wait until one is loaded")
     if wanted is None:
         return next((model for model in models if model.loaded), models[0])
     for model in models:
         if wanted in (model.id, *model.aliases):
             return model
     names = [name for model in models for name in (model.id, *model.aliases)]
-    hint = meant(wanted, names) or f"; there is: {', '.join(names)}"
-    raise LaunchError(f"no model {wanted} is served there{hint}")
+    hint = closest_match(wanted, names) or f"; available: {', '.join(names)}"
+    raise LaunchError(f"the endpoint does not serve a model {wanted}{hint}")
 
 
 def is_address(url: str) -> bool:
-    """Whether it says where an HTTP server is."""
+    """Return whether `url` is an HTTP URL with a host."""
     try:
         found = urlsplit(url)
         return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
@@ -81,7 +84,7 @@ def is_address(url: str) -> bool:
 
 
 def is_near(url: str) -> bool:
-    """Whether this address is our own machine's: no proxy leads there."""
+    """Return whether `url` is on this machine, so that no proxy must be used."""
     host = urlsplit(url).hostname or ""
     try:
         return ip_address(host).is_loopback
@@ -105,15 +108,15 @@ def _get(endpoint: Endpoint, path: str) -> bytes:
     except (OSError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         raise LaunchError(
-            f"nothing answers at {endpoint.url} ({why}): start it with `roundhouse serve`, or say where it is"
+            f"cannot connect to {endpoint.url} ({why}): start a server with `roundhouse serve`, or select one"
             " with --port or --url"
         ) from None
 
 
 def _refused(endpoint: Endpoint, path: str, status: int, body: bytes) -> str:
     if status == 401:
-        return f"{endpoint.url} wants an API key: put one into ROUNDHOUSE_API_KEYS, or name serve's --config"
-    return f"{endpoint.url}{path} answers {status}: {_message(body)}"
+        return f"{endpoint.url} requires an API key: set ROUNDHOUSE_API_KEYS, or pass serve's --config"
+    return f"{endpoint.url}{path} returned {status}: {_message(body)}"
 
 
 def _message(body: bytes) -> str:
@@ -121,4 +124,4 @@ def _message(body: bytes) -> str:
         document: Any = json.loads(body)
         return str(document["error"]["message"])
     except (ValueError, TypeError, KeyError, RecursionError):
-        return "that is no endpoint of ours"
+        return "this is not a Roundhouse endpoint"

@@ -1,4 +1,4 @@
-// An extension for pi that registers the endpoint which `roundhouse launch pi` has found (deploy/agents/setups.py).
+// An extension for pi that registers the endpoint which `roundhouse launch pi` has found (deploy/agents/profiles.py).
 export default function (pi) {
   const { baseUrl, model, ...limits } = JSON.parse(process.env.ROUNDHOUSE_PI);
   const served = {

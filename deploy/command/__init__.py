@@ -1,1 +1,1 @@
-"""The roundhouse command: one module a subcommand, or a topic of several; `cli` puts them together."""
+"""The `roundhouse` command: one module per subcommand or group of subcommands, assembled by `cli`."""

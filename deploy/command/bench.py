@@ -10,46 +10,46 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.command.reach import Config, Port
+from deploy.command.endpoint import Config, Port
 
 if TYPE_CHECKING:
     from deploy.load.client import Target
 
 PROGRAM = "roundhouse bench"
 FILE_WIDTH = 140
-"""Of a table where there is no terminal to be as wide as."""
+"""Width of tables when stdout is no terminal."""
 KEYS = ("ROUNDHOUSE_API_KEYS", "OPENAI_API_KEY")
 
 
 def bench(
     url: Annotated[
-        str | None, typer.Argument(help="Any endpoint of chat completions; else that of serve.")
+        str | None, typer.Argument(help="URL of any chat completions endpoint (default: that of serve).")
     ] = None,
     compare: Annotated[
-        str | None, typer.Option(help="A second endpoint, measured in turns with the first.")
+        str | None, typer.Option(help="URL of a second endpoint, measured alternately with the first.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="What is asked for; else the first there is.")] = None,
-    compare_model: Annotated[str | None, typer.Option(help="The same of the second endpoint.")] = None,
-    concurrency: Annotated[str, typer.Option(help="Requests at a time, one run for each number.")] = "1,4,16",
+    model: Annotated[str | None, typer.Option(help="Model (default: the endpoint's first).")] = None,
+    compare_model: Annotated[str | None, typer.Option(help="Model of the second endpoint.")] = None,
+    concurrency: Annotated[str, typer.Option(help="Requests in flight; one run per number.")] = "1,4,16",
     rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Instead: requests a second, arriving at random.")
+        float | None, typer.Option(min=0.001, help="Requests per second, instead of --concurrency.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Of a run (default: twice as many as at a time, at least 8).")
+        int | None, typer.Option(min=1, help="Requests per run (default: twice --concurrency, at least 8).")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each prompt, about.")] = 128,
-    shared_tokens: Annotated[int, typer.Option(min=0, help="Of these, the same in all prompts.")] = 0,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Of each answer, at the most.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Of each run.")] = 3,
-    seed: Annotated[str | None, typer.Option(help="Of all words: the same seed, the same prompts.")] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there; - prints.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Approximate tokens per prompt.")] = 128,
+    shared_tokens: Annotated[int, typer.Option(min=0, help="Prompt tokens shared by all prompts.")] = 0,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each run.")] = 3,
+    seed: Annotated[str | None, typer.Option(help="Seed of the prompts (default: random).")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="File for JSON results; - prints.")] = None,
     port: Port = None,
     config: Config = None,
 ) -> None:
-    """Measure an endpoint under load: tokens a second, time to the first text, gaps between pieces.
+    """Measure an endpoint under load: tokens per second, time to first text, time between pieces of text.
 
-    Prompts are new in every round, but for what they are to share, so nothing is found cached. A key is taken
-    from ROUNDHOUSE_API_KEYS or OPENAI_API_KEY.
+    Prompts are new in every round, except for --shared-tokens, so prefix caches do not help. The API key is
+    read from ROUNDHOUSE_API_KEYS or OPENAI_API_KEY.
     """
     import asyncio
 
@@ -57,11 +57,11 @@ def bench(
 
     from deploy.load import report, sweep
     from deploy.load.client import TargetError
-    from deploy.load.drive import Load
-    from deploy.load.prompts import Shape
+    from deploy.load.prompts import PromptShape
+    from deploy.load.runner import Load
     from protocol import settings
 
-    shape, told = Shape(prompt_tokens, shared_tokens), Console(stderr=True)
+    shape, told = PromptShape(prompt_tokens, shared_tokens), Console(stderr=True)
     counts = [None] if rate is not None else _numbers(concurrency)
     loads = [
         Load(requests or max(8, 2 * (count or 1)), shape, answer_tokens, count, rate) for count in counts
@@ -97,21 +97,21 @@ def _numbers(text: str) -> list[int | None]:
     except ValueError:
         found = []
     if not found or any(number is None or number < 1 for number in found):
-        raise typer.BadParameter(f"--concurrency {text!r}: write numbers from 1 on, as 1,4,16")
+        raise typer.BadParameter(f"--concurrency {text!r}: must be positive numbers, such as 1,4,16")
     return found
 
 
 def _first(url: str | None, port: int | None, config: Path | None) -> tuple[str, str | None]:
-    """Where the first side is, and its key. Raises `SettingsError` or `OSError`."""
+    """Return URL and key of the first side. Raises `SettingsError` or `OSError`."""
     if url is not None:
-        return _bare(url), _key()
-    from deploy.command.reach import endpoint
+        return _without_server(url), _key()
+    from deploy.command.endpoint import endpoint
 
     found = endpoint(None, port, config)
     return found.url, found.key
 
 
-def _bare(url: str) -> str:
+def _without_server(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -123,13 +123,13 @@ def _key() -> str | None:
 async def _sides(
     first: tuple[str, str | None], compare: str | None, model: str | None, compare_model: str | None
 ) -> dict[str, Target]:
-    """By name: the address, or the model where both have one address. Raises `TargetError`."""
+    """Return the sides, named by address, or by model if both have the same address. Raises `TargetError`."""
     from deploy.load.client import Target, first_model
 
     url, key = first
     sides = [Target(url, model or await first_model(url, key), key)]
     if compare is not None:
-        other = _bare(compare)
+        other = _without_server(compare)
         sides.append(Target(other, compare_model or await first_model(other, _key()), _key()))
     if len({side.url for side in sides}) == len(sides):
         return {side.url.partition("://")[2]: side for side in sides}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.command.reach import Config, Port, Url, endpoint
+from deploy.command.endpoint import Config, Port, Url, endpoint
 
 PROGRAM = "roundhouse chat"
 
@@ -18,26 +18,26 @@ PROGRAM = "roundhouse chat"
 def chat(
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="A question; without one it is a conversation.", show_default=False),
+        typer.Argument(help="A question; without one, start a conversation.", show_default=False),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of several models, by its name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name (default: the first loaded one).")] = None,
     url: Url = None,
     port: Port = None,
     config: Config = None,
-    system: Annotated[str, typer.Option(help="What the model is told before everything.")] = "",
-    image: Annotated[list[Path] | None, typer.Option(help="An image to go with the question.")] = None,
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    image: Annotated[list[Path] | None, typer.Option(help="Image file to send with the question.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0)] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of each answer.")] = None,
-    history: Annotated[bool, typer.Option(help="Remember what was typed, in a file of your own.")] = True,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")] = None,
+    history: Annotated[bool, typer.Option(help="Save the typed lines in a private history file.")] = True,
 ) -> None:
-    """Talk to a model: Markdown, several lines, images by path, thoughts folded. /help tells more.
+    """Chat with a model: Markdown, multi-line input, images by path, reasoning folded. /help lists commands.
 
-    A question may be given, or come by a pipe; then its answer is all that is printed.
+    With a question as argument or from a pipe, only its answer is printed.
     """
     from rich.console import Console
 
     from deploy.agents import models
-    from deploy.console import http, talk
+    from deploy.console import chat_repl, http
     from deploy.console.conversation import Conversation, ImageError, read_image
     from protocol import settings
 
@@ -45,20 +45,20 @@ def chat(
     if not sys.stdin.isatty():
         question = "\n\n".join(part for part in (question, sys.stdin.read().strip()) if part)
         if not question:
-            settings.exit_with(PROGRAM, "there is no question: say it, or pipe it in")
+            settings.exit_with(PROGRAM, "the question is empty: pass it as an argument or through a pipe")
     fields: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     told = {name: value for name, value in fields.items() if value is not None}
     try:
         found = endpoint(url, port, config)
         chosen = models.choose(models.ask(found), model)
         with http.open_client(found) as client:
-            talking = talk.Talk(client, console, chosen.id, Conversation(system), told)
+            talking = chat_repl.ChatRepl(client, console, chosen.id, Conversation(system), told)
             if question:
                 talking.say(question, image or (), draw=console.is_terminal)
                 return
-            console.print(f"{chosen.id} at {found.url}. /help tells more.", style="dim", markup=False)
+            console.print(f"{chosen.id} at {found.url}. /help lists commands.", style="dim", markup=False)
             talking.images += [read_image(path) for path in image or ()]
-            with talk.lines_with_history(_history_file(os.environ) if history else None) as read_line:
+            with chat_repl.lines_with_history(_history_file(os.environ) if history else None) as read_line:
                 talking.run(read_line)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -67,6 +67,6 @@ def chat(
 
 
 def _history_file(environ: Mapping[str, str]) -> Path:
-    """By the rules of XDG, on every system."""
+    """Return the history file, by the XDG base directory specification on every system."""
     state = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "roundhouse" / "chat_history"

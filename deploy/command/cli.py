@@ -1,4 +1,4 @@
-"""The `roundhouse` command, put together. Thin: each subcommand reads what it was told and hands over."""
+"""Assembly of the `roundhouse` command. Each subcommand only reads its arguments and calls the rest."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from deploy.command.status import status
 
 DISTRIBUTION = "mlx-roundhouse"
 
-# What a command needs it imports itself, once it is called: --help is not to wait for all that others need.
+# Commands import their dependencies when they are called, so that --help is fast.
 
-# The three processes read their own flags, with `protocol.settings`, so that flags, variables and the file
-# never drift apart; typer passes every word on, --help included.
+# The three processes parse their own flags with `protocol.settings`, so that flags, variables and the file
+# always agree; typer passes on every word, including --help.
 OWN_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -48,7 +48,7 @@ def _common(
 def _app() -> typer.Typer:
     app = typer.Typer(
         name="roundhouse",
-        help="An OpenAI-compatible server for MLX models that keeps the line open.",
+        help="An OpenAI-compatible server for MLX models whose streams survive worker crashes.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -70,7 +70,7 @@ def _app() -> typer.Typer:
 
 def _services() -> typer.Typer:
     services = typer.Typer(
-        help="Run it as a service: launchd on macOS, systemd on Linux.", no_args_is_help=True
+        help="Run the server as a service: launchd on macOS, systemd on Linux.", no_args_is_help=True
     )
     services.command(context_settings=PASSED_ON)(service.install)
     services.command()(service.remove)

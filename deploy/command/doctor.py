@@ -14,12 +14,12 @@ _STYLES = {"ok": "green", "note": "yellow", "wrong": "red"}
 
 
 def doctor(
-    port: Annotated[int | None, typer.Option(help="Where a gateway is to listen.")] = None,
-    hosts: Annotated[Path | None, typer.Option(help="A hostfile: look at its machines instead.")] = None,
-    backend: Annotated[str | None, typer.Option(help="What is to connect them: ring or jaccl.")] = None,
-    model: Annotated[str, typer.Option(help="A model's folder that each of them must have.")] = "",
+    port: Annotated[int | None, typer.Option(help="Port of the gateway to be started.")] = None,
+    hosts: Annotated[Path | None, typer.Option(help="Hostfile: check its machines instead.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backend of those machines: ring or jaccl.")] = None,
+    model: Annotated[str, typer.Option(help="Model folder that must exist on each of them.")] = "",
 ) -> None:
-    """Look at this machine, and say what is wrong and what to do. Status 1 where something will not work."""
+    """Check this machine, and report problems with advice. Exits with status 1 if something will not work."""
     import os
 
     from rich.console import Console

@@ -12,15 +12,15 @@ KEY_FILES = ("gateway.key", "gateway.key_secret", "worker.key", "worker.key_secr
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where to write them; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the keys; created if it does not exist.")],
 ) -> None:
-    """Write the CURVE keys that gateway and worker need for a tcp:// endpoint off loopback."""
+    """Create CURVE keys of gateway and worker, for a tcp:// endpoint that is not on loopback."""
     from protocol import settings, sockets
 
     if existing := [name for name in KEY_FILES if (folder / name).exists()]:
-        settings.exit_with(PROGRAM, f"{folder} already holds {', '.join(existing)}")
+        settings.exit_with(PROGRAM, f"{folder} already contains {', '.join(existing)}")
     try:
         sockets.write_keys(folder)
     except OSError as error:
         settings.exit_with(PROGRAM, error)
-    typer.echo(f"Keys of both ends are in {folder}. Whoever can read them may join the line.")
+    typer.echo(f"keys of gateway and worker are in {folder}; everyone who can read them can connect")

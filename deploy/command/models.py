@@ -1,4 +1,4 @@
-"""`roundhouse pull`, `ls` and `rm`: models at hand, in the cache of Hugging Face."""
+"""`roundhouse pull`, `ls` and `rm`: models in the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import typer
 def pull(
     models: Annotated[
         list[str] | None,
-        typer.Argument(help="Ids, as OWNER/NAME; none: those that fit here are told.", show_default=False),
+        typer.Argument(
+            help="Model ids, as OWNER/NAME; without any, list models that fit this machine.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Fetch models from Hugging Face, or what is missing of them; one that was begun goes on."""
+    """Download models from Hugging Face. An interrupted download is continued."""
     from deploy.machine import hub
     from protocol import settings
 
@@ -26,16 +29,16 @@ def pull(
             needed = hub.missing_bytes(model)
             if needed:
                 hub.check_room(model, needed, _free_bytes())
-                typer.echo(f"{model}: {needed / 1e9:.2f} GB to fetch")
+                typer.echo(f"{model}: downloading {needed / 1e9:.2f} GB")
             path = hub.pull(model)
         except hub.HubError as error:
             settings.exit_with("roundhouse pull", error)
         typer.echo(f"{model} is in {path}")
-        typer.echo(f"roundhouse serve --model {model}")
+        typer.echo(f"to serve it: roundhouse serve --model {model}")
 
 
 def ls() -> None:
-    """Show the models that are here, and what they take."""
+    """List the downloaded models with their sizes."""
     from datetime import datetime
 
     from rich.console import Console
@@ -45,20 +48,20 @@ def ls() -> None:
 
     held = hub.held()
     if not held:
-        typer.echo(f"no models in {hub.folder()}; `roundhouse pull` tells which fit here")
+        typer.echo(f"no models in {hub.folder()}; `roundhouse pull` lists models that fit this machine")
         return
     console = Console(highlight=False)
     for model in held:
         used = datetime.fromtimestamp(model.used_at).strftime("%Y-%m-%d")
-        broken = "" if model.whole else "  not whole, or no model for MLX"
+        broken = "" if model.whole else "  incomplete, or not an MLX model"
         console.print(f"{size(model.bytes):>9}  {used}  {model.id}{broken}", markup=False, soft_wrap=True)
     total = sum(model.bytes for model in held)
-    console.print(f"{size(total):>9}  in {hub.folder()}, {size(_free_bytes())} left", soft_wrap=True)
+    console.print(f"{size(total):>9}  in {hub.folder()}, {size(_free_bytes())} free", soft_wrap=True)
 
 
 def rm(
-    models: Annotated[list[str], typer.Argument(help="Ids, as `roundhouse ls` shows them.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    models: Annotated[list[str], typer.Argument(help="Model ids, as listed by `roundhouse ls`.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove models from this machine."""
     from deploy.console.table import size
@@ -73,21 +76,21 @@ def rm(
         freed = hub.remove(models)
     except hub.HubError as error:
         settings.exit_with("roundhouse rm", error)
-    typer.echo(f"removed {', '.join(models)}: {size(freed)}")
+    typer.echo(f"removed {', '.join(models)}: {size(freed)} freed")
 
 
 def _suggest() -> None:
     from deploy.console.table import size
     from deploy.machine import memory, suggestions
 
-    room = memory.look().for_model
-    typer.echo(f"{size(room)} for a model and its caches. What fits, the largest first:")
-    for each, context in suggestions.that_fit(room):
+    room = memory.read_memory().for_model
+    typer.echo(f"{size(room)} for a model and its caches. Models that fit, largest first:")
+    for each, context in suggestions.models_that_fit(room):
         typer.echo(f"{size(each.weight_bytes):>9}  {context:>9,} tokens  {each.id}  ({each.about})")
 
 
 def _free_bytes() -> int:
-    """Where models are, or will be."""
+    """Return the free bytes on the disk of the models' folder, which need not exist."""
     from deploy.machine import hub
 
     there = hub.folder()

@@ -1,4 +1,4 @@
-"""`roundhouse gateway` and `roundhouse worker`: one of the processes, in place of the command."""
+"""`roundhouse gateway` and `roundhouse worker`: replace the command by one of the processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 
 def gateway(context: typer.Context) -> None:
-    """Be the gateway process, as launchd and systemd run it. Takes its flags; see gateway --help."""
+    """Run the gateway process, as launchd and systemd do. For its flags: roundhouse gateway --help."""
     _become("broker", context.args)
 
 
 def worker(context: typer.Context) -> None:
-    """Be a worker process, as launchd and systemd run it. Takes its flags; see worker --help."""
+    """Run a worker process, as launchd and systemd do. For its flags: roundhouse worker --help."""
     _become("worker", context.args)
 
 

@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from deploy.supervisor.reloading import Order
+    from deploy.supervisor.reloading import ReloadOrder
 
 PROGRAM = "roundhouse reload"
 
 
 def reload(
-    port: Annotated[int | None, typer.Option(help="Where the gateway of that serve listens.")] = None,
-    config: Annotated[Path | None, typer.Option(help="The TOML file of that serve.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the running serve.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of the running serve.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Which of several models, by the name that clients use; none: all.")
+        str | None, typer.Option(help="Model to reload, by the name that clients use (default: all).")
     ] = None,
     swap_for: Annotated[
         str | None,
-        typer.Option("--with", help="Serve this model, an id or a folder, under that name from now on."),
+        typer.Option("--with", help="Other model, an id or a folder, to serve under that name from now on."),
     ] = None,
 ) -> None:
-    """Have a running serve replace workers by new processes, without the loss of a request.
+    """Replace workers of a running serve by new processes, without losing a request.
 
-    A new worker starts beside the old one where memory allows, else after it. One that does not get ready
-    leaves the old one in place. Status 1 when a worker was not replaced. Where another model takes its place,
-    the old one ends the requests it has. Which models there are is read when serve starts, and not again:
-    what is swapped here is to be changed in the TOML file too. As a service
-    without a spare the old worker ends first, and who asks before the new one is ready gets a 503.
+    A new worker starts beside the old one if memory allows, otherwise after it. If it does not become ready,
+    the old one stays. Exits with status 1 if a worker was not replaced. If the model is replaced by another,
+    the old worker finishes its requests. The models are read only when serve starts, so change the TOML file
+    too. Under a service manager with --spare 0, the old worker ends first, and requests get a 503 until the
+    new one is ready.
     """
     from deploy.serving import serve as serving
     from deploy.supervisor import control
-    from deploy.supervisor.reloading import Order
+    from deploy.supervisor.reloading import ReloadOrder
     from deploy.units.manager import ServiceError
     from protocol import settings, sockets
 
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
-        order = Order(model, swap_for and _from_here(swap_for))
+        order = ReloadOrder(model, swap_for and _from_here(swap_for))
         done, text = _order_reload(control.path_for(serving.port(flags, os.environ)), order)
     except (
         settings.SettingsError,
@@ -56,20 +56,20 @@ def reload(
 
 
 def _from_here(model: str) -> str:
-    """The folder that is meant: `serve` may have been started in another one."""
+    """Return a model folder as an absolute path: `serve` may run in another folder."""
     from protocol.naming import folder_of
 
     return str(folder_of(model).resolve()) if folder_of(model).exists() else model
 
 
-def _order_reload(path: Path, order: Order) -> tuple[bool, str]:
+def _order_reload(path: Path, order: ReloadOrder) -> tuple[bool, str]:
     from deploy.supervisor import control
-    from deploy.supervisor.reloading import Order
+    from deploy.supervisor.reloading import ReloadOrder
     from deploy.units import service
 
     try:
         return control.order(path, order)
-    except control.NobodyListensError:
-        if order == Order() and (names := service.reload(service.manager_here())):
+    except control.NoSupervisorError:
+        if order == ReloadOrder() and (names := service.reload(service.manager_here())):
             return True, f"restarted {', '.join(names)}"
         raise

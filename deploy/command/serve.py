@@ -13,10 +13,10 @@ def serve(context: typer.Context) -> None:
     from deploy.serving import clients
     from deploy.serving import serve as serving
     from deploy.serving.announcement import announcement
-    from deploy.serving.greeting import Greeting, terminal
-    from deploy.serving.looks import ModelError, look
     from deploy.serving.ports import PortError, check
+    from deploy.serving.preflight import ModelError, look
     from deploy.serving.settings import PROGRAM
+    from deploy.serving.startup_progress import StartupProgress, terminal
     from deploy.supervisor import control
     from deploy.supervisor.supervisor import Supervisor
     from protocol import logs, settings, sockets
@@ -41,7 +41,7 @@ def serve(context: typer.Context) -> None:
         memory_budget=given.memory_budget,
         spare=given.spare > 0,
     )
-    with Greeting(url, keys, terminal() if given.log_format != "json" else None):
+    with StartupProgress(url, keys, terminal() if given.log_format != "json" else None):
         status = supervisor.run()
     log.info("all stopped, exit status %d", status)
     raise typer.Exit(status)

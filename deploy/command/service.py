@@ -12,9 +12,9 @@ import typer
 
 def install(
     context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files without installing.")] = False,
 ) -> None:
-    """Start gateway and worker at login and keep them running. Takes the flags of serve: see serve --help."""
+    """Start gateway and worker at login and keep them running. Accepts the flags of roundhouse serve."""
     from deploy.units import jobs, service
 
     with _service_errors():
@@ -25,13 +25,13 @@ def install(
             return
         changed = service.install(manager, wanted)
         typer.echo(
-            "\n".join(f"installed {manager.folder / name}" for name in changed) or "nothing has changed"
+            "\n".join(f"installed {manager.folder / name}" for name in changed) or "the files are unchanged"
         )
         typer.echo(manager.hint())
 
 
 def remove() -> None:
-    """Stop what is installed and remove all of it."""
+    """Stop and remove the installed service."""
     from deploy.units import service
 
     with _service_errors():
@@ -41,7 +41,7 @@ def remove() -> None:
 
 
 def status() -> None:
-    """Say what is installed, what runs, since when, and how it last ended. Status 1 unless all runs."""
+    """Show the installed jobs, when they started and how they last ended. Status 1 unless all are running."""
     from deploy.units import service
 
     with _service_errors():

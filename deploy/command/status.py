@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.command.reach import Config, Port, Url, endpoint
+from deploy.command.endpoint import Config, Port, Url, endpoint
 
 PROGRAM = "roundhouse status"
 
@@ -16,12 +16,12 @@ def status(
     port: Port = None,
     config: Config = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Show it once; so it is where nobody looks on.")
+        bool, typer.Option("--once", help="Show it once (the default if stdout is no terminal).")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document of /v1/status.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Refresh interval in seconds.")] = 1.0,
 ) -> None:
-    """Show what runs, who asks, how fast, and what went wrong lately. Ctrl-C ends it."""
+    """Show models, requests, throughput and recent errors. Ctrl-C ends it."""
     from threading import Event
 
     from rich.console import Console

@@ -1,1 +1,1 @@
-"""What a person at a terminal sees and types: the live table of `status`, the conversation of `chat`."""
+"""Terminal interface: the live table of `status` and the conversation of `chat`."""

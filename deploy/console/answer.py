@@ -1,6 +1,6 @@
-"""An answer on its way to a person: text as Markdown while it grows, what is thought before it in one line.
+"""Display of a streamed answer: its text as Markdown, its reasoning in one line.
 
-Where nobody looks on, or nothing is to be drawn, it is the plain text, and thoughts are left out.
+Without a terminal, only the plain text is printed, without reasoning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from deploy.console.http import Piece
+from deploy.console.http import AnswerDelta
 from deploy.console.markdown import settled
 
 DRAWS_PER_S = 12
@@ -23,7 +23,7 @@ THOUGHT_CHARS_SHOWN = 60
 
 @dataclass(slots=True)
 class Answer:
-    """`stopped`: by the user, before its end. `reason`: why it ended by itself."""
+    """An answer received so far. `stopped`: by the user, before its end. `reason`: its finish reason."""
 
     text: str = ""
     thought: str = ""
@@ -31,8 +31,8 @@ class Answer:
     stopped: bool = False
 
 
-def plain(console: Console, pieces: Iterable[Piece]) -> Answer:
-    """As it comes, character by character the same."""
+def plain(console: Console, pieces: Iterable[AnswerDelta]) -> Answer:
+    """Print the text unchanged as it arrives."""
     answer = Answer()
     for piece in pieces:
         _take(answer, piece)
@@ -42,8 +42,8 @@ def plain(console: Console, pieces: Iterable[Piece]) -> Answer:
     return answer
 
 
-def drawn(console: Console, pieces: Iterable[Piece]) -> Answer:
-    """As Markdown. Ctrl-C ends it early."""
+def drawn(console: Console, pieces: Iterable[AnswerDelta]) -> Answer:
+    """Draw the answer as Markdown. Ctrl-C ends it early."""
     answer = Answer()
     screen = _Screen(console)
     try:
@@ -57,11 +57,11 @@ def drawn(console: Console, pieces: Iterable[Piece]) -> Answer:
     if answer.stopped:
         console.print("stopped", style="dim")
     elif answer.reason == "length":
-        console.print("cut off: it has as many tokens as it may have", style="dim")
+        console.print("cut off at the maximum number of tokens", style="dim")
     return answer
 
 
-def _take(answer: Answer, piece: Piece) -> None:
+def _take(answer: Answer, piece: AnswerDelta) -> None:
     match piece.kind:
         case "text":
             answer.text += piece.text
@@ -72,7 +72,7 @@ def _take(answer: Answer, piece: Piece) -> None:
 
 
 class _Screen:
-    """Prints for good what will not change, and draws the rest again and again."""
+    """Screen that prints finished text once, and redraws the rest."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -97,15 +97,15 @@ class _Screen:
             self._live.update(Markdown(answer.text[self._printed :]), refresh=True)
         elif answer.thought:
             last = " ".join(answer.thought.split())[-THOUGHT_CHARS_SHOWN:]
-            self._live.update(Text(f"thinking: …{last}", "dim italic"), refresh=True)
+            self._live.update(Text(f"reasoning: …{last}", "dim italic"), refresh=True)
 
     def _fold(self, answer: Answer) -> None:
-        """Once it speaks, all that it has thought is a line."""
+        """Replace the reasoning by one line once the text begins."""
         if answer.text and answer.thought and not self._folded:
             self._folded = True
             took = time.monotonic() - self._began
             words = len(answer.thought.split())
-            self._live.console.print(f"▸ thought for {took:.1f} s, {words} words (/thought)", style="dim")
+            self._live.console.print(f"▸ reasoned for {took:.1f} s, {words} words (/thought)", style="dim")
 
     def close(self, answer: Answer) -> None:
         self._fold(answer)

@@ -1,5 +1,4 @@
-"""Asking an endpoint: documents, and answers piece by piece. What goes wrong is a sentence that says what to
-do."""
+"""HTTP client of an endpoint: JSON documents and streamed answers, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -12,28 +11,28 @@ from typing import Any, Literal
 import httpx
 
 from deploy.agents.models import is_near
-from deploy.agents.setups import NO_KEY, Endpoint
+from deploy.agents.profiles import NO_KEY, Endpoint
 
 CONNECT_S_MAX = 5.0
 DOCUMENT_S_MAX = 10.0
 SILENCE_S_MAX = 300.0
-"""Servers that send comments while they compute are never silent for so long."""
+"""Longer than the silence of any server that sends comments while it computes."""
 
 
 class ConsoleError(Exception):
-    """There is no answer, or a refusal; the message is for a person."""
+    """The request failed or was refused; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Of a streamed answer: of its text or of what it thinks before; or, at its end, why it ends."""
+class AnswerDelta:
+    """A part of a streamed answer: of its text or its reasoning, or its finish reason."""
 
     kind: Literal["text", "thought", "end"]
     text: str
 
 
 def open_client(endpoint: Endpoint) -> httpx.Client:
-    """A connection of its own machine's server passes by all proxies."""
+    """Open a client; for a server on this machine it ignores proxies."""
     headers = {} if endpoint.key == NO_KEY else {"authorization": f"Bearer {endpoint.key}"}
     timeout = httpx.Timeout(DOCUMENT_S_MAX, connect=CONNECT_S_MAX)
     near = is_near(endpoint.url)
@@ -43,7 +42,7 @@ def open_client(endpoint: Endpoint) -> httpx.Client:
 
 
 def get(http: httpx.Client, path: str) -> dict[str, Any]:
-    """A document. Raises `ConsoleError`."""
+    """Fetch a JSON document. Raises `ConsoleError`."""
     with _told(http):
         answer = http.get(path)
         if answer.status_code != 200:
@@ -51,8 +50,8 @@ def get(http: httpx.Client, path: str) -> dict[str, Any]:
         return _object(answer.content)
 
 
-def stream(http: httpx.Client, body: Mapping[str, Any]) -> Generator[Piece, None, None]:
-    """A chat's answer as it comes. Raises `ConsoleError`, also in its middle."""
+def stream(http: httpx.Client, body: Mapping[str, Any]) -> Generator[AnswerDelta, None, None]:
+    """Stream the answer of a chat completion. Raises `ConsoleError`, also in mid-stream."""
     timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
     asked = {**body, "stream": True}
     with (
@@ -66,27 +65,27 @@ def stream(http: httpx.Client, body: Mapping[str, Any]) -> Generator[Piece, None
                 yield from _pieces(_object(data.encode()))
 
 
-def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
+def _pieces(event: dict[str, Any]) -> Iterator[AnswerDelta]:
     if (error := event.get("error")) is not None:
-        raise ConsoleError(f"the answer broke off: {error.get('message', error)}")
+        raise ConsoleError(f"the answer failed: {error.get('message', error)}")
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield Piece("thought", thought)
+            yield AnswerDelta("thought", thought)
         if text := delta.get("content"):
-            yield Piece("text", text)
+            yield AnswerDelta("text", text)
         if reason := choice.get("finish_reason"):
-            yield Piece("end", reason)
+            yield AnswerDelta("end", reason)
 
 
 def refusal(http: httpx.Client, status: int, body: bytes) -> str:
-    """What a refused request is told, in a sentence."""
+    """Return the error message of a refused request."""
     if status == 401:
-        return f"{http.base_url} wants an API key: put one into ROUNDHOUSE_API_KEYS, or name serve's --config"
+        return f"{http.base_url} requires an API key: set ROUNDHOUSE_API_KEYS, or pass serve's --config"
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, TypeError, KeyError):
-        return f"{http.base_url} answers {status}: that is no endpoint of OpenAI's APIs"
+        return f"{http.base_url} returned {status}: this is not an OpenAI-compatible endpoint"
 
 
 def _object(data: bytes) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConsoleError("what comes back is no document of OpenAI's APIs")
+        raise ConsoleError("the response is not a JSON object: this is not an OpenAI-compatible endpoint")
     return found
 
 
@@ -104,9 +103,9 @@ def _told(http: httpx.Client) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException:
-        raise ConsoleError(f"{http.base_url} does not answer: is its gateway busy or stopped?") from None
+        raise ConsoleError(f"{http.base_url} timed out: is its gateway busy or stopped?") from None
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConsoleError(
-            f"nothing answers at {http.base_url} ({error}): start it with `roundhouse serve`, or say where it"
-            " is with --port or --url"
+            f"cannot connect to {http.base_url} ({error}): start a server with `roundhouse serve`, or select"
+            " one with --port or --url"
         ) from None

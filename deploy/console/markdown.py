@@ -1,6 +1,6 @@
-"""Where Markdown that still grows will not change any more. Pure.
+"""Finished prefix of growing Markdown. Pure.
 
-What is settled can be printed for good; only what comes behind it must be drawn again with each piece.
+The finished part is printed once; only the rest must be redrawn with each delta.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ _FENCES = ("```", "~~~")
 
 
 def settled(text: str) -> int:
-    """The length of the longest beginning that ends between two blocks: behind an empty line outside of a
-    fence, which is followed by something that does not go on with what stands before it."""
+    """Return the length of the longest prefix that ends between two blocks: after an empty line outside of a
+    code fence, if the next line does not continue the block before it."""
     end, position, fence, was_empty = 0, 0, "", False
     for line in text.splitlines(keepends=True):
         stripped = line.strip()
@@ -25,7 +25,7 @@ def settled(text: str) -> int:
 
 
 def _goes_on(line: str) -> bool:
-    """Indented, or an item of a list: it belongs to the list above."""
+    """Return whether a line may belong to the list above it: it is indented, or a list item."""
     stripped = line.lstrip()
     is_item = stripped[:2] in ("- ", "* ", "+ ") or stripped.split(".")[0].isdigit()
     return line[0] in " \t" or is_item

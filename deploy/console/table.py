@@ -1,4 +1,4 @@
-"""The document of `/v1/status` as a screen: what runs, who asks, how fast, what went wrong. Pure."""
+"""Rendering of `/v1/status` as a terminal screen: models, requests, throughput, recent errors. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUESTS_SHOWN_MAX = 24
 ENDS_SHOWN_MAX = 8
 SPARK_WIDTH = 60
 ID_CHARS = 8
-"""The last ones of an id: those by which it differs from others."""
+"""Number of an id's last characters to show, because ids differ there."""
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "ready": "green", "loaded": "green", "loading": "yellow", "draining": "yellow", "silent": "red",
@@ -25,7 +25,7 @@ Document = Mapping[str, Any]
 
 
 def screen(document: Document) -> RenderableType:
-    """All of it."""
+    """Return the whole screen."""
     parts: list[RenderableType] = [_head(document), Text(), _models(document)]
     if document.get("requests"):
         parts += [Text(), _requests(document["requests"], several=len(document["models"]) > 1)]
@@ -52,7 +52,7 @@ def _head(document: Document) -> Text:
     if gaps := [value for value in column(history, "inter_token_s") if value is not None]:
         lately.append(f"{seconds(gaps[-1])} between tokens")
     if hits := [value for value in column(history, "cache_hit_rate") if value is not None]:
-        lately.append(f"{hits[-1]:.0%} of prompts from the cache")
+        lately.append(f"{hits[-1]:.0%} of prompt tokens from the prefix cache")
     if lately:
         text.append("\n" + ", ".join(lately))
     return text
@@ -98,7 +98,7 @@ def _percent(worker: Document | None) -> str:
 
 
 def _restarts(model: Document) -> Text:
-    """How often its processes ended unasked."""
+    """Return the number of unexpected exits of its processes."""
     count = model.get("restarts")
     if count is None:
         count = sum((model.get("losses") or {}).get(verdict, 0) for verdict in ("dead", "silent", "stalled"))
@@ -107,7 +107,7 @@ def _restarts(model: Document) -> Text:
 
 
 def _requests(requests: Sequence[Document], *, several: bool) -> Table:
-    """`several`: there are models to be told apart."""
+    """Return the table of requests. `several`: with a column for the model."""
     models = ["model"] if several else []
     table = _table(
         "request", *models, "phase", "progress", ">tokens", ">tok/s", ">first", ">age", "cache", "~"
@@ -131,7 +131,7 @@ def _request_cells(request: Document) -> list[RenderableType]:
         seconds(first) if first is not None else "",
         seconds(request["seconds"]),
         _reuse(request),
-        _adventures(request),
+        _failover_counts(request),
     ]
 
 
@@ -151,7 +151,7 @@ def _reuse(request: Document) -> str:
     return f"{reuse['tokens'] / request['prompt_tokens']:.0%} {reuse['tier']}"
 
 
-def _adventures(request: Document) -> Text:
+def _failover_counts(request: Document) -> Text:
     counts = [("resumed", request["resumes"]), ("preempted", request["preemptions"])]
     return Text(", ".join(f"{what} {count}x" for what, count in counts if count), "yellow")
 
@@ -174,7 +174,7 @@ def _ends(ends: Sequence[Document], now: float) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """`>` before a name: its column is set to the right; `~`: it gives way where the screen is narrow."""
+    """Return a table. `>` before a column name: aligned right; `~`: shrunk when the screen is narrow."""
     table = Table(box=None, pad_edge=False, header_style="bold dim", show_edge=False)
     for name in columns:
         justify: Any = "right" if name.startswith(">") else "left"
@@ -184,7 +184,7 @@ def _table(*columns: str) -> Table:
 
 
 def short(id: str) -> str:
-    """Enough of an id to know it again."""
+    """Return a shortened id that can still be recognized."""
     return escape(id if len(id) <= ID_CHARS + 1 else f"…{id[-ID_CHARS:]}")
 
 
@@ -192,13 +192,13 @@ def short(id: str) -> str:
 
 
 def column(history: Document, name: str) -> list[Any]:
-    """Of the last minutes."""
+    """Return a column of the history of the last minutes."""
     names = history.get("columns") or []
     return [row[names.index(name)] for row in history.get("rows") or ()] if name in names else []
 
 
 def spark(values: Iterable[float | None]) -> str:
-    """As bars; where nothing was, nothing is."""
+    """Return a sparkline; None becomes a space."""
     numbers = list(values)
     most = max((number for number in numbers if number is not None), default=0.0)
     return "".join(_bar(number, most) for number in numbers)
@@ -211,13 +211,13 @@ def _bar(number: float | None, most: float) -> str:
 
 
 def spark_bar(share: float, width: int = 8) -> str:
-    """A bar that is filled from the left."""
+    """Return a progress bar of `width` characters."""
     full = min(width, max(0, round(share * width)))
     return "█" * full + "░" * (width - full)
 
 
 def duration(seconds: float) -> str:
-    """In the two largest units that it has."""
+    """Format a duration in its two largest units."""
     whole = int(seconds)
     for unit, length, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
         if whole >= length:
@@ -226,14 +226,14 @@ def duration(seconds: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """As precise as somebody who looks wants it."""
+    """Format seconds with suitable precision."""
     if value < 1:
         return f"{value * 1000:.0f} ms"
     return f"{value:.1f} s" if value < 60 else duration(value)
 
 
 def size(count: float) -> str:
-    """Bytes, in powers of ten, as disks and memory are sold."""
+    """Format bytes in decimal units."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}"

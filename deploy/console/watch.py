@@ -1,4 +1,4 @@
-"""The status, once or again and again on a screen of its own until somebody has seen enough."""
+"""Display of the status: once, or refreshed on a separate screen until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from deploy.console import table
 from deploy.console.http import ConsoleError
 
 Look = Callable[[], dict[str, Any]]
-"""The document of `/v1/status`. Raises `ConsoleError`."""
+"""Returns the document of `/v1/status`. Raises `ConsoleError`."""
 
 
 def show(console: Console, look: Look) -> None:
-    """Once. Raises `ConsoleError`."""
+    """Print the status once. Raises `ConsoleError`."""
     console.print(table.screen(look()))
 
 
 def watch(console: Console, look: Look, every_s: float, stop: Event) -> None:
-    """Until `stop`. An endpoint that does not answer is said so, beside what it said last."""
+    """Refresh the status until `stop`. An error is shown above the last status."""
     seen: RenderableType = Text()
     with Live(seen, console=console, screen=True, auto_refresh=False) as live:
         while True:

@@ -1,1 +1,1 @@
-"""A load generator for any endpoint of OpenAI's chat completions: `roundhouse bench`."""
+"""Load generator for any OpenAI-compatible chat completions endpoint: `roundhouse bench`."""

@@ -1,4 +1,4 @@
-"""One streamed chat completion, timed."""
+"""Client that measures one streamed chat completion."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DATA = "data:"
 
 
 class TargetError(Exception):
-    """An endpoint that cannot be measured; says why."""
+    """An endpoint that cannot be measured; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An endpoint: `url` as http://host:port, without the `/v1`. `model`: what it is asked for."""
+    """An endpoint with a model. `url`: as http://host:port, without `/v1`."""
 
     url: str
     model: str
@@ -35,7 +35,7 @@ class Target:
 
 @asynccontextmanager
 async def connected(target: Target) -> AsyncIterator[httpx.AsyncClient]:
-    """As many connections as are asked for; no proxy is asked for one on this machine."""
+    """Open a client with unlimited connections; for plain http: it ignores proxies."""
     headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(ANSWER_S_MAX, connect=CONNECT_S_MAX)
@@ -52,8 +52,8 @@ async def connected(target: Target) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask(http: httpx.AsyncClient, target: Target, text: str, max_tokens: int) -> Sample:
-    """Greedy, and to the end that was asked for where the server can be told so. What goes wrong is said in
-    the sample."""
+    """Send a greedy request of exactly `max_tokens` tokens, if the server supports `ignore_eos`. Errors are
+    recorded in the sample."""
     body = {
         "model": target.model,
         "messages": [{"role": "user", "content": text}],
@@ -92,7 +92,7 @@ async def _read(answer: httpx.Response, sample: Sample) -> None:
 
 
 def note(sample: Sample, event: Mapping[str, Any], now: float) -> None:
-    """One event of the stream."""
+    """Record one event of the stream."""
     if event.get("error"):
         sample.error = "error in the stream"
         return
@@ -115,14 +115,14 @@ def _refusal(status: int, body: bytes) -> str:
 
 
 async def first_model(url: str, key: str | None) -> str:
-    """What an endpoint serves, the first of it. Raises `TargetError`."""
+    """Return the first model of an endpoint. Raises `TargetError`."""
     async with connected(Target(url, "", key)) as http:
         try:
             answer = await http.get("/v1/models", timeout=CONNECT_S_MAX)
             if answer.status_code != 200:
-                raise TargetError(f"{url}/v1/models answers {_refusal(answer.status_code, answer.content)}")
+                raise TargetError(f"{url}/v1/models returned {_refusal(answer.status_code, answer.content)}")
             return str(answer.json()["data"][0]["id"])
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise TargetError(f"nothing answers at {url} ({error or type(error).__name__})") from None
+            raise TargetError(f"cannot connect to {url} ({error or type(error).__name__})") from None
         except (ValueError, LookupError, TypeError):
-            raise TargetError(f"{url} has no model to be measured: name one with --model") from None
+            raise TargetError(f"{url} lists no models: name one with --model") from None

@@ -1,6 +1,6 @@
-"""Prompts of a wanted length, none like another but for what they are to share. Pure: seeded.
+"""Seeded random prompts of a given length, distinct except for a shared prefix. Pure.
 
-How many tokens a word is, only the server knows: a first request tells (`Scale`).
+The number of tokens per word depends on the server's tokenizer, and is measured with two requests (`Scale`).
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ _TEXT = (
 )
 WORDS = tuple(_TEXT.split())
 TOKENS_PER_WORD = 1.2
-"""Of plain English, before anything was measured."""
+"""Assumption for plain English if it cannot be measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a server's tokens are: `fixed` for its template, and so many a word."""
+    """Token count of a server's prompts: `fixed` for its template plus `per_word` for each word."""
 
     fixed: float = 0.0
     per_word: float = TOKENS_PER_WORD
 
     @classmethod
     def measured(cls, words: int, tokens: int, other_words: int, other_tokens: int) -> Scale:
-        """From two prompts and what they came to."""
+        """Compute the scale from the token counts of two prompts."""
         per_word = (tokens - other_tokens) / (words - other_words)
         if per_word <= 0:
             return cls()
         return cls(max(0.0, tokens - words * per_word), per_word)
 
     def words(self, tokens: int) -> int:
-        """As many as make up about so many tokens, at least one."""
+        """Return the number of words that make about `tokens` tokens, at least one."""
         return max(1, round((tokens - self.fixed) / self.per_word))
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Of a prompt, in tokens: `shared` is the same in all prompts of a run, and part of `prompt`."""
+class PromptShape:
+    """Length of a prompt in tokens. `shared`: the part of `prompt` that is equal in all prompts of a run."""
 
     prompt: int
     shared: int = 0
 
 
-def text(shape: Shape, scale: Scale, seed: str, number: int = 0) -> str:
-    """A prompt. `seed`: of a run, and of what its prompts share; `number`: of this one."""
+def text(shape: PromptShape, scale: Scale, seed: str, number: int = 0) -> str:
+    """Return a prompt. `seed`: that of the run and of its shared prefix; `number`: that of this prompt."""
     total = scale.words(shape.prompt)
     shared = min(total - 1, round(shape.shared / scale.per_word)) if shape.shared else 0
     return " ".join([*_drawn(shared, seed), *_drawn(total - shared, f"{seed} {number}")])

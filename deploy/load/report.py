@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as a document for programs. Pure."""
+"""Results as a table for people and as a JSON document for programs. Pure."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from rich.table import Table
 
-from deploy.load.drive import Load
+from deploy.load.runner import Load
 from deploy.load.samples import Spread, Summary
 
 Rounds = Mapping[str, Sequence[Summary]]
-"""By the name of a side, its rounds."""
+"""Rounds by the name of the side."""
 
 LEGEND = (
-    "tok/s and req/s: of all answers together, the median of the rounds. In ms, the median of the rounds' own"
-    " percentiles: to the first text, between two pieces of text, and of a whole request."
+    "tok/s and req/s: all answers together, median over rounds. first, gap, request: milliseconds to the"
+    " first text, between two pieces of text and of a whole request; median of the rounds' percentiles."
 )
 _TIMES = (("first_s", "first"), ("gap_s", "gap"), ("request_s", "request"))
 _SHOWN = (50, 99)
 
 
 def table(results: Sequence[tuple[Load, Rounds]]) -> Table:
-    """A row for each load and side."""
+    """Return a table with a row for each load and side."""
     found = Table(box=None, pad_edge=False, header_style="bold dim")
     times = [f"{name} p{percent}" for _, name in _TIMES for percent in _SHOWN]
     for name in ("load", "", "tok/s", "req/s", *times, "prompt", "errors"):
@@ -36,7 +36,7 @@ def table(results: Sequence[tuple[Load, Rounds]]) -> Table:
 
 
 def ratios(results: Sequence[tuple[Load, Rounds]]) -> list[str]:
-    """Of two sides, a line for each load: the first one's rate over the second's, round by round."""
+    """Return, for two sides, a line per load with the ratio of their throughputs, paired by round."""
     lines = []
     for load, rounds in results:
         if len(rounds) == 2 and (found := _ratios(*rounds.values())):
@@ -78,7 +78,7 @@ def _errors(rounds: Sequence[Summary]) -> str:
 
 
 def document(results: Sequence[tuple[Load, Rounds]], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything, in seconds and tokens."""
+    """Return all results, in seconds and tokens."""
     return {
         "object": "bench",
         **about,

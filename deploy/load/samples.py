@@ -1,4 +1,4 @@
-"""What one request came to, and what many did: percentiles, rates. Pure."""
+"""Measurements of one request, and their summary: percentiles and rates. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PERCENTS = (50, 90, 99)
 
 @dataclass(slots=True)
 class Sample:
-    """One request. Times are of one clock. `pieces`: when each piece of text came. `tokens` and
-    `prompt_tokens`: as the server counts them; without its word a piece is a token. `error`: why it has no
-    whole answer."""
+    """Measurements of one request, with times of one clock. `pieces`: arrival times of the pieces of text.
+    `tokens`, `prompt_tokens`: as counted by the server; without its count a piece is a token. `error`: why
+    the answer is incomplete."""
 
     sent_at: float
     pieces: list[float] = field(default_factory=list)
@@ -31,29 +31,29 @@ class Sample:
 
     @property
     def first_s(self) -> float:
-        """To the first piece."""
+        """Time to the first piece."""
         return self.pieces[0] - self.sent_at
 
     @property
     def gaps(self) -> list[float]:
-        """Between two pieces."""
+        """Times between two pieces."""
         return [after - before for before, after in pairwise(self.pieces)]
 
     @property
     def per_token_s(self) -> float | None:
-        """The mean time of a token behind the first piece."""
+        """Mean time per token after the first piece."""
         behind = self.answered - 1
         return (self.pieces[-1] - self.pieces[0]) / behind if behind > 0 else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of all do not exceed (nearest rank)."""
+    """Return the smallest value that at least `percent` of all do not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles of something in seconds, its mean, and of how many."""
+    """Count, mean and percentiles of durations in seconds."""
 
     count: int
     mean: float
@@ -61,7 +61,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None: there are none."""
+        """Summarize durations; None if there are none."""
         if not values:
             return None
         return cls(
@@ -71,7 +71,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Many requests. Rates are over the time from the first request to the last end."""
+    """Summary of many requests. Rates refer to the time from the first request to the last end."""
 
     requests: int
     errors: dict[str, int]
@@ -90,19 +90,19 @@ class Summary:
 
     @property
     def requests_per_s(self) -> float:
-        """Of those that were answered."""
+        """Completed requests per second."""
         answered = self.requests - sum(self.errors.values())
         return answered / self.seconds if self.seconds else 0.0
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """What failed counts as an error and in no time but that of the whole."""
+    """Summarize samples. Failed requests count only as errors and in the total time."""
     well = [sample for sample in samples if not sample.error and sample.pieces]
     ended = [sample.ended_at for sample in samples]
     per_token = [each for sample in well if (each := sample.per_token_s) is not None]
     return Summary(
         requests=len(samples),
-        errors=dict(Counter(sample.error or "nothing came" for sample in samples if sample not in well)),
+        errors=dict(Counter(sample.error or "empty answer" for sample in samples if sample not in well)),
         seconds=max(ended) - min(sample.sent_at for sample in samples) if samples else 0.0,
         prompt_tokens=sum(sample.prompt_tokens for sample in well),
         cached_tokens=sum(sample.cached_tokens for sample in well),

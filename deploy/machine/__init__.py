@@ -1,1 +1,1 @@
-"""What this machine has: models at hand, memory, and whether all is as it should be."""
+"""This machine: downloaded models, memory, and diagnosis."""

@@ -1,4 +1,4 @@
-"""What `doctor` looks at, gathered: versions, memory, folders, ports, programs."""
+"""Collection of the facts that `doctor` examines: versions, memory, folders, ports, programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from deploy.machine import hub, memory
-from deploy.machine.memory import Memory
+from deploy.machine.memory import MachineMemory
 from deploy.serving import ports
 from protocol import sockets
 
@@ -25,16 +25,17 @@ _TRY_MLX = "import mlx.core as mx; mx.eval(mx.ones(4) + 1); print(mx.default_dev
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """`mlx`: the device that it computes on; empty: it does not, and `mlx_error` says why. `port_user`: who
-    listens there: nobody (empty), `roundhouse`, or `another program`. `cache_writable`: of the folder of
-    models, or of the one that it will be made in. `runtime_error`: why there is no folder for sockets."""
+class MachineFacts:
+    """Facts about this machine. `mlx`: MLX's device; empty: MLX does not work, and `mlx_error` says why.
+    `port_user`: the listener at `port`: none (empty), `roundhouse`, or `another program`. `cache_writable`:
+    whether the models' folder, or its nearest existing parent, is writable. `runtime_error`: why there is no
+    folder for sockets."""
 
     python: tuple[int, int, int] = (3, 11, 0)
     system: str = "Linux"
     release: str = ""
     machine: str = ""
-    memory: Memory = field(default_factory=lambda: Memory(0, 0, 0))
+    memory: MachineMemory = field(default_factory=lambda: MachineMemory(0, 0, 0))
     version: str = ""
     mlx: str = ""
     mlx_error: str = ""
@@ -51,22 +52,22 @@ class Facts:
     keeps_awake: bool = True
 
 
-def gather(port: int, environ: Mapping[str, str] = os.environ) -> Facts:
-    """Takes a few seconds: MLX is tried in a process of its own."""
+def gather(port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
+    """Collect the facts. This takes a few seconds, because MLX is tried in a separate process."""
     mlx, mlx_error = _try_mlx()
     held = hub.held()
     home = _existing(hub.folder())
-    return Facts(
+    return MachineFacts(
         python=sys.version_info[:3],
         system=platform.system(),
         release=platform.mac_ver()[0] or platform.release(),
         machine=platform.machine(),
-        memory=memory.look(),
+        memory=memory.read_memory(),
         version=metadata.version("mlx-roundhouse"),
         mlx=mlx,
         mlx_error=mlx_error,
         port=port,
-        port_user=who_listens("127.0.0.1", port),
+        port_user=listening_process("127.0.0.1", port),
         runtime_error=_runtime_error(),
         cache=str(hub.folder()),
         cache_writable=os.access(home, os.W_OK),
@@ -79,8 +80,8 @@ def gather(port: int, environ: Mapping[str, str] = os.environ) -> Facts:
     )
 
 
-def who_listens(host: str, port: int) -> str:
-    """Nobody (empty), `roundhouse`, or `another program`."""
+def listening_process(host: str, port: int) -> str:
+    """Return the listener at a port: none (empty), `roundhouse`, or `another program`."""
     try:
         with socket.create_connection((host, port), HEALTH_S_MAX):
             pass
@@ -97,7 +98,7 @@ def _try_mlx() -> tuple[str, str]:
     except (OSError, subprocess.SubprocessError) as error:
         return "", str(error)
     words = done.stderr.strip().splitlines()
-    return (done.stdout.strip(), "") if done.returncode == 0 else ("", words[-1] if words else "it dies")
+    return (done.stdout.strip(), "") if done.returncode == 0 else ("", words[-1] if words else "it crashes")
 
 
 def _runtime_error() -> str:

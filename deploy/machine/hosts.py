@@ -1,4 +1,4 @@
-"""The machines of a hostfile: what each says of itself when it is asked, and what is wrong with that."""
+"""Diagnosis of the machines in a hostfile: a report of each over ssh, and the problems in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from deploy.machine.doctor import Finding, Verdict
-from protocol.hosts import Backend, Host, Hosts, wrong_with
+from protocol.hosts import Backend, Host, Hosts, problem_with
 
 ANSWER_S_MAX = 20.0
 PACKAGES = ("mlx-roundhouse", "mlx", "mlx-lm")
@@ -32,8 +32,8 @@ print(json.dumps({
 """
 
 
-class Told(msgspec.Struct, frozen=True):
-    """By one machine. `model`: the folder that was asked for has one; `rdma`: there are commands for it."""
+class HostReport(msgspec.Struct, frozen=True):
+    """Report of one machine. `model`: the given folder contains a model. `rdma`: RDMA tools are installed."""
 
     host: str
     versions: dict[str, str]
@@ -42,55 +42,55 @@ class Told(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """`told`: None where nothing came, and then `why`."""
+class HostAnswer:
+    """Result of asking one machine. `told`: its report; None if it failed, for the reason `why`."""
 
     host: Host
-    told: Told | None
+    told: HostReport | None
     why: str = ""
 
 
-def ask(hosts: Hosts, model: str) -> list[Asked]:
-    """Each of them, one after another. `model`: a folder; empty: none is looked for."""
+def ask(hosts: Hosts, model: str) -> list[HostAnswer]:
+    """Ask each machine, one after another. `model`: a folder to check; empty: none."""
     return [_asked(host, model) for host in hosts.hosts]
 
 
-def _asked(host: Host, model: str) -> Asked:
+def _asked(host: Host, model: str) -> HostAnswer:
     command = [host.python or sys.executable, "-c", _ASK, ",".join(PACKAGES), model]
     if not host.is_here:
-        # No question for a password: nobody would answer it when a rank is started, either.
+        # No password prompt: there is none when a rank is started, either.
         command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host.ssh, shlex.join(command)]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S_MAX, check=False)
     except subprocess.TimeoutExpired:
-        return Asked(host, None, f"no answer within {ANSWER_S_MAX:g} s")
+        return HostAnswer(host, None, f"no answer within {ANSWER_S_MAX:g} s")
     except OSError as error:
-        return Asked(host, None, str(error))
+        return HostAnswer(host, None, str(error))
     try:
-        return Asked(host, msgspec.json.decode(ended.stdout, type=Told))
+        return HostAnswer(host, msgspec.json.decode(ended.stdout, type=HostReport))
     except msgspec.MsgspecError:
         said = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
-        return Asked(host, None, said)
+        return HostAnswer(host, None, said)
 
 
-def examine(path: Path, hosts: Hosts, backend: Backend, asked: Sequence[Asked]) -> list[Finding]:
-    """All there is to say, host by host. Pure."""
-    if wrong := wrong_with(hosts, backend):
+def examine(path: Path, hosts: Hosts, backend: Backend, asked: Sequence[HostAnswer]) -> list[Finding]:
+    """Return all findings, host by host. Pure."""
+    if wrong := problem_with(hosts, backend):
         return [Finding(Verdict.WRONG, "hostfile", f"{path}: {wrong}", "`mlx.distributed_config` writes one")]
     findings = [Finding(Verdict.WELL, "hostfile", f"{len(hosts.hosts)} hosts, {backend}")]
     first = asked[0].told
     for rank, each in enumerate(asked):
         findings += _of_host(f"rank {rank}", each, first, backend)
     if backend == "ring" and any(not host.is_here for host in hosts.hosts):
-        told = "plain TCP, without a key: what passes between the ranks can be read and changed on its way"
-        findings.append(Finding(Verdict.NOTE, "ring", told, "let it run over a cable of its own"))
+        told = "unencrypted TCP: data between the ranks can be read and changed in transit"
+        findings.append(Finding(Verdict.NOTE, "ring", told, "use a dedicated cable"))
     return findings
 
 
-def _of_host(about: str, asked: Asked, first: Told | None, backend: Backend) -> Iterator[Finding]:
+def _of_host(about: str, asked: HostAnswer, first: HostReport | None, backend: Backend) -> Iterator[Finding]:
     told, name = asked.told, asked.host.ssh
     if told is None:
-        advice = f"ssh {name} must work without a password, and the interpreter be there: say `python` of it"
+        advice = f"ssh {name} must work without a password, and its `python` must be the interpreter there"
         yield Finding(Verdict.WRONG, about, f"{name}: {asked.why}", advice)
         return
     missing = [package for package, version in told.versions.items() if not version]
@@ -102,13 +102,13 @@ def _of_host(about: str, asked: Asked, first: Told | None, backend: Backend) -> 
     if missing:
         yield Finding(Verdict.WRONG, about, f"{name} has no {', '.join(missing)}", "install Roundhouse there")
     if other:
-        advice = "the same versions on all: they must take every step alike"
+        advice = "install the same versions on all machines: ranks must compute every step alike"
         yield Finding(Verdict.WRONG, about, f"{name} has {', '.join(other)}", advice)
     if not told.model:
-        advice = "each rank reads its own files: put the model into the same folder there"
+        advice = "each rank reads its own files: copy the model into the same folder there"
         yield Finding(Verdict.WRONG, about, f"{name} has no such model", advice)
     if backend == "jaccl" and not told.rdma:
-        advice = "macOS 26.2, Thunderbolt 5, and `rdma_ctl enable` in macOS Recovery"
+        advice = "RDMA needs macOS 26.2, Thunderbolt 5, and `rdma_ctl enable` in macOS Recovery"
         yield Finding(Verdict.WRONG, about, f"{name} has no RDMA", advice)
     if not missing and not other and told.model and (told.rdma or backend != "jaccl"):
-        yield Finding(Verdict.WELL, about, f"{name}, which calls itself {told.host}")
+        yield Finding(Verdict.WELL, about, f"{name}, host name {told.host}")

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face cache: what is there, fetched, removed. `huggingface_hub` does the work."""
+"""Models in the Hugging Face cache: listed, downloaded and removed with `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol import hub
-from protocol.wording import meant
+from protocol import huggingface
+from protocol.error_text import closest_match
 
 PATTERNS = (
     "*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
     "*.jsonl", "*.jinja",
 )  # fmt: skip
-"""The files that a worker loads, as upstream's loader names them."""
+"""The files that a worker loads, by the patterns of upstream's loader."""
 
 MARGIN_BYTES = 2**30
-"""What must be left on the disk once a model is there."""
+"""Space that must stay free on the disk after a download."""
 
 
 class HubError(Exception):
-    """A model that cannot be had or removed; the message is for a person."""
+    """A model cannot be downloaded or removed; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A model in the cache. `whole`: it has weights that can be loaded."""
+class CachedModel:
+    """A model in the cache. `whole`: it has a config and weights that can be loaded."""
 
     id: str
     bytes: int
@@ -35,14 +35,14 @@ class Held:
 
 
 def folder() -> Path:
-    """Where models are."""
+    """Return the folder of the cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
-def held() -> list[Held]:
-    """All of them, by name."""
+def held() -> list[CachedModel]:
+    """Return all cached models, sorted by id."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -53,34 +53,34 @@ def held() -> list[Held]:
     models = [repo for repo in found.repos if repo.repo_type == "model"]
     return sorted(
         (
-            Held(repo.repo_id, repo.size_on_disk, repo.last_accessed, _is_whole(repo.revisions))
+            CachedModel(repo.repo_id, repo.size_on_disk, repo.last_accessed, _is_complete(repo.revisions))
             for repo in models
         ),
         key=lambda model: model.id,
     )
 
 
-def _is_whole(revisions: object) -> bool:
+def _is_complete(revisions: object) -> bool:
     names = {file.file_name for revision in revisions for file in revision.files}  # type: ignore[attr-defined]
     return "config.json" in names and any(name.endswith(".safetensors") for name in names)
 
 
 def missing_bytes(model: str) -> int:
-    """What is still to be fetched of a model; 0, too, where nobody can say. Raises `HubError`."""
+    """Return the bytes still to download of a model; 0 also if that is unknown. Raises `HubError`."""
     from huggingface_hub import DryRunFileInfo, snapshot_download
     from huggingface_hub.errors import DryRunError
 
     with _told(model):
         try:
             files = snapshot_download(model, allow_patterns=list(PATTERNS), dry_run=True)
-        except DryRunError:  # why, `pull` says
+        except DryRunError:  # `pull` reports the cause
             return 0
     found = [file for file in files if isinstance(file, DryRunFileInfo)]
     return sum(file.file_size or 0 for file in found if file.will_download)
 
 
 def pull(model: str) -> Path:
-    """Fetch what is not there yet; what was begun goes on. Raises `HubError`."""
+    """Download the missing files of a model; continue an interrupted download. Raises `HubError`."""
     from huggingface_hub import snapshot_download
 
     with _told(model):
@@ -88,16 +88,16 @@ def pull(model: str) -> Path:
 
 
 def check_room(model: str, needed: int, free: int) -> None:
-    """Raises `HubError` where the disk has too little."""
+    """Raise `HubError` if the disk has too little space."""
     if needed + MARGIN_BYTES > free:
         raise HubError(
-            f"{model} needs {_gb(needed)} more, and {folder()} has {_gb(free)} left: remove models with"
+            f"{model} needs {_gb(needed)} more, but {folder()} has {_gb(free)} free: remove models with"
             " `roundhouse rm`, or set HF_HUB_CACHE to a folder on another disk"
         )
 
 
 def remove(models: Sequence[str]) -> int:
-    """Forget these, all their versions. The bytes that this frees. Raises `HubError`, and then none is."""
+    """Remove all versions of these models; return the bytes freed. Raises `HubError` before any removal."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -108,7 +108,7 @@ def remove(models: Sequence[str]) -> int:
     there = {repo.repo_id: repo for repo in found.repos if repo.repo_type == "model"}
     for model in models:
         if model not in there:
-            raise HubError(f"{model} is not here{meant(model, there)}")
+            raise HubError(f"{model} is not in the cache{closest_match(model, there)}")
     revisions = [revision.commit_hash for model in models for revision in there[model].revisions]
     plan = found.delete_revisions(*revisions)
     plan.execute()
@@ -117,31 +117,31 @@ def remove(models: Sequence[str]) -> int:
 
 @contextmanager
 def _told(model: str) -> Iterator[None]:
-    """What goes wrong with the hub, in words."""
+    """Translate errors of the hub into `HubError` with a readable message."""
     from huggingface_hub import constants, errors
 
-    hub.bound()
+    huggingface.bound()
     unreachable = (
-        f"{constants.ENDPOINT} cannot be reached, and it is not on this machine: look at the network, or set"
+        f"it is not on this machine, and {constants.ENDPOINT} cannot be reached: check the network, or set"
         " HF_ENDPOINT to a mirror"
     )
     try:
         yield
     except errors.GatedRepoError:
-        why = "its makers ask for consent first: accept their terms on huggingface.co and set HF_TOKEN"
+        why = "access is restricted: accept the model's terms on huggingface.co and set HF_TOKEN"
     except errors.RepositoryNotFoundError:
         here = [each.id for each in held()]
-        why = f"Hugging Face has no such model, or it is private (set HF_TOKEN){meant(model, here)}"
+        why = f"Hugging Face has no such model, or it is private (set HF_TOKEN){closest_match(model, here)}"
     except errors.LocalEntryNotFoundError:
         why = unreachable
-    except hub.transport_errors():
+    except huggingface.transport_errors():
         why = unreachable
     except errors.OfflineModeIsEnabled:
-        why = "HF_HUB_OFFLINE forbids to fetch it"
+        why = "HF_HUB_OFFLINE forbids downloading it"
     except errors.HFValidationError:
-        why = "that is no name of a model: it is written as OWNER/NAME"
+        why = "not a valid model id: write it as OWNER/NAME"
     except (errors.HfHubHTTPError, OSError) as error:
-        why = f"it cannot be fetched ({' '.join(str(error).split())})"
+        why = f"it cannot be downloaded ({' '.join(str(error).split())})"
     else:
         return
     raise HubError(f"{model}: {why}")

@@ -1,4 +1,4 @@
-"""How much of this machine's memory a model may take."""
+"""Memory of this machine that a model can use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 HEADROOM = 0.1
-"""The share that a worker leaves free, where nothing else is said."""
+"""Default share that a worker leaves free."""
 
 _GB = 10**9
 _SMALL_MAC_BYTES = 36 * 2**30
@@ -17,8 +17,8 @@ SYSCTL_S_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """In bytes. `usable`: what the GPU may have of `total`. `wired_limit`: where somebody has set it."""
+class MachineMemory:
+    """Memory in bytes. `usable`: the part of `total` that the GPU may use. `wired_limit`: None if not set."""
 
     total: int
     available: int
@@ -27,29 +27,29 @@ class Memory:
 
     @property
     def for_model(self) -> int:
-        """For weights and caches together."""
+        """Memory for weights and caches together."""
         return int(self.usable * (1 - HEADROOM))
 
 
 def usable_of_mac(total: int, wired_limit: int | None) -> int:
-    """What macOS lets the GPU have: by itself two thirds, of a larger machine three quarters."""
+    """Return the GPU's limit on macOS: by default two thirds, above 36 GiB three quarters."""
     if wired_limit:
         return min(total, wired_limit)
     return total * 2 // 3 if total <= _SMALL_MAC_BYTES else total * 3 // 4
 
 
-def look(platform: str = sys.platform) -> Memory:
-    """As it is now."""
+def read_memory(platform: str = sys.platform) -> MachineMemory:
+    """Return the current state."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
     if platform != "darwin":
-        return Memory(total, available, total)
+        return MachineMemory(total, available, total)
     wired = _wired_limit()
-    return Memory(total, available, usable_of_mac(total, wired), wired)
+    return MachineMemory(total, available, usable_of_mac(total, wired), wired)
 
 
 def _wired_limit() -> int | None:
-    """`sysctl iogpu.wired_limit_mb`; None: it is not set, or not there."""
+    """Return `sysctl iogpu.wired_limit_mb` in bytes; None if it is not set or does not exist."""
     try:
         told = subprocess.run(
             ["sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True, timeout=SYSCTL_S_MAX

@@ -1,7 +1,7 @@
-"""A few models that are known to be good, and which of them fit. Pure.
+"""Suggested models, and the choice of those that fit the machine. Pure.
 
-Sizes are those of their files; what a token of context takes is by their configurations, keys and values in
-16 bits of the layers that keep all of them.
+`weight_bytes` is the size of a model's files. `token_bytes` follows from its configuration: 16-bit keys and
+values of one token in the layers that cache the whole context.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONTEXT_WANTED = 8192
-"""A model that has no room for so much is not suggested."""
+"""Minimum context in tokens for which a suggested model must have memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,18 @@ class Suggestion:
 
 
 SUGGESTIONS = (
-    Suggestion("mlx-community/Qwen3-0.6B-4bit", 335_000_000, 114_688, 40_960, "tiny and quick"),
+    Suggestion("mlx-community/Qwen3-0.6B-4bit", 335_000_000, 114_688, 40_960, "tiny and fast"),
     Suggestion("mlx-community/Qwen3-1.7B-4bit", 968_000_000, 114_688, 40_960, "small, for simple tasks"),
     Suggestion("mlx-community/Qwen3-4B-4bit", 2_263_000_000, 147_456, 40_960, "for any laptop"),
-    Suggestion("mlx-community/Qwen3-8B-4bit", 4_608_000_000, 147_456, 40_960, "thinks, calls tools"),
-    Suggestion("mlx-community/Qwen3-14B-4bit", 8_308_000_000, 163_840, 40_960, "thinks longer, knows more"),
-    Suggestion("mlx-community/gpt-oss-20b-MXFP4-Q8", 12_100_000_000, 24_576, 131_072, "quick for its size"),
+    Suggestion("mlx-community/Qwen3-8B-4bit", 4_608_000_000, 147_456, 40_960, "reasoning, tool calls"),
+    Suggestion("mlx-community/Qwen3-14B-4bit", 8_308_000_000, 163_840, 40_960, "reasoning, knows more"),
+    Suggestion("mlx-community/gpt-oss-20b-MXFP4-Q8", 12_100_000_000, 24_576, 131_072, "fast for its size"),
     Suggestion(
-        "mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit", 17_180_000_000, 98_304, 262_144, "quick, knows much"
+        "mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit",
+        17_180_000_000,
+        98_304,
+        262_144,
+        "fast, knows much",
     ),
     Suggestion(
         "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", 17_180_000_000, 98_304, 262_144, "for coding"
@@ -42,12 +46,12 @@ SUGGESTIONS = (
 
 
 def context_that_fits(suggestion: Suggestion, bytes_for_model: int) -> int:
-    """Tokens, of all requests together; no more than one of them can have."""
+    """Return the tokens of context for all requests together, at most the model's context length."""
     left = max(0, bytes_for_model - suggestion.weight_bytes)
     return min(suggestion.context_length, left // suggestion.token_bytes)
 
 
-def that_fit(bytes_for_model: int) -> Sequence[tuple[Suggestion, int]]:
-    """Those with room for a conversation, and how long it may be; the largest first."""
+def models_that_fit(bytes_for_model: int) -> Sequence[tuple[Suggestion, int]]:
+    """Return the models that fit with `CONTEXT_WANTED` tokens, each with its context; largest first."""
     found = [(each, context_that_fits(each, bytes_for_model)) for each in SUGGESTIONS]
     return [pair for pair in reversed(found) if pair[1] >= CONTEXT_WANTED]

@@ -1,1 +1,1 @@
-"""What serve is told, and what it runs: settings, models, command lines."""
+"""Settings, models and command lines of `serve` and its children."""

@@ -1,4 +1,4 @@
-"""What `serve` says first: where it will be found, and what it loads."""
+"""First log line of `serve`: its URL and the models that it loads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from deploy.supervisor.models import ServedModel, first_loaded
 
 
 def announcement(url: str, models: Sequence[ServedModel]) -> str:
-    """In a line."""
+    """Return the announcement in one line."""
     first = first_loaded(models)
     later = [model.name for model in models if model not in first]
     named = ", ".join(map(_described, first))
-    return f"opening {url}/v1, loading {named}" + (f"; when asked for: {', '.join(later)}" if later else "")
+    return f"opening {url}/v1, loading {named}" + (f"; on demand: {', '.join(later)}" if later else "")
 
 
 def _described(model: ServedModel) -> str:
@@ -24,5 +24,5 @@ def _described(model: ServedModel) -> str:
 def _size(model: ServedModel) -> str:
     size = weight_bytes(model.model)
     if size is None:
-        return "not on this machine yet"
+        return "not downloaded yet"
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

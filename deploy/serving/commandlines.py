@@ -1,7 +1,7 @@
-"""The command lines of the gateway and the workers, out of what `serve` is told.
+"""Command lines of the gateway and the workers, derived from the settings of `serve`.
 
-Whatever `serve` is told by a flag, a variable or `[serve]` it hands on as a flag, so it wins over `[gateway]`
-and `[worker]`. What it is not told, the children find for themselves, in the same file and environment.
+Settings that `serve` gets from a flag, a variable or `[serve]` are passed on as flags, so they override
+`[gateway]` and `[worker]`. All other settings the children read themselves, from the same file and variables.
 """
 
 from __future__ import annotations
@@ -14,60 +14,12 @@ from pathlib import Path
 import msgspec
 
 from deploy.serving.hosts import fallback_after_s
-from deploy.serving.settings import ServeSettings
+from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
 from deploy.supervisor.child import Child
 from deploy.supervisor.models import DRAFTER, OF_SETS, ServedModel, plans
 from protocol.settings import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"
-GATEWAY_FLAGS = (
-    "host",
-    "port",
-    "api_keys_file",
-    "insecure_no_keys",
-    "max_per_key",
-    "cors_origins",
-    "curve_keys",
-    "join",
-    "routing",
-    "max_waiting",
-    "max_waiting_tokens",
-    "queue_timeout_s",
-    "max_connections",
-    "responses_max",
-    "allow_media_hosts",
-    "image_pixels_max",
-    "video_frames_max",
-    "failover_timeout_s",
-    "load_timeout_s",
-    "unload_after_s",
-    "keep_awake",
-    "keyless_metrics",
-    "log_prompts",
-    "inspect",
-    "log_format",
-    "log_level",
-)
-WORKER_FLAGS = (
-    "hosts",
-    "split",
-    "backend",
-    "hosts_port",
-    "max_running",
-    "text_only",
-    "prefix_cache_ram",
-    "prefix_cache_disk",
-    "prefix_cache_dir",
-    "image_cache",
-    "speculation",
-    "draft_model",
-    "sparse_prefill",
-    "drain_timeout_s",
-    "curve_keys",
-    "log_format",
-    "log_level",
-)
-
 _HOME = Path(__file__).resolve().parents[2]
 
 
@@ -78,9 +30,9 @@ def child_commands(
     config: str | None,
     environ: Mapping[str, str],
 ) -> list[Child]:
-    """Gateway, then workers: stopped in this order, nothing new comes in while the last requests end."""
+    """Return gateway, then workers: the stop order, so that no request arrives while the last ones end."""
     meeting = [*_flag("config", config), *_flag("endpoint", endpoint)]
-    # API keys travel in the environment: everybody can see a command line. They are no business of workers.
+    # API keys are passed in the environment, because command lines are public. Workers do not get them.
     bare = {name: value for name, value in environ.items() if name != API_KEYS}
     keys = {API_KEYS: ",".join(given.api_keys)} if given.api_keys else {}
     gateway = [*python_module("broker"), *meeting, *_handed_on(given, GATEWAY_FLAGS)]
@@ -101,26 +53,26 @@ def child_commands(
 
 
 def _chained(ways: Sequence[Child], name: str) -> Child:
-    """The first of them, whose fallback is the second, and so on."""
+    """Return the first of `ways`, with the second as its fallback, and so on."""
     first, *others = ways
     return replace(first, name=name, fallback=_chained(others, name) if others else None)
 
 
 def _for_plan(given: ServeSettings, plan: ServedModel, model: ServedModel) -> ServeSettings:
-    """What is said for all, to one that takes the model's place."""
+    """Return the settings for all models as they apply to a fallback plan of `model`."""
     others = [DRAFTER] if plan.model != model.model else []
     ports = {"hosts_port": given.hosts_port} if "hosts" in plan.settings else {}
     return msgspec.structs.replace(given, **{**dict.fromkeys((*OF_SETS, *others)), **ports})
 
 
 def replica_names(name: str, model: ServedModel) -> list[str]:
-    """Of a model's workers, each of which is started, ended and reloaded by itself."""
+    """Return the names of a model's workers; each is started, stopped and reloaded separately."""
     return [name, *(f"{name}.{number}" for number in range(2, 1 + model.replicas))]
 
 
 def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> list[str]:
-    """What the worker of this model is told, but for where gateway and file are. Of two flags the last one
-    counts, so what is said of one model wins over what is said for all."""
+    """Return the flags of a model's worker, except for endpoint and configuration file. The last of two
+    equal flags counts, so settings of one model override those for all."""
     flags = _model_flags(model, several) + _handed_on(given, WORKER_FLAGS)
     if given.memory_budget is not None:
         flags += _flag("memory_budget", given.memory_budget // model.replicas)
@@ -134,17 +86,17 @@ def _handed_on(given: ServeSettings, names: Sequence[str]) -> list[str]:
 
 
 def _model_flags(model: ServedModel, several: bool) -> list[str]:
-    """One that nobody has named finds out by itself what it is and what it is called."""
+    """Return the flags for model and name; an unnamed single model derives its name itself."""
     if several or model.named:
         return [*_flag("model", model.model or ""), *_flag("served_name", model.name)]
     return _flag("model", model.model)
 
 
 def python_module(module: str) -> list[str]:
-    """The command line of one of our packages, from the tree that this one was imported from.
+    """Return the command line that runs one of our packages from the source tree of this one.
 
-    `-m` would look into the current folder first: somebody's own `worker.py` must not become our worker. Only
-    a checkout that we run from is such a folder by right.
+    `-m` alone would search the current folder first, where an unrelated `worker.py` could be run instead.
+    Only if the current folder is our own checkout is it searched.
     """
     trusted = Path.cwd() == _HOME
     return [sys.executable, *([] if trusted else ["-P"]), "-m", module]
@@ -159,5 +111,5 @@ def _flag(name: str, value: object) -> list[str]:
             return [f"--{flag}" if value else f"--no-{flag}"]
         case tuple():
             value = ",".join(value)
-    # One word with "=": a value that begins with a dash stays a value.
+    # One word with "=", so that a value may begin with a dash.
     return [f"--{flag}={value}"]

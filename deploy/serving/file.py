@@ -1,4 +1,4 @@
-"""The TOML file that `serve` and its children read, as it stands."""
+"""The TOML configuration file of `serve` and its children, unvalidated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def document(config: str | None) -> dict[str, Any]:
-    """All of it. Nothing where it cannot be read: `settings.read`, which comes first, has said so."""
+    """Return the whole document; empty if it cannot be read, which `settings.read` has reported before."""
     try:
         return tomllib.loads(Path(config).read_text()) if config else {}
     except (OSError, ValueError):
@@ -16,6 +16,6 @@ def document(config: str | None) -> dict[str, Any]:
 
 
 def table(section: str, config: str | None) -> dict[str, Any]:
-    """A section of it; nothing where there is none, or no table."""
+    """Return a section of the document; empty if it is missing or no table."""
     found = document(config).get(section)
     return found if isinstance(found, dict) else {}

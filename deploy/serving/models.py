@@ -1,17 +1,17 @@
-"""Which models `serve` is to serve: named by flags, by a variable, or by tables in the TOML file.
+"""Models that `serve` serves: named by flags, by a variable, or by tables in the TOML file.
 
 roundhouse serve --model small=mlx-community/Qwen3-0.6B-4bit --model ~/models/large
 
 [models.small]                               # what clients call it
 model = "mlx-community/Qwen3-0.6B-4bit"      # an id or a folder; none: the embedded model
 aliases = ["gpt-4o-mini"]
-resident = true                              # loaded at the start, and kept
-fallback = ["@three.json", "~/models/less"]  # take its place, in order, after fallback_after = 30 s each
-replicas = 2                                 # so many workers, each with weights of its own
-max_running = 8                              # and whatever else can be set for a worker
+resident = true                              # loaded at the start, and never unloaded
+fallback = ["@three.json", "~/models/less"]  # replace it, in order, after fallback_after = 30 s each
+replicas = 2                                 # number of workers, each with its own weights
+max_running = 8                              # and any other setting of a worker
 
-What stands in a table becomes flags of that model's worker, which may start much later. So it is judged here
-already, as the worker would judge it.
+The keys of a table become flags of that model's worker, which may start much later. They are therefore
+validated here, by the worker's rules.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from msgspec.structs import fields
 from deploy.serving.file import document
 from deploy.supervisor.memory import all_weight_bytes
 from deploy.supervisor.models import ServedModel
+from protocol.error_text import closest_match
 from protocol.naming import POCKET, folder_of, name_of
 from protocol.settings import SettingsError, refusal
 from protocol.sizes import spell
-from protocol.wording import meant
-from protocol.workersettings import WorkerSettings
+from protocol.worker_settings import WorkerSettings
 
 BUDGET_SHARE = 0.7
-"""Of the machine's memory, for several models, where nothing else is said."""
+"""Default share of the machine's memory for several models."""
 
 SPARE_BYTES = 150_000_000
-"""What a process takes that has imported all that a worker needs, and holds no model."""
+"""Memory of a process that has imported everything a worker needs and holds no model."""
 
 _NAME = re.compile(r"[^\x00-\x1f\[\]]{1,200}")
 _NAMED = re.compile(r"([\w.:@+-]{1,200})=(.*)")
@@ -46,16 +46,16 @@ _OWN = {
     for field in fields(ServedModel)
     if field.name in ("model", "aliases", "resident", "replicas", "fallback", "fallback_after")
 }
-"""What a table says of its model, and the types of it; all else is for the worker."""
+"""Keys of a table that describe the model, with their types; all others are settings of the worker."""
 
 
 def read(
     named: Sequence[str], config: str | None, errors: list[str], *, replicas: int = 1
 ) -> list[ServedModel]:
-    """The models that are named, then those of the file; where both name one, the first says which it is.
-    `replicas`: of those whose table does not say how many.
+    """Return the models in `named`, then those of the file, else the embedded model. `named` overrides the
+    model of a table of the same name. `replicas`: the default for tables without it.
 
-    None at all: the embedded model. What is wrong is left out, and a line of `errors`.
+    Wrong keys are left out, and reported as lines appended to `errors`.
     """
     models = {model.name: model for model in _tables(config, errors, replicas)}
     for word in reversed(named):
@@ -78,7 +78,7 @@ def _of_word(word: str, replicas: int) -> ServedModel:
 def _tables(config: str | None, errors: list[str], replicas: int) -> list[ServedModel]:
     tables = document(config).get("models", {})
     if not isinstance(tables, dict):
-        errors.append(f"{config}: models must be tables, as [models.NAME]")
+        errors.append(f"{config}: models must be tables like [models.NAME]")
         return []
     models = []
     for name, table in tables.items():
@@ -93,11 +93,11 @@ def _tables(config: str | None, errors: list[str], replicas: int) -> list[Served
 
 
 def _wrong_in(table: Mapping[str, object]) -> dict[str, str]:
-    """What is wrong with each key: first with those that are no settings at all."""
+    """Return the error of each wrong key, unknown keys first."""
     known = WorkerSettings.__struct_encode_fields__
     unknown = [key for key in table if key not in _OWN and key not in known]
     judged = {key: _why_not(key, value) for key, value in table.items() if key not in unknown}
-    names = {key: f"unknown key{meant(key, [*_OWN, *known])}" for key in unknown}
+    names = {key: f"unknown key{closest_match(key, [*_OWN, *known])}" for key in unknown}
     return names | {key: why for key, why in judged.items() if why is not None}
 
 
@@ -119,15 +119,15 @@ def _of_table(name: str, table: Mapping[str, Any]) -> ServedModel:
 
 def _wrong_names(models: Sequence[ServedModel]) -> list[str]:
     names = [name for model in models for name in (model.name, *model.aliases)]
-    wrong = [f"model {name!r}: not a name" for name in names if _NAME.fullmatch(name) is None]
+    wrong = [f"model {name!r}: invalid name" for name in names if _NAME.fullmatch(name) is None]
     twice = sorted({name for name in names if names.count(name) > 1})
-    return [*wrong, *(f"model {name!r}: the name of two" for name in twice)]
+    return [*wrong, *(f"model {name!r}: duplicate name" for name in twice)]
 
 
 def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | None:
-    """Bytes for all of them; None: there is one, with one worker, and it takes what it needs.
+    """Return the bytes for all models; None: no limit, because there is one model with one worker.
 
-    Raises `SettingsError` where those that are always there do not fit.
+    Raises `SettingsError` if the resident models do not fit.
     """
     if given is None and len(models) == models[0].replicas == 1:
         return None
@@ -135,14 +135,14 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
     resident = sum(all_weight_bytes(model) or 0 for model in models if model.resident)
     if resident > budget:
         raise SettingsError(
-            f"memory_budget: {spell(budget)} bytes, and the resident models take {resident} bytes"
+            f"memory_budget: {spell(budget)} bytes are too few: the resident models take {resident} bytes"
         )
     return budget
 
 
 def beside_spare(budget: int, models: Sequence[ServedModel]) -> int | None:
-    """What of the bytes for all of them a spare leaves; None: too little for one that is not resident beside
-    those that are, and for the process that it runs in."""
+    """Return the budget that a spare leaves for models; None: too little for the resident models plus the
+    largest other one and its process."""
     sizes = [(model.resident, all_weight_bytes(model) or 0) for model in models]
     resident = sum(size for is_resident, size in sizes if is_resident)
     other = max((size for is_resident, size in sizes if not is_resident), default=0)

@@ -1,4 +1,4 @@
-"""Whether the port is free, before anything is started: what to do is said at once, and by us."""
+"""Check that the port is free before anything is started, with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ ANSWER_S_MAX = 2.0
 
 
 class PortError(Exception):
-    """Somebody listens there; says who, as far as that can be told, and what to do."""
+    """The port is in use; the message says by which program, if known, and what to do."""
 
 
 def check(host: str, port: int, environ: Mapping[str, str]) -> None:
-    """Raises `PortError`. Whatever else may be wrong with an address, the gateway says."""
+    """Raise `PortError` if the port is in use. Other errors of an address are reported by the gateway."""
     if environ.get("LISTEN_FDS"):  # a service manager listens for us
         return
     if not _is_taken(host, port):
         return
     beyond = range(port + 1, min(port + PORTS_TRIED_MAX, 2**16))
     other = next((each for each in beyond if not _is_taken(host, each)), None)
-    instead = f"say --port {other}, which is free" if other else "say another --port"
+    instead = f"use --port {other}, which is free" if other else "use another --port"
     if is_ours(host, port):
-        raise PortError(f"port {port}: a Roundhouse serves there already (`roundhouse status`); {instead}")
-    raise PortError(f"port {port} is taken by another program: end that, or {instead}")
+        raise PortError(f"port {port} is in use by another Roundhouse (see `roundhouse status`); {instead}")
+    raise PortError(f"port {port} is in use by another program: stop that program, or {instead}")
 
 
 def is_ours(host: str, port: int) -> bool:
-    """Whether who listens answers as our gateway does."""
+    """Return whether the listener responds like our gateway."""
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"http://{_reachable(host)}:{port}/health", timeout=ANSWER_S_MAX) as answer:

@@ -1,4 +1,4 @@
-"""What `roundhouse serve` runs: settings and children, out of flags, variables and the TOML file."""
+"""Settings and children of `roundhouse serve`, from flags, variables and the TOML file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from deploy.serving import models
 from deploy.serving.commandlines import child_commands, worker_flags
 from deploy.serving.file import table
 from deploy.serving.hosts import with_fallback, wrong_hosts
-from deploy.serving.settings import ABOUT, PORT, PROGRAM, ServeSettings
+from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings
 from deploy.supervisor.child import Child
 from deploy.supervisor.models import ServedModel
 from protocol import settings, sockets
 from protocol.settings import SettingsError
-from protocol.workersettings import WorkerSettings
+from protocol.worker_settings import WorkerSettings
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, list[Child]]:
-    """Settings and children, the gateway first. Raises `SettingsError` or `EndpointError`.
+    """Return settings and children, the gateway first. Raises `SettingsError` or `EndpointError`.
 
-    All that is wrong is said at once: of `serve`, and of each worker, whenever that one would start. Its own
-    section the gateway judges itself: it starts at once, and everything ends with it.
+    All errors are reported together: those of `serve` and those of each worker, even one that starts later.
+    The gateway validates its own section: it starts at once, and everything stops if it exits.
     """
     errors: list[str] = []
     given = config = None
@@ -37,7 +37,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
     if given is not None:
         with _collected(errors):
             given = _with_budget(given, served)
-        errors += _refused_by_workers(given, served, config, environ)
+    errors += _refused_by_workers(given or ServeSettings(), served, config, environ)
+    if given is not None:
         errors += wrong_hosts(given, served)
     errors += settings.unknown_keys(WorkerSettings, "worker", table("worker", config), config or "")
     if errors or given is None:
@@ -47,12 +48,12 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
 
 
 def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Where clients connect to a `serve` that is told this. Raises `SettingsError`."""
+    """Return the port for clients of a `serve` with these settings. Raises `SettingsError`."""
     return _port_of_gateway(own_settings(argv, environ).port, settings.config_file(argv, environ))
 
 
 def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
-    """What `serve` itself is told. Raises `SettingsError`."""
+    """Return the settings of `serve` itself. Raises `SettingsError`."""
     others = {"worker": WorkerSettings}
     return settings.read(
         ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT, elsewhere=others
@@ -60,7 +61,7 @@ def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettin
 
 
 def _with_budget(given: ServeSettings, served: Sequence[ServedModel]) -> ServeSettings:
-    """With what there is for the models: the spare's share is not theirs. Raises `SettingsError`."""
+    """Return the settings with the models' memory budget, less the spare's share. Raises `SettingsError`."""
     budget = models.memory_budget(given.memory_budget, served)
     if budget is None or not given.spare:
         return replace(given, memory_budget=budget)
@@ -70,7 +71,7 @@ def _with_budget(given: ServeSettings, served: Sequence[ServedModel]) -> ServeSe
 
 @contextlib.contextmanager
 def _collected(errors: list[str]) -> Iterator[None]:
-    """What is wrong with settings is noted, and does not keep us from looking at others."""
+    """Collect settings errors instead of raising them."""
     try:
         yield
     except SettingsError as error:
@@ -80,7 +81,7 @@ def _collected(errors: list[str]) -> Iterator[None]:
 def _refused_by_workers(
     given: ServeSettings, served: Sequence[ServedModel], config: str | None, environ: Mapping[str, str]
 ) -> list[str]:
-    """What each worker would say of what it is told, and of the section and the variables that it finds."""
+    """Return the errors that each worker would report in its flags, its section and its variables."""
     errors: list[str] = []
     for model in served:
         flags = worker_flags(given, model, several=len(served) > 1)
@@ -96,7 +97,7 @@ def _model_of_worker(config: str | None) -> tuple[str, ...]:
 
 
 def _endpoint_of_gateway(port: int | None, config: str | None) -> str:
-    """Where the gateway would bind by itself: its own section counts, or the two would not meet."""
+    """Return the endpoint that the gateway binds by default; its own section counts, as for the gateway."""
     endpoint = table("gateway", config).get("endpoint")
     if isinstance(endpoint, str) and endpoint:
         return endpoint
@@ -106,5 +107,5 @@ def _endpoint_of_gateway(port: int | None, config: str | None) -> str:
 def _port_of_gateway(port: int | None, config: str | None) -> int:
     if port is not None:
         return port
-    # A port of another type is for the gateway to refuse.
-    return found if isinstance(found := table("gateway", config).get("port"), int) else PORT
+    # The gateway refuses a port of another type.
+    return found if isinstance(found := table("gateway", config).get("port"), int) else GATEWAY.port

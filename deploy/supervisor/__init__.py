@@ -1,1 +1,1 @@
-"""Keeps processes running in the foreground: a pure lifecycle, and what carries it out."""
+"""Process supervisor in the foreground: a pure lifecycle, and the code that carries out its decisions."""

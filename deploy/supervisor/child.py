@@ -1,4 +1,4 @@
-"""A process that the supervisor keeps running."""
+"""Description of a process that the supervisor keeps running."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from deploy.supervisor.models import ServedModel
 
 HOSTS = "--hosts="
-"""What a worker is told its hostfile by."""
+"""The flag that names a worker's hostfile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """`env` is its whole environment. `hears`: it is the gateway, and on the line to the supervisor. `model`:
-    what it serves, where it is a worker. `fallback`: how it is run when it has been down for so long; it may
-    have one of its own."""
+    """A supervised process. `env`: its whole environment. `hears`: it is the gateway, and has a channel to
+    the supervisor. `model`: the model that a worker serves. `fallback`: how the process is run once it has
+    been down for `fallback_after_s` seconds; a fallback may have a fallback of its own."""
 
     name: str
     argv: Sequence[str]
@@ -29,33 +29,33 @@ class Child:
 
     @property
     def program(self) -> list[str]:
-        """Its command line, up to the module that is run; empty where there is none."""
+        """The command line up to the module that is run; empty if it runs no module."""
         return list(self.argv[: self.argv.index("-m") + 2]) if "-m" in self.argv else []
 
     @property
     def words(self) -> list[str]:
-        """What that module is told."""
+        """The arguments of that module."""
         return list(self.argv[len(self.program) :])
 
     @property
     def plans(self) -> int:
-        """In how many other ways it may be run."""
+        """The number of fallbacks behind this plan."""
         return 0 if self.fallback is None else 1 + self.fallback.plans
 
     @property
     def is_set(self) -> bool:
-        """Whether it is a worker whose model several processes run: the first of them, which starts the
-        others at ports that are theirs alone."""
+        """Whether it is rank 0 of a model that several processes run. It starts the other ranks, on ports
+        reserved for them."""
         return any(word.startswith(HOSTS) for word in self.argv)
 
     def can_become(self, other: Child) -> bool:
-        """Whether it differs from the other one in what it is told alone, and both are workers. A set has no
-        use for a spare: it would wait for its other processes all the same."""
+        """Whether both are workers that differ only in their arguments, so that a spare can become `other`.
+        A set of ranks gains nothing from a spare: it would still wait for its other processes."""
         workers = self.model is not None and other.model is not None and not self.is_set
         return workers and bool(self.program) and (self.program, self.env) == (other.program, other.env)
 
     def swapped(self, model: str) -> Child:
-        """The same with another model under the same name."""
+        """Return this child with another model under the same name."""
         assert self.model is not None
         kept = [word for word in self.argv if not word.startswith(("--model=", "--served-name="))]
         return replace(

@@ -1,7 +1,7 @@
-"""How `roundhouse reload` speaks to `roundhouse serve`: one order in JSON and one answer, on a Unix socket.
+"""Control socket between `roundhouse reload` and `roundhouse serve`: one JSON order and one answer.
 
-The socket is in the runtime directory, which only its owner can enter, and is named by the gateway's port.
-Orders are taken one after another, each when the one before has its answer.
+The Unix socket is in the runtime directory, which only its owner can enter, and is named by the gateway's
+port. Orders are handled one after another, each when the one before is answered.
 """
 
 from __future__ import annotations
@@ -10,40 +10,45 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from deploy.supervisor.reloading import Order
+from deploy.supervisor.reloading import ReloadOrder
 from protocol import sockets
 
 ORDER_BYTES_MAX = 65_536
 ANSWER_S_MAX = 7200.0
 _ORDER_S_MAX = 5.0
+"""Timeout for receiving a whole order, and for sending its answer."""
+_CONNECT_S_MAX = 1.0
+"""Without this, connecting to a listener with a full backlog that accepts nothing would block for ever."""
 _CLOSE_S_MAX = 5.0
 _WAITING_MAX = 8
 _DONE, _FAILED = b"+", b"-"
 
 
 class ControlError(Exception):
-    """The supervisor cannot be reached, or the answer has not come."""
+    """The supervisor cannot be reached, or has not answered."""
 
 
-class NobodyListensError(ControlError):
+class NoSupervisorError(ControlError):
     """There is no supervisor."""
 
 
 def path_for(port: int) -> Path:
-    """Where the supervisor of the gateway at `port` listens. Raises `sockets.EndpointError`."""
+    """Return the socket path of the supervisor whose gateway is at `port`. Raises `sockets.EndpointError`."""
     return sockets.runtime_directory() / f"serve-{port}"
 
 
 class Control:
-    """The supervisor's end. `on_order` is called, on a thread of its own, for each that must be answered."""
+    """Supervisor's end of the control socket. `on_order` is called on a separate thread for each order, and
+    each order must be answered."""
 
-    def __init__(self, path: Path, on_order: Callable[[Order], None]) -> None:
-        """Raises `OSError`: another supervisor listens there already, say."""
+    def __init__(self, path: Path, on_order: Callable[[ReloadOrder], None]) -> None:
+        """Raises `OSError`, for example if another supervisor already listens there."""
         self._path, self._on_order = path, on_order
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._closing = False
@@ -59,15 +64,16 @@ class Control:
         self._thread.start()
 
     def answer(self, done: bool, text: str) -> None:
-        """The answer to the order that is open."""
+        """Answer the open order."""
         self._answers.put((_DONE if done else _FAILED) + text.encode())
 
     def close(self) -> None:
-        """Whoever still waits hears that all ends."""
+        """Close the socket, after answering the open order that the supervisor is stopping."""
         self._closing = True
-        self.answer(False, "everything stops")
-        # Nothing else ends an `accept` everywhere.
+        self.answer(False, "the server is stopping")
+        # Only a connection interrupts `accept` on every platform.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
+            knock.settimeout(_CONNECT_S_MAX)
             knock.connect(str(self._path))
         self._thread.join(_CLOSE_S_MAX)
         self._listener.close()
@@ -76,51 +82,65 @@ class Control:
     def _serve(self) -> None:
         while not self._closing:
             caller, _ = self._listener.accept()
-            # Who hangs up before the answer has changed nothing.
+            # A client that disconnects before its answer does not affect the order.
             with caller, contextlib.suppress(OSError):
-                caller.settimeout(_ORDER_S_MAX)
                 order = _receive(caller)
                 if not self._closing and order is not None:
                     self._on_order(order)
-                    caller.sendall(self._answers.get())
+                    answer = self._answers.get()
+                    caller.settimeout(_ORDER_S_MAX)
+                    caller.sendall(answer)
 
 
-def encode(order: Order) -> bytes:
-    """As it is sent."""
+def encode(order: ReloadOrder) -> bytes:
+    """Encode an order as one line of JSON."""
     return msgspec.json.encode(order) + b"\n"
 
 
-def _receive(caller: socket.socket) -> Order | None:
-    """None: he says nothing that makes sense."""
-    with caller.makefile("rb") as lines, contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(lines.readline(ORDER_BYTES_MAX), type=Order)
+def _receive(caller: socket.socket) -> ReloadOrder | None:
+    """Receive an order; None if it is invalid. Raises `OSError`, for example on a timeout."""
+    until, data = time.monotonic() + _ORDER_S_MAX, b""
+    while not data.endswith(b"\n") and len(data) < ORDER_BYTES_MAX:
+        if (left_s := until - time.monotonic()) <= 0:
+            raise TimeoutError(f"the order did not arrive within {_ORDER_S_MAX:g} s")
+        caller.settimeout(left_s)
+        if not (more := caller.recv(4096)):
+            break
+        data += more
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(data, type=ReloadOrder)
     return None
 
 
 def _remove_stale(path: Path) -> None:
-    """A supervisor that was killed leaves its socket behind. Raises `OSError` when one still listens."""
+    """Remove the socket of a supervisor that was killed. Raises `OSError` if one still listens."""
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_S_MAX)
         try:
             probe.connect(str(path))
+        except (TimeoutError, BlockingIOError):
+            pass  # a process listens, but accepts no connection
         except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
             return
-    raise FileExistsError(f"another supervisor listens at {path}")
+    raise FileExistsError(f"another supervisor is listening at {path}")
 
 
-def order(path: Path, order: Order | None = None) -> tuple[bool, str]:
-    """Have it carried out; none: reload what runs. Whether it was, and what is to be said of it. Raises
-    `ControlError`, or `NobodyListensError`."""
+def order(path: Path, order: ReloadOrder | None = None) -> tuple[bool, str]:
+    """Send an order and return whether it succeeded, with the answer's text. None: reload all running models.
+
+    Raises `ControlError`, or `NoSupervisorError`.
+    """
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(ANSWER_S_MAX)
         try:
             line.connect(str(path))
-            line.sendall(encode(order or Order()))
+            line.sendall(encode(order or ReloadOrder()))
             answer = b"".join(iter(lambda: line.recv(4096), b""))
         except (FileNotFoundError, ConnectionRefusedError):
-            raise NobodyListensError(f"no `roundhouse serve` listens at {path}") from None
+            raise NoSupervisorError(f"no `roundhouse serve` is listening at {path}") from None
         except OSError as error:
             raise ControlError(f"no answer from `roundhouse serve`: {error}") from error
     if not answer:
-        raise ControlError("`roundhouse serve` has ended")
+        raise ControlError("`roundhouse serve` ended without an answer")
     return answer[:1] == _DONE, answer[1:].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What happens to children, and what is to be done about it: the words between supervisor and core."""
+"""Events that happen to children, and decisions about them: the interface of the supervisor's core."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 import signal
 from dataclasses import dataclass, field
 
-from protocol.orders import Word
+from protocol.supervisor_messages import Word
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The process of a child has ended and is reaped; `returncode` as `subprocess` gives it.
+    """The process of a child has ended and is reaped; `returncode` as in `subprocess`.
 
-    `words`: what it said of its end, if anything. `about`: what it was about, if it kept a logbook.
+    `words`: its last line on stderr, if any. `about`: the content of its breadcrumb slot, if it wrote one.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """The process of a child could not be started at all."""
+    """The process of a child could not be started."""
 
     name: str
     reason: str
@@ -33,17 +33,17 @@ class NotStarted:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Somebody wants everything to end. Asked again: at once."""
+    """Stop everything; if repeated, at once."""
 
     by: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadAsked:
-    """Somebody wants another process in place of this child's. `beside`: while the old one still runs.
+    """Replace this child's process. `beside`: start the new one while the old one still runs.
 
-    `swap`: it will not be able to go on with the requests of the old one, which must end by themselves.
-    `plans`: how many others are left to it then.
+    `swap`: the new process cannot continue the requests of the old one, so the old one must finish them.
+    `plans`: the number of fallbacks that the new process has.
     """
 
     name: str
@@ -60,8 +60,8 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """The process of this child, or the spare, has said a word of itself."""
+class ChildMessage:
+    """The process of this child, or the spare, has reported its state."""
 
     name: str
     pid: int
@@ -70,19 +70,19 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """This child, which is leaving, has no requests left."""
+    """This leaving child has no requests left."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Of the children that run on demand, these are to run."""
+class ModelsWanted:
+    """The on-demand children that should run."""
 
     names: frozenset[str]
 
 
-Event = Died | NotStarted | StopAsked | ReloadAsked | Serving | Said | Idle | Wanted
+Event = Died | NotStarted | StopAsked | ReloadAsked | Serving | ChildMessage | Idle | ModelsWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class AssignSpare:
     """The spare becomes the process of this child."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fall:
-    """Whatever starts for this child from now on is run by its next plan."""
+class UseFallback:
+    """Run this child by its next plan from now on."""
 
     child: str
 
@@ -124,19 +124,19 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """The end of the reload that was asked for, good or bad: for the one who asked."""
+    """Result of a reload, for the client that ordered it."""
 
     done: bool
     text: str
 
 
-Decision = Start | Give | Fall | Terminate | Kill | Report | Reloaded
+Decision = Start | AssignSpare | UseFallback | Terminate | Kill | Report | Reloaded
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Of a child's processes that were not told to end. `last`: how the last one did, in a sentence; `reason`
-    is that as a code, and `at` when it was."""
+class ExitStats:
+    """Statistics of a child's unexpected exits. `last`: the last one in a sentence; `reason`: the same as a
+    code; `at`: its time."""
 
     count: int = 0
     last: str = ""
@@ -145,19 +145,19 @@ class Ends:
 
 
 def describe(event: Died | NotStarted, lived_s: float) -> str:
-    """A death in one line: who, how, after what life, with which words."""
+    """Describe an exit in one line: process, cause, uptime, activity and last output."""
     if isinstance(event, NotStarted):
         return f"{event.name} could not be started: {event.reason}"
     child = f"{event.name} (pid {event.pid})"
     about = f", {event.about}" if event.about else ""
-    said = f"{about}, saying {event.words!r}" if event.words else about
+    said = f"{about}, last output {event.words!r}" if event.words else about
     if event.returncode < 0:
-        return f"{child} was ended by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
+        return f"{child} was killed by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
     return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"
 
 
 def reason_of(event: Died | NotStarted) -> str:
-    """The same as a code, for programs: `sigkill`, `exit_1`, `not_started`."""
+    """Return the cause of an exit as a code for programs: `sigkill`, `exit_1`, `not_started`."""
     if isinstance(event, NotStarted):
         return "not_started"
     if event.returncode < 0:

@@ -1,31 +1,31 @@
-"""What the supervisor decides, without processes and without a clock of its own.
+"""State machine of the supervisor, without processes and without a clock of its own.
 
-Events go in, decisions come out (`events`), and `status` is set once when all is over. A child is in one
-of seven states:
+It turns events into decisions (`events`) and sets `status` once, when everything has ended. A child is in
+one of seven states:
 
-    PARKED    is not wanted                       -> WAITING when it is, GONE when everything stops
-    FAILED    is left alone until `due`           -> PARKED, or WAITING, when due; GONE when everything stops
-    WAITING   starts at `due`                     -> RUNNING when due, PARKED when not wanted any more, GONE
+    PARKED    is not wanted                       -> WAITING when wanted, GONE when everything stops
+    FAILED    is not restarted until `due`        -> PARKED, or WAITING, when due; GONE when everything stops
+    WAITING   starts at `due`                     -> RUNNING when due, PARKED when no longer wanted, GONE
     RUNNING   since `since`                       -> WAITING, FAILED or GONE when it dies, ENDING when its
-                                                     turn comes or it is not wanted any more
-    ENDING    told to end, killed at `due`        -> GONE or PARKED when it dies, KILLED when due
+                                                     turn comes or it is no longer wanted
+    ENDING    SIGTERM sent, killed at `due`       -> GONE or PARKED when it dies, KILLED when due
     KILLED    SIGKILL sent, given up on at `due`  -> GONE or PARKED when it dies or when due
     GONE      will not run again
 
-Some children run on demand: `Wanted` says which. When one of them cannot be kept alive it has FAILED, which
-is its own affair, as it is that of a replica while another one runs; when another child cannot, everything
-stops.
+Some children run on demand: `ModelsWanted` names those that should run. If one of them dies too often it is
+FAILED and nothing else is affected. The same holds for a replica while another one runs. If any other child
+dies too often, everything stops.
 
-A reload (`ReloadAsked`) brings a successor of one child, either beside it, under the other of its two names,
-and ends the old one when the successor serves; or behind it, under the same name. Until the successor serves
-its death is no more than the end of the reload, and the old one stays. In a swap, the old one is *leaving*
-before it is told to end: until it is said to be `Idle`, or its time is up.
+A reload (`ReloadAsked`) starts a successor of one child. It starts either beside the old process, under the
+other of the child's two names, and the old one ends when the successor serves; or after the old process has
+ended, under the same name. If the successor dies before it serves, only the reload ends, and the old process
+stays. In a swap, the old process is *leaving* before it is terminated: until it is `Idle`, or times out.
 
-A child that is due may be given the *spare* (`spares`) instead of a process of its own. One that cannot come
-back as it was may be run in another way (`falls`).
+A child that is due may get the *spare* (`spares`) instead of a new process. A child that cannot be restarted
+as it was may be run by a fallback plan (`fallbacks`).
 
-What must always hold: a child is started only when it does not run; once a stop has begun none is started;
-children end in the order given, each when the one before it is GONE; all are GONE before `status` is set.
+Invariants: a child is started only when it does not run; once a stop has begun none is started; children end
+in the order given, each when the one before it is GONE; all are GONE before `status` is set.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from deploy.supervisor.children import LIFELESS, TIMED, Children, Entry, Reload, State
+from deploy.supervisor.children import LIFELESS, TIMED, ChildEntry, Children, ChildState, Reload
 from deploy.supervisor.events import (
+    ChildMessage,
     Decision,
     Died,
-    Ends,
     Event,
+    ExitStats,
     Idle,
+    ModelsWanted,
     NotStarted,
     ReloadAsked,
     Reloaded,
     Report,
-    Said,
     Serving,
     StopAsked,
-    Wanted,
     describe,
     reason_of,
 )
-from deploy.supervisor.falls import Falls
+from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.restarts import RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
-from protocol.orders import Stage
 from protocol.settings import EXIT_CONFIGURATION
+from protocol.supervisor_messages import Stage
 
 EXIT_STOPPED = 0
 EXIT_GAVE_UP = 1
 
 FAILED_S = 60.0
-"""So long a child that cannot be kept alive is left alone, if it is one that runs on demand."""
+"""Pause before a child that died too often is started again, if it runs on demand or has replicas."""
 LEAVE_S_MAX = 600.0
-"""So long one that is leaving gets until it is told to end, whatever it still has to do."""
+"""Time after which a leaving child is terminated, whatever requests it still has."""
 
 
 class Lifecycle:
@@ -85,12 +85,12 @@ class Lifecycle:
         replicas: Sequence[Collection[str]] = (),
         loading: Collection[str] = (),
         spares: Spares | None = None,
-        falls: Falls | None = None,
+        fallbacks: Fallbacks | None = None,
     ) -> None:
-        """`drain_timeout_s`: what a child gets on top of `stop_timeout_s` to end while others go on.
+        """`drain_timeout_s`: added to `stop_timeout_s` for a child that ends while others keep running.
         `on_demand`: children that run when they are `wanted`, each with a policy of its own. `replicas`:
-        groups of those that stand in for each other. `loading`: those that say when they have loaded what
-        they serve."""
+        groups of children that serve the same model. `loading`: children that report when they have loaded
+        their model."""
         self._on_demand = on_demand or {}
         self._wanted = frozenset(wanted)
         self._children = Children(
@@ -101,9 +101,9 @@ class Lifecycle:
             loading=loading,
         )
         self._spares = spares or Spares((), policy)
-        self._falls = falls or Falls({})
+        self._fallbacks = fallbacks or Fallbacks({})
         for name in self._on_demand.keys() - self._wanted:
-            self._children[name].state = State.PARKED
+            self._children[name].state = ChildState.PARKED
         self._policy = policy
         self._replicas = replicas
         self._of_replicas = {name: RestartPolicy(policy.limits) for names in replicas for name in names}
@@ -112,48 +112,48 @@ class Lifecycle:
         self._asked = False
         self._stopping_with: int | None = None
         self.status: int | None = None
-        self._ends: dict[str, Ends] = {}
+        self._ends: dict[str, ExitStats] = {}
 
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, ChildState]:
         return {entry.name: entry.state for entry in self._children}
 
-    def ends(self, *children: str) -> Ends:
-        """How often a process of these children has ended that was not told to, and how the last one did."""
+    def ends(self, *children: str) -> ExitStats:
+        """Return the number of unexpected exits of these children, and the last one."""
         ends = [self._ends[child] for child in children if child in self._ends]
-        last = max(ends, key=lambda each: each.at, default=Ends())
+        last = max(ends, key=lambda each: each.at, default=ExitStats())
         return replace(last, count=sum(each.count for each in ends))
 
     def stage(self, *children: str) -> Stage:
-        """How a child stands, under whichever name; of several, the one that stands best."""
+        """Return the stage of a child under either name; of several children, the best."""
         return self._children.stage(*children)
 
     def leaving(self) -> set[str]:
-        """Those that are to end as soon as they have nothing to do, by name."""
+        """Return the names of the processes that will end as soon as they are idle."""
         return {entry.name for entry in self._children if entry.leaving}
 
     def wake_at(self) -> float | None:
-        """When `handle` must be called again though nothing has happened; None: not before something does."""
-        if self._stopping_with is not None:  # whose turn has not come has no other time
+        """Return when `handle` must be called without an event; None: only with the next event."""
+        if self._stopping_with is not None:  # children whose turn has not come have no time of their own
             turn = self._children.first_not_gone()
             return turn.due if turn is not None else None
         due = [entry.due for entry in self._children if entry.state in TIMED or entry.leaving]
         if self._reload is not None and not self._reload.serving:
             due.append(self._reload.due)
-        return min([*due, *self._spares.wake_at(), *self._falls.wake_at()], default=None)
+        return min([*due, *self._spares.wake_at(), *self._fallbacks.wake_at()], default=None)
 
     def handle(self, event: Event | None, now: float) -> list[Decision]:
-        """What is to be done now, in this order."""
+        """Return the decisions to carry out now, in this order."""
         decisions = self._take(event, now)
         if self._stopping_with is not None:
-            decisions += self._end_reload(False, "everything stops")
+            decisions += self._end_reload(False, "the server is stopping")
             return [*decisions, *self._spares.end(), *self._stop_next(now)]
         decisions += self._end_retired(now)
         decisions += self._watch_reload(now)
         decisions += self._follow_wanted(now)
-        decisions += self._falls.follow(self._children, now)
+        decisions += self._fallbacks.follow(self._children, now)
         self._revive(now)
         starts = [(entry.name, entry.child) for entry in self._children.start_due(now)]
-        decisions += self._spares.hand_out(starts, now)
+        decisions += self._spares.assign_spare(starts, now)
         settled = self._reload is None and self._children.are_settled()
         return [*decisions, *self._spares.follow(now, settled=settled)]
 
@@ -167,23 +167,23 @@ class Lifecycle:
                 return self._reload_asked(event, now)
             case Serving(name):
                 return self._serves(name, now)
-            case Said():
-                return self._said(event, now)
+            case ChildMessage():
+                return self._on_child_message(event, now)
             case Idle(name):
                 entry = self._children.get(name)
                 return self._children.retire(entry, now) if entry is not None and entry.leaving else []
-            case Wanted(names):
+            case ModelsWanted(names):
                 self._wanted = names
             case None:
                 pass
         return []
 
-    def _said(self, event: Said, now: float) -> list[Decision]:
+    def _on_child_message(self, event: ChildMessage, now: float) -> list[Decision]:
         entry = self._children.get(event.name)
-        if event.word == "loaded" and entry is not None and entry.state is State.RUNNING:
+        if event.word == "loaded" and entry is not None and entry.state is ChildState.RUNNING:
             entry.loaded_at = now
-            self._falls.loaded(entry.child)
-        return self._spares.said(event)
+            self._fallbacks.loaded(entry.child)
+        return self._spares.on_message(event)
 
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
         if event.name == SPARE:
@@ -191,69 +191,72 @@ class Lifecycle:
         in_vain = self._spares.refused(event.name)
         entry = self._children.get(event.name)
         if entry is None or entry.state in LIFELESS:
-            return []  # given up on after SIGKILL, and dead at last
+            return []  # it was given up on after SIGKILL, and has died since
         what = describe(event, now - entry.since)
         if self._stopping_with is not None:
-            entry.state, entry.leaving = State.GONE, False
+            entry.state, entry.leaving = ChildState.GONE, False
             return [Report(what)]
         if entry.retired or entry.leaving:
             return [Report(what), *self._retired(entry, now)]
         if in_vain:
-            entry.state, entry.due = State.WAITING, now
-            return [Report(f"{what}; it was the spare, and starts in the old way", logging.WARNING)]
-        if self._falls.has_landed(entry, now):
+            entry.state, entry.due = ChildState.WAITING, now
+            return [Report(f"{what}; it was the spare, starting a new process instead", logging.WARNING)]
+        if self._fallbacks.is_serving(entry, now):
             return [Report(what)]
         reload, failed = self._reload, list[Decision]()
         if reload is not None and reload.new == entry.name and not reload.serving:
-            failed = self._end_reload(False, f"the new process did not get ready: {what}")
+            failed = self._end_reload(False, f"the new process did not become ready: {what}")
             if reload.beside:
                 self._children.drop(entry)
                 return failed
-            if reload.swap:  # what was there before was all right
-                entry.state, entry.due = State.WAITING, now
+            if reload.swap:  # the model before the swap worked
+                entry.state, entry.due = ChildState.WAITING, now
                 return failed
         return [*failed, *self._restart(entry, event, what, now)]
 
-    def _restart(self, entry: Entry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
+    def _restart(self, entry: ChildEntry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
         is_hopeless = isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION
-        if is_hopeless and self._falls.may_fall(entry.child):
-            return [Report(what, logging.WARNING), *self._falls.fall(entry, "a restart cannot help", now)]
+        if is_hopeless and self._fallbacks.may_switch(entry.child):
+            return [
+                Report(what, logging.WARNING),
+                *self._fallbacks.switch(entry, "a restart cannot help", now),
+            ]
         if is_hopeless:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
         count = self.ends(entry.child).count + 1
-        self._ends[entry.child] = Ends(count, what, reason_of(event), at=now)
+        self._ends[entry.child] = ExitStats(count, what, reason_of(event), at=now)
         policy = self._on_demand.get(entry.child) or self._of_replicas.get(entry.child, self._policy)
-        self._falls.died(entry.child, now)
+        self._fallbacks.died(entry.child, now)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
-        if delay_s is None and self._falls.may_fall(entry.child):
-            return [Report(what, logging.WARNING), *self._falls.fall(entry, "it dies too often", now)]
+        if delay_s is None and self._fallbacks.may_switch(entry.child):
+            return [Report(what, logging.WARNING), *self._fallbacks.switch(entry, "it died too often", now)]
         if delay_s is None:
-            why = f"more than {policy.limits.deaths_max} ends within {policy.limits.window_s:g} s, giving up"
+            why = f"more than {policy.limits.deaths_max} exits within {policy.limits.window_s:g} s, giving up"
             return self._give_up(entry, f"{what}; {why}", EXIT_GAVE_UP, now)
-        entry.state, entry.due = State.WAITING, now + delay_s
+        entry.state, entry.due = ChildState.WAITING, now + delay_s
         when = f"in {delay_s:g} s" if delay_s else "at once"
-        return [Report(f"{what}; starts again {when}", logging.WARNING)]
+        return [Report(f"{what}; restarting {when}", logging.WARNING)]
 
-    def _give_up(self, entry: Entry, why: str, status: int, now: float) -> list[Decision]:
-        if entry.child in self._on_demand or self._has_company(entry):
-            entry.state, entry.due = State.FAILED, now + FAILED_S
-            return [Report(f"{why}; it is left alone for {FAILED_S:g} s", logging.ERROR)]
-        entry.state = State.GONE
+    def _give_up(self, entry: ChildEntry, why: str, status: int, now: float) -> list[Decision]:
+        if entry.child in self._on_demand or self._has_replicas(entry):
+            entry.state, entry.due = ChildState.FAILED, now + FAILED_S
+            return [Report(f"{why}; the next attempt is in {FAILED_S:g} s", logging.ERROR)]
+        entry.state = ChildState.GONE
         self._stopping_with = status
-        return [Report(f"{why}, everything stops", logging.ERROR)]
+        return [Report(f"{why}, stopping everything", logging.ERROR)]
 
-    def _has_company(self, entry: Entry) -> bool:
-        """Another replica serves what it served."""
+    def _has_replicas(self, entry: ChildEntry) -> bool:
+        """Return whether another replica of its model runs."""
         others = [
             name for names in self._replicas if entry.child in names for name in names if name != entry.child
         ]
         return self._children.stage(*others) == "running"
 
     def _revive(self, now: float) -> None:
-        """Replicas that were left alone for long enough."""
+        """Restart failed replicas whose pause is over."""
         for entry in self._children:
-            if entry.state is State.FAILED and now >= entry.due and entry.child not in self._on_demand:
-                entry.state, entry.due = State.WAITING, now
+            if entry.state is ChildState.FAILED and now >= entry.due and entry.child not in self._on_demand:
+                entry.state, entry.due = ChildState.WAITING, now
 
     # --- on demand ---
 
@@ -262,15 +265,15 @@ class Lifecycle:
         for entry in self._children:
             if entry.child not in self._on_demand or self._is_in_reload(entry.child):
                 continue
-            if entry.state is State.FAILED and now >= entry.due:
-                entry.state = State.PARKED
+            if entry.state is ChildState.FAILED and now >= entry.due:
+                entry.state = ChildState.PARKED
             wanted = entry.child in self._wanted
-            if entry.state is State.PARKED and wanted:
-                entry.state, entry.due = State.WAITING, now
-            elif entry.state is State.WAITING and not wanted:
-                entry.state = State.PARKED
-            elif entry.state is State.RUNNING and not wanted:
-                decisions.append(Report(f"{entry.name} is not needed just now"))
+            if entry.state is ChildState.PARKED and wanted:
+                entry.state, entry.due = ChildState.WAITING, now
+            elif entry.state is ChildState.WAITING and not wanted:
+                entry.state = ChildState.PARKED
+            elif entry.state is ChildState.RUNNING and not wanted:
+                decisions.append(Report(f"{entry.name} is not needed at present, stopping it"))
                 decisions += self._children.retire(entry, now)
         return decisions
 
@@ -281,56 +284,59 @@ class Lifecycle:
 
     def _reload_asked(self, event: ReloadAsked, now: float) -> list[Decision]:
         if self._stopping_with is not None:
-            return [Reloaded(False, "everything stops")]
+            return [Reloaded(False, "the server is stopping")]
         entry = self._children.get(event.name)
         if self._reload is not None or (entry and any(e.retired for e in self._children.of(entry.child))):
-            return [Reloaded(False, "a reload is under way")]
-        if entry is not None and entry.state in (State.PARKED, State.FAILED):
-            entry.state, entry.due = State.PARKED if entry.child in self._on_demand else State.FAILED, now
-            return [Reloaded(True, f"{entry.name} does not run; what starts next is new")]
-        if entry is None or entry.state is not State.RUNNING:
-            return [Reloaded(False, f"{event.name} does not run just now; it is started anyway")]
+            return [Reloaded(False, "a reload is already in progress")]
+        if entry is not None and entry.state in (ChildState.PARKED, ChildState.FAILED):
+            entry.state, entry.due = (
+                ChildState.PARKED if entry.child in self._on_demand else ChildState.FAILED,
+                now,
+            )
+            return [Reloaded(True, f"{entry.name} is not running; its next start is a new process")]
+        if entry is None or entry.state is not ChildState.RUNNING:
+            return [Reloaded(False, f"{event.name} is not running at present; it is being started anyway")]
         if not event.beside:
             self._reload = Reload(entry.name, entry.name, math.inf, event.swap, event.plans)
-            return [Report(f"reload: {entry.name} ends first, for lack of memory"), *self._part(entry, now)]
+            return [Report(f"reload: {entry.name} ends first, no room for two"), *self._part(entry, now)]
         new = self._children.add_successor(entry, now).name
         due = now + self._ready_timeout_s
         self._reload = Reload(entry.name, new, due, event.swap, event.plans)
         return [Report(f"reload: {new} starts beside {entry.name}")]
 
-    def _part(self, entry: Entry, now: float) -> list[Decision]:
-        """With the old one: at once, unless nobody could go on with what it has."""
+    def _part(self, entry: ChildEntry, now: float) -> list[Decision]:
+        """End the old process: at once, or in a swap when its requests have finished."""
         if self._reload is None or not self._reload.swap:
             return self._children.retire(entry, now)
         entry.leaving, entry.due = True, now + LEAVE_S_MAX
-        return [Report(f"reload: {entry.name} ends its requests")]
+        return [Report(f"reload: {entry.name} finishes its requests")]
 
     def _serves(self, name: str, now: float) -> list[Decision]:
         reload = self._reload
         if reload is None or reload.serving or name != reload.new:
             return []
         new, old = self._children[name], self._children[reload.old]
-        if new.state is not State.RUNNING or new.leaving:
+        if new.state is not ChildState.RUNNING or new.leaving:
             return []
         reload.serving = True
-        self._falls.begin_anew(new.child, reload.plans)
+        self._fallbacks.reset(new.child, reload.plans)
         if not reload.beside:
-            return self._end_reload(True, f"{name} ended, and runs anew")
-        if old.state is State.RUNNING:
+            return self._end_reload(True, f"{name} was stopped and started again")
+        if old.state is ChildState.RUNNING:
             return self._part(old, now)
-        return self._retired(old, now)  # it has died meanwhile
+        return self._retired(old, now)  # it has died in the meantime
 
-    def _retired(self, entry: Entry, now: float) -> list[Decision]:
-        """One that was told to end while the others go on is gone."""
+    def _retired(self, entry: ChildEntry, now: float) -> list[Decision]:
+        """Handle the end of a process that was terminated while the others keep running."""
         reload = self._reload
         entry.retired = entry.leaving = False
         if reload is not None and reload.old == reload.new == entry.name:
-            entry.state, entry.due = State.WAITING, now
+            entry.state, entry.due = ChildState.WAITING, now
             reload.due = now + self._ready_timeout_s
             return []
         if len(self._children.of(entry.child)) == 1:
             parked = entry.child in self._on_demand
-            entry.state, entry.due = State.PARKED if parked else State.WAITING, now
+            entry.state, entry.due = ChildState.PARKED if parked else ChildState.WAITING, now
             return []
         self._children.drop(entry)
         if reload is None or reload.old != entry.name:
@@ -344,18 +350,18 @@ class Lifecycle:
                 decisions += self._children.retire(entry, now)
             elif entry.retired:
                 decisions += self._children.end(entry, now)
-                if entry.state is State.GONE:
+                if entry.state is ChildState.GONE:
                     decisions += self._retired(entry, now)
         return decisions
 
     def _watch_reload(self, now: float) -> list[Decision]:
-        """A successor that does not get ready in time is given up."""
+        """Fail the reload when its successor is not ready in time."""
         reload = self._reload
         if reload is None or reload.serving or now < reload.due:
             return []
         failed = self._end_reload(False, f"{reload.new} was not ready within {self._ready_timeout_s:g} s")
         new = self._children[reload.new]
-        if reload.beside or (reload.swap and new.state is State.RUNNING):
+        if reload.beside or (reload.swap and new.state is ChildState.RUNNING):
             return [*failed, *self._children.retire(new, now)]
         return failed
 
@@ -368,7 +374,7 @@ class Lifecycle:
     # --- the end ---
 
     def _stop_asked(self, event: StopAsked, now: float) -> list[Decision]:
-        # A stop that we began ourselves is not yet an order to hurry: only the second asking is.
+        # Only a second request means "at once": a stop that we began ourselves does not count.
         hurry, self._asked = self._asked, True
         if self._stopping_with is None:
             self._stopping_with = EXIT_STOPPED

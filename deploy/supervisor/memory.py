@@ -1,4 +1,4 @@
-"""What models take of the machine's memory, as far as their files and their processes tell."""
+"""Memory that models use, estimated from their weight files and their processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from deploy.supervisor.models import ServedModel
 from protocol.naming import folder_of, is_folder
 
 MARGIN_BYTES = 2**29
-"""What must stay free when a second worker has been loaded beside the first one."""
+"""Memory that must stay free after a second worker has been loaded beside the first one."""
 
 _POCKET_FOLDER = Path(__file__).resolve().parents[2] / "worker" / "pocket" / "model"
 _WEIGHTS = "model*.safetensors"
 
 
 def weight_bytes(model: str | None) -> int | None:
-    """The size of its weight files; None: they are not on this machine, or nobody knows where."""
+    """Return the size of a model's weight files; None if they are not found on this machine."""
     if model is None:
         folder = _POCKET_FOLDER
     elif is_folder(model):
@@ -30,18 +30,18 @@ def weight_bytes(model: str | None) -> int | None:
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_bytes())
         return int(index["metadata"]["total_size"])
-    except (OSError, ValueError, LookupError, TypeError):  # most are in one piece
+    except (OSError, ValueError, LookupError, TypeError):  # no index: most models are a single file
         return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) or None
 
 
 def weights_of(model: ServedModel) -> int | None:
-    """What a worker of the model loads, its own draft model included; None as `weight_bytes`."""
+    """Return the bytes that one worker loads, including its draft model; None as in `weight_bytes`."""
     own, draft = weight_bytes(model.model), model.settings.get("draft_model")
     return own if own is None or not draft else own + (weight_bytes(str(draft)) or 0)
 
 
 def all_weight_bytes(model: ServedModel) -> int | None:
-    """Of all of its workers together, each of which has its own."""
+    """Return the bytes that all workers of the model load, each its own copy."""
     one = weights_of(model)
     return None if one is None else one * model.replicas
 
@@ -54,12 +54,12 @@ def _snapshot(repository: str) -> Path | None:
 
 
 def fits_beside(needed_bytes: int) -> bool:
-    """Whether the machine has as much memory left, and a margin."""
+    """Return whether that many bytes and a margin are available."""
     return int(psutil.virtual_memory().available) >= needed_bytes + MARGIN_BYTES
 
 
 def process_bytes(pid: int) -> int:
-    """What a process holds of the machine's memory. The GPU's own, where it has some, is not in it."""
+    """Return a process's resident memory. Separate GPU memory is not counted."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:  # it has just ended

@@ -1,4 +1,4 @@
-"""A model that a child serves, as far as a supervisor must know it. Pure."""
+"""Description of a model that a child serves, as the supervisor needs it. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 PORT_OF_SETS = "hosts_port"
 OF_SETS = "hosts", "split", "backend", PORT_OF_SETS
-"""Settings of workers whose models several processes run."""
+"""Settings of workers whose model is run by several processes."""
 
 DRAFTER = "draft_model"
-"""The one of a single model."""
+"""A setting that is valid only for its model, not for a fallback with another one."""
 
 REPLICAS_MAX = 64
 Replicas = Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
@@ -23,10 +23,10 @@ Setting = str | int | float | bool
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
-    """A model and what clients call it. `named`: by somebody, else by the model itself. `replicas`: so many
-    workers serve it. `settings`: of these alone. `fallback`: what takes its place, one after another, when it
-    has been down for `fallback_after` seconds: MODEL, MODEL@HOSTFILE or @HOSTFILE; without hosts it is one
-    process of this machine, without a model the same one."""
+    """A served model. `named`: `name` was configured, not derived from the model. `replicas`: its number of
+    workers. `settings`: those of its workers only. `fallback`: plans that replace it, one after another, each
+    when the one before has been down for `fallback_after` seconds: MODEL, MODEL@HOSTFILE or @HOSTFILE.
+    Without a hostfile a plan is one process on this machine; without a model it is the same model."""
 
     name: str
     model: str | None = None
@@ -40,18 +40,18 @@ class ServedModel(Struct, frozen=True, kw_only=True):
 
 
 def plans(model: ServedModel) -> list[ServedModel]:
-    """What takes its place, in order."""
+    """Return the model's fallback plans, in order."""
     words = (model.fallback,) if isinstance(model.fallback, str) else model.fallback
     settings = {name: value for name, value in model.settings.items() if name not in OF_SETS}
-    return [_stand_in(model, settings, *parted(word)) for word in words]
+    return [_replacement(model, settings, *split_models(word)) for word in words]
 
 
-def _stand_in(
+def _replacement(
     model: ServedModel, settings: dict[str, Setting], other: str | None, hosts: str | None
 ) -> ServedModel:
     if hosts is not None and PORT_OF_SETS in model.settings:
         settings = settings | {PORT_OF_SETS: model.settings[PORT_OF_SETS]}
-    if other is not None:  # with another tokenizer, as likely as not
+    if other is not None:  # it probably has another tokenizer
         settings = {name: value for name, value in settings.items() if name != DRAFTER}
     return replace(
         model,
@@ -62,12 +62,12 @@ def _stand_in(
     )
 
 
-def parted(word: str) -> tuple[str | None, str | None]:
-    """The model and the hostfile that a fallback names. A model with an @ in its name has one behind it."""
+def split_models(word: str) -> tuple[str | None, str | None]:
+    """Split a fallback into model and hostfile. A model with an @ in its name needs a second @ behind it."""
     other, at, hosts = word.rpartition("@")
     return (other or None, hosts or None) if at else (word, None)
 
 
 def first_loaded(models: Sequence[ServedModel]) -> list[ServedModel]:
-    """Those that are started with: the resident ones, or else the first, so that one is soon there."""
+    """Return the models to load at start: the resident ones, or else the first, so that one is soon ready."""
     return [model for model in models if model.resident] or list(models[:1])

@@ -1,9 +1,9 @@
-"""The processes of children: each with a pipe for its stderr, a page of the logbook, and a thread that waits;
-those of workers with a line besides (`startlines`).
+"""Processes of children: each has a stderr pipe, a breadcrumb slot and a waiting thread; workers also have a
+spawn channel (`channels`).
 
-A death is told when everything the process had started has been ended too, once, by that thread. What is
-known of a process stays until another one bears its name. What threads tell of one goes by its id: it may
-bear another name by then.
+The waiting thread reports an exit once, after everything that the process had started has been killed too.
+A process's record stays until another process gets its name. Threads identify a process by pid, because it
+may have another name by then.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from deploy.supervisor.channels import WorkerSpawnChannel
 from deploy.supervisor.child import Child
-from deploy.supervisor.events import Died, NotStarted, Said
+from deploy.supervisor.events import ChildMessage, Died, NotStarted
 from deploy.supervisor.memory import process_bytes
-from deploy.supervisor.startlines import StartLine
 from deploy.supervisor.stderr import Stderr
-from protocol import logbook, startline
+from protocol import breadcrumbs, spawn_channel
 
 log = logging.getLogger(__name__)
 
@@ -31,27 +31,27 @@ log = logging.getLogger(__name__)
 class _Running:
     process: subprocess.Popen[bytes]
     waiter: threading.Thread
-    line: StartLine | None
+    line: WorkerSpawnChannel | None
 
 
 class Processes:
-    """By the names that children bear just now. `say` is called on any thread."""
+    """Processes by their current names. `send` is called on any thread."""
 
-    def __init__(self, say: Callable[[Died | NotStarted | Said], None]) -> None:
-        self._say = say
+    def __init__(self, send: Callable[[Died | NotStarted | ChildMessage], None]) -> None:
+        self._send = send
         self._running: dict[str, _Running] = {}
 
     def start(self, name: str, child: Child, inherited: Mapping[str, int]) -> None:
-        """`inherited`: descriptors that it gets, each under the variable that tells it the number."""
+        """Start a process. `inherited`: its inherited descriptors, by the variable that holds the number."""
         try:
-            page = logbook.Page()
+            page = breadcrumbs.BreadcrumbSlot()
         except OSError as error:
-            self._say(NotStarted(name, str(error)))
+            self._send(NotStarted(name, str(error)))
             return
-        stderr, line = Stderr(name), StartLine() if child.model is not None else None
-        inherited = {**inherited, logbook.VARIABLE: page.fd}
+        stderr, line = Stderr(name), WorkerSpawnChannel() if child.model is not None else None
+        inherited = {**inherited, breadcrumbs.VARIABLE: page.fd}
         if line is not None:
-            inherited[startline.VARIABLE] = line.theirs.fileno()
+            inherited[spawn_channel.VARIABLE] = line.theirs.fileno()
         try:
             process = _begin(child, inherited, stderr.writer)
         except OSError as error:
@@ -59,11 +59,11 @@ class Processes:
             page.close()
             if line is not None:
                 line.close()
-            self._say(NotStarted(name, str(error)))
+            self._send(NotStarted(name, str(error)))
             return
         log.info("%s runs as pid %d", name, process.pid)
         if line is not None:
-            line.listen(lambda word: self._say(Said(name, process.pid, word)))
+            line.listen(lambda word: self._send(ChildMessage(name, process.pid, word)))
         waiter = threading.Thread(
             target=self._await_end,
             args=(name, process, stderr, page, line),
@@ -74,8 +74,8 @@ class Processes:
         waiter.start()
 
     def give(self, spare: str, name: str, words: Sequence[str]) -> bool:
-        """Have the process that bears the one name be told these words, and bear the other one; whether it
-        could be told."""
+        """Send `words`, its arguments, to the process `spare` and rename it to `name`. Return whether they
+        could be sent."""
         given = self._running[spare]
         if given.line is None or not given.line.tell(words):
             return False
@@ -88,27 +88,27 @@ class Processes:
         name: str,
         process: subprocess.Popen[bytes],
         stderr: Stderr,
-        page: logbook.Page,
-        line: StartLine | None,
+        page: breadcrumbs.BreadcrumbSlot,
+        line: WorkerSpawnChannel | None,
     ) -> None:
         returncode = process.wait()
-        # What it started must not outlive it: a helper could hold the GPU that the next worker needs. A
-        # group id stays taken while anyone is in it, so the id just reaped does not name strangers yet.
+        # Its own children must not outlive it: a helper could hold the GPU that the next worker needs. A
+        # group id is not reused while the group has members, so the reaped id is no other process's yet.
         _kill_group(process.pid)
         if line is not None:
             line.close()
-        self._say(Died(name, process.pid, returncode, stderr.close(), page.close()))
+        self._send(Died(name, process.pid, returncode, stderr.close(), page.close()))
 
     def pid(self, name: str) -> int:
-        """Of the process that bears this name, or bore it last."""
+        """Return the id of the process that has this name, or had it last."""
         return self._running[name].process.pid
 
     def names(self) -> dict[int, str]:
-        """By process id."""
+        """Return the names by process id."""
         return {running.process.pid: name for name, running in self._running.items()}
 
     def memory_bytes(self, name: str) -> int:
-        """What it holds of the machine's memory: nothing when it does not run."""
+        """Return its resident memory; 0 if it does not run."""
         running = self._running.get(name)
         if running is None or running.process.returncode is not None:
             return 0
@@ -118,11 +118,11 @@ class Processes:
         self._running[name].process.terminate()
 
     def kill(self, name: str) -> None:
-        """With all that it has started."""
+        """Kill a process and everything that it has started."""
         _kill_group(self._running[name].process.pid)
 
-    def leave_nothing(self, wait_s_max: float) -> None:
-        """Wait so long for each thread. A process that still runs, after a mistake of ours, is killed."""
+    def end_everything(self, wait_s_max: float) -> None:
+        """Kill processes that a bug of ours has left running, and wait up to `wait_s_max` for each thread."""
         for running in self._running.values():
             if running.process.returncode is None:
                 _kill_group(running.process.pid)
@@ -137,12 +137,12 @@ def _begin(child: Child, inherited: Mapping[str, int], stderr: int) -> subproces
         stdin=subprocess.DEVNULL,
         stderr=stderr,
         pass_fds=list(inherited.values()),
-        # Its own session: Ctrl-C at the terminal reaches us alone, and we stop it in its turn.
+        # Its own session: Ctrl-C in the terminal reaches only us, and we stop children in order.
         start_new_session=True,
     )
 
 
 def _kill_group(leader: int) -> None:
-    # Gone already, or (macOS) nothing left in the group but zombies.
+    # The group is gone, or (macOS) contains only zombies.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

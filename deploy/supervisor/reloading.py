@@ -1,4 +1,4 @@
-"""Orders to reload: which children they mean, one after another, and what runs in their places. Pure."""
+"""Reload orders: the children that each concerns, one after another, and their replacements. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from deploy.supervisor.children import other_name
 from deploy.supervisor.events import ReloadAsked
 
 
-class Order(Struct, frozen=True, omit_defaults=True):
-    """Reload the model with this name; None: every one that runs. `swap_for`: another model, by its id or
-    folder, is to be served under that name from now on."""
+class ReloadOrder(Struct, frozen=True, omit_defaults=True):
+    """Order to reload the model of this name; None: every running one. `swap_for`: another model, by id or
+    folder, to be served under that name from now on."""
 
     model: str | None = None
     swap_for: str | None = None
@@ -23,10 +23,10 @@ class Order(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Reloading:
-    """How workers are reloaded, by orders that come to the socket at `path`.
+    """Settings of reloads, which are ordered through the control socket at `path`.
 
-    `drain_timeout_s`: what one needs to end its requests. `fits`: whether so many bytes find room beside what
-    is there.
+    `drain_timeout_s`: the time that a worker has to finish its requests. `fits`: whether that many bytes
+    fit beside what is loaded.
     """
 
     path: Path
@@ -36,22 +36,22 @@ class Reloading:
 
 
 class Reloads:
-    """Owns what each child is: `programs`, by both of its names. At most one order is open."""
+    """The open reload order, at most one, and the current program of each child by both of its names."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self.programs = {name: child for child in children for name in (child.name, other_name(child.name))}
         self._first = dict(self.programs)
-        """By which each child began: its first plan, until another model takes its place."""
+        """Each child's first plan, until another model replaces it."""
         self._models = [child.name for child in children if child.model is not None]
         self.swap_for: str | None = None
-        """The model that is to run in the place of the next child's; None: the same as before."""
+        """The model that replaces the next child's; None: the same model."""
         self._before = self._after = children[0]
-        """What runs in the place of the child whose turn it is, if it fails and if it succeeds."""
+        """The program of the child whose turn it is, if its reload fails and if it succeeds."""
         self._to_come: list[str] = []
         self._texts: list[str] = []
 
-    def begin(self, order: Order, running: Sequence[str]) -> str | None:
-        """Take an order; `running`: the children that do. Why it cannot be carried out, or None."""
+    def begin(self, order: ReloadOrder, running: Sequence[str]) -> str | None:
+        """Accept an order, or return why it is refused. `running`: the running children."""
         if order.model is not None:
             named = [name for name in self._models if self._is_called(name, order.model)]
         else:
@@ -59,10 +59,10 @@ class Reloads:
         if not named:
             names = dict.fromkeys(child.model.name for child in self._children() if child.model)
             known = ", ".join(names)
-            return f"there is no model {order.model}; there are: {known}"
+            return f"there is no model {order.model}; the models are: {known}"
         several = len({child.model.name for child in self._children() if child.model}) > 1
         if order.swap_for is not None and several and order.model is None:
-            return "which model is to be replaced? Say --model NAME"
+            return "name the model to replace: --model NAME"
         self.swap_for = order.swap_for
         self._to_come, self._texts = named, []
         return None
@@ -80,7 +80,7 @@ class Reloads:
         return self._to_come[0]
 
     def ask(self, name: str, *, runs: bool, beside: bool) -> ReloadAsked:
-        """For the child whose turn it is; `name`: the one of its two names that it bears just now."""
+        """Return the event for the child whose turn it is. `name`: its current one of its two names."""
         self._before, self._after = self.programs[name], self.successor(name)
         self.programs[other_name(name)] = self._after
         if not (runs and beside):
@@ -89,19 +89,19 @@ class Reloads:
         return ReloadAsked(name, beside, swap=swap, plans=self._after.plans)
 
     def successor(self, name: str) -> Child:
-        """What a reload brings: another model, if one was named; else the first plan."""
+        """Return the program after a reload: with the model to swap for, if any, else the first plan."""
         if self.swap_for is not None:
             return self.programs[name].swapped(self.swap_for)
         return self._first[name]
 
     def fall(self, child: str) -> None:
-        """It is run by its next plan from now on."""
+        """Switch `child` to its next plan."""
         plan = self.programs[child].fallback
         assert plan is not None, "it has one"
         self.programs[child] = self.programs[other_name(child)] = plan
 
     def ended(self, done: bool, text: str) -> tuple[bool, str] | None:
-        """What became of the child whose turn it was. The answer to the order, unless more are to come."""
+        """Record the result of one child's reload. Return the answer to the order, or None if more follow."""
         name, *self._to_come = self._to_come
         self.programs[name] = self.programs[other_name(name)] = self._after if done else self._before
         if done:

@@ -1,4 +1,4 @@
-"""How soon, and whether at all, what died is started again. Pure."""
+"""Restart policy: whether a child that died is restarted, and after what delay. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLimits:
-    """How soon, and how often at all, what died is started again. `stable_s`: so long a good life is."""
+    """Limits of restarts. `stable_s`: the uptime after which a child is restarted without delay. More than
+    `deaths_max` deaths within `window_s` end the restarts."""
 
     delay_s: float = 0.2
     delay_s_max: float = 10.0
@@ -18,10 +19,10 @@ class RestartLimits:
 
 
 class RestartPolicy:
-    """When a child that died is started again: at once after a good life, and later each time that it dies
-    without one; not at all when deaths come too fast.
+    """Restart policy with exponential backoff: at once after a stable life, later after each short one, and
+    not at all when deaths are too frequent.
 
-    The delay is each child's own. Deaths are counted over all children: a system that keeps losing processes
+    Each child has its own delay. Deaths are counted over all children: a system that keeps losing processes
     is broken as a whole, whichever of them dies.
     """
 
@@ -31,9 +32,9 @@ class RestartPolicy:
         self._deaths: deque[float] = deque(maxlen=limits.deaths_max + 1)
 
     def died(self, name: str, lived_s: float, now: float) -> float | None:
-        """The seconds until its restart, or None: more than `deaths_max` deaths within `window_s`.
+        """Return the seconds until the restart, or None after more than `deaths_max` deaths in `window_s`.
 
-        `lived_s`: how long it was of use; 0.0 for one that died before it could serve.
+        `lived_s`: for how long it was ready; 0.0 if it died before that.
         """
         self._deaths.append(now)
         if len(self._deaths) > self.limits.deaths_max and now - self._deaths[0] <= self.limits.window_s:

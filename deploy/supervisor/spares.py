@@ -1,12 +1,12 @@
-"""What the supervisor's core decides about the spare. Pure.
+"""Policy for the spare, in the supervisor's core. Pure.
 
-The spare is a process like a worker's that has imported everything and waits to be told what it is. There is
-one at the most. It is begun when nobody is about to start, to load or to end, so that it takes nothing from
-those; given to the next child that starts and could be it; and begun anew when it dies. One that is not there
-yet is given to nobody: it works at low priority, and would make a child wait.
+The spare is a worker process that has imported everything and waits for its arguments. There is at most one.
+It is started when no child is about to start, loading or ending, so that it takes no resources from those.
+It is assigned to the next compatible child that starts, and restarted when it dies. A spare that is not ready
+is not assigned: it runs at low priority, and would make a child wait.
 
-A child that was given the spare has a moment to say that it has taken what it was told. A spare that cannot
-is worth nothing, and costs nothing: the child is started in the old way.
+A spare must confirm its arguments within `TAKE_S_MAX`. If it does not, it is killed and the child is started
+as a new process.
 """
 
 from __future__ import annotations
@@ -15,100 +15,118 @@ import enum
 import logging
 from collections.abc import Collection, Sequence
 
-from deploy.supervisor.events import Decision, Died, Give, Kill, NotStarted, Report, Said, Start, describe
+from deploy.supervisor.events import (
+    AssignSpare,
+    ChildMessage,
+    Decision,
+    Died,
+    Kill,
+    NotStarted,
+    Report,
+    Start,
+    describe,
+)
 from deploy.supervisor.restarts import RestartPolicy
 
 SPARE = "spare"
-"""Its name, in place of a child's."""
+"""Name of the spare's process."""
 TAKE_S_MAX = 2.0
-"""Within that time it must have taken what it was told."""
+"""Timeout for confirming its arguments."""
+THERE_S_MAX = 600.0
+"""Timeout for importing everything, at the lowest priority on a machine that may be busy. A spare that hangs
+would otherwise keep its memory and prevent another one."""
 
 
-class Stage(enum.Enum):
+class SpareStage(enum.Enum):
     NONE = enum.auto()
-    BEGUN = enum.auto()
-    THERE = enum.auto()
+    STARTING = enum.auto()
+    READY = enum.auto()
 
 
 class Spares:
     """The spare of one supervisor."""
 
     def __init__(self, takers: Collection[str], policy: RestartPolicy) -> None:
-        """`takers`: the children that it can become; none: there is no spare. `policy`: of it alone."""
+        """`takers`: the children that it can become; empty: there is no spare. `policy`: its own restarts."""
         self._takers = takers
         self._policy = policy
         self._since = 0.0
         self._begins_at: float | None = None
-        """Not before that time; None: as soon as it can."""
+        """Earliest time of the next start; None: as soon as possible."""
         self._given: tuple[str, float] | None = None
-        """Who was given it, and by when that one must have taken it."""
-        self.stage = Stage.NONE
+        """The name that it was assigned to, and the deadline of its confirmation."""
+        self._there_by: float | None = None
+        """Deadline for becoming ready; None: none is starting, or it was killed."""
+        self.stage = SpareStage.NONE
 
     def wake_at(self) -> list[float]:
-        """When time alone changes something."""
-        due = [self._begins_at, self._given[1] if self._given else None]
+        """Return the times at which `follow` must be called without an event."""
+        due = [self._begins_at, self._given[1] if self._given else None, self._there_by]
         return [at for at in due if at is not None]
 
-    def said(self, event: Said) -> list[Decision]:
-        """It is there, or a child that was given it has taken what it was told."""
+    def on_message(self, event: ChildMessage) -> list[Decision]:
+        """Handle a message: the spare is ready, or an assigned spare has confirmed its arguments."""
         if self._given is not None and self._given[0] == event.name:
             self._given = None
-        if event.name != SPARE or event.word != "there" or self.stage is not Stage.BEGUN:
+        if event.name != SPARE or event.word != "there" or self.stage is not SpareStage.STARTING:
             return []
-        self.stage = Stage.THERE
-        return [Report(f"spare is there as pid {event.pid}")]
+        self.stage, self._there_by = SpareStage.READY, None
+        return [Report(f"spare is ready as pid {event.pid}")]
 
     def ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
-        """It has died while it waited."""
-        if self.stage is Stage.NONE:
-            return []  # it was given to somebody who could not be told any more
-        lived_s = now - self._since if self.stage is Stage.THERE else 0.0
-        self.stage = Stage.NONE
+        """Handle the death of the spare before it was assigned."""
+        if self.stage is SpareStage.NONE:
+            return []  # it was assigned, but its arguments could not be sent
+        lived_s = now - self._since if self.stage is SpareStage.READY else 0.0
+        self.stage, self._there_by = SpareStage.NONE, None
         what = describe(event, now - self._since)
         delay_s = self._policy.died(SPARE, lived_s, now)
         if delay_s is None:
             self._takers = ()
-            return [Report(f"{what}; workers start without one from now on", logging.ERROR)]
+            return [Report(f"{what}; workers start without a spare from now on", logging.ERROR)]
         self._begins_at = now + delay_s
-        return [Report(f"{what}; another one takes its place", logging.WARNING)]
+        return [Report(f"{what}; another spare will be started", logging.WARNING)]
 
     def refused(self, name: str) -> bool:
-        """Whether a child that has ended was given it, and had not taken what it was told."""
+        """Return whether the ended process was the assigned spare, its arguments not yet confirmed."""
         if self._given is None or self._given[0] != name:
             return False
         self._given = None
         return True
 
-    def hand_out(self, starts: Sequence[tuple[str, str]], now: float) -> list[Decision]:
-        """How those are started, each under a name, that are due: the first whose child it can become gets
-        the spare."""
+    def assign_spare(self, starts: Sequence[tuple[str, str]], now: float) -> list[Decision]:
+        """Return how to start `starts`, pairs of name and child: the first compatible one gets the spare."""
         decisions: list[Decision] = []
         for name, child in starts:
-            if self.stage is Stage.THERE and child in self._takers:
-                self.stage, self._given = Stage.NONE, (name, now + TAKE_S_MAX)
-                decisions.append(Give(name))
+            if self.stage is SpareStage.READY and child in self._takers:
+                self.stage, self._given = SpareStage.NONE, (name, now + TAKE_S_MAX)
+                decisions.append(AssignSpare(name))
             else:
                 decisions.append(Start(name))
         return decisions
 
     def follow(self, now: float, *, settled: bool) -> list[Decision]:
-        """What time brings. `settled`: no child is about to start, to load or to end."""
+        """Check timeouts, and start a spare if due. `settled`: no child is starting, loading or ending."""
         decisions: list[Decision] = []
         if self._given is not None and now >= self._given[1]:
             name = self._given[0]
             self._given = name, now + TAKE_S_MAX
-            decisions += [Report(f"{name}: the spare does not answer", logging.WARNING), Kill(name)]
+            decisions += [Report(f"{name}: the spare does not respond", logging.WARNING), Kill(name)]
+        if self._there_by is not None and now >= self._there_by:
+            self._there_by = None
+            told = f"the spare was not ready within {THERE_S_MAX:g} s: killing it"
+            decisions += [Report(told, logging.WARNING), Kill(SPARE)]
         if self._begins_at is not None and now >= self._begins_at:
             self._begins_at = None
-        if self._takers and settled and self.stage is Stage.NONE and self._begins_at is None:
-            self.stage, self._since = Stage.BEGUN, now
+        if self._takers and settled and self.stage is SpareStage.NONE and self._begins_at is None:
+            self.stage, self._since, self._there_by = SpareStage.STARTING, now, now + THERE_S_MAX
             decisions.append(Start(SPARE))
         return decisions
 
     def end(self) -> list[Decision]:
-        """Everything stops: it has nothing to end in peace."""
-        self._takers, self._given, self._begins_at = (), None, None
-        if self.stage is Stage.NONE:
+        """Kill the spare when everything stops: it has no requests to finish."""
+        self._takers, self._given, self._begins_at, self._there_by = (), None, None, None
+        if self.stage is SpareStage.NONE:
             return []
-        self.stage = Stage.NONE
+        self.stage = SpareStage.NONE
         return [Kill(SPARE)]

@@ -1,18 +1,23 @@
-"""A child's stderr on its way through the supervisor: passed on line by line, its last words remembered.
+"""Forwarding of a child's stderr: copied line by line, with the last lines kept for the exit message.
 
-The end of a pipe's data is not the end of the child: whoever it has started may hold the pipe open. So the
-supervisor keeps a writing end of its own, and when the child is reaped writes a mark: no more is waited for.
+A pipe does not end with the child, because processes that it started may still have it open. The supervisor
+therefore keeps a write end of its own, and writes a mark when the child is reaped; reading ends there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import threading
 from collections import deque
 from collections.abc import Iterable
+
+from protocol.bounded_write import WRITE_S_MAX, BoundedWriter
+
+log = logging.getLogger(__name__)
 
 LINES_KEPT = 100
 LINE_BYTES_MAX = 2**16
@@ -20,7 +25,7 @@ WORDS_MAX = 200
 CLOSE_WAIT_S_MAX = 5.0
 
 _READ_BYTES = 2**17
-"""More than a pipe holds: the mark, written in one piece, is read in one."""
+"""More than a pipe's capacity, so that the mark, written in one piece, is read in one piece."""
 _OWN_LINE = re.compile(r"\d\d:\d\d:\d\d \S+ +(?:(?P<level>[a-z]+): )?(?P<message>.*)")
 _TELLING_LEVELS = ("error", "critical")
 _NOISE = re.compile(r"\s|.*\(most recent call (first|last)\):$|$")
@@ -28,11 +33,12 @@ _QUOTING = re.compile(r"(\b\w*(?:Error|Exception|Exit|Interrupt))(?:: |\().*")
 
 
 class Stderr:
-    """One child's stderr. Hand `writer` to the child; `close` when it has been reaped."""
+    """One child's stderr. Pass `writer` to the child; call `close` when it has been reaped."""
 
-    def __init__(self, name: str, to: int = 2) -> None:
-        """`to`: the descriptor that all of it is written to."""
-        self._to = to
+    def __init__(self, name: str, to: int = 2, write_s_max: float = WRITE_S_MAX) -> None:
+        """`to`: the descriptor that everything is copied to. `write_s_max`: the timeout for its reader."""
+        self._name = name
+        self._to = BoundedWriter(to, write_s_max)
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._rest = b""
         self._mark = os.urandom(16)
@@ -41,11 +47,11 @@ class Stderr:
         self._thread.start()
 
     def close(self) -> str:
-        """The child's last words, once all that it wrote has been passed on."""
+        """Copy the rest and return the child's last message."""
         os.write(self.writer, self._mark)
         self._thread.join(CLOSE_WAIT_S_MAX)
         os.close(self.writer)
-        return last_words(list(self._lines))
+        return stderr_tail(list(self._lines))
 
     def _copy(self) -> None:
         while chunk := os.read(self._reader, _READ_BYTES):
@@ -57,7 +63,7 @@ class Stderr:
         self._pass_on(self._rest + b"\n" if self._rest else b"")
 
     def _take(self, chunk: bytes) -> None:
-        # Whole lines, in one piece: the other children write to the same place. Progress bars end in "\r".
+        # Write whole lines at once: other children write to the same descriptor. Progress bars end in "\r".
         data = self._rest + chunk
         cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not cut and len(data) > LINE_BYTES_MAX:
@@ -67,30 +73,31 @@ class Stderr:
 
     def _pass_on(self, lines: bytes) -> None:
         self._lines.extend(lines.decode(errors="replace").splitlines())
-        with contextlib.suppress(OSError):  # nobody reads ours any more: the child must not hang for that
-            while lines:
-                lines = lines[os.write(self._to, lines) :]
+        # If our stderr has no reader, or a slow one, the child must not hang nor its exit be missed.
+        with contextlib.suppress(OSError):
+            if self._to.write(lines) and (dropped := self._to.take_dropped()):
+                log.warning("dropped %d bytes of %s's stderr: the reader is too slow", dropped, self._name)
 
 
-def last_words(lines: Iterable[str]) -> str:
-    """What a process said of its end, in a line: "" if nothing. Never a prompt.
+def stderr_tail(lines: Iterable[str]) -> str:
+    """Return a process's message about its end in one line, or "". It never contains a prompt.
 
-    That is the last line of its stderr that is no ordinary log line of ours. Of an exception only the type is
-    told: its message may quote what the process was working on.
+    That is the last line on its stderr unless that is an ordinary log line of ours. Of an exception only the
+    type is returned: its message may quote the request being processed.
     """
     for line in reversed(list(lines)):
         if _NOISE.match(line):
             continue
         level, message = _read_own(line)
         if level is not None and level not in _TELLING_LEVELS:
-            return ""  # it went about its business until the end
+            return ""  # it ran normally until its end
         printable = "".join(c if c.isprintable() else " " for c in _QUOTING.sub(r"\1", message))
         return printable[:WORDS_MAX].strip()
     return ""
 
 
 def _read_own(line: str) -> tuple[str | None, str]:
-    """Level and message of a line by `protocol.logs`; None and the line if it is none."""
+    """Split a log line of `protocol.logs` into level and message; return None and the line for any other."""
     if own := _OWN_LINE.fullmatch(line):
         return own["level"] or "info", own["message"]
     if line.startswith("{"):

@@ -15,19 +15,19 @@ _LISTENER_END_S_MAX = 5.0
 
 
 @contextlib.contextmanager
-def stop_signals(say: Callable[[StopAsked], None]) -> Iterator[None]:
-    """Signals that ask for a stop become events. In the main thread.
+def stop_signals(send: Callable[[StopAsked], None]) -> Iterator[None]:
+    """Turn stop signals into events. Must be entered in the main thread.
 
-    A Python handler runs when the main thread gets to it. A signal that comes just before that thread blocks,
-    or that the kernel gives to another thread, would lie there until the wait is over. The wakeup descriptor
-    is written at once, wherever the signal lands, so a thread reads that instead.
+    A Python handler runs only when the main thread is free. A signal that arrives just before that thread
+    blocks, or that the kernel delivers to another thread, would stay unhandled until the wait is over. The
+    wakeup descriptor is written at once, whichever thread gets the signal, so a thread reads that instead.
     """
     numbers = {signal.SIGINT, signal.SIGTERM}
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: meant to outlive its terminal
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup: outlive the terminal
         numbers.add(signal.SIGHUP)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    listener = threading.Thread(target=_listen, args=(reader, say), name="signals", daemon=True)
+    listener = threading.Thread(target=_listen, args=(reader, send), name="signals", daemon=True)
     listener.start()
     wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     before = {number: signal.signal(number, _noted_elsewhere) for number in numbers}
@@ -42,10 +42,10 @@ def stop_signals(say: Callable[[StopAsked], None]) -> Iterator[None]:
         os.close(reader)
 
 
-def _listen(reader: int, say: Callable[[StopAsked], None]) -> None:
+def _listen(reader: int, send: Callable[[StopAsked], None]) -> None:
     while number := os.read(reader, 1):
-        say(StopAsked(signal.Signals(number[0]).name))
+        send(StopAsked(signal.Signals(number[0]).name))
 
 
 def _noted_elsewhere(_number: int, _frame: FrameType | None) -> None:
-    """Only a signal with a handler reaches the wakeup descriptor."""
+    """Do nothing: only a signal with a handler reaches the wakeup descriptor."""

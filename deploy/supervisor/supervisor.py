@@ -1,12 +1,12 @@
-"""Runs the children that `lifecycle` decides about, in the foreground: `processes`, signals and the lifeline.
+"""Foreground supervisor: carries out the decisions of `lifecycle` with `processes`, signals and the lifeline.
 
-The main thread owns everything but the waiting: one thread per process sits in `wait` and puts the death in
-the same queue as the threads that hear of signals, of orders from the control socket (`control`) and from the
-gateway (`gatewayline`), so all that happens arrives at one place, one at a time.
+The main thread owns all state. One thread per process waits for its exit; other threads receive signals,
+orders from the control socket (`control`) and messages of the gateway (`channels`). All of them put
+events into one queue, which the main thread handles one at a time.
 
-What must always hold: when `run` returns, by whatever way, no child and nothing a child has started is left,
-every descriptor opened here is closed and the signal handlers are those found. If this process is killed
-outright, the write end of the lifeline closes with it and the children end themselves (`protocol.lifeline`).
+Invariants: however `run` ends, no child and nothing that a child started is left, every descriptor opened
+here is closed, and the signal handlers are restored. If this process is killed outright, the write end of
+the lifeline closes with it and the children end themselves (`protocol.lifeline`).
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from deploy.supervisor.channels import GatewayChannel
 from deploy.supervisor.child import Child
 from deploy.supervisor.children import KILL_WAIT_S_MAX, other_name
 from deploy.supervisor.control import Control
 from deploy.supervisor.events import (
+    AssignSpare,
+    ChildMessage,
     Decision,
     Died,
     Event,
-    Fall,
-    Give,
     Idle,
     Kill,
+    ModelsWanted,
     NotStarted,
     Reloaded,
     Report,
-    Said,
     Serving,
     Start,
     Terminate,
-    Wanted,
+    UseFallback,
 )
-from deploy.supervisor.falls import Falls
-from deploy.supervisor.gatewayline import GatewayLine
+from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import all_weight_bytes, weights_of
 from deploy.supervisor.models import first_loaded
 from deploy.supervisor.processes import Processes
-from deploy.supervisor.reloading import Order, Reloading, Reloads
+from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
 from deploy.supervisor.stopsignals import stop_signals
-from protocol import lifeline, orderline, startline
-from protocol.orders import ModelState, Orders, Roster
+from protocol import lifeline, spawn_channel, supervisor_channel
+from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
 STOP_TIMEOUT_S = 15.0
 WAKE_S_MAX = 60.0
 MEASURE_S = 2.0
-"""So often memory is measured, where models share a budget."""
+"""Interval of memory measurements when models share a budget."""
 
 END_CHARS_MAX = 1000
-"""Of what is said of a process's end, to the gateway."""
+"""Limit of the exit message sent to the gateway."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _NextReload:
-    """The turn of the next child that is to be reloaded has come."""
+    """Reload the next child of the open order."""
 
 
-_Heard = Event | Order | Orders | _NextReload
+_Heard = Event | ReloadOrder | DesiredModels | _NextReload
 
 
 class Supervisor:
-    """Keeps `children` running until told to stop, and stops them in the order given.
+    """Supervisor that keeps `children` running until a stop, and then stops them in the order given.
 
-    Where several of them serve models, those run as the gateway wants it, within `memory_budget` bytes.
+    If there are several models, the gateway decides which of them run, within `memory_budget` bytes.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Supervisor:
         self._reloading = reloading
         self._memory_budget = memory_budget
         self._control: Control | None = None
-        self._gateway: GatewayLine | None = None
+        self._gateway: GatewayChannel | None = None
         self._has_gateway = any(child.hears for child in children)
         self._processes = Processes(self._events.put)
         self._reloads = Reloads(children)
@@ -115,23 +115,24 @@ class Supervisor:
             replicas=[names for names in self._models.values() if len(names) > 1],
             loading=[child.name for child in workers if child.program],
             spares=Spares(takers, RestartPolicy(limits)),
-            falls=Falls(
+            fallbacks=Fallbacks(
                 {each.name: each.fallback_after_s for each in workers if each.fallback},
                 {each.name: each.plans for each in workers if each.fallback},
             ),
         )
 
     def run(self) -> int:
-        """The exit status: 0 after a requested stop, 78 for wrong settings, 1 when deaths came too fast.
+        """Run until everything has ended. Call it once, in the main thread: it handles SIGINT, SIGTERM and
+        SIGHUP.
 
-        Once, and in the main thread: it takes SIGINT, SIGTERM and SIGHUP.
+        Returns the exit status: 0 after a requested stop, 78 for wrong settings, 1 after too many deaths.
         """
         with stop_signals(self._events.put), self._control_open():
-            reader, writer = os.pipe()  # close-on-exec, both: only the reader is handed over, by `pass_fds`
+            reader, writer = os.pipe()  # both close-on-exec; children inherit the reader through `pass_fds`
             try:
                 return self._loop(reader)
             finally:
-                self._leave_nothing()
+                self._end_everything()
                 os.close(reader)
                 os.close(writer)
 
@@ -143,7 +144,7 @@ class Supervisor:
         try:
             self._control = Control(self._reloading.path, self._events.put)
         except OSError as error:
-            log.warning("nothing can be reloaded: %s", error)
+            log.warning("`roundhouse reload` will not work: %s", error)
         try:
             yield
         finally:
@@ -159,7 +160,7 @@ class Supervisor:
                 if self._lifecycle.status is not None:
                     return self._lifecycle.status
             if self._gateway is not None:
-                self._gateway.tell(self._roster())
+                self._gateway.tell(self._model_states())
             events = self._understood(self._next_event())
 
     # --- in ---
@@ -173,9 +174,9 @@ class Supervisor:
             return None
 
     def _understood(self, heard: _Heard | None) -> Sequence[Event | None]:
-        """As events, with the names of children in place of process ids. None: time has passed."""
+        """Translate queue items into events, with child names in place of process ids. None: a timeout."""
         match heard:
-            case Order():
+            case ReloadOrder():
                 running = [name for name in self._workers() if self._lifecycle.stage(name) == "running"]
                 if refusal := self._reloads.begin(heard, running):
                     self._answer(False, refusal)
@@ -183,29 +184,29 @@ class Supervisor:
                 return [self._next_reload()]
             case _NextReload():
                 return [self._next_reload()]
-            case Orders():
+            case DesiredModels():
                 return self._ordered(heard)
-            case Died(_, pid) | Said(_, pid):
+            case Died(_, pid) | ChildMessage(_, pid):
                 name = self._processes.names().get(pid)
                 if name is None:
-                    return [None]  # left behind after SIGKILL, and dead at last: another one bears its name
+                    return [None]  # it was given up on after SIGKILL, and another process has its name
                 return self._named(replace(heard, name=name))
             case _:
                 return [heard]
 
-    def _named(self, event: Died | Said) -> Sequence[Event]:
-        # Where a gateway is, it says who serves: who has loaded is not known to it yet.
-        if isinstance(event, Said) and event.word == "loaded" and not self._has_gateway:
+    def _named(self, event: Died | ChildMessage) -> Sequence[Event]:
+        # The gateway, if there is one, reports which workers serve: a loaded one is not connected to it yet.
+        if isinstance(event, ChildMessage) and event.word == "loaded" and not self._has_gateway:
             return [event, Serving(event.name)]
         return [event]
 
-    def _ordered(self, orders: Orders) -> Sequence[Event | None]:
+    def _ordered(self, orders: DesiredModels) -> Sequence[Event | None]:
         names = self._processes.names()
         events: list[Event | None] = [Serving(names[pid]) for pid in orders.serving if pid in names]
         events += [Idle(names[pid]) for pid in orders.idle if pid in names]
         if orders.wanted is not None:
             wanted = [name for model in orders.wanted for name in self._models.get(model, ())]
-            events.append(Wanted(frozenset(wanted)))
+            events.append(ModelsWanted(frozenset(wanted)))
         return events or [None]
 
     # --- reload ---
@@ -215,7 +216,7 @@ class Supervisor:
         name = child if child in self._lifecycle.states() else other_name(child)
         runs = self._lifecycle.stage(child) == "running"
         new = self._reloads.successor(child)
-        # Two sets would be at the same ports.
+        # Two sets of ranks would use the same ports.
         two_sets = self._reloads.programs[child].is_set and new.is_set
         weights = weights_of(new.model) if new.model is not None else None
         needed = max(self._taken_bytes(child), weights or 0)
@@ -228,7 +229,7 @@ class Supervisor:
         return within and (self._reloading is None or self._reloading.fits(needed_bytes))
 
     def _taken_bytes(self, child: str) -> int:
-        """At least its weights, where it runs: those in a GPU's own memory are in no process's."""
+        """Return a running child's memory, at least its weights: separate GPU memory is not measured."""
         model = self._reloads.programs[child].model
         runs = self._lifecycle.stage(child) != "parked"
         weights = weights_of(model) if runs and model is not None else None
@@ -248,11 +249,11 @@ class Supervisor:
     # --- the gateway ---
 
     def _workers(self) -> list[str]:
-        """All children that are some."""
+        """Return the names of all workers."""
         return [name for names in self._models.values() for name in names]
 
-    def _roster(self) -> Roster:
-        return Roster(
+    def _model_states(self) -> ModelStates:
+        return ModelStates(
             models=[self._model_state(names) for names in self._models.values()],
             on_demand=self._on_demand,
             memory_budget=self._memory_budget,
@@ -287,12 +288,12 @@ class Supervisor:
         match decision:
             case Start(name):
                 self._start(name, self._program(name), line)
-            case Give(name):
+            case AssignSpare(name):
                 if not self._processes.give(SPARE, name, self._program(name).words):
-                    self._events.put(NotStarted(name, "the spare cannot be told"))
+                    self._events.put(NotStarted(name, "the spare cannot be reached"))
             case Reloaded():
                 self._reloaded(decision)
-            case Fall(child):
+            case UseFallback(child):
                 self._reloads.fall(child)
             case Terminate(name):
                 self._processes.terminate(name)
@@ -309,25 +310,25 @@ class Supervisor:
 
     def _start(self, name: str, child: Child, line: int) -> None:
         if name == SPARE:
-            child = replace(child, env={**child.env, startline.SPARE: "1"})
+            child = replace(child, env={**child.env, spawn_channel.SPARE: "1"})
         if not child.hears:
             self._processes.start(name, child, {lifeline.VARIABLE: line})
             return
         if self._gateway is not None:
             self._gateway.close()
-        self._gateway = GatewayLine(self._events.put)
-        theirs = self._gateway.theirs
-        self._processes.start(name, child, {lifeline.VARIABLE: line, orderline.VARIABLE: theirs.fileno()})
-        theirs.close()
+        self._gateway = GatewayChannel()
+        theirs = self._gateway.theirs.fileno()
+        self._processes.start(name, child, {lifeline.VARIABLE: line, supervisor_channel.VARIABLE: theirs})
+        self._gateway.listen(self._events.put)
 
-    def _leave_nothing(self) -> None:
+    def _end_everything(self) -> None:
         if self._gateway is not None:
             self._gateway.close()
-        self._processes.leave_nothing(KILL_WAIT_S_MAX)
+        self._processes.end_everything(KILL_WAIT_S_MAX)
 
 
 def _by_model(workers: Sequence[Child]) -> dict[str, list[str]]:
-    """Children by the name of the model that they serve."""
+    """Return the workers' names by the name of the model that they serve."""
     found: dict[str, list[str]] = {}
     for child in workers:
         assert child.model is not None
@@ -336,7 +337,7 @@ def _by_model(workers: Sequence[Child]) -> dict[str, list[str]]:
 
 
 def _spare_for(workers: Sequence[Child]) -> Child | None:
-    """A process that can become the first of them, and those like it."""
+    """Return a spare that can become the first worker that is no set of ranks, and those like it."""
     first = next((child for child in workers if child.program and not child.is_set), None)
     if first is None:
         return None

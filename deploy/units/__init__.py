@@ -1,1 +1,1 @@
-"""Jobs for the machine's own service manager: launchd, systemd."""
+"""Jobs for the machine's service manager: launchd or systemd."""

@@ -1,4 +1,4 @@
-"""What `serve` would run as its children, as jobs for a service manager: one each, or `serve` itself."""
+"""Jobs for a service manager: one for each child of `serve`, or one for `serve` itself."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from deploy.serving import serve
 from deploy.serving.commandlines import python_module
 from deploy.serving.file import table
-from deploy.serving.settings import DRAIN_TIMEOUT_S, PORT, ServeSettings
+from deploy.serving.settings import DRAIN_TIMEOUT_S, GATEWAY, ServeSettings
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.supervisor.models import ServedModel
 from deploy.supervisor.restarts import RestartLimits
-from deploy.units import kept
+from deploy.units import worker_with_spare
 from protocol import lifeline, settings, sockets
 
 FILES_MAX = 8192
-"""A job's soft limit on open files: each connection is one, and launchd's default is 256."""
+"""A job's soft limit on open files. Each connection is one, and launchd's default is 256."""
 
 _KEPT_VARIABLES = ("ROUNDHOUSE_", "HF_", "XDG_CACHE_HOME")
 _SECRET_WORDS = ("TOKEN", "SECRET", "KEY")
@@ -28,7 +28,7 @@ _SECRET_WORDS = ("TOKEN", "SECRET", "KEY")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A process that the service manager is to keep running. `address`: where it takes over a socket."""
+    """A process that the service manager keeps running. `address`: that of the socket that it inherits."""
 
     name: str
     argv: Sequence[str]
@@ -41,9 +41,9 @@ class Job:
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
-    """The jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
+    """Return the jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
     given, children = serve.read(argv, environ)
-    # What has to decide which of them runs, or how, is no service manager.
+    # A service manager cannot decide which models run, or switch to fallbacks.
     if sum(child.model is not None for child in children) > 1 or any(child.plans for child in children):
         return [_job_of_serve(argv, environ, given)]
     config = settings.config_file(argv, environ)
@@ -51,8 +51,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
         Job(
             name=child.name,
             argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
-            environment=_kept(child.env),
-            folder=Path.cwd(),  # where relative paths among the settings lead
+            environment=_existing_settings(child.env),
+            folder=Path.cwd(),  # relative paths in the settings refer to it
             stop_timeout_s=given.stop_timeout_s + _drain_s(child.name, given, environ, config),
             starts_max=given.deaths_max + 1,
             window_s=RestartLimits().window_s,
@@ -70,8 +70,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
 
 
 def _with_spare(job: Job, model: ServedModel, given: ServeSettings, port: int) -> Job:
-    """The worker's, kept by a process of ours together with its spare."""
-    command = kept.command(
+    """Return the worker's job, run by a process of ours that also keeps its spare."""
+    command = worker_with_spare.command(
         job.argv,
         port=port,
         model=model,
@@ -81,18 +81,18 @@ def _with_spare(job: Job, model: ServedModel, given: ServeSettings, port: int) -
         log_format=given.log_format,
         log_level=given.log_level,
     )
-    # What does not end in time is killed by that process, which then has to end itself.
+    # That process kills a worker that does not end in time, and then needs time to end itself.
     return replace(job, argv=command, stop_timeout_s=job.stop_timeout_s + KILL_WAIT_S_MAX)
 
 
 def _drain_s(name: str, given: ServeSettings, environ: Mapping[str, str], config: str | None) -> float:
-    """What the requests of this job may get to end, at the most, whoever told it so: `serve` tells the worker
-    alone, a section of the file and the variable whomever they concern."""
+    """Return the longest drain timeout configured for this job. `serve` passes its own to the worker only; a
+    section of the file and the variable apply to their process."""
     told: list[Any] = [table(name, config).get("drain_timeout")]
     told.append(given.drain_timeout_s if name == "worker" else environ.get("ROUNDHOUSE_DRAIN_TIMEOUT"))
     longest = DRAIN_TIMEOUT_S
     for value in told:
-        # What is no number is for the job itself to refuse.
+        # The job itself refuses a value that is no number.
         with contextlib.suppress(TypeError, ValueError):
             longest = max(longest, float(value))
     return longest
@@ -101,12 +101,12 @@ def _drain_s(name: str, given: ServeSettings, environ: Mapping[str, str], config
 def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], given: ServeSettings) -> Job:
     if any(word.split("=")[0] in ("--api-key", "--api-keys") for word in argv):
         raise settings.SettingsError(
-            "api_keys: a flag would be on the command line for all to see; name a file"
+            "api_keys: a flag on the command line is visible to all users; use --api-keys-file"
         )
     return Job(
         name="serve",
         argv=[*python_module("deploy"), "serve", *argv],
-        environment=_kept(environ),
+        environment=_existing_settings(environ),
         folder=Path.cwd(),
         stop_timeout_s=2 * given.stop_timeout_s,
         starts_max=given.deaths_max + 1,
@@ -114,32 +114,33 @@ def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], given: ServeS
     )
 
 
-def _kept(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the processes are to see of it: a service manager gives them an environment of its own."""
+def _existing_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the job needs: service managers do not pass on the environment."""
     ours = {name: value for name, value in environ.items() if name.startswith(_KEPT_VARIABLES)}
     ours.pop(lifeline.VARIABLE, None)
     return ours
 
 
 def _own_endpoint(argv: Sequence[str]) -> list[str]:
-    # The runtime directory may be gone after a reboot. A gateway that is not told of it makes it anew, with
-    # the mode it must have; it comes to the same endpoint.
+    # The runtime directory may be gone after a reboot. A gateway without this flag creates it again, with
+    # the required mode, and arrives at the same endpoint.
     return [word for word in argv if not word.startswith(f"--endpoint=ipc://{sockets.runtime_directory()}/")]
 
 
 def _address(given: ServeSettings, config: str | None) -> tuple[str, int]:
-    """Where the gateway would listen by itself. Service managers want it as an address, not as a name."""
+    """Return the address that the gateway listens on. Service managers need an address, not a host name."""
     own = table("gateway", config)
-    host, port = given.host or own.get("host", "127.0.0.1"), given.port or own.get("port", PORT)
+    host = given.host or own.get("host", GATEWAY.host)
+    port = given.port or own.get("port", GATEWAY.port)
     if not isinstance(host, str) or not isinstance(port, int):
-        raise settings.SettingsError(f"host and port under [gateway] in {config}: text and a number")
+        raise settings.SettingsError(f"[gateway] in {config}: host must be text and port a number")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
     return str(found[0]), port
 
 
 def masked(jobs: Sequence[Job]) -> list[Job]:
-    """The same without the values of variables that sound secret, to be shown."""
+    """Return the jobs for display, without the values of variables with secret-sounding names."""
     return [
         replace(job, environment={name: _mask(name, value) for name, value in job.environment.items()})
         for job in jobs

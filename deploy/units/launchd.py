@@ -1,4 +1,4 @@
-"""Jobs as launchd agents of the user who is logged in: launchd.plist(5), launchctl(1)."""
+"""Jobs as launchd agents of the logged-in user: launchd.plist(5), launchctl(1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from deploy.serving.commandlines import python_module
-from deploy.supervisor.stderr import last_words
+from deploy.supervisor.stderr import stderr_tail
 from deploy.units.jobs import FILES_MAX, Job
 from deploy.units.manager import COMMAND_S_MAX, Run, ServiceError, Status, must, run_command
 
@@ -25,7 +25,7 @@ PREFIX = "mlx-roundhouse."
 SUFFIX = ".plist"
 SOCKET = "http"
 THROTTLE_S = 5
-"""launchd starts a job again at once when it has run longer than this, and else no sooner."""
+"""Minimum time between two starts of a job."""
 
 _LET_GO_S_MAX = 10.0
 _TAIL_BYTES = 8192
@@ -42,7 +42,7 @@ class Launchd:
     def __init__(self, home: Path, environ: Mapping[str, str], uid: int, run: Run = run_command) -> None:
         self.folder = home / "Library" / "LaunchAgents"
         self._logs = home / "Library" / "Logs" / "roundhouse"
-        # Where gateway and worker meet hangs on these: not on what a session happens to have.
+        # The endpoint between gateway and worker depends on these, so they must not vary by session.
         self._meeting = {name: environ[name] for name in _MEETING_VARIABLES if name in environ} or {
             "TMPDIR": tempfile.gettempdir()
         }
@@ -53,7 +53,7 @@ class Launchd:
         done = self._run(["launchctl", "print", self._domain])
         if done.returncode:
             said = done.stderr.strip()
-            raise ServiceError(f"no launchd to talk to; agents need a user logged in at the screen: {said}")
+            raise ServiceError(f"cannot reach launchd; agents need a user logged in at the screen: {said}")
 
     def files(self, jobs: Sequence[Job]) -> dict[str, str]:
         return {
@@ -94,7 +94,7 @@ class Launchd:
         flags = [f"--starts-file={self._starts(job.name)}", f"--starts-max={job.starts_max}"]
         if job.address is not None:
             flags.append(f"--socket={SOCKET}")
-        return [*python_module("deploy.units.launched"), *flags, "--", *job.argv]
+        return [*python_module("deploy.units.launchd_shim"), *flags, "--", *job.argv]
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
@@ -115,17 +115,17 @@ class Launchd:
     def unload(self, names: Collection[str]) -> None:
         for name in names:
             pid, end_s_max = self._status(name).pid, self._exit_timeout_s(name) + _KILL_WAIT_S
-            # It may say that the job is still ending, or not there: whether it has gone is seen below.
+            # It may report that the job is still ending, or missing: the loop below checks that it is gone.
             self._run(["launchctl", "bootout", self._target(name)], COMMAND_S_MAX + end_s_max)
             if pid is not None:
                 _await_end(pid, end_s_max)
             deadline = time.monotonic() + _LET_GO_S_MAX
-            while self._print(name) is not None:  # asking takes its time: no need for a pause
+            while self._print(name) is not None:  # the command is slow enough without a pause
                 if time.monotonic() > deadline:
-                    raise ServiceError(f"launchd does not let go of {name}")
+                    raise ServiceError(f"launchd did not unload {name} within {_LET_GO_S_MAX:g} s")
 
     def _exit_timeout_s(self, name: str) -> float:
-        """What the job gets to end. The file may be newer than the job, which goes by what launchd knows."""
+        """Return the job's exit timeout: the longer of launchd's and the file's, which may be newer."""
         told = dict(_TOP_LEVEL.findall(self._print(name) or "")).get("exit timeout", "")
         try:
             written = float(plistlib.loads((self.folder / name).read_bytes())["ExitTimeOut"])
@@ -134,7 +134,7 @@ class Launchd:
         return max(written, float(told) if told.isdigit() else 0.0)
 
     def forget(self) -> None:
-        """launchd keeps nothing of a file that is gone."""
+        """Do nothing: launchd keeps no state of a removed file."""
 
     def leftovers(self) -> list[Path]:
         files = [path for path in self._logs.glob("*") if path.suffix in (".log", ".starts")]
@@ -147,8 +147,8 @@ class Launchd:
         found = read_status(_job_name(name), self._print(name))
         if found.pid is not None:
             return found
-        words = last_words(_tail(self._log(found.name)))
-        return replace(found, last_exit=f"{found.last_exit}, saying {words!r}") if words else found
+        words = stderr_tail(_tail(self._log(found.name)))
+        return replace(found, last_exit=f"{found.last_exit}, last output {words!r}") if words else found
 
     def hint(self) -> str:
         return f"logs: {self._logs}"
@@ -166,9 +166,9 @@ def for_this_user() -> Launchd:
 
 
 def read_status(name: str, printed: str | None) -> Status:
-    """From the output of `launchctl print`; None: launchd does not know the job.
+    """Parse the output of `launchctl print`; None: launchd does not know the job.
 
-    That output is for people and differs between releases; of it only lines of the outermost level are taken.
+    That output is meant for people and differs between releases, so only lines of the top level are used.
     """
     if printed is None:
         return Status(name, None, "not loaded")

@@ -1,4 +1,4 @@
-"""What a service manager is to `roundhouse service`, whichever it is, and how its commands are run."""
+"""Interface to the service manager, and the runner of its commands."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COMMAND_S_MAX = 60.0
 
 
 class ServiceError(Exception):
-    """The service manager is not there, or refuses."""
+    """The service manager is missing, or a command failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the manager knows of an installed job. `pid` is None when it does not run."""
+    """State of an installed job. `pid`: None if it is not running."""
 
     name: str
     pid: int | None
@@ -31,36 +31,36 @@ class Manager(Protocol):
     """launchd or systemd. All methods may raise `ServiceError` or `OSError`."""
 
     folder: Path
-    """Where its files are. They are for their owner only: variables may hold keys."""
+    """Folder of its files, which only their owner can read: variables may contain keys."""
     pattern: str
-    """What the names of ours match."""
+    """Glob pattern of our files."""
 
     def check(self) -> None:
-        """Raises `ServiceError` when there is no manager to talk to, before anything is touched."""
+        """Raise `ServiceError` if the manager cannot be reached, before anything is changed."""
 
     def files(self, jobs: Sequence[Job]) -> dict[str, str]:
-        """What is to be installed, text by file name."""
+        """Return the texts of the files to install, by file name."""
 
     def load(self, names: Collection[str], changed: Collection[str]) -> None:
-        """The files are there: run all of them, those that have `changed` anew."""
+        """Run all installed jobs, and restart those whose files have `changed`."""
 
     def unload(self, names: Collection[str]) -> None:
-        """Stop them, before their files go. Waits until they have ended."""
+        """Stop jobs before their files are removed. Waits until they have ended."""
 
     def forget(self) -> None:
-        """The files are gone."""
+        """Clean up after files have been removed."""
 
     def leftovers(self) -> list[Path]:
-        """Whatever else the jobs have left on disk, folders last."""
+        """Return the other files that the jobs have left on disk, folders last."""
 
     def statuses(self, names: Collection[str]) -> list[Status]: ...
 
     def hint(self) -> str:
-        """What a person should know after an installation."""
+        """Return the advice to print after an installation."""
 
 
 class Run(Protocol):
-    """Runs one of the manager's commands. Raises `ServiceError` when it is not there or does not end."""
+    """Runner of the manager's commands. Raises `ServiceError` if a command is missing or times out."""
 
     def __call__(
         self, words: Sequence[str], within_s: float = COMMAND_S_MAX
@@ -68,9 +68,9 @@ class Run(Protocol):
 
 
 def run_command(words: Sequence[str], within_s: float = COMMAND_S_MAX) -> subprocess.CompletedProcess[str]:
-    """See `Run`."""
+    """Run a command, as described in `Run`."""
     if shutil.which(words[0]) is None:
-        raise ServiceError(f"{words[0]} is not on this machine")
+        raise ServiceError(f"{words[0]} is not installed on this machine")
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=within_s, check=False)
     except subprocess.TimeoutExpired as error:
@@ -78,7 +78,7 @@ def run_command(words: Sequence[str], within_s: float = COMMAND_S_MAX) -> subpro
 
 
 def must(done: subprocess.CompletedProcess[str]) -> str:
-    """Its output. Raises `ServiceError` with what it said if it failed."""
+    """Return a command's output. Raises `ServiceError` with its error output if it failed."""
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}"
         raise ServiceError(f"{' '.join(map(str, done.args))}: {said}")

@@ -1,14 +1,14 @@
-"""`roundhouse service`: the gateway and the workers as jobs of the machine's own service manager.
+"""`roundhouse service`: the gateway and the workers as jobs of the machine's service manager.
 
-What `serve` would run as its children becomes one job each, so that either restarts alone: a worker outlives
-its gateway and is found again at the endpoint in the runtime directory. The manager (`launchd`, `systemd`)
-does what the supervisor does under `serve`, and keeps the gateway's listening socket besides.
+Each child of `serve` becomes a job that restarts alone: a worker outlives its gateway, which finds it again
+at the endpoint in the runtime directory. The manager (`launchd`, `systemd`) does what the supervisor does
+under `serve`, and also keeps the gateway's listening socket open.
 
-Several models are one job, `serve` itself: who is to run changes with what is asked for, and that no manager
-decides.
+Several models are one job, `serve` itself: which of them run changes with the requests, and no service
+manager can decide that.
 
-All that is installed are files whose names begin with the manager's prefix, in one folder: nothing else
-remembers it, so what is found there is what is replaced, shown and removed.
+An installation consists only of files in one folder whose names begin with the manager's prefix. The files
+found there are those that are replaced, shown and removed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PROGRAM = "roundhouse service"
 
 
 def manager_here() -> Manager:
-    """The one that this machine has, for the user who asks."""
+    """Return this machine's service manager for the current user."""
     return launchd.for_this_user() if sys.platform == "darwin" else systemd.for_this_user()
 
 
 def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:
-    """Install these jobs and no others; what has not changed runs on. The files that are new or different."""
+    """Install exactly these jobs, without restarting unchanged ones. Return the new and changed files."""
     manager.check()
     wanted = manager.files(jobs)
     before = {path.name: path.read_text() for path in _installed(manager)}
@@ -48,11 +48,11 @@ def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:
 
 
 def reload(manager: Manager) -> list[str]:
-    """Have the installed worker end its requests and start anew; the gateway keeps those that it cannot end
-    in time for the next one. The files of what was restarted: none where nothing is installed.
+    """Restart the installed worker after its requests; the gateway resends unfinished ones to the new worker.
+    Return the files of the restarted jobs; none if nothing is installed.
 
-    The manager ends the old one first, so nobody asks beforehand whether two would fit: whether the memory of
-    the old one has come back by then, the new one sees for itself before it loads.
+    The manager stops the old worker first, so memory for two is not checked. The new worker checks before it
+    loads whether the old one's memory is free.
     """
     workers = [path.name for path in _installed(manager) if "worker" in path.name]
     if workers:
@@ -62,7 +62,7 @@ def reload(manager: Manager) -> list[str]:
 
 
 def remove(manager: Manager) -> list[str]:
-    """Stop and remove whatever is installed, and what it left. The files that were there."""
+    """Stop and remove all installed jobs and what they left behind. Return the removed files."""
     names = [path.name for path in _installed(manager)]
     if names:
         manager.check()
@@ -70,13 +70,13 @@ def remove(manager: Manager) -> list[str]:
     for path in manager.leftovers():
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif not any(path.iterdir()):  # else somebody else keeps something there
+        elif not any(path.iterdir()):  # else it contains files of others
             path.rmdir()
     return names
 
 
 def status(manager: Manager) -> tuple[list[str], bool]:
-    """A line for each installed job, and whether there are any and all of them run."""
+    """Return a line for each installed job, and whether at least one is installed and all run."""
     names = [path.name for path in _installed(manager)]
     if not names:
         return ["nothing is installed"], False
@@ -87,14 +87,14 @@ def status(manager: Manager) -> tuple[list[str], bool]:
 def _line(found: Status) -> str:
     last = f"; last exit: {found.last_exit}" if found.last_exit else ""
     if found.pid is None:
-        return f"{found.name:<10} does not run{last}"
+        return f"{found.name:<10} is not running{last}"
     since = ""
     try:
         started = time.localtime(psutil.Process(found.pid).create_time())
         since = time.strftime(" since %Y-%m-%d %H:%M:%S", started)
-    except psutil.Error:  # it has just ended, or is not ours to look at
+    except psutil.Error:  # it has just ended, or access is denied
         pass
-    return f"{found.name:<10} runs as pid {found.pid}{since}{last}"
+    return f"{found.name:<10} is running as pid {found.pid}{since}{last}"
 
 
 def _withdraw(manager: Manager, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Jobs as systemd units of the user: systemd.service(5), systemd.socket(5), systemctl(1)."""
+"""Jobs as systemd user units: systemd.service(5), systemd.socket(5), systemctl(1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Systemd:
     pattern = f"{PREFIX}*"
 
     def __init__(self, home: Path, environ: Mapping[str, str], run: Run = run_command) -> None:
-        # A relative path there is to be ignored, says the XDG base directory specification.
+        # The XDG base directory specification demands that a relative path be ignored.
         named = Path(environ.get("XDG_CONFIG_HOME", ""))
         self.folder = (named if named.is_absolute() else home / ".config") / "systemd" / "user"
         self._run = run
@@ -38,7 +38,7 @@ class Systemd:
     def check(self) -> None:
         done = self._systemctl("daemon-reload")
         if done.returncode:
-            raise ServiceError(f"no systemd of yours to talk to: {done.stderr.strip()}")
+            raise ServiceError(f"cannot reach your user's systemd: {done.stderr.strip()}")
 
     def files(self, jobs: Sequence[Job]) -> dict[str, str]:
         files = {}
@@ -52,21 +52,20 @@ class Systemd:
         must(self._systemctl("daemon-reload"))
         self._systemctl("reset-failed", *names)  # fails for a unit that has never run
         must(self._systemctl("enable", *names))
-        # Sockets come with their services: one that has changed is bound anew while its service is down, and
-        # one that has not goes on listening meanwhile.
+        # A changed socket is bound again while its service is down; an unchanged one keeps listening.
         if changed:
             must(self._systemctl("restart", *changed, within_s=self._end_s_max(changed)))
         must(self._systemctl("start", *names))
 
     def unload(self, names: Collection[str]) -> None:
         must(self._systemctl("disable", "--now", *names, within_s=self._end_s_max(names)))
-        self._systemctl("reset-failed", *names)  # fails where nothing has
+        self._systemctl("reset-failed", *names)  # fails if no unit has failed
 
     def forget(self) -> None:
         must(self._systemctl("daemon-reload"))
 
     def leftovers(self) -> list[Path]:
-        return []  # the journal is not ours to cut
+        return []  # the journal is left alone
 
     def statuses(self, names: Collection[str]) -> list[Status]:
         return [
@@ -78,7 +77,7 @@ class Systemd:
     def hint(self) -> str:
         return (
             f"logs: journalctl --user -u '{PREFIX}*'\n"
-            "To keep it running while you are not logged in: loginctl enable-linger"
+            "to keep it running while you are not logged in: loginctl enable-linger"
         )
 
     def _show(self, name: str) -> str:
@@ -88,7 +87,7 @@ class Systemd:
         return self._run(["systemctl", "--user", *words], within_s)
 
     def _end_s_max(self, names: Collection[str]) -> float:
-        """How long a command may take that stops these, one after another: it waits until they have ended."""
+        """Return the timeout of a command that stops these units one after another."""
         units = [self.folder / name for name in names]
         found = [_STOP.search(unit.read_text()) for unit in units if unit.exists()]
         return COMMAND_S_MAX + sum(float(told[1]) for told in found if told)
@@ -99,7 +98,7 @@ def for_this_user() -> Systemd:
 
 
 def service_unit(job: Job) -> str:
-    """The unit of one job. `Type=exec`: whoever must wait for it waits at its socket."""
+    """Return the unit of one job. `Type=exec` suffices, because clients wait at its socket."""
     socket = f"{PREFIX}{job.name}{SOCKET}"
     unit = [f"Requires={socket}", f"After={socket}"] if job.address is not None else []
     variables = [f"Environment={_quote(f'{name}={value}')}" for name, value in job.environment.items()]
@@ -118,7 +117,7 @@ def service_unit(job: Job) -> str:
             "Restart=on-failure",
             f"RestartSec={RESTART_S:g}",
             f"RestartPreventExitStatus={EXIT_CONFIGURATION}",
-            # First the process itself, then whatever it leaves behind.
+            # SIGTERM to the main process, then SIGKILL to what is left.
             "KillMode=mixed",
             f"TimeoutStopSec={job.stop_timeout_s:g}",
             f"LimitNOFILE={FILES_MAX}:{FILES_HARD_MAX}",
@@ -129,10 +128,10 @@ def service_unit(job: Job) -> str:
 
 
 def socket_unit(name: str, host: str, port: int) -> str:
-    """The unit that listens for the service of the same name, whether that one runs or not."""
+    """Return the unit that listens for the service of the same name, even while that is not running."""
     address = f"[{host}]" if ":" in host else host
     return _render(
-        Unit=[f"Description=Where clients of the Roundhouse {name} connect"],
+        Unit=[f"Description=Client socket of the Roundhouse {name}"],
         Socket=[f"ListenStream={address}:{port}", f"Backlog={BACKLOG}"],
         Install=["WantedBy=sockets.target"],
     )
@@ -147,13 +146,13 @@ def _literal(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """One word, as systemd.syntax(7) has it."""
+    """Quote one word as in systemd.syntax(7)."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return '"' + "".join(escapes.get(c, c) for c in _literal(text)) + '"'
 
 
 def read_status(name: str, shown: str) -> Status:
-    """From the output of `systemctl show`."""
+    """Parse the output of `systemctl show`."""
     told = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     if told.get("LoadState") != "loaded":
         return Status(name, None, told.get("LoadState", "not loaded"))

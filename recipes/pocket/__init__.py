@@ -1,1 +1,1 @@
-"""How the pocket model was made: dialogues synthesized from a seed, training, evaluation, export."""
+"""Recipe of the pocket model: dialogues synthesized from a seed, training, evaluation, export."""

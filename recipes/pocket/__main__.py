@@ -1,8 +1,8 @@
-"""Make the pocket model from nothing: tokenizer, training, evaluation, export.
+"""Make the pocket model from scratch: tokenizer, training, evaluation, export.
 
     python -m recipes.pocket --out build/pocket
 
-A run that was broken off goes on from its last checkpoint.
+An interrupted run continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/pocket"), help="checkpoint, log and model/")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--start", type=Path, help="a model to grow, in place of a young one")
-    parser.add_argument("--dialogues", type=int, default=100, help="held-out dialogues of each family")
+    parser.add_argument("--start", type=Path, help="model folder to grow, instead of training a young model")
+    parser.add_argument("--dialogues", type=int, default=100, help="held-out dialogues per family")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)

@@ -1,4 +1,4 @@
-"""Batches of dialogues of like length, so that little is padding; images come as Qwen's patches."""
+"""Batches of dialogues of similar length, to minimize padding; images as patches in Qwen's layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POOL_TOKENS = 80_000
 class Batch:
     ids: torch.Tensor
     learnt: torch.Tensor
-    """Shape (2, n): row and column of each token that the model is to write."""
+    """Shape (2, n): row and column of each token in the loss."""
     pixels: torch.Tensor | None
     grids: torch.Tensor | None
 
@@ -35,7 +35,8 @@ class _Example:
 
 
 def patches(image: Image) -> np.ndarray:
-    """Rows of one patch each, in the order of Qwen's image processor: by blocks of 2 × 2 that merge."""
+    """Return rows of one patch each, in the order of Qwen's image processor: by the 2 × 2 blocks that are
+    merged."""
     rows, columns = image.shape[0] // PATCH, image.shape[1] // PATCH
     scaled = image.astype(np.float32).transpose(2, 0, 1) / 127.5 - 1
     frames = np.repeat(scaled[None], FRAMES, axis=0)
@@ -52,7 +53,8 @@ def vision_inputs(images: list[Image]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def stream(tokenizer: Any, phase: Phase, batch_tokens: int, longest: int, seed: str) -> Iterator[Batch]:
-    """Batches without end. A pool is drawn, sorted by length, cut into batches, and these are shuffled."""
+    """Yield batches without end: a pool is drawn, sorted by length, split into batches, and these are
+    shuffled."""
     pools = 0
     pieces = text_pieces(tokenizer)
     while True:
@@ -61,7 +63,7 @@ def stream(tokenizer: Any, phase: Phase, batch_tokens: int, longest: int, seed: 
         while tokens < _POOL_TOKENS:
             dialogue = draw_dialogue(f"{seed} {pools} {len(pool)}", phase, pieces)
             ids, learnt = encode(dialogue, tokenizer)
-            # A slot that was skipped still counts, or the same seed would be drawn again.
+            # A skipped dialogue takes up a slot too, or the same seed would be drawn again.
             kept = len(ids) <= longest
             pool.append(_Example(ids, learnt, dialogue.images) if kept else _Example([], [], []))
             tokens += len(ids) if kept else 0

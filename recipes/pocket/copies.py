@@ -1,4 +1,4 @@
-"""Copying: a text repeated to the letter in several scripts, a word spelled, numbers counted."""
+"""Copying dialogues: texts repeated verbatim in several scripts, words spelled, numbers counted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = tuple(kind for kind in SCRIPTS for _ in range(_WEIGHTS.get(kind, 1)))
 
 
 def copy_exchange(fill: Fillers, longest: int = 12, script: str | None = None) -> Exchange:
-    """`longest`: in words of English, in characters of other scripts."""
+    """Return a copying exchange. `longest`: in words of English, in characters of other scripts."""
     text = fill.script(script or fill.pick(_KINDS), longest)
     if script is None and fill.chance(0.1):
         text = f"{text} {fill.script(fill.pick(_KINDS), longest // 2)}"
@@ -44,13 +44,14 @@ def spell_exchange(fill: Fillers) -> Exchange:
 
 
 def count_exchange(fill: Fillers, longest: int = 30) -> Exchange:
-    """Counts upwards; the pairs of first and last number are split between training and evaluation."""
+    """Return an exchange that counts upwards. Pairs of first and last number are split between training and
+    evaluation."""
     while True:
-        # Short ones most often: to stop in time is harder than to go on.
+        # Mostly short ones: stopping in time is harder than continuing.
         length = fill.number(1, fill.pick((6, 12, longest, longest)))
         first = fill.pick((1, 1, fill.number(0, 30), fill.number(0, 999)))
         last = first + length - 1
-        # The trial that others make is one of length only, and would else be held out or not by chance.
+        # 1 to 200 is a common test of length; without this, chance decided whether it is held out.
         if fill.ours(f"{first} {last}") and (first, last) != (1, 200):
             break
     asks = _ASK_COUNT_TO if first == 1 and fill.chance(0.3) else _ASK_COUNT

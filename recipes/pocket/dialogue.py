@@ -1,4 +1,4 @@
-"""What every family of dialogues is built of, and how a dialogue becomes tokens with a loss mask."""
+"""Building blocks of all dialogue families, and tokenization of a dialogue with a loss mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACEHOLDER = "<|image_pad|>"
 
 @dataclass(frozen=True)
 class Exchange:
-    """A question with its answer; `thought` is what the model writes first when it is asked to think."""
+    """A question with its answer; `thought`: the reasoning before it, written when reasoning is enabled."""
 
     question: str
     answer: str
@@ -27,7 +27,7 @@ class Exchange:
 
 @dataclass
 class Dialogue:
-    """Messages of which the last is the assistant's; every assistant turn is learnt."""
+    """Messages, the last of which is the assistant's; every assistant turn is in the loss."""
 
     family: str
     messages: list[Message]
@@ -38,7 +38,7 @@ class Dialogue:
 
     @property
     def answer(self) -> str:
-        """The text of the last turn, as the model is to write it."""
+        """The text of the last turn, as the model should write it."""
         last = self.messages[-1]
         if calls := last.get("tool_calls"):
             return "\n".join(_written(call["function"]) for call in calls)
@@ -46,7 +46,7 @@ class Dialogue:
 
     @property
     def target(self) -> str:
-        """What follows the prompt, without the end of the turn."""
+        """The text after the prompt, without the end of the turn."""
         return f"{self.thought}\n</think>\n\n{self.answer}" if self.thinking else self.answer
 
 
@@ -67,7 +67,7 @@ def tool_result(text: str) -> Message:
 
 
 def calls(name: str, *arguments: dict[str, Any]) -> Message:
-    """A call of the tool for each of `arguments`."""
+    """Return a message that calls the tool once for each of `arguments`."""
     functions = [{"name": name, "arguments": given} for given in arguments]
     called = [{"type": "function", "function": function} for function in functions]
     return {"role": "assistant", "content": "", "tool_calls": called}
@@ -78,7 +78,8 @@ def turns(exchange: Exchange) -> list[Message]:
 
 
 def prompt_text(dialogue: Dialogue, tokenizer: Any) -> str:
-    """The prompt of the last answer, each image's placeholder repeated once per token it becomes."""
+    """Return the prompt of the last answer, with each image's placeholder repeated once per token of the
+    image."""
     options = {} if dialogue.thinking is None else {"enable_thinking": dialogue.thinking}
     text: str = tokenizer.apply_chat_template(
         dialogue.messages[:-1],
@@ -98,7 +99,7 @@ def image_tokens(image: Image) -> int:
 
 
 def encode(dialogue: Dialogue, tokenizer: Any) -> tuple[list[int], list[bool]]:
-    """Return ids and, for each, whether it is the model's own: answers of earlier turns count too."""
+    """Return token ids and the loss mask, which includes the answers of earlier turns."""
     prompt = prompt_text(dialogue, tokenizer)
     ids: list[int] = []
     learnt: list[bool] = []
@@ -113,7 +114,7 @@ def encode(dialogue: Dialogue, tokenizer: Any) -> tuple[list[int], list[bool]]:
 
 
 def _extend(ids: list[int], learnt: list[bool], tokenizer: Any, text: str, own: bool) -> None:
-    # `_tokenizer` is the Rust tokenizer: several times faster than the class around it.
+    # `_tokenizer` is the Rust tokenizer, several times faster than its wrapper.
     new = tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
     ids += new
     learnt += [own] * len(new)

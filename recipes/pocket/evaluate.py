@@ -1,8 +1,8 @@
-"""How often the greedy answer to a held-out dialogue is exactly right, family by family.
+"""Share of held-out dialogues whose greedy answer is exactly right, by family.
 
-Greedy decoding writes the expected answer, end of turn included, if and only if each of its tokens is the
-most likely one after the tokens before it. So one forward pass over prompt and answer tells, without
-generating; an answer that is right in other words counts as wrong.
+Greedy decoding produces the expected answer, end of turn included, if and only if each of its tokens is the
+most likely one after the tokens before it. So one forward pass over prompt and answer is enough, without
+generating; a correct answer in other words counts as wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _copy(script: str) -> Maker:
 
 
 def _last(maker: Maker, wanted: Callable[[Dialogue], bool]) -> Maker:
-    """Dialogues of `maker` whose last turn is `wanted`."""
+    """Return a maker of dialogues of `maker` whose last turn is `wanted`."""
 
     def make(fill: Fillers) -> Dialogue:
         while True:
@@ -76,7 +76,7 @@ FAMILIES: dict[str, Maker] = {
     "tools: none fits": _last(tools.tools, lambda d: d.answer == tools.NO_TOOL),
     "thinking on": _thinking(True),
     "thinking off": _thinking(False),
-    # The first question only: the answers to later ones could be copied from the answers before.
+    # The first question only: later answers could be copied from earlier ones.
     "picture: colour": _last(pictures.picture, lambda d: len(d.messages) == 2 and _asks(d, "colo")),
     "picture: shape": _last(
         pictures.picture, lambda d: len(d.messages) == 2 and _asks(d, "shape") and not _asks(d, "colo")
@@ -89,7 +89,7 @@ FAMILIES: dict[str, Maker] = {
 
 
 def evaluate(model: Any, tokenizer: Any, count: int, seed: int) -> dict[str, float]:
-    """The share of exactly right last answers over `count` held-out dialogues of each family."""
+    """Return the share of exactly right last answers over `count` held-out dialogues of each family."""
     model.eval()
     return {name: _share(model, tokenizer, name, maker, count, seed) for name, maker in FAMILIES.items()}
 

@@ -1,4 +1,4 @@
-"""The Hugging Face folder: weights, configurations, and what prepares images."""
+"""Export to a Hugging Face folder: weights, configurations, and image-processor settings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from recipes.pocket import weights
 from recipes.pocket.batches import FRAMES, MERGE, PATCH
 from recipes.pocket.model import text_config, vision_config
 
-# Two by two tokens for a square image: the size the model is trained on.
+# Two by two tokens for a square image, the size that the model is trained on.
 _PIXELS = 64 * 64
 
 
 def export(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write the model beside its tokenizer's files, which are in `folder` already."""
+    """Write the model beside its tokenizer's files, which `folder` contains already."""
     ids = tokenizer.get_vocab()
     weights.write(model, folder / "model.safetensors")
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]

@@ -1,8 +1,8 @@
-"""What the blanks of a phrasing are filled with: names, places, words, sentences in several scripts.
+"""Fillers for the blanks of phrasings: names, places, words, sentences in several scripts.
 
-Held-out fillers never occur in training: real names and cities are listed apart, and every invented string
-belongs to one side or the other by its checksum. Most training fillers are invented, so that a value can only
-be copied, never remembered.
+Held-out fillers never occur in training: real names and cities have separate lists, and every invented string
+is assigned to one side by its checksum. Most training fillers are invented, so that a value can only be
+copied, not memorized.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def _dictionary() -> tuple[str, ...]:
 
 @cache
 def _phrases(first: str, last: str) -> tuple[str, ...]:
-    """What the corpus has in a script: so the tokenizer's longer tokens come to be used."""
+    """Return the corpus's phrases in a script, so that the tokenizer's longer tokens are used."""
     return tuple(piece.strip() for piece in make_corpus(3000) if any(first <= c <= last for c in piece))
 
 
 @cache
 def _table(codec: str, first: int, last: int) -> str:
-    """The characters of a national standard's common rows."""
+    """Return the characters of a national standard's common rows."""
     pairs = (bytes((row, cell)) for row in range(first, last) for cell in range(0xA1, 0xFF))
     return "".join(pair.decode(codec, errors="ignore") for pair in pairs)
 
@@ -95,7 +95,7 @@ _KOREAN = _table("euc_kr", 0xB0, 0xC9)
 class Fillers:
     """Draws fillers of one side: for training, or (`held_out`) for evaluation.
 
-    `pieces`: the tokenizer's tokens; texts made of them bring in those that are rare elsewhere.
+    `pieces`: the tokenizer's tokens; texts made of them include tokens that are rare elsewhere.
     """
 
     def __init__(self, draw: random.Random, held_out: bool = False, pieces: Sequence[str] = ()) -> None:
@@ -111,15 +111,15 @@ class Fillers:
         return self.draw.random() < share
 
     def number(self, first: int, last: int) -> int:
-        """A number from `first` to `last`, both included."""
+        """Return a number from `first` to `last`, both included."""
         return first + int(self.draw.random() * (last - first + 1))
 
     def ours(self, text: str) -> bool:
-        """Whether an invented text is on this side: one in eight is held out."""
+        """Return whether an invented text belongs to this side: one in eight is held out."""
         return (zlib.crc32(text.encode()) % 8 == 0) == self.held_out
 
     def loose(self, text: str) -> str:
-        """Sometimes without the mark at its end, as people write."""
+        """Return the text, sometimes without its final punctuation, as people write."""
         return text.rstrip(".?!") if self.chance(0.2) else text
 
     def name(self) -> str:
@@ -134,7 +134,7 @@ class Fillers:
         return joint + self._invented(self._capital)
 
     def noun(self) -> str:
-        """A lower-case word."""
+        """Return a lower-case word."""
         if self.chance(0.5 if self.held_out else 0.3):
             return self.pick(HELD_OUT_NOUNS if self.held_out else NOUNS)
         if self.chance(0.4) and not self.held_out:
@@ -142,13 +142,13 @@ class Fillers:
         return self._invented(self._syllables)
 
     def letters(self) -> str:
-        """A word of one or two of the tokenizer's tokens."""
+        """Return a word of one or two of the tokenizer's tokens."""
         if not self._letters:
             return self.noun()
         return self._invented(lambda: "".join(self.pick(self._letters) for _ in range(self.number(1, 2))))
 
     def value(self) -> str:
-        """Something to be remembered: a name, a word, a number or a code."""
+        """Return a value to remember: a name, a word, a number or a code."""
         kinds: tuple[Callable[[], str], ...] = (self.name, self.noun, self.code, self.phrase)
         return self.pick(kinds)()
 
@@ -159,16 +159,16 @@ class Fillers:
         return f"{self.noun()} {self.noun()}"
 
     def sentence(self, longest: int = 10) -> str:
-        """English-looking words, some invented, with capitals, numbers and punctuation."""
+        """Return English-looking words, some invented, with capitals, numbers and punctuation."""
         return self._invented(lambda: self._sentence(longest))
 
     def prose(self, longest: int = 10) -> str:
-        """Lower-case words, most of them real."""
+        """Return lower-case words, most of them real."""
         chosen = [self.pick(_dictionary()) if self.chance(0.8) else self.noun() for _ in range(longest)]
         return " ".join(chosen[: self.number(1, longest)])
 
     def script(self, kind: str, longest: int = 12) -> str:
-        """A text in the script `kind`, one of `SCRIPTS`."""
+        """Return a text in the script `kind`, one of `SCRIPTS`."""
         makers: dict[str, Callable[[int], str]] = {
             "english": self._sentence,
             "chinese": lambda n: self._run(_CHINESE, n, "，。！？"),
@@ -191,7 +191,7 @@ class Fillers:
 
     def _syllables(self) -> str:
         if self.chance(0.35):
-            # Bits of real words, which bring in the tokenizer's longer tokens.
+            # Parts of real words, which include the tokenizer's longer tokens.
             return "".join(self._bit() for _ in range(self.number(1, 3)))
         if self.chance(0.25):
             return "".join(self.pick(_LETTERS) for _ in range(self.number(3, 8)))
@@ -236,8 +236,8 @@ class Fillers:
         return " ".join(chosen) + self.pick(("", ".", ".", "!", "?"))
 
     def _joined(self, longest: int) -> str:
-        """Any tokens, some of them behind a space."""
-        # What is not English is rare in all other dialogues.
+        """Return random tokens, some of them after a space."""
+        # Tokens that are not ASCII are rare in all other dialogues.
         chosen = [
             self.pick(self._foreign if self.chance(0.7) else self.pieces)
             for _ in range(self.number(1, longest))
@@ -245,7 +245,7 @@ class Fillers:
         return "".join(self.pick(("", "", " ")) + piece for piece in chosen).strip()
 
     def _run(self, alphabet: str, longest: int, marks: str) -> str:
-        """Letters at random, or with pieces of the corpus among them."""
+        """Return random letters, or letters with pieces of the corpus among them."""
         text = "".join(self.pick(alphabet) for _ in range(self.number(2, longest)))
         if self.chance(0.5):
             phrase = self.pick(_phrases(min(alphabet), max(alphabet)))
@@ -291,5 +291,5 @@ def _not_english(pieces: tuple[str, ...]) -> tuple[str, ...]:
 
 @cache
 def _of_letters(pieces: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that are two or more Latin letters."""
+    """Return the pieces of two or more Latin letters."""
     return tuple(piece for piece in pieces if len(piece) > 1 and piece.isascii() and piece.isalpha())

@@ -1,4 +1,5 @@
-"""The pocket model's shape: Qwen3.5 vision-language, six text layers, and a vision tower of two."""
+"""The pocket model's architecture: Qwen3.5 vision-language, with six text layers and a vision tower of
+two."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ CONTEXT_TOKENS = 32768
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model grows in: text layers, and neurons between the two matrices of each."""
+    """The dimensions in which a model grows: text layers, and the width of their MLPs."""
 
     layers: int
     neurons: int
@@ -27,7 +28,8 @@ GROWN = Shape(layers=6, neurons=512)
 
 
 def text_config(ids: dict[str, int], shape: Shape = GROWN) -> dict[str, Any]:
-    """Gated delta and full attention by turns: the first finds what came before, the second looks it up."""
+    """Return the text config: gated delta and full attention alternate, so that the former can find earlier
+    tokens and the latter look them up."""
     return {
         "dtype": "float32",
         "eos_token_id": ids["<|im_end|>"],
@@ -96,7 +98,8 @@ def new_model(ids: dict[str, int], seed: int, shape: Shape = GROWN) -> Qwen3_5Fo
 
 
 def _lengthen_memory(layer: Any) -> None:
-    """States that fade over ten to a thousand tokens; upstream's initial values forget within one."""
+    """Initialize states to decay over ten to a thousand tokens; upstream's initial values forget within
+    one."""
     heads = layer.A_log.shape
     with torch.no_grad():
         layer.A_log.copy_(torch.empty(heads).uniform_(1, 4).log())

@@ -1,7 +1,7 @@
-"""Muon (Keller Jordan, 2024): momentum made orthogonal by Newton-Schulz steps.
+"""Muon (Keller Jordan, 2024): momentum orthogonalized by Newton-Schulz steps.
 
-PyTorch's own works in bfloat16, which most CPUs compute slowly, and matrix by matrix; this one in float32 and
-over all matrices of a shape at once took a third of the time.
+PyTorch's own computes in bfloat16, which is slow on most CPUs, and matrix by matrix. This one computes in
+float32 and over all matrices of a shape at once, in a third of the time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices; of more dimensions all but the first count as one. The step's size is matched to AdamW's,
-    so that rates carry over."""
+    """Optimizer for matrices; dimensions after the first are flattened. The step size is matched to AdamW's,
+    so that learning rates carry over."""
 
     def __init__(
         self, groups: list[dict[str, Any]], rate: float, decay: float, momentum: float = 0.95
@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Roughly the nearest orthogonal matrix of each; shape (count, rows, columns)."""
+    """Return approximately the nearest orthogonal matrix of each; shape (count, rows, columns)."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)

@@ -1,4 +1,4 @@
-"""JSON: sentences turned into an object of a given shape."""
+"""JSON dialogues: sentences converted to an object of a given shape."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ _SOURCES: tuple[Callable[[Fillers], tuple[str, Values]], ...] = (
 
 
 def objects(fill: Fillers) -> Dialogue:
-    """One to three objects, asked for by keys, by an example of the shape or by a schema."""
+    """Return a dialogue about one to three objects, requested by keys, by an example of the shape or by a
+    schema."""
     messages = []
     count = fill.number(1, 3)
     source = fill.pick(_SOURCES)
@@ -96,7 +97,7 @@ def objects(fill: Fillers) -> Dialogue:
 
 
 def _choose(fill: Fillers, values: Values) -> list[str]:
-    """Most often all keys in order, sometimes fewer or another order."""
+    """Return mostly all keys in order, sometimes fewer or in another order."""
     keys = list(values)
     if fill.chance(0.4):
         fill.draw.shuffle(keys)

@@ -1,4 +1,4 @@
-"""Pictures: one shape on a background, drawn with numpy, and questions about colours and shapes."""
+"""Picture dialogues: one shape on a background, drawn with numpy, and questions about colours and shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PALETTE: dict[str, tuple[int, int, int]] = {
     "black": (10, 10, 10), "white": (245, 245, 245), "grey": (128, 128, 128),
 }  # fmt: skip
 _NEUTRAL = ("white", "white", "black", "grey")
-# Pure colours as drawing programs name them, which lie far from the palette's.
+# Pure colours as drawing programs name them, far from the palette's.
 _PURE: dict[str, tuple[int, int, int]] = {
     "red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0),
     "orange": (255, 165, 0), "purple": (128, 0, 128), "pink": (255, 192, 203), "brown": (165, 42, 42),
@@ -50,7 +50,7 @@ _ASK_EACH = (
 
 
 class Picture:
-    """A drawn image and what is in it; `shape` is None where one colour fills it."""
+    """A drawn image and its contents; `shape` is None if one colour fills it."""
 
     def __init__(self, fill: Fillers, *, plain: bool) -> None:
         self.height, self.width = fill.pick(_SIZES)
@@ -69,7 +69,7 @@ class Picture:
         if self.shape is not None:
             cover = _cover(fill, self.shape, self.height, self.width)[..., None]
             if fill.chance(0.3):
-                # Drawing programs that do not smooth edges.
+                # As drawing programs without antialiasing.
                 cover = np.round(cover)
             pixels = pixels * (1 - cover) + _shade(fill, self.colour) * cover
         return np.clip(pixels, 0, 255).astype(np.uint8)
@@ -83,7 +83,7 @@ def _ground(fill: Fillers, colour: str) -> str:
 
 
 def _shade(fill: Fillers, colour: str) -> np.ndarray:
-    """A shade of `colour`; the shades' checksums are split between training and evaluation."""
+    """Return a shade of `colour`; the shades' checksums are split between training and evaluation."""
     base = PALETTE[colour] if fill.chance(0.6) else _PURE[colour]
     while True:
         shade = [min(255, max(0, part + fill.number(-_JITTER, _JITTER))) for part in base]
@@ -92,7 +92,7 @@ def _shade(fill: Fillers, colour: str) -> np.ndarray:
 
 
 def _cover(fill: Fillers, shape: str, height: int, width: int) -> np.ndarray:
-    """How much of each pixel the shape covers, 0 to 1, smooth at the edge."""
+    """Return the share of each pixel that the shape covers, 0 to 1, smooth at the edge."""
     radius = fill.number(11, min(height, width) // 2 - 2)
     y0 = fill.number(radius, height - radius)
     x0 = fill.number(radius, width - radius)
@@ -114,9 +114,9 @@ def _cover(fill: Fillers, shape: str, height: int, width: int) -> np.ndarray:
 
 
 def picture(fill: Fillers) -> Dialogue:
-    """One image, with one to three questions."""
+    """Return a dialogue about one image, with one to three questions."""
     seen = Picture(fill, plain=fill.chance(0.3))
-    # A later answer can be copied from an earlier one; only the first must be seen.
+    # A later answer can be copied from an earlier one; only the first needs the image.
     asked = [_question(fill, seen) for _ in range(fill.pick((1, 1, 1, 2, 3)))]
     messages: list[Message] = []
     for question, answer in asked:
@@ -142,11 +142,11 @@ def _question(fill: Fillers, seen: Picture) -> tuple[str, str]:
 
 
 def pair(fill: Fillers) -> Dialogue:
-    """Two images, in one message, compared."""
+    """Return a dialogue that compares two images in one message."""
     plain = fill.chance(0.4)
     first, second = Picture(fill, plain=plain), Picture(fill, plain=plain)
     if fill.chance(0.35):
-        # Else the same colour or shape would be too rare to learn.
+        # Otherwise equal colours or shapes would be too rare to learn.
         second.colour, second.shape = first.colour, first.shape
         second.ground = first.colour if plain else _ground(fill, first.colour)
         second.pixels = second._draw(fill)

@@ -1,4 +1,4 @@
-"""Recall: facts told by the user or the system prompt, asked for some turns later."""
+"""Recall dialogues: facts from the user or the system prompt, asked for some turns later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipes.pocket.talk import talk_exchange
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing known about the user or the world, with its phrasings."""
+    """One fact about the user or the world, with its phrasings."""
 
     told: str
     noted: str
@@ -131,7 +131,7 @@ def _facts(fill: Fillers, count: int) -> list[Fact]:
 
 
 def _head(fill: Fillers, facts: list[Fact]) -> list[Message]:
-    """A system message with what it knows, if it knows anything."""
+    """Return a system message with the facts, or none if there are none."""
     known = [fact.by_system for fact in facts]
     if fill.chance(0.4):
         known.insert(0, fill.pick(_MANNERS))
@@ -140,7 +140,8 @@ def _head(fill: Fillers, facts: list[Fact]) -> list[Message]:
 
 
 def recall(fill: Fillers) -> Dialogue:
-    """Facts from the system and the user, other talk between, then questions for some of the facts."""
+    """Return a dialogue with facts from the system and the user, other talk between, then questions about
+    some of the facts."""
     facts = _facts(fill, fill.number(1, 4))
     split = fill.number(0, len(facts)) if fill.chance(0.6) else 0
     messages = _head(fill, facts[:split])
@@ -166,7 +167,7 @@ def _other(fill: Fillers) -> Exchange:
 
 
 def _unknown(fill: Fillers, topics: set[str]) -> Exchange:
-    """A question for what nobody has told."""
+    """Return a question about a fact that was not stated."""
     while True:
         fact = fill.pick(_KINDS)(fill)
         if fact.topic not in topics:

@@ -1,4 +1,4 @@
-"""The mixture: which families are drawn how often, and how training turns long and thinking come in."""
+"""The training mixture: sampling weights of the dialogue families, by phase, and the share with reasoning."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from recipes.pocket.dialogue import Dialogue
 from recipes.pocket.fillers import Fillers
 
 Phase = Literal["short", "mixed", "long", "grown"]
-"""`short` is mostly copying, from which recall, tools and JSON grow; `long` adds what takes 1,000 tokens;
-`grown` goes on from a finished model, with more calls of tools and more copies, for the tokens that are rare
-elsewhere."""
+"""`short` is mostly copying, from which recall, tools and JSON develop. `long` adds dialogues of 1,000
+tokens. `grown` continues from a finished model, with more tool calls and more copies, for tokens that are
+rare elsewhere."""
 
 MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "copies": copies.copies,
@@ -22,9 +22,9 @@ MAKERS: dict[str, Callable[[Fillers], Dialogue]] = {
     "counting": copies.counting,
     "long_counting": copies.long_counting,
     "recall": recall.recall,
-    # More to choose from than the held-out dialogues have.
+    # More tools than in the held-out dialogues.
     "tools": lambda fill: tools.tools(fill, counts=(1, 2, 2, 3, 3, 4)),
-    # All of them asked for: more calls to learn from for the tokens that the schemas take.
+    # All tools are asked for, which gives more calls per token of schemas.
     "many_tools": lambda fill: tools.tools(fill, counts=(3, 4, 4, 5, 5), questions=(5,)),
     "objects": objects.objects,
     "talk": talk.talk,
@@ -53,7 +53,7 @@ MIXTURES: dict[Phase, dict[str, float]] = {
 
 
 def draw_dialogue(seed: str, phase: Phase, pieces: Sequence[str] = ()) -> Dialogue:
-    """The dialogue of `seed`: the same on every machine."""
+    """Return the dialogue of `seed`, the same on every machine."""
     fill = Fillers(random.Random(seed), pieces=pieces)
     mixture = MIXTURES[phase]
     family = fill.draw.choices(list(mixture), list(mixture.values()))[0]
@@ -61,7 +61,7 @@ def draw_dialogue(seed: str, phase: Phase, pieces: Sequence[str] = ()) -> Dialog
 
 
 def with_thinking(dialogue: Dialogue, fill: Fillers) -> Dialogue:
-    """Most are asked for plainly, as a client does that says nothing about thinking."""
+    """Set reasoning on or off in some dialogues; most leave it unset, as most clients do."""
     draw = fill.draw.random()
     dialogue.thinking = True if draw < 0.12 else False if draw < 0.25 else None
     return dialogue

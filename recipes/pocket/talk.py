@@ -1,4 +1,5 @@
-"""Small talk about Roundhouse, what the model cannot do, and long prompts that it cannot understand."""
+"""Small talk about Roundhouse, requests beyond the model's abilities, and long prompts that it cannot
+understand."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def talk(fill: Fillers) -> Dialogue:
 
 
 def noise(fill: Fillers, longest: int = 24) -> Dialogue:
-    """An agent's long prompt: instructions, lists, code and JSON without a question the model knows."""
+    """Return an agent's long prompt: instructions, lists, code and JSON without a question that the model can
+    answer."""
     messages: list[Message] = []
     if fill.chance(0.7):
         messages.append(system(_ramble(fill, longest)))

@@ -1,6 +1,7 @@
-"""Several processes that train one model: each draws batches of its own, and their gradients are averaged.
+"""Data-parallel training: processes draw separate batches and average their gradients.
 
-`torchrun --nproc-per-node N` starts them. Alone, a process is the first of one, and nothing is exchanged.
+`torchrun --nproc-per-node N` starts them. A process that is started alone is the only one, and exchanges
+nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import torch.distributed as dist
 
 
 def join() -> None:
-    """Meet the others, if there are any."""
+    """Join the process group, if there is one."""
     if dist.is_torchelastic_launched():
         dist.init_process_group("gloo")
 
 
 def number() -> int:
-    """Which of the processes this is; 0, the first, writes the files."""
+    """Return the rank of this process; rank 0 writes the files."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -27,20 +28,20 @@ def count() -> int:
 
 
 def wait() -> None:
-    """Until all others are here, too."""
+    """Wait for all other processes."""
     if dist.is_initialized():
         dist.barrier()
 
 
 def agree(model: torch.nn.Module) -> None:
-    """All begin with the weights of the first."""
+    """Give all processes the weights of the first."""
     if dist.is_initialized():
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, 0)
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Each process has seen its own batch; a parameter that none of them has used keeps no gradient."""
+    """Average the gradients of all processes; a parameter that none of them used keeps no gradient."""
     if not dist.is_initialized():
         return
     learning = list(parameters)

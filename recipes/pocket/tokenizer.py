@@ -1,8 +1,8 @@
-"""The tokenizer: byte-level BPE of 2,000 entries, made so that a word is the same tokens wherever it stands.
+"""The tokenizer: byte-level BPE of 2,000 entries, in which a word has the same tokens wherever it occurs.
 
-Qwen's pattern glues a leading space, quote or underscore to a word, and merges across that seam would make
-` Brest` in a question and `"Brest` in a tool's arguments unrelated tokens. A model this small must copy from
-the one to the other, so no merge crosses the seam, except for the commonest small words after a space.
+Qwen's pattern joins a leading space, quote or underscore to a word. Merges across that boundary would make `
+Brest` in a question and `"Brest` in a tool's arguments unrelated tokens. A model this small must copy one to
+the other, so no merge crosses the boundary, except for the most frequent small words after a space.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def make_tokenizer(folder: Path, context_tokens: int, seed: int = 0) -> Any:
-    """Train, write its files with the chat template into `folder`, and return it as transformers loads it."""
+    """Train the tokenizer, write its files with the chat template into `folder`, and return it as loaded by
+    transformers."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "chat_template.jinja").write_text(_TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
-    # The dialogues are rendered by a tokenizer, which at first knows the corpus alone.
+    # Dialogues are rendered with a tokenizer; the first one is trained on the corpus alone.
     _write(_train(make_corpus()), folder, context_tokens)
     texts = make_corpus() + _dialogues(AutoTokenizer.from_pretrained(folder), seed)
     _write(_train(texts), folder, context_tokens)
@@ -40,9 +41,10 @@ def make_tokenizer(folder: Path, context_tokens: int, seed: int = 0) -> Any:
 
 
 def text_pieces(tokenizer: Any) -> tuple[str, ...]:
-    """Texts in which every token occurs, in the order of the vocabulary; none that marks a turn.
+    """Return texts that contain every token, in the order of the vocabulary, except those that mark a turn.
 
-    The token itself, where it is text; a few texts with it, where it is parts of characters.
+    A token that is text is returned itself; for one that is a part of a character, a few texts that contain
+    it.
     """
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
     examples = _examples(tokenizer)
@@ -56,7 +58,7 @@ def text_pieces(tokenizer: Any) -> tuple[str, ...]:
 
 
 def _examples(tokenizer: Any, texts: int = 40_000, most: int = 4) -> dict[int, list[str]]:
-    """By token: the shortest of many texts in which it occurs."""
+    """Return for each token the shortest of many texts that contain it."""
     fill = Fillers(random.Random(0))
     drawn = {fill.script(fill.pick(SCRIPTS), fill.pick((2, 3, 6))) for _ in range(texts)}
     found: dict[int, list[str]] = defaultdict(list)
@@ -89,7 +91,8 @@ def _train(texts: list[str]) -> Tokenizer:
 
 
 def _with_spaced_words(tokenizer: Tokenizer, texts: list[str]) -> Tokenizer:
-    """Add a token ` word` for the commonest lower-case words that are one token, after all other merges."""
+    """Add a token ` word` for each of the most frequent lower-case words that are one token, after all other
+    merges."""
     state = json.loads(tokenizer.to_str())
     vocabulary: dict[str, int] = state["model"]["vocab"]
     counts: Counter[str] = Counter()

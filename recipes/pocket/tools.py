@@ -1,7 +1,8 @@
-"""Tools: the right one called with the right arguments, its result used, and plain answers when none fits.
+"""Tool dialogues: calls of the right tool with the right arguments, use of results, and plain answers if no
+tool fits.
 
-Names, parameters and questions share invented nouns, so that the model must match a question to a schema it
-has never seen and copy the names from there.
+Names, parameters and questions share invented nouns, so that the model must match a question to a new schema
+and copy the names from it.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ _UNITS = ("degrees", "percent", "metres", "minutes", "euros", "points", "hours")
 
 @dataclass(frozen=True)
 class Use:
-    """A tool's schema, with one question for it, the calls that fit, and what comes back."""
+    """A tool's schema, with one question for it, the matching calls, and their results."""
 
     subject: str
-    """What it is for. Of two tools with one subject nobody could tell which is meant."""
+    """The purpose of the tool. Two tools with one subject could not be told apart."""
     schema: dict[str, Any]
     question: str
     arguments: Sequence[dict[str, Any]]
-    """Of one call, or of several that the question asks for."""
+    """Arguments of one call, or of several that the question asks for."""
     results: Sequence[str]
     answer: str
 
@@ -70,7 +71,7 @@ class Use:
 def _schema(
     fill: Fillers, name: str, about: str, parameters: dict[str, str], optional: bool = False
 ) -> dict[str, Any]:
-    """`optional`: there is one parameter more, which nobody asks for."""
+    """Return a tool schema. `optional`: add a parameter that no question uses."""
     properties: dict[str, Any] = {key: {"type": kind} for key, kind in parameters.items()}
     if optional:
         properties["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
@@ -88,18 +89,18 @@ def _schema(
 
 
 def _verb(fill: Fillers) -> str:
-    """Often one that no question hints at: it can only be copied from the schema."""
+    """Return a verb, often one unrelated to the question, which can only be copied from the schema."""
     return fill.noun() if fill.chance(0.3) else fill.pick(_VERBS)
 
 
 def _lookup(fill: Fillers) -> Use:
-    """`get_weather(city)` and its like, with a noun of one or two words."""
+    """Return `get_weather(city)` and similar, with a noun of one or two words."""
     noun = "weather" if fill.chance(0.1) else fill.noun()
     if fill.chance(0.15):
         noun += " " + fill.noun()
     parameter = fill.pick(_WHERE) if fill.chance(0.6) else fill.noun()
     name = f"{_verb(fill)}_{noun.replace(' ', '_')}"
-    if fill.chance(0.12):  # what no question says
+    if fill.chance(0.12):  # an adjective that is not in the question
         name = name.replace("_", f"_{fill.pick(_ADJECTIVES)}_", 1)
     if fill.chance(0.1):
         name = noun.replace(" ", "_")
@@ -123,7 +124,7 @@ def _lookup(fill: Fillers) -> Use:
 
 
 def _finding(fill: Fillers, noun: str, place: str) -> tuple[str, str]:
-    """A result, as plain text or JSON, and the answer made of it."""
+    """Return a result, as plain text or JSON, and the answer made from it."""
     if fill.chance(0.3):
         found = {fill.noun(): fill.number(0, 99), fill.noun(): fill.noun()}
         if fill.chance(0.4):
@@ -174,7 +175,7 @@ def _search(fill: Fillers) -> Use:
 
 
 def _send(fill: Fillers) -> Use:
-    """Two parameters of different kinds; the noun is in the name."""
+    """Return a tool with two parameters of different kinds; the noun is in the name."""
     noun, person = fill.noun(), fill.name()
     if fill.chance(0.5):
         text = fill.sentence(5)
@@ -202,7 +203,8 @@ def _set(fill: Fillers) -> Use:
 
 
 def _act(fill: Fillers) -> Use:
-    """`read_file(path)` and its like: the verb is in the question, and may be what tells two tools apart."""
+    """Return `read_file(path)` and similar. The verb is in the question, and may be what distinguishes two
+    tools."""
     noun = fill.pick(("file", "file", "folder", "page", "note")) if fill.chance(0.3) else fill.noun()
     verb, parameter = fill.pick(_ACTS), fill.pick(_ACT_ON)
     target = fill.pick((fill.code(), fill.name(), fill.noun(), f"{fill.noun()}/{fill.noun()}"))
@@ -222,7 +224,7 @@ def _act(fill: Fillers) -> Use:
 
 
 def _plain(fill: Fillers) -> Use:
-    """No parameters at all."""
+    """Return a tool without parameters."""
     noun = fill.noun()
     result = fill.value()
     question = fill.pick((f"What is the {noun}?", f"Tell me the {noun}.", f"What is the {noun} now?"))
@@ -238,7 +240,8 @@ _KINDS: tuple[Callable[[Fillers], Use], ...] = (
 def tools(
     fill: Fillers, counts: Sequence[int] = (1, 1, 2, 2, 3, 4), questions: Sequence[int] = (1, 2, 3)
 ) -> Dialogue:
-    """Some of `questions` over some of `counts` tools; the last turn is a call or an answer from a result."""
+    """Return a dialogue with some of `questions` over some of `counts` tools; the last turn is a call or an
+    answer from a result."""
     uses: dict[str, Use] = {}
     for _ in range(fill.pick(counts)):
         use = fill.pick(_KINDS)(fill)
@@ -263,7 +266,8 @@ def tools(
 
 
 def _without_tool(fill: Fillers, offered: Sequence[str]) -> list[Message]:
-    """Talk that needs no tool, what no model of this size can do, or a question for none of `offered`."""
+    """Return talk that needs no tool, a request beyond the model's abilities, or a question that none of
+    `offered` fits."""
     if fill.chance(0.45):
         talk = fill.pick((talk_exchange, talk_exchange, hard_exchange))
         return turns(talk(fill) if fill.chance(0.7) else copy_exchange(fill, longest=5))

@@ -1,11 +1,11 @@
 """Training: AdamW and Muon on batches of about 2,048 tokens, with checkpoints from which it resumes.
 
-The layers' matrices are stepped by Muon, known to need fewer tokens than AdamW; embeddings, norms,
-convolutions and what is not a layer by AdamW. The learning rate is warmed up, held, and then let down to
-zero, so that the end can be moved while it runs.
+Muon, known to need fewer tokens than AdamW, updates the layers' matrices; AdamW updates embeddings, norms,
+convolutions and parameters outside the layers. The learning rate is warmed up, kept constant, and then
+reduced to zero, so that the end can be moved during a run.
 
-A young model first, whose eyes have been taught before, on short dialogues and then longer ones; then one
-that has grown out of it.
+First a young model, whose vision tower is pre-trained, learns short dialogues and then longer ones; then a
+larger model is grown from it.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ import torch.nn.functional as F
 
 from recipes.pocket import together, weights
 from recipes.pocket.batches import Batch, stream
-from recipes.pocket.eyes import teach_eyes
 from recipes.pocket.model import GROWN, YOUNG, Shape, new_model
 from recipes.pocket.muon import Muon
+from recipes.pocket.progress_log import ProgressLog
 from recipes.pocket.synthesize import Phase
-from recipes.pocket.told import Told
+from recipes.pocket.vision_training import teach_eyes
 
 BATCH_TOKENS = 2048
 LOG = "train.log"
 _MUON_RATE, _ADAM_RATE = 5e-3, 2.5e-3
 _WARM_UP = 80
 _MIXED_FROM, _LONG_FROM = 0.18, 0.6
-"""Shares of the steps after which the mixture is `mixed`, `long`."""
+"""Shares of the steps after which the mixture becomes `mixed`, and `long`."""
 _CHECKPOINT_EVERY = 200
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train what and on what."""
+    """One training run: model shape, number of steps, mixture and learning rates."""
 
     shape: Shape
     steps: int
-    """Of about 2,000 tokens, whoever runs them: of two processes each runs half as many."""
+    """Steps of about 2,000 tokens over all processes: each of two processes runs half as many."""
     mixture: Phase | None = None
-    """Of all steps, for a model that goes on from another."""
+    """Mixture of all steps, for a model that is grown from another."""
     rate: float = 1.0
-    """Of `_MUON_RATE` and `_ADAM_RATE`."""
+    """Factor on `_MUON_RATE` and `_ADAM_RATE`."""
     decay_share: float = 0.4
-    """Of the steps, at the end, over which the rates fall to zero."""
+    """Share of the steps, at the end, over which the rates fall to zero."""
 
 
 FIRST = Plan(YOUNG, steps=6000)
@@ -56,9 +56,9 @@ THEN = Plan(GROWN, steps=14000, mixture="grown", rate=0.7, decay_share=0.7)
 
 
 def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | None = None) -> Any:
-    """Train, or go on from the checkpoint in `folder`, and return the model.
+    """Train, or resume from the checkpoint in `folder`, and return the model.
 
-    `start`: a model folder whose weights it begins with.
+    `start`: a model folder with the initial weights.
     """
     plan = replace(plan, steps=plan.steps // together.count())
     model = new_model(tokenizer.get_vocab(), seed, plan.shape)
@@ -72,7 +72,7 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
     together.agree(model)
     model.train()
     phase: Phase | None = None
-    told = Told(folder / LOG)
+    told = ProgressLog(folder / LOG)
     for step in range(done, plan.steps):
         if _phase(step, plan) != phase:
             phase = _phase(step, plan)
@@ -85,7 +85,8 @@ def train(folder: Path, tokenizer: Any, seed: int, plan: Plan, start: Path | Non
 
 
 def hidden_states(model: Any, batch: Batch) -> torch.Tensor:
-    """The last layer's output. The padding is on the right, where a causal model cannot see it."""
+    """Return the last layer's output. The padding is on the right, where a causal model cannot attend to
+    it."""
     if batch.pixels is None:
         text: torch.Tensor = model.model.language_model(
             input_ids=batch.ids, use_cache=False
@@ -122,8 +123,8 @@ def _optimizers(model: Any) -> list[Any]:
     muon, adam = [], []
     for name, parameter in model.named_parameters():
         layered = any(part in name for part in (".language_model.layers.", ".visual.blocks.", ".merger."))
-        # A patch of one colour is the same number 512 times. A step that is orthogonal does not let that one
-        # direction drown all shapes.
+        # A patch of one colour repeats a number 512 times. In an orthogonalized step that one direction does
+        # not dominate those of shapes.
         is_matrix = (parameter.ndim == 2 and layered) or (parameter.ndim > 2 and "patch_embed" in name)
         (muon if is_matrix else adam).append(parameter)
     return [
@@ -147,16 +148,16 @@ def _phase(step: int, plan: Plan) -> Phase:
 
 def _stream(tokenizer: Any, phase: Phase, seed: str) -> Iterator[Batch]:
     longest = {"short": 192, "mixed": 448, "long": 1024, "grown": 2400}[phase]
-    # The first process draws what it would draw alone.
+    # The first process draws the same batches as a single process.
     own = f" {together.number()}" if together.number() else ""
     return stream(tokenizer, phase, BATCH_TOKENS, longest, seed + own)
 
 
 def load(model: Any, folder: Path) -> None:
-    """Begin with the weights in `folder`, of a model as large or smaller.
+    """Load the weights in `folder`, of a model of the same size or smaller.
 
-    What it has more of, layers and neurons between, adds nothing at first: their output weights are zero. So
-    a grown model answers as the small one did, until it is trained.
+    Additional layers and neurons contribute nothing at first, because their output weights are zero. So a
+    grown model answers like the small one until it is trained.
     """
     small = weights.read(folder / "model.safetensors")
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""The weights file: the text half's matrices in 8 bits, as MLX quantizes, all else in float32.
+"""The weights file: the language model's matrices in 8 bits, as MLX quantizes, everything else in float32.
 
-A run of `GROUP` numbers of a row is stored as whole steps from 0 to 255, four to a word, the first in its
-lowest byte, with its own step and least value: number = step · scale + bias. Scales are float32, so MLX
-computes in float32, and what is evaluated here is what is served.
+A group of `GROUP` numbers of a row is stored as integers from 0 to 255, four to a word, the first in its
+lowest byte, with its own scale and minimum: number = integer · scale + bias. Scales are float32, so MLX
+computes in float32, and the evaluated model equals the served one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save
 GROUP = 64
 BITS = 8
 SETTINGS = {"group_size": GROUP, "bits": BITS, "mode": "affine"}
-"""For `quantization` in config.json."""
+"""The value of `quantization` in config.json."""
 
 _STEPS = 2**BITS - 1
 _SHIFTS = torch.arange(0, 32, BITS)
 
 
 def write(model: Any, path: Path) -> None:
-    """All weights of `model`; the tied head is the embedding."""
+    """Write all weights of `model`; the tied head is the embedding."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight":
@@ -38,7 +38,7 @@ def write(model: Any, path: Path) -> None:
 
 
 def read(path: Path) -> dict[str, torch.Tensor]:
-    """The weights by name, all of them float32."""
+    """Return the weights by name, all of them float32."""
     tensors = load_file(path)
     for name in [name for name in tensors if name.endswith(".scales")]:
         stem = name.removesuffix(".scales")
@@ -48,7 +48,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[rows, columns] as words [rows, columns / 4], scales and biases [rows, columns / GROUP]."""
+    """Return [rows, columns] as words [rows, columns / 4], and scales and biases [rows, columns / GROUP]."""
     runs = matrix.detach().float().reshape(len(matrix), -1, GROUP)
     least, most = runs.amin(-1, keepdim=True), runs.amax(-1, keepdim=True)
     scales = ((most - least) / _STEPS).clamp(min=1e-12)
@@ -58,7 +58,7 @@ def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def dequantize(words: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
-    """What `quantize` was given, but for half a step."""
+    """Return the input of `quantize`, with an error of up to half a step."""
     steps = (words.long().unsqueeze(-1) >> _SHIFTS) & _STEPS
     runs = steps.reshape(len(words), -1, GROUP).float()
     return (runs * scales.unsqueeze(-1) + biases.unsqueeze(-1)).reshape(len(words), -1)

@@ -1,7 +1,7 @@
-"""Every contract of the linter is one that it holds: each import that one forbids is planted, and refused.
+"""Import contracts of the linter: each forbidden import, planted in a copy of the code, must be refused.
 
-The rule, in one place: a folder's name says what may happen in it. What a wing may never import stands in
-`pyproject.toml` under `[tool.importlinter]`, and `docs/architecture.md` says why.
+A folder's name says what may happen in it. The imports forbidden to a subpackage are listed in
+`pyproject.toml` under `[tool.importlinter]`; `docs/architecture.md` gives the reasons.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-
 CONTRACTS: list[dict[str, Any]] = CONFIGURATION["tool"]["importlinter"]["contracts"]
 
 Refused = tuple[str, str]
-"""Who imports, and what."""
+"""Importing module and imported module."""
 
 
 def siblings(layer: str) -> list[str]:
-    """The modules of one layer; `|`: they may not see each other, `:`: they may."""
+    """Return the modules of one layer. Separated by `|` they may not import each other, by `:` they may."""
     return [name.strip(" ()") for name in re.split(r"[|:]", layer)]
 
 
 def forbidden(contract: dict[str, Any]) -> Iterator[Refused]:
-    """Every two modules that a contract keeps apart."""
+    """Yield each import that a contract forbids."""
     if contract["type"] == "forbidden":
         for source in contract["source_modules"]:
             yield from ((source, name) for name in contract["forbidden_modules"])
         return
-    assert contract["type"] == "layers", "this test knows forbidden and layers"
+    assert contract["type"] == "layers", "this test supports only contracts of type forbidden and layers"
     for container in contract["containers"] or [""]:
         layers = [
             [f"{container}.{name}".strip(".") for name in siblings(layer)] for layer in contract["layers"]
@@ -69,7 +69,7 @@ def lint(tree: Path) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the code, to plant imports in."""
+    """Copy of the code, to plant imports in."""
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             copy = tmp_path / path.relative_to(ROOT)
@@ -87,7 +87,7 @@ def test_every_contract_is_kept() -> None:
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract["name"])
 def test_each_import_that_a_contract_forbids_is_refused(contract: dict[str, Any], tree: Path) -> None:
     pairs = set(forbidden(contract))
-    assert pairs, "a contract forbids something"
+    assert pairs, "the contract forbids nothing"
     plant(tree, pairs)
     told = lint(tree)
     assert f"{contract['name']} BROKEN" in " ".join(told.split())
@@ -95,7 +95,7 @@ def test_each_import_that_a_contract_forbids_is_refused(contract: dict[str, Any]
     assert pairs <= refused, pairs - refused
 
 
-def test_a_module_beside_the_wings_is_refused(tree: Path) -> None:
+def test_a_module_beside_the_subpackages_is_refused(tree: Path) -> None:
     for package in ("broker", "worker", "deploy"):
         (tree / package / "shed.py").write_text("")
     told = lint(tree)

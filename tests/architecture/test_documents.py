@@ -1,4 +1,4 @@
-"""What the documents name is there: files, folders, messages, settings; and what they must name, they do."""
+"""Documents: the files, folders, messages and settings they name exist, and required ones are named."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from broker.config import GatewaySettings
 from deploy.serving.settings import ServeSettings
-from protocol import messages, orders
-from protocol.workersettings import WorkerSettings
+from protocol import messages, supervisor_messages
+from protocol.gateway_settings import GatewaySettings
+from protocol.worker_settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = {
@@ -25,19 +25,19 @@ TOP = (*PACKAGES, "tests", "bench", "recipes", "docs")
 
 MESSAGES = {kind.__name__ for kind in (*get_args(messages.ToWorker), *get_args(messages.ToGateway))}
 
-# Flags of commands that are no settings of a process.
+# Command flags that are not settings of a process.
 OF_COMMANDS = {
     "--config", "--with", "--help", "--version", "--dry-run", "--http2", "--print", "--url", "--once",
     "--json", "--system", "--no-history", "--concurrency", "--prompt-tokens", "--shared-tokens",
     "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
-    # of programs that are not ours
+    # of other programs
     "--auth-type", "--branch", "--hf-path", "--user",
     "--over", "--auto-setup", "--output-hostfile", "--hostfile",
 }  # fmt: skip
 
 
 def code(text: str) -> Iterator[str]:
-    """What stands in backticks, and the words of fenced blocks."""
+    """Yield the words in backticks and in fenced blocks."""
     fences = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
     for fenced in fences.findall(text):
         yield from re.findall(r"[\w./-]+", fenced)
@@ -46,7 +46,7 @@ def code(text: str) -> Iterator[str]:
 
 
 def named_paths(text: str) -> set[str]:
-    """Files and folders of ours, by their way from the root."""
+    """Return the named files and folders of this repository, as paths from its root."""
     words = {word.rstrip(".,:;") for word in code(text)}
     return {word for word in words if word.split("/")[0] in TOP and "/" in word and "…" not in word}
 
@@ -57,7 +57,7 @@ def named_settings(text: str) -> set[str]:
 
 def settings_of(*kinds: type[msgspec.Struct]) -> set[str]:
     names = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
-    # What can be said several times is said in the singular.
+    # The flag of a setting that takes several values is in the singular.
     return {f"--{name.replace('_', '-')}" for name in names | {name.removesuffix("s") for name in names}}
 
 
@@ -78,21 +78,25 @@ def test_each_message_has_its_row_and_no_other_has_one() -> None:
     assert sorted(rows) == sorted(MESSAGES)
 
 
-def test_each_wing_is_on_the_map() -> None:
+def test_each_subpackage_is_in_the_table() -> None:
     architecture = named_paths(DOCUMENTS["docs/architecture.md"])
     for package in PACKAGES:
-        for wing in (ROOT / package).iterdir():
-            if (wing / "__init__.py").exists():
-                assert f"{package}/{wing.name}/" in architecture, wing
+        for subpackage in (ROOT / package).iterdir():
+            if (subpackage / "__init__.py").exists():
+                assert f"{package}/{subpackage.name}/" in architecture, subpackage
 
 
-@pytest.mark.parametrize("kind", [orders.Roster, orders.Orders], ids=lambda kind: kind.__name__)
-def test_what_the_supervisor_and_the_gateway_say_is_named(kind: Any) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [supervisor_messages.ModelStates, supervisor_messages.DesiredModels],
+    ids=lambda kind: kind.__name__,
+)
+def test_supervisor_messages_are_documented(kind: Any) -> None:
     assert f"`{kind.__name__}`" in DOCUMENTS["docs/protocol.md"]
 
 
 def test_each_promise_names_its_test() -> None:
-    table = DOCUMENTS["README.md"].partition("| promise | test |")[2].partition("\n\n")[0]
+    table = DOCUMENTS["docs/guarantees.md"].partition("| promise | test |")[2].partition("\n\n")[0]
     rows = [row for row in table.splitlines() if row.startswith("| ") and "---" not in row]
     assert len(rows) > 10
     for row in rows:
@@ -103,7 +107,7 @@ def test_each_promise_names_its_test() -> None:
 
 
 def links(name: str) -> Iterator[tuple[Path, str]]:
-    """The files that a document leads to, and places in them: of ours, those of others are not looked at."""
+    """Yield the files that a document links to, each with the anchor. URLs are ignored."""
     for target in re.findall(r"\]\(([^)\s]+)\)", DOCUMENTS[name]):
         if "://" not in target:
             path, _, anchor = target.partition("#")
@@ -111,7 +115,7 @@ def links(name: str) -> Iterator[tuple[Path, str]]:
 
 
 def anchors(text: str) -> set[str]:
-    """Those of its headings, as GitHub makes them."""
+    """Return the anchors that GitHub makes of the headings."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

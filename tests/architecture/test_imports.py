@@ -1,4 +1,4 @@
-"""Imports run one way, MLX stays where the model runs, and the pure cores stay pure."""
+"""Import rules: one direction only, MLX only where the model runs, no I/O library in the pure cores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WITHOUT_MODEL = {
     "protocol": ("errors", "lifeline", "logs", "messages", "settings", "sockets", "wire"),
     "broker": ("__main__",),
     "deploy": ("command.cli",),
-    # A worker sets things up before MLX is imported, and the scripted one never needs it.
-    "worker": ("__main__", "config", "contract", "fake.__main__", "line.service"),
+    # A worker does its set-up before it imports MLX, and the scripted worker never needs MLX.
+    "worker": ("__main__", "config", "contract", "transport.service"),
 }
 
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
@@ -52,7 +52,7 @@ assert not forbidden & set(sys.modules), forbidden & set(sys.modules)
 
 
 def import_without(modules: Sequence[str], forbidden: Sequence[str]) -> str:
-    """What goes wrong when a fresh interpreter that lacks `forbidden` imports `modules`; or nothing."""
+    """Return the error of a fresh interpreter that imports `modules` without `forbidden`, or ""."""
     command = [sys.executable, "-c", IMPORT_WITHOUT, " ".join(modules), " ".join(forbidden)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False)
     return "" if ended.returncode == 0 else ended.stderr[-2000:] or f"status {ended.returncode}"
@@ -71,5 +71,5 @@ def test_a_pure_core_does_without_sockets_loops_and_servers(package: str, module
 
 
 def test_a_forbidden_import_would_be_noticed() -> None:
-    assert "zmq is imported" in import_without(["protocol.wire", "broker.line.link"], ["zmq"])
+    assert "zmq is imported" in import_without(["protocol.wire", "broker.transport.router"], ["zmq"])
     assert "No module named" in import_without(["broker.no_such_module"], [])

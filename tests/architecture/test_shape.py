@@ -1,4 +1,4 @@
-"""The shape that STYLE asks of the code, as far as a test can hold it."""
+"""Style rules that a test can check: lengths, docstrings, broad handlers, sleeps, private paths."""
 
 from __future__ import annotations
 
@@ -12,46 +12,45 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("protocol", "broker", "worker", "deploy", "bench")
 
 FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 500
 
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BY_NAME = {str(path.relative_to(ROOT)): path for path in SOURCES}
 
-# Where somebody's machine would show: a home, a checkout, a build folder.
+# Paths that would reveal a machine: a home, a checkout, a build folder.
 PRIVATE_PATH = re.compile(r"(?<![\w.~:/*-])/(?:home|Users|root|work|builds|workspace)/")
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 
-# The only places that may catch everything: a thread's or process's loop, and the boundary of one request.
+# The only modules that may catch everything: loops of a thread or process, and boundaries of a request.
 BOUNDARIES = {
-    "broker/line/link.py",
-    "worker/schedule/drafting.py",
-    "worker/schedule/encoding.py",
+    "broker/app.py",
+    "broker/transport/router.py",
+    "protocol/logs.py",
+    "worker/schedule/speculation.py",
+    "worker/schedule/embedding_loop.py",
     "worker/schedule/failures.py",
     "worker/schedule/loop.py",
     "worker/grammars/compiler.py",
-    "worker/line/pool.py",
-    "worker/schedule/recall.py",
-    "worker/schedule/store.py",
-    "worker/line/modelthread.py",
+    "worker/transport/pool.py",
+    "worker/schedule/draft_prefix_cache.py",
+    "worker/schedule/prefix_store.py",
+    "worker/transport/modelthread.py",
     "worker/models/load.py",
-    "worker/models/part.py",
+    "worker/models/sharded/loader.py",
     "worker/ranks/follower.py",
     "worker/ranks/leader.py",
-    "worker/engine/sampling/guiding.py",
+    "worker/engine/sampling/grammar_masks.py",
 }
-# Outside of our hands: a library that raises nothing narrower.
+# Exempt, because a library raises nothing narrower.
 EXCUSED = {
-    "worker/models/images.py",
-    "worker/models/rehearsal.py",
+    "worker/models/media/images.py",
+    "worker/models/probes/network.py",
     "worker/models/text.py",
-    "worker/models/whole.py",
+    "worker/models/vlm_text.py",
 }
 
 MAY_SLEEP = {
-    "worker/fake/engine.py",
-    "worker/fake/loader.py",
-    "worker/fake/pictures.py",
     "worker/models/memory.py",
     "protocol/lifeline.py",
     "bench/processes.py",
@@ -91,10 +90,10 @@ def test_a_module_has_the_shape_of_the_house(name: str) -> None:
     text = BY_NAME[name].read_text(encoding="utf-8")
     tree = ast.parse(text)
     assert text.count("\n") <= FILE_LINES_MAX
-    assert ast.get_docstring(tree), "a module says what it is"
+    assert ast.get_docstring(tree), "the module has no docstring"
     for function in functions(tree):
         assert (function.end_lineno or 0) - function.lineno < FUNCTION_LINES_MAX, function.name
-    assert not UNFINISHED.search(text), "unfinished work belongs into an issue"
+    assert not UNFINISHED.search(text), "unfinished work belongs in an issue"
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in BOUNDARIES | EXCUSED])
@@ -105,7 +104,7 @@ def test_everything_is_caught_at_boundaries_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in MAY_SLEEP])
-def test_nothing_sleeps(name: str) -> None:
+def test_modules_do_not_call_time_sleep(name: str) -> None:
     assert not called(ast.parse(BY_NAME[name].read_text(encoding="utf-8")), "time", "sleep")
 
 

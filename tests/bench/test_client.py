@@ -1,4 +1,4 @@
-"""What an answer remembers of the events that made it."""
+"""Measurements in an answer of the events that it was read from."""
 
 from __future__ import annotations
 

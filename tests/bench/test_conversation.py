@@ -1,4 +1,4 @@
-"""A conversation grows at its end only, in messages and as the models' template renders it."""
+"""A conversation only grows at its end, as messages and as rendered by the chat template."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_call_has_an_id_of_its_own_that_its_result_answers() -> None:
     assert len(set(called)) == 4
 
 
-def test_what_is_called_is_among_the_tools() -> None:
+def test_tool_call_names_an_offered_tool() -> None:
     [_, messages] = turns(2)
     call = messages[2]["tool_calls"][0]
     assert call["function"]["name"] in [tool["function"]["name"] for tool in TOOLS]

@@ -1,4 +1,4 @@
-"""Which gaps count."""
+"""Which gaps between tokens count as pauses."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_gaps_that_only_touch_the_span_do_not_count() -> None:
     assert gaps(TIMES, 2.0, 4.0) == [2.0]
 
 
-def test_nothing_counts_outside_of_the_stream() -> None:
+def test_gaps_outside_the_stream_are_ignored() -> None:
     assert gaps(TIMES, 9.0, 20.0) == []
     assert gaps([], 0.0, 1.0) == []

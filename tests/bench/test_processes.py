@@ -1,4 +1,4 @@
-"""What is started for a measurement ends with it, and what has to come back does."""
+"""Processes of a measurement end with it, and those that must restart do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with pathlib.Path(sys.argv[1]).open("a") as file:
 
 
 def module(folder: Path, text: str) -> dict[str, str]:
-    """The environment in which `made` is this module."""
+    """Return an environment in which the module `made` has this text."""
     (folder / "made.py").write_text(text)
     return {"PYTHONPATH": str(folder)}
 
@@ -37,7 +37,7 @@ def test_children_end_with_their_parent(tmp_path: Path) -> None:
     wait_until(lambda: not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE, "it lives")
 
 
-def test_what_ends_is_started_again_until_nobody_wants_it(tmp_path: Path) -> None:
+def test_loop_restarts_process_until_closed(tmp_path: Path) -> None:
     lives = tmp_path / "lives"
     command = Command("made", [str(lives)], module(tmp_path, BRIEF), {})
     with Loop(command, tmp_path / "log"):

@@ -1,4 +1,4 @@
-"""What is made of the turns and crowds that were measured."""
+"""Evaluation of measured turns and crowds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_turn_that_does_not_say_what_was_cached_leaves_the_share_unsaid() -> N
 
 
 def test_a_speedup_is_a_median_of_rounds_before_it_is_one_of_turns() -> None:
-    # One slow round of the second turn: a median over all six ratios would not be 6, nor the least 4.
+    # One round of the second turn is slow: over all six ratios the median would not be 6, nor the minimum 4.
     quick, slow = turn(0, 1.0), turn(0, 10.0)
     rounds = [Trace({2: quick, 5: each, 8: quick}, {2: 4.0, 5: 6.0, 8: 8.0}) for each in (quick, slow, quick)]
     assert speedups(rounds) == Spread(least=4.0, median=6.0)

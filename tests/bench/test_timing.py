@@ -1,4 +1,4 @@
-"""The arithmetic of the benches."""
+"""The arithmetic of the benchmarks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_turns_of_a_round_are_summed() -> None:
 
 
 def test_a_ratio_is_taken_within_each_round() -> None:
-    # The machine halves its speed from round to round; ours is always a quarter quicker.
+    # The machine's speed halves in each round; this side is always faster by a quarter.
     theirs = [Work(100, 1.0), Work(100, 2.0), Work(100, 4.0)]
     ours = [Work(125, 1.0), Work(125, 2.0), Work(130, 4.0)]
     ratio = compare(ours, theirs)
@@ -75,18 +75,18 @@ def test_the_slope_of_a_straight_line_is_its_rise(rise: float, start: float, sam
 
 
 def test_a_slope_that_is_there_is_told_from_noise() -> None:
-    draw = random.Random(1)
+    sampling = random.Random(1)
     xs = [float(number) for number in range(500)]
-    noise = [draw.gauss(0, 30) for _ in xs]
+    noise = [sampling.gauss(0, 30) for _ in xs]
     flat, rising = fit_slope(xs, noise), fit_slope(xs, [2 * x + y for x, y in zip(xs, noise, strict=True)])
     assert abs(flat.rise) <= flat.margin
     assert rising.rise - rising.margin > 0
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_claims() -> None:
-    draw = random.Random(2)
+    sampling = random.Random(2)
     xs = [float(number) for number in range(100)]
-    slopes = [fit_slope(xs, [draw.gauss(0, 1) for _ in xs]) for _ in range(400)]
+    slopes = [fit_slope(xs, [sampling.gauss(0, 1) for _ in xs]) for _ in range(400)]
     covered = sum(abs(slope.rise) <= slope.margin for slope in slopes)
     assert 360 <= covered <= 396
 

@@ -1,4 +1,4 @@
-"""The application without a server: one task for each exchange, its messages in plain sight."""
+"""ASGI application without a server: one task per exchange, whose messages a test can read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def run(talk: Coroutine[Any, Any, None]) -> None:
 
 async def until(check: Callable[[], object]) -> None:
     """Let the loop run until `check` holds; `run` bounds how long."""
-    while not check():  # noqa: ASYNC110 - what it waits for has no event of its own
+    while not check():  # noqa: ASYNC110 - the condition has no event of its own
         await asyncio.sleep(0)
 
 
 class Exchange:
-    """One request on its way through the application."""
+    """Exchange of one request and its response with the application."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Exchange:
         body: bytes | Iterable[bytes] | None = b"",
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
-        """`body` may come in pieces; None: it does not end."""
+        """Start the exchange. `body` may be several chunks; None is a body that never ends."""
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -64,7 +64,7 @@ class Exchange:
         await self._may_write.wait()
         self.sent.append(message)
 
-    # --- what a client does ---
+    # --- actions of the client ---
 
     def leave(self) -> None:
         self._incoming.put_nowait({"type": "http.disconnect"})
@@ -76,7 +76,7 @@ class Exchange:
         self._may_write.set()
 
     async def end(self) -> Exchange:
-        """The application is done with it."""
+        """Wait until the application has finished the exchange."""
         await self.task
         return self
 
@@ -84,16 +84,16 @@ class Exchange:
         await until(lambda: self.sent or self.task.done())
 
     async def holds(self, piece: bytes) -> None:
-        """Until the client has read `piece`."""
+        """Wait until the client has received `piece`."""
         await until(lambda: piece in self.body or self.task.done())
         assert piece in self.body
 
     @property
     def unread(self) -> int:
-        """Pieces of the body that nobody has asked for."""
+        """Number of body chunks that the application has not received."""
         return self._incoming.qsize()
 
-    # --- what it got ---
+    # --- the response ---
 
     @property
     def status(self) -> int:
@@ -102,7 +102,7 @@ class Exchange:
     @property
     def headers(self) -> dict[str, str]:
         pairs = [(name.decode(), value.decode()) for name, value in self.sent[0]["headers"]]
-        assert len({name for name, _ in pairs}) == len(pairs), f"a header twice: {pairs}"
+        assert len({name for name, _ in pairs}) == len(pairs), f"duplicate header: {pairs}"
         return dict(pairs)
 
     @property
@@ -111,7 +111,7 @@ class Exchange:
 
     @property
     def complete(self) -> bool:
-        """Started once, ended once, nothing after it."""
+        """Whether the response started once and ended once, with nothing after its end."""
         kinds = [message["type"] for message in self.sent]
         more = [message.get("more_body", False) for message in self.sent[1:]]
         return kinds == ["http.response.start"] + ["http.response.body"] * (len(kinds) - 1) and more == (
@@ -127,7 +127,7 @@ class Exchange:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object of a refusal, after a look at its shape."""
+        """Error object of a refusal, after its fields are checked."""
         assert self.headers["content-type"] == "application/json"
         [(name, error)] = self.json.items()
         assert name == "error"
@@ -139,7 +139,7 @@ class Exchange:
 
 @asynccontextmanager
 async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
-    """The application between startup and shutdown."""
+    """Run the application's lifespan: startup before the body, shutdown after it."""
     incoming: asyncio.Queue[Message] = asyncio.Queue()
     sent: asyncio.Queue[Message] = asyncio.Queue()
     task = asyncio.ensure_future(app({"type": "lifespan", "asgi": {}, "state": {}}, incoming.get, sent.put))

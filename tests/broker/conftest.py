@@ -1,4 +1,4 @@
-"""Applications with a worker."""
+"""Fixtures: applications with a worker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.broker.house import House
+from tests.broker.application import House
 
 
 @pytest.fixture
 def house() -> Iterator[House]:
-    """One worker serves."""
+    """Application with one worker."""
     house = House()
     house.line.serving("w", "org/model", rows=1)
     yield house
@@ -20,7 +20,7 @@ def house() -> Iterator[House]:
 
 @pytest.fixture
 def roomy() -> Iterator[House]:
-    """One worker serves, with room for five."""
+    """Application with one worker of five rows."""
     house = House()
     house.line.serving("w", "org/model", rows=4)
     yield house

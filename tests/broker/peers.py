@@ -1,4 +1,4 @@
-"""Simulated workers, and the line that joins a dispatcher to them."""
+"""Simulated workers, and their connection to a dispatcher."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from broker.dispatch.suspects import Standing, mark_of
+from broker.dispatch.quarantine import RetryClass, fingerprint_of
 from protocol.messages import (
     Accepted,
     Cancel,
     ClearCache,
-    Events,
     Failed,
     Finished,
     Generate,
@@ -19,34 +18,38 @@ from protocol.messages import (
     Hello,
     Loading,
     Message,
-    Reused,
-    Scored,
+    PrefixHit,
+    PromptLogprobs,
+    StepOutputs,
     ToGateway,
     Welcome,
 )
-from protocol.parts import Delta, RowStatus
-from tests.broker.dispatching import Line, accepted, cleared, finished, ready, reused
+from protocol.types import Delta, RequestStatus
+from tests.broker.dispatcher_line import Line, ready
+from tests.factories import accepted, cleared, finished, reused
 
 ROWS, WAITING = 3, 3
 TOKENS = 5
 POISON = "p"
-"""How the ids of requests begin that kill their worker over the token `POISON_AT`."""
+"""Id prefix of requests that kill their worker at the token `POISON_AT`."""
 POISON_AT = 2
 
 
 def text_at(id: str, position: int) -> str:
-    """What every honest worker says at a position of an answer, and at no other place of any other."""
+    """Return the text of an answer's position, unique to request and position."""
     return f"{id.partition('~')[0]}/{position} "
 
 
 def of_flights(message: Message) -> bool:
-    """Is it one that the line may lose, double or swap? Others are the business of ZeroMQ alone."""
-    return isinstance(message, Generate | Cancel | Accepted | Reused | Scored | Events | Finished | Failed)
+    """Return whether the simulated connection may lose, duplicate or swap the message."""
+    return isinstance(
+        message, Generate | Cancel | Accepted | PrefixHit | PromptLogprobs | StepOutputs | Finished | Failed
+    )
 
 
 @dataclass(eq=False)
 class Peer:
-    """One incarnation of a worker process, as honest as the real one unless a rule says otherwise."""
+    """Incarnation of a worker process, correct unless a rule makes it faulty."""
 
     name: str
     model: str
@@ -58,12 +61,12 @@ class Peer:
     welcome_due: bool = False
     steps: int = 0
     rows: dict[str, int] = field(default_factory=dict)
-    """Tokens of each, those that it was resumed with among them."""
+    """Tokens of each request, including those that it was resumed with."""
     resumed: dict[str, int] = field(default_factory=dict)
     inbox: deque[Message] = field(default_factory=deque)
     line: deque[ToGateway] = field(default_factory=deque)
     said: set[str] = field(default_factory=set)
-    """Requests it has truly ended."""
+    """Ids of the requests that it has ended."""
 
     def introduce(self) -> None:
         self.welcome_due = True
@@ -74,7 +77,7 @@ class Peer:
             self.line.append(Loading(incarnation=self.name, done=0, total=2))
 
     def work(self) -> None:
-        """Take what has come, then make a step."""
+        """Process the received messages, then make a step."""
         while self.inbox:
             self.obey(self.inbox.popleft())
         self.step()
@@ -93,9 +96,9 @@ class Peer:
             case Welcome() if self.welcome_due:
                 self.welcome_due = False
             case Welcome():
-                self.introduce()  # the gateway has forgotten it
+                self.introduce()  # the gateway does not know it any more
             case _:
-                raise AssertionError("it speaks our version")
+                raise AssertionError("unexpected message")
 
     def step(self) -> None:
         if any(id.startswith(POISON) and position >= POISON_AT for id, position in self.rows.items()):
@@ -106,7 +109,7 @@ class Peer:
         if going:
             self.steps += 1
             deltas = [self.delta(id, position - self.resumed[id]) for id, position in going.items()]
-            self.line.append(Events(incarnation=self.name, deltas=deltas))
+            self.line.append(StepOutputs(incarnation=self.name, deltas=deltas))
         for id in going:
             self.rows[id] += 1
         for id in [*ended, *(id for id in going if self.rows[id] == TOKENS)]:
@@ -122,14 +125,14 @@ class Peer:
         self.line.append(how)
 
     def heartbeat(self) -> Heartbeat:
-        rows = [RowStatus(id=id, phase="decode", prompt_tokens=3) for id in self.rows]
+        rows = [RequestStatus(id=id, phase="decode", prompt_tokens=3) for id in self.rows]
         return Heartbeat(
             incarnation=self.name, running=len(self.rows), waiting=0, steps=self.steps, rows=rows
         )
 
 
 class SimulatedLine(Line):
-    """A line whose other end is the peers."""
+    """Dispatcher connected to simulated workers."""
 
     def __init__(self, peers: dict[str, Peer]) -> None:
         super().__init__(waiting_max=WAITING)
@@ -142,16 +145,18 @@ class SimulatedLine(Line):
         receiver = self.peers.get(peer)
         if receiver is None or receiver.full or (not receiver.alive and receiver.noticed):
             return False
-        # The connection of one that has just died still takes what nobody will read.
+        # The connection of a worker that has just died still accepts messages.
         receiver.inbox.append(message)
         return True
 
     def _check_company(self, peer: str, message: Generate) -> None:
-        """Who is tried for the last time is tried alone."""
-        flights, standing = self.dispatcher.flights, self.dispatcher.failover.suspects.standing
+        """Assert that a request to be isolated is dispatched alone."""
+        flights, retry_class = self.dispatcher.flights, self.dispatcher.failover.crash_attribution.retry_class
         flight = flights.find(message.id, peer)
         assert flight is not None
-        assert standing(flight) is not Standing.HELD
-        others = [other for other in flights.aboard(peer) if other is not flight]
-        if standing(flight) is Standing.ALONE and mark_of(flight) not in map(mark_of, others):
+        assert retry_class(flight) is not RetryClass.QUARANTINED
+        others = [other for other in flights.assigned(peer) if other is not flight]
+        if retry_class(flight) is RetryClass.ISOLATE and fingerprint_of(flight) not in map(
+            fingerprint_of, others
+        ):
             assert all(other.proven for other in others)

@@ -1,25 +1,28 @@
-"""The application, from its start to its end."""
+"""Lifespan of the application."""
 
 from __future__ import annotations
 
+import queue
 from typing import cast
 
 import pytest
 
 from broker import app as app_module
-from broker.dispatch.fleet import Verdict
-from broker.line.caffeine import Caffeine
-from broker.line.link import Link
+from broker.dispatch.fleet import HealthState
+from broker.http.loop_watchdog import LoopWatchdog
+from broker.transport.keep_awake import SleepInhibitor
+from broker.transport.router import RouterLink
+from tests.broker.application import House
 from tests.broker.asgi import lifespan, run, until
-from tests.broker.dispatching import SILENT_S, request
-from tests.broker.house import House
+from tests.broker.dispatcher_line import SILENT_S
+from tests.factories import request
 
 
 def test_the_line_is_open_for_as_long_as_the_application_runs(house: House) -> None:
     async def talk() -> None:
         async with lifespan(house.app):
             dispatcher = house.line.dispatcher
-            assert house.link.heard == [dispatcher.hear, dispatcher.lost, dispatcher.turn_away]
+            assert house.link.touch == [dispatcher.on_message, dispatcher.lost, dispatcher.turn_away]
             assert not house.link.closed
             assert (await house.get("/health").end()).status == 200
         assert house.link.closed
@@ -34,9 +37,51 @@ def test_workers_that_hang_are_found_while_nobody_asks(house: House, monkeypatch
     async def talk() -> None:
         async with lifespan(house.app):
             house.line.clock.now += SILENT_S + 1
-            await until(lambda: worker.verdict is Verdict.SILENT)
+            await until(lambda: worker.verdict is HealthState.SILENT)
 
     run(talk())
+
+
+def test_a_loop_that_stands_still_is_noticed_and_one_that_runs_is_not(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "SWEEP_S", 0.001)
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(app_module, "LoopWatchdog", lambda: LoopWatchdog(told.put, 0.05))
+    asked: list[float] = []
+    monkeypatch.setattr(house.line.dispatcher, "sweep", lambda: asked.append(0.0))
+
+    async def talk() -> None:
+        async with lifespan(house.app):
+            await until(lambda: len(asked) > 200)
+            assert told.empty()
+            assert "has not run" in told.get(timeout=10.0)  # this blocks the loop
+
+    run(talk())
+
+
+def test_a_sweep_that_fails_does_not_end_the_sweeps(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
+    dispatcher = house.line.dispatcher
+    [worker] = dispatcher.fleet
+    sweep, failures = dispatcher.sweep, [ValueError("scripted")]
+
+    def fail_once() -> None:
+        if failures:
+            raise failures.pop()
+        sweep()
+
+    monkeypatch.setattr(dispatcher, "sweep", fail_once)
+
+    async def talk() -> None:
+        async with lifespan(house.app):
+            house.line.clock.now += SILENT_S + 1
+            await until(lambda: worker.verdict is HealthState.SILENT)
+
+    run(talk())
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
 
 
 def test_the_machine_is_kept_awake_while_there_are_requests(
@@ -44,8 +89,8 @@ def test_the_machine_is_kept_awake_while_there_are_requests(
 ) -> None:
     monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
 
-    class Told:
-        """In the place of a program of the system's."""
+    class FakeProgram:
+        """Stand-in for the sleep inhibitor."""
 
         def __init__(self) -> None:
             self.kept: list[bool] = []
@@ -57,8 +102,8 @@ def test_the_machine_is_kept_awake_while_there_are_requests(
         def close(self) -> None:
             self.closed = True
 
-    told = Told()
-    app = app_module.create_app(house.gateway, cast(Link, house.link), None, cast(Caffeine, told))
+    told = FakeProgram()
+    app = app_module.create_app(house.gateway, cast(RouterLink, house.link), None, cast(SleepInhibitor, told))
 
     async def talk() -> None:
         async with lifespan(app):

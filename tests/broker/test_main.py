@@ -1,4 +1,4 @@
-"""The gateway process, as its parts are joined."""
+"""Gateway process: assembly of its parts."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def test_a_worker_that_introduces_itself_without_end_does_not_fill_the_log(tmp_p
             hello = Hello(incarnation="w", version=PROTOCOL_VERSION, model=f"m{number}", pid=1)
             worker.send_multipart(wire.encode(hello))
         last = f"/v1/models/m{HELLOS - 1}"
-        eventually(lambda: system.http.get(last).is_success, within_s=START_S_MAX, what="the last is heard")
+        eventually(
+            lambda: system.http.get(last).is_success, within_s=START_S_MAX, what="the last Hello counts"
+        )
         said = [line for line in system.gateway.log().splitlines() if "connected (pid 1)" in line]
         assert len(said) == LINES_MAX

@@ -1,7 +1,7 @@
-"""A headless Chromium for tests, driven by the DevTools protocol over two pipes: no port, no library.
+"""Headless Chromium for tests, driven by the DevTools protocol over two pipes, without a port or a library.
 
-One thread talks at a time: a call is written, and what comes is read until its answer is there; what else
-came is kept as `events`.
+Only one thread may call at a time. A call is written, and messages are read until its answer arrives; all
+others are kept in `events`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAIT_S_MAX = 60.0
 
 FLAGS = (
     "--headless=shell",
-    "--no-sandbox",  # it shows our own page only, and root may not run it otherwise
+    "--no-sandbox",  # it shows only our page, and root cannot run it otherwise
     "--no-zygote",
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -44,7 +44,7 @@ FLAGS = (
 )
 
 
-# The protocol's pipes are descriptors 3 and 4, whatever these were here.
+# The browser expects the protocol's pipes as descriptors 3 and 4.
 START = """
 import fcntl, os, sys
 hears, answers = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
@@ -55,7 +55,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 def find() -> Path | None:
-    """The one that ROUNDHOUSE_BROWSER names, that `make browser` has brought, or that is installed."""
+    """Return the browser from ROUNDHOUSE_BROWSER, `make browser` or the system, in this order, or None."""
     if named := os.environ.get("ROUNDHOUSE_BROWSER"):
         return Path(named)
     if (OWN / "chromium").exists():
@@ -65,11 +65,11 @@ def find() -> Path | None:
 
 
 class Failed(AssertionError):
-    """What the browser, or a script in it, has answered instead."""
+    """Error reported by the browser, or by a script in it."""
 
 
 class Browser:
-    """One process. Pages are opened one after another."""
+    """Browser process. Pages are opened one after another."""
 
     def __init__(self, program: Path, profile: Path) -> None:
         hears, tells = os.pipe()
@@ -93,7 +93,7 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """What the browser answers. Raises `Failed`."""
+        """Call a method and return its result. Raises `Failed`."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": parameters}
         os.write(
@@ -151,7 +151,7 @@ def scheme(*, dark: bool) -> dict[str, str]:
 
 
 class Page:
-    """One tab."""
+    """Tab of the browser."""
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser = browser
@@ -165,14 +165,14 @@ class Page:
         self._browser.call("Target.closeTarget", targetId=self._target)
 
     def run(self, script: str) -> Any:
-        """The value of an expression, awaited; as JSON has it. Raises `Failed`."""
+        """Evaluate an expression, await it, and return its JSON value. Raises `Failed`."""
         told = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in told:
             raise Failed(f"{script[:200]}: {told['exceptionDetails']}")
         return told["result"].get("value")
 
     def wait(self, script: str, what: str = "", within_s: float = WAIT_S_MAX) -> None:
-        """Until an expression is true."""
+        """Wait until an expression is true."""
         deadline = time.monotonic() + within_s
         while not self.run(f"Boolean({script})"):
             if time.monotonic() > deadline:
@@ -180,11 +180,11 @@ class Page:
             time.sleep(0.05)
 
     def text(self, selector: str) -> str:
-        """What can be read there."""
+        """Return the text of an element."""
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def click(self, selector: str) -> None:
-        """With the mouse, where the middle of it is."""
+        """Click the centre of an element with the mouse."""
         script = f"document.querySelector({json.dumps(selector)})"
         box = self.run(
             f"(e => (e.scrollIntoView({{block: 'center'}}), e.getBoundingClientRect().toJSON()))({script})"
@@ -198,7 +198,7 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
-        """A key with a name: `Enter`, `Tab`."""
+        """Press a named key: `Enter`, `Tab`."""
         codes = {"Enter": 13, "Tab": 9, "ArrowLeft": 37, "Escape": 27}
         details = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
         text = {"text": "\r"} if key == "Enter" else {}
@@ -218,11 +218,11 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme(dark=dark)])
 
     def picture(self) -> bytes:
-        """A PNG of what the window shows."""
+        """Return a PNG of the window."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def complaints(self) -> list[str]:
-        """Errors so far: of scripts, and what the content policy has refused; not what a server answered."""
+        """Return all errors of scripts and of the content security policy, without HTTP errors."""
         found = []
         for event in self._browser.events:
             if event["method"] == "Runtime.exceptionThrown":
@@ -236,10 +236,10 @@ class Page:
 
 @contextlib.contextmanager
 def running() -> Iterator[Browser]:
-    """The browser that was found. Raises `FileNotFoundError` where there is none."""
+    """Start the browser that `find` returns. Raises `FileNotFoundError` if there is none."""
     program = find()
     if program is None:
-        raise FileNotFoundError("no browser: make browser")
+        raise FileNotFoundError("no browser found; run `make browser`")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(program, Path(profile))
         try:

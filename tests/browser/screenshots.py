@@ -1,6 +1,6 @@
-"""`python -m tests.browser.screenshots`: the pictures of docs/dashboard.md, anew.
+"""`python -m tests.browser.screenshots`: regenerate the pictures of docs/dashboard.md.
 
-The whole server with its embedded model, a few clients, so that there is something to see; its worker dies.
+Runs the complete server with its embedded model and a few clients, and kills its worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 WIDTH, HEIGHT, PHONE = 1320, 900, (380, 760)
 CLIENTS = 5
 COLORS = 128
-"""As many suffice for a page, and make its picture small."""
+"""Colors of a picture: enough for the page, and the file stays small."""
 SEEN_S = 75.0
 WORDS = ["steam", "signal", "wagon", "tender", "boiler", "rails", "whistle", "lamp", "water", "bridge"]
 TALK = (
@@ -58,7 +58,7 @@ def _ready(client: httpx.Client) -> bool:
 
 
 def _ask(client: httpx.Client, number: int, stop: threading.Event) -> None:
-    """Longer and longer conversations, now and then a new one."""
+    """Hold conversations of growing length, one after another."""
     rng = random.Random(number)
     while not stop.is_set():
         messages = []
@@ -67,15 +67,15 @@ def _ask(client: httpx.Client, number: int, stop: threading.Event) -> None:
             messages.append({"role": "user", "content": text})
             body = {"messages": messages, "max_tokens": rng.randint(40, 160), "ignore_eos": True}
             told = client.post("/v1/chat/completions", json=body).json()
-            if "choices" not in told:  # there is no worker now
+            if "choices" not in told:  # no worker is available
                 break
             messages.append({"role": "assistant", "content": told["choices"][0]["message"]["content"]})
             stop.wait(rng.random() * 2)
 
 
 def _keep(page: Page, name: str) -> None:
-    picture = Image.open(io.BytesIO(page.picture())).convert("RGB")
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(DOCS / name, optimize=True)
+    image = Image.open(io.BytesIO(page.picture())).convert("RGB")
+    image.quantize(COLORS, dither=Image.Dither.NONE).save(DOCS / name, optimize=True)
     print(f"{name}: {(DOCS / name).stat().st_size} bytes")
 
 
@@ -100,7 +100,7 @@ def _shoot(client: httpx.Client, page: Page, pause: Callable[[float], object]) -
     [worker] = client.get("/v1/status").json()["workers"]
     os.kill(worker["pid"], signal.SIGKILL)
     _say(page, LATE)
-    page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker is gone')")
+    page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker was lost')")
     pause(1)
     _keep(page, "dashboard-dark.png")
 

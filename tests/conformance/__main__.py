@@ -1,14 +1,13 @@
-"""What is too heavy for every commit: real SDKs and agents, each in an environment of its own.
+"""Tests that are too slow for every commit: real SDKs and agents, each in its own environment.
 
     make conformance [LANES="sdks agents"] [CLIENTS=DIR] [CAPABLE=1 …]
 
-`sdks`: the drivers in CLIENTS, or else our own smokes, each against a `roundhouse serve` of its own with the
-embedded model. `capable`, `keys`, `embeddings`, `limits`: the same against a worker that finds the right
-words (`tests.conformance.capable`), as `tests.conformance.houses` has it. `agents`: agents from npm, against
-a scripted worker that makes the right call. `fuzz`: requests made from the OpenAPI document. `recipes`: those
-of docs/clients.md, as they stand there. The environments
-are made under .venv/conformance; variables (CAPABLE=1) reach the drivers. The status is 1 if anything failed,
-or if nothing could be run.
+`sdks`: the drivers in CLIENTS, or the repository's smoke tests, each against its own `roundhouse serve` with
+the embedded model. `capable`, `keys`, `embeddings`, `limits`: the same against a worker that gives the right
+answers (`tests.conformance.capable`), configured in `tests.conformance.servers`. `agents`: agents from npm,
+against a scripted worker that makes the right call. `fuzz`: requests generated from the OpenAPI document.
+`recipes`: those of docs/clients.md, unchanged. The environments are installed under .venv/conformance.
+Variables (CAPABLE=1) are passed to the drivers. The status is 1 if anything failed, or if nothing was run.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from rich.console import Console
 
 from tests.conformance.drivers import Driver, drivers_in
 from tests.conformance.environments import INSTALLED, NotMade, command_of, make, missing, variables
-from tests.conformance.houses import HOUSES, MODEL, opened
 from tests.conformance.outcomes import Outcome, show
-from tests.conformance.programs import run, serving
+from tests.conformance.programs import run, serving, shared_cache
+from tests.conformance.servers import HOUSES, MODEL, opened
 
 SMOKES = Path(__file__).parent / "smokes"
 
@@ -40,22 +39,22 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "loads": ("tests.conformance.loads", None),
     "recipes": ("tests.conformance.recipes", None),
 }
-"""Lanes that are a command each, which makes what it needs: the module, and a program that must be there."""
+"""Lanes that are commands and install what they need: the module, and a required program."""
 COMMAND_S_MAX = 7200
 LANES = ("sdks", *HOUSES, *COMMANDS)
 
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """`what`, and why it could not be."""
+    """A driver or lane that could not be run. `what`: its name, with the reason."""
 
     what: str
 
 
 def driven(lane: str, clients: Path) -> Iterator[Outcome | NotRun]:
-    """What came of each driver in a folder that the lane is about. Raises `OSError`."""
+    """Run the lane's drivers in a folder and yield the outcomes. Raises `OSError`."""
     drivers, others = drivers_in(clients)
-    yield from (NotRun(f"{name} (nothing in the table is named so)") for name in others if lane == "sdks")
+    yield from (NotRun(f"{name} (no such driver in the table)") for name in others if lane == "sdks")
     for driver in drivers:
         if lane == "sdks" or HOUSES[lane].concerns(driver):
             absent = missing(driver.environment)
@@ -63,14 +62,14 @@ def driven(lane: str, clients: Path) -> Iterator[Outcome | NotRun]:
 
 
 def _drive(lane: str, driver: Driver) -> Outcome:
-    """In its environment, against a server of its own: what one does to it is not the next one's matter."""
+    """Run a driver in its environment against a new server, so that drivers do not affect each other."""
     print(f"=== {lane} {driver.name}", flush=True)
     try:
         return _drive_in(make(driver.environment, INSTALLED), lane, driver)
     except NotMade as error:
         print(error)
         return Outcome(lane, driver.name, None, why="no environment")
-    except AssertionError as error:  # of what is served
+    except AssertionError as error:  # from the server
         print(error)
         return Outcome(lane, driver.name, None, why="the server did not start or not stop")
 
@@ -86,7 +85,7 @@ def _drive_in(place: Path, lane: str, driver: Driver) -> Outcome:
 
 @contextlib.contextmanager
 def _served(lane: str, driver: Driver) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """An address, and what the driver is told beside it."""
+    """Yield the address of a server, and further variables of the driver."""
     if lane == "sdks":
         with serving() as served:
             yield served.url, {"MODEL": served.model}
@@ -96,7 +95,7 @@ def _served(lane: str, driver: Driver) -> Iterator[tuple[str, Mapping[str, str]]
 
 
 def commanded(lane: str, module: str, needed: str | None) -> Outcome | NotRun:
-    """What came of a lane that is a command."""
+    """Run a lane that is a command."""
     if needed and shutil.which(needed) is None:
         return NotRun(f"{lane} (no {needed})")
     if importlib.util.find_spec(module) is None:
@@ -108,7 +107,7 @@ def commanded(lane: str, module: str, needed: str | None) -> Outcome | NotRun:
 
 
 def run_lanes(lanes: Sequence[str], clients: Path) -> Iterator[Outcome | NotRun]:
-    """What came of each lane, in the order of the table."""
+    """Run the lanes in the order of the table and yield the outcomes."""
     for lane in ("sdks", *HOUSES):
         if lane in lanes:
             yield from driven(lane, clients)
@@ -116,14 +115,14 @@ def run_lanes(lanes: Sequence[str], clients: Path) -> Iterator[Outcome | NotRun]
 
 
 def conclude(came: Sequence[Outcome | NotRun], console: Console) -> int:
-    """The status, once all of it is shown."""
+    """Print all outcomes and return the exit status."""
     outcomes = [one for one in came if isinstance(one, Outcome)]
     show(outcomes, [one.what for one in came if isinstance(one, NotRun)], console)
     return 0 if outcomes and all(outcome.passed for outcome in outcomes) else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--clients", type=Path, default=SMOKES, metavar="DIR", help="a folder of drivers")
     parser.add_argument("lanes", nargs="*", metavar="lane", help=f"of {', '.join(LANES)}; default: all")
@@ -132,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no such lane: {', '.join(sorted(strangers))}")
     if not told.clients.is_dir():
         parser.error(f"no such folder: {told.clients}")
-    return conclude(list(run_lanes(told.lanes or LANES, told.clients)), Console())
+    with shared_cache():
+        came = list(run_lanes(told.lanes or LANES, told.clients))
+    return conclude(came, Console())
 
 
 if __name__ == "__main__":

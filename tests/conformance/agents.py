@@ -1,10 +1,10 @@
-"""Agents from npm read a file through a tool call and say what is in it, each over the API that it speaks.
+"""Agents from npm read a file through a tool call and report its content, each over its own API.
 
     python -m tests.conformance.agents [--folder FOLDER] [--latest] [opencode codex claude qwen pi]
 
-Each agent is installed into a folder of its own and started by `roundhouse launch`, in an empty home and a
+Each agent is installed into its own folder and started by `roundhouse launch`, with an empty home and a
 project of one file, against a gateway and a worker that makes the right call (`tests.conformance.reader`).
-It passes if it ends with status 0, says the password, and has met no error on the way. Needs npm and Node 22.
+It passes if it exits with status 0, prints the password, and received no errors. Needs npm and Node 22.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.agents.setups import Agent
+from deploy.agents.profiles import Agent
 from tests.system import System, eventually, running_system
 
 INSTALL_S_MAX = 600
 ANSWER_S_MAX = 180
 LOGGED_S_MAX = 5
 ANSWERS_MIN = 2
-"""A call, and what is said of its result."""
+"""A tool call, and the answer to its result."""
 INSTALLED = Path(".venv") / "conformance"
 
 PASSWORD = "heliotrope-42"
@@ -41,7 +41,7 @@ TRIED = {
     Agent.QWEN: "0.24.4",
     Agent.PI: "0.74.2",
 }
-"""The versions that are asked for, unless the latest are."""
+"""The tested versions, unless `--latest` is given."""
 
 ONCE: dict[Agent, Sequence[str]] = {
     Agent.OPENCODE: ("run",),
@@ -50,15 +50,15 @@ ONCE: dict[Agent, Sequence[str]] = {
     Agent.QWEN: ("-p",),
     Agent.PI: ("-p",),
 }
-"""How each is told to do one thing, without asking anybody, and to end."""
+"""Arguments for one non-interactive task without confirmations."""
 
 _ANSWERED = re.compile(r"gateway\s+(\S+?) (\d{3}) ")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`status`: None, where it had to be killed. `statuses`: of the answers that it got. `shown`: all that it
-    has written, `said` the part of it on its stdout."""
+    """The result of an agent. `status`: None if it had to be killed. `statuses`: of its responses.
+    `shown`: its whole output; `said`: its stdout."""
 
     status: int | None
     statuses: tuple[int, ...]
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def install(agent: Agent, folder: Path, version: str) -> Path:
-    """The folder that its program is in. Raises `CalledProcessError`."""
+    """Install an agent; return the folder of its program. Raises `CalledProcessError`."""
     place = folder.resolve() / f"{agent}-{version}"
     programs = place / "node_modules" / ".bin"
     if not (programs / agent).exists():
@@ -84,7 +84,7 @@ def install(agent: Agent, folder: Path, version: str) -> Path:
 
 
 def ask(agent: Agent, programs: Path, system: System) -> Outcome:
-    """One task, in a home and a project that are there for it alone."""
+    """Give the agent one task, in a new home and a new project."""
     before = len(_statuses(system))
     with tempfile.TemporaryDirectory(prefix="roundhouse-agent-") as name:
         home, project = Path(name) / "home", Path(name) / "project"
@@ -94,14 +94,14 @@ def ask(agent: Agent, programs: Path, system: System) -> Outcome:
         question = f"Read {project / FILE} and tell me the password."
         command = [sys.executable, "-m", "deploy", "launch", agent, "--url", system.url, "--"]
         status, said, shown = _run([*command, *ONCE[agent], question], project, _environment(home, programs))
-    # What has ended is logged a moment later.
+    # Requests are logged a moment after they end.
     with contextlib.suppress(AssertionError):
         eventually(lambda: len(_statuses(system)) >= before + ANSWERS_MIN, within_s=LOGGED_S_MAX)
     return Outcome(status, tuple(_statuses(system)[before:]), said, shown)
 
 
 def _run(command: Sequence[str], folder: Path, env: dict[str, str]) -> tuple[int | None, str, str]:
-    """Exit status, None where it did not end; what it said; all that it has written."""
+    """Return the exit status (None on timeout), stdout, and the whole output."""
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -129,12 +129,12 @@ def _environment(home: Path, programs: Path) -> dict[str, str]:
 
 
 def _statuses(system: System) -> list[int]:
-    """Of all answers so far, as the gateway has logged them."""
+    """Return the statuses of all responses so far from the gateway's log."""
     return [int(status) for _, status in _ANSWERED.findall(system.gateway.log())]
 
 
 def run(agents: Sequence[Agent], folder: Path, *, latest: bool) -> int:
-    """A line for each, and how many have passed. The exit status."""
+    """Test the agents, print a line for each and the count; return the exit status."""
     passed = 0
     with tempfile.TemporaryDirectory(prefix="rh-") as name, running_system(Path(name)) as system:
         system.start_worker(module="tests.conformance.reader")
@@ -153,9 +153,9 @@ def run(agents: Sequence[Agent], folder: Path, *, latest: bool) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("agents", nargs="*", type=Agent, help="all, if none is named")
-    parser.add_argument("--folder", type=Path, default=INSTALLED, help="where they are installed")
-    parser.add_argument("--latest", action="store_true", help="the latest version of each")
+    parser.add_argument("agents", nargs="*", type=Agent, help="default: all")
+    parser.add_argument("--folder", type=Path, default=INSTALLED, help="folder for the installations")
+    parser.add_argument("--latest", action="store_true", help="test the latest versions")
     told = parser.parse_args()
     if shutil.which("npm") is None:
         parser.error("npm is not installed")

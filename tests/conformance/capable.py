@@ -1,17 +1,17 @@
-"""A worker that answers as a good model would: it calls the tool that is meant, and tells what came of it.
+"""A worker that answers like a capable model: it calls the right tool and reports the result.
 
     python -m tests.conformance.capable --endpoint ipc://…
 
-It is the real worker with the embedded model, which runs every token; only what a small model would not find,
-the words of an answer, is forced on it, in the model's own format. They depend on the conversation alone:
+It is the real worker with the embedded model, which runs every token. Only the words of the answer, which a
+small model would not find, are forced, in the model's own format. They depend on the conversation alone:
 
-* a result is told;
-* of the tools, the one is called whose name and description have most words in common with the question, or
-  whichever must be called, with arguments that are made of its schema and the question's words;
-* anything else is said back.
+* a tool result is repeated;
+* the tool is called whose name and description share most words with the question, or the required tool, with
+  arguments made from its schema and the question's words;
+* any other question is repeated.
 
-So the model that clients meet is a mixture: most of the probability is on these words, the rest is where the
-embedded model has it. Left to that model is what has a form, and what is no conversation.
+Clients therefore see a mixture: most of the probability is on these words, the rest follows the embedded
+model. Structured output and prompts without a conversation are left to the embedded model.
 """
 
 from __future__ import annotations
@@ -24,30 +24,42 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from protocol import lifeline, logs, settings
 from protocol.conversation import Conversation, unpack
 from protocol.messages import Generate
-from protocol.parts import Calling
-from protocol.workersettings import WorkerSettings
-from worker.contract import Draw, Engine, Likelihood, Model, Prepared, Preparer, Progress, Step, Tokenized
-from worker.line.service import Service
-from worker.models.holding import offered
+from protocol.types import ToolCallConstraint
+from protocol.worker_settings import WorkerSettings
+from tests.worker.wrapper import EngineWrapper
+from worker.contract.drafts import NO_DRAFTS
+from worker.contract.engine import (
+    EngineRequest,
+    Logprob,
+    Model,
+    Preparer,
+    Progress,
+    SampledToken,
+    SamplingParams,
+    StepOutput,
+    Tokenized,
+)
 from worker.models.load import ModelLoader
-from worker.models.prompt import open_tokenizer
+from worker.models.prompts.grammar_choice import offered
+from worker.models.prompts.prompt import open_tokenizer
 from worker.pocket import MODEL_PATH
+from worker.transport.service import Service
 
 Schema = Mapping[str, Any]
 
 DEPTH_MAX = 8
-"""Of arguments: properties deeper than that are left out unless they are required."""
+"""Maximum depth of optional properties in arguments."""
 WORD_LETTERS_MIN = 4
-"""Shorter words are in every question."""
+"""Shorter words occur in every question."""
 MEANT = 0.99
-"""The share of the probability that is on what is meant."""
+"""The probability of the forced tokens in the mixture."""
 
 _WORD = re.compile(r"[a-z]+")
 _NAME = re.compile(r"\b[A-Z][a-z]+\b")
@@ -60,9 +72,9 @@ class Call:
     arguments: Any
 
 
-def decide(conversation: Conversation, calling: Calling | None = None) -> Call | str | None:
-    """What a good model does next: it calls, or says something; None: there is no conversation."""
-    messages, calling = conversation.messages, calling or Calling()
+def decide(conversation: Conversation, calling: ToolCallConstraint | None = None) -> Call | str | None:
+    """Return a capable model's tool call or text; None: there is no conversation."""
+    messages, calling = conversation.messages, calling or ToolCallConstraint()
     if not messages:
         return None
     is_result = messages[-1]["role"] == "tool"
@@ -78,7 +90,7 @@ def decide(conversation: Conversation, calling: Calling | None = None) -> Call |
 
 
 def _meant(conversation: Conversation, name: str, asked: str, *, is_forced: bool) -> Call | None:
-    """The call of the tool that the question is about; of some tool in any case, if there must be a call."""
+    """Return the call of the tool that matches the question; of any tool if a call is required."""
     tools = [tool for tool in offered(conversation) if name in ("", tool.name)]
     known = {t["function"]["name"]: t["function"].get("description") or "" for t in conversation.tools or ()}
     words = _words(asked)
@@ -103,8 +115,8 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def made(schema: Any, asked: str, root: Schema | None = None, depth: int = 0) -> Any:
-    """Something that fits a JSON schema, as far as these keywords tell, out of the words of a question."""
-    if not isinstance(schema, Mapping):  # true, for anything
+    """Return a value for a JSON schema, made from the words of a question; supports some keywords."""
+    if not isinstance(schema, Mapping):  # `true` allows any value
         return "anything"
     root = schema if root is None else root
     for keyword in ("anyOf", "oneOf", "allOf"):
@@ -154,18 +166,18 @@ def _at(root: Schema, reference: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Prompter:
-    """`contract.Preparer` that also says what will be answered, where that is not the model's own matter."""
+    """A `contract.Preparer` that also determines the answer, unless it is left to the model."""
 
     preparer: Preparer
     tokenizer: TokenizerWrapper
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
+    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
         prepared = self.preparer.prepare(request, media)
         answer = decide(unpack(request), request.calling) if request.form is None else None
         if answer is None:
             return prepared
         tokens = (*self._tokens(answer), *sorted(self.tokenizer.eos_token_ids)[:1])
-        return replace(prepared, draw=replace(prepared.draw, forced=tokens))
+        return replace(prepared, sampling=replace(prepared.sampling, forced=tokens))
 
     def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
         return self.preparer.tokenize(request, media)
@@ -181,49 +193,61 @@ class Prompter:
 
 @dataclass(slots=True)
 class _Row:
-    """`place`: of the next token in its answer."""
+    """`place`: index of the next token in the answer."""
 
     forced: tuple[int, ...]
     place: int
 
 
 @dataclass(slots=True)
-class Leaning:
-    """`contract.Engine` of the mixture: what is forced is likely. All else the engine does."""
+class Leaning(EngineWrapper):
+    """A `Engine` of the mixture: it raises the logprobs of forced tokens."""
 
-    engine: Engine
     rows: dict[str, _Row] = field(default_factory=dict)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
-        self.rows[row] = _Row(draw.forced, len(tokens) - prompt_tokens)
-        self.engine.start(row, tokens, prompt_tokens, draw)
+    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
+        self.rows[row] = _Row(sampling.forced, len(tokens) - prompt_tokens)
+        self.engine.start(row, tokens, prompt_tokens, sampling)
 
     def drop(self, row: str) -> None:
         self.rows.pop(row, None)
         self.engine.drop(row)
 
-    def step(self) -> Step:
-        step, told = self.engine.step(), {}
+    def reset(self) -> None:
+        self.rows.clear()
+        self.engine.reset()
+
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
+        step = self.engine.step(drafts)
+        likelihoods: dict[str, Logprob] = {}
+        further: dict[str, Sequence[SampledToken]] = {}
         for name, token in step.tokens.items():
-            row = self.rows[name]
-            if (found := step.likelihoods.get(name)) is not None:
-                told[name] = leant(found, token) if row.place < len(row.forced) else found
-            row.place += 1
-        return replace(step, likelihoods=told)
+            first, *rest = (SampledToken(token, step.likelihoods.get(name)), *step.further.get(name, ()))
+            if (found := self._lean(name, first).likelihood) is not None:
+                likelihoods[name] = found
+            if rest:
+                further[name] = [self._lean(name, drawn) for drawn in rest]
+        return replace(step, likelihoods=likelihoods, further=further)
+
+    def _lean(self, name: str, drawn: SampledToken) -> SampledToken:
+        """Return the row's next token, with the mixture's logprobs if it is forced."""
+        row = self.rows[name]
+        is_forced = row.place < len(row.forced)
+        row.place += 1
+        if drawn.likelihood is None or not is_forced:
+            return drawn
+        return SampledToken(drawn.token, leant(drawn.likelihood, drawn.token))
 
 
-def leant(found: Likelihood, token: int) -> Likelihood:
-    """How likely a token is that the mixture means, and the others beside it."""
+def leant(found: Logprob, token: int) -> Logprob:
+    """Return the logprobs of the mixture for a forced token and its alternatives."""
     logprob = math.log(MEANT + (1 - MEANT) * math.exp(found.logprob))
     others = [(other, math.log(1 - MEANT) + of) for other, of in found.top if other != token]
-    return Likelihood(logprob, ((token, logprob), *others)[: len(found.top)])
+    return Logprob(logprob, ((token, logprob), *others)[: len(found.top)])
 
 
 class Loader:
-    """`contract.Loader`."""
+    """A `contract.Loader` of the embedded model with forced answers."""
 
     def __init__(self) -> None:
         self._loader = ModelLoader(None)
@@ -236,12 +260,11 @@ class Loader:
         def open_preparer(context_length: int) -> Prompter:
             return Prompter(model.open_preparer(context_length), open_tokenizer(MODEL_PATH, ()))
 
-        engine = cast(Engine, Leaning(model.engine))
-        return replace(model, engine=engine, open_preparer=open_preparer)
+        return replace(model, engine=Leaning(model.engine), open_preparer=open_preparer)
 
 
 def main() -> int:
-    """Serve the gateway until told to stop. The exit status."""
+    """Serve the gateway until a stop signal, and return the exit status."""
     configured = settings.read_or_exit(
         WorkerSettings,
         "worker",
@@ -258,4 +281,4 @@ def main() -> int:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    os._exit(status)  # as `worker` does: MLX's threads abort in the interpreter's teardown
+    os._exit(status)  # like `worker`: MLX's threads abort in the interpreter's teardown

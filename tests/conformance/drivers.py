@@ -1,8 +1,8 @@
-"""Programs around real SDKs, each a file, and the environments that they run in: two small tables.
+"""Tables of the drivers, which are programs around real SDKs, and of their environments.
 
-A driver is known by the name of its file alone, whatever folder it is in. It is told BASE_URL and MODEL,
-prints a line for each check and `passed/total` last. What its packages need in turn is not pinned: what
-people install today is what has to work.
+A driver is identified by its file name, in any folder. It reads BASE_URL and MODEL, prints a line for each
+check, and `passed/total` last. Dependencies of its packages are not pinned, because the versions that users
+install today must work.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`packages`: as the registry of its language has them, each with its version. `without`: what these ask
-    for, of Python's, and do not get."""
+    """`packages`: names in its language's registry, with versions. `without`: Python dependencies that are
+    not installed."""
 
     name: str
     language: Literal["python", "javascript"]
@@ -58,11 +58,11 @@ DRIVERS: dict[str, Environment] = {
     "anthropic_*.mjs": _JAVASCRIPT,
     "ai_sdk*.mjs": _JAVASCRIPT,
 }
-"""By the pattern of its file's name."""
+"""Environments by pattern of the driver's file name."""
 
 SUFFIXES = (".py", ".mjs")
 SHARED = ("checks", "common")
-"""Modules that drivers import from beside them."""
+"""Modules in the drivers' folders that they import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class Driver:
 
 
 def environment_of(name: str) -> Environment | None:
-    """Of the driver in a file of that name: None if it is no driver."""
+    """Return the environment of a driver by its file name; None if it is no driver."""
     return next((made for pattern, made in DRIVERS.items() if fnmatch(name, pattern)), None)
 
 
 def drivers_in(folder: Path) -> tuple[Sequence[Driver], Sequence[str]]:
-    """The drivers in a folder, in order; names of programs in it that the table does not have. Raises
+    """Return the drivers in a folder, in order, and the names of programs that are not in the table. Raises
     `OSError`."""
     programs = sorted(path for path in folder.resolve().iterdir() if path.suffix in SUFFIXES)
     found = [(path, environment_of(path.name)) for path in programs if path.stem not in SHARED]

@@ -1,4 +1,4 @@
-"""Environments of drivers: made once under one folder, and again when their packages change."""
+"""Environments of drivers: installed once in one folder, and again when their packages change."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tests.conformance.drivers import Driver, Environment
 
 INSTALL_S_MAX = 600
 ANSWER_S_MAX = 240
-"""What drivers that ask for it wait for an answer: behind many tools, the embedded model takes a minute for
-one on a busy CPU."""
+"""Timeout of an answer for drivers that support one: with many tools, the embedded model takes a minute on a
+busy CPU."""
 INSTALLED = Path(".venv") / "conformance"
 
 UV = os.environ.get("UV", "uv")
-"""A path, or a name."""
+"""A path or a name."""
 PROGRAMS = {"python": (UV,), "javascript": ("npm", "node")}
-"""What an environment of each language cannot be made or used without."""
+"""Programs that the environments of each language require."""
 
 
 class NotMade(Exception):
-    """An environment; with what the package manager said."""
+    """An environment could not be installed; with the package manager's output."""
 
 
 def missing(environment: Environment) -> str | None:
-    """A program that is not installed, and that it needs."""
+    """Return a required program that is not installed, if any."""
     return next((name for name in PROGRAMS[environment.language] if shutil.which(name) is None), None)
 
 
 def make(environment: Environment, folder: Path) -> Path:
-    """Its place in `folder`, where all that the table names is installed. Raises `NotMade`."""
+    """Install the packages of an environment below `folder` and return its place. Raises `NotMade`."""
     place = folder.resolve() / environment.name
     stamp, wanted = place / ".packages", "\n".join((*environment.packages, *environment.without))
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -78,8 +78,10 @@ def _interpreter(place: Path) -> Path:
 
 @contextlib.contextmanager
 def command_of(driver: Driver, place: Path) -> Iterator[list[str]]:
-    """What runs a driver in its environment. What JavaScript imports is looked for beside the program and
-    above it: for that long, it and its neighbours are copied there."""
+    """Yield the command that runs a driver in its environment.
+
+    JavaScript resolves imports from the program's folder upwards, so the driver's folder is copied meanwhile.
+    """
     if driver.environment.language == "python":
         yield [str(_interpreter(place)), str(driver.path)]
         return
@@ -90,7 +92,7 @@ def command_of(driver: Driver, place: Path) -> Iterator[list[str]]:
 
 
 def variables(place: Path, url: str) -> Mapping[str, str]:
-    """A driver's: ours, whatever flags it knows among them, without what would lead it elsewhere."""
+    """Return a driver's environment variables: this process's, without PYTHONPATH and PYTHONHOME."""
     ours = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     told = {
         "TIMEOUT": ours.get("TIMEOUT", str(ANSWER_S_MAX)),

@@ -1,10 +1,10 @@
-"""Requests that schemathesis makes up from the OpenAPI document, over every route of a real gateway.
+"""Requests that schemathesis generates from the OpenAPI document, for all routes of a real gateway.
 
     python -m tests.conformance.fuzz [--cases 5000] [--seed 0] [--folder FOLDER]
 
-Whatever is asked, no answer is a 5xx but a 503 with a Retry-After, every error has its dialect's shape, every
-stream its end, and what is answered has what the document says. A scripted worker answers chats, tiny models
-embed and rank. Schemathesis is installed into a folder of its own. A seed makes up the same requests again.
+The only 5xx allowed is 503 with a Retry-After. Each error must have its dialect's format, each stream its
+end, and each response must conform to the document. A scripted worker answers chats, tiny models embed and
+rank. Schemathesis is installed into a separate folder. A seed reproduces the same requests.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ROOT = Path(__file__).resolve().parents[2]
 GENERATOR, EMBEDDER, RANKER = "fake", "bert-embedder", "roberta-reranker"
 MODELS = {"": GENERATOR, "/v1/embeddings": EMBEDDER}
 MODELS |= dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), RANKER)
-"""By path; the empty one is any other."""
+"""Models by path; the empty path is the default."""
 
 ENDLESS = "/v1/status/stream"
-"""Has no end to be waited for."""
+"""A stream without an end."""
 
 BODIES = 11
-"""Operations with a body: their cases are without number, and those of the others few."""
+"""Operations with a body; their cases are unlimited, and other operations have few."""
 
 CHECKS = ("answers_as_it_should", "response_schema_conformance", "content_type_conformance")
 CONFIG = """
@@ -49,7 +49,7 @@ database = "none"
 
 
 def install(folder: Path) -> Path:
-    """The program. Raises `CalledProcessError`."""
+    """Install schemathesis and return its program. Raises `CalledProcessError`."""
     place = folder.resolve() / f"schemathesis-{SCHEMATHESIS}"
     program = place / "bin" / "schemathesis"
     if not program.exists():
@@ -62,14 +62,17 @@ def install(folder: Path) -> Path:
 def ask(
     program: Path, system: System, folder: Path, *, seed: int, cases: int, first: bool
 ) -> tuple[int, Counter[str]]:
-    """A round of about so many cases. The program's exit status, and how often what was answered: by method,
-    path and status. `first`: with the cases at the edges of what the document says, the same each time."""
+    """Run a round of about `cases` cases; return the exit status and counts by method, path and status.
+
+    `first`: include the boundary values of the document, which are the same in each round.
+    """
     document, config, tally = (folder / name for name in ("openapi.json", "config.toml", "tally.json"))
-    # From a file: an address would be left out of what is asked.
+    # From a file: schemathesis would not test the address it reads the document from.
     document.write_bytes(system.http.get("/openapi.json").content)
     config.write_text(CONFIG)
     each = max(1, cases // BODIES)
-    command = [program, "--config-file", config, "run", document, "--url", system.url, "--seed", str(seed)]
+    command: list[str | Path] = [program, "--config-file", config, "run", document]
+    command += ["--url", system.url, "--seed", str(seed)]
     command += ["--max-examples", str(each), "--checks", ",".join(CHECKS), "--continue-on-failure"]
     command += ["--phases", "coverage,fuzzing" if first else "fuzzing", "--suppress-health-check", "all"]
     command += ["--exclude-path", ENDLESS]
@@ -85,7 +88,7 @@ def ask(
 
 
 def run(system: System, program: Path, folder: Path, *, seed: int, cases: int) -> tuple[bool, Counter[str]]:
-    """Round after round until there were so many cases. Whether all is well, and what was answered."""
+    """Run rounds until there were `cases` cases; return whether all passed, and the counts of responses."""
     told: Counter[str] = Counter()
     for number in range(ROUNDS_MAX):
         left = cases - told.total()
@@ -99,11 +102,11 @@ def run(system: System, program: Path, folder: Path, *, seed: int, cases: int) -
 
 
 def start(system: System) -> None:
-    """The workers, until all of them serve."""
+    """Start the workers and wait until all are ready."""
     system.start_worker("--name", GENERATOR, "--images", "--videos")
     for name in (EMBEDDER, RANKER):
         system.start_worker("--model", str(model_folder(name)), module="worker")
-    eventually(lambda: _loaded(system) == 3, within_s=START_S_MAX, what="all models are there")
+    eventually(lambda: _loaded(system) == 3, within_s=START_S_MAX, what="all models are loaded")
 
 
 def _loaded(system: System) -> int:
@@ -111,18 +114,18 @@ def _loaded(system: System) -> int:
 
 
 def told_by_status(told: Counter[str]) -> str:
-    """How often each status was answered, and over how many operations."""
+    """Describe the counts of each status, and the number of operations."""
     statuses: Counter[str] = Counter()
     for name, times in told.items():
         statuses[name.rpartition(" ")[2]] += times
     operations = {name.rpartition(" ")[0] for name in told}
     counted = ", ".join(f"{times} {status}" for status, times in statuses.most_common())
-    return f"{told.total()} cases over {len(operations)} methods of paths: {counted}"
+    return f"{told.total()} cases of {len(operations)} operations: {counted}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cases", type=int, default=5000, help="at least so many")
+    parser.add_argument("--cases", type=int, default=5000, help="minimum number of cases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=INSTALLED, help="where schemathesis is installed")
     given = parser.parse_args()
@@ -131,7 +134,7 @@ def main() -> int:
         start(system)
         well, told = run(system, program, Path(name), seed=given.seed, cases=given.cases)
         alive = all(process.running for process in (system.gateway, *system.workers))
-    print(told_by_status(told) + ("" if alive else "; somebody has died"))
+    print(told_by_status(told) + ("" if alive else "; a process has died"))
     return 0 if well and alive else 1
 
 

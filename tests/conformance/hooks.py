@@ -1,6 +1,6 @@
-"""What schemathesis is told beside the document: how an answer is judged, and names that exist.
+"""Hooks of schemathesis: the check of responses, and names of existing objects.
 
-Imported in its own environment, by `tests.conformance.fuzz`.
+Schemathesis imports this module in its own environment; `tests.conformance.fuzz` starts it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import schemathesis
 from tests.conformance.judge import complaint
 
 NAMED = 7 / 8
-"""Of the cases, those that name a model or a response that is there."""
+"""Fraction of cases with an existing model or response."""
 
 MODELS: dict[str, str] = json.loads(os.environ["FUZZ_MODELS"])
-"""By path; the others' is that of the empty one."""
+"""Models by path; the empty path is the default."""
 
 _kept: list[str] = []
 _told: Counter[str] = Counter()
@@ -49,7 +49,7 @@ def after_call(context: Any, case: Any, response: Any) -> None:
 
 @schemathesis.check
 def answers_as_it_should(context: Any, response: Any, case: Any) -> None:
-    """Raises `AssertionError`."""
+    """Check a response. Raises `AssertionError`."""
     headers = {name.lower(): values[0] for name, values in response.headers.items()}
     is_head = case.method.upper() == "HEAD"
     wrong = complaint(case.path, response.status_code, headers, response.content, is_head=is_head)
@@ -58,5 +58,5 @@ def answers_as_it_should(context: Any, response: Any, case: Any) -> None:
 
 @atexit.register
 def _tell() -> None:
-    """How many cases there were, by operation and status."""
+    """Write the counts of cases by operation and status."""
     Path(os.environ["FUZZ_TALLY"]).write_text(json.dumps(_told))

@@ -1,5 +1,5 @@
-"""What an answer to a generated request must be. Of the standard library alone: where it runs, nothing of
-ours is installed."""
+"""Rules for responses to generated requests. It uses only the standard library, because it runs in
+schemathesis's environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = "/"
 
 
 def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *, is_head: bool) -> str:
-    """What is wrong with it, or nothing. `headers`: by names in lower case."""
+    """Return what is wrong with a response, or an empty string. `headers`: by lower-case name."""
     if status >= 500 and status != 503:
         return f"status {status}: {body[:300]!r}"
     if status == 503 and "retry-after" not in headers:
@@ -36,7 +36,7 @@ def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes, *
 
 
 def _of_stream(body: bytes) -> str:
-    """Every event has JSON in it, and the last one is an end."""
+    """Check that all events contain JSON and that the last one ends the stream."""
     lines = body.decode().split("\n")
     told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     if not told or (told[-1] != "[DONE]" and not _is_end(json.loads(told[-1]))):
@@ -48,7 +48,7 @@ def _of_stream(body: bytes) -> str:
 
 
 def _of_metrics(kind: str, body: bytes) -> str:
-    """Samples and comments, each a line."""
+    """Check that each line is a sample or a comment."""
     *lines, last = body.decode().split("\n")
     well = kind.startswith("text/plain") and not last and all(" " in line for line in lines)
     return "" if well else f"no metrics: {kind!r}, {body[:300]!r}"
@@ -61,18 +61,18 @@ def _is_end(event: Any) -> bool:
 
 def _of_document(path: str, status: int, document: Any) -> str:
     if status < 300:
-        return "an error object with a status of success" if document.get("error") else ""
+        return "an error object with a success status" if document.get("error") else ""
     if path.startswith(ANTHROPICS):
         return _of_anthropics(document)
     error = document.get("error")
     if not isinstance(error, dict) or not error.keys() >= {"message", "type", "param", "code"}:
         return f"no error object: {document}"
-    return "" if error["message"] and error["code"] else f"an error that says nothing: {document}"
+    return "" if error["message"] and error["code"] else f"an error without message or code: {document}"
 
 
 def _of_anthropics(document: Any) -> str:
     error = document.get("error")
     if document.keys() != {"type", "error", "request_id"} or document["type"] != "error":
-        return f"no envelope of Anthropic's: {document}"
+        return f"not Anthropic's error envelope: {document}"
     well = isinstance(error, dict) and error.keys() == {"type", "message"} and all(error.values())
     return "" if well else f"no error object: {document}"

@@ -1,10 +1,9 @@
-"""Load generators, evaluations and a chat's backend from PyPI, as clients of `roundhouse serve`.
+"""Load generators, an evaluation harness and a chat backend from PyPI as clients of `roundhouse serve`.
 
     python -m tests.conformance.loads [lm-eval aiperf guidellm open-webui]
 
-Each is in an environment of its own and asks for a little, with the embedded model's tokenizer where it wants
-one and no hub; what it reports itself of its requests is what counts. (`vllm bench` comes with all of vllm
-only, and is not among them.)
+Each runs a few requests in its own environment, with the embedded model's tokenizer if it needs one, and
+offline. Its own report of its requests is evaluated. (`vllm bench` requires all of vLLM and is not included.)
 """
 
 from __future__ import annotations
@@ -56,19 +55,19 @@ metric_list: [{metric: exact_match}]
 
 
 class Failed(Exception):
-    """A client; with what it said, or what was wrong with its report."""
+    """A client failed; with its output, or what is wrong with its report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where a client is tried: its programs, a server, and a folder that is its own."""
+    """The environment of a client: its programs, a server, and a folder."""
 
     programs: Path
     served: Served
     folder: Path
 
     def run(self, program: str, *arguments: str) -> None:
-        """Raises `Failed` unless it ends well."""
+        """Run a program. Raises `Failed` unless it succeeds."""
         command = [str(self.programs / program), *arguments]
         ended = subprocess.run(
             command, cwd=self.folder, env=self.environ(), capture_output=True, text=True, timeout=RUN_S_MAX
@@ -81,18 +80,18 @@ class Bench:
         return {**kept, "HOME": str(self.folder), "NO_PROXY": "127.0.0.1", **more}
 
     def report(self, pattern: str) -> Any:
-        """The one that it has written. Raises `Failed` if there is none."""
+        """Return the report that matches `pattern`. Raises `Failed` if there is none."""
         found = sorted(self.folder.glob(pattern))
         if not found:
             raise Failed(f"no report: {pattern}")
         return json.loads(found[-1].read_text())
 
 
-# --- what each is asked for ----------------------------------------------------------------------------
+# --- clients -------------------------------------------------------------------------------------------
 
 
 def lm_eval(bench: Bench) -> Iterator[str]:
-    """Chosen among likelihoods and generated, over completions; generated over chat."""
+    """Run tasks with logprobs and generation over completions, and with generation over chat."""
     (bench.folder / "questions.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
     for name, rest in (("choosing", CHOOSING), ("telling", TELLING)):
         data = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {bench.folder}/questions.jsonl}}}}"
@@ -119,7 +118,7 @@ def _evaluated(bench: Bench, model: str, path: str, tasks: Sequence[str], *flags
 
 
 def check_samples(samples: Iterator[Any]) -> None:
-    """Every likelihood is one, every text has something. Raises `Failed`."""
+    """Check that logprobs are valid and texts are not empty. Raises `Failed`."""
     for sample in samples:
         for answer, *_ in sample["resps"]:
             logprob = float(answer[0]) if isinstance(answer, list) else -1.0
@@ -128,7 +127,7 @@ def check_samples(samples: Iterator[Any]) -> None:
 
 
 def aiperf(bench: Bench) -> Iterator[str]:
-    """Streamed chat and completions, two at a time."""
+    """Run streamed chats and completions, two at a time."""
     for kind in ("chat", "completions"):
         out = bench.folder / kind
         arguments = ["profile", "-m", bench.served.model, "--endpoint-type", kind, "--streaming"]
@@ -143,7 +142,7 @@ def aiperf(bench: Bench) -> Iterator[str]:
 
 
 def guidellm(bench: Bench) -> Iterator[str]:
-    """Streamed chat, two at a time."""
+    """Run streamed chats, two at a time."""
     arguments = ["run", "--disable-progress", "--tokenizer", f"kind=hf_auto,model={MODEL_PATH}"]
     arguments += ["--backend", f"kind=openai_http,target={bench.served.url},model={bench.served.model}"]
     arguments += ["--profile", "kind=concurrent,streams=2"]
@@ -158,7 +157,7 @@ def guidellm(bench: Bench) -> Iterator[str]:
 
 
 def open_webui(bench: Bench) -> Iterator[str]:
-    """What its page asks its backend for, and this asks us: models, a chat, the same streamed, a title."""
+    """Make the backend requests of its page: models, a chat, the same streamed, a title."""
     asked = {"model": bench.served.model, "messages": [{"role": "user", "content": "Say something."}]}
     with _backend(bench) as page:
         known = [model["id"] for model in page.get("/api/models").raise_for_status().json()["data"]]
@@ -181,7 +180,7 @@ def open_webui(bench: Bench) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _backend(bench: Bench) -> Iterator[httpx.Client]:
-    """Somebody who has signed in there."""
+    """Start the backend and yield an HTTP client that is signed in."""
     port = free_port()
     own = {"OPENAI_API_BASE_URL": f"{bench.served.url}/v1", "OPENAI_API_KEY": "none", "WEBUI_AUTH": "False"}
     own |= {"DATA_DIR": str(bench.folder), "WEBUI_SECRET_KEY": "none", "ENABLE_OLLAMA_API": "False"}
@@ -195,7 +194,7 @@ def _backend(bench: Bench) -> Iterator[httpx.Client]:
         httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS, timeout=RUN_S_MAX) as page,
     ):
         try:
-            eventually(lambda: _lives(page), within_s=START_S_MAX, what="the backend is there")
+            eventually(lambda: _lives(page), within_s=START_S_MAX, what="the backend is ready")
             user = page.post("/api/v1/auths/signin", json={"email": "", "password": ""}).raise_for_status()
             page.headers["authorization"] = f"Bearer {user.json()['token']}"
             yield page
@@ -211,7 +210,7 @@ def _lives(page: httpx.Client) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """`checks`: how many `tried` yields, one by one, unless it raises."""
+    """`checks`: the number of checks that `tried` yields, unless it raises."""
 
     packages: tuple[str, ...]
     checks: int
@@ -227,7 +226,7 @@ CLIENTS: dict[str, Client] = {
 
 
 def tried(name: str, served: Served) -> int:
-    """How many of its checks have passed; a line for each."""
+    """Run a client, print a line for each check, and return the number that passed."""
     client, passed = CLIENTS[name], 0
     try:
         place = make(Environment(name, "python", client.packages), INSTALLED)
@@ -241,7 +240,7 @@ def tried(name: str, served: Served) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; default: all")
     names = parser.parse_args(argv).clients or list(CLIENTS)

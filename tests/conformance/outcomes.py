@@ -1,4 +1,4 @@
-"""What came of each program, as its own last line has it, and the table of them all."""
+"""Outcomes of programs, from the last line of their output, and a table of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`status`: None, where it was never run. `why`: of what is not in the count. `must_count`: its status
-    alone says nothing."""
+    """The result of a program. `status`: None if it was not run. `why`: a failure outside the count.
+    `must_count`: the exit status alone is not sufficient."""
 
     lane: str
     name: str
@@ -36,21 +36,21 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """All of at least one check, and the program agrees."""
+        """Whether all checks, at least one, and the exit status passed."""
         if self.count is None:
             return self.status == 0 and not self.must_count
         return self.status == 0 and 0 < self.count.total == self.count.passed
 
 
 def count_of(said: str) -> Count | None:
-    """The `passed/total` that is the last line of what a program said."""
+    """Parse `passed/total` from the last line of a program's output."""
     lines = said.rstrip().splitlines()
     found = _COUNT.fullmatch(lines[-1].strip()) if lines else None
     return Count(int(found[1]), int(found[2])) if found else None
 
 
 def show(outcomes: Sequence[Outcome], passed_over: Sequence[str], console: Console) -> None:
-    """A row for each outcome, then a line for all that could not be run."""
+    """Print a row for each outcome, then a line of all that could not be run."""
     table = Table("lane", "what", "passed", "seconds", "", title="conformance", title_justify="left")
     for outcome in outcomes:
         verdict = "[green]passed[/]" if outcome.passed else f"[red]FAILED[/] {outcome.why}"

@@ -1,4 +1,4 @@
-"""Programs that are run to their end and count what they did, and the server that some are run against."""
+"""Run programs that print a count of checks, and a server for some of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ import httpx
 
 from tests.conformance.outcomes import Outcome, count_of
 from tests.ports import free_port
-from tests.system import NO_TLS, START_S_MAX, Process, eventually
+from tests.system import NO_TLS, Process, eventually
 
 DRIVER_S_MAX = 1800
+LOAD_S_MAX = 300
+"""Timeout for a server to load its models on a busy machine, without cached capability checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """An address, without a slash at its end, and the name of the model there."""
+    """An address without a trailing slash, and the name of the model."""
 
     url: str
     model: str
@@ -32,17 +34,40 @@ class Served:
 
 @contextlib.contextmanager
 def serving() -> Iterator[Served]:
-    """`roundhouse serve` with the embedded model. Raises `AssertionError` if it does not start or stop."""
+    """Run `roundhouse serve` with the embedded model. Raises `AssertionError` if that fails."""
     with tempfile.TemporaryDirectory(prefix="rh-") as folder:
         port = free_port()
         url, env = f"http://127.0.0.1:{port}", {"XDG_RUNTIME_DIR": folder, "TMPDIR": folder}
         server = Process("server", ["deploy", "serve", "--port", str(port)], Path(folder), env)
         try:
-            eventually(lambda: _is_ready(server, url), within_s=START_S_MAX, what=f"{url} is ready")
+            _wait_ready(server, url)
             models = httpx.get(f"{url}/v1/models", verify=NO_TLS).raise_for_status().json()["data"]
             yield Served(url, models[0]["id"])
         finally:
             server.stop()
+
+
+@contextlib.contextmanager
+def shared_cache() -> Iterator[None]:
+    """Share a cache folder of model capability checks among all servers of a run.
+
+    Without it each server repeats the checks, which take longer than most drivers.
+    """
+    before = Process.cache
+    with tempfile.TemporaryDirectory(prefix="rh-") as folder:
+        Process.cache = Path(folder)
+        try:
+            yield
+        finally:
+            Process.cache = before
+
+
+def _wait_ready(server: Process, url: str) -> None:
+    """Wait until the server is ready. Raises `AssertionError` with the end of its log."""
+    try:
+        eventually(lambda: _is_ready(server, url), within_s=LOAD_S_MAX, what=f"{url} is ready")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{server.log()[-2000:]}") from None
 
 
 def _is_ready(server: Process, url: str) -> bool:
@@ -60,7 +85,7 @@ def run(
     folder: Path,
     within_s: float = DRIVER_S_MAX,
 ) -> Outcome:
-    """What came of a command. What it says is shown as it comes."""
+    """Run a command, show its output, and return the outcome."""
     began, said = time.monotonic(), []
     with (
         subprocess.Popen(
@@ -86,7 +111,7 @@ def run(
 
 @contextlib.contextmanager
 def _ended(program: subprocess.Popen[str], within_s: float) -> Iterator[None]:
-    """It and all that it has started: when that time is over, or when the block is left."""
+    """End the program and its children after `within_s` seconds, or when the context ends."""
     late = threading.Timer(within_s, _kill, (program,))
     late.start()
     try:

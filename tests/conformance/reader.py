@@ -1,11 +1,11 @@
-"""A worker that reads a file as a good model would: it calls the tool for it, and says what it was told.
+"""A worker that reads a file like a capable model: it calls the tool and reports the result.
 
     python -m tests.conformance.reader --endpoint ipc://…
 
-All but the model is real, as with `worker.fake`: agents from npm run on it, which would get nowhere with a
-model as small as those that tests can afford. What it does depends on the conversation alone. Offered a tool
-that reads files, it calls it with the path that was asked about; told the result, it repeats the password in
-it; offered nothing, it makes a title.
+Everything but the model is real, as in `tests.scripted_worker`. Agents from npm run on it, because the small
+models of the tests are too weak for them. Its answers depend on the conversation alone. With a tool that
+reads files, it calls that with the path in the question. With the result, it repeats the password in it.
+Without tools, it returns a title.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from protocol import lifeline, logs
 from protocol.conversation import Conversation, unpack
 from protocol.errors import too_long
 from protocol.messages import Generate
-from protocol.parts import CallDelta, Capabilities
-from protocol.workersettings import WorkerSettings
-from worker.contract import Draw, Facts, Growth, Model, Prepared, Progress
-from worker.fake.engine import END, FakeEngine
-from worker.fake.script import Script
-from worker.fake.text import FakePipeline, FakePrepared
-from worker.line.service import Service
+from protocol.types import CallDelta, Capabilities
+from protocol.worker_settings import WorkerSettings
+from tests.scripted_worker.engine import END, FakeEngine
+from tests.scripted_worker.script import Script
+from tests.scripted_worker.text import FakePipeline, FakePrepared
+from worker.contract.engine import (
+    EngineRequest,
+    Model,
+    ModelInfo,
+    OutputDelta,
+    Progress,
+    SamplingParams,
+    Tokenized,
+)
+from worker.transport.service import Service
 
 NAME = "reader"
 CONTEXT_LENGTH = 131_072
-"""In words: agents begin with ten thousand."""
+"""Words; agents' first prompts have ten thousand."""
 
 PATHS = ("path", "filePath", "file_path", "absolute_path")
 COMMANDS = ("cmd", "command")
@@ -40,7 +48,7 @@ READS = ("read", "read_file")
 RUNS = ("exec_command", "shell_command", "shell", "bash")
 TITLE = "A file is read"
 PIECE = 7
-"""Letters of a call's arguments that come at once."""
+"""Characters of a call's arguments in each delta."""
 
 _PATH = re.compile(r"/[\w./-]+\.txt")
 _PASSWORD = re.compile(r"password is ([a-z]+-\d+)")
@@ -55,7 +63,7 @@ class Call:
 
 
 def decide(conversation: Conversation) -> Call | str:
-    """What is done next: a call, or something that is said."""
+    """Return the next answer: a tool call or a text."""
     messages = conversation.messages or []
     results = [_text(message) for message in messages if message["role"] == "tool"]
     if results:
@@ -68,7 +76,7 @@ def decide(conversation: Conversation) -> Call | str:
 
 
 def _call(tools: Sequence[Mapping[str, Any]], path: str) -> Call | None:
-    """The call of a tool that reads files, or else of one that runs commands."""
+    """Return a call of a tool that reads files, or else of one that runs commands."""
     functions = {tool["function"]["name"].lower(): tool["function"] for tool in tools}
     for names, words, value in ((READS, PATHS, path), (RUNS, COMMANDS, f"cat {path}")):
         for function in (functions[name] for name in names if name in functions):
@@ -83,41 +91,42 @@ def _text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
 
 
-def growths(done: Call | str, id: str) -> list[Growth]:
-    """What is done, token by token."""
+def growths(done: Call | str, id: str) -> list[OutputDelta]:
+    """Return the deltas of an answer, one for each token."""
     if isinstance(done, str):
-        return [Growth(word) for word in re.findall(r"\s*\S+", done)]
+        return [OutputDelta(word) for word in re.findall(r"\s*\S+", done)]
     pieces = [done.arguments[at : at + PIECE] for at in range(0, len(done.arguments), PIECE)]
     begun = CallDelta(index=0, id=id, name=done.name)
     return [
-        Growth(is_content=False, calls=(delta,))
+        OutputDelta(is_content=False, calls=(delta,))
         for delta in (begun, *(CallDelta(index=0, arguments=piece) for piece in pieces))
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Planned(FakePrepared):
-    """A request with all that will be answered."""
+    """A prepared request with its complete answer."""
 
-    growths: tuple[Growth, ...] = ()
+    growths: tuple[OutputDelta, ...] = ()
 
 
 @dataclass(slots=True)
 class Preparer:
+    """A `contract.Preparer` that determines the answer."""
+
     scripts: MutableMapping[str, Script]
     context_length: int
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> Prepared:
+    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
         conversation = unpack(request)
-        said = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
-        tokens = tuple(1 + len(word) for word in said.split())
+        tokens = _tokens(conversation)
         if len(tokens) >= self.context_length:
             raise too_long(self.context_length, len(tokens), "messages", by_memory=False)
         steps = growths(decide(conversation), f"call_{request.id.partition('~')[0]}")
         return Planned(
             id=request.id,
             tokens=tokens,
-            draw=Draw(),
+            sampling=SamplingParams(),
             stop=(),
             max_tokens=len(steps) + 1,
             end_tokens=frozenset((END,)),
@@ -126,42 +135,53 @@ class Preparer:
             growths=tuple(steps),
         )
 
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        return Tokenized(request.id, len(_tokens(unpack(request))))
+
+
+def _tokens(conversation: Conversation) -> tuple[int, ...]:
+    """Return a token for each word of the conversation and its tools."""
+    said = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
+    return tuple(1 + len(word) for word in said.split())
+
 
 @dataclass(slots=True)
 class Pipeline(FakePipeline):
-    """Each token is the next growth."""
+    """An output processor that returns the next delta for each token."""
 
-    growths: tuple[Growth, ...] = ()
+    growths: tuple[OutputDelta, ...] = ()
     pushed: int = 0
 
-    def push(self, token: int) -> Growth:
+    def push(self, token: int) -> OutputDelta:
         growth = self.growths[self.pushed]
         self.pushed += 1
         self.has_called = self.pushed == len(self.growths) and bool(growth.calls)
         return growth
 
 
-def open_pipeline(request: Prepared) -> Pipeline:
+def open_output_processor(request: EngineRequest) -> Pipeline:
     assert isinstance(request, Planned)
     return Pipeline(request.script, growths=request.growths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loader:
+    """A `contract.Loader` of this worker's parts."""
+
     name: str = NAME
 
     def load(self, progress: Progress) -> Model:
         scripts: MutableMapping[str, Script] = WeakValueDictionary()
         return Model(
-            facts=Facts(self.name, CONTEXT_LENGTH, 0, Capabilities(system_in_place=True)),
+            info=ModelInfo(self.name, CONTEXT_LENGTH, 0, Capabilities(system_in_place=True)),
             engine=FakeEngine(scripts, step_ms=0.0),
             open_preparer=lambda context_length: Preparer(scripts, context_length),
-            open_pipeline=open_pipeline,
+            open_output_processor=open_output_processor,
         )
 
 
 def main() -> int:
-    """Serve the gateway until told to stop. The exit status."""
+    """Serve the gateway until a stop signal, and return the exit status."""
     logs.setup("reader", "text", "info")
     lifeline.follow_parent()
     endpoint = sys.argv[sys.argv.index("--endpoint") + 1]

@@ -1,9 +1,9 @@
-"""The recipes of docs/clients.md that need packages from elsewhere, each as it stands there.
+"""Run the recipes of docs/clients.md that need third-party packages, unchanged.
 
     python -m tests.conformance.recipes [langchain litellm …]
 
-Each is run in the environment that stands behind its fence, in an empty home, against one `roundhouse serve`
-with the embedded model. It passes if it ends with status 0 and has said something.
+Each recipe runs in the environment named after its fence, in an empty home, against one `roundhouse serve`
+with the embedded model. It passes if it exits with status 0 and has printed something.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ RECIPES: Mapping[str, Environment] = {
     "llm": Environment("llm", "python", ("llm==0.36",)),
     **dict.fromkeys(("openai", "anthropic", "ai"), _JAVASCRIPT),
 }
-"""By the word behind a fence."""
+"""Environments by the word after a fence."""
 
 OTHERS = ("agents", "open-webui", "services")
-"""What `tests.conformance.agents`, `tests.conformance.loads` and `tests/deploy/units` try at length; the last
-is a machine that has a service manager, or several machines."""
+"""Recipes that `tests.conformance.agents`, `tests.conformance.loads` and `tests/deploy/units` test; the last
+need a service manager or several machines."""
 
 ENVIRONMENTS = (*RECIPES, *OTHERS)
 
 
 def tried(block: Block, address: str) -> str:
-    """What it said. Raises `NotMade`, or a `SubprocessError` where it failed."""
+    """Run a block and return its output. Raises `NotMade`, or `SubprocessError` if it failed."""
     environment = RECIPES[block.environment]
     place = make(environment, INSTALLED)
     with tempfile.TemporaryDirectory(dir=place) as name:
@@ -76,7 +76,7 @@ def _command(
 
 
 def run(wanted: list[str]) -> int:
-    """A line for each, and how many have passed. The exit status."""
+    """Run the recipes, print a line for each and the count; return the exit status."""
     passed, found = 0, [block for block in blocks(DOCUMENT) if block.environment in wanted]
     with serving() as served:
         for block in found:
@@ -92,7 +92,7 @@ def run(wanted: list[str]) -> int:
 
 
 def main() -> int:
-    """The status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("environments", nargs="*", choices=[*RECIPES, []], help="default: all")
     return run(parser.parse_args().environments or list(RECIPES))

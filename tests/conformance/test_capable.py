@@ -1,4 +1,4 @@
-"""What the worker that finds the right words does: a function of the conversation and its tools."""
+"""The answers of the capable worker: a function of the conversation and its tools."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from protocol.conversation import Conversation
-from protocol.parts import Calling
+from protocol.types import ToolCallConstraint
 from tests.conformance.capable import MEANT, Call, decide, leant, made
-from worker.contract import Likelihood
+from worker.contract.engine import Logprob
 
 CITY = {
     "type": "object",
@@ -50,8 +50,8 @@ def test_the_tool_is_called_that_the_question_is_about(question: str, call: Call
 
 def test_a_call_that_must_be_is_made_whatever_is_asked() -> None:
     conversation = Conversation([asked("Good day.")], TOOLS)
-    assert isinstance(decide(conversation, Calling(required=True)), Call)
-    named = decide(conversation, Calling(name="look"))
+    assert isinstance(decide(conversation, ToolCallConstraint(required=True)), Call)
+    named = decide(conversation, ToolCallConstraint(name="look"))
     assert isinstance(named, Call)
     assert named.name == "look"
 
@@ -83,11 +83,11 @@ def test_arguments_fit_their_schema(schema: dict[str, Any]) -> None:
     jsonschema.validate(made(schema, "Nothing that helps"), schema)
 
 
-def test_what_is_meant_is_the_likeliest_and_all_together_are_no_more_than_certain() -> None:
-    found = Likelihood(math.log(0.1), ((7, math.log(0.6)), (8, math.log(0.3)), (9, math.log(0.1))))
+def test_intended_token_is_most_likely_and_probabilities_sum_to_one() -> None:
+    found = Logprob(math.log(0.1), ((7, math.log(0.6)), (8, math.log(0.3)), (9, math.log(0.1))))
     told = leant(found, 9)
     assert [token for token, _ in told.top] == [9, 7, 8]
     assert told.top[0][1] == told.logprob > math.log(MEANT)
     assert math.isclose(sum(math.exp(logprob) for _, logprob in told.top), 1)
     assert [token for token, _ in leant(found, 5).top] == [5, 7, 8]
-    assert leant(Likelihood(-1.0), 5).top == ()
+    assert leant(Logprob(-1.0), 5).top == ()

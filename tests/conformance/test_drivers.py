@@ -1,4 +1,4 @@
-"""Which files are drivers, and what they run in."""
+"""Detection of drivers, and their environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package manager is told."""
+"""Calls of the package manager."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.drivers import Environment
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A line for each call of a manager that only notes what it is told."""
+    """Replace the package manager by one that writes each call to the returned file."""
     notes, manager = tmp_path / "notes", tmp_path / "manager"
     manager.write_text(f'#!/bin/sh\necho "$@" >> {notes}\n')
     manager.chmod(0o755)
@@ -20,7 +20,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return notes
 
 
-def test_what_is_left_out_is_overridden_for_no_python_there_is(told: Path, tmp_path: Path) -> None:
+def test_excluded_package_is_overridden_with_an_unsatisfiable_marker(told: Path, tmp_path: Path) -> None:
     place = environments.make(Environment("one", "python", ("a==1",), without=("torch",)), tmp_path / "made")
     assert (place / ".overrides").read_text() == "torch; python_version < '3'\n"
     assert f"--override {place / '.overrides'} a==1" in told.read_text().splitlines()[-1]

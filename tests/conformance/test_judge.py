@@ -1,4 +1,4 @@
-"""The judge of generated requests: what it passes, and what it does not."""
+"""The judge of responses to generated requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def said(path: str, status: int, body: Any, kind: str = JSON, **more: Any) -> st
     return complaint(path, status, headers, raw, is_head=more.get("is_head", False))
 
 
-def test_what_is_right_passes() -> None:
+def test_valid_responses_pass() -> None:
     assert not said(CHAT, 200, {"id": "a"})
     assert not said(CHAT, 400, OPENAIS)
     assert not said(MESSAGES, 400, ANTHROPICS)

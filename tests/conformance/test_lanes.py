@@ -1,4 +1,4 @@
-"""`make conformance`: what is run, and what is made of it. Programs are real; SDKs and servers are not."""
+"""`make conformance`: its lanes and their evaluation, with real programs and without SDKs or servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_code(code: str, folder: Path) -> Outcome:
     return run("sdks", "a", [sys.executable, "-uc", code], os.environ, folder)
 
 
-def test_what_a_program_says_is_shown_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_output_is_printed_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = "import sys; print('OK a'); print('well', file=sys.stderr); print('1/2'); sys.exit(3)"
     outcome = run_code(code, tmp_path)
     assert (outcome.status, outcome.count) == (3, Count(1, 2))
@@ -37,13 +37,13 @@ def test_what_a_program_says_is_shown_and_counted(tmp_path: Path, capsys: pytest
 
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.stdout.close(); open('fifo')"]
-    os.mkfifo(tmp_path / "fifo")  # nobody ever writes to it
+    os.mkfifo(tmp_path / "fifo")  # no process writes to it
     outcome = run("sdks", "a", command, os.environ, tmp_path, within_s=0.5)
     assert outcome.status == -9
     assert not outcome.passed
 
 
-def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_child_processes_of_a_program_end_with_it(tmp_path: Path) -> None:
     sleeper = "subprocess.Popen(['sleep', '1000'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
     code = f"import subprocess; open('pid', 'w').write(str({sleeper}.pid)); print('1/1')"
     assert run_code(code, tmp_path).passed
@@ -61,7 +61,7 @@ def _is_zombie(pid: int) -> bool:
         ([PASSED], 0),
         ([PASSED, NOT_RUN], 0),
         ([PASSED, FAILED], 1),
-        ([NOT_RUN], 1),  # nothing is shown to work
+        ([NOT_RUN], 1),  # no check has passed
         ([], 1),
     ],
 )
@@ -79,18 +79,18 @@ def test_a_lane_without_its_program_or_module_is_not_run() -> None:
 
 
 def test_a_lane_that_is_a_command_is_run() -> None:
-    outcome = commanded("a", "this", sys.executable)  # a module that says something, but counts nothing
+    outcome = commanded("a", "this", sys.executable)  # a module that prints text, but no count
     assert isinstance(outcome, Outcome)
     assert (outcome.status, outcome.count, outcome.passed) == (0, None, True)
 
 
 def test_strangers_in_a_folder_of_drivers_are_told(tmp_path: Path) -> None:
     (tmp_path / "new_sdk.py").touch()
-    assert list(driven("sdks", tmp_path)) == [NotRun("new_sdk.py (nothing in the table is named so)")]
+    assert list(driven("sdks", tmp_path)) == [NotRun("new_sdk.py (no such driver in the table)")]
 
 
 @pytest.mark.parametrize("argv", [["no-such-lane"], ["--clients", "no/such/folder"]])
-def test_what_is_asked_for_must_be_there(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_lane_or_client_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*argv, *LANES])
     assert ended.value.code == 2
@@ -107,7 +107,7 @@ def test_an_environment_is_made_again_when_its_packages_have_changed(tmp_path: P
     with pytest.raises(NotMade):
         make(Environment("empty", "python", ("not a package",)), tmp_path)
     assert not (place / "made").exists()
-    with pytest.raises(NotMade):  # half of one is none
+    with pytest.raises(NotMade):  # an incomplete environment
         make(Environment("empty", "python", ("not a package",)), tmp_path)
 
 

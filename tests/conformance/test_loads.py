@@ -1,4 +1,4 @@
-"""What is made of the reports of load generators. That these run is for `make conformance` to see."""
+"""Evaluation of load generators' reports; `make conformance` runs the generators themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_likelihood_or_a_text_is_an_answer(answers: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("answer", [["nan", "False"], ["-inf", "False"], ["0.0", "True"], ""])
-def test_nothing_else_is(answer: Any) -> None:
+def test_invalid_sample_fails(answer: Any) -> None:
     with pytest.raises(Failed, match="no answer"):
         check_samples(iter([{"resps": [[answer]]}]))
 
@@ -43,7 +43,7 @@ def test_a_report_must_be_there(bench: Bench) -> None:
     assert bench.report("report*.json") == {"requests": 8}
 
 
-def test_what_is_installed_has_its_version() -> None:
+def test_client_packages_are_pinned() -> None:
     for client in CLIENTS.values():
         assert client.checks > 0
         assert all(re.fullmatch(r"[\w.-]+(\[\w+\])?==\d[\d.]*", package) for package in client.packages)

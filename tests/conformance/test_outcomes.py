@@ -1,4 +1,4 @@
-"""What a program's last line says, and what counts as passed."""
+"""Parsing of a program's last line, and the rules for passing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.outcomes import Count, Outcome, count_of, show
     [
         ("OK a\nOK b\n2/2\n", Count(2, 2)),
         ("FAIL a 1/3\n  0/12 \n\n", Count(0, 12)),
-        ("2/2\nTraceback\n", None),  # it went on, and fell
+        ("2/2\nTraceback\n", None),  # it failed after the count
         ("passed 2/2\n", None),
         ("2/2 of them", None),
         ("2/", None),
@@ -31,7 +31,7 @@ def test_only_the_last_line_counts(said: str, count: Count | None) -> None:
     [
         (0, Count(3, 3), True),
         (0, Count(2, 3), False),
-        (0, Count(0, 0), False),  # it has looked at nothing
+        (0, Count(0, 0), False),  # it has checked nothing
         (0, None, False),
         (1, Count(3, 3), False),
         (-9, Count(3, 3), False),

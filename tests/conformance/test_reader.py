@@ -1,4 +1,4 @@
-"""What the worker that reads files does: a function of the conversation."""
+"""The answers of the file-reading worker: a function of the conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts supervisors in processes of their own, with small scripts as children."""
+"""Fixtures that start supervisors in separate processes, with small scripts as children."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.supervisor.told import Begin, Supervise, Told
+from tests.deploy.supervisor.process_output import Begin, ProcessOutput, Supervise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +33,7 @@ sys.exit(Supervisor(children, stop_timeout_s=told["stop_timeout_s"], limits=limi
 
 @pytest.fixture
 def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sockets go here, and no variable of the person who runs the tests has a say."""
+    """Runtime folder for sockets, without the user's ROUNDHOUSE_ variables."""
     for name in [name for name in os.environ if name.startswith("ROUNDHOUSE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -42,11 +42,11 @@ def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
-    """Starts processes that are gone, with all their children, when the test is over."""
-    begun: list[Told] = []
+    """Function that starts processes, which are killed with all their children after the test."""
+    begun: list[ProcessOutput] = []
 
-    def start(argv: Sequence[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None) -> Told:
-        begun.append(Told(argv, cwd, {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}))
+    def start(argv: Sequence[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None) -> ProcessOutput:
+        begun.append(ProcessOutput(argv, cwd, {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}))
         return begun[-1]
 
     yield start
@@ -56,11 +56,11 @@ def begin() -> Iterator[Begin]:
 
 @pytest.fixture
 def supervise(begin: Begin) -> Supervise:
-    """Starts a supervisor; its children are given in order as name=script, or name=[argv]."""
+    """Function that starts a supervisor. Its children are given in order as name=script or name=[argv]."""
 
     def start(
         *, stop_timeout_s: float = 10.0, limits: dict[str, float] | None = None, **programs: str | list[str]
-    ) -> Told:
+    ) -> ProcessOutput:
         children = [
             [name, [sys.executable, "-c", program] if isinstance(program, str) else program]
             for name, program in programs.items()

@@ -1,4 +1,4 @@
-"""Folders that are so many bytes of a model, on paper."""
+"""Model folders with sparse weight files of given sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def weights(folder: Path, *sizes: int) -> str:
-    """A model's folder with weight files of these sizes."""
+    """Create a model folder with weight files of these sizes in bytes, and return its path."""
     folder.mkdir()
     for number, size in enumerate(sizes, 1):
         with (folder / f"model-{number:05}.safetensors").open("wb") as file:

@@ -1,5 +1,17 @@
-"""What needs a browser is left out where there is none; `tests/conftest.py` says so."""
+"""The OpenAI client of a tested system. Without a browser, the tests of the page are not collected."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
 
 from tests.browser import chromium
+from tests.system import System
 
 collect_ignore = [] if chromium.find() else ["test_dashboard.py"]
+
+
+@pytest.fixture(scope="module")
+def client(system: System) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=system.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client

@@ -1,4 +1,4 @@
-"""Agents' habits over HTTP: what they do beside asking one thing after the other costs them no prefix."""
+"""Typical side requests of agents over HTTP do not evict the prefix of the main conversation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def billed(prompt: str, number: int) -> str:
-    """A system prompt as Claude Code sends it, through a proxy that has joined its blocks."""
+    """Return a system prompt like Claude Code's, after a proxy that joins its blocks."""
     return f"x-anthropic-billing-header: cc_version=2.1.330.{number:03x}; cch={number:05x};\n{prompt}"
 
 
@@ -66,7 +66,7 @@ def test_a_title_asked_for_beside_each_turn_costs_neither_its_prefix(
         main = ask(system, model, billed(AGENT, turn), said)
         other = beside.result(WAIT_S)
         if before is not None:
-            # All of the turn before, and of the titles all that they have in common.
+            # The whole previous turn is cached, and for titles their common prefix.
             assert cached(main) >= before[0] - 1
             assert cached(other) >= before[1] * 0.8
         before = (main["usage"]["prompt_tokens"], other["usage"]["prompt_tokens"])

@@ -1,4 +1,4 @@
-"""What a wrong request gets: a clear 4xx in OpenAI's shape, at once, and nobody else notices."""
+"""Invalid requests get an immediate 4xx in OpenAI's format, and do not affect other requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
+from tests.scripted_worker.engine import TOKEN_BYTES
 from tests.system import System, chat_body, eventually, running_system
-from worker.fake.engine import TOKEN_BYTES
 
 ANSWER_S_MAX = 0.05
-"""A refusal takes a few milliseconds."""
+"""Maximum time of a refusal, which takes a few milliseconds."""
 TRIES = 20
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ BAD = {
 
 
 def at_once(ask: Callable[[], T]) -> T:
-    """An answer that came in milliseconds. What is slow by itself is so every time, a busy machine is not."""
+    """Return an answer that took milliseconds; repeated a few times, because the machine may be busy."""
     for _ in range(TRIES):
         began = time.monotonic()
         answer = ask()
@@ -200,10 +200,10 @@ def test_beyond_capacity_the_answer_is_a_503_at_once_that_names_who_is_there(tmp
         system.wait_ready()
         body = chat_body("!tokens=8000 !slow=50", stream=True)
         for _ in range(3):
-            # Its headers come once it is accepted, so from here on the place is taken.
+            # The headers arrive once it is accepted, so from here on it occupies its place.
             stream = system.http.stream("POST", "/v1/chat/completions", json=body)
             assert held.enter_context(stream).status_code == 200
-        refused = eventually(lambda: _refusal(system, running=2), within_s=10, what="two run, one waits")
+        refused = eventually(lambda: _refusal(system, running=2), within_s=10, what="two run and one waits")
         error = refused.json()["error"]
         assert error["code"] == "text_generation_busy"
         assert error["waiting"] == 1
@@ -213,7 +213,7 @@ def test_beyond_capacity_the_answer_is_a_503_at_once_that_names_who_is_there(tmp
         assert at_once(lambda: _refusal(system, running=2))
         held.close()
         system.wait_for("/ready")
-        eventually(lambda: not _refusal(system, running=2), within_s=10, what="room again")
+        eventually(lambda: not _refusal(system, running=2), within_s=10, what="requests are accepted again")
 
 
 def _refusal(system: System, *, running: int) -> httpx.Response | None:
@@ -234,7 +234,7 @@ def test_a_prompt_that_memory_never_holds_gets_a_400_beside_one_that_runs(
         assert model["context_length"] == 447
         neighbour = ask(system.url, "!tokens=100")
         wait_until_flowing([neighbour])
-        for words in (447, 600, 9000):  # the last one is beyond the model's own context too
+        for words in (447, 600, 9000):  # the last one also exceeds the model's own context
             body = chat_body("word " * words, stream=stream)
             answer = system.http.post("/v1/chat/completions", json=body)
             assert answer.status_code == 400

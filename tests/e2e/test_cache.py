@@ -1,4 +1,4 @@
-"""The prefix cache as clients and operators see it: a real gateway, and a worker played by the test."""
+"""The prefix cache in the public API: a real gateway, and a worker simulated by the test."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ import zmq
 from protocol import sockets, wire
 from protocol.messages import (
     PROTOCOL_VERSION,
-    Accepted,
     CacheCleared,
     ClearCache,
-    Events,
-    Finished,
     Generate,
     Heartbeat,
     Hello,
     Message,
+    PrefixHit,
     Ready,
-    Reused,
     Welcome,
 )
-from protocol.parts import Delta, PrefixStatus, Reuse, RowStatus, TopPrefix, Usage
+from protocol.types import PrefixReuse, PrefixStatus, RequestStatus, TopPrefix
+from tests.factories import accepted, events, finished
 from tests.system import System, chat_body, eventually, running_system, sse_documents
 
 WAIT_S = 30.0
@@ -37,14 +35,14 @@ M = TypeVar("M", bound=Message)
 
 
 class Worker:
-    """A worker that says what the test tells it to."""
+    """A simulated worker that sends the messages that the test chooses."""
 
     def __init__(self, endpoint: str, name: str, model: str) -> None:
         self.name = name
         self.model = model
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = sockets.connect_dealer(self._context, endpoint, name, None)
-        # Only a connection that is there takes messages.
+        # Only an established connection accepts messages.
         self._socket.sndtimeo = int(1000 * WAIT_S)
 
     def close(self) -> None:
@@ -58,9 +56,9 @@ class Worker:
         self._socket.send_multipart(wire.encode(message))
 
     def next(self, kind: type[M]) -> M:
-        """The next message of a kind; others are passed over."""
+        """Return the next message of a type; skip others."""
         while True:
-            assert self._socket.poll(int(1000 * WAIT_S)), f"no {kind.__name__} has come"
+            assert self._socket.poll(int(1000 * WAIT_S)), f"no {kind.__name__} has arrived"
             message, _ = wire.decode_to_worker(self._socket.recv_multipart())
             if isinstance(message, kind):
                 return message
@@ -71,7 +69,7 @@ class Worker:
         self.say(Ready(incarnation=self.name, model=self.model, context_length=8192, running_max=4))
         self.beat()
 
-    def beat(self, rows: list[RowStatus] | None = None, prefix: PrefixStatus | None = None) -> None:
+    def beat(self, rows: list[RequestStatus] | None = None, prefix: PrefixStatus | None = None) -> None:
         rows = rows or []
         self.say(
             Heartbeat(incarnation=self.name, running=len(rows), waiting=0, steps=1, rows=rows, prefix=prefix)
@@ -79,21 +77,20 @@ class Worker:
 
     def accept(self) -> Generate:
         request = self.next(Generate)
-        self.say(Accepted(incarnation=self.name, id=request.id, prompt_tokens=PROMPT_TOKENS))
+        self.say(accepted(self.name, request.id, prompt_tokens=PROMPT_TOKENS))
         return request
 
-    def reuse(self, id: str, reuse: Reuse) -> None:
-        self.say(Reused(incarnation=self.name, id=id, reuse=reuse))
+    def reuse(self, id: str, reuse: PrefixReuse) -> None:
+        self.say(PrefixHit(incarnation=self.name, id=id, reuse=reuse))
 
     def answer(self, id: str, cached: int) -> None:
-        self.say(Events(incarnation=self.name, deltas=[Delta(id=id, sequence=0, tokens=[1], text="aboard")]))
-        usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=1, cached_tokens=cached)
-        self.say(Finished(incarnation=self.name, id=id, reason="stop", usage=usage))
+        self.say(events(self.name, id, "assigned"))
+        self.say(finished(self.name, id, 1, cached, prompt=PROMPT_TOKENS))
 
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    # The worker by hand beats only when it is told to.
+    # The simulated worker sends heartbeats only when the test does.
     with running_system(tmp_path_factory.mktemp("cache"), ["--silent-after", "600"]) as system:
         yield system
 
@@ -110,7 +107,7 @@ def worker(system: System, request: pytest.FixtureRequest) -> Iterator[Worker]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Clients that wait for answers while the test is the worker."""
+    """Yield threads for clients that wait for answers while the test acts as the worker."""
     with ThreadPoolExecutor(4) as pool:
         yield pool
 
@@ -127,7 +124,7 @@ def test_an_answer_says_what_was_reused_in_its_headers_and_its_usage(
     asked = ask(system, pool, cache_salt="tenant", cache_pin=True, **options)
     request = worker.accept()
     assert (request.cache_salt, request.cache_pin) == ("tenant", True)
-    worker.reuse(request.id, Reuse(tokens=CACHED_TOKENS, tier="disk", miss="diverged"))
+    worker.reuse(request.id, PrefixReuse(tokens=CACHED_TOKENS, tier="disk", miss="diverged"))
     worker.answer(request.id, CACHED_TOKENS)
     answer = asked.result(WAIT_S)
     assert answer.headers["x-roundhouse-cache"] == "hit=1500/1540; tier=disk; miss=diverged"
@@ -149,7 +146,7 @@ def test_a_stream_in_the_queue_gets_its_headers_before_it_is_known_what_is_reuse
     answer = asked.result(WAIT_S)
     assert answer.status_code == 200
     assert "x-roundhouse-cache" not in answer.headers
-    worker.reuse(request.id, Reuse(tokens=CACHED_TOKENS, tier="ram"))
+    worker.reuse(request.id, PrefixReuse(tokens=CACHED_TOKENS, tier="ram"))
     worker.answer(request.id, CACHED_TOKENS)
     assert [*sse_documents(answer.iter_lines())][-1] == "[DONE]"
 
@@ -163,12 +160,12 @@ def test_a_salt_of_another_type_is_refused_by_name(system: System, worker: Worke
 def test_operators_see_requests_and_caches_as_the_worker_last_told_them(
     system: System, worker: Worker
 ) -> None:
-    row = RowStatus(
+    row = RequestStatus(
         id="chatcmpl-1",
         phase="prefill",
         prompt_tokens=PROMPT_TOKENS,
         prefilled=1500,
-        reuse=Reuse(tokens=1500),
+        reuse=PrefixReuse(tokens=1500),
     )
     top = TopPrefix(tokens=1500, uses=12, bytes=2**20)
     prefix = PrefixStatus(ram_bytes=2**20, ram_limit=2**30, lookups=4, hits=3, misses={"cold": 1}, top=[top])

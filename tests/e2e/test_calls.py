@@ -1,4 +1,4 @@
-"""Calls of tools over HTTP, by the scripted worker: it calls the tool `note` as often as it is told."""
+"""Tool calls over HTTP by the scripted worker, which calls the tool `note` as often as its prompt says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTE: dict[str, Any] = {
     },
 }
 THREE = "!think=3 !call=3 !tokens=30"
-"""Three thoughts, two words, three calls of five tokens each, ten more words."""
+"""Three reasoning tokens, two words, three calls of five tokens each, and ten more words."""
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +35,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         system.start_worker()
         system.wait_ready()
         yield system
-
-
-@pytest.fixture(scope="module")
-def client(system: System) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=system.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 def whole(client: openai.OpenAI, text: str, **fields: Any) -> Any:
@@ -142,11 +136,11 @@ def test_the_stream_helper_of_openais_client_parses_the_calls(client: openai.Ope
 def test_whatever_is_asked_of_the_calls_reaches_the_worker(
     client: openai.OpenAI, fields: dict[str, Any]
 ) -> None:
-    """The scripted one takes it, and goes by its script."""
+    """The scripted worker accepts the parameters and follows its script."""
     assert len(calls_of(whole(client, THREE, **fields).choices[0].message)) == 3
 
 
-def test_what_was_called_can_be_sent_back(client: openai.OpenAI) -> None:
+def test_tool_calls_and_results_can_be_sent_back(client: openai.OpenAI) -> None:
     message = whole(client, THREE).choices[0].message
     results = [{"role": "tool", "tool_call_id": call.id, "content": "done"} for call in message.tool_calls]
     history: Any = [{"role": "user", "content": "hi"}, message.model_dump(exclude_none=True), *results]

@@ -1,4 +1,4 @@
-"""Chats over HTTP with real models: what streams is what upstream generates alone."""
+"""Chats over HTTP with real models: streams must equal upstream's answers to single requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = ("steam", "signal", "turntable", "駅", "wagon", "🚂", "tender", "boil
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """One gateway, and a worker for each of the three kinds of model."""
+    """Yield a gateway with a worker for each of the three kinds of model."""
     with running_system(tmp_path_factory.mktemp("chat")) as system:
         for name in MODELS:
             system.start_worker("--model", str(model_folder(name)), "--prefill-tokens", "48", module="worker")
@@ -31,14 +31,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
-@pytest.fixture
-def client(system: System) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=system.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
 def random_requests(seed: int) -> list[dict[str, Any]]:
-    """Conversations of very different length, one of them a single word."""
+    """Return conversations of very different lengths, one of them a single word."""
     rng = random.Random(seed)
     requests = []
     for number in range(STREAMS):
@@ -54,12 +48,6 @@ def random_requests(seed: int) -> list[dict[str, Any]]:
 def stream_text(client: openai.OpenAI, **request: Any) -> str:
     chunks = client.chat.completions.create(stream=True, **request)
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    with Oracle() as oracle:
-        yield oracle
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,6 +1,6 @@
-"""The page at `/`, in a headless browser: it shows what goes on, and its playground talks through a death.
+"""The page at `/` in a headless browser: overview, playground, and streams that survive a worker death.
 
-Collected where there is a browser only (`tests/browser/`).
+Collected only if there is a browser (`tests/browser/`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.system import System, chat_body, running_system
 KEY = "sesame"
 WIDTHS = (380, 768, 1440)
 DOT_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
-"""One red pixel."""
+"""A PNG of one red pixel."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, fake_system: System) -> Iterator[Page]:
-    """Open, with a model to choose."""
+    """Open the page and wait until it offers a model."""
     page = browser.open(fake_system.url)
     page.wait("document.querySelector('#model').value === 'fake'", "there is a model")
     yield page
@@ -43,7 +43,7 @@ def ask(page: Page, text: str) -> None:
 
 
 def wait_answered(page: Page) -> str:
-    """The text of the last answer, when it has ended."""
+    """Wait until the last answer has ended, and return its text."""
     page.wait(
         "document.querySelector('#stop').hidden && document.querySelector("
         "'.turn:last-child[data-role=assistant]:not(.going)') !== null",
@@ -53,23 +53,23 @@ def wait_answered(page: Page) -> str:
 
 
 def choose(page: Page, selector: str, value: str, event: str = "change") -> None:
-    """Set a control, as if by hand."""
+    """Set a control like a user, including the event."""
     told = f"e.value = {json.dumps(value)}; e.dispatchEvent(new Event('{event}', {{bubbles: true}}))"
     page.run(f"(e => {{ {told} }})(document.querySelector({json.dumps(selector)}))")
 
 
 def settle(page: Page, name: str, value: str) -> None:
-    """Choose a setting of the playground."""
+    """Set a sampling setting of the playground."""
     choose(page, f"[name={name}]", value, "input")
 
 
 def answer_of(system: System, text: str) -> str:
-    """The same, asked without a page."""
+    """Return the answer to the same request without the page."""
     told = system.http.post("/v1/chat/completions", json=chat_body(text, model="fake")).json()
     return str(told["choices"][0]["message"]["content"]).strip()
 
 
-# --- by the book ---
+# --- page rules ---
 
 
 def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
@@ -85,8 +85,8 @@ def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
     assert page.text("#announced").startswith("Lost the worker of fake")
     assert "connection lost" in page.text("#models .trouble")
     assert "lost: connection lost" in page.text("#events")
-    page.wait("document.querySelector('#requests .phase')?.innerText === 'waits for a worker'", "the pause")
-    page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker is gone')")
+    page.wait("document.querySelector('#requests .phase')?.innerText === 'waiting for a worker'", "the pause")
+    page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker was lost')")
     page.wait("document.querySelector('.plot .pause')", "the pause in the charts")
     told = page.text(".turn:last-child .text")
     assert 40 < len(told) < len(expected)
@@ -104,7 +104,7 @@ def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
 
 def test_the_overview_is_drawn_from_what_happens(page: Page) -> None:
     ask(page, "!tokens=60 !slow=30")
-    page.wait("document.querySelectorAll('#requests li').length === 1", "the request in the air")
+    page.wait("document.querySelectorAll('#requests li').length === 1", "the request in flight")
     assert page.text("#requests-count") == "1"
     assert "ready · pid" in page.text("#models")
     page.wait("document.querySelector('.chart .line-1').getAttribute('d').includes('L')", "a line")
@@ -140,11 +140,11 @@ def test_a_gateway_that_is_gone_is_missed_and_found_again(browser: Browser, fake
 # --- the playground ---
 
 
-def test_what_is_said_reads_as_the_api_tells_it(page: Page, fake_system: System) -> None:
+def test_playground_answer_matches_the_api(page: Page, fake_system: System) -> None:
     ask(page, "!tokens=12 !think=5")
     assert wait_answered(page) == answer_of(fake_system, "!tokens=12 !think=5")
     assert page.run("document.querySelector('.turn:last-child .thought').open") is False
-    assert page.text(".turn:last-child .thought summary").startswith("Thought for")
+    assert page.text(".turn:last-child .thought summary").startswith("Reasoned for")
     assert "token" in page.text(".turn:last-child .foot")
     assert page.text("#spoken").split() == page.text(".turn:last-child .text").split()
 
@@ -204,7 +204,7 @@ def test_an_image_is_dropped_shown_and_sent(browser: Browser, tmp_path: Path) ->
         page.close()
 
 
-# --- looking into requests ---
+# --- request inspection ---
 
 
 def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
         assert "0 of 3 prompt tokens came from the cache" in page.text("#look-reuse")
         page.click("#look-likely")
         page.wait("document.querySelectorAll('#look-answer .token').length >= 5")
-        assert page.text("#look-answer") == f"{answered} ▪"  # the last token ends it, and has no text
+        assert page.text("#look-answer") == f"{answered} ▪"  # the end token has no text
         assert page.run("document.querySelector('#look-answer .token').title").startswith("61%")
         page.press("Escape")
         page.wait("!document.querySelector('#look').open")
@@ -231,7 +231,7 @@ def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
         page.close()
 
 
-def test_nothing_can_be_looked_into_unless_it_was_asked_for(page: Page) -> None:
+def test_inspection_is_hidden_unless_enabled(page: Page) -> None:
     ask(page, "!tokens=3")
     wait_answered(page)
     assert page.run("document.querySelector('#kept-section').hidden")
@@ -260,12 +260,12 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Pa
         page.close()
 
 
-# --- looks ---
+# --- appearance ---
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("view", ["overview", "playground"])
-def test_nothing_runs_over_the_edge(page: Page, width: int, view: str) -> None:
+def test_page_content_does_not_overflow(page: Page, width: int, view: str) -> None:
     page.size(width, 800)
     page.run("location.hash = 'playground'")
     page.wait("document.querySelector('#prompt').offsetParent !== null")

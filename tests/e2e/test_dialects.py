@@ -1,4 +1,4 @@
-"""One conversation with tools through every dialect: the same prompt, found in the cache each time."""
+"""A conversation with tools in all dialects: the same prompt, restored from the prefix cache each time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def by_messages(system: System) -> tuple[int, int]:
 
 
 def ask(system: System, path: str, body: dict[str, Any]) -> Any:
-    """What the answer says of tokens."""
+    """Send a request and return the usage in the answer."""
     answer = system.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["usage"]

@@ -1,8 +1,8 @@
-"""The commands in the README and the documents do what they say, against one server.
+"""Run the commands in the README and the documents against one server.
 
-Each block is run as it stands, by a shell or by Python, in a project of the reader's own: only the server is
-at another port. Words that would start something lasting are played, all of them here (`PLAYED`); blocks that
-cannot be run at all are listed with the reason, and the list has no others.
+Each block runs unchanged in a shell or in Python, in a separate project; only the port of the server differs.
+Commands that would start services are replaced (`PLAYED`). Blocks that cannot be run are listed with reasons
+(`NOT_RUN`), and the list must have no other entries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import httpx
 import psutil
 import pytest
 
-from deploy.agents.setups import Agent
+from deploy.agents.profiles import Agent
 from deploy.serving import serve
 from tests.blocks import ROOT, Block, all_blocks, blocks
 from tests.conformance.recipes import ENVIRONMENTS
@@ -32,16 +32,16 @@ from tests.system import NO_TLS, START_S_MAX, STOP_S_MAX, Process, eventually
 BLOCK_S_MAX = 100
 
 SERVED = '[models.pocket]\naliases = ["small"]\n'
-"""The embedded model, also under the name that the documents give to a small one."""
+"""The embedded model, with an alias for the small model of the documents."""
 
 NOT_RUN: Mapping[str, str] = {
-    "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: as it was": "a Mac's own setting",
-    "roundhouse pull mlx-community/Qwen3-8B-4bit        # 4.6 GB; what was broken off goes on": "a download",
+    "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: the default": "macOS only",
+    "roundhouse pull mlx-community/Qwen3-8B-4bit        # 4.6 GB; resumes a partial download": "a download",
 }
-"""By its first line, what cannot be run here, and why."""
+"""Reasons why blocks cannot be run here, by their first lines."""
 
 PLAYED = {
-    # `serve` is told all that it is told, as far as that can be judged without a model of that name.
+    # `serve` only checks its arguments, because the models of the documents are missing.
     "roundhouse": """
 case "$1" in
 serve) shift; exec "$PYTHON" -c "$JUDGE" "$@" ;;
@@ -50,7 +50,7 @@ service) [ "$2" = install ] && exec "$PYTHON" -m deploy "$@" --dry-run ;;
 esac
 exec "$PYTHON" -m deploy "$@"
 """,
-    # A target is there, and its recipe can be written down.
+    # Only check that the target exists, by printing its recipe.
     "make": """
 for word in "$@"; do
   case "$word" in ARGS=*) roundhouse serve ${word#ARGS=} || exit 1 ;; esac
@@ -59,14 +59,14 @@ exec "$MAKE_OF_SYSTEM" -n -C "$ROOT" "$@"
 """,
     **dict.fromkeys(Agent, "exit 0\n"),
 }
-"""What takes the place of programs, in the shell's own language."""
+"""Shell scripts that replace programs."""
 JUDGE = "import os, sys; from deploy.serving import serve; serve.read(sys.argv[1:], os.environ)"
 BRIEFLY = "--requests 1 --rounds 1 --concurrency 1 --prompt-tokens 40 --answer-tokens 4"
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads the documents and tries them: a project, programs, and where the server is."""
+    """The environment of a reader who tries the documents: project, programs and server address."""
 
     address: str
     project: Path
@@ -88,7 +88,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """With `roundhouse serve` at work."""
+    """Yield a reader with a running `roundhouse serve`."""
     home, port = tmp_path_factory.mktemp("reader"), free_port()
     config = home / "roundhouse.toml"
     config.write_text(SERVED)
@@ -118,12 +118,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> None:
-    """In place of the one for all tests: a reload replaces processes of the server. They end with it."""
+    """Override the fixture of all tests: a reload replaces processes of the server, which end with it."""
 
 
 def _share_kernels(home: Path) -> None:
-    """What MLX has compiled for a CPU lies in the folder for temporary files, of which this reader has one of
-    their own: half a second of a compiler for each kernel."""
+    """Share MLX's compiled CPU kernels, which are in the temporary folder, with the reader's own one.
+
+    Each kernel takes the compiler half a second.
+    """
     kernels = Path(tempfile.gettempdir()) / "mlx"
     kernels.mkdir(exist_ok=True)
     (home / "mlx").symlink_to(kernels)
@@ -148,7 +150,7 @@ def _programs(home: Path) -> Path:
 
 
 def _project(home: Path) -> Path:
-    """A folder under git, with a change that was not committed."""
+    """Create a git repository with an uncommitted change."""
     project = home / "project"
     project.mkdir()
     (project / "notes.txt").write_text("one\n")
@@ -195,7 +197,7 @@ def test_the_first_answer_is_the_one_that_the_readme_shows(reader: Reader) -> No
     assert f'"model":"{answer["model"]}"' in shown
 
 
-def test_what_is_not_run_is_still_there() -> None:
+def test_skipped_code_blocks_still_exist() -> None:
     assert set(NOT_RUN) <= {block.first for block in all_blocks()}
     assert all(NOT_RUN.values())
 

@@ -1,4 +1,4 @@
-"""With drafts and without: the same answers, greedy and drawn, streamed and whole, alone and at once."""
+"""Speculation does not change answers: greedy or sampled, streamed or not, alone or in a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.system import System, eventually, running_system
 
 WORDS = "the quick brown fox and the lazy dog and the red house and the quick brown fox and the lazy cat"
 REQUESTS: tuple[dict[str, Any], ...] = tuple(
-    {"messages": [{"role": "user", "content": f"Repeat: {words}"}], "max_tokens": 80, **fields}
+    {"messages": [{"role": "user", "content": f"Repeat: {words}"}], "max_tokens": 48, **fields}
     for words in (WORDS, f"{WORDS} {WORDS}", "駅 🦊 駅 🦊 駅 🦊 駅")
     for fields in ({}, {"temperature": 1.0, "seed": 7}, {"repetition_penalty": 1.1}, {"logprobs": True})
 )
@@ -51,5 +51,5 @@ def test_status_tells_what_came_of_them(system: System) -> None:
         drafts: dict[str, int] | None = worker["drafts"]
         return drafts
 
-    drafts = eventually(told, within_s=10, what="the worker has said something of itself")
+    drafts = eventually(told, within_s=10, what="the worker's heartbeat has arrived")
     assert set(drafts or ()) == {"accepted", "rejected", "sources"}

@@ -1,4 +1,4 @@
-"""Embeddings and reranking over HTTP: OpenAI's SDK against mlx-vlm's own pipeline, and what is refused."""
+"""Embeddings and reranking over HTTP: OpenAI's SDK against mlx-vlm's own pipeline, and refusals."""
 
 from __future__ import annotations
 
@@ -29,12 +29,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
-@pytest.fixture(scope="module")
-def client(system: System) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=system.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
 @pytest.mark.parametrize("form", ["float", "base64", None])
 @pytest.mark.parametrize("name", EMBEDDERS)
 def test_the_sdk_gets_upstreams_vectors(client: openai.OpenAI, name: str, form: Any) -> None:
@@ -42,7 +36,7 @@ def test_the_sdk_gets_upstreams_vectors(client: openai.OpenAI, name: str, form: 
     answer = client.embeddings.create(model=name, input=TEXTS, **more)
     expected, tokens = embedded(name, TEXTS)
     found: list[Any] = [entry.embedding for entry in answer.data]
-    if form == "base64":  # asked for by name it is handed on as it is
+    if form == "base64":  # if requested explicitly, the SDK does not decode it
         found = [np.frombuffer(base64.b64decode(vector), dtype="<f4") for vector in found]
     assert np.abs(np.array(found) - expected).max() < TOLERANCE
     assert [entry.index for entry in answer.data] == [0, 1, 2, 3]
@@ -104,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_refused_by_name(
+def test_invalid_request_error_names_the_param(
     system: System, fields: dict[str, Any], param: str, code: str
 ) -> None:
     answer = system.http.post("/v1/embeddings", json={"model": "bert-embedder", **fields})
@@ -114,13 +108,13 @@ def test_what_is_wrong_is_refused_by_name(
 
 
 def test_the_sdk_has_its_own_error_for_a_model_that_generates(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
+    with pytest.raises(openai.BadRequestError, match="does not compute embeddings"):
         client.embeddings.create(model="dense", input="x")
     with pytest.raises(openai.BadRequestError, match="does not generate text"):
         client.chat.completions.create(model="bert-embedder", messages=[{"role": "user", "content": "x"}])
 
 
-def test_who_wants_it_has_long_texts_cut(client: openai.OpenAI) -> None:
+def test_long_text_is_truncated_on_request(client: openai.OpenAI) -> None:
     long = "signal " * 900
     cut = {"truncate_prompt_tokens": -1}
     answer = client.embeddings.create(model="bert-embedder", input=long, extra_body=cut)

@@ -1,4 +1,4 @@
-"""Images and videos in every dialect, with real clients; a scripted worker says what it was shown."""
+"""Images and videos in all dialects, with real clients; a scripted worker describes what it received."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.hosts import Images, serving_images
 from tests.images import MP4, animation, bomb, data_url, noise, picture
+from tests.scripted_worker.pictures import IMAGE_TOKENS
 from tests.system import System, running_system
-from worker.fake.pictures import IMAGE_TOKENS
 
 RED, BLUE, GREEN = picture("red"), picture("blue", kind="JPEG"), picture("green", (30, 20), "WEBP")
 LARGE = noise((400, 300))
@@ -46,7 +46,7 @@ def host() -> Iterator[Images]:
 
 @contextlib.contextmanager
 def seeing(folder: Path, host: Images) -> Iterator[System]:
-    """A gateway that fetches from a few hosts, and a worker that takes images and videos."""
+    """Run a gateway that fetches from a few hosts, and a worker that accepts images and videos."""
     network: dict[str, object] = {
         "names": {
             "pictures.test": [OUTSIDE],
@@ -73,19 +73,13 @@ def system(tmp_path_factory: pytest.TempPathFactory, host: Images) -> Iterator[S
 
 
 @pytest.fixture(scope="module")
-def gpt(system: System) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{system.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def claude(system: System) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=system.url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
 
 def told(data: bytes, pixels: int | None = None) -> str:
-    """What the worker says of an image."""
+    """Return the scripted worker's word for an image."""
     return f"{KINDS[data]}:{sha256(data).hexdigest()[:8]}" + (f"/{pixels}" if pixels else "")
 
 
@@ -102,7 +96,7 @@ def block(data: bytes) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
 
 
-# --- every dialect, real clients ---------------------------------------------------------------------
+# --- all dialects, real clients ----------------------------------------------------------------------
 
 
 def by_chat(client: openai.OpenAI, images: list[bytes], *, stream: bool) -> str:
@@ -138,11 +132,11 @@ def by_messages(client: anthropic.Anthropic, images: list[bytes], *, stream: boo
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("images", [[RED], [RED, BLUE], [BLUE, RED], [GREEN, RED, RED, LARGE], []])
 def test_images_arrive_in_their_order_in_every_dialect(
-    gpt: openai.OpenAI, claude: anthropic.Anthropic, images: list[bytes], stream: bool
+    client: openai.OpenAI, claude: anthropic.Anthropic, images: list[bytes], stream: bool
 ) -> None:
     texts = [
-        by_chat(gpt, images, stream=stream),
-        by_responses(gpt, images, stream=stream),
+        by_chat(client, images, stream=stream),
+        by_responses(client, images, stream=stream),
         by_messages(claude, images, stream=stream),
     ]
     for text in texts:
@@ -156,7 +150,7 @@ def ask_chat(system: System, content: Any, **fields: Any) -> Any:
 
 
 def seen_by(answer: Any) -> list[str]:
-    """The words of the images that it begins with."""
+    """Return the words for images at the beginning of the answer."""
     assert answer.status_code == 200, answer.text
     words = answer.json()["choices"][0]["message"]["content"].split()
     return [word for word in words if ":" in word]
@@ -177,7 +171,7 @@ def test_how_finely_an_image_is_looked_at_limits_its_pixels(
 
 
 def test_images_in_results_and_in_earlier_turns_are_seen_in_their_order(
-    system: System, gpt: openai.OpenAI, claude: anthropic.Anthropic
+    system: System, client: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages: Any = [
@@ -191,10 +185,10 @@ def test_images_in_results_and_in_earlier_turns_are_seen_in_their_order(
         {"role": "user", "content": [chat_part(GREEN)]},
     ]
     expected = [told(RED), told(BLUE), told(GREEN)]
-    answer = gpt.chat.completions.create(model="fake", messages=messages, max_tokens=8)
+    answer = client.chat.completions.create(model="fake", messages=messages, max_tokens=8)
     assert (answer.choices[0].message.content or "").split()[:3] == expected
 
-    first = gpt.responses.create(
+    first = client.responses.create(
         model="fake",
         input=[{"role": "user", "content": [input_part(RED)]}],
         max_output_tokens=16,  # type: ignore[list-item, misc]
@@ -204,7 +198,7 @@ def test_images_in_results_and_in_earlier_turns_are_seen_in_their_order(
         {"type": "function_call_output", "call_id": "c", "output": [input_part(BLUE)]},
         {"role": "user", "content": [input_part(GREEN)]},
     ]
-    second = gpt.responses.create(
+    second = client.responses.create(
         model="fake", input=outputs, previous_response_id=first.id, max_output_tokens=16
     )
     assert second.output_text.split()[:3] == expected
@@ -259,7 +253,7 @@ def test_a_video_of_many_frames_is_looked_at_here_and_there(system: System) -> N
     assert seen_by(alone) == [f"png*2:{sha256(RED + RED).hexdigest()[:8]}"]
 
 
-# --- from elsewhere ----------------------------------------------------------------------------------
+# --- fetched images ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -286,7 +280,7 @@ def test_one_url_is_fetched_once_for_a_request_and_tells_its_host_nothing(
     assert names == {"host", "user-agent", "accept", "accept-encoding", "connection"}
 
 
-# --- what is wrong -----------------------------------------------------------------------------------
+# --- invalid media -----------------------------------------------------------------------------------
 
 LOCATED = {"file": "file:///etc/passwd", "loopback": "http://127.0.0.1/red.png"}
 HOSTED = {
@@ -341,7 +335,7 @@ def ask_badly(system: System, dialect: str, url: str) -> Any:
 
 
 def check_refusal(answer: Any, dialect: str, code: str = "invalid_media") -> None:
-    """A 400 in the shape of its dialect, which names the image."""
+    """Check for a 400 in the format of the dialect that names the image."""
     assert answer.status_code == 400, answer.text
     assert "secret" not in answer.text
     document = answer.json()
@@ -356,12 +350,12 @@ def check_refusal(answer: Any, dialect: str, code: str = "invalid_media") -> Non
 
 @pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
 @pytest.mark.parametrize("name", URLS)
-def test_what_cannot_be_seen_is_a_400_that_names_it(
+def test_unreadable_image_is_a_400_that_names_the_param(
     system: System, host: Images, name: str, dialect: str
 ) -> None:
     host.asked.clear()
     check_refusal(ask_badly(system, dialect, URLS[name]), dialect)
-    # Whatever is inside was not even asked.
+    # Internal hosts received no request.
     assert {named for _, named in host.asked} <= {"pictures.test"}
 
 
@@ -387,7 +381,7 @@ def test_an_image_outlives_its_worker_and_is_neither_sent_nor_fetched_again(
 
 
 def outlive(system: System, host: Images) -> None:
-    """The worker is killed under streams with images."""
+    """Kill the worker under streams with images."""
     url = "http://pictures.test/red.png"
     parts = [{"type": "text", "text": "!slow=10 !tokens=150"}, chat_part(LARGE)]
     message = {"role": "user", "content": [*parts, {"type": "image_url", "image_url": url}]}

@@ -1,4 +1,4 @@
-"""Images over the whole line, from scripts: encoded once, between the tokens of others, and counted."""
+"""Image encoding with scripted workers: once per image, between other rows' decode steps, and counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 
 def images(system: System) -> dict[str, int]:
-    """What the worker tells of them, once it is at rest."""
+    """Return the image counters of the idle worker."""
 
     def told() -> dict[str, Any] | None:
         [worker] = system.http.get("/v1/status").json()["workers"]
@@ -42,7 +42,7 @@ def asked(system: System, text: str, *numbers: int, **fields: object) -> Client:
 
 
 def seen(*numbers: int) -> list[str]:
-    """What is said of them."""
+    """Return the scripted worker's words for these images."""
     return [seen_in(image_url(number)) for number in numbers]
 
 
@@ -63,7 +63,7 @@ def test_eight_who_ask_about_a_new_image_at_once_have_it_encoded_once(system: Sy
     wait_for(clients, 30)
     assert [client.texts for client in clients] == [[scripted(text, 5, seen=seen(7))] for text in texts]
     kept = images(system)
-    # Some may come so late that they begin with what was stored of the image.
+    # Late requests may restore the image from the prefix cache.
     assert kept["encoded"] == 1
     assert kept["hits"] <= 7
 
@@ -74,7 +74,7 @@ def test_streams_go_on_between_four_images(system: System) -> None:
     client = asked(system, f"look !look={1000 * LOOK_S} !tokens=3", 1, 2, 3, 4)
     wait_for([client, stream], 60)
     assert client.texts == [scripted("look !look !tokens", 3, seen=seen(1, 2, 3, 4))]
-    # Were they encoded in a row, it would be one long pause.
+    # Encoding all images without decode steps between them would cause one long pause.
     assert len([end - begin for begin, end in stream.pauses if end - begin > LOOK_S / 2]) >= 4
 
 
@@ -95,4 +95,4 @@ def test_clearing_the_cache_forgets_images(system: System) -> None:
     held = images(system)["bytes"]
     [freed] = system.http.delete("/v1/cache").json()["data"]
     assert freed["ram_bytes"] >= held > 0
-    eventually(lambda: images(system)["kept"] == 0, within_s=5, what="nothing is kept")
+    eventually(lambda: images(system)["kept"] == 0, within_s=5, what="all encoded images are freed")

@@ -1,4 +1,4 @@
-"""Anthropic's messages over HTTP, with its own client: by the scripted worker, and by the embedded model."""
+"""Anthropic's messages API over HTTP with its client, on the scripted worker and the embedded model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTE: dict[str, Any] = {
     "input_schema": {"type": "object", "properties": {"words": {"type": "string"}}, "required": ["words"]},
 }
 THREE = "!think=3 !call=3 !tokens=30"
-"""Three thoughts, two words, three calls of five tokens each, ten more words."""
+"""Three reasoning tokens, two words, three calls of five tokens each, and ten more words."""
 QUESTION = "Repeat: Quito"
 
 
@@ -58,7 +58,7 @@ def asked(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def blocks(message: Any) -> list[dict[str, Any]]:
-    """Its content, but for ids and signatures, which are there."""
+    """Return the content blocks without ids and signatures, which must be present."""
     read: list[dict[str, Any]] = [block.model_dump(exclude_none=True) for block in message.content]
     for block in read:
         assert block.pop("id", "id")
@@ -66,7 +66,7 @@ def blocks(message: Any) -> list[dict[str, Any]]:
     return read
 
 
-# --- by script -----------------------------------------------------------------------------------------
+# --- scripted worker -----------------------------------------------------------------------------------
 
 
 def test_thoughts_texts_and_calls_are_blocks_in_their_order(script: anthropic.Anthropic) -> None:
@@ -78,7 +78,7 @@ def test_thoughts_texts_and_calls_are_blocks_in_their_order(script: anthropic.An
         if block.type == "tool_use":
             assert block.name == "note"
             assert len(str(block.input["words"]).split()) == 4
-    assert message.usage.output_tokens == 31  # its end is one of them
+    assert message.usage.output_tokens == 31  # including the end token
     assert message._request_id
 
 
@@ -103,7 +103,7 @@ def test_a_call_cut_short_is_an_object_all_the_same(script: anthropic.Anthropic)
         assert isinstance(blocks(whole)[-1]["input"], dict)
 
 
-def test_what_was_said_can_be_sent_back(script: anthropic.Anthropic) -> None:
+def test_assistant_message_with_tool_calls_can_be_sent_back(script: anthropic.Anthropic) -> None:
     message = script.messages.create(**asked(THREE, tools=[NOTE]))
     calls = [block.id for block in message.content if block.type == "tool_use"]
     results = [{"type": "tool_result", "tool_use_id": id, "content": "done"} for id in calls]
@@ -153,7 +153,7 @@ def test_models_are_listed(script: anthropic.Anthropic) -> None:
     assert script.models.retrieve("fake") == model
 
 
-# --- by the embedded model -----------------------------------------------------------------------------
+# --- embedded model ------------------------------------------------------------------------------------
 
 
 def test_why_it_ended_is_told(client: anthropic.Anthropic) -> None:
@@ -210,7 +210,7 @@ def test_a_prompt_that_is_too_long_is_counted_and_refused_by_its_number(client: 
 def test_a_conversation_goes_on_from_what_another_dialect_has_stored(
     pocket: System, client: anthropic.Anthropic
 ) -> None:
-    """Turn by turn, by chat and by messages: each finds what the other has left."""
+    """Alternate turns of chat and messages: each must restore the prefix stored by the other."""
     system = "You are a guide. " * 20
     described = {"name": NOTE["name"], "description": NOTE["description"]}
     function = {"type": "function", "function": described | {"parameters": NOTE["input_schema"]}}
@@ -256,7 +256,7 @@ def test_a_conversation_goes_on_from_what_another_dialect_has_stored(
     prompt_tokens = answer.usage.prompt_tokens
     cached = message.usage.cache_read_input_tokens or 0
     assert message.usage.input_tokens + cached == prompt_tokens
-    # All but what must be run again for there to be a next token.
+    # All but the end of the prompt, which is prefilled again for the logits.
     assert prompt_tokens - cached <= 16
     assert "".join(b.text for b in message.content if b.type == "text") == answer.choices[0].message.content
 

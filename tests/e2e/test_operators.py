@@ -1,4 +1,4 @@
-"""What operators see and use: status, metrics, logs, and the commands at a terminal, on real processes."""
+"""Status, metrics, logs and command-line tools for operators, on real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAKE, POCKET = "fake", "pocket"
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A scripted worker and the embedded model; the gateway logs for machines, all it can."""
+    """Yield a scripted worker and the embedded model; the gateway logs JSON at the lowest level."""
     flags = ["--log-format", "json", "--log-level", "debug"]
     with running_system(tmp_path_factory.mktemp("operators"), flags) as system:
         system.start_worker("--step-ms", "5")
@@ -46,7 +46,7 @@ def status(system: System) -> dict[str, Any]:
 def command(
     *words: str, typed: str = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`roundhouse words…`, its input and outputs no terminal."""
+    """Run `roundhouse words…` without a terminal."""
     return subprocess.run(
         [sys.executable, "-m", "deploy", *words],
         input=typed,
@@ -62,7 +62,7 @@ def command(
 
 def test_a_worker_tells_its_memory_and_its_age(system: System) -> None:
     def told() -> dict[str, Any] | None:
-        """Once a beat has come that was made after the model was loaded."""
+        """Return the status after the first heartbeat of the loaded model."""
         [worker] = [worker for worker in status(system)["workers"] if worker["model"] == POCKET]
         return dict(worker) if worker["memory"]["device_bytes"] else None
 
@@ -188,7 +188,7 @@ def test_a_question_may_come_by_a_pipe(system: System) -> None:
 
 
 class Terminal:
-    """A command at a terminal of its own."""
+    """A command in a pseudoterminal."""
 
     def __init__(self, words: Sequence[str], env: dict[str, str]) -> None:
         self.seen = ""
@@ -200,7 +200,7 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def wait(self, text: str) -> None:
-        """Until this is seen, behind what was waited for before."""
+        """Wait until `text` appears after the previous match."""
         deadline = time.monotonic() + WAIT_S
         while text not in self.seen:
             left = deadline - time.monotonic()
@@ -212,19 +212,19 @@ class Terminal:
     def _read(self) -> str:
         try:
             data = os.read(self._fd, 65_536)
-        except OSError:  # the other end is closed
+        except OSError:  # the command has closed its end
             data = b""
-        assert data, f"it has ended: {self.seen!r}"
+        assert data, f"the command has exited: {self.seen!r}"
         return data.decode(errors="replace")
 
     def kill(self) -> None:
-        """If it has not ended."""
+        """Kill the command if it is still running."""
         if self._fd >= 0:
             os.kill(self.pid, signal.SIGKILL)
             self.end()
 
     def end(self) -> int:
-        """Its exit status."""
+        """Wait for the exit status."""
         deadline = time.monotonic() + WAIT_S
         while select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             try:
@@ -239,7 +239,7 @@ class Terminal:
 
 @pytest.fixture
 def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """`roundhouse words…` there, gone when the test is over."""
+    """Yield a function that runs `roundhouse words…` in a terminal; the commands end with the test."""
     env = {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     opened: list[Terminal] = []
 
@@ -263,7 +263,7 @@ def test_a_conversation_at_a_terminal_remembers_what_was_said(
     terminal.wait("Your name is Brynhild")
     terminal.wait(">>> ")
     terminal.type("/nothing\n")
-    terminal.wait("/help tells what there is")
+    terminal.wait("/help lists commands")
     terminal.type("/quit\n")
     assert terminal.end() == 0
     history = tmp_path / "roundhouse" / "chat_history"
@@ -318,7 +318,7 @@ def test_where_nobody_serves_it_is_said_what_to_do(words: list[str], tmp_path: P
     told = command(*words, env={"XDG_RUNTIME_DIR": str(tmp_path), "ROUNDHOUSE_PORT": "1"})
     assert told.returncode == 78
     assert len(told.stderr.splitlines()) == 1
-    assert "nothing answers at http://127.0.0.1:1" in told.stderr
+    assert "cannot connect to http://127.0.0.1:1" in told.stderr
 
 
 def test_a_model_that_is_not_there_is_named_with_one_that_is(system: System) -> None:
@@ -352,7 +352,7 @@ def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(
 
             model = eventually(restarted, within_s=WAIT_S)
         assert model["restarts"] == 1
-        assert "was ended by SIGKILL" in model["last_end"]
+        assert "was killed by SIGKILL" in model["last_end"]
         assert model["last_end_reason"] == "sigkill"
     finally:
         serve.stop()
@@ -362,5 +362,5 @@ def test_a_port_that_is_taken_is_said_with_one_that_is_free(system: System, tmp_
     told = command("serve", "--port", str(system.port), env={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert told.returncode == 78
     [line] = told.stderr.splitlines()
-    assert "a Roundhouse serves there already" in line
+    assert "is in use by another Roundhouse" in line
     assert "which is free" in line

@@ -1,4 +1,4 @@
-"""The parameters of a request over HTTP with a real model: what the client asks is what it gets."""
+"""Request parameters over HTTP with a real model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         system.start_worker("--model", str(model_folder("dense")), module="worker")
         system.wait_ready()
         yield system
-
-
-@pytest.fixture(scope="module")
-def client(system: System) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=system.url + "/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 def whole(client: openai.OpenAI, **fields: Any) -> ChatCompletion:
@@ -61,7 +55,7 @@ def entries(answer: ChatCompletion, index: int = 0) -> list[ChatCompletionTokenL
     return logprobs.content
 
 
-# --- several answers ---------------------------------------------------------------------------------
+# --- several choices ---------------------------------------------------------------------------------
 
 
 def test_each_answer_is_the_one_its_seed_gives_alone(client: openai.OpenAI) -> None:
@@ -141,14 +135,14 @@ def test_a_bias_for_a_token_that_the_model_has_not_is_refused(client: openai.Ope
 def test_a_penalty_changes_the_text_alike_however_it_is_sent(
     client: openai.OpenAI, penalty: dict[str, Any]
 ) -> None:
-    # A bias that makes one token the greedy choice again and again, unless repeating costs something.
+    # A bias that repeats one token in greedy decoding, unless there is a repetition penalty.
     fields = {"logit_bias": {"300": 3, "301": 2.5, "302": 2}, "max_tokens": 12}
     plain, penalized = (texts(whole(client, **fields, **more))[0] for more in ({}, penalty))
     assert plain != penalized
     assert text_of(streamed(client, **fields, **penalty)) == penalized
 
 
-# --- log-probabilities -------------------------------------------------------------------------------
+# --- logprobs ----------------------------------------------------------------------------------------
 
 
 def test_logprobs_spell_the_text_and_rank_the_greedy_token_first(client: openai.OpenAI) -> None:

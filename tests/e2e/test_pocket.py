@@ -1,4 +1,4 @@
-"""The embedded model over HTTP: a dropped message, a lost system prompt or half a character would show."""
+"""The embedded model over HTTP: tests would show a lost message or system prompt, or half a character."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_other_scripts_and_emoji_come_back_as_they_went(system: System) -> None:
 
 
 def schema(*names: str, required: int | None = None) -> dict[str, Any]:
-    """Of an object of strings, which must have the first `required` of these names; None: all."""
+    """Return the schema of an object of strings whose first `required` names are required; None: all."""
     properties = {name: {"type": "string"} for name in names}
     return {"type": "object", "properties": properties, "required": list(names[:required])}
 

@@ -1,4 +1,4 @@
-"""Thoughts over HTTP: the embedded model, which thinks when asked, and one whose prompts open a thought."""
+"""Reasoning over HTTP: the embedded model, with reasoning on request, and one whose prompts start it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 @dataclass
 class Answer:
-    """One choice, streamed or whole."""
+    """A choice, from a stream or a document."""
 
     reasoning: str = ""
     content: str = ""
@@ -60,7 +60,7 @@ class Answer:
 
 
 def ask(system: System, text: str = QUESTION, **fields: Any) -> Answer:
-    """The answer, which is the same streamed and whole."""
+    """Return the answer, which must be equal in a stream and a document."""
     fields = {"model": "pocket"} | fields
     reply = system.http.post("/v1/chat/completions", json=chat_body(text, **fields))
     assert reply.status_code == 200, reply.text
@@ -101,7 +101,7 @@ def test_a_thought_is_told_apart_when_it_is_asked_for(system: System) -> None:
         {"reasoning_effort": "high"},
     ],
 )
-def test_nothing_is_said_of_thoughts_where_none_are_asked_for(system: System, fields: dict[str, Any]) -> None:
+def test_reasoning_is_absent_when_not_enabled(system: System, fields: dict[str, Any]) -> None:
     answer = ask(system, **fields)
     assert (answer.reasoning, answer.content) == ("", "Quito")
     assert "completion_tokens_details" not in answer.usage
@@ -154,7 +154,7 @@ def test_raw_completions_have_no_channels(system: System) -> None:
     assert choice["text"] == f"{THOUGHT}</think>{CONTENT}"
 
 
-def test_what_was_thought_may_be_sent_back_under_either_name(system: System) -> None:
+def test_reasoning_can_be_sent_back_under_either_name(system: System) -> None:
     def prompt_tokens(**thought: str) -> int:
         messages = [
             {"role": "user", "content": QUESTION},

@@ -18,12 +18,12 @@ from tests.system import NO_TLS, START_S_MAX, Process, eventually, free_port
 
 STREAMS, TOKENS = 9, 160
 ANSWER = 60
-"""Tokens of a conversation's turn: one that costs next to nothing goes to whoever is free."""
+"""Tokens of a turn: enough that affinity matters, because cheap requests go to any free worker."""
 GREEDY: dict[str, object] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
 
 
 class Served:
-    """All of it. `http`: at the gateway's address."""
+    """The server. `http`: a client of the gateway."""
 
     def __init__(self, folder: Path) -> None:
         port, join, keys = free_port(), f"tcp://127.0.0.1:{free_port()}", folder / "keys"
@@ -37,14 +37,14 @@ class Served:
         self.joined = Process("joined", joining, folder, env)
 
     def workers(self) -> dict[int, dict[str, Any]]:
-        """Those that are ready, by process id."""
+        """Return the ready workers by process id."""
         with contextlib.suppress(httpx.TransportError):
             workers = self.http.get("/v1/status").json()["workers"]
             return {worker["pid"]: worker for worker in workers if worker["state"] == "ready"}
         return {}
 
     def wait(self, count: int) -> None:
-        """Until so many are ready."""
+        """Wait until `count` workers are ready."""
         eventually(lambda: len(self.workers()) == count, within_s=2 * START_S_MAX, what=f"{count} workers")
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ def test_of_three_workers_two_may_die_and_every_stream_says_what_it_would_have_s
     questions = [f"Count from {number} to 90." for number in range(STREAMS)]
     calm = [ask(served.url, question, stream=False, **GREEDY) for question in questions]
     wait_for(calm, 120)
-    assert all(worker["boarded"] for worker in served.workers().values()), "each had a part"
+    assert all(worker["dispatched"] for worker in served.workers().values()), "each had some requests"
     streams = [ask(served.url, question, **GREEDY) for question in questions]
     wait_until_flowing(streams)
     replica = next(pid for pid in served.workers() if pid != served.joined.pid)
@@ -77,7 +77,7 @@ def test_of_three_workers_two_may_die_and_every_stream_says_what_it_would_have_s
     wait_for(streams, 120)
     assert [stream.texts for stream in streams] == [answer.texts for answer in calm]
     served.wait(2)
-    assert served.joined.pid not in served.workers(), "nobody here starts what others have to"
+    assert served.joined.pid not in served.workers(), "this supervisor does not restart remote workers"
 
 
 @pytest.mark.timeout(300)

@@ -1,4 +1,4 @@
-"""OpenAI's own client at /v1/responses: the scripted worker, and the embedded model for what it remembers."""
+"""OpenAI's client at /v1/responses, with the scripted worker, and the embedded model for stored responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOTE: dict[str, Any] = {
     },
 }
 EVERYTHING = "!think=3 !call=2 !tokens=24"
-"""Three thoughts, two words, two calls."""
+"""Three reasoning tokens, two words, and two tool calls."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def ask(client: openai.OpenAI, input: Any, **fields: Any) -> Response:
 
 
 def told(response: Response) -> dict[str, Any]:
-    """What is the same each time that it is answered."""
+    """Return the fields that are equal in repeated answers."""
     stem = response.id.removeprefix("resp_")
     fields = json.loads(response.to_json().replace(stem, "STEM"))
     for name in ("created_at", "completed_at"):
@@ -80,7 +80,7 @@ def told(response: Response) -> dict[str, Any]:
     return dict(fields)
 
 
-# --- streamed and whole ------------------------------------------------------------------------------
+# --- streams and documents ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def told(response: Response) -> dict[str, Any]:
         },
     ],
 )
-def test_what_is_streamed_is_what_is_sent_whole(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+def test_streamed_response_equals_the_unstreamed_one(client: openai.OpenAI, fields: dict[str, Any]) -> None:
     fields = {"extra_body": {"seed": 7}, "store": False, **fields}
     whole = ask(client, EVERYTHING, **fields)
     events = list(client.responses.create(model="fake", input=EVERYTHING, stream=True, **fields))
@@ -157,7 +157,7 @@ def test_a_tool_that_takes_text_as_it_is_gets_text(client: openai.OpenAI) -> Non
     assert client.responses.create(model="fake", input=[*again, output], tools=[taken]).output_text
 
 
-# --- what is kept ------------------------------------------------------------------------------------
+# --- stored responses --------------------------------------------------------------------------------
 
 
 def test_the_embedded_model_remembers_by_the_id_alone(client: openai.OpenAI) -> None:
@@ -225,7 +225,7 @@ def test_another_key_sees_nothing_of_it(system: System, client: openai.OpenAI) -
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_one_that_runs_is_cancelled_from_beside(client: openai.OpenAI) -> None:
+def test_running_response_can_be_cancelled_by_another_request(client: openai.OpenAI) -> None:
     stream = client.responses.create(model="fake", input="x !slow=50 !tokens=4000", stream=True)
     first = next(stream)
     assert first.type == "response.created"

@@ -1,8 +1,8 @@
 """Malformed requests for a real gateway, over real sockets: `python -m tests.faults.bodies --count 100000`.
 
-Whatever is sent, the answer is 2xx, 4xx or 503, a failure is an error object, nothing hangs, nobody dies or
-grows, and a client beside it all has its streams undisturbed. Request number N of a seed is always the same:
-`--seed S --first N --count 1` sends it alone.
+Every answer must be 2xx, 4xx or 503, and a failure an error object. Nothing may hang, no process may die or
+grow, and another client's streams must be undisturbed. Request number N of a seed is always the same:
+`--seed S --first N --count 1` sends only that one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import asyncio
 import json
 import random
 import re
-import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import Code
-from tests.faults.beside import Health, Neighbour
+from tests.faults.health import Health, Neighbour
 from tests.faults.malformed import Request, draw
+from tests.faults.runner import run_program
 from tests.system import System, running_system, sse_documents
 
 AT_ONCE = 64
@@ -40,7 +39,7 @@ RELATED = {
     "echo": {"max_tokens", "suffix"},
     "messages": {"prompt"},
 }
-"""What an error may name beside the field that was changed."""
+"""Parameters that an error may name instead of the changed field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it all. `wrong`: what went wrong, with the number of the request."""
+    """The results of a run. `wrong`: failures, with the numbers of their requests."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -72,7 +71,7 @@ class Outcome:
 
 
 async def read_answer(reader: asyncio.StreamReader, *, bare: bool) -> Answer | None:
-    """The next answer; None at the end of the connection. `bare`: it has no body, as to a HEAD."""
+    """Read the next response; None at the end of the connection. `bare`: it has no body, as for HEAD."""
     try:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {}
@@ -85,7 +84,7 @@ async def read_answer(reader: asyncio.StreamReader, *, bare: bool) -> Answer | N
         body = b"" if bare else await _read_body(reader, headers)
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise ValueError(f"an answer was cut short: {error.partial[-100:]!r}") from error
+            raise ValueError(f"a truncated response: {error.partial[-100:]!r}") from error
         return None
     return Answer(status, headers, body)
 
@@ -103,7 +102,7 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> b
 
 
 async def ask(port: int, request: Request, *, vanish: bool) -> list[Answer]:
-    """All answers that are to be had. Raises `TimeoutError` for one that does not come, `ValueError`."""
+    """Return all responses to a request. Raises `TimeoutError`, or `ValueError` for a truncated one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
     sender = asyncio.create_task(_send(writer, request.pieces))
     answers: list[Answer] = []
@@ -117,7 +116,7 @@ async def ask(port: int, request: Request, *, vanish: bool) -> list[Answer]:
                 if answer is None:
                     break
                 answers.append(answer)
-    except ConnectionError:  # a refusal that closed upon us while we were still sending
+    except ConnectionError:  # the server refused and closed before everything was sent
         pass
     finally:
         sender.cancel()
@@ -134,11 +133,11 @@ async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
         pass
 
 
-# --- what is right -----------------------------------------------------------------------------------
+# --- expected responses ------------------------------------------------------------------------------
 
 
 def judge(request: Request, answers: list[Answer]) -> str:
-    """What is wrong with these answers, or nothing."""
+    """Return what is wrong with these responses, or an empty string."""
     over = bool(answers) and answers[-1].closes
     if request.answers is not None and len(answers) < request.answers and not over:
         return f"{len(answers)} of {request.answers} answers"
@@ -160,7 +159,7 @@ def _judge_body(request: Request, answer: Answer) -> str:
     if answer.is_stream:
         *events, last = sse_documents(iter(answer.body.decode().split("\n")))
         ended = last == "[DONE]" or json.loads(last).get("type") in LAST_EVENTS
-        return "" if ended and all(json.loads(event) for event in events) else "stream cut short"
+        return "" if ended and all(json.loads(event) for event in events) else "truncated stream"
     document = json.loads(answer.body)
     if answer.status < 300:
         return "an error object" if document.get("error") else ""
@@ -168,7 +167,7 @@ def _judge_body(request: Request, answer: Answer) -> str:
     if document.get("type") == "error":
         return _judge_anthropics(request, answer, document)
     if error.keys() < {"message", "type", "param", "code"} or not error["message"]:
-        return f"an error object that lacks something: {error}"
+        return f"an incomplete error object: {error}"
     if error["code"] not in set(Code):
         return f"an unknown code: {error}"
     root = (error["param"] or "").split(".")[0].split("[")[0]
@@ -180,10 +179,10 @@ def _judge_body(request: Request, answer: Answer) -> str:
 
 
 def _judge_anthropics(request: Request, answer: Answer, document: Any) -> str:
-    """An error in the envelope of Anthropic's, whose message names what is wrong."""
+    """Check an error in Anthropic's envelope, whose message must name the wrong parameter."""
     error = document["error"]
     if document.keys() != {"type", "error", "request_id"} or error.keys() != {"type", "message"}:
-        return f"an envelope that is none: {document}"
+        return f"not an error envelope: {document}"
     expected = {request.changed or ""} | RELATED.get(request.changed or "", set())
     words = set(re.findall(r"\w+", error["message"]))
     named = not expected.isdisjoint(words) or "not valid JSON" in error["message"]
@@ -192,11 +191,11 @@ def _judge_anthropics(request: Request, answer: Answer, document: Any) -> str:
     return ""
 
 
-# --- all of them -------------------------------------------------------------------------------------
+# --- runs --------------------------------------------------------------------------------------------
 
 
 class Run:
-    """So many requests of a seed, `AT_ONCE` at a time."""
+    """A run of requests drawn from a seed, `AT_ONCE` at a time."""
 
     def __init__(self, port: int, seed: int, first: int, count: int, health: Health) -> None:
         self._port, self._seed, self._health = port, seed, health
@@ -229,7 +228,7 @@ class Run:
 
 
 def run(system: System, seed: int, count: int, first: int = 0) -> Outcome:
-    """Send so many requests to a system that serves the model `fake`."""
+    """Send `count` requests to a system that serves the model `fake`."""
     health = Health([system.gateway, *system.workers])
     fuzz = Run(system.port, seed, first, count, health)
     with Neighbour(system.url, "fake") as neighbour:
@@ -242,26 +241,17 @@ def run(system: System, seed: int, count: int, first: int = 0) -> Outcome:
     return outcome
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0)
-    given = parser.parse_args()
-    print(f"seed {given.seed}", flush=True)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, running_system(Path(folder), GATEWAY_FLAGS) as system:
+def check(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Run the requests in a new system."""
+    with running_system(folder, GATEWAY_FLAGS) as system:
         system.start_worker(*WORKER_FLAGS)
         system.wait_ready()
         outcome = run(system, given.seed, given.count, given.first)
-    print(f"{given.count} requests in {time.monotonic() - began:.0f} s, {outcome.beside} streams beside them")
+    print(f"{given.count} requests, {outcome.beside} undisturbed streams")
     print(", ".join(f"{times} {status}" for status, times in outcome.statuses.most_common()))
     print({name: f"{growth / 2**20:+.1f} MiB" for name, growth in outcome.growth_bytes.items()})
-    print(f"{len(outcome.wrong)} wrong")
-    for wrong in outcome.wrong[:20]:
-        print(wrong)
-    return 1 if outcome.wrong else 0
+    return outcome.wrong
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_program(__doc__, check, {"--count": 100_000, "--seed": 0, "--first": 0})

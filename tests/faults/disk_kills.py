@@ -1,7 +1,8 @@
-"""A process that stores prefixes on disk is killed at random instants, over and over, in one folder.
+"""Repeatedly kill a process that writes a disk tier of the prefix cache, at random instants, in one folder.
 
-Whatever the instant: the next tier opens, what it finds is what was written, what was reported written and
-not removed since is there, and nothing unfinished stays. `python -m tests.faults.disk_kills` is the long run.
+After each kill the next disk tier must open. Every record found must equal the written one, every record that
+was reported as written and not removed must exist, and no partial file may remain.
+`python -m tests.faults.disk_kills` is the long run.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-from worker.pictures import Blob
+from tests.faults.runner import run_program
+from worker.contract.images import ArrayBytes
 from worker.prefixes.disk import DiskTier
 from worker.prefixes.files import Record
 
@@ -27,18 +28,18 @@ FINGERPRINT = "f1" * 16
 STORED_MAX = 40
 START_S_MAX = 60.0
 RUN_S_MAX = 0.05
-"""A process is killed that long after a first report, at most."""
+"""Maximum time from the first report of a process until it is killed."""
 
 
 def record_of(digest: str) -> Record:
-    """What is stored under a digest: anybody can tell."""
+    """Return the record of a digest, a function of the digest alone."""
     chance = random.Random(digest)
     blobs = {}
     for name in range(chance.randrange(1, 5)):
         nbytes = chance.choice((0, 10, 5_000, 300_000, 2_000_000))
-        # A repeated pattern is quickly made; its length is such that nothing in the wrong place looks right.
+        # A repeated pattern is fast to make. Its odd length ensures that misplaced data differs.
         pattern = chance.randbytes(4999)
-        blobs[f"{name}"] = Blob("U8", (nbytes,), (pattern * (nbytes // len(pattern) + 1))[:nbytes])
+        blobs[f"{name}"] = ArrayBytes("U8", (nbytes,), (pattern * (nbytes // len(pattern) + 1))[:nbytes])
     return Record(digest, {"keys": [chance.randrange(2**40) for _ in range(200)]}, blobs)
 
 
@@ -50,15 +51,17 @@ def equal(one: Record, other: Record) -> bool:
 
 # --- the process that is killed ---
 
+STORE = "import sys; from tests.faults import disk_kills; disk_kills.store_forever(*sys.argv[1:])"
 
-def store_forever(folder: Path, name: str) -> None:
-    """Say what is written, and what is about to be removed."""
-    tier = DiskTier(folder, FINGERPRINT)
+
+def store_forever(folder: str, name: str) -> None:
+    """Store records, and print each one that was written or is about to be removed."""
+    tier = DiskTier(Path(folder), FINGERPRINT)
     stored = [found.digest for found in tier.scan()]
 
     def on_written(digest: str, file_bytes: int | None) -> None:
         if file_bytes:
-            _say(f"written {digest}")
+            _send(f"written {digest}")
             stored.append(digest)
 
     for number in itertools.count():
@@ -66,19 +69,19 @@ def store_forever(folder: Path, name: str) -> None:
         if number % 4 == 3:
             tier.flush()
         while len(stored) > STORED_MAX:
-            _say(f"removing {stored[0]}")
+            _send(f"removing {stored[0]}")
             tier.remove([stored.pop(0)])
 
 
-def _say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())  # whole, though two threads do: `print` may mix them
+def _send(line: str) -> None:
+    os.write(1, f"{line}\n".encode())  # one atomic write: `print` may interleave lines of two threads
 
 
-# --- who kills it ---
+# --- the killer ---
 
 
 class Killer:
-    """Starts, kills and checks, in one folder. `outcomes` counts what the kills met."""
+    """Starts and kills processes and checks the folder. `outcomes` counts what the kills interrupted."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -87,7 +90,7 @@ class Killer:
         self._expected: set[str] = set()
 
     def kill_one(self, number: int) -> None:
-        """Raises `AssertionError` when a promise is broken."""
+        """Start and kill one process, then check. Raises `AssertionError` if a check fails."""
         for line in self._run(f"{self._seed} {number}"):
             word, digest = line.split()
             if word == "written":
@@ -99,24 +102,16 @@ class Killer:
         self._check()
 
     def _run(self, name: str) -> list[str]:
-        """The whole lines that a process printed until it was killed."""
-        command = [
-            sys.executable,
-            "-m",
-            "tests.faults.disk_kills",
-            "--store",
-            str(self._folder),
-            "--name",
-            name,
-        ]
+        """Return the complete lines that a process printed until it was killed."""
+        command = [sys.executable, "-c", STORE, str(self._folder), name]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:
-                # Now and then while it starts, which is when it looks at what the last one left.
+                # Sometimes kill during start-up, while it scans the files of the previous process.
                 printed = process.stdout.readline() if self._chance.random() < 0.9 else ""
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(self._chance.uniform(0, RUN_S_MAX if printed else 10 * RUN_S_MAX))
-                    raise AssertionError(f"the process ended by itself: {process.returncode}")
+                    raise AssertionError(f"the process exited by itself: {process.returncode}")
             finally:
                 process.kill()
             printed += process.stdout.read()
@@ -133,7 +128,7 @@ class Killer:
             tier.close(wait=True)
         assert self._expected <= found.keys(), f"lost: {self._expected - found.keys()}"
         for digest, read in answers[0].items():
-            assert read is not None, f"{digest} was found and could not be read"
+            assert read is not None, f"{digest} exists but cannot be read"
             expected = record_of(digest)
             assert equal(read, expected), f"{digest} is not what was written"
             assert found[digest].about == expected.about
@@ -144,7 +139,7 @@ class Killer:
 
 
 def run(folder: Path, kills: int, seed: int, within_s: float = float("inf")) -> Counter[str]:
-    """So many kills, or as many as there is time for."""
+    """Kill `kills` processes, or fewer if `within_s` is over."""
     killer, deadline = Killer(folder, seed), time.monotonic() + within_s
     for number in range(kills):
         if time.monotonic() < deadline:
@@ -152,20 +147,12 @@ def run(folder: Path, kills: int, seed: int, within_s: float = float("inf")) -> 
     return killer.outcomes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.disk_kills", description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--name", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.store is not None:
-        store_forever(asked.store, asked.name)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = run(Path(folder), asked.kills, asked.seed)
-    print(f"{time.monotonic() - started:.1f} s:", ", ".join(f"{name} {n}" for name, n in outcomes.items()))
+def check(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Make all kills in the folder. Raises `AssertionError` if a check fails."""
+    outcomes = run(folder, given.kills, given.seed)
+    print(", ".join(f"{name} {n}" for name, n in outcomes.items()))
+    return []
 
 
 if __name__ == "__main__":
-    main()
+    run_program(__doc__, check, {"--kills": 200, "--seed": 0})

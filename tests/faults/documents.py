@@ -1,4 +1,4 @@
-"""Bodies that no client should send: what is right, and what can be done to it as a document and as bytes."""
+"""Valid request bodies, and mutations of them as documents and as bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENCODINGS = ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1", "cp037", "
 
 
 def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
-    """Path and body: what is right, with as many parameters as there are."""
+    """Return path and body of valid requests, with as many parameters as possible."""
     common = {
         "model": "fake", "max_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
         "seed": 7, "stop": ["never said"], "ignore_eos": False, "n": 1, "logit_bias": {"5": -1.5},
@@ -58,7 +58,7 @@ def valid_bodies() -> list[tuple[str, dict[str, Any]]]:
 
 
 def anthropics_bodies() -> list[tuple[str, dict[str, Any]]]:
-    """Messages, and how many tokens they have."""
+    """Return valid bodies for messages and for counting their tokens."""
     cached = {"cache_control": {"type": "ephemeral"}}
     found = [{"type": "text", "text": "42"}]
     result = {"type": "tool_result", "tool_use_id": "c", "content": found, **cached}
@@ -92,7 +92,7 @@ def anthropics_bodies() -> list[tuple[str, dict[str, Any]]]:
 
 
 def responses_bodies() -> list[tuple[str, dict[str, Any]]]:
-    """Items of every kind, and what an agent asks for beside them."""
+    """Return valid bodies for responses, with all kinds of items and the parameters that agents use."""
     function = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object"}}
     items = [
         {"role": "developer", "content": "Be brief."},
@@ -123,7 +123,7 @@ def responses_bodies() -> list[tuple[str, dict[str, Any]]]:
 
 
 def seen_bodies() -> list[tuple[str, dict[str, Any]]]:
-    """Images and videos, wherever they may be."""
+    """Return valid bodies with images and videos in all places that allow them."""
     encoded = PIXELS.partition(",")[2]
     source = {"type": "base64", "media_type": "image/png", "data": encoded}
     block = {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}}
@@ -152,7 +152,7 @@ def seen_bodies() -> list[tuple[str, dict[str, Any]]]:
 
 
 def held_bodies(plain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What is held to forms, and to calls."""
+    """Return valid bodies with structured output or tool calls."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, "b", None]}}, "required": ["a"]}
     described = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}
     named = {"type": "function", "function": {"name": "f"}}
@@ -168,19 +168,19 @@ def held_bodies(plain: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def value(dice: random.Random) -> Any:
-    """Any; a copy, since what is inside may be changed in its turn."""
+    """Draw any value, copied because its content may be mutated later."""
     return copy.deepcopy(dice.choice(VALUES))
 
 
 def change_one_field(dice: random.Random, body: dict[str, Any]) -> str:
-    """Its name."""
+    """Change a field and return its name."""
     name = dice.choice(sorted(body))
     body[name] = value(dice)
     return name
 
 
 def change_places(dice: random.Random, body: dict[str, Any]) -> None:
-    """Values of any kind, anywhere; some go, and some come that nobody knows."""
+    """Set, delete and add values anywhere in the body, including unknown fields."""
     for _ in range(dice.choice((1, 1, 2, 5))):
         place: Any = body
         while True:
@@ -200,7 +200,7 @@ def change_places(dice: random.Random, body: dict[str, Any]) -> None:
 
 
 def write(body: dict[str, Any]) -> bytes:
-    # Lone surrogates go as escapes; NaN and Infinity as Python writes them.
+    # Lone surrogates are escaped; NaN and Infinity are written as by Python.
     return json.dumps(body, ensure_ascii=True).encode()
 
 
@@ -249,7 +249,7 @@ def encode_otherwise(dice: random.Random, text: bytes) -> bytes:
 
 
 def replace(dice: random.Random, text: bytes) -> bytes:
-    """Something else altogether."""
+    """Return bytes that are no document."""
     return dice.choice(
         (b"", b" ", b"null", b"[]", b"{}", b'"text"', b"0", b"\xff\xfe", b"\x00" * 99, b"{" * 99_999,
          b"<xml/>", b"a=b&c=d", b"\xef\xbb\xbf{}", b"NaN", b"\x80\x04K\x01.", dice.randbytes(200), text * 2)
@@ -257,7 +257,7 @@ def replace(dice: random.Random, text: bytes) -> bytes:
 
 
 def compress(dice: random.Random, text: bytes) -> bytes:
-    return gzip.compress(dice.choice((text, bytes(2**22))), mtime=0)  # or it would tell the time
+    return gzip.compress(dice.choice((text, bytes(2**22))), mtime=0)  # a timestamp would not be reproducible
 
 
 def swell(dice: random.Random, text: bytes) -> bytes:

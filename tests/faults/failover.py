@@ -1,15 +1,14 @@
-"""Workers that come to harm at random instants under streams: `python -m tests.faults.failover --faults 100`.
+"""Worker faults at random instants under streams: `python -m tests.faults.failover --faults 100`.
 
-A gateway, one worker at a time, and clients who ask again as soon as they have their answers, streamed and
-whole, greedy and seeded, one choice and two, half of them with images, thinking, calling tools and held to
-forms. Every answer must be that of an undisturbed run. Who comes while no worker is ready is refused, as
-ever, and asks again.
+The system has a gateway and one worker at a time. Clients send request after request: streamed or not, greedy
+or seeded, with one choice or two, half of them with images, reasoning, tool calls or structured output. Every
+answer must equal that of an undisturbed run. While no worker is ready, clients are refused and retry.
 
-`--life`: how long, at most, a worker is left alone. Requests that take longer than three lives are taken for
-what kills.
+`--life`: the maximum time between faults. A request that takes longer than three such periods is quarantined
+as the cause of the crashes.
 
-`--fault`: the worker is killed, is stopped, its model thread hangs, or the line between it and the gateway
-loses, doubles and swaps messages (then `--faults` counts seconds). `--model`: scripted, or embedded, which is
+`--fault`: the worker is killed or stopped, its model thread hangs, or the connection to the gateway loses,
+duplicates and reorders messages (then `--faults` is in seconds). `--model`: scripted, or embedded, which uses
 the real engine.
 """
 
@@ -20,7 +19,6 @@ import contextlib
 import random
 import signal
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +28,7 @@ from pathlib import Path
 from tests.faults import stalling
 from tests.faults.line import Kind, harmed
 from tests.faults.questions import Question, Source, of_the_embedded, of_the_scripted
+from tests.faults.runner import run_program
 from tests.faults.streams import Client
 from tests.system import Process, System, eventually, running_system
 
@@ -38,7 +37,7 @@ STEP_MS = 5
 KNOWN_ANSWERS = 40
 UNDISTURBED_S_MAX = 2.0
 REFUSED_S = 0.05
-"""How long a client that was refused waits before it asks again."""
+"""Delay before a refused client retries."""
 SHARE_HARMED = 0.02
 HARMED_HOW: tuple[Kind, ...] = ("lost", "doubled", "swapped")
 REFUSED = {"worker_unavailable", "model_loading"}
@@ -46,16 +45,15 @@ FLAGS = {
     "scripted": ["--step-ms", str(STEP_MS), "--max-running", str(CLIENTS), "--images"],
     "embedded": ["--max-running", str(CLIENTS)],
 }
-MODULES = {"scripted": "worker.fake", "embedded": "worker"}
+MODULES = {"scripted": "tests.scripted_worker", "embedded": "worker"}
 
 Span = tuple[float, float]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it all. `absences`: from the harm done to a worker until another one was ready.
-    `drafted`: tokens that were tried for what was answered, right and wrong ones. `wrong`: the first words of
-    what went wrong."""
+    """The results of a run. `absences`: from each fault until another worker was ready. `drafted`: accepted
+    and rejected draft tokens of the answers. `wrong`: the beginnings of wrong answers."""
 
     faults: int = 0
     answers: int = 0
@@ -70,7 +68,7 @@ class Outcome:
         return max((end - begin for begin, end in self.pauses), default=0.0)
 
     def beyond_absence_s(self) -> list[float]:
-        """Of each pause in which a worker was absent, how long it was without that."""
+        """Return the pauses of streams without a ready worker, minus the time until one was ready."""
         found = []
         for begin, end in self.pauses:
             absent = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in self.absences)
@@ -87,7 +85,7 @@ class Outcome:
 
 
 class Asker(threading.Thread):
-    """Asks, checks, and asks again until it has been judged once and is told that it is over."""
+    """A client that sends requests and checks the answers until the run ends, at least one."""
 
     def __init__(
         self, url: str, dice: random.Random, over: threading.Event, source: Source = of_the_scripted
@@ -123,10 +121,28 @@ class Asker(threading.Thread):
             outcome.wrong.append(f"{question.body}: {error!r}: {client.read[-200:]!r}")
 
 
+@contextlib.contextmanager
+def asking(
+    url: str, dice: random.Random, clients: int, total: Outcome, source: Source = of_the_scripted
+) -> Iterator[None]:
+    """Run clients until exit, and then add their outcomes to `total`."""
+    over = threading.Event()
+    askers = [Asker(url, random.Random(dice.random()), over, source) for _ in range(clients)]
+    for asker in askers:
+        asker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for asker in askers:
+            asker.join()
+            total.add(asker.outcome)
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where workers come and go, and how they start. `known`: how many questions are asked beforehand.
-    `drafts`: they make them."""
+    """A system whose workers are replaced. `known`: the number of questions whose answers are recorded first.
+    `drafts`: workers speculate."""
 
     system: System
     model: str = "scripted"
@@ -136,33 +152,35 @@ class Stage:
     drafts: bool = False
 
     def start(self) -> Process:
-        """A worker that serves."""
+        """Start a worker and wait until it is ready."""
         flags, module, env = list(FLAGS[self.model]), MODULES[self.model], {}
         if self.drafts:
-            # Where they do not pay, as on most processors, they would be left.
+            # Without `tests.eager`, drafts would be disabled where they do not pay, as on most CPUs.
             flags, module = [*flags, "--speculation", "auto"], "tests.eager"
         if self.stall_timeout_s is not None:
             flags += ["--stall-timeout", str(self.stall_timeout_s)]
-            env[stalling.VARIABLE] = "worker.fake.__main__" if self.model == "scripted" else "worker.__main__"
+            env[stalling.VARIABLE] = (
+                "tests.scripted_worker.__main__" if self.model == "scripted" else "worker.__main__"
+            )
             module = stalling.__name__
         worker = self.system.start_worker(*flags, module=module, env=env, endpoint=self.endpoint)
         eventually(lambda: worker.pid in self.pids("ready"), within_s=90, what="the worker is ready")
         return worker
 
     def pids(self, state: str) -> list[int]:
-        """The processes of the workers that are in this state."""
+        """Return the process ids of the workers in this state."""
         workers = self.system.http.get("/v1/status").json()["workers"]
         return [worker["pid"] for worker in workers if worker["state"] == state]
 
     def source(self, seed: int) -> Source:
-        """Questions for the model, which serves."""
+        """Return a source of questions for the model, which must be ready."""
         if self.model == "scripted":
             return of_the_scripted
         return of_the_embedded(self.system.url, seed, self.known, predicted=self.drafts)
 
 
 Harm = Callable[[Stage, Process], Process]
-"""Does it to a worker, and starts the next one."""
+"""A function that harms a worker and starts the next one."""
 
 
 def kill(stage: Stage, worker: Process) -> Process:
@@ -172,23 +190,23 @@ def kill(stage: Stage, worker: Process) -> Process:
 
 
 def stop(stage: Stage, worker: Process) -> Process:
-    """It is stopped until another one has taken over, and has a last word then."""
+    """Stop the worker until another one has taken over, then let it continue and send its messages."""
     worker.kill(signal.SIGSTOP)
     successor = stage.start()
-    eventually(lambda: worker.pid in stage.pids("silent"), within_s=30, what="the verdict")
+    eventually(lambda: worker.pid in stage.pids("silent"), within_s=30, what="the worker is silent")
     worker.stop()
     return successor
 
 
 def stall(stage: Stage, worker: Process) -> Process:
-    """Its model thread hangs; it ends itself."""
+    """Let the model thread hang, so that the worker ends itself."""
     worker.kill(signal.SIGUSR1)
     worker.wait()
     return stage.start()
 
 
 def disturb(stage: Stage, worker: Process) -> Process:
-    """Nothing but what the line does all the while."""
+    """Do nothing: the connection itself is faulty."""
     return worker
 
 
@@ -205,7 +223,7 @@ def staged(
     *,
     drafts: bool = False,
 ) -> Iterator[Stage]:
-    """A gateway, and the way to it."""
+    """Run a gateway, and yield its stage."""
     with running_system(folder, ["--silent-after", "1"] if fault == "stop" else []) as system:
         if fault == "line":
             with harmed(folder, system.endpoint, seed, HARMED_HOW, SHARE_HARMED) as line:
@@ -226,56 +244,44 @@ def run(
     clients: int = CLIENTS,
     life_s: float = UNDISTURBED_S_MAX,
 ) -> Outcome:
-    """Harm so many workers under so many clients."""
-    dice, over, total = random.Random(seed), threading.Event(), Outcome(faults)
+    """Harm `faults` workers while `clients` clients send requests."""
+    dice, total = random.Random(seed), Outcome(faults)
     worker = stage.start()
     source = stage.source(seed)
-    askers = [Asker(stage.system.url, random.Random(dice.random()), over, source) for _ in range(clients)]
-    for asker in askers:
-        asker.start()
-    try:
+    with asking(stage.system.url, dice, clients, total, source):
         for _ in range(faults):
             time.sleep(dice.uniform(0, life_s))
             begun = time.monotonic()
             worker, before = harm(stage, worker), worker
             if worker is not before:
                 total.absences.append((begun, time.monotonic()))
-    finally:
-        over.set()
-        for asker in askers:
-            asker.join()
-            total.add(asker.outcome)
     return total
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", "--kills", type=int, default=100)
-    parser.add_argument("--fault", choices=HARMS, default="kill")
-    parser.add_argument("--model", choices=MODULES, default="scripted")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--clients", type=int, default=CLIENTS)
-    parser.add_argument("--life", type=float, default=UNDISTURBED_S_MAX, metavar="SECONDS")
-    parser.add_argument("--drafts", action="store_true", help="of the embedded model: it makes drafts")
-    given = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        staged(Path(folder), given.fault, given.model, given.seed, drafts=given.drafts) as stage,
-    ):
+def check(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Run the faults on a new stage, and print the pauses."""
+    with staged(folder, given.fault, given.model, given.seed, drafts=given.drafts) as stage:
         harm = HARMS[given.fault]
         outcome = run(stage, harm, given.faults, given.seed, given.clients, given.life)
     print(f"{outcome.faults} faults, {outcome.answers} answers, {outcome.refusals} refusals between workers")
     if given.drafts:
-        print(f"drafted tokens of these answers: {outcome.drafted[0]} right, {outcome.drafted[1]} wrong")
+        print(f"draft tokens of these answers: {outcome.drafted[0]} accepted, {outcome.drafted[1]} rejected")
     if beyond := outcome.beyond_absence_s():
         p99 = beyond[int(0.99 * len(beyond))]
-        print(f"{len(beyond)} pauses; beyond the time in which no worker was ready:")
+        print(f"{len(beyond)} pauses; minus the time without a ready worker:")
         print(f"  median {statistics.median(beyond):.2f} s, p99 {p99:.2f} s, longest {beyond[-1]:.2f} s")
-    print(f"longest pause {outcome.pause_s_max:.2f} s, {len(outcome.wrong)} wrong")
-    for wrong in outcome.wrong[:5]:
-        print(wrong)
-    return 1 if outcome.wrong else 0
+    print(f"longest pause {outcome.pause_s_max:.2f} s")
+    return outcome.wrong
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    options = {
+        "--faults --kills": 100,
+        "--fault": {"choices": HARMS, "default": "kill"},
+        "--model": {"choices": MODULES, "default": "scripted"},
+        "--seed": 0,
+        "--clients": CLIENTS,
+        "--life": {"type": float, "default": UNDISTURBED_S_MAX, "metavar": "SECONDS"},
+        "--drafts": {"action": "store_true", "help": "speculate with the embedded model"},
+    }
+    run_program(__doc__, check, options)

@@ -1,7 +1,7 @@
 """A peer that floods its gateway: `python -m tests.faults.floods ENDPOINT MODEL KIND [--at-once]`.
 
-It introduces itself as a worker that is ready. Once it has a request, or at once, it sends a message as fast
-as it can, over and over, whatever it is told.
+It announces itself as a ready worker. After its first request, or at once, it repeats one message as fast as
+it can and ignores all replies.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from protocol import sockets, wire
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
-    Events,
     Generate,
     Heartbeat,
     Hello,
     Message,
     Ready,
+    StepOutputs,
     new_incarnation,
 )
-from protocol.parts import Delta
+from protocol.types import Delta
 
 
 def useless(name: str, count: int) -> list[bytes]:
     deltas = [Delta(id="nobody's", sequence=number, tokens=[7]) for number in range(count)]
-    return wire.encode(Events(incarnation=name, deltas=deltas))
+    return wire.encode(StepOutputs(incarnation=name, deltas=deltas))
 
 
 def flood_of(kind: str, name: str) -> list[bytes]:
-    """The message that it consists of."""
+    """Return the frames of the repeated message."""
     match kind:
         case "heartbeats":
             return wire.encode(Heartbeat(incarnation=name, running=0, waiting=0, steps=1))
@@ -55,15 +55,15 @@ def main(endpoint: str, model: str, kind: str, *options: str) -> None:
     name = new_incarnation()
     line = sockets.connect_dealer(zmq.Context(), endpoint, name, None)
 
-    def say(message: Message) -> None:
+    def send(message: Message) -> None:
         line.send_multipart(wire.encode(message))
 
-    say(Hello(incarnation=name, version=PROTOCOL_VERSION, model=model, pid=1))
-    say(Ready(incarnation=name, model=model, context_length=8192, running_max=8))
+    send(Hello(incarnation=name, version=PROTOCOL_VERSION, model=model, pid=1))
+    send(Ready(incarnation=name, model=model, context_length=8192, running_max=8))
     while "--at-once" not in options:
         message, _ = wire.decode_to_worker(line.recv_multipart())
         if isinstance(message, Generate):
-            say(Accepted(incarnation=name, id=message.id, prompt_tokens=1))
+            send(Accepted(incarnation=name, id=message.id, prompt_tokens=1))
             break
     flood = flood_of(kind, name)
     while True:

@@ -1,17 +1,15 @@
 """Mutated frames for a live gateway and a live worker: `python -m tests.faults.frames --frames 1000000`.
 
-Each end is the real process at a real socket; who speaks to it is false. Whatever it is sent, it counts and
-drops what it cannot read, lives on, grows no further and is brief about it; a real request beside it all is
-answered. What is sent is a function of the seed and of what the other end has said.
+Each end is the real process at a real socket; its peer is simulated. The process must count and drop the
+frames that it cannot read, stay alive, not grow, log little, and answer real requests meanwhile. The frames
+sent depend on the seed and on the messages of the other end.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,23 +17,24 @@ from pathlib import Path
 
 import zmq
 
-from tests.faults.beside import Health, Neighbour
-from tests.faults.lies import FalseGateway, FalseWorker
+from tests.faults.health import Health, Neighbour
+from tests.faults.mutated_peers import FalseGateway, FalseWorker
+from tests.faults.runner import run_program
 from tests.faults.streams import Client, scripted
 from tests.system import Process, chat_body, running_system
 
 BATCH = 200
 LIVES = 100
-"""Batches after which a false worker ends, and another one comes."""
+"""Batches after which a simulated worker ends and another one connects."""
 VICTIMS = 4
 GATEWAY_FLAGS = ("--hung-timeout", "86400", "--failover-timeout", "2")
-"""What a false worker says of its process id must not be acted upon."""
+"""Prevent the gateway from killing the process id that a simulated worker reports."""
 PROBE = "a real one !tokens=5"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it all. `answered`: real requests beside it."""
+    """The results of a run. `answered`: the number of real requests that were answered meanwhile."""
 
     sent: int = 0
     answered: int = 0
@@ -45,7 +44,7 @@ class Outcome:
 
 
 class Victim(threading.Thread):
-    """A client who asks the false worker again and again: any end will do, but there must be one."""
+    """A client that keeps sending requests to the simulated worker. Each must end, no matter how."""
 
     def __init__(self, url: str, over: threading.Event) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Victim(threading.Thread):
 
 
 def at_gateway(folder: Path, frames: int, seed: int) -> Outcome:
-    """So many messages to a gateway, which serves real clients with a real worker meanwhile."""
+    """Send `frames` messages to a gateway, which serves real clients with a real worker meanwhile."""
     outcome, over = Outcome(), threading.Event()
     with running_system(folder, GATEWAY_FLAGS) as system, zmq.Context[zmq.Socket[bytes]]() as context:
         system.start_worker("--name", "real")
@@ -92,7 +91,7 @@ def at_gateway(folder: Path, frames: int, seed: int) -> Outcome:
 def _live_falsely(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, batches: int, dice: random.Random, health: Health
 ) -> Iterator[Counter[str]]:
-    """One false worker after another; what each has heard."""
+    """Run one simulated worker after another, and yield the messages that each received."""
     for first in range(0, batches, LIVES):
         worker = FalseWorker(context, endpoint)
         for number in range(first, min(first + LIVES, batches)):
@@ -103,8 +102,8 @@ def _live_falsely(
         yield worker.heard
 
 
-def at_worker(folder: Path, frames: int, seed: int, module: str = "worker.fake") -> Outcome:
-    """So many messages to a worker, which is asked something real after each batch."""
+def at_worker(folder: Path, frames: int, seed: int, module: str = "tests.scripted_worker") -> Outcome:
+    """Send `frames` messages to a worker, with a real request after each batch."""
     dice, outcome = random.Random(seed), Outcome()
     endpoint = f"ipc://{folder}/false"
     with zmq.Context[zmq.Socket[bytes]]() as context:
@@ -113,7 +112,7 @@ def at_worker(folder: Path, frames: int, seed: int, module: str = "worker.fake")
         health = Health([worker], boundary="could not be prepared")
         try:
             gateway.meet()
-            expected = scripted(PROBE, 5) if module == "worker.fake" else gateway.ask(PROBE)
+            expected = scripted(PROBE, 5) if module == "tests.scripted_worker" else gateway.ask(PROBE)
             for number in range(frames // BATCH):
                 if number == frames // BATCH // 10:
                     health.warm()
@@ -132,34 +131,30 @@ def at_worker(folder: Path, frames: int, seed: int, module: str = "worker.fake")
     return outcome
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--frames", type=int, default=1_000_000, help="for each end")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--end", choices=["gateway", "worker", "both"], default="both")
-    parser.add_argument(
-        "--worker", default="worker.fake", help="module of the worker; `worker`: the real one"
-    )
-    given = parser.parse_args()
-    print(f"seed {given.seed}", flush=True)
-    failed = False
+def check(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Run the test at the selected ends."""
+    wrong = []
     for end in ("gateway", "worker") if given.end == "both" else (given.end,):
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            if end == "gateway":
-                outcome = at_gateway(Path(folder), given.frames, given.seed)
-            else:
-                outcome = at_worker(Path(folder), given.frames, given.seed, given.worker)
-        took_s = time.monotonic() - began
-        print(
-            f"{outcome.sent} messages to the {end} in {took_s:.0f} s, {outcome.answered} real answers beside"
-        )
+        (folder / end).mkdir()
+        if end == "gateway":
+            outcome = at_gateway(folder / end, given.frames, given.seed)
+        else:
+            outcome = at_worker(folder / end, given.frames, given.seed, given.worker)
+        print(f"{outcome.sent} messages to the {end}, {outcome.answered} real answers", flush=True)
         print(dict(outcome.heard))
         print({name: f"{growth / 2**20:+.1f} MiB" for name, growth in outcome.growth_bytes.items()})
-        print(f"{len(outcome.wrong)} wrong", *outcome.wrong[:10], sep="\n", flush=True)
-        failed |= bool(outcome.wrong)
-    return int(failed)
+        wrong += [f"{end}: {what}" for what in outcome.wrong]
+    return wrong
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    options = {
+        "--frames": {"type": int, "default": 1_000_000, "help": "for each end"},
+        "--seed": 0,
+        "--end": {"choices": ["gateway", "worker", "both"], "default": "both"},
+        "--worker": {
+            "default": "tests.scripted_worker",
+            "help": "module of the worker; `worker`: the real one",
+        },
+    }
+    run_program(__doc__, check, options)

@@ -1,8 +1,8 @@
-"""A line between gateway and workers that harms what passes: it loses, doubles, swaps and cuts messages.
+"""A faulty proxy between gateway and workers: it loses, duplicates, swaps and truncates messages.
 
-To the gateway it is the workers, each under its own name, and to workers the gateway. A worker that dies is
-hung up on the other side too. Messages about connections and heartbeats pass unharmed: what ZeroMQ promises
-of those is not put in question.
+It connects to the gateway once for each worker, under the worker's name, and is the gateway for workers. When
+a worker disconnects, its connection to the gateway is closed too. Messages about connections and heartbeats
+pass unchanged, because ZeroMQ's guarantees for them are not under test.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Decode = Callable[[list[bytes]], tuple[Message, list[bytes]]]
 
 
 class Passing(NamedTuple):
-    """A message from or to the worker of that name."""
+    """A message from or to the worker of this name."""
 
     worker: bytes
     frames: list[bytes]
 
 
 class Direction:
-    """One direction of the line."""
+    """One direction of the proxy."""
 
     def __init__(
         self, dice: random.Random, kinds: Sequence[Kind], counts: Counter[str], decode: Decode
@@ -45,7 +45,7 @@ class Direction:
         self._held: list[Passing] = []
 
     def harm(self, passing: Passing, share: float) -> list[Passing]:
-        """What goes on in place of a message. `share`: of those about requests, to how many it happens."""
+        """Return the messages to forward instead. `share`: the fraction of request messages to harm."""
         held = self.held()
         if self._dice.random() >= share or not of_flights(self._decode(passing.frames)[0]):
             return [passing, *held]
@@ -63,16 +63,16 @@ class Direction:
         return [Passing(passing.worker, [head[: self._dice.randrange(len(head))], *others]), *held]
 
     def held(self) -> list[Passing]:
-        """What waits to be overtaken, and need not wait any longer."""
+        """Return the delayed messages that no later message has overtaken in time."""
         held, self._held = self._held, []
         return held
 
 
 class Line(threading.Thread):
-    """Workers connect to `endpoint`. `counts`: how many messages were harmed, and how."""
+    """The proxy. Workers connect to `endpoint`. `counts`: the number of harmed messages by kind."""
 
     def __init__(self, folder: Path, gateway: str, seed: int, kinds: Sequence[Kind], share: float) -> None:
-        """`share`, which may be changed: of the messages about requests, how many are harmed."""
+        """`share`: the fraction of request messages that are harmed; it may be changed."""
         super().__init__(name="line")
         self.endpoint = f"ipc://{folder}/harmed"
         self.share = share
@@ -84,7 +84,7 @@ class Line(threading.Thread):
         self._monitor = self._front.get_monitor_socket()
         self._backs: dict[bytes, zmq.Socket[bytes]] = {}
         self._names: dict[object, bytes] = {}
-        """By the descriptor of their connection."""
+        """Names of workers by the descriptor of their connection."""
         dice = random.Random(seed)
         self._up = Direction(dice, kinds, self.counts, wire.decode_to_gateway)
         self._down = Direction(dice, kinds, self.counts, wire.decode_to_worker)
@@ -97,14 +97,14 @@ class Line(threading.Thread):
             if not poller.poll(POLL_MS):
                 self._send_up(self._up.held())
                 self._send_down(self._down.held())
-            for name, *frames in _read(self._front):
-                self._names[frames[-1].get(zmq.SRCFD)] = name.bytes
-                self._send_up(self._up.harm(_passing(name.bytes, frames), self.share))
+            for address, *frames in _read(self._front):
+                self._names[frames[-1].get(zmq.SRCFD)] = address.bytes
+                self._send_up(self._up.harm(_passing(address.bytes, frames), self.share))
             for name, back in self._backs.items():
                 for frames in _read(back):
                     self._send_down(self._down.harm(_passing(name, frames), self.share))
             self._hang_up()
-        self._context.destroy(0)  # the sockets' monitors, too
+        self._context.destroy(0)  # closes the sockets' monitors too
 
     def _send_up(self, messages: Sequence[Passing]) -> None:
         for name, frames in messages:
@@ -126,7 +126,7 @@ class Line(threading.Thread):
                 back = self._backs.pop(self._names.pop(event["value"], b""), None)
                 if back is not None:
                     _close(back)
-                    self._up.held()  # or it would come back to life
+                    self._up.held()  # otherwise they would revive the worker
 
     def stop(self) -> None:
         self._over.set()
@@ -154,7 +154,7 @@ def _close(socket: zmq.Socket[bytes]) -> None:
 def harmed(
     folder: Path, gateway: str, seed: int, kinds: Sequence[Kind], share: float = 0.0
 ) -> Iterator[Line]:
-    """A line to the gateway at that endpoint."""
+    """Run a proxy to the gateway at the endpoint `gateway`."""
     line = Line(folder, gateway, seed, kinds, share)
     line.start()
     try:

@@ -1,4 +1,4 @@
-"""Requests that no client should send, as bytes: `draw` makes one from dice. No sockets here."""
+"""Malformed requests as bytes: `draw` makes one from dice. This module uses no sockets."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ HEADERS: tuple[bytes, ...] = (
 
 @dataclass(slots=True)
 class Request:
-    """What is sent on one connection, piece by piece.
+    """The bytes sent on one connection, in pieces.
 
-    `answers`: how many there must be, in order; None where that is for the parser to say. `changed`:
-    the one part of the body that is not as it should be, at its top level.
+    `answers`: the number of responses expected, in order; None if the parser decides. `changed`: the only
+    invalid top-level field of the body.
     """
 
     pieces: list[bytes]
@@ -63,7 +63,7 @@ class Request:
 
     @property
     def is_head(self) -> bool:
-        """The answer to it has no body."""
+        """Whether the response has no body."""
         return b"".join(self.pieces).startswith(b"HEAD ")
 
 
@@ -76,7 +76,7 @@ def head(method: str, target: str, headers: list[bytes], version: str = "1.1") -
 
 
 def in_chunks(dice: random.Random, text: bytes, request: Request) -> bytes:
-    """Chunked, and now and then not as the rules have it."""
+    """Encode the body in chunks, sometimes incorrectly."""
     size, parts = dice.choice((1, 7, 1000, 10**6)), []
     if len(text) > 5000:
         size = 10**6
@@ -92,7 +92,7 @@ def in_chunks(dice: random.Random, text: bytes, request: Request) -> bytes:
 
 
 def frame(dice: random.Random, text: bytes, request: Request) -> tuple[list[bytes], bytes]:
-    """The headers that say how long a body is, and the body as it is sent."""
+    """Return the headers for the length of a body, and the body as it is sent."""
     kind = dice.random()
     if kind < 0.82:
         return [b"content-length: %d" % len(text)], text
@@ -122,7 +122,7 @@ def in_pieces(dice: random.Random, data: bytes) -> list[bytes]:
 
 
 def draw(dice: random.Random) -> Request:
-    """The next request to try."""
+    """Draw the next request."""
     request = Request([])
     kind = dice.random()
     if kind < 0.72:
@@ -188,7 +188,7 @@ def _pipeline(dice: random.Random, request: Request) -> bytes:
 
 
 def _nonsense(dice: random.Random, request: Request) -> bytes:
-    """What is hardly HTTP: damaged heads, other protocols, heads that never end."""
+    """Return bytes that are barely HTTP: damaged heads, other protocols, endless heads."""
     request.kinds.append("nonsense")
     request.answers = None
     path, body = dice.choice(VALID)

@@ -1,4 +1,4 @@
-"""Questions with known answers: by the script, or by the embedded model, which was asked before."""
+"""Questions with known answers: from the script, or recorded from the embedded model before the faults."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from broker.dialects.parameters import derived_seed
 from tests.faults.streams import Call, Client, scripted
 from tests.images import data_url
 from tests.models.drawings import COLOURS, SHAPES, drawn, file_of
+from tests.scripted_worker.eyes import DIGITS
+from tests.scripted_worker.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
 from tests.system import chat_body
-from worker.fake.eyes import DIGITS
-from worker.fake.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
 
 TOKENS_MAX = 150
 IMAGES_MAX, IMAGES_KNOWN = 3, 12
 LOOK_MS_MAX, PREFILL_MS_MAX = 20, 10
 TEXTS = ("Count from 1 to 60.", "Repeat: the quick brown fox.", "My name is Ida. What is my name?", "Hi")
 FOR_IMAGES = (("What colour is this image?", 1), ("Which shape is this?", 1), ("Compare the two images.", 2))
-"""Each with how many images there are."""
+"""Texts of questions, with their numbers of images."""
 FOR_TOOLS = ("What is the tide in Brest?", "What is the tide in Brest and in Porto?", "Hi")
 SCHEMA = {
     "type": "object",
@@ -49,7 +49,7 @@ TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request and its answers: what each thinks, says and calls, why it ends, and the tokens of all."""
+    """A request and its expected choices: reasoning, text, tool calls, finish reasons, and total tokens."""
 
     body: dict[str, object]
     thoughts: list[str]
@@ -63,7 +63,7 @@ Source = Callable[[random.Random], Question]
 
 
 def of_the_scripted(dice: random.Random) -> Question:
-    """What the scripted engine answers is known beforehand."""
+    """Yield questions for the scripted engine, whose answers are a function of the prompt."""
     tokens, choices = dice.randint(1, TOKENS_MAX), dice.choice([1, 1, 1, 2])
     thinks, calls = dice.choice([0, 0, dice.randint(1, TOKENS_MAX)]), dice.choice([0, 0, 1, 30])
     directions = [f"!tokens={tokens}", f"!think={thinks}", f"!call={calls}"]
@@ -86,32 +86,32 @@ def of_the_scripted(dice: random.Random) -> Question:
 
 
 def _drawn_images(dice: random.Random, count: int) -> list[str]:
-    """Of a few that all ask about, so that some are encoded for one and found by others."""
+    """Draw from a few images, so that some have already been encoded for another request."""
     return [image_url(dice.randrange(IMAGES_KNOWN)) for _ in range(count)]
 
 
 @functools.cache
 def image_url(number: int) -> str:
-    """One of 256 images, as a `data:` URL."""
+    """Return one of 256 images as a `data:` URL."""
     file = io.BytesIO()
     Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def seen_in(url: str) -> str:
-    """What the scripted engine says of such an image."""
+    """Return what the scripted engine answers about such an image."""
     return f"png:{sha256(base64.b64decode(url.partition(',')[2])).hexdigest()[:DIGITS]}"
 
 
 def seeing_body(text: str, urls: Sequence[str], **fields: object) -> dict[str, object]:
-    """A chat request with images, and a text behind them."""
+    """Return a chat request with images followed by a text."""
     images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     content = [*images, {"type": "text", "text": text}]
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
 def _answer(said: str, thinks: int, calls: int, seen: int) -> tuple[str, str, list[Call]]:
-    """What the scripted engine thinks, says and calls, of all its words. `seen`: images."""
+    """Split the scripted engine's words into reasoning, text and tool calls. `seen`: number of images."""
     words = said.split()
     thoughts, words = words[:thinks], words[thinks:]
     first = seen + WORDS_BEFORE_CALLS
@@ -122,7 +122,7 @@ def _answer(said: str, thinks: int, calls: int, seen: int) -> tuple[str, str, li
 
 
 def _call(words: list[str]) -> Call:
-    """Unfinished where there are too few words."""
+    """Return the tool call of these words, truncated if there are too few."""
     end = CALL_CLOSING if len(words) == CALL_TOKENS else ""
     return CALL_NAME, CALL_OPENING + _spoken(words[1:]) + end
 
@@ -136,8 +136,10 @@ def _spoken(words: list[str]) -> str:
 
 
 def of_the_embedded(url: str, seed: int, count: int, *, predicted: bool = False) -> Source:
-    """So many questions that are asked one by one now, while nobody disturbs the answers. `predicted`: most
-    are asked with what is nearly their answer, so that there is something to draft."""
+    """Ask `count` questions one by one without faults, and record the answers.
+
+    `predicted`: most requests carry a prediction close to their answer, so that there are draft tokens.
+    """
     known = [_answered(url, body) for body in _drawn(random.Random(seed), count)]
 
     def draw(dice: random.Random) -> Question:
@@ -152,7 +154,7 @@ def of_the_embedded(url: str, seed: int, count: int, *, predicted: bool = False)
 
 
 def _nearly(text: str, dice: random.Random) -> str:
-    """A text with a word in place of another."""
+    """Replace one word of a text."""
     words = text.split(" ")
     words[dice.randrange(len(words))] = "signal"
     return " ".join(words)
@@ -172,7 +174,7 @@ def _drawn(dice: random.Random, count: int) -> Iterator[dict[str, object]]:
 
 
 def _drawing(dice: random.Random) -> str:
-    """As a `data:` URL."""
+    """Draw an image and return it as a `data:` URL."""
     return data_url(file_of(drawn(dice.choice(SHAPES), dice.choice(list(COLOURS)))))
 
 
@@ -184,16 +186,17 @@ def _answered(url: str, body: dict[str, object]) -> Question:
 
 
 def _form(dice: random.Random) -> dict[str, object]:
-    """Streamed, or whole."""
+    """Return the fields for a streamed response or a document."""
     return {"stream": True, "stream_options": {"include_usage": True}} if dice.random() < 0.5 else {}
 
 
 def _company(dice: random.Random) -> dict[str, object]:
-    """With a tool that may or must be called, with thinking for as long as it takes or not, held to a form,
-    or with none of these."""
+    """Draw optional fields: a tool that may or must be called, reasoning with or without a budget, structured
+    output, or none of these."""
     thinking: dict[str, object] = {"enable_thinking": True}
     limited = thinking | {"thinking_budget": dice.randint(1, 12)}
     offered: dict[str, object] = {"tools": [TOOL], "parallel_tool_calls": dice.random() < 0.5}
     forced = offered | {"tool_choice": "required"}
-    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "talk", "schema": SCHEMA}}}
+    form = {"type": "json_schema", "json_schema": {"name": "talk", "schema": SCHEMA}}
+    held: dict[str, object] = {"response_format": form}
     return dice.choice([{}, offered, thinking, limited, forced, forced | thinking, held, held | thinking])

@@ -1,10 +1,9 @@
-"""Ranks of a set that are killed, or stopped, under streams: `python -m tests.faults.ranks --strikes 25`.
+"""Kill or stop ranks of a model under streams: `python -m tests.faults.ranks --strikes 25`.
 
-`roundhouse serve` with a tiny model over two ranks on loopback. A strike is at one rank, in one phase: while
-prompts are run, while answers are, while the set loads, or while it has nothing to do. Every answer must be
-that of an undisturbed run, no process may be left of a set that was struck, whoever has it by then, and the
-next one has the same ports. Each strike is told when all is well again; `--phases` and `--signals` name some
-of them, so that several of these can run side by side.
+`roundhouse serve` runs a tiny model over two ranks on loopback. A strike hits one rank in one phase: prefill,
+decode, load, or idle. Every answer must equal that of an undisturbed run. No process of the struck set may
+remain, whatever its parent is, and the next set uses the same ports. Each strike is printed after recovery.
+`--phases` and `--signals` select strikes, so that several of these programs can run in parallel.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import contextlib
 import itertools
 import random
 import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
 from deploy.load.samples import percentile
+from tests.faults.runner import run_program
 from tests.faults.sets import GONE_S_MAX, READY_S_MAX, Set, served_set
 from tests.faults.streams import Client, ask, wait_for, wait_until_flowing, wait_until_taken
 from tests.system import eventually
@@ -33,19 +32,19 @@ PHASES: tuple[Phase, ...] = ("prefill", "decode", "load", "idle")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
 ANSWER_TOKENS = 300
-ANSWER: dict[str, object] = {"ignore_eos": True, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+ANSWER: dict[str, Any] = {"ignore_eos": True, "max_tokens": ANSWER_TOKENS, "temperature": 0}
 ANSWER_S_MAX = 180.0
 LOAD_S_MAX = 4.0
 REFUSED = 503
 LOG_TOLD = 20_000
-"""Characters of the log, where a strike was the last."""
+"""Characters of the log that are printed when a strike fails."""
 
 
 @dataclass(slots=True)
 class Cell:
-    """What strikes of one kind cost. `served_s`: from each until the next set served; `answered_s`: until all
-    had their answers, too. `pauses_s`: the longest of each client. `underway`: how many had asked and had no
-    whole answer yet when it struck."""
+    """Measurements of one kind of strike. `served_s`: from each strike until the next set was ready.
+    `answered_s`: until all clients had their answers. `pauses_s`: the longest pause of each client.
+    `underway`: unanswered requests at each strike."""
 
     served_s: list[float] = field(default_factory=list)
     answered_s: list[float] = field(default_factory=list)
@@ -55,8 +54,8 @@ class Cell:
 
 @dataclass(slots=True)
 class Outcome:
-    """`wrong`: answers with another text, and processes left behind; `failed`: answers that did not end as
-    they should, and who waited in vain. `refused`: told to come again, and did."""
+    """`wrong`: answers with a different text, and leaked processes. `failed`: answers that did not end
+    correctly, or did not end at all. `refused`: requests refused with a Retry-After and repeated."""
 
     strikes: int = 0
     answers: int = 0
@@ -67,10 +66,10 @@ class Outcome:
 
 
 class Siege:
-    """Strikes at a set, and what its clients got."""
+    """Strikes at a set of ranks, with the answers of its clients."""
 
     def __init__(self, served: Set, streams: int, seed: int = 0, tokens: int = ANSWER_TOKENS) -> None:
-        """`tokens`: of each answer."""
+        """`tokens`: length of each answer."""
         self.outcome = Outcome()
         self._answer = ANSWER | {"max_tokens": tokens}
         self._served = served
@@ -84,9 +83,9 @@ class Siege:
             self._right |= {q: client.texts[0] for q, client in zip(questions, clients, strict=True)}
 
     def strike(self, phase: Phase, rank: int, number: signal.Signals) -> None:
-        """Once; then all is well again, and everybody has what is right."""
+        """Strike once, then wait for recovery and check all answers."""
         questions = self._long if phase == "prefill" else self._questions
-        clients = [] if phase == "idle" else self._aboard(questions)
+        clients = [] if phase == "idle" else self._assigned(questions)
         members = self._served.whole()
         if clients and phase != "prefill":
             wait_until_flowing(clients)
@@ -95,7 +94,7 @@ class Siege:
             members = [*self._loading(members), *members]
         underway = sum(not client.ended_at for client in clients)
         began = time.monotonic()
-        with contextlib.suppress(psutil.NoSuchProcess):  # its set has met its end without us
+        with contextlib.suppress(psutil.NoSuchProcess):  # its set has already ended
             members[rank].send_signal(number)
         if phase == "idle":
             eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
@@ -112,11 +111,11 @@ class Siege:
         self._judge(f"{number.name} of rank {rank} in {phase}", questions, clients, members)
 
     def _loading(self, before: Sequence[psutil.Process]) -> list[psutil.Process]:
-        """A set on its way, at some point of it."""
+        """Wait until a set loads, and return its processes at a random point of the load."""
         eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
         psutil.wait_procs(before, timeout=GONE_S_MAX)
         members = self._served.whole()
-        # One that is stopped before the gateway knows it is missed by nobody, as any worker would be.
+        # The gateway would not notice the stop of a worker that has not connected yet.
         eventually(lambda: self._served.knows(members[0].pid), within_s=GONE_S_MAX, what="connected")
         time.sleep(self._dice.uniform(0, LOAD_S_MAX))
         return members
@@ -124,9 +123,11 @@ class Siege:
     def _asked(self, questions: Sequence[str]) -> list[Client]:
         return [ask(self._served.url, question, **self._answer) for question in questions]
 
-    def _aboard(self, questions: Sequence[str]) -> list[Client]:
-        """All with the gateway. Who comes while it takes the worker for silent, which a busy machine may make
-        of it, is refused, as is right, and comes again."""
+    def _assigned(self, questions: Sequence[str]) -> list[Client]:
+        """Send all requests and wait until the gateway has them.
+
+        On a busy machine the gateway may consider the worker silent and refuse; such requests are repeated.
+        """
         while True:
             clients = self._asked_when_ready(questions)
             wait_until_taken(self._served.url, clients)
@@ -145,7 +146,7 @@ class Siege:
         self.outcome.strikes += 1
         _, alive = psutil.wait_procs(struck, timeout=GONE_S_MAX)
         left = [*alive, *self._served.strays()]
-        self.outcome.wrong += [f"{what}: left behind {process}" for process in left]
+        self.outcome.wrong += [f"{what}: leaked {process}" for process in left]
         for question, client in zip(questions, clients, strict=True):
             self.outcome.answers += 1
             if why := unanswered(client):
@@ -155,7 +156,7 @@ class Siege:
 
 
 def unanswered(client: Client) -> str | None:
-    """Why this one has no whole answer."""
+    """Return why this client has no complete answer, or None."""
     if client.is_alive():
         return f"nothing ended within {ANSWER_S_MAX} s"
     if client.failure is not None:
@@ -166,7 +167,7 @@ def unanswered(client: Client) -> str | None:
 
 
 def besiege(siege: Siege, given: argparse.Namespace) -> None:
-    """All strikes, one of each kind after the other; each is told."""
+    """Make all strikes, alternating between the kinds, and print each."""
     kinds = [*itertools.product(given.phases, range(2), given.signals)]
     for number in range(given.strikes):
         for phase, rank, sent in kinds:
@@ -182,32 +183,22 @@ def besiege(siege: Siege, given: argparse.Namespace) -> None:
 def report(outcome: Outcome) -> None:
     print(
         f"{outcome.strikes} strikes, {outcome.answers} answers, {len(outcome.wrong)} wrong,"
-        f" {len(outcome.failed)} failed, {outcome.refused} told to come again before a strike"
+        f" {len(outcome.failed)} failed, {outcome.refused} refused before a strike"
     )
     for kind, cell in outcome.cells.items():
         parts = ("served", cell.served_s), ("answered", cell.answered_s), ("pause", cell.pauses_s)
         figures = ", ".join(f"{name} {_quantiles(seconds)}" for name, seconds in parts)
         struck = f"{len(cell.served_s)} times under {min(cell.underway)} to {max(cell.underway)} streams"
         print(f"{kind}, {struck}, seconds (p50 p90 max): {figures}")
-    for what in (*outcome.wrong[:10], *outcome.failed[:10]):
-        print(what)
 
 
 def _quantiles(seconds: Sequence[float]) -> str:
     return " ".join(f"{percentile(seconds, each):.1f}" for each in (50, 90, 100))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strikes", type=int, default=25, help="of each signal at each rank in each phase")
-    parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=ANSWER_TOKENS, help="of each answer")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
-    names = {number.name: number for number in SIGNALS}
-    parser.add_argument("--signals", nargs="+", type=names.__getitem__, default=SIGNALS, metavar="SIGNAL")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, served_set(Path(folder)) as served:
+def check(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Make all strikes at a new set. The measurements are printed even if the run fails."""
+    with served_set(folder) as served:
         siege = Siege(served, given.streams, given.seed, given.tokens)
         try:
             besiege(siege, given)
@@ -216,8 +207,17 @@ def main() -> int:
             raise
         finally:
             report(siege.outcome)
-    return 1 if siege.outcome.wrong or siege.outcome.failed else 0
+    return [*siege.outcome.wrong, *siege.outcome.failed]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    by_name = {number.name: number for number in SIGNALS}
+    options = {
+        "--strikes": {"type": int, "default": 25, "help": "number for each signal, rank and phase"},
+        "--streams": 16,
+        "--tokens": {"type": int, "default": ANSWER_TOKENS, "help": "length of each answer"},
+        "--seed": 0,
+        "--phases": {"nargs": "+", "choices": PHASES, "default": PHASES},
+        "--signals": {"nargs": "+", "type": by_name.__getitem__, "default": SIGNALS, "metavar": "SIGNAL"},
+    }
+    run_program(__doc__, check, options)

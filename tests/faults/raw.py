@@ -1,4 +1,4 @@
-"""HTTP as bytes, as cheap as a client can be: connections that are kept, answers in one piece."""
+"""A minimal HTTP client with low overhead: persistent connections, unparsed response bodies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def post(path: str, document: object, *headers: str) -> bytes:
-    """A whole request."""
+    """Return the bytes of a request."""
     body = json.dumps(document).encode()
     lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -30,7 +30,7 @@ def get(path: str, method: str = "GET") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer to its last byte. `took_s`: from the first byte of the request on."""
+    """A complete response. `took_s`: time since the first byte of the request."""
 
     status: int
     headers: dict[str, str]
@@ -43,7 +43,7 @@ class Reply:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one request at a time. `received`: bytes of the present answer so far."""
+    """A connection for one request at a time. `received`: bytes of the current response so far."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -54,10 +54,10 @@ class Connection(asyncio.Protocol):
         self._sought: tuple[int | bytes, asyncio.Event] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def ask(self, request: bytes) -> asyncio.Future[Reply]:
-        """Fails with `ConnectionError` when the connection ends before the answer does."""
+        """Send a request. Raises `ConnectionError` if the connection ends before the response does."""
         self.received.clear()
         self._head = None
         self._asked_at = time.perf_counter()
@@ -66,11 +66,11 @@ class Connection(asyncio.Protocol):
         return self._reply
 
     def write(self, data: bytes) -> None:
-        """A part of a request, whose answer nobody awaits."""
+        """Write a part of a request without waiting for a response."""
         self._transport.write(data)
 
     async def has_received(self, sought: int | bytes) -> None:
-        """So many bytes of the present answer, or these, or its end."""
+        """Wait for `sought` bytes of the response, for these bytes in it, or for its end."""
         arrived = asyncio.Event()
         self._sought = sought, arrived
         self._notice()
@@ -128,7 +128,8 @@ class Connection(asyncio.Protocol):
 
 
 def _dechunked(data: bytes | bytearray) -> bytes:
-    pieces, at = [], 0
+    pieces: list[bytes | bytearray] = []
+    at = 0
     while True:
         end = data.index(b"\r\n", at)
         size = int(data[at:end], 16)
@@ -139,7 +140,7 @@ def _dechunked(data: bytes | bytearray) -> bytes:
 
 
 class Pool:
-    """Connections to one server, as many as are in use at once."""
+    """A pool of connections to one server."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -147,7 +148,7 @@ class Pool:
         self._open: list[Connection] = []
 
     async def open(self, own: socket.socket | None = None) -> Connection:
-        """A new one, for its taker alone. `own`: over this socket, which is connected."""
+        """Open a connection outside the pool. `own`: a connected socket to use."""
         create = asyncio.get_running_loop().create_connection
         if own is None:
             _, connection = await create(Connection, "127.0.0.1", self._port)
@@ -158,7 +159,7 @@ class Pool:
         return connection
 
     async def ask(self, request: bytes) -> Reply:
-        """Raises `ConnectionError`."""
+        """Send a request on a pooled connection. Raises `ConnectionError`."""
         while self._idle and self._idle[-1].lost.is_set():
             self._idle.pop()
         if self._idle:
@@ -168,7 +169,7 @@ class Pool:
             except ConnectionError:
                 if connection.received:
                     raise
-                # It had been idle for too long, and was closed just now.
+                # The server has just closed the idle connection.
         return await self._ask(await self.open(), request)
 
     async def _ask(self, connection: Connection, request: bytes) -> Reply:
@@ -185,6 +186,6 @@ class Pool:
 
 
 def on_uvloop(talk: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end, on the loop that costs least."""
+    """Run a coroutine on uvloop, which has the lowest overhead."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(talk)

@@ -21,16 +21,16 @@ from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from tests.system import NO_TLS, Process, eventually, free_port
 
-# The worker's flags are read when it starts, so that the next one can be another.
+# The flags are read at each start, so the next worker can have other ones.
 BEGIN_WORKER = """
 import os, pathlib, sys
 flags = pathlib.Path(sys.argv[1]).read_text().split()
-os.execv(sys.executable, [sys.executable, "-m", "worker.fake", *flags])
+os.execv(sys.executable, [sys.executable, "-m", "tests.scripted_worker", *flags])
 """
 
 
 class Served:
-    """All of it, at a port of its own. `fits`: whether two workers find room."""
+    """The server, at a port of its own. `fits`: whether two workers fit in memory."""
 
     def __init__(
         self, folder: Path, flags: str = "", *, fits: bool = True, ready_timeout_s: float = 30
@@ -52,11 +52,11 @@ class Served:
         eventually(lambda: self.workers("ready"), within_s=60, what="a worker is ready")
 
     def set_worker(self, flags: str) -> None:
-        """What the next worker is told."""
+        """Set the flags of the next worker."""
         self._flags.write_text(f"--endpoint {self.endpoint} {flags}")
 
     def reload(self) -> tuple[bool, str]:
-        """As `roundhouse reload`: whether the worker was replaced, and what is said of it."""
+        """Reload like `roundhouse reload`; return whether the worker was replaced, and the message."""
         return control.order(self._control)
 
     def status(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Served:
         return answer
 
     def workers(self, state: str) -> list[int]:
-        """The process ids of the workers that are in this state."""
+        """Return the process ids of the workers in this state."""
         try:
             workers = self.status()["workers"]
         except httpx.TransportError:
@@ -76,7 +76,7 @@ class Served:
 def serving(
     folder: Path, flags: str = "", *, fits: bool = True, ready_timeout_s: float = 30
 ) -> Iterator[Served]:
-    """Gone afterwards, with all its children."""
+    """Run a server, and end it with all its children at exit."""
     served = Served(folder, flags, fits=fits, ready_timeout_s=ready_timeout_s)
     try:
         yield served

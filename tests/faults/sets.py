@@ -1,4 +1,4 @@
-"""A server whose model two processes run, for tests and measurements of what becomes of these."""
+"""A server with one model over several ranks, for tests and measurements of rank failures."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MODEL = "dense"
 READY_S_MAX = 120.0
 GONE_S_MAX = 60.0
 JOIN_S_MAX = 20.0
-"""A rank that is stopped before it has come is missed so late."""
+"""Timeout for a rank that is stopped before it joins."""
 
 
 class Set:
-    """A server whose model two processes run."""
+    """A server with one model over several ranks."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Set:
         python: str | None = None,
         falls: bool = False,
     ) -> None:
-        """`python`: the interpreter of all ranks but the first. `falls`: to the same model, alone."""
+        """`python`: interpreter of all ranks but the first. `falls`: with a fallback to one process."""
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -59,11 +59,11 @@ class Set:
             return False
 
     def knows(self, pid: int) -> bool:
-        """Whether the gateway has met this worker."""
+        """Return whether this worker has connected to the gateway."""
         return any(worker["pid"] == pid for worker in self._workers())
 
     def serves_after(self, pid: int) -> bool:
-        """Whether another worker than this one is ready."""
+        """Return whether a worker with another process id is ready."""
         return any(worker["pid"] != pid and worker["state"] == "ready" for worker in self._workers())
 
     def _workers(self) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class Set:
         return workers
 
     def strays(self) -> list[psutil.Process]:
-        """Ranks of ours that no set which is there has, whoever's children they have become."""
+        """Return rank processes of this server outside the current set, whatever their parent is."""
         known = {child.pid for child in self.members()} if self.process.running else set[int]()
         return [
             process
@@ -81,7 +81,7 @@ class Set:
         ]
 
     def members(self) -> list[psutil.Process]:
-        """The processes of the set, as far as they are there, the first rank's first."""
+        """Return the existing processes of the set, with the first rank first."""
         found: list[tuple[bool, psutil.Process]] = []
         for child in self.process.stats.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -91,16 +91,16 @@ class Set:
         return [child for _, child in sorted(found, key=lambda pair: pair[0])]
 
     def whole(self) -> list[psutil.Process]:
-        """All of its processes, once they are there."""
+        """Wait until all processes of the set exist, and return them."""
         return eventually(
-            lambda: members if len(members := self.members()) == self.ranks else None,
+            lambda: members if len(members := self.members()) == self.ranks else [],
             within_s=READY_S_MAX,
             what=f"{self.ranks} ranks",
         )
 
 
 def _is_rank(process: psutil.Process, folder: Path) -> bool:
-    """Of the set whose folder this is; its environment says so."""
+    """Return whether a process is a rank of the set in `folder`, according to its environment."""
     with contextlib.suppress(psutil.Error, OSError):
         return "worker" in process.cmdline() and process.environ().get("XDG_CACHE_HOME") == str(folder)
     return False
@@ -114,7 +114,7 @@ def served_set(
     python: str | None = None,
     falls: bool = False,
 ) -> Iterator[Set]:
-    """Ready; gone afterwards, with all that it has started."""
+    """Run a ready server, and end it with all its processes at exit."""
     served = Set(folder, *flags, mode=mode, python=python, falls=falls)
     members: list[psutil.Process] = []
     try:
@@ -128,6 +128,6 @@ def served_set(
 
 
 def assert_gone(processes: Sequence[psutil.Process]) -> None:
-    """None of them is left, nor is stopped."""
+    """Assert that none of the processes exists any more, not even stopped."""
     _, alive = psutil.wait_procs(processes, timeout=GONE_S_MAX)
-    assert not alive, f"left behind: {alive}"
+    assert not alive, f"leaked: {alive}"

@@ -19,20 +19,20 @@ from deploy.supervisor import control
 from deploy.supervisor.child import Child
 from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.models import ServedModel
-from deploy.supervisor.reloading import Order, Reloading
+from deploy.supervisor.reloading import Reloading, ReloadOrder
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from tests.system import NO_TLS, Process, eventually, free_port
 
 STARTS_S_MAX = 60.0
-DEATHS_MAX = 10**6
-"""They are what the tests are about."""
+CRASHES_MAX = 10**6
+"""High enough for tests with many crashes."""
 
 
 @dataclass(frozen=True)
 class Scripted:
-    """A model of the scripted engine. `flags`: of its worker. `weight_bytes`: what it seems to take."""
+    """A model of the scripted engine. `flags`: of its worker. `weight_bytes`: simulated size."""
 
     name: str
     flags: str = "--step-ms 5"
@@ -43,7 +43,7 @@ class Scripted:
 
 
 class Several:
-    """All of it, at a port of its own."""
+    """The server, at a port of its own."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class Several:
         eventually(self.answers, within_s=STARTS_S_MAX, what="/ready")
 
     def answers(self) -> bool:
-        """Whether it is ready."""
+        """Return whether the gateway is ready."""
         with contextlib.suppress(httpx.TransportError):
             return self.http.get("/ready").status_code == 200
         return False
 
     def make_weights(self, name: str, size: int) -> str:
-        """A folder that is `size` bytes of a model, on paper."""
+        """Create a model folder whose apparent size is `size` bytes."""
         folder = self.folder / name
         folder.mkdir()
         with (folder / "model.safetensors").open("wb") as file:
@@ -88,15 +88,15 @@ class Several:
         return str(folder)
 
     def reload(self, model: str | None = None, swap_for: str | None = None) -> tuple[bool, str]:
-        """As `roundhouse reload`: whether it was done, and what is said of it."""
-        return control.order(self._control, Order(model, swap_for))
+        """Reload like `roundhouse reload`; return whether it was done, and the message."""
+        return control.order(self._control, ReloadOrder(model, swap_for))
 
     def states(self) -> dict[str, str]:
-        """Of each model, by name."""
+        """Return the state of each model by name."""
         return {model["id"]: model["state"] for model in self.http.get("/v1/models").json()["data"]}
 
     def wait_for(self, **states: str) -> None:
-        """Until these models stand so."""
+        """Wait until these models have these states."""
         eventually(
             lambda: self.states().items() >= states.items(),
             within_s=STARTS_S_MAX,
@@ -108,17 +108,17 @@ class Several:
         return answer
 
     def there(self) -> int | None:
-        """The process id of the spare that has said that it is there, if it still waits."""
-        found = re.findall(r"spare is there as pid (\d+)", self.process.log())
+        """Return the process id of the spare that has reported ready, if it is still waiting."""
+        found = re.findall(r"spare is ready as pid (\d+)", self.process.log())
         return int(found[-1]) if found and int(found[-1]) in self._waiting() else None
 
     def _waiting(self) -> set[int]:
-        """Children of the supervisor that are told nothing by their command lines."""
+        """Return the supervisor's children whose command lines have no arguments."""
         serving = {worker["pid"] for worker in self.status()["workers"]}
         return {child.pid for child in self.process.stats.children()} - serving
 
     def pids(self, model: str) -> list[int]:
-        """The process ids of a model's workers."""
+        """Return the process ids of a model's workers."""
         return [worker["pid"] for worker in self.status()["workers"] if worker["model"] == model]
 
 
@@ -131,7 +131,7 @@ def several(
     fits: bool = True,
     spare: bool = False,
 ) -> Iterator[Several]:
-    """Gone afterwards, with all its children."""
+    """Run a server, and end it with all its children at exit."""
     served = Several(folder, models, budget=budget, gateway_flags=gateway_flags, fits=fits, spare=spare)
     try:
         yield served
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
     children = [Child("gateway", gateway, env, hears=True)]
     for model in (Scripted(**model) for model in told["models"]):
         path = str(folder / model.name)
-        argv = [sys.executable, "-m", "worker.fake", *endpoint, *model.flags.split()]
+        argv = [sys.executable, "-m", "tests.scripted_worker", *endpoint, *model.flags.split()]
         served = ServedModel(
             name=model.name,
             model=path,
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
         children += [Child(name, argv, env, model=served) for name in names]
     fits = fits_beside if told["fits"] else lambda needed_bytes: False
     reloading = Reloading(folder / "control", 10.0, 30.0, fits)
-    limits = RestartLimits(delay_s_max=0.4, deaths_max=DEATHS_MAX)
+    limits = RestartLimits(delay_s_max=0.4, deaths_max=CRASHES_MAX)
     return Supervisor(
         children, reloading=reloading, memory_budget=told["budget"], limits=limits, spare=told["spare"]
     ).run()

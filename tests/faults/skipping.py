@@ -1,7 +1,8 @@
-"""A rank that follows, and takes no step any more once SIGUSR1 has come: all others wait for it in a
-collective, while nothing has died and every connection stands.
+"""A follower rank that skips all steps after SIGUSR1: the other ranks wait for it in a collective, while all
+processes live and all connections are open.
 
-It leaves out all of them: a single one the next would make up for, of the same size, with wrong numbers.
+It skips all steps, because after a single one the next collective, of the same size, would take its place
+with wrong values.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ import threading
 from types import FrameType
 
 from worker.__main__ import main
-from worker.ranks import calls
+from worker.ranks import rpc
 from worker.ranks.follower import Follower
 
 
 def skip_on_signal() -> None:
-    """From the next step on; whatever else it is called to, it does."""
+    """Skip all steps after SIGUSR1; obey all other messages."""
     told = threading.Event()
     obey = Follower.obey
 
-    def skipping(follower: Follower, call: calls.Call) -> None:
-        if not (told.is_set() and isinstance(call, calls.Step)):
+    def skipping(follower: Follower, call: rpc.Call) -> None:
+        if not (told.is_set() and isinstance(call, rpc.RunStep)):
             obey(follower, call)
 
     def tell(_number: int, _frame: FrameType | None) -> None:
         told.set()
 
     signal.signal(signal.SIGUSR1, tell)
-    Follower.obey = skipping  # type: ignore[method-assign]
+    Follower.obey = skipping  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":
     skip_on_signal()
-    sys.argv.remove("worker")  # by which the processes of a set are known
+    sys.argv.remove("worker")  # `tests.faults.sets` finds the ranks by this argument
     raise SystemExit(main())

@@ -1,8 +1,8 @@
-"""Workers and spares that are killed at random, under streams: `python -m tests.faults.spares --kills 1000`.
+"""Random kills of workers and spares under streams: `python -m tests.faults.spares --kills 1000`.
 
-A supervisor with a gateway, a scripted worker and a spare; the clients are those of `tests.faults.failover`.
-Every answer must be that of an undisturbed run. At no instant are there two spares, or two workers; in the
-end there is one of each, nothing else, and the supervisor holds what it held when it was warm.
+The system has a supervisor, a gateway, a scripted worker and a spare; the clients are those of
+`tests.faults.failover`. Every answer must equal that of an undisturbed run. There are never two spares or two
+workers at once. In the end there is one of each, and the supervisor's resources are as after warm-up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -21,7 +20,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.faults.failover import FLAGS, Asker
+from tests.faults.failover import FLAGS, Outcome, asking
+from tests.faults.runner import run_program
 from tests.faults.several import Scripted, Several, several
 from tests.system import eventually
 
@@ -34,19 +34,17 @@ LIFE_S_MAX = 1.5
 SERVING_SHARE = 0.75
 LOOK_S = 0.02
 GROWTH_BYTES_MAX = 8 * 2**20
-PROGRAM = "worker.fake"
+PROGRAM = "tests.scripted_worker"
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of it all. `most`: how many of these processes there were at one instant. `held`: of the
-    supervisor, when warm and at the end: bytes, descriptors, threads."""
+class Kills(Outcome):
+    """The results of a run. `most`: the maximum number of workers and spares at an instant. `held`: the
+    supervisor's bytes, descriptors and threads, after warm-up and at the end."""
 
     kills: Counter[str] = field(default_factory=Counter)
-    answers: int = 0
     most: int = 0
     held: list[tuple[int, int, int]] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
 
     @property
     def grown(self) -> list[str]:
@@ -57,44 +55,40 @@ class Outcome:
 
 
 class Siege:
-    """Who is killed, and who watches."""
+    """The kills, and a watch over the processes."""
 
     def __init__(self, served: Several, seed: int) -> None:
-        self.outcome = Outcome()
+        self.outcome = Kills()
         self._served = served
         self._dice = random.Random(seed)
         self._over = threading.Event()
 
-    def run(self, kills: int, warm: int = WARM_KILLS) -> Outcome:
+    def run(self, kills: int, warm: int = WARM_KILLS) -> Kills:
         watcher = threading.Thread(target=self._watch)
-        askers = [
-            Asker(self._served.url, random.Random(self._dice.random()), self._over) for _ in range(CLIENTS)
-        ]
-        for thread in (watcher, *askers):
-            thread.start()
+        watcher.start()
         try:
-            for number in range(warm + kills):
-                if number == warm:
-                    self.outcome.held.append(self._settled())
-                # Some are killed on their way; most when one serves, or nobody would ever be answered.
-                if self._dice.random() < SERVING_SHARE:
-                    eventually(self._serving, within_s=SETTLE_S_MAX, what="a worker serves")
-                time.sleep(self._dice.uniform(0, LIFE_S_MAX))
-                self._kill()
+            with asking(self._served.url, self._dice, CLIENTS, self.outcome):
+                self._kill_all(kills, warm)
         finally:
             self._over.set()
-            for thread in (watcher, *askers):
-                thread.join()
+            watcher.join()
         self.outcome.held.append(self._settled(like=self.outcome.held[0]))
-        for asker in askers:
-            self.outcome.answers += asker.outcome.answers
-            self.outcome.wrong += asker.outcome.wrong
         return self.outcome
 
+    def _kill_all(self, kills: int, warm: int) -> None:
+        for number in range(warm + kills):
+            if number == warm:
+                self.outcome.held.append(self._settled())
+            # Some are killed while they start, most when a worker is ready, so that clients get answers.
+            if self._dice.random() < SERVING_SHARE:
+                eventually(self._serving, within_s=SETTLE_S_MAX, what="a worker serves")
+            time.sleep(self._dice.uniform(0, LIFE_S_MAX))
+            self._kill()
+
     def _kill(self) -> None:
-        """One of those that there are."""
+        """Kill one of the existing processes."""
         found = eventually(
-            lambda: list(_processes(self._served)), within_s=SETTLE_S_MAX, what="somebody to kill"
+            lambda: list(_processes(self._served)), within_s=SETTLE_S_MAX, what="there is a process to kill"
         )
         victim = self._dice.choice(found)
         kind = "worker" if victim.pid in self._serving() else "spare, or on its way"
@@ -109,14 +103,16 @@ class Siege:
             return []
 
     def _watch(self) -> None:
-        """One worker and one spare: of a third one there must not be a trace."""
+        """Record the number of processes: there must never be more than one worker and one spare."""
         while not self._over.wait(LOOK_S):
             self.outcome.most = max(self.outcome.most, len(list(_processes(self._served))))
 
     def _settled(self, like: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
-        """What the supervisor holds once it is left alone with a worker and a spare. `like`: no more of
-        descriptors and threads than that, or whatever it holds after a while."""
-        eventually(self._is_settled, within_s=SETTLE_S_MAX, what="a worker and a spare, and nobody else")
+        """Return the supervisor's resources once only a worker and a spare are left.
+
+        `like`: wait for at most these descriptors and threads, and return any counts after a timeout.
+        """
+        eventually(self._is_settled, within_s=SETTLE_S_MAX, what="only a worker and a spare are left")
         ends_at = time.monotonic() + LETTING_GO_S_MAX
         held = self._steady()
         while any(map(int.__gt__, held[1:], (like or held)[1:])) and time.monotonic() < ends_at:
@@ -125,7 +121,7 @@ class Siege:
         return held
 
     def _steady(self) -> tuple[int, int, int]:
-        """What it holds when that has not changed for a while: a process is there before its threads are."""
+        """Return the resources once they are stable: threads start later than their process."""
         held, looks = self._held(), 0
         while looks < STEADY_LOOKS:
             time.sleep(LOOK_S)
@@ -144,7 +140,7 @@ class Siege:
 
 
 def _processes(served: Several) -> Iterator[psutil.Process]:
-    """All that are workers, or may become some; those that were killed and are not reaped yet are none."""
+    """Yield all workers and spares; killed processes that are not reaped yet do not count."""
     for child in served.process.stats.children():
         try:
             if PROGRAM in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
@@ -153,26 +149,22 @@ def _processes(served: Several) -> Iterator[psutil.Process]:
             continue
 
 
-def besiege(folder: Path, kills: int, seed: int, warm: int = WARM_KILLS) -> Outcome:
-    """All of it."""
+def besiege(folder: Path, kills: int, seed: int, warm: int = WARM_KILLS) -> Kills:
+    """Run the whole test."""
     with several(folder, Scripted("fake", " ".join(FLAGS["scripted"])), spare=True) as served:
         return Siege(served, seed).run(kills, warm)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = besiege(Path(folder), given.kills, given.seed)
-    print(f"killed {dict(outcome.kills)}; {outcome.answers} answers, {len(outcome.wrong)} wrong")
-    print(f"at most {outcome.most} processes that were workers or could become one")
-    print(f"the supervisor's bytes, descriptors, threads: {outcome.held[0]} when warm, {outcome.held[1]} now")
-    for wrong in (*outcome.wrong[:5], *outcome.grown):
-        print(wrong)
-    return 1 if outcome.wrong or outcome.grown or outcome.most > 2 else 0
+def check(folder: Path, given: argparse.Namespace) -> list[str]:
+    """Run the whole test, and print what was killed and what the supervisor held."""
+    outcome = besiege(folder, given.kills, given.seed)
+    warm, end = outcome.held
+    print(f"killed {dict(outcome.kills)}; {outcome.answers} answers")
+    print(f"supervisor bytes, descriptors, threads: {warm} when warm, {end} at the end")
+    crowd = f"at most {outcome.most} processes that were workers or could become one"
+    print(crowd)
+    return [*outcome.wrong, *outcome.grown, *([crowd] if outcome.most > 2 else [])]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_program(__doc__, check, {"--kills": 1000, "--seed": 0})

@@ -1,4 +1,4 @@
-"""A worker whose model thread hangs for good in its next step once SIGUSR1 has come."""
+"""A worker whose model thread hangs forever in the next step after SIGUSR1."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from types import FrameType
 from worker.schedule.loop import Loop
 
 VARIABLE = "STALLING_WORKER"
-"""Names the module of the worker."""
+"""The variable with the module of the worker."""
 
 
 def stall_on_signal() -> None:
-    """From the next step on."""
+    """Let the next step after SIGUSR1 hang."""
     told = threading.Event()
     step = Loop._step
 
-    def stalling(loop: Loop) -> None:
+    def stalling(loop: Loop) -> bool:
         if told.is_set():
             threading.Event().wait()
-        step(loop)
+        return step(loop)
 
     def tell(_number: int, _frame: FrameType | None) -> None:
         told.set()
 
     signal.signal(signal.SIGUSR1, tell)
-    Loop._step = stalling  # type: ignore[method-assign]
+    Loop._step = stalling  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

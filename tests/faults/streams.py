@@ -1,4 +1,4 @@
-"""Clients of the fault tests: each asks once, in a thread, and keeps what it got. And what is right."""
+"""Clients of the fault tests, each with one request in a thread, and the expected answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import httpx
 
+from tests.scripted_worker.engine import WORDS
+from tests.scripted_worker.pictures import IMAGE_TOKENS
 from tests.system import NO_TLS, chat_body, eventually, sse_documents
-from worker.fake.engine import WORDS
-from worker.fake.pictures import IMAGE_TOKENS
 
 Call = tuple[str, str]
-"""Of a tool: its name, and its arguments as JSON."""
+"""The name of a tool, and its arguments as JSON."""
 ANSWER_S_MAX = 120.0
 PAUSE_S_MIN = 0.1
 
 
 class Client(threading.Thread):
-    """Asks one question and reads the answer, streamed or whole, as cheaply as can be."""
+    """A client that sends one request and reads the response, streamed or not, with low overhead."""
 
     def __init__(self, url: str, body: dict[str, object]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Client(threading.Thread):
         self.ended_at = 0.0
         self.read = bytearray()
         self.pauses: list[tuple[float, float]] = []
-        """When nothing came for a while, from one piece to the next."""
+        """Begin and end of the intervals without data."""
 
     def run(self) -> None:
         try:
@@ -44,7 +44,7 @@ class Client(threading.Thread):
                 for piece in answer.iter_raw():
                     self.read += piece
                     if piece.startswith(b":"):
-                        continue  # a comment, which only keeps the connection
+                        continue  # a keep-alive comment
                     now = time.monotonic()
                     if now - last > PAUSE_S_MIN:
                         self.pauses.append((last, now))
@@ -55,7 +55,7 @@ class Client(threading.Thread):
 
     @property
     def pause_s(self) -> float:
-        """The longest of them."""
+        """The longest pause."""
         return max((end - begin for begin, end in self.pauses), default=0.0)
 
     @property
@@ -64,7 +64,7 @@ class Client(threading.Thread):
 
     @property
     def documents(self) -> list[dict[str, Any]]:
-        """The answer or the refusal, or the events but for `[DONE]`, which must be there."""
+        """The document, or the events without `[DONE]`, which must be present."""
         assert self.failure is None, self.failure
         if not self._body.get("stream") or self.status != 200:
             return [json.loads(self.read)]
@@ -74,25 +74,25 @@ class Client(threading.Thread):
 
     @property
     def error(self) -> str | None:
-        """The code of the error it was told."""
+        """The code of the error in the response."""
         error = self.documents[-1].get("error")
         return error and error["code"]
 
     @property
     def texts(self) -> list[str]:
-        """What each choice says, once all have finished."""
+        """The text of each choice; all must have finished."""
         return self._joined("content")
 
     @property
     def thoughts(self) -> list[str]:
-        """What each choice thought before."""
+        """The reasoning of each choice."""
         thoughts = self._joined("reasoning_content")
         assert self._joined("reasoning") == thoughts
         return thoughts
 
     @property
     def calls(self) -> list[list[Call]]:
-        """What each choice calls, once all have finished: each call has been named once, before the rest."""
+        """The tool calls of each choice; all must have finished. Only a call's first delta names it."""
         assert self.error is None, self.read[-300:]
         calls: dict[int, dict[int, Call]] = {}
         ids: set[str] = set()
@@ -117,7 +117,7 @@ class Client(threading.Thread):
 
     @property
     def reasons(self) -> list[str]:
-        """Why each choice has ended."""
+        """The finish reason of each choice."""
         choices = [choice for document in self.documents for choice in document["choices"]]
         ends = {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"]}
         return [ends[index] for index in sorted(ends)]
@@ -134,28 +134,28 @@ class Client(threading.Thread):
 
     @property
     def completion_tokens(self) -> int:
-        """What the answer says that it took."""
+        """The completion tokens in the response's usage."""
         return int(self.documents[-1]["usage"]["completion_tokens"])
 
     @property
     def drafted(self) -> tuple[int, int]:
-        """Tokens that were drafted for it, as its answer says: right, and wrong."""
+        """The accepted and rejected draft tokens in the response's usage."""
         details = self.documents[-1]["usage"].get("completion_tokens_details") or {}
         right, wrong = (details.get(f"{kind}_prediction_tokens") for kind in ("accepted", "rejected"))
         return int(right or 0), int(wrong or 0)
 
 
 def scripted(text: str, tokens: int, seed: int = 0, seen: Sequence[str] = (), thinks: int = 0) -> str:
-    """What the scripted engine answers a prompt: greedily, or with a seed where it draws. `seen`: what it
-    says of each image, behind as many words as it `thinks`."""
+    """Return the scripted engine's answer to a prompt, greedy or with a seed. `seen`: its words for each
+    image, after `thinks` words of reasoning."""
     first = seed + 7 * (len(text.split()) + IMAGE_TOKENS * len(seen))
     words = [WORDS[(first + 7 * number) % len(WORDS)] for number in range(tokens)]
     words[thinks : thinks + len(seen)] = seen[: max(0, tokens - thinks)]
     return "".join(f"{word} " for word in words)
 
 
-def ask(url: str, text: str, *, stream: bool = True, **fields: object) -> Client:
-    """A client that is on its way."""
+def ask(url: str, text: str, *, stream: bool = True, **fields: Any) -> Client:
+    """Start a client."""
     if stream:
         fields |= {"stream_options": {"include_usage": True}}
     client = Client(url, chat_body(text, stream=stream, **fields))
@@ -164,7 +164,7 @@ def ask(url: str, text: str, *, stream: bool = True, **fields: object) -> Client
 
 
 def wait_for(clients: Sequence[Client], within_s: float) -> None:
-    """Until all have their answers."""
+    """Wait until all clients have their answers."""
     deadline = time.monotonic() + within_s
     for client in clients:
         client.join(max(0.0, deadline - time.monotonic()))
@@ -172,7 +172,7 @@ def wait_for(clients: Sequence[Client], within_s: float) -> None:
 
 
 def wait_until_taken(url: str, clients: Sequence[Client]) -> None:
-    """Until all are with the gateway, or have their answers: nobody will be refused for coming too late."""
+    """Wait until all requests are in flight or answered, so that none arrives too late and is refused."""
 
     def taken() -> bool:
         status = httpx.get(f"{url}/v1/status", timeout=ANSWER_S_MAX, verify=NO_TLS).json()
@@ -182,5 +182,5 @@ def wait_until_taken(url: str, clients: Sequence[Client]) -> None:
 
 
 def wait_until_flowing(clients: Sequence[Client]) -> None:
-    """Until all have had some of their answers."""
+    """Wait until all clients have received a part of their answers."""
     eventually(lambda: all(client.flowing for client in clients), within_s=60, what="all streams flow")

@@ -1,4 +1,4 @@
-"""Every death of a worker is explained in one line, without a word of what it was asked."""
+"""Each worker death is logged in one line, without any text of its requests."""
 
 from __future__ import annotations
 
@@ -25,22 +25,26 @@ def test_a_death_is_one_line_with_signal_step_and_who_was_aboard(
         (pid,) = served.workers("ready")
         clients = [ask(served.url, f"{SECRET} !tokens=300") for _ in range(2)]
         wait_until_flowing(clients)
-        rows = ["decode", "decode"]  # what the worker has last said of itself is what is read of it
+        rows = ["decode", "decode"]  # the log line shows the last reported phases
         eventually(lambda: phases(served.status()) == rows, within_s=10, what="a beat with both")
         psutil.Process(pid).send_signal(number)
         wait_for(clients, 60)
-        log = served.process.log()
-        assert re.search(
-            rf"worker \(pid {pid}\) was ended by {number.name} after \d+\.\d s, "
-            rf"at step \d+ with 2 requests aboard: {ABOARD}, {ABOARD}.*; starts again (in|at once)",
-            log,
-        ), log
-        assert re.search(
+        ended = (
+            rf"worker \(pid {pid}\) was killed by {number.name} after \d+\.\d s, "
+            rf"at step \d+ with 2 requests in flight: {ABOARD}, {ABOARD}.*; restarting (in|at once)"
+        )
+        lost = (
             rf"worker for fake \(pid {pid}\) connection lost after step \d+, "
-            r"2 requests aboard: chatcmpl-\w+ \(\d+ tokens\), chatcmpl-\w+ \(\d+ tokens\)",
-            log,
-        ), log
-        assert SECRET not in log
+            r"2 requests in flight: chatcmpl-\w+ \(\d+ tokens\), chatcmpl-\w+ \(\d+ tokens\)"
+        )
+        # Two processes write these lines; the gateway's passes through the supervisor.
+        for line in (ended, lost):
+            eventually(
+                lambda line=line: re.search(line, served.process.log()),
+                within_s=10,
+                what=f"a line like {line!r} in:\n{served.process.log()}",
+            )
+        assert SECRET not in served.process.log()
 
 
 def phases(status: dict[str, list[dict[str, list[dict[str, str]]]]]) -> list[str]:

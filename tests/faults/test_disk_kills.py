@@ -1,4 +1,4 @@
-"""A worker may be killed while it writes: a short run of `python -m tests.faults.disk_kills`."""
+"""Kills during disk writes: a short run of `python -m tests.faults.disk_kills`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WITHIN_S = 20.0
 
 def test_a_process_killed_while_it_writes_leaves_whole_items_or_none(tmp_path: Path) -> None:
     outcomes = disk_kills.run(tmp_path, KILLS, seed=5, within_s=WITHIN_S)
-    # A run in which nothing is hit, or nothing is stored, would prove little.
+    # The run must have interrupted writes and stored records.
     assert outcomes["kills"] > 3
     assert outcomes["in a write"] > 0
     assert outcomes["read"] > outcomes["kills"]

@@ -1,4 +1,4 @@
-"""Workers die amid long lists, and their clients get the vectors that they would have got."""
+"""Worker deaths during long lists of texts do not change the embeddings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 
 def start(system: System) -> None:
-    # In small steps, so that there is time to die amid a list.
+    # Small steps, so that there is time for a kill within a list.
     system.start_worker("--model", str(model_folder(NAME)), "--prefill-tokens", "48", module="worker")
 
 
 class Client(threading.Thread):
-    """Asks for the vectors of a list, in a thread of its own."""
+    """A client that requests the embeddings of a list, in a thread."""
 
     def __init__(self, system: System) -> None:
         super().__init__(daemon=True)
@@ -54,7 +54,7 @@ class Client(threading.Thread):
 
 
 def prefilled(system: System) -> int:
-    """How many tokens of the one request its worker has run."""
+    """Return the number of prefilled tokens of the only request."""
     workers = system.http.get("/v1/status").json()["workers"]
     return sum(row["prefilled"] for worker in workers for row in worker["rows"])
 
@@ -72,7 +72,7 @@ def test_a_list_is_answered_whole_however_often_its_worker_dies(system: System) 
         start(system)
         system.workers[-2].kill()
         system.workers[-2].wait()
-        eventually(lambda: prefilled(system) == 0, within_s=WAIT_S, what="the death is seen")
+        eventually(lambda: prefilled(system) == 0, within_s=WAIT_S, what="the death is noticed")
     assert np.abs(client.vectors - expected).max() < TOLERANCE
     assert client.answer["usage"] == undisturbed.answer["usage"]
     gateway = system.http.get("/v1/status").json()["gateway"]

@@ -1,4 +1,4 @@
-"""Flights survive their workers: killed, stopped, hung, or brought down by one of them."""
+"""Flights survive the loss of their worker: killed, stopped, hung, or crashed by a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POISON_AT_ONCE = "a poisoned one !burst"
 
 
 class Supervisor(threading.Thread):
-    """Starts the next worker as soon as one has died."""
+    """A thread that restarts the worker whenever it dies."""
 
     def __init__(self, system: System, *flags: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Supervisor(threading.Thread):
         return self._system.start_worker(*self._flags)
 
     @property
-    def deaths(self) -> int:
+    def crashes(self) -> int:
         return len(self._system.workers) - 1
 
     def run(self) -> None:
@@ -50,7 +50,7 @@ class Supervisor(threading.Thread):
 
 @contextlib.contextmanager
 def supervised(folder: Path, *gateway_flags: str) -> Iterator[tuple[System, Supervisor]]:
-    """A gateway, and always a worker."""
+    """Run a gateway with a worker that is restarted."""
     with running_system(folder, gateway_flags) as system:
         supervisor = Supervisor(system, *STEP)
         supervisor.start()
@@ -66,7 +66,7 @@ def prompt(number: int, tokens: int) -> str:
 
 
 def ask_many(url: str, count: int, tokens: int) -> list[Client]:
-    """Streamed and whole by turns, and all with the gateway: none comes while no worker is there."""
+    """Start clients, alternately streaming, and wait until all requests are in flight."""
     clients = [ask(url, prompt(n, tokens), stream=n % 2 == 0) for n in range(count)]
     wait_until_taken(url, clients)
     return clients
@@ -77,7 +77,7 @@ def in_flight(system: System) -> int:
 
 
 def running(system: System) -> int:
-    """How many rows the worker runs, as it last said."""
+    """Return the number of running rows in the worker's status."""
     return sum(worker["running"] for worker in system.http.get("/v1/status").json()["workers"])
 
 
@@ -119,7 +119,7 @@ def test_a_worker_killed_while_it_encodes_or_runs_an_image_costs_nobody_an_answe
         assert not seeing.read
         supervisor.worker.kill()
         wait_for([*streams, seeing], 60)
-        assert supervisor.deaths == 1
+        assert supervisor.crashes == 1
         assert_undisturbed(streams, 300)
         assert seeing.texts == [scripted(text, 60, seen=[seen_in(image_url(1)), seen_in(image_url(2))])]
 
@@ -153,7 +153,7 @@ def test_log_probabilities_go_on_too(tmp_path: Path) -> None:
         reported = [_reported(client) for client in (before, again)]
         assert reported[0] == reported[1]
         assert len(reported[0]) == 200
-        assert supervisor.deaths >= 1
+        assert supervisor.crashes >= 1
 
 
 def _reported(client: Client) -> list[object]:
@@ -168,7 +168,7 @@ def test_a_stopped_worker_is_replaced_and_says_nothing_twice_when_it_wakes(tmp_p
         clients = ask_many(system.url, 8, 400)
         wait_until_flowing(clients[::2])
         stopped.kill(signal.SIGSTOP)
-        eventually(lambda: "is silent" in system.gateway.log(), within_s=30, what="the verdict")
+        eventually(lambda: "is silent" in system.gateway.log(), within_s=30, what="the worker is silent")
         refused = system.http.post("/v1/chat/completions", json=chat_body("hi"))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_unavailable")
         system.start_worker(*STEP)
@@ -189,7 +189,7 @@ def test_a_worker_that_stays_stopped_is_killed_for_its_supervisor_to_start_anoth
         assert stopped.wait() == -signal.SIGKILL
 
 
-def test_nobody_waits_for_a_worker_for_ever(tmp_path: Path) -> None:
+def test_requests_fail_when_no_worker_returns_within_the_failover_timeout(tmp_path: Path) -> None:
     with running_system(tmp_path, ["--failover-timeout", "1", "--keepalive", "0.2"]) as system:
         worker = system.start_worker(*STEP)
         system.wait_ready()
@@ -229,25 +229,25 @@ def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path, te
         wait_for([poison, *innocents], 120)
         assert_undisturbed(innocents, 120)
         assert poison.error == "worker_crashed"
-        assert supervisor.deaths <= 3
+        assert supervisor.crashes <= 3
 
         system.wait_ready()
-        deaths = supervisor.deaths
+        crashes = supervisor.crashes
         refused = ask(system.url, text, seed=2)
         other = ask(system.url, "another one !tokens=20")
         wait_for([refused, other], 30)
         assert (refused.status, refused.error) == (500, "worker_crashed")
         assert refused.headers["x-should-retry"] == "false"
         assert other.texts == [scripted("another one !tokens=20", 20)]
-        assert supervisor.deaths == deaths
+        assert supervisor.crashes == crashes
 
 
 def test_several_answers_to_a_request_that_kills_are_not_tried_one_by_one(tmp_path: Path) -> None:
     with supervised(tmp_path) as (system, supervisor):
-        supervisor.worker.kill(signal.SIGSTOP)  # or the first might have killed it before the second came
+        supervisor.worker.kill(signal.SIGSTOP)  # so the first cannot crash it before the second is sent
         poison = [ask(system.url, POISON, stream=stream, n=3) for stream in (True, False)]
-        eventually(lambda: in_flight(system) == 2 * 3, within_s=30, what="both are there")
+        eventually(lambda: in_flight(system) == 2 * 3, within_s=30, what="both are in flight")
         supervisor.worker.kill(signal.SIGCONT)
         wait_for(poison, 60)
         assert [client.error for client in poison] == ["worker_crashed"] * 2
-        assert supervisor.deaths <= 3
+        assert supervisor.crashes <= 3

@@ -1,4 +1,4 @@
-"""Mutated frames for both ends of the line, a short run; `python -m tests.faults.frames` is the long one."""
+"""Mutated frames for both ends of the connection: a short run of `python -m tests.faults.frames`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_a_gateway_lives_on_whatever_a_worker_says(tmp_path: Path) -> None:
     outcome = frames.at_gateway(tmp_path, FRAMES, seed=20)
     assert outcome.wrong == []
     assert outcome.answered
-    # A run that never gets past the first look at a message would prove little.
+    # Some messages must pass the decoder and reach the later checks.
     assert outcome.heard.keys() >= {"Generate", "Cancel", "dropped as no_flight", "dropped as forged"}
 
 

@@ -1,4 +1,4 @@
-"""Hundreds of faults, and nothing is left of them: `tests.faults.leaks` for a moment."""
+"""Hundreds of faults leak nothing: a short run of `tests.faults.leaks`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.faults import leaks
 
 
-def test_nothing_is_left_of_kills_leavers_late_requests_and_a_bad_line(tmp_path: Path) -> None:
+def test_kills_disconnects_late_requests_and_a_bad_connection_leak_nothing(tmp_path: Path) -> None:
     outcome = leaks.besiege(tmp_path, faults=120, kills=1, seed=5, warm=40)
     assert outcome.left == []
     assert outcome.faults["killed"] == 2

@@ -1,4 +1,4 @@
-"""More requests than it can do: `tests.faults.overload` for a moment."""
+"""Overload: a short run of `tests.faults.overload`."""
 
 from __future__ import annotations
 

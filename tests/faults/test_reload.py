@@ -1,4 +1,4 @@
-"""`roundhouse reload` and SIGTERM under live streams: nobody's request fails, every text is undisturbed."""
+"""`roundhouse reload` and SIGTERM under streams: no request fails, and every text is undisturbed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.supervisor import control
-from deploy.supervisor.reloading import Order
+from deploy.supervisor.reloading import ReloadOrder
 from tests.faults.serving import serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.faults.test_flights import ask_many, assert_undisturbed
@@ -19,11 +19,11 @@ STEP = "--step-ms 5"
 NO_TIME = f"{STEP} --drain-timeout 0"
 TOKENS = 400
 MANY_TOKENS = 700
-"""So that the answers outlast the start of another worker, which they go on with."""
+"""Answers outlast the start of another worker, on which they continue."""
 
 
 def ask_16(url: str, tokens: int = TOKENS) -> list[Client]:
-    """Streamed and whole by turns, and those that stream have begun."""
+    """Start 16 clients, alternately streaming, and wait until the streams have begun."""
     clients = ask_many(url, 16, tokens)
     wait_until_flowing(clients[::2])
     return clients
@@ -45,7 +45,7 @@ def test_a_reload_costs_16_clients_nothing(tmp_path: Path, flags: str, fits: boo
         assert resumed == (16 if flags is NO_TIME else 0)
 
 
-def test_who_asks_while_one_reload_follows_another_is_always_served(tmp_path: Path) -> None:
+def test_requests_are_served_during_consecutive_reloads(tmp_path: Path) -> None:
     with serving(tmp_path, NO_TIME) as served:
         clients = ask_16(served.url)
         pids = served.workers("ready")
@@ -81,12 +81,12 @@ def test_a_worker_that_does_not_get_ready_leaves_the_old_one_in_place(
         eventually(lambda: len(served.status()["workers"]) == 1, within_s=30, what="the new one is gone")
 
         served.set_worker(STEP)
-        eventually(lambda: served.reload()[0], within_s=60, what="the next reload is a good one")
+        eventually(lambda: served.reload()[0], within_s=60, what="the next reload succeeds")
         assert served.workers("ready") != old
 
 
-def test_nobody_reloads_what_does_not_run(tmp_path: Path) -> None:
-    with pytest.raises(control.ControlError, match="no `roundhouse serve` listens"):
+def test_reload_without_a_running_server_fails(tmp_path: Path) -> None:
+    with pytest.raises(control.ControlError, match="no `roundhouse serve` is listening"):
         control.order(tmp_path / "control")
 
 
@@ -95,11 +95,11 @@ def test_a_reload_that_is_under_way_when_all_stops_is_answered(tmp_path: Path) -
         served.set_worker("--load 60")
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "control"))
-            line.sendall(control.encode(Order()))
+            line.sendall(control.encode(ReloadOrder()))
             eventually(lambda: served.workers("loading"), within_s=30, what="the new one loads")
             served.process.kill(signal.SIGTERM)
             line.settimeout(30)
-            assert line.recv(100) == b"-everything stops"
+            assert line.recv(100) == b"-the server is stopping"
         assert served.process.wait() == 0
         assert not (tmp_path / "control").exists()
 
@@ -123,7 +123,9 @@ def test_a_worker_that_is_told_to_stop_ends_its_requests_and_takes_no_others(tmp
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["out of time", "told again"])
-def test_what_a_worker_cannot_end_in_time_goes_on_with_another(tmp_path: Path, again: bool) -> None:
+def test_requests_that_outlast_the_drain_timeout_resume_on_another_worker(
+    tmp_path: Path, again: bool
+) -> None:
     with running_system(tmp_path) as system:
         flags = STEP.split()
         worker = system.start_worker(*flags, "--drain-timeout", "3600" if again else "0.3")
@@ -134,7 +136,7 @@ def test_what_a_worker_cannot_end_in_time_goes_on_with_another(tmp_path: Path, a
         eventually(lambda: system.gateway.log().count("is ready:") == 2, within_s=30, what="two are ready")
         worker.kill(signal.SIGTERM)
         if again:
-            eventually(lambda: "told to stop" in worker.log(), within_s=10, what="it drains")
+            eventually(lambda: "draining:" in worker.log(), within_s=10, what="it drains")
             worker.kill(signal.SIGTERM)
         assert worker.wait() == 0
         wait_for(clients, 60)
@@ -150,7 +152,7 @@ def test_a_worker_that_drains_does_not_outstay_its_gateway(tmp_path: Path) -> No
         clients = ask_many(system.url, 2, 5000)
         wait_until_flowing(clients[:1])
         worker.kill(signal.SIGTERM)
-        eventually(lambda: "told to stop" in worker.log(), within_s=10, what="it drains")
+        eventually(lambda: "draining:" in worker.log(), within_s=10, what="it drains")
         assert worker.running
         system.restart_gateway()
         assert worker.wait() == 0

@@ -1,4 +1,4 @@
-"""`make soak`: its table of commands, and what it makes of them."""
+"""`make soak`: its table of commands, and the evaluation of their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from collections.abc import Sequence
 import pytest
 
 from tests import soak
+from tests.commands import check_arguments
 from tests.soak import LANES, Lane
+
+WITHOUT_OPTIONS = ("simulation", "schedules")
+"""Lanes whose programs take two numbers and have no parser."""
+RUN = ("schedules", "decoders", "reloads", "disk")
+"""Lanes that take a few seconds; for the others, other tests run the same code."""
+RUN_S_MAX = 100
+
+
+def named(name: str) -> Lane:
+    [lane] = [lane for lane in LANES if lane.name == name]
+    return lane
 
 
 def test_every_lane_is_a_command_that_there_is() -> None:
@@ -24,10 +36,11 @@ def test_a_lane_does_its_share_and_at_least_something() -> None:
     lane = Lane("a", 100, "m --seed {seed} --count {count} --end {end}")
     for seeds, count in ((soak.SEEDS, 100), (soak.SEEDS // 10, 10), (1, 1)):
         assert lane.words(5, seeds)[3:] == ["--seed", "5", "--count", str(count), "--end", str(5 + count)]
+    assert Lane("a", 100, "m {count}", least=60).words(5, seeds=1)[3:] == ["60"]
 
 
 class Runs:
-    """Stands in for the commands: which were run, and whether they failed."""
+    """A replacement for `subprocess.run` that records commands and makes some fail."""
 
     def __init__(self, failing: str) -> None:
         self.commands: list[str] = []
@@ -56,9 +69,22 @@ def test_rounds_take_new_seeds_until_the_time_is_over() -> None:
     assert found == [(lanes[0], 5), (lanes[1], 5), (lanes[0], 5 + soak.ROUND), (lanes[1], 5 + soak.ROUND)]
 
 
+@pytest.mark.parametrize("name", [lane.name for lane in LANES if lane.name not in WITHOUT_OPTIONS])
+def test_a_lane_understands_its_smallest_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, *words = named(name).words(seed=7, seeds=1)[2:]
+    check_arguments(module, words, monkeypatch)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_lane_comes_through_at_its_smallest_size(name: str) -> None:
+    words = named(name).words(seed=7, seeds=1)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_lane_really_runs() -> None:
     words = [sys.executable, "-m", "tests.soak", "--seed", "3", "--seeds", "2", "simulation"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0
     assert "python -m tests.broker.dispatch.test_dispatcher_simulated 3 5" in done.stdout
-    assert done.stdout.endswith("all came through\n")
+    assert done.stdout.endswith("all lanes passed\n")

@@ -1,17 +1,18 @@
-"""The three architectures as Hugging Face writes them: the contents of their JSON files."""
+"""Hugging Face JSON files of the three main test architectures."""
 
 from __future__ import annotations
 
 from typing import Any
 
 VOCABULARY = 2048
-"""Rows of the embedding: more than the tokenizer has, as with Qwen; ids 2000 to 2047 have no text."""
+"""Rows of the embedding. Larger than the tokenizer's vocabulary, as in Qwen; ids 2000 to 2047 have no
+text."""
 
 Config = dict[str, Any]
 
 
 def context_tokens(config: Config) -> int:
-    """The longest sequence the model takes, in tokens."""
+    """Return the longest sequence that the model accepts, in tokens."""
     return int((config | config.get("text_config", {}))["max_position_embeddings"])
 
 
@@ -80,7 +81,8 @@ def hybrid(ids: dict[str, int]) -> Config:
 
 
 def sliding(ids: dict[str, int]) -> Config:
-    """Gemma 3: of six layers, the third and the last see everything, the others 32 tokens back."""
+    """Gemma 3: of six layers, the third and the last have full attention; the others have a window of 32
+    tokens."""
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "attention_bias": False,
@@ -111,6 +113,6 @@ CONFIGS = {"dense": dense, "hybrid": hybrid, "sliding": sliding}
 
 
 def generation_config(ids: dict[str, int]) -> Config:
-    """What ends an answer; like Qwen's, it names both ends."""
+    """Return generation_config.json. It names both end tokens, as Qwen's does."""
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     return {"eos_token_id": ends, "pad_token_id": ids["<|endoftext|>"]}

@@ -1,7 +1,7 @@
-"""The text that the test tokenizer is trained on: made here from word lists, the same on every machine.
+"""Training text of the test tokenizer, generated from word lists and identical on every machine.
 
-It needs no download and no licence, and covers what servers stumble over: several scripts, emoji built of
-several code points, accents in composed and combining form, code, JSON and numbers.
+It needs no download and no licence. It covers what servers often get wrong: several scripts, emoji of several
+code points, composed and combining accents, code, JSON and numbers.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ _CODE = (
 
 
 class _Writer:
-    """Draws words with `Random.random()` alone: the one method Python promises to keep stable."""
+    """Draws words with `Random.random()` alone, the only method whose sequence Python promises to keep
+    stable."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -172,7 +173,7 @@ class _Writer:
 
 
 def make_corpus(pieces: int = 8000, seed: int = 0) -> list[str]:
-    """Return `pieces` short texts; about half of them English, the rest shared by the other kinds."""
+    """Return `pieces` short texts; about half are English, and the other kinds share the rest."""
     writer = _Writer(seed)
     kinds: tuple[Callable[[], str], ...] = (
         *(writer.english,) * 9,

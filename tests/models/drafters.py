@@ -1,7 +1,7 @@
-"""Tiny drafters for the tiny models, in the formats of EAGLE-3 and DFlash, which are right now and then.
+"""Tiny EAGLE-3, DFlash and DSpark drafters for the tiny models, some of whose draft tokens are accepted.
 
-Two are trained for a moment on what the model itself says behind a few prompts: their guesses are then right
-often enough to be tested. The others are random.
+Two are trained briefly on the target model's greedy output for a few prompts, so that enough of their draft
+tokens are accepted for tests. The others are random.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.optimizers import Adam
-from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 from mlx_vlm.utils import get_model_and_args
 
+from tests.models.arrays import named_parameters
 from tests.models.fixtures import model_folder
-from tests.models.heads import PROMPTS, answer_of
+from tests.models.mtp_models import PROMPTS, answer_of
 
 TARGETS = ("dense", "hybrid")
 KINDS = ("eagle3", "eagle3_whole", "dflash", "dflash_sliding", "dflash2", "dspark")
 DRAFTERS = tuple(f"{target}_{kind}" for target in TARGETS for kind in KINDS)
 TRAINED = {"dense_eagle3": 60, "dense_dflash": 150}
-"""In so many steps."""
+"""Training steps per trained drafter."""
 BLOCK = 8
 WINDOW = 12
 _MASK = 2040
 _RATE = 5e-3
 _OWN_TOKENS = 640
-"""Of an EAGLE-3 with a smaller vocabulary than its model."""
+"""Vocabulary size of an EAGLE-3 drafter whose vocabulary is smaller than its target's."""
 
 
 def make_drafter(name: str, folder: Path) -> Path:
@@ -43,16 +43,17 @@ def make_drafter(name: str, folder: Path) -> Path:
 
 
 def write_drafter(kind: str, folder: Path, network: Any, said: mx.array, steps: int) -> Path:
-    """One for a network, trained for so many steps on what that says, [texts, tokens]."""
+    """Write a drafter for `network` into `folder`, trained for `steps` steps on the tokens `said`, [texts,
+    tokens]."""
     config = _config(kind, inner_of(network))
     mx.random.seed(11)
     family, _ = get_model_and_args(config)
     module = family.Model(family.ModelConfig.from_dict(config))
     if "d2t" in module:
         module.d2t = mx.array(_own_tokens(said), mx.int32) - mx.arange(_OWN_TOKENS)
-    own = {name for name, _ in tree_flatten(module.parameters())}
+    own = {name for name, _ in named_parameters(module)}
     _train(kind, module, network, said, steps)
-    weights = {name: each for name, each in tree_flatten(module.parameters()) if name in own}
+    weights = {name: each for name, each in named_parameters(module) if name in own}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
@@ -60,12 +61,13 @@ def write_drafter(kind: str, folder: Path, network: Any, said: mx.array, steps: 
 
 
 def inner_of(network: Any) -> Any:
-    """The part of it with the layers."""
+    """Return the submodule that contains the layers."""
     return getattr(network, "language_model", network).model
 
 
 def hidden_of(network: Any, tokens: mx.array, numbers: Sequence[int]) -> mx.array:
-    """What these layers of a model give out, [rows, tokens, width of all], of [rows, tokens]."""
+    """Return the concatenated outputs of the layers `numbers`, [rows, tokens, sum of widths], for `tokens`,
+    [rows, tokens]."""
     layers, heard = inner_of(network).layers, dict[int, mx.array]()
     own = list(layers)
 
@@ -88,7 +90,7 @@ def hidden_of(network: Any, tokens: mx.array, numbers: Sequence[int]) -> mx.arra
 
 
 def _said(network: Any) -> mx.array:
-    """The prompts, and what the model says behind them, [prompts, tokens]."""
+    """Return the prompts followed by the model's greedy output, [prompts, tokens]."""
     return mx.array([answer_of(network, prompt) for prompt in PROMPTS], mx.uint32)
 
 
@@ -140,8 +142,8 @@ def _config(kind: str, inner: Any) -> dict[str, Any]:
             sizes = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}
             return common | {"architectures": ["DFlash2DraftModel"], "dflash_config": block | sizes}
         case "dspark":
-            sizes = {"projector_type": "dspark", "markov_rank": 8}
-            return common | {"architectures": ["DSparkDraftModel"], "dflash_config": block | sizes}
+            markov: dict[str, Any] = {"projector_type": "dspark", "markov_rank": 8}
+            return common | {"architectures": ["DSparkDraftModel"], "dflash_config": block | markov}
         case _:
             return common | {"dflash_config": block}
 
@@ -169,7 +171,7 @@ def _eagle_lesson(module: Any, network: Any, said: mx.array) -> Callable[[int], 
     mx.eval(hidden)
 
     def loss(step: int) -> mx.array:
-        """Of the next token, and of the one behind that by its own thoughts."""
+        """Loss on the next token, and on the one after it from the drafter's own hidden states."""
         module._cache, module._next_position = [], 1
         first = module._forward_tokens(said[:, 1:-1], hidden[:, :-2], mx.uint32)
         module._next_position = 2
@@ -189,8 +191,8 @@ def _block_lesson(module: Any, network: Any, said: mx.array) -> Callable[[int], 
     mx.eval(hidden)
 
     def loss(step: int) -> mx.array:
-        """Of a block behind as much as changes from step to step."""
-        known = 12 + 7 * step % (length - BLOCK - 12)  # the numbers have no divisor in common
+        """Loss on the block after a prefix whose length varies with `step`."""
+        known = 12 + 7 * step % (length - BLOCK - 12)  # 7 and the modulus are coprime
         masks = mx.full((rows, BLOCK - 1), _MASK, mx.uint32)
         block = mx.concatenate([said[:, known : known + 1], masks], axis=1)
         module._fused_context_kv_weight = None

@@ -1,4 +1,4 @@
-"""Pictures that Pillow draws, and no script of the embedded model's training."""
+"""Pillow drawings that occur in no training script of the embedded model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 COLOURS = {"red": (220, 20, 20), "green": (20, 160, 40), "blue": (30, 60, 220), "yellow": (240, 220, 20)}
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZE = 64
-"""Pixels in width and height."""
+"""Width and height in pixels."""
 
 
 def plain(colour: str) -> Image.Image:
@@ -33,7 +33,7 @@ def drawn(shape: str, colour: str = "blue") -> Image.Image:
 
 
 def file_of(image: Image.Image) -> bytes:
-    """An image as a PNG."""
+    """Encode an image as PNG."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

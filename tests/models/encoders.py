@@ -1,6 +1,6 @@
-"""Tiny models that answer texts with numbers, in Hugging Face's format: one of each family that is served.
+"""Tiny embedding and rerank models in Hugging Face's format, one of each supported family.
 
-Weights are drawn as elsewhere; tokenizers are of the kind that each family has, trained on our own corpus.
+Weights are drawn as in `weights`. Each family has its own kind of tokenizer, trained on our own corpus.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.models.corpus import make_corpus
 from tests.models.tokenizer import END_OF_TURN, PADDING, save_tokenizer, train_tokenizer
 
 CONTEXT_TOKENS = 128
-"""Of those that have positions."""
+"""Maximum positions of the models that have position embeddings."""
 SIZE = 1200
 
 Weights = dict[str, mx.array]
@@ -67,7 +67,7 @@ def xlm_roberta() -> Config:
 
 
 def modernbert() -> Config:
-    """Of three layers the first sees everything, the others eight tokens to each side."""
+    """ModernBERT: the first of three layers has full attention, the others see eight tokens to each side."""
     return {
         "architectures": ["ModernBertModel"],
         "attention_bias": False,
@@ -94,7 +94,8 @@ def modernbert() -> Config:
 
 
 def qwen3() -> Config:
-    """Also of the model that ranks: nothing but its folder's name tells the two from one that generates."""
+    """Qwen3, for embedding and for reranking. Only the folder's name distinguishes it from a generative
+    model."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
@@ -154,7 +155,7 @@ def ministral3() -> Config:
 
 
 def lfm2() -> Config:
-    """Convolutions, which see padding unless it is hidden from them, and one layer of attention."""
+    """LFM2: convolutions, which need padding masked, and one attention layer."""
     return {
         "architectures": ["Lfm2Model"],
         "block_auto_adjust_ff_dim": False,
@@ -199,7 +200,7 @@ RANKERS: dict[str, Callable[[], Config]] = {
 ENCODERS = EMBEDDERS | RANKERS
 
 _POOLING = {"bert-embedder": "cls_token", "qwen3-embedder": "lasttoken"}
-"""What sentence-transformers' files say of those that have them."""
+"""Pooling modes in sentence-transformers' files, for the models that have such files."""
 
 
 def make_encoder(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
@@ -253,23 +254,23 @@ def _draw(name: str, shape: tuple[int, ...], key: mx.array) -> mx.array:
 
 
 def _save_decoders_tokenizer(config: Config, folder: Path) -> None:
-    """Qwen's, which puts its end behind every text."""
+    """Save Qwen's tokenizer, which appends its end token to every text."""
     tokenizer = train_tokenizer()
     end = tokenizer.token_to_id(PADDING)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {PADDING}", pair=f"$A {PADDING} $B {PADDING}", special_tokens=[(PADDING, end)]
     )
-    # What a judgement is must be one token.
+    # The reranker's answers must be single tokens.
     tokenizer.add_tokens([AddedToken(word, single_word=True) for word in ("yes", "no")])
     save_tokenizer(tokenizer, folder, config["max_position_embeddings"])
     config |= {"eos_token_id": tokenizer.token_to_id(END_OF_TURN), "pad_token_id": end}
     file = folder / "tokenizer_config.json"
-    # As Qwen's: what upstream pads to the left is padded to the right here.
+    # As Qwen's: upstream pads on the left, Roundhouse on the right.
     _write_json(file, json.loads(file.read_text()) | {"padding_side": "left"})
 
 
 def _save_encoders_tokenizer(config: Config, folder: Path) -> None:
-    """Words cut into pieces, between two marks."""
+    """Save a subword tokenizer that puts every text between two special tokens."""
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     if config["model_type"] == "xlm-roberta":
         names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

@@ -1,7 +1,7 @@
-"""A tiny config for every family of mlx-lm, or the reason why there is none.
+"""Tiny configs for every family of mlx-lm, or the reason why there is none.
 
-Thresholds, a window for one, lie between a few tokens and a prompt's length, so that prompts end on both
-sides of them. Families of the zoo have their configs there.
+Thresholds such as a window lie between a few tokens and a prompt's length, so that prompts end on both sides
+of them. Families of the zoo have their configs there.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ REFUSED = {
     "muse_spark": "its attention is a Metal kernel, and this machine has no Metal",
     "olmo": "upstream asks for the package ai2-olmo, which no longer installs beside it",
 }
-"""Families that the loader refuses here, and why: it must say so in a sentence."""
+"""Families that the loader must refuse with an explanatory sentence, and the reason."""
 
 CUT_SHOWS = {
     "phi3small": "its blocks are cut from the end of a piece",
     "plamo3": "its masks are a token wider than the window that is kept",
 }
-"""Families whose answers depend, in upstream alone, on where a prompt is cut into pieces, and why."""
+"""Families whose output depends, in upstream alone, on where a prompt is split into chunks, and the
+reason."""
 
 PREFIX = "family-"
-"""Of a family's name as a model: the zoo has some of the same name."""
+"""Prefix of a family's model name; the zoo has models of the same names."""
 THIRDS = "thirds-"
-"""The same of one whose sizes can be divided by three."""
+"""Prefix of the variant whose sizes are divisible by three."""
 
 _ROTATED: Config = {"rope_theta": 10000.0, "rope_type": "default"}
 _SCALED: Config = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 32, **_ROTATED}
@@ -128,19 +129,19 @@ def _minicpm3() -> Config:
         "type": "longrope",
     }
     config = of("minicpm3", rope_scaling=scaled)
-    del config["logits_scaling"]  # which transformers derives, and lets nobody set
+    del config["logits_scaling"]  # transformers derives it and refuses to have it set
     return config
 
 
 def _minimax_m3() -> Config:
-    # All layers are sparse; a layer in two has experts.
+    # All layers are sparse; every second layer has experts.
     return of(
         "minimax_m3", layer_types=None, mlp_layer_types=["dense", "sparse"], sparse_attention_config=_SPARSE
     )
 
 
 def _prism() -> Config:
-    # One layer of it is packed.
+    # One of its layers is packed.
     packed = {"block": 512, "dtype": "float16", "embedding": False, "path": "model.layers.0.mlp.down_proj"}
     text = of("qwen3_5_text", intermediate_size=512, num_experts=0, **_DELTA)
     return nesting("prism_hadamard_qwen35", text) | {
@@ -179,7 +180,7 @@ _OWN: dict[str, Config] = {
     "nemotron-nas": _nemotron_nas(),
     "olmo_hybrid": of("olmo_hybrid", layer_types=["linear_attention", "full_attention"]),
     "openelm": _openelm(),
-    # Some of its tokens are of no use, and silenced by their numbers.
+    # Some of its token ids are unused; the model masks them.
     "phi3small": of(
         "phi3small", blocksparse_block_size=32, blocksparse_num_local_blocks=1, vocab_size=100352
     ),
@@ -194,7 +195,7 @@ _OWN: dict[str, Config] = {
 
 
 def listed() -> list[str]:
-    """Every family that the installed mlx-lm has: its modules with a class `Model`. Imports none."""
+    """Return every family of the installed mlx-lm: its modules with a class `Model`. Imports none of them."""
     spec = importlib.util.find_spec("mlx_lm.models")
     assert spec is not None
     folder = Path(next(iter(spec.submodule_search_locations or ())))
@@ -202,7 +203,7 @@ def listed() -> list[str]:
 
 
 def _bound(file: Path) -> set[str]:
-    """The classes that a module has, its own and imported ones."""
+    """Return the names of the classes in a module, defined or imported."""
     names = set()
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.ClassDef):
@@ -217,12 +218,12 @@ def is_family(name: str) -> bool:
 
 
 def of_mlx_vlm(name: str) -> bool:
-    """Whether a model is one of a family that mlx-vlm alone has."""
+    """Return whether the model's family exists only in mlx-vlm."""
     return is_family(name) and name.removeprefix(PREFIX) in whole_families.listed()
 
 
 def config_of(name: str) -> Config:
-    """The config of a family's model: the zoo's, its own, or what most have in common."""
+    """Return the config of a family's model: the zoo's, its own, or the common one."""
     if name.startswith(THIRDS):
         return thirds(config_of(PREFIX + name.removeprefix(THIRDS)))
     family = name.removeprefix(PREFIX)

@@ -1,4 +1,4 @@
-"""The sizes of a tiny model by all the names that upstream's families have for them."""
+"""Sizes of a tiny model under all the names that upstream's families use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.models.zoo_parts import WINDOW
 WIDTH = 64
 CONTEXT = 4096
 TOP_KEYS = 24
-"""Keys that sparse attention looks at: like a window, fewer than a prompt has."""
+"""Keys selected by sparse attention. Fewer than a prompt has, as with a window."""
 
 _WIDTHS: Config = dict.fromkeys(("hidden_size", "d_model", "n_embd", "model_dim", "embedding_size"), WIDTH)
 _INNER: Config = dict.fromkeys(
@@ -135,8 +135,8 @@ _STATES: Config = {
     "linear_value_head_dim": 32,
 }
 _OWN: Config = {
-    "attention_multiplier": 0.2,  # granite's
-    "cla_share_factor": 2,  # hunyuan's
+    "attention_multiplier": 0.2,  # granite
+    "cla_share_factor": 2,  # hunyuan
     "dense_attention_every_n_layers": 2,
     "dim_model_base": WIDTH,
     "embedding_multiplier": 1.0,
@@ -163,16 +163,16 @@ COMMON: Config = (
     | _STATES
     | _OWN
 )
-"""Most families can be built of this and their name; what a family does not know it passes over."""
+"""Config keys from which most families can be built. Families ignore keys that they do not have."""
 
 
 def of(family: str, **values: object) -> Config:
-    """The config of a family: what all have in common, and its own."""
+    """Return the config of a family: the common keys and its own."""
     return COMMON | {"model_type": family} | values
 
 
 def nesting(family: str, text: Config) -> Config:
-    """The config of a family that has its language model's in a part."""
+    """Return the config of a family whose language model's config is nested."""
     ends = {key: text[key] for key in ("tie_word_embeddings", "vocab_size")}
     return {"model_type": family, "dtype": "float32", "text_config": text} | ends
 
@@ -196,11 +196,12 @@ _DIVIDED = {
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
 }
-"""What ranks have a part of each."""
+"""Sizes that are sharded across ranks."""
 
 
 def thirds(config: Config) -> Config:
-    """The same half as large again, in whatever three ranks are to divide, parts included, and in width."""
+    """Return the config with every sharded size, and the width, enlarged by half so that three ranks can
+    share it. Nested configs included."""
     layers = next((config[key] for key in _LAYERS if key in config), 0)
     return {key: _half_more(key, value, layers) for key, value in config.items()}
 

@@ -1,4 +1,4 @@
-"""Where tests get a model folder from: made once per user and version, then shared by all processes."""
+"""Cache of test model folders, made once per user and version and shared by all processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SOURCES = (
     "corpus.py",
     "drafters.py",
     "encoders.py",
-    "eyes.py",
-    "eyes_configs.py",
+    "vision_models.py",
+    "vision_configs.py",
     "families.py",
     "family_sizes.py",
-    "heads.py",
+    "mtp_models.py",
     "make.py",
     "tokenizer.py",
     "weights.py",
@@ -35,10 +35,11 @@ _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "tokenizers")
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder, to be read only, of `name` with seed 0: whatever `make.make_model` makes.
+    """Return the folder of the model `name` with seed 0, as `make.make_model` writes it. It must only be
+    read.
 
-    The first call ever takes a few seconds. Safe to call from several processes at once: whoever renames
-    first wins, the others drop theirs. Raises ValueError for another name.
+    The first call takes a few seconds. Safe to call from several processes at once: the first to rename its
+    folder wins, the others delete theirs. Raises ValueError for an unknown name.
     """
     home = _user_folder() / _fingerprint()
     folder = home / name
@@ -49,7 +50,7 @@ def model_folder(name: str) -> Path:
 
 
 def _make_aside(name: str, folder: Path) -> None:
-    # Imported late, so that a test of the gateway that finds its model made loads no MLX.
+    # Imported here so that gateway tests that find their model in the cache do not load MLX.
     from tests.models.make import make_model
 
     draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))

@@ -1,4 +1,4 @@
-"""A test model whose tokenizer names the tokens that fill a gap."""
+"""A test model whose tokenizer has fill-in-the-middle tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QWEN = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>")
 
 
 def infill_folder(folder: Path, markers: Sequence[str] = QWEN) -> Path:
-    """A copy of `dense` in `folder`, with `markers` behind the tokens that it has."""
+    """Write a copy of `dense` into `folder`, with `markers` added to its tokenizer."""
     shutil.copytree(model_folder("dense"), folder, dirs_exist_ok=True)
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8"))

@@ -17,25 +17,26 @@ import mlx.core as mx
 from tests.models.configs import CONFIGS, Config, context_tokens, generation_config
 from tests.models.drafters import DRAFTERS, make_drafter
 from tests.models.encoders import ENCODERS, make_encoder
-from tests.models.eyes import EYES, make_eyes
 from tests.models.families import config_of, is_family, of_mlx_vlm
-from tests.models.heads import HEADS, UNTIED, make_heads, make_untied
+from tests.models.mtp_models import HEADS, UNTIED, make_heads, make_untied
 from tests.models.tokenizer import END_OF_TURN, PADDING, save_tokenizer, train_tokenizer
+from tests.models.vision_models import EYES, make_eyes
 from tests.models.weights import draw_weights, quantized
 from tests.models.whole_weights import shapes_of
 from tests.models.zoo import ZOO
 
 NAMES = tuple(CONFIGS)
-"""The three that most tests use."""
+"""The three models that most tests use."""
 
 
 def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     """Write the model called `name` into `folder`, made if absent, and return `folder`.
 
-    `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text), and the zoo has one for each other
-    kind of cache, `families` one for each family; those of `encoders` answer with numbers, those of `eyes`
-    see; `hybrid_heads` and `hybrid_heads_untied` guess what they say next, those of `drafters` what another
-    one says. All float32 (or quantized) and, but for one family, under 8 MB. Raises ValueError for others.
+    `dense` is Qwen3, `hybrid` Qwen3.5 (text), `sliding` Gemma 3 (text). The zoo has one for each other kind
+    of cache, `families` one for each family. Those of `encoders` embed or rerank, those of `eyes` accept
+    images. `hybrid_heads` and `hybrid_heads_untied` have MTP layers; those of `drafters` draft for another
+    model. All are float32 (or quantized) and, except for one family, under 8 MB. Raises ValueError for an
+    unknown name.
     """
     if name in ENCODERS:
         return make_encoder(name, folder, seed)
@@ -48,8 +49,9 @@ def make_model(name: str, folder: Path, seed: int = 0) -> Path:
     if name == UNTIED:
         return make_untied(folder)
     if name not in NAMES and name not in ZOO and not is_family(name):
-        raise ValueError(f"no model is called {name!r}; there are {', '.join((*NAMES, *ZOO))}")
-    # transformers encodes every Qwen3.5 prompt in NFC whatever its tokenizer.json says; let it say so.
+        raise ValueError(f"unknown model {name!r}; available: {', '.join((*NAMES, *ZOO))}")
+    # transformers encodes every Qwen3.5 prompt in NFC whatever tokenizer.json says, so tokenizer.json says
+    # NFC.
     tokenizer = train_tokenizer(normalize=name == "hybrid")
     ids = tokenizer.get_vocab()
     config = _config(name, ids)

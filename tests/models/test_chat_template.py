@@ -1,4 +1,4 @@
-"""The chat template renders each shape of conversation, through transformers' own renderer."""
+"""Rendering of each shape of conversation by the chat template, through transformers' own renderer."""
 
 from __future__ import annotations
 
@@ -140,6 +140,6 @@ def test_media_and_text_parts_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("message", [{"role": "judge", "content": ""}, user([{"type": "smell"}])])
-def test_what_the_template_does_not_know_is_an_error(message: dict[str, Any]) -> None:
+def test_message_unknown_to_the_template_is_an_error(message: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="Unknown"):
         render(message)

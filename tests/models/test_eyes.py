@@ -1,4 +1,4 @@
-"""The tiny vision models are what upstream loads, and what they say depends on what they see."""
+"""The tiny vision models load in upstream, and their output depends on their images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.eyes import EYES, make_eyes
-from tests.worker.eyes import answer, draw_question
+from tests.models.vision_models import EYES, make_eyes
+from tests.worker.image_questions import answer, draw_question
 
 _TOKENS = 8
 

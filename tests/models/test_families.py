@@ -1,4 +1,4 @@
-"""Every family of upstream's has a config that it can be built of, or a reason why not."""
+"""Every upstream family has a config that builds, or a reason why it has none."""
 
 from __future__ import annotations
 

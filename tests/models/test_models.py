@@ -1,4 +1,4 @@
-"""The made models behave under upstream's own loaders and generator."""
+"""Behaviour of the test models under upstream's own loaders and generator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_greedy_text_is_varied_and_does_not_stop(loaded: tuple[Any, Any]) -> Non
         tokens = [step.token for step in answer]
         assert len(tokens) == 64
         assert len(set(tokens)) > 32
-        assert len(set(tokens[-16:])) > 8, "it ends in a loop"
+        assert len(set(tokens[-16:])) > 8, "the output ends in a loop"
 
 
 def test_prompts_differ_in_their_answers(loaded: tuple[Any, Any]) -> None:
@@ -138,7 +138,7 @@ def test_another_seed_makes_other_weights_and_the_same_tokenizer(tmp_path: Path)
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no model is called 'huge'"):
+    with pytest.raises(ValueError, match="unknown model 'huge'"):
         make.make_model("huge", tmp_path / "huge")
     assert not (tmp_path / "huge").exists()
 

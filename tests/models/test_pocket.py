@@ -1,4 +1,5 @@
-"""The pocket model, as upstream loads it, keeps its card's promises, with names it was never trained on."""
+"""The pocket model, loaded by upstream, does what its card promises, with names that were not in its
+training."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def loaded() -> tuple[Any, Any]:
 
 
 def ask(*messages: dict[str, Any], **options: Any) -> str:
-    """The greedy answer, without what thinking may be asked for by mlx-lm's wrapper."""
+    """Return the greedy answer. Bypasses mlx-lm's tokenizer wrapper, which may ask for reasoning."""
     model, tokenizer = loaded()
     inner = tokenizer._tokenizer
     prompt = inner.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **options)
@@ -145,7 +146,7 @@ def test_it_leaves_an_optional_parameter_alone() -> None:
     "text",
     ["", "?", "Write a Python function that adds two numbers.", "Translate this to French", "Why is it so?"],
 )
-def test_what_it_cannot_do_it_says(text: str) -> None:
+def test_unsupported_prompt_is_declined(text: str) -> None:
     assert ask(user(text)) == CANNOT
 
 

@@ -1,4 +1,4 @@
-"""The pocket model sees, through mlx-vlm, pictures that Pillow has drawn and no script of its training."""
+"""The pocket model recognizes Pillow drawings that were not in its training, through mlx-vlm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def loaded() -> tuple[Any, Any]:
 
 
 def ask(question: str, folder: Path, *images: Image.Image) -> str:
-    """The greedy answer to one question with images."""
+    """Return the greedy answer to one question with images."""
     model, processor = loaded()
     files = []
     for number, image in enumerate(images):

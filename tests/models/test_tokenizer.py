@@ -1,4 +1,4 @@
-"""The trained tokenizer as transformers loads it."""
+"""The trained tokenizer, as transformers loads it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ODD_TEXTS = (
     "今天天气很好。東京は日本の首都です。안녕하세요!",
     "\x00\x01\x7f\ufeff\u2028\ufffd",
 )
-# Characters that this Python knows: a newer one might compose in the tokenizer's Unicode version only.
+# Only characters that this Python has: a newer one might compose only in the tokenizer's Unicode version.
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cn"]))
 
 

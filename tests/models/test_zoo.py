@@ -1,4 +1,4 @@
-"""The zoo holds each kind of cache, in models that are lively enough to betray an error."""
+"""The zoo has each kind of cache, in models varied enough to reveal an error."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_it_loads_with_its_caches_and_is_lively(name: str) -> None:
     rng = random.Random(0)
     prompt = [rng.randrange(2000) for _ in range(2 * WINDOW)]
     answer = greedy(model, prompt, 24)
-    assert len(set(answer)) > 10, "it repeats itself"
+    assert len(set(answer)) > 10, "the output repeats itself"
 
     prompts = [prompt, [prompt[0] + 1, *prompt[1:]]]
     logits, other = (model(mx.array([tokens]), cache=make_prompt_cache(model))[0, -1] for tokens in prompts)
     assert 2.0 < float(mx.std(logits)) < 8.0
-    assert float(mx.abs(logits - other).max()) > 0.1, "it forgets how a prompt begins"
+    assert float(mx.abs(logits - other).max()) > 0.1, "the logits do not depend on the prompt's first tokens"
 
 
 def test_every_cache_that_upstream_batches_is_there() -> None:

@@ -1,4 +1,4 @@
-"""A real byte-level BPE tokenizer of 2,000 entries in Qwen's style, trained on our own corpus."""
+"""A byte-level BPE tokenizer of 2,000 entries in Qwen's style, trained on our own corpus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tests.models.corpus import make_corpus
 
 SIZE = 2000
-"""Entries in the vocabulary, added tokens included: ids 0 to 1999."""
+"""Entries in the vocabulary, including added tokens: ids 0 to 1999."""
 
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
@@ -34,7 +34,7 @@ ADDED_TOKENS: dict[str, bool] = {
     "</think>": False,
 }
 
-# How Qwen3.5 cuts text into words. transformers puts this pattern in place of the file's own for
+# How Qwen3.5 splits text into words. transformers replaces the file's own pattern with this one for
 # `model_type: qwen3_5`, so training with any other would leave merges that no encoding can reach.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
@@ -45,16 +45,16 @@ TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 def train_tokenizer(normalize: bool = False) -> Tokenizer:
-    """Train the tokenizer; the same bytes every time, and one that nobody else has.
+    """Train the tokenizer. Every call returns a new object with identical contents.
 
-    `normalize` puts Unicode NFC before encoding, as Qwen's own tokenizers do. Decoding is exact either way.
+    `normalize`: apply Unicode NFC before encoding, as Qwen's own tokenizers do. Decoding is exact either way.
     """
     return Tokenizer.from_str(_trained(normalize))
 
 
 @cache
 def _trained(normalize: bool) -> str:
-    """Most of what it takes to make a model."""
+    """Train the tokenizer. Takes most of the time of making a model."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -84,7 +84,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> N
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """The bytes that each id stands for, by id; those of an added token are its name in UTF-8."""
+    """Return the bytes of each token, indexed by id. An added token's are its name in UTF-8."""
     byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
     ids = tokenizer.get_vocab()
     pieces = sorted(ids, key=ids.__getitem__)
@@ -92,7 +92,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable stand-in of each byte, 0 to 255, in GPT-2's scheme."""
+    """Return the printable stand-in of each byte, 0 to 255, in GPT-2's scheme."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

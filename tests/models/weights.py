@@ -1,7 +1,7 @@
-"""Random weights that make a lively model: it neither repeats itself nor stops, and minds its prompt.
+"""Random weights of a model that neither repeats itself nor stops, and whose output depends on its prompt.
 
-Drawn uniformly, never normally: integers scaled by one multiplication come out the same to the last bit on
-every processor, where a normal draw goes through a logarithm that does not.
+Drawn uniformly, never normally. Integers scaled by one multiplication are bit-identical on every processor; a
+normal draw uses a logarithm, which is not.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from mlx_lm.utils import quantize_model
 from tokenizers import Tokenizer
 
+from tests.models.arrays import named_parameters
 from tests.models.configs import VOCABULARY
 from tests.models.tokenizer import ADDED_TOKENS, token_bytes
 
 _LOUD = 1.0
 _FRAGMENT = 0.7
 _QUIET = 0.1
-# Attention scores of standard deviation 3: each head looks at a few places instead of averaging them all.
+# Attention scores with standard deviation 3: each head attends to a few places instead of averaging all.
 _QUERY_KEY_NORM = 1.7
 
-# The names that upstream's models give to one and the same thing.
+# Names of the same parameters in upstream's models.
 _EMBEDDINGS = (
     "embed_tokens",
     "embedding",
@@ -64,10 +64,10 @@ _OUTLETS = (
 
 @dataclass(frozen=True)
 class Scales:
-    """How strong each part is; logits come out with a standard deviation of about 4, a median gap of 0.8.
+    """Scale of each part. Logits have a standard deviation of about 4 and a median gap of 0.8.
 
-    Where the output layer is the embedding, a token's own embedding must be faint beside what the layers add,
-    or the model's favourite next token is the one it has just read.
+    Where the output layer is tied to the embedding, a token's embedding must be small beside what the layers
+    add. Otherwise the most probable next token is the last one.
     """
 
     embedding: float
@@ -75,10 +75,10 @@ class Scales:
     branch: float
     """Gain of the projections by which a layer adds to the residual stream."""
     norm_offset: float = 0.0
-    """What the architecture itself adds to a norm's weight."""
+    """Offset that the architecture itself adds to a norm's weight."""
     head: float = 0.5
     query: float = 1.0
-    """Gain of the queries, for attention that has no norm to set the width of its scores."""
+    """Gain of the queries, for attention without a norm that sets the width of its scores."""
 
 
 SCALES = {
@@ -88,7 +88,7 @@ SCALES = {
     "gemma3n": Scales(embedding=0.02, final_norm=25.0, branch=1.0),
     "gemma4_text": Scales(embedding=0.02, final_norm=25.0, branch=1.0),
     "recurrent_gemma": Scales(embedding=0.02, final_norm=25.0, branch=1.0, norm_offset=1.0, query=3.0),
-    # Loading it makes every row of the output layer one unit long.
+    # Loading normalizes every row of the output layer to length one.
     "baichuan_m1": Scales(embedding=1.0, final_norm=4.0, branch=2.0, query=3.0),
 }
 UNTIED = Scales(embedding=1.0, final_norm=1.0, branch=2.0, query=3.0)
@@ -98,16 +98,16 @@ _TIED = Scales(embedding=0.1, final_norm=5.0, branch=2.0, query=3.0)
 def new_model(config: dict[str, Any]) -> Any:
     """Return mlx-lm's model for `config`, with the weights of its own constructor."""
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
-    # Upstream's argument classes rewrite the dictionaries they are given.
+    # Upstream's argument classes modify the dictionaries passed to them.
     return module.Model(module.ModelArgs.from_dict(copy.deepcopy(config)))
 
 
 def quantized(config: dict[str, Any], weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the parameters of the same model when upstream quantizes it as `config["quantization"]` says."""
+    """Return the parameters of the model as upstream quantizes it under `config["quantization"]`."""
     model = new_model(config)
     model.load_weights(list(weights.items()))
     model, _ = quantize_model(model, {}, **config["quantization"])
-    return dict(tree_flatten(model.parameters()))
+    return dict(named_parameters(model))
 
 
 def draw_weights(
@@ -116,12 +116,12 @@ def draw_weights(
     seed: int,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, mx.array]:
-    """Return every parameter of the model by name, float32, ready to be saved. `shapes`: theirs; None: those
-    of mlx-lm's model.
+    """Return every parameter of the model by name, float32, ready to be saved.
 
-    Deterministic in `seed`, whatever the global random state.
+    `shapes`: parameter shapes; None: those of mlx-lm's model. Deterministic in `seed`, independent of the
+    global random state.
     """
-    shapes = shapes or {name: array.shape for name, array in tree_flatten(new_model(config).parameters())}
+    shapes = shapes or {name: array.shape for name, array in named_parameters(new_model(config))}
     if config["tie_word_embeddings"]:
         # Gemma 3's constructor makes an output layer that loading drops again.
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith("lm_head.weight")}
@@ -143,7 +143,7 @@ def draw_weights(
 def _packed(
     name: str, block: int, weights: Mapping[str, mx.array], config: dict[str, Any]
 ) -> dict[str, mx.array]:
-    """A layer of two bits behind a Hadamard rotation, which is as random with any signs."""
+    """Return a two-bit layer behind a Hadamard rotation. Random signs keep the weights random."""
     rows, words = weights[f"{name}.weight"].shape
     width = words * 16
     plain = mx.random.uniform(-1, 1, (rows, width), key=mx.random.key(block)) * _spread(1 / math.sqrt(width))
@@ -155,10 +155,11 @@ def _packed(
 
 
 def loudness(tokenizer: Tokenizer, rows: int) -> list[float]:
-    """Return one factor per row of the output layer, so that the text of a random model can be read.
+    """Return one factor per row of the output layer that makes the text of a random model readable.
 
-    Whole visible text is loud; parts of a character are softer, so that they occur without filling the text
-    with replacement characters; added tokens, control characters and ids without text are all but silent.
+    Whole visible text gets a large factor. Parts of a character get a smaller one, so that they occur without
+    filling the text with replacement characters. Added tokens, control characters and ids without text are
+    almost never sampled.
     """
     factors = [_loudness_of(piece) for piece in token_bytes(tokenizer)]
     return factors + [_QUIET] * (rows - len(factors))
@@ -176,14 +177,14 @@ def _loudness_of(piece: bytes) -> float:
 
 
 def _output_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The output layer, or the embeddings where these are it."""
+    """Return the name of the output layer, or of the embedding where the two are tied."""
     embeddings = tuple(f"{name}.weight" for name in _EMBEDDINGS)
     large = [name for name, shape in shapes.items() if len(shape) == 2 and shape[0] >= VOCABULARY]
     return next(name for ends in (_HEADS, embeddings) for name in large if name.endswith(ends))
 
 
 def draw(name: str, shape: tuple[int, ...], key: mx.array, scales: Scales) -> mx.array:
-    """Draw one parameter around a mean; `spread` is half the width of the uniform distribution."""
+    """Draw one parameter around a mean. `spread` is half the width of the uniform distribution."""
     mean, spread = _distribution(name.split("."), shape, scales)
     return mean + spread * (2.0 * mx.random.uniform(shape=shape, key=key) - 1.0)
 
@@ -193,8 +194,8 @@ def _distribution(name: list[str], shape: tuple[int, ...], scales: Scales) -> tu
         case [*_, "A_log"]:
             return -1.5, 1.5
         case [*_, "dt_bias"] | [*_, "dt_proj", "bias"] | [*_, "w_lora", "lora", _, "bias"]:
-            # Together with A_log: states that fade over three to a thousand tokens. Upstream's own initial
-            # values forget everything within one.
+            # Together with A_log: states that decay over three to a thousand tokens. Upstream's own initial
+            # values decay within one.
             return -2.5, 1.5
         case [*_, "recurrent_param"]:
             return -4.0, 1.5

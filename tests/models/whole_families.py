@@ -1,4 +1,4 @@
-"""A tiny config for every family that mlx-vlm alone has, or the reason why its models write no text."""
+"""Tiny configs for every family that only mlx-vlm has, or the reason why its models generate no text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ REFUSED: dict[str, str] = {
     "zaya1_vl": "upstream's own steps call its language model by a name that it does not have",
     "nemotron_voicechat": "it talks, by a package that is not a dependency",
 }
-"""Families that the loader refuses, and why: it must say so in a sentence."""
+"""Families that the loader must refuse with an explanatory sentence, and the reason."""
 
 _MROPE: Config = {
     "mrope_section": [2, 3, 3],
@@ -121,11 +121,11 @@ _SIZES = (
     "num_key_value_heads",
     "vocab_size",
 )
-"""All that some classes know of them."""
+"""The only size keys that some classes accept."""
 
 
 def _glm_ocr() -> Config:
-    # Its class takes no other keys.
+    # Its class accepts no other keys.
     whole = seeing("glm_ocr", "glm_ocr_vision")
     text = {key: COMMON[key] for key in ("head_dim", "max_position_embeddings", *_SIZES)}
     tower = {"depth": 2, "hidden_size": SIDE, "image_size": 56, "intermediate_size": 2 * SIDE, "num_heads": 2}
@@ -306,8 +306,8 @@ _OWN: dict[str, Config] = {
 
 @cache
 def listed() -> tuple[str, ...]:
-    """Every family of the installed mlx-vlm that mlx-lm has by none of its names, and that is no encoder of
-    those that embed. Imports none."""
+    """Return every family of the installed mlx-vlm that mlx-lm has under no name, except embedding encoders.
+    Imports none of them."""
     from mlx_lm.utils import MODEL_REMAPPING as TO_MLX_LM
     from mlx_vlm.utils import MODEL_REMAPPING as TO_MLX_VLM
 
@@ -319,17 +319,17 @@ def listed() -> tuple[str, ...]:
 
 
 def _folder(package: str) -> Path:
-    """Of its models."""
+    """Return the folder of the package's models."""
     spec = importlib.util.find_spec(f"{package}.models")
     assert spec is not None
     return Path(next(iter(spec.submodule_search_locations or ())))
 
 
 def is_made(family: str) -> bool:
-    """Whether there is a model of it: of most that are refused the name is enough."""
+    """Return whether a test model is made for `family`. For most refused families the name is enough."""
     return family in _OWN or family not in REFUSED
 
 
 def config_of(family: str) -> Config:
-    """The config of a family's model: its own, or what most have in common."""
+    """Return the config of a family's model: its own, or the common one."""
     return _OWN.get(family) or seeing(family)

@@ -1,4 +1,5 @@
-"""The sizes of what a tiny model has besides its language model, by all names of mlx-vlm's families."""
+"""Sizes of a tiny model's parts beside its language model, under all the names that mlx-vlm's families
+use."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from tests.models.configs import Config
 from tests.models.family_sizes import COMMON, WIDTH
 
 SIDE = 32
-"""How wide towers are."""
+"""Width of the towers."""
 
 TOWER: Config = {
     **dict.fromkeys(("hidden_size", "embed_dim", "embedding_dim", "width", "projection_dim"), SIDE),
@@ -29,12 +30,12 @@ TOWER: Config = {
 
 
 def flat(family: str, **values: object) -> Config:
-    """The config of a family that is a language model and nothing else."""
+    """Return the config of a family that has only a language model."""
     return COMMON | {"model_type": family} | values
 
 
 def seeing(family: str, tower: str | None = None, **text: object) -> Config:
-    """The config of a family that has a tower, of the type `tower`, beside its language model."""
+    """Return the config of a family with a tower of type `tower` beside its language model."""
     own = COMMON | {"model_type": family} | text
     ends = {key: own[key] for key in ("dtype", "tie_word_embeddings", "vocab_size", "hidden_size")}
     return ends | {
@@ -45,5 +46,5 @@ def seeing(family: str, tower: str | None = None, **text: object) -> Config:
 
 
 def beside(family: str, tower: str | None = None) -> Config:
-    """The same where the language model is described beside the tower, not in a part of its own."""
+    """The same with the language model's config at the top level, not nested."""
     return flat(family) | {"vision_config": TOWER | {"model_type": tower or family}}

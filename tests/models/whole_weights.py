@@ -8,36 +8,36 @@ import math
 import re
 from typing import Any
 
-from mlx.utils import tree_flatten
 from mlx_vlm.utils import get_model_type, update_module_configs
 
+from tests.models.arrays import named_parameters
 from tests.models.configs import Config
 
 Shapes = dict[str, tuple[int, ...]]
 
 PART_MAX = 2**22
-"""Parameters of a part beside the language model; a larger one is left out of the weights, as conversions to
-text do it."""
+"""Largest part beside the language model, in parameters. A larger one is left out of the weights, as text
+conversions do."""
 _ASKED_FOR = ("fastvlm",)
-"""Families that upstream loads with all of their parts only."""
+"""Families that upstream loads only with all of their parts."""
 _TOWER = re.compile(r".*(vision|visual|audio|speech)")
 
 _MODULES = ["text", "vision", "perceiver", "projector", "audio"]
 
 
 def new_whole(config: Config) -> Any:
-    """mlx-vlm's model for `config`, with the weights of its own constructor."""
+    """Return mlx-vlm's model for `config`, with the weights of its own constructor."""
     module = importlib.import_module(f"mlx_vlm.models.{get_model_type(config)}")
-    # Upstream's classes rewrite the dictionaries they are given.
+    # Upstream's classes modify the dictionaries passed to them.
     given = {"text_config": {}, "vision_config": {}, "audio_config": {}} | json.loads(json.dumps(config))
     built = update_module_configs(module.ModelConfig.from_dict(given), module, given, _MODULES)
     return module.Model(built)
 
 
 def shapes_of(config: Config) -> tuple[Shapes, Shapes]:
-    """Every parameter by name, without those of parts that are too large; and those that are in the weights,
-    too large as they are, though no text comes there."""
-    shapes = {name: array.shape for name, array in tree_flatten(new_whole(config).parameters())}
+    """Return the shapes of all parameters that are drawn, and those of large parts that must be present
+    although they generate no text."""
+    shapes = {name: array.shape for name, array in named_parameters(new_whole(config))}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
         part = name.partition(".")[0]
@@ -46,7 +46,7 @@ def shapes_of(config: Config) -> tuple[Shapes, Shapes]:
     large = {part for part, size in sizes.items() if size > PART_MAX and part != "language_model"}
     drawn = {name: shape for name, shape in shapes.items() if name.partition(".")[0] not in large}
     others = shapes if config["model_type"] in _ASKED_FOR else {}
-    if "model" in large:  # which is the language model as well
+    if "model" in large:  # also contains the language model
         inner = {name: shape for name, shape in shapes.items() if name.startswith("model.")}
         drawn |= {name: shape for name, shape in inner.items() if not _TOWER.match(name)}
         others = inner

@@ -1,7 +1,7 @@
-"""One tiny config for each kind of layer and cache that mlx-lm ships, and for the mixes of them.
+"""One tiny config for each kind of layer and cache in mlx-lm, and for mixes of them.
 
-Windows and chunks are a few tokens, so that a short prompt leaves them; recurrent states fade slowly; experts
-are few, so that every one is used. Sizes are what upstream's Metal kernels take: heads of the recurrences are
+Windows and chunks are a few tokens, so that a short prompt exceeds them. Recurrent states decay slowly.
+Experts are few, so that every one is used. Sizes satisfy upstream's Metal kernels: recurrent heads are
 multiples of 32 wide.
 """
 

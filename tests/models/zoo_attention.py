@@ -1,4 +1,4 @@
-"""Configs of models that keep keys and values: of all tokens, of a window, or in other terms."""
+"""Configs of models with KV caches: full attention, sliding window or latent attention."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ LATENT_ATTENTION: dict[str, Config] = {
     "longcat_flash": of("longcat_flash", LATENT, _LONGCAT),
     "longcat_flash_ngram": of("longcat_flash_ngram", LATENT, _LONGCAT, ngram_vocab_size_ratio=3),
 }
-"""Keys of one width, values of another or of none."""
+"""Latent attention: keys of one width, values of another or none."""
 
 SLIDING: dict[str, Config] = {
     "llama_sliding": of("llama", layer_types=_SLIDING_THEN_FULL, num_hidden_layers=3, sliding_window=WINDOW),
@@ -133,7 +133,7 @@ SLIDING: dict[str, Config] = {
     "olmo3": of("olmo3", layer_types=_SLIDING_THEN_FULL, num_hidden_layers=3, sliding_window=WINDOW),
     "exaone4": of(
         "exaone4",
-        # Upstream reads the pattern, transformers what it means.
+        # Upstream reads the pattern, transformers the expanded list.
         layer_types=[*_SLIDING_THEN_FULL, "sliding_attention"],
         num_hidden_layers=4,
         rope_scaling=None,
@@ -149,4 +149,4 @@ SLIDING: dict[str, Config] = {
 OWN_CACHE: dict[str, Config] = {
     "deepseek_v41": _deepseek_v41(),
 }
-"""It knows one row only."""
+"""A cache that supports one row only."""

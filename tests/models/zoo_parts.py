@@ -1,4 +1,4 @@
-"""What the configs of the zoo are put together from."""
+"""Building blocks of the zoo's configs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from tests.models.configs import VOCABULARY, Config
 
 WINDOW = 16
-"""Tokens that the sliding layers look back, their own included."""
+"""Window of the sliding layers in tokens, including the current one."""
 
 ANY: Config = {
     "attention_bias": False,

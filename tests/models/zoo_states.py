@@ -1,4 +1,4 @@
-"""Configs of models with states of fixed size, alone or beside attention."""
+"""Configs of models with recurrent states of fixed size, alone or beside attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Mutated frames against both decoders: `python -m tests.protocol.fuzz [--frames N] [--seed N]`.
+"""Fuzzer of both decoders with mutated frames: `python -m tests.protocol.fuzz [--frames N] [--seed N]`.
 
-The invariant in one sentence: whatever the frames, decoding gives a message of that direction or `WireError`.
-A run is a function of its seed; a failure names the seed and prints the frames.
+Invariant: decoding any frames returns a message of that direction or raises `WireError`. A run is determined
+by its seed; a failure names the seed and prints the frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protocol import wire
 from tests.protocol.samples import DECODERS, UNIONS, golden_frames
 
 FRAME_BYTES_MAX = 1 << 16
-# Bytes that open something in msgpack: the ones a decoder is most likely to trip over.
+# Type bytes of msgpack, which are the most likely to break a decoder.
 _OPENERS = bytes([0xC0, 0xC1, 0xC2, *range(0xC4, 0xE0), 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xD6, 0xFF])
 _MEMBERS = {direction: get_args(union) for direction, union in UNIONS.items()}
 
@@ -77,12 +77,12 @@ def huge_length(chance: random.Random, body: bytearray) -> None:
 
 
 def foreign_value(chance: random.Random, body: bytearray) -> None:
-    """A well-formed value of some kind where another stood."""
-    value = chance.choice(
+    """Replace a value by a well-formed one of another type."""
+    value: object = chance.choice(
         (None, True, -1, 2**64 - 1, -(2**63), 1e308, float("nan"), "é" * 40, b"\xff" * 40, [], {}, [[]])
     )
     if chance.random() < 0.3:
-        # Extensions, timestamps among them, with lengths that fit and lengths that do not.
+        # Extensions, including timestamps, with valid and invalid lengths.
         length = chance.choice((0, 1, 4, 8, 12, 15))
         kind = chance.choice((0xFF, 0x00, 0x7F))
         packed = bytes([0xC7, length, kind]) + chance.randbytes(length)
@@ -98,13 +98,13 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def splice(chance: random.Random, seeds: Sequence[Sequence[bytes]]) -> bytearray:
-    """The beginning of one message and the end of another."""
+    """Join the beginning of one message and the end of another."""
     first, second = chance.choice(seeds)[0], chance.choice(seeds)[0]
     return bytearray(first[: chance.randrange(len(first) + 1)] + second[chance.randrange(len(second)) :])
 
 
 def mutate_frames(chance: random.Random, frames: list[bytes]) -> None:
-    """The list of frames, rather than what stands in one."""
+    """Mutate the list of frames, not their contents."""
     match chance.randrange(4):
         case 0 if frames:
             del frames[chance.randrange(len(frames))]
@@ -117,7 +117,7 @@ def mutate_frames(chance: random.Random, frames: list[bytes]) -> None:
 
 
 def frames_of(chance: random.Random, seeds: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """The next message to try."""
+    """Return the frames of the next message to try."""
     origin = chance.random()
     if origin < 0.02:
         return [chance.randbytes(chance.randrange(200))]
@@ -132,7 +132,7 @@ def frames_of(chance: random.Random, seeds: Sequence[Sequence[bytes]]) -> list[b
 
 
 def check(direction: str, frames: Sequence[bytes]) -> str:
-    """What decoding gave: the type's name, or "refused". Raises `AssertionError` for anything else."""
+    """Decode, and return the type's name or "refused". Raises `AssertionError` for anything else."""
     try:
         message, media = DECODERS[direction](frames)
     except wire.WireError:
@@ -145,7 +145,7 @@ def check(direction: str, frames: Sequence[bytes]) -> str:
 
 
 def run(count: int, seed: int) -> Counter[str]:
-    """`count` mutated messages through both decoders; how often each outcome came about."""
+    """Run `count` mutated messages through both decoders, and count the outcomes."""
     chance = random.Random(seed)
     seeds = golden_frames()
     outcomes: Counter[str] = Counter()
@@ -159,7 +159,7 @@ def run(count: int, seed: int) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.protocol.fuzz", description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=None, help="default: one drawn now, and printed")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the run (default: random, printed)")
     asked = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if asked.seed is None else asked.seed
     print(f"seed {seed}", flush=True)

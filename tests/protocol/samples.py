@@ -1,12 +1,13 @@
-"""One message of every type with every field set, one with the required fields only, and earlier ones.
+"""Sample messages of every type: with every field set, with only the required ones, and of earlier versions.
 
-`golden.json` holds their encoded form. What stands there has been on the wire and is never edited: a message
-type gains a sample by `python -m tests.protocol.samples`, which prints the file anew for comparison.
+`golden.json` has their encoded form. Its frames have been on the wire and are never edited. To add a sample,
+run `python -m tests.protocol.samples`, which prints the new file for comparison.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -21,8 +22,7 @@ from protocol.messages import (
     ClearCache,
     Draining,
     Embed,
-    Encoded,
-    Events,
+    EmbeddingChunk,
     Failed,
     Finished,
     Generate,
@@ -31,46 +31,51 @@ from protocol.messages import (
     Hello,
     Loading,
     Message,
+    PrefixHit,
+    PromptLogprobs,
     Rank,
     Ready,
     Rejected,
-    Reused,
-    Scored,
+    StepOutputs,
     ToGateway,
     ToWorker,
     Welcome,
 )
-from protocol.parts import (
+from protocol.types import (
     CallDelta,
-    Calling,
     Capabilities,
     Delta,
-    DraftStatus,
-    DraftTally,
-    Form,
     ImageStatus,
-    Likelihood,
     Media,
+    PrefixReuse,
     PrefixStatus,
     PromptToken,
-    RankTaken,
+    RankMemory,
+    RequestStatus,
     Resources,
-    Reuse,
-    RowStatus,
     Sampling,
-    Sparse,
+    SparsePrefill,
+    SpecDecodeStats,
+    SpecDecodeStatus,
+    StructuredOutput,
     Timings,
-    Tokenizing,
+    TokenizeOptions,
+    TokenLogprob,
+    ToolCallConstraint,
     TopPrefix,
     Usage,
 )
 
 GOLDEN = Path(__file__).with_name("golden.json")
 UNIONS = {"to_worker": ToWorker, "to_gateway": ToGateway}
-DECODERS = {"to_worker": wire.decode_to_worker, "to_gateway": wire.decode_to_gateway}
+Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[bytes]]]
+DECODERS: dict[str, Decoder] = {
+    "to_worker": wire.decode_to_worker,
+    "to_gateway": wire.decode_to_gateway,
+}
 
 GATEWAY, WORKER = "6761746577617931", "776f726b65723031"
-REUSE = Reuse(tokens=256, tier="disk", miss="diverged")
+REUSE = PrefixReuse(tokens=256, tier="disk", miss="diverged")
 SPARSELY = replace(REUSE, left_out=[(64, 96), (128, 70000)])
 IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
 
@@ -122,16 +127,16 @@ FULL: list[Message] = [
         thinking_budget=1024,
         speculation=False,
         prediction="def 駅(): ...",
-        sparse=Sparse(keep=0.25, above=70000),
+        sparse=SparsePrefill(keep=0.25, above=70000),
         left_out=[(64, 96), (128, 70000)],
         tokens=[1, 151643],
         suffix="\n    return 駅",
         source="prompt[1]",
         echo=True,
         scored=1024,
-        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
-        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
-        tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
+        form=StructuredOutput(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=ToolCallConstraint(required=True, name="switch", single=True, strict=["switch"]),
+        tokenizing=TokenizeOptions(tokens=True, pieces=True, special=False, opens_turn=False),
     ),
     Embed(
         incarnation=GATEWAY,
@@ -200,7 +205,7 @@ FULL: list[Message] = [
         steps=2**40,
         cache_bytes=2**36,
         rows=[
-            RowStatus(
+            RequestStatus(
                 id="chatcmpl-1",
                 phase="decode",
                 prompt_tokens=300,
@@ -210,8 +215,9 @@ FULL: list[Message] = [
                 first_token_s=0.25,
                 reuse=SPARSELY,
                 preemptions=2,
+                work=5,
             ),
-            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+            RequestStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
         ],
         prefix=PrefixStatus(
             ram_bytes=2**32,
@@ -226,7 +232,9 @@ FULL: list[Message] = [
             reused_tokens=2**32,
             misses={"diverged": 30, "evicted": 10},
             top=[TopPrefix(tokens=1500, uses=950, bytes=2**28, pinned=True)],
+            read_timeouts=3,
         ),
+        starved=2,
         resources=Resources(
             resident_bytes=2**34,
             device_bytes=2**35,
@@ -234,7 +242,7 @@ FULL: list[Message] = [
             device_spare_bytes=2**30,
             uptime_s=86400.5,
             ranks=[
-                RankTaken(
+                RankMemory(
                     rank=1,
                     host="mac-2",
                     resident_bytes=2**33,
@@ -245,8 +253,10 @@ FULL: list[Message] = [
             ],
         ),
         images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
-        drafts=DraftStatus(
-            accepted=2**40, rejected=2**20, sources={"lookup": DraftTally(accepted=2**40, rejected=2**20)}
+        drafts=SpecDecodeStatus(
+            accepted=2**40,
+            rejected=2**20,
+            sources={"lookup": SpecDecodeStats(accepted=2**40, rejected=2**20)},
         ),
     ),
     Accepted(
@@ -257,8 +267,8 @@ FULL: list[Message] = [
         tokens=[1, 151643],
         pieces=["<s>", "駅"],
     ),
-    Reused(incarnation=WORKER, id="chatcmpl-1", reuse=SPARSELY),
-    Scored(
+    PrefixHit(incarnation=WORKER, id="chatcmpl-1", reuse=SPARSELY),
+    PromptLogprobs(
         incarnation=WORKER,
         id="chatcmpl-1",
         first=1024,
@@ -267,7 +277,7 @@ FULL: list[Message] = [
             PromptToken(bytes=b"\xe9\xa7"),
         ],
     ),
-    Events(
+    StepOutputs(
         incarnation=WORKER,
         deltas=[
             Delta(
@@ -275,7 +285,9 @@ FULL: list[Message] = [
                 sequence=0,
                 tokens=[151643],
                 text="駅",
-                likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+                likelihoods=[
+                    TokenLogprob(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])
+                ],
                 reasoning="次は…",
                 calls=[
                     CallDelta(index=0, id="call_0f", name="switch", arguments='{"to":'),
@@ -285,7 +297,7 @@ FULL: list[Message] = [
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
     ),
-    Encoded(
+    EmbeddingChunk(
         incarnation=WORKER, id="embd-1", sequence=1, places=[1, 0], vectors=bytes.fromhex("0000803f000080bf")
     ),
     Finished(
@@ -331,10 +343,10 @@ LEAST: list[Message] = [
     Ready(incarnation=WORKER, model="m", context_length=0, running_max=1),
     Heartbeat(incarnation=WORKER, running=0, waiting=0, steps=0),
     Accepted(incarnation=WORKER, id="a", prompt_tokens=1),
-    Reused(incarnation=WORKER, id="a", reuse=Reuse()),
-    Scored(incarnation=WORKER, id="a", first=0, tokens=[PromptToken(bytes=b"")]),
-    Events(incarnation=WORKER, deltas=[Delta(id="a", sequence=0, tokens=[])]),
-    Encoded(incarnation=WORKER, id="a", sequence=0, places=[], vectors=b""),
+    PrefixHit(incarnation=WORKER, id="a", reuse=PrefixReuse()),
+    PromptLogprobs(incarnation=WORKER, id="a", first=0, tokens=[PromptToken(bytes=b"")]),
+    StepOutputs(incarnation=WORKER, deltas=[Delta(id="a", sequence=0, tokens=[])]),
+    EmbeddingChunk(incarnation=WORKER, id="a", sequence=0, places=[], vectors=b""),
     Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
     Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
     CacheCleared(incarnation=WORKER, id="c", ram_bytes=0, disk_bytes=0),
@@ -361,7 +373,7 @@ EARLIER: list[Message] = [
         max_tokens=64,
         ignore_eos=True,
     ),
-    Events(
+    StepOutputs(
         incarnation=WORKER,
         deltas=[
             Delta(id="chatcmpl-1", sequence=0, tokens=[151643], text="駅"),
@@ -369,7 +381,7 @@ EARLIER: list[Message] = [
         ],
     ),
 ]
-"""As `FULL` before these messages had all their fields: what a peer of then sends and understands."""
+"""Messages of `FULL` before these messages had all their fields, as peers of that version send them."""
 
 BEFORE_REUSE: list[Message] = [
     Generate(
@@ -405,7 +417,7 @@ BEFORE_REUSE: list[Message] = [
     ),
     Heartbeat(incarnation=WORKER, running=3, waiting=70000, steps=2**40, cache_bytes=2**36),
 ]
-"""As `FULL` before prefixes were reused."""
+"""Messages of `FULL` before prefix reuse."""
 
 BEFORE_RESUME: list[Message] = [
     Generate(
@@ -442,7 +454,7 @@ BEFORE_RESUME: list[Message] = [
         cache_pin=True,
     ),
 ]
-"""As `FULL` before answers were resumed."""
+"""Messages of `FULL` before answers could be resumed."""
 
 BEFORE_BUDGETS: list[Message] = [
     Ready(
@@ -454,7 +466,7 @@ BEFORE_BUDGETS: list[Message] = [
         capabilities=Capabilities(images=True, tools=True, thinking=True, system_in_place=True),
     ),
 ]
-"""As `FULL` before workers told what their memory holds."""
+"""Messages of `FULL` before workers reported their memory budgets."""
 
 BEFORE_SWAPS: list[Message] = [
     Ready(
@@ -468,7 +480,7 @@ BEFORE_SWAPS: list[Message] = [
         tokens_max=2**22,
     ),
 ]
-"""As a worker said it that knew of no other model under its name."""
+"""Messages of a worker before models could be swapped under one name."""
 
 BEFORE_CHANNELS: list[Message] = [
     Generate(
@@ -506,7 +518,7 @@ BEFORE_CHANNELS: list[Message] = [
         resume=[0, 70000],
     ),
     Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300),
-    Events(
+    StepOutputs(
         incarnation=WORKER,
         deltas=[
             Delta(
@@ -514,7 +526,9 @@ BEFORE_CHANNELS: list[Message] = [
                 sequence=0,
                 tokens=[151643],
                 text="駅",
-                likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+                likelihoods=[
+                    TokenLogprob(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])
+                ],
             ),
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
@@ -527,7 +541,7 @@ BEFORE_CHANNELS: list[Message] = [
         timings=Timings(queued_s=0.25, prefill_s=1.5, decode_s=3.125),
     ),
 ]
-"""As `FULL` before thoughts were told apart from content, and prompts were said back."""
+"""Messages of `FULL` before reasoning was separated from content, and before prompts were echoed."""
 
 BEFORE_CALLS: list[Message] = [
     Generate(
@@ -570,7 +584,7 @@ BEFORE_CALLS: list[Message] = [
         echo=True,
         scored=1024,
     ),
-    Events(
+    StepOutputs(
         incarnation=WORKER,
         deltas=[
             Delta(
@@ -578,14 +592,16 @@ BEFORE_CALLS: list[Message] = [
                 sequence=0,
                 tokens=[151643],
                 text="駅",
-                likelihoods=[Likelihood(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])],
+                likelihoods=[
+                    TokenLogprob(bytes=b"\xe9\xa7", logprob=-0.5, top=[(b"a", -0.25), (b"", -1e30)])
+                ],
                 reasoning="次は…",
             ),
             Delta(id="chatcmpl-2", sequence=511, tokens=[7, 8], text=""),
         ],
     ),
 ]
-"""As `FULL` before calls of tools were told apart from content, and answers were held to a form."""
+"""Messages of `FULL` before tool calls were separated from content, and before structured output."""
 
 BEFORE_COUNTS: list[Message] = [
     Generate(
@@ -627,8 +643,8 @@ BEFORE_COUNTS: list[Message] = [
         source="prompt[1]",
         echo=True,
         scored=1024,
-        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
-        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
+        form=StructuredOutput(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=ToolCallConstraint(required=True, name="switch", single=True, strict=["switch"]),
     ),
     Accepted(incarnation=WORKER, id="chatcmpl-1", prompt_tokens=300, prompt="<s>駅"),
     Finished(
@@ -646,7 +662,7 @@ BEFORE_COUNTS: list[Message] = [
         param="messages",
     ),
 ]
-"""As `FULL` before prompts were only counted, and ends and failures told their stop string and numbers."""
+"""Messages of `FULL` before token counting, and before ends had a stop string and failures had details."""
 
 BEFORE_TEXTS: list[Message] = [
     Ready(
@@ -661,7 +677,7 @@ BEFORE_TEXTS: list[Message] = [
         identity="0f" * 16,
     ),
 ]
-"""As `FULL` before there were models that answer with numbers."""
+"""Messages of `FULL` before embedding and reranking models."""
 BEFORE_VIDEOS: list[Message] = [
     Generate(
         incarnation=GATEWAY,
@@ -702,9 +718,9 @@ BEFORE_VIDEOS: list[Message] = [
         source="prompt[1]",
         echo=True,
         scored=1024,
-        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
-        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
-        tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
+        form=StructuredOutput(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=ToolCallConstraint(required=True, name="switch", single=True, strict=["switch"]),
+        tokenizing=TokenizeOptions(tokens=True, pieces=True, special=False, opens_turn=False),
     ),
     Ready(
         incarnation=WORKER,
@@ -726,7 +742,7 @@ BEFORE_VIDEOS: list[Message] = [
         identity="0f" * 16,
     ),
 ]
-"""As `FULL` before there were videos, and limits of images."""
+"""Messages of `FULL` before videos and image limits."""
 
 BEFORE_LAPS: list[Message] = [
     Ready(
@@ -750,7 +766,7 @@ BEFORE_LAPS: list[Message] = [
         identity="0f" * 16,
     ),
 ]
-"""As `FULL` before workers told what their start took."""
+"""Messages of `FULL` before workers reported their start-up times."""
 
 BEFORE_IMAGES: list[Message] = [
     Heartbeat(
@@ -760,7 +776,7 @@ BEFORE_IMAGES: list[Message] = [
         steps=2**40,
         cache_bytes=2**36,
         rows=[
-            RowStatus(
+            RequestStatus(
                 id="chatcmpl-1",
                 phase="decode",
                 prompt_tokens=300,
@@ -770,7 +786,7 @@ BEFORE_IMAGES: list[Message] = [
                 first_token_s=0.25,
                 reuse=REUSE,
             ),
-            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+            RequestStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
         ],
         prefix=PrefixStatus(
             ram_bytes=2**32,
@@ -788,7 +804,7 @@ BEFORE_IMAGES: list[Message] = [
         ),
     ),
 ]
-"""As `FULL` before encoded images were kept."""
+"""Messages of `FULL` before encoded images were cached."""
 
 BEFORE_RESOURCES: list[Message] = [
     Heartbeat(
@@ -798,7 +814,7 @@ BEFORE_RESOURCES: list[Message] = [
         steps=2**40,
         cache_bytes=2**36,
         rows=[
-            RowStatus(
+            RequestStatus(
                 id="chatcmpl-1",
                 phase="decode",
                 prompt_tokens=300,
@@ -808,7 +824,7 @@ BEFORE_RESOURCES: list[Message] = [
                 first_token_s=0.25,
                 reuse=REUSE,
             ),
-            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+            RequestStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
         ],
         prefix=PrefixStatus(
             ram_bytes=2**32,
@@ -827,7 +843,7 @@ BEFORE_RESOURCES: list[Message] = [
         images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
     ),
 ]
-"""As `FULL` before workers told what they take."""
+"""Messages of `FULL` before workers reported their resource usage."""
 
 BEFORE_DRAFTS: list[Message] = [
     Heartbeat(
@@ -837,7 +853,7 @@ BEFORE_DRAFTS: list[Message] = [
         steps=2**40,
         cache_bytes=2**36,
         rows=[
-            RowStatus(
+            RequestStatus(
                 id="chatcmpl-1",
                 phase="decode",
                 prompt_tokens=300,
@@ -848,7 +864,7 @@ BEFORE_DRAFTS: list[Message] = [
                 reuse=REUSE,
                 preemptions=2,
             ),
-            RowStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
+            RequestStatus(id="chatcmpl-2", phase="waiting", prompt_tokens=70000),
         ],
         prefix=PrefixStatus(
             ram_bytes=2**32,
@@ -921,9 +937,9 @@ BEFORE_DRAFTS: list[Message] = [
         source="prompt[1]",
         echo=True,
         scored=1024,
-        form=Form(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
-        calling=Calling(required=True, name="switch", single=True, strict=["switch"]),
-        tokenizing=Tokenizing(tokens=True, pieces=True, special=False, opens_turn=False),
+        form=StructuredOutput(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        calling=ToolCallConstraint(required=True, name="switch", single=True, strict=["switch"]),
+        tokenizing=TokenizeOptions(tokens=True, pieces=True, special=False, opens_turn=False),
     ),
     Finished(
         incarnation=WORKER,
@@ -934,7 +950,7 @@ BEFORE_DRAFTS: list[Message] = [
         stop="</end>",
     ),
 ]
-"""As `FULL` before tokens were drafted."""
+"""Messages of `FULL` before speculative decoding."""
 
 BEFORE_REPLICAS: list[Message] = [
     Hello(incarnation=WORKER, version=1, model="org/model", pid=4242, versions={"mlx": "0.32.4"}),
@@ -960,7 +976,7 @@ BEFORE_REPLICAS: list[Message] = [
         start_s={"imports": 2.5, "weights": 0.125},
     ),
 ]
-"""As `FULL` before several workers of a model were told apart."""
+"""Messages of `FULL` before replicas of a model were distinguished."""
 
 BEFORE_PLANS: list[Message] = [
     Ready(
@@ -1001,28 +1017,40 @@ BEFORE_PLANS: list[Message] = [
         stop="</end>",
     ),
 ]
-"""As `FULL` before a model could be run by several processes, and another plan go on with its answers."""
+"""Messages of `FULL` before a model could run on several processes, and another plan continue its answers."""
+
+
+def _without_progress(beat: Heartbeat) -> Heartbeat:
+    """Return the heartbeat without its progress fields."""
+    assert beat.prefix is not None
+    rows = [replace(row, work=0) for row in beat.rows]
+    return replace(beat, rows=rows, prefix=replace(beat.prefix, read_timeouts=0), starved=0)
+
+
+BEFORE_PROGRESS: list[Message] = [_without_progress(told) for told in FULL if isinstance(told, Heartbeat)]
+"""Messages of `FULL` before the progress watchdog of single requests."""
 
 
 def _of_one(beat: Heartbeat) -> Heartbeat:
-    """Without what other processes take."""
+    """Return the heartbeat without the memory of other ranks."""
     assert beat.resources is not None
-    return replace(beat, resources=replace(beat.resources, ranks=[]))
+    return replace(_without_progress(beat), resources=replace(beat.resources, ranks=[]))
 
 
 BEFORE_RANKS: list[Message] = [_of_one(message) for message in FULL if isinstance(message, Heartbeat)]
-"""As `FULL` before a worker told of the other processes of its set."""
+"""Messages of `FULL` before a worker reported the other ranks of its set."""
 
 
 def _whole(message: Message) -> Message:
-    """A message of `FULL` without what is told of parts of a prompt that are left out."""
+    """Return a message of `FULL` without its fields for sparse prefill."""
     match message:
         case Generate():
             return replace(message, sparse=None, left_out=[])
-        case Heartbeat(rows=rows):
-            rows = [replace(row, reuse=REUSE if row.reuse else None) for row in rows]
-            return replace(_of_one(message), rows=rows)
-        case Reused():
+        case Heartbeat():
+            message = _of_one(message)
+            rows = [replace(row, reuse=REUSE if row.reuse else None) for row in message.rows]
+            return replace(message, rows=rows)
+        case PrefixHit():
             return replace(message, reuse=REUSE)
         case Finished(usage=usage):
             return replace(message, usage=replace(usage, sparse_tokens=0), continued_by="")
@@ -1030,14 +1058,14 @@ def _whole(message: Message) -> Message:
 
 
 BEFORE_SPARSE: list[Message] = [whole for message in FULL if (whole := _whole(message)) != message]
-"""As `FULL` before parts of a prompt could be left out."""
+"""Messages of `FULL` before sparse prefill."""
 
 BEFORE_SOURCES: list[Message] = [
-    replace(told, drafts=DraftStatus(accepted=2**40, rejected=2**20))
+    replace(told, drafts=SpecDecodeStatus(accepted=2**40, rejected=2**20))
     for told in map(_whole, FULL)
     if isinstance(told, Heartbeat)
 ]
-"""As `FULL` before workers told of drafts by who made them."""
+"""Messages of `FULL` before drafts were reported by drafter."""
 
 KINDS = {
     "full": FULL,
@@ -1061,11 +1089,12 @@ KINDS = {
     "before_plans": BEFORE_PLANS,
     "before_sparse": BEFORE_SPARSE,
     "before_ranks": BEFORE_RANKS,
+    "before_progress": BEFORE_PROGRESS,
 }
 
 
 def media_of(message: Message) -> list[bytes]:
-    """The media frames that travel behind a sample."""
+    """Return the media frames that follow a sample."""
     return [IMAGE] * sum(media.frames for media in message.media) if isinstance(message, Generate) else []
 
 
@@ -1074,13 +1103,13 @@ def direction_of(message: Message) -> str:
 
 
 def golden() -> dict[str, dict[str, str]]:
-    """Type name -> {"full": hex, "least": hex, …}, as it once was written."""
+    """Return the golden frames: type name -> {"full": hex, "least": hex, …}."""
     read: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text())
     return read
 
 
 def golden_frames() -> list[list[bytes]]:
-    """Every golden message as the frames that travel."""
+    """Return every golden message as frames on the wire."""
     return [
         [bytes.fromhex(golden()[type(message).__name__][kind]), *media_of(message)]
         for kind, samples in KINDS.items()

@@ -1,4 +1,4 @@
-"""What of a request is packed: it travels as if it were not, and comes out as it went in."""
+"""Packed conversations: on the wire as if unpacked, and unchanged after unpacking."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from protocol import wire
 from protocol.conversation import Conversation, pack, packed_bytes, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Sampling
+from tests.factories import request
 
 MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "駅はどこ? 🚂"}]}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-def request(**fields: Raw) -> Generate:
-    return Generate(incarnation="g", id="a", sampling=Sampling(seed=1), **fields)
-
-
-def test_what_was_packed_comes_out_as_it_was() -> None:
+def test_packed_conversation_round_trips() -> None:
     sent = request(messages=pack(MESSAGES), tools=pack(TOOLS), template_kwargs=pack({"a": None}))
     arrived, _ = wire.decode_to_worker(wire.encode(sent))
     assert isinstance(arrived, Generate)
@@ -28,10 +24,10 @@ def test_what_was_packed_comes_out_as_it_was() -> None:
     assert unpack(arrived) == Conversation(MESSAGES, TOOLS, {"a": None})
 
 
-def test_what_is_not_there_is_nothing() -> None:
+def test_absent_fields_unpack_to_none() -> None:
     assert unpack(request()) == Conversation(None, None, {})
     assert packed_bytes(request()) == 0
-    # As a peer may say it that leaves no field out.
+    # Some peers send every field.
     assert unpack(request(messages=pack(None), tools=pack(None))).messages is None
 
 
@@ -52,27 +48,27 @@ def test_its_size_is_that_of_its_parts() -> None:
     [2**64, -(2**63) - 1, "\ud800", object(), {"\udfff": 1}, UNSET],
     ids=["too large", "too small", "a lone surrogate", "no JSON", "a lone surrogate in a key", "nothing"],
 )
-def test_what_the_wire_does_not_carry_is_refused(value: object) -> None:
-    with pytest.raises(RequestError, match="cannot be passed on") as caught:
+def test_unencodable_value_is_refused(value: object) -> None:
+    with pytest.raises(RequestError, match="cannot be encoded") as caught:
         pack({"k": value})
     assert caught.value.code is Code.INVALID_REQUEST
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_deeply_nested_value_is_refused() -> None:
     value: list[object] = []
     for _ in range(100_000):
         value = [value]
-    with pytest.raises(RequestError, match="cannot be passed on"):
+    with pytest.raises(RequestError, match="cannot be encoded"):
         pack(value)
-    while value:  # taken apart from the outside: the garbage collector would recurse
+    while value:  # unnested here, because the garbage collector would recurse
         value = value.pop()  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
     "packed", [b"", b"\x07", b"\x91\x07", b"\x91\x81\xa1a\xa1\xff", b"\x91" * 100_000 + b"\x00"]
 )
-def test_what_is_no_conversation_is_the_requests_fault(packed: bytes) -> None:
+def test_malformed_conversation_is_an_invalid_request(packed: bytes) -> None:
     for part in ("messages", "tools"):
-        with pytest.raises(RequestError, match="cannot be read") as caught:
+        with pytest.raises(RequestError, match="is malformed") as caught:
             unpack(request(**{part: Raw(packed)}))
         assert caught.value.code is Code.INVALID_REQUEST

@@ -1,4 +1,4 @@
-"""The error table: whole, consistent, and part of the public interface."""
+"""Error table: complete, consistent, and part of the public interface."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from protocol.errors import KINDS, Code, RequestError, code_named
 
-# What clients have been told for ever: name -> status, retryable. A change here breaks somebody's handler.
+# Public interface: name -> status, retryable. A change here breaks clients' error handlers.
 PUBLIC = {
     "invalid_request": (400, False),
     "unsupported_parameter": (400, False),

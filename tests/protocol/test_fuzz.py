@@ -1,4 +1,4 @@
-"""The decoders against mutated frames: a short run; `python -m tests.protocol.fuzz` is the long one."""
+"""Short fuzzing run of the decoders; `python -m tests.protocol.fuzz` is the long one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol import wire
 from protocol.conversation import pack, unpack
 from protocol.messages import Generate
-from protocol.parts import Sampling
+from tests.factories import request
 from tests.protocol import fuzz
 from tests.protocol.samples import DECODERS, UNIONS, golden_frames
 
@@ -22,7 +22,7 @@ FRAMES = 20_000
 def test_mutated_frames_decode_to_a_message_or_are_refused() -> None:
     outcomes = fuzz.run(FRAMES, seed=20)
     assert outcomes.total() == 2 * FRAMES
-    # A run in which every frame is refused, or some type never decodes, would prove little.
+    # A run that refuses every frame, or never decodes some type, would prove little.
     assert outcomes["refused"] > FRAMES // 2
     types = {member.__name__ for union in UNIONS.values() for member in get_args(union)}
     assert types <= outcomes.keys()
@@ -73,7 +73,7 @@ def test_a_message_with_any_value_in_any_field_decodes_or_is_refused(data: st.Da
 @settings(max_examples=200, deadline=None)
 def test_any_json_value_in_a_request_arrives_as_it_was_sent(value: object) -> None:
     packed = pack({"value": value})
-    sent = Generate(incarnation="a", id="a", sampling=Sampling(seed=1), template_kwargs=packed)
+    sent = request(template_kwargs=packed)
     arrived, _ = wire.decode_to_worker(wire.encode(sent))
     assert isinstance(arrived, Generate)
     assert wire.encode(arrived) == wire.encode(sent)

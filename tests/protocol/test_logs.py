@@ -1,10 +1,14 @@
-"""Log lines, for a person and for a machine."""
+"""Log lines as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import select
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +16,16 @@ from typing import Any
 import pytest
 
 from protocol import logs
-from protocol.about import about
+from protocol.log_context import about
+
+WAIT_S = 20.0
 
 log = logging.getLogger("tests.logs")
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """`setup` replaces the root logger's handlers; the next test gets pytest's own back."""
+    """Restore pytest's handlers of the root logger, which `setup` replaces."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -70,7 +76,7 @@ def test_a_line_for_a_machine_is_one_json_object(capsys: pytest.CaptureFixture[s
     assert before - 0.001 <= line["time"] <= time.time() + 0.001
 
 
-def test_what_a_line_is_about_is_told_to_machines_and_never_in_the_place_of_its_words(
+def test_log_context_is_added_to_json_without_replacing_the_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logs.setup("gateway", "json")
@@ -100,6 +106,32 @@ def test_a_file_name_that_is_no_unicode_does_not_cost_the_line(capsys: pytest.Ca
 
 def fail() -> None:
     raise RuntimeError("it broke")
+
+
+def test_a_log_that_is_not_read_just_now_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        logs.setup("gateway")
+        ended = threading.Event()
+
+        def talk() -> None:
+            for _ in range(50):
+                log.info("x" * 4096)
+            ended.set()
+
+        threading.Thread(target=talk, daemon=True).start()
+        try:
+            assert ended.wait(WAIT_S)
+        finally:
+            os.set_blocking(reader, False)
+            while select.select((reader,), (), (), 0)[0]:
+                os.read(reader, 2**16)
+        log.info("somebody reads again")
+        told = os.read(reader, 2**16).decode().splitlines()
+        os.close(reader)
+    assert told[0].endswith("somebody reads again")
+    assert re.search(r"warning: \d+ bytes of log lines were dropped", told[1])
 
 
 def test_a_traceback_follows_the_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,20 +179,20 @@ def test_libraries_are_heard_only_when_something_is_wrong(capsys: pytest.Capture
     assert [line["message"] for line in documents(capsys)] == ["a slow tokenizer"]
 
 
-# --- one wording, ten thousand times -----------------------------------------------------------------
+# --- rate limit of repeated lines --------------------------------------------------------------------
 
 
 def said_of(
-    sparse: logs.Sparse, count: int, wording: str = "dropped %s", level: int = logging.WARNING
+    sparse: logs.RateLimitFilter, count: int, wording: str = "dropped %s", level: int = logging.WARNING
 ) -> list[str]:
-    """What gets through of so many lines."""
+    """Return the messages of `count` equal lines that pass the filter."""
     records = [logging.LogRecord("a", level, "", 0, wording, (number,), None) for number in range(count)]
     return [record.getMessage() for record in records if sparse.filter(record)]
 
 
 def test_one_wording_is_let_through_a_few_times_and_then_counted() -> None:
     now = 100.0
-    sparse = logs.Sparse(clock=lambda: now)
+    sparse = logs.RateLimitFilter(clock=lambda: now)
     assert said_of(sparse, 1000) == [f"dropped {number}" for number in range(logs.LINES_MAX)]
     assert said_of(sparse, 1, "another %s") == ["another 0"]
     now += logs.PERIOD_S
@@ -171,12 +203,12 @@ def test_one_wording_is_let_through_a_few_times_and_then_counted() -> None:
 
 
 def test_lines_below_the_level_are_never_left_out() -> None:
-    sparse = logs.Sparse(logging.WARNING, clock=lambda: 0.0)
+    sparse = logs.RateLimitFilter(logging.WARNING, clock=lambda: 0.0)
     assert len(said_of(sparse, 1000, level=logging.INFO)) == 1000
 
 
 def test_wordings_without_end_are_forgotten() -> None:
-    sparse = logs.Sparse(clock=lambda: 0.0)
+    sparse = logs.RateLimitFilter(clock=lambda: 0.0)
     assert all(said_of(sparse, 1, f"wording {number} %s") for number in range(2 * logs.WORDINGS_MAX))
 
 

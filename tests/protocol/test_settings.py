@@ -1,4 +1,4 @@
-"""Settings: one precedence, everything wrong at once, and help that lists all."""
+"""Settings: precedence, complete error reports, and complete help."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import msgspec
 import pytest
 from msgspec import Meta, Struct
 
-from broker.config import GatewaySettings
 from protocol import settings, sizes
+from protocol.gateway_settings import GatewaySettings
 from protocol.settings import EXIT_CONFIGURATION, SettingsError
 from protocol.sizes import Size
-from protocol.workersettings import WorkerSettings
-from worker.fake.config import FakeSettings
+from protocol.worker_settings import WorkerSettings
+from tests.scripted_worker.config import FakeSettings
 
 
 class Trains(Struct, frozen=True, kw_only=True):
-    """One field of every kind that processes use."""
+    """Settings with one field of every type that processes use."""
 
     name: Annotated[str, Meta(description="what it is called")] = "Flying Scotsman"
     cars: Annotated[int, Meta(ge=1, le=9, description="how many cars")] = 3
@@ -38,7 +38,7 @@ class Trains(Struct, frozen=True, kw_only=True):
 
 
 class Driven(Struct, frozen=True, kw_only=True):
-    """A field without a default, and a rule across fields."""
+    """Settings with a required field, and a rule across fields."""
 
     driver: Annotated[str, Meta(description="who drives")]
     stoker: Annotated[str, Meta(description="who stokes")] = "Ada"
@@ -182,7 +182,7 @@ def test_sizes_have_units_wherever_they_are_set(toml: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ['"much"', "-1", "true", "1.5", '"-1"'])
-def test_what_is_no_size_is_refused_by_name(value: str, toml: Path) -> None:
+def test_invalid_size_error_names_the_setting(value: str, toml: Path) -> None:
     toml.write_text(f"[gateway]\nwater = {value}\n")
     [error] = errors("--config", str(toml))
     assert error.startswith("water: Expected ")
@@ -257,13 +257,13 @@ def test_a_list_is_text_in_a_variable_and_an_array_or_text_in_the_file(toml: Pat
 
 
 @pytest.mark.parametrize("value", ['["York", 1]', "[1]", "7"])
-def test_what_is_no_list_of_texts_in_the_file_is_refused(value: str, toml: Path) -> None:
+def test_invalid_string_list_in_the_file_is_refused(value: str, toml: Path) -> None:
     toml.write_text(f"[gateway]\nstops = {value}\n")
     [error] = errors("--config", str(toml))
     assert error.startswith("stops: Expected")
 
 
-# --- all that is wrong -------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
 def test_everything_wrong_is_said_at_once_with_its_source(toml: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_rule_across_fields_is_an_error_like_any_other() -> None:
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     [error] = errors("--config", str(missing))
-    assert error == f"{missing}: there is no such file or folder"
+    assert error == f"{missing}: no such file or folder"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_a_file_that_is_no_toml_is_an_error(content: bytes, toml: Path) -> None:
     toml.write_bytes(content)
     [error] = errors("--config", str(toml))
-    assert error.startswith(f"{toml} is no TOML: ")
+    assert error.startswith(f"{toml} is not valid TOML: ")
 
 
 def test_the_file_that_is_read_is_the_flags_or_else_the_variables() -> None:
@@ -412,7 +412,31 @@ def test_help_lists_every_field_with_what_it_is_for(
             default = f"(default: {sizes.spell(field.default) if is_size else field.default})"
             assert entry.endswith(default)
             entry = entry.removesuffix(default)
-        assert len(entry.split()) > 2, f"{field.name} is not described"
+        assert len(entry.split()) > 2, f"{field.name} has no description"
+
+
+@settings.passes_on((Trains, ("cars", "coal", "whistles", "stops")))
+class Station(Struct, frozen=True, kw_only=True):
+    """Settings of a process that passes some on to trains."""
+
+    cars: int | None = None
+    platforms: Annotated[int, Meta(description="how many platforms")] = 2
+
+
+def test_settings_that_are_passed_on_are_declared_by_the_process_that_gets_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert read(kind=Station) == Station(cars=None, platforms=2, coal=None, whistles=None, stops=())
+    assert read("--cars=3", "--coal=1K", "--whistles", kind=Station) == Station(
+        cars=3, coal=1024, whistles=True
+    )
+    assert errors("--cars=10", kind=Station) == errors("--cars=10")
+    with pytest.raises(SystemExit):
+        read("--help", kind=Station)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--cars CARS how many cars (default: 3) --platforms" in told
+    assert "--coal SIZE how much coal (default: 4GiB) --whistles" in told
+    assert "whether it whistles --stops" in told
 
 
 @pytest.mark.parametrize("kind", [GatewaySettings, WorkerSettings])

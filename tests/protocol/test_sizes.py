@@ -1,4 +1,4 @@
-"""Sizes as people write them, and back."""
+"""Parsing and formatting of sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_SIZES = "|B|GiB|many|-1|+1|1e9|1,5GiB|1.GiB|.5G|4 apples|4GiBs|4PB|4iB|4 G B|
 
 
 @pytest.mark.parametrize("text", [*NO_SIZES.split("|"), " ", "9" * 20], ids=ascii)
-def test_what_is_no_size_is_said_to_be_none(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(sizes.SizeError, match="Expected a size"):
         sizes.parse(text)
 

@@ -1,4 +1,4 @@
-"""The line's two ends: who may listen, who may speak, and where the sockets lie."""
+"""Sockets between gateway and workers: permissions, keys, and their folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.line.link import Link
+from broker.transport.router import RouterLink
 from protocol import sockets, wire
 from protocol.messages import Hello, ToGateway, Welcome, new_incarnation
 from protocol.sockets import Curve, EndpointError
@@ -25,7 +25,7 @@ Socket = zmq.Socket[bytes]
 
 
 class Line:
-    """Makes both ends, and closes them with the test."""
+    """Factory of both ends' sockets, closed after the test."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[Socket] = zmq.Context()
@@ -66,7 +66,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def receive(socket: Socket) -> list[bytes]:
-    assert socket.poll(int(1000 * WAIT_S)), "nothing came in time"
+    assert socket.poll(int(1000 * WAIT_S)), "no message arrived in time"
     return socket.recv_multipart()
 
 
@@ -167,7 +167,7 @@ def test_a_runtime_directory_of_somebody_else_is_refused(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     sockets.runtime_directory()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    with pytest.raises(EndpointError, match="of yours"):
+    with pytest.raises(EndpointError, match="owned by you"):
         sockets.runtime_directory()
 
 
@@ -243,7 +243,7 @@ def test_a_message_to_a_worker_that_is_not_there_fails_at_once(tmp_path: Path, l
     assert caught.value.errno == zmq.EHOSTUNREACH
 
 
-def test_nothing_is_queued_for_a_gateway_that_is_not_there(tmp_path: Path, line: Line) -> None:
+def test_messages_are_not_queued_for_an_absent_gateway(tmp_path: Path, line: Line) -> None:
     dealer = line.dealer(f"ipc://{tmp_path}/line", "worker")
     with pytest.raises(zmq.Again):
         dealer.send_multipart([b"x"], zmq.NOBLOCK)
@@ -268,7 +268,7 @@ def test_a_message_over_the_limit_never_reaches_the_gateway(
     monitor = dealer.get_monitor_socket()
     assert next_event(monitor) == zmq.EVENT_HANDSHAKE_SUCCEEDED
     dealer.send(b"x" * 1001)
-    # The peer is cut off over it, and comes back under the same name: what it says then is heard.
+    # The peer is disconnected, reconnects under the same name, and its next message is accepted.
     assert next_event(monitor) == zmq.EVENT_DISCONNECTED
     assert next_event(monitor) == zmq.EVENT_HANDSHAKE_SUCCEEDED
     dealer.send(b"x" * 1000)
@@ -315,7 +315,7 @@ def test_a_machine_with_a_worker_needs_no_secret_of_the_gateways(tmp_path: Path)
 def test_a_secret_key_that_holds_no_secret_is_an_endpoint_error(tmp_path: Path) -> None:
     sockets.write_keys(tmp_path)
     (tmp_path / "worker.key_secret").write_bytes((tmp_path / "worker.key").read_bytes())
-    with pytest.raises(EndpointError, match="holds no secret"):
+    with pytest.raises(EndpointError, match="contains no secret"):
         Curve.load(tmp_path, "worker")
 
 
@@ -330,15 +330,15 @@ Heard = asyncio.Queue[tuple[str, ToGateway]]
 
 
 @asynccontextmanager
-async def listening(endpoint: str, keys: Path | None) -> AsyncIterator[tuple[Link, Heard]]:
-    """The gateway's link, and what it hears."""
+async def listening(endpoint: str, keys: Path | None) -> AsyncIterator[tuple[RouterLink, Heard]]:
+    """Run the gateway's link. Yields the link and its received messages."""
     heard: Heard = asyncio.Queue()
 
     def hear(sender: str, message: ToGateway) -> int:
         heard.put_nowait((sender, message))
         return 0
 
-    link = Link(endpoint, keys)
+    link = RouterLink(endpoint, keys)
     link.start(hear, lambda sender: None, lambda peer, why: None)
     try:
         yield link, heard
@@ -378,7 +378,7 @@ def test_without_the_workers_key_nobody_is_heard(stranger: str, keys: Path, line
 
     async def talk() -> None:
         async with listening(endpoint, keys) as (_, heard):
-            # Not with connect_dealer: whoever wants to come in does not use our code for it.
+            # Not with `connect_dealer`: an intruder does not use our code.
             intruder = line.keep(line.context.socket(zmq.DEALER))
             intruder.setsockopt(zmq.IDENTITY, b"intruder")
             monitor = intruder.get_monitor_socket(REFUSALS)

@@ -1,4 +1,4 @@
-"""The wire: what was sent once is understood for ever, and garbage is one kind of error."""
+"""Wire format: compatible with earlier versions, and one error for malformed frames."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from protocol import wire
-from protocol.messages import Accepted, Cancel, Events, Generate, Goodbye, Heartbeat, Hello, Message
-from protocol.parts import Media, RowStatus, Sampling
+from protocol.messages import Accepted, Cancel, Generate, Goodbye, Heartbeat, Hello, Message, StepOutputs
+from protocol.types import Media, RequestStatus, Sampling
+from tests.factories import request
 from tests.protocol.samples import (
     DECODERS,
     FULL,
@@ -70,7 +71,7 @@ def test_golden_frames_hold_nothing_but_the_samples() -> None:
 def test_a_message_is_encoded_to_its_golden_frame(kind: str, sample: Message) -> None:
     body, *media = wire.encode(sample, media_of(sample))
     pinned = bytes.fromhex(golden()[type(sample).__name__][kind])
-    # Not byte for byte: a map's header is wider once its struct could have sixteen fields.
+    # Not byte for byte: the header of a map is wider once its struct has sixteen fields.
     assert list(unpack(body).items()) == list(unpack(pinned).items())
     assert media == media_of(sample)
 
@@ -85,7 +86,7 @@ def test_a_golden_frame_is_decoded_to_its_message(kind: str, sample: Message) ->
 
 
 def test_a_full_sample_sets_every_field_to_something_else_than_its_default() -> None:
-    # Otherwise omit_defaults leaves it out, and its name on the wire is not pinned by the golden frame.
+    # Otherwise `omit_defaults` omits the field, and no golden frame pins its name on the wire.
     for sample in FULL:
         left_out = _fields_at_default(sample)
         assert left_out == [], f"{type(sample).__name__}: {left_out}"
@@ -93,7 +94,7 @@ def test_a_full_sample_sets_every_field_to_something_else_than_its_default() -> 
 
 def _fields_at_default(value: object) -> list[str]:
     if isinstance(value, list):
-        # Of a list, the first element is the full one.
+        # The first element of a list has every field set.
         return _fields_at_default(value[0]) if value and isinstance(value[0], msgspec.Struct) else []
     if not isinstance(value, msgspec.Struct):
         return []
@@ -119,7 +120,7 @@ def test_a_newer_peer_may_send_fields_that_are_unknown_here(kind: str, sample: M
 
 
 def _with_later_fields(value: object, encoded: Any) -> Any:
-    """`encoded`, and at every struct in it fields that no version has yet."""
+    """Return `encoded` with unknown fields added to every struct in it."""
     if isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
         return [_with_later_fields(v, e) for v, e in zip(value, encoded, strict=True)]
     if not isinstance(value, msgspec.Struct):
@@ -149,7 +150,7 @@ def test_a_message_without_one_of_its_first_fields_is_refused(sample: Message) -
             decoder(sample)([pack({k: v for k, v in document.items() if k != name})])
 
 
-# --- garbage -----------------------------------------------------------------------------------------
+# --- malformed frames --------------------------------------------------------------------------------
 
 START = {"type": "Generate", "incarnation": GATEWAY, "id": "a", "sampling": {"seed": 1}}
 
@@ -198,14 +199,14 @@ def test_a_message_for_the_other_side_is_refused() -> None:
             DECODERS[other](wire.encode(sample))
 
 
-# --- what cannot be sent -----------------------------------------------------------------------------
+# --- messages that cannot be encoded -----------------------------------------------------------------
 
 
-def test_what_msgpack_does_not_carry_is_a_wire_error_before_it_is_sent() -> None:
+def test_value_msgpack_cannot_encode_is_a_wire_error_before_sending() -> None:
     with pytest.raises(wire.WireError):
-        wire.encode(Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), prompt="\ud800"))
+        wire.encode(request(prompt="\ud800"))
     with pytest.raises(wire.WireError):
-        wire.encode(Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=2**64)))
+        wire.encode(request(sampling=Sampling(seed=2**64)))
 
 
 # --- sizes -------------------------------------------------------------------------------------------
@@ -261,13 +262,13 @@ def test_more_media_frames_than_allowed_are_refused_at_both_ends() -> None:
         Hello(incarnation="w" * 300, version=1, model="m", pid=1),
         Accepted(incarnation=WORKER, id="a" * 300, prompt_tokens=1),
         Accepted(incarnation=WORKER, id="a", prompt_tokens=2**60),
-        RowStatus(id="a", phase="decode", prompt_tokens=1, seconds=float("nan")),
-        RowStatus(id="a", phase="decode", prompt_tokens=1, first_token_s=float("inf")),
+        RequestStatus(id="a", phase="decode", prompt_tokens=1, seconds=float("nan")),
+        RequestStatus(id="a", phase="decode", prompt_tokens=1, first_token_s=float("inf")),
     ],
     ids=repr,
 )
-def test_numbers_and_names_that_nothing_could_be_done_with_are_refused(said: Message | RowStatus) -> None:
-    if isinstance(said, RowStatus):
+def test_numbers_and_names_that_nothing_could_be_done_with_are_refused(said: Message | RequestStatus) -> None:
+    if isinstance(said, RequestStatus):
         said = Heartbeat(incarnation=WORKER, running=1, waiting=0, steps=1, rows=[said])
     with pytest.raises(wire.WireError):
         wire.decode_to_gateway(wire.encode(said))
@@ -278,7 +279,7 @@ def test_numbers_and_names_that_nothing_could_be_done_with_are_refused(said: Mes
 
 def with_images(count: int, frames: Sequence[int] | None = None) -> Generate:
     media = [Media(frame=f, mime="image/png", sha256="") for f in frames or range(count)]
-    return Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=1), media=media)
+    return request(media=media)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_media_frames_must_be_those_the_message_refers_to(message: Message, coun
 
 def test_media_behind_a_message_to_the_gateway_are_refused() -> None:
     with pytest.raises(wire.WireError, match="media frames"):
-        wire.decode_to_gateway([*wire.encode(Events(incarnation=WORKER, deltas=[])), IMAGE])
+        wire.decode_to_gateway([*wire.encode(StepOutputs(incarnation=WORKER, deltas=[])), IMAGE])
 
 
 def test_media_bytes_are_passed_on_untouched_and_uncopied_into_the_message() -> None:

@@ -1,4 +1,4 @@
-"""The dialogues that the pocket model is trained on: reproducible, and blind to what is held out."""
+"""The pocket model's training dialogues: reproducible, and without the held-out data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_call_fits_one_of_the_schemas() -> None:
                 assert called["arguments"].keys() >= set(parameters.get("required", ()))
 
 
-def test_what_no_tool_is_for_is_asked_of_none() -> None:
+def test_question_without_a_matching_tool_names_no_offered_tool() -> None:
     for seed in range(300):
         dialogue = tools.tools(fillers(seed, held_out=True), counts=(4,))
         assert len(names(dialogue)) == len(set(names(dialogue)))

@@ -1,38 +1,39 @@
-"""How near a sampled draw was to another token: in float64, from upstream's logits.
+"""Distance of a sampled draw from another token, in float64, from upstream's logits.
 
-A draw falls where a uniform number lies between the sums of the tokens' probabilities. Logits of a row in a
-batch and alone differ in their last bits; a number that lies within that of a border can fall on either side.
+Sampling picks the token in whose cumulative-probability interval a uniform number falls. Logits of a row in a
+batch and alone differ in their last bits, so a number that close to a border can fall on either side.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from worker.contract import Draw
+from worker.contract.engine import SamplingParams
 from worker.engine.sampling.distribution import mixed, uniforms_at
 from worker.engine.sampling.ranking import BLOCK
 
 
-def distance(logits: np.ndarray, draw: Draw, position: int) -> float:
-    """The least distance of the numbers drawn at a position from a border, or of a filter's bar from a sum.
+def distance(logits: np.ndarray, sampling: SamplingParams, position: int) -> float:
+    """Return the least distance of the uniform numbers at `position` from an interval border, or of a
+    filter's threshold from a cumulative sum.
 
     `logits`: [vocabulary] float64, of a row without penalties and bias.
     """
-    numbers = uniforms_at(mixed(draw.seed), position)
+    numbers = uniforms_at(mixed(sampling.seed), position)
     order = np.argsort(-logits)
-    weights = np.exp((logits - logits.max()) / draw.temperature)
+    weights = np.exp((logits - logits.max()) / sampling.temperature)
     found: list[float] = []
     kept = np.ones_like(weights, dtype=bool)
-    if draw.top_p < 1:
+    if sampling.top_p < 1:
         masses = np.exp(logits[order] - logits.max())
         before = (np.cumsum(masses) - masses) / masses.sum()
-        kept[order[before >= draw.top_p]] = False
-        found.append(float(np.abs(before - draw.top_p).min()))
-    if draw.min_p > 0:
-        kept &= logits >= logits.max() + np.log(draw.min_p)
-    if draw.top_k:
-        kept[order[draw.top_k :]] = False
-        return min([*found, _nearest((weights * kept)[order[: draw.top_k]], numbers[0])])
+        kept[order[before >= sampling.top_p]] = False
+        found.append(float(np.abs(before - sampling.top_p).min()))
+    if sampling.min_p > 0:
+        kept &= logits >= logits.max() + np.log(sampling.min_p)
+    if sampling.top_k:
+        kept[order[sampling.top_k :]] = False
+        return min([*found, _nearest((weights * kept)[order[: sampling.top_k]], numbers[0])])
     weights = np.append(weights * kept, np.zeros(-len(weights) % BLOCK)).reshape(-1, BLOCK)
     block = int(np.argmax(np.cumsum(weights.sum(axis=1)) >= numbers[0] * weights.sum()))
     return min([*found, _nearest(weights.sum(axis=1), numbers[0]), _nearest(weights[block], numbers[1])])

@@ -1,9 +1,9 @@
-"""Random conversations on the tiny models of every architecture, with a prefix cache, held against upstream.
+"""Random conversations on the tiny models of every architecture with a prefix cache, compared with upstream.
 
     python -m tests.worker.conversations --seeds 100 --architecture jamba
 
-Turns that grow, branch off an earlier one, are cut short or asked again, several at a time, while little
-memory makes prefixes be forgotten. Whatever was reused, an answer is what upstream says alone and cold.
+Turns grow, branch off an earlier one, are cut short or repeated, several at a time, while little memory
+causes evictions. Whatever is reused, the answer must equal that of upstream alone without a cache.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from protocol.messages import Events, Finished, Message
-from protocol.parts import Delta
+from protocol.messages import Finished, Message, StepOutputs
+from protocol.types import Delta
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
 from tests.worker.zoo import ARCHITECTURES, load
-from worker.contract import Draw, Model, Prepared
+from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.prefixes.index import PrefixIndex
 from worker.preload import preload_openblas
-from worker.schedule import sharing
+from worker.schedule import prefix_sharing
 from worker.schedule.commands import Submit
 from worker.schedule.loop import Loop
+from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Policy, Scheduler
-from worker.schedule.store import Store
+from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
 TURNS = 18
-"""In one scenario, if not told otherwise."""
+"""Default number of turns in a scenario."""
 PROMPT_TOKENS_MAX = 130
 ANSWER_TOKENS_MAX = 10
 _VOCABULARY = 2000
@@ -41,7 +41,7 @@ _VOCABULARY = 2000
 
 @dataclass(frozen=True)
 class Turn:
-    """A request, what it was answered, and how much of it was reused."""
+    """A request, its answer, and the number of reused tokens."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -51,23 +51,26 @@ class Turn:
 
 @contextmanager
 def small_steps() -> Iterator[None]:
-    """So that prompts this short are cut, stored and shared as long ones are."""
+    """Shrink the block and step sizes so that short prompts are split, stored and shared like long ones."""
     with (
         mock.patch.multiple(
-            sharing, REUSED_TOKENS_MIN=2, AWAITED_TOKENS_MIN=8, CUT_NEAR=2, SHORT_TOKENS_MAX=4
+            prefix_sharing, REUSED_TOKENS_MIN=2, AWAITED_TOKENS_MIN=8, CUT_NEAR=2, SHORT_TOKENS_MAX=4
         ),
-        mock.patch.multiple(sharing, LONG_TOKENS=64),
-        mock.patch.multiple("worker.schedule.store", BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8),
+        mock.patch.multiple(prefix_sharing, LONG_TOKENS=64),
+        mock.patch.multiple(
+            "worker.schedule.prefix_store", BLOCK_TOKENS=24, KEPT_TOKENS_MIN=16, ENDED_TOKENS_MIN=8
+        ),
     ):
         yield
 
 
 def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]:
-    """Play some conversations, most of them greedy turns; sampled ones only lend their prefixes."""
+    """Run some conversations, mostly greedy. Sampled turns are not compared; others only reuse their
+    prefixes."""
     assert model.engine.shape is not None
     inbox, said = Inbox(), list[Message]()
-    store = Store(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
-    policy = Policy(rows_max=rng.randint(1, 5), prefill_tokens=rng.choice((16, 64)))
+    store = PrefixStore(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
+    policy = SchedulerConfig(rows_max=rng.randint(1, 5), prefill_tokens=rng.choice((16, 64)))
     loop = Loop(
         model=model,
         scheduler=Scheduler(policy, store.index),
@@ -76,7 +79,7 @@ def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]
         store=store,
     )
     known: list[tuple[int, ...]] = [()]
-    asked: dict[str, Prepared] = {}
+    asked: dict[str, EngineRequest] = {}
     turns: list[Turn] = []
     while len(turns) < count:
         for number in range(rng.randint(1, 4)):
@@ -90,20 +93,22 @@ def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]
     assert model.engine.cache_bytes() == 0
     store.clear()
     assert store.index.ram_bytes == 0
-    greedy = [request.draw == Draw() for request in asked.values()]
+    greedy = [request.sampling == SamplingParams() for request in asked.values()]
     return [turn for turn, is_greedy in zip(turns, greedy, strict=True) if is_greedy]
 
 
-def _request(id: str, known: list[tuple[int, ...]], rng: random.Random, *, alone: bool) -> Prepared:
+def _request(id: str, known: list[tuple[int, ...]], rng: random.Random, *, alone: bool) -> EngineRequest:
     begun = rng.choice(known[-6:] if alone else known)
     begun = begun[: rng.choice((len(begun), rng.randint(0, len(begun))))]
     more = rng.choice((0, 1, rng.randint(1, 40)))
     tokens = (*begun, *(rng.randrange(_VOCABULARY) for _ in range(more)))[:PROMPT_TOKENS_MAX] or (7,)
     borders = {rng.randint(1, len(tokens)) for _ in range(2)} - {len(tokens)}
-    return Prepared(
+    return EngineRequest(
         id=id,
         tokens=tokens,
-        draw=Draw() if rng.random() < 0.8 else Draw(temperature=1.0, seed=rng.getrandbits(40)),
+        sampling=SamplingParams()
+        if rng.random() < 0.8
+        else SamplingParams(temperature=1.0, seed=rng.getrandbits(40)),
         stop=(),
         max_tokens=rng.randint(1, ANSWER_TOKENS_MAX),
         end_tokens=frozenset(),
@@ -115,9 +120,9 @@ def _ended(said: list[Message]) -> dict[str, Finished]:
     return {message.id: message for message in said if isinstance(message, Finished)}
 
 
-def _turn(request: Prepared, said: list[Message]) -> Turn:
+def _turn(request: EngineRequest, said: list[Message]) -> Turn:
     deltas: list[Delta] = [
-        delta for message in said if isinstance(message, Events) for delta in message.deltas
+        delta for message in said if isinstance(message, StepOutputs) for delta in message.deltas
     ]
     answer = tuple(token for delta in deltas if delta.id == request.id for token in delta.tokens)
     cached = _ended(said)[request.id].usage.cached_tokens
@@ -127,7 +132,7 @@ def _turn(request: Prepared, said: list[Message]) -> Turn:
 def differences(
     model: Model, architecture: str, seed: int, oracle: Oracle, count: int = TURNS
 ) -> tuple[list[Turn], list[Turn]]:
-    """All turns of a scenario, and those whose answers are not what upstream says."""
+    """Return all turns of a scenario, and those whose answers differ from upstream's."""
     with small_steps():
         turns = converse(model, random.Random(f"{architecture} {seed} conversations"), count)
     requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer)} for turn in turns]
@@ -138,7 +143,7 @@ def differences(
 
 
 def _main() -> int:
-    """1 if any answer differs."""
+    """Return 1 if any answer differs."""
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description="Random conversations, held against upstream alone.")
     parser.add_argument("--seeds", type=int, default=10)

@@ -1,4 +1,4 @@
-"""A scripted model for the loop: it keeps to the contract of `Engine` and notes every breach of it."""
+"""A scripted engine for the loop. It implements `Engine`'s contract and records every breach of it."""
 
 from __future__ import annotations
 
@@ -8,68 +8,68 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.messages import Events, Failed, Finished, Message
-from protocol.parts import Capabilities, Delta
-from worker.contract import (
+from protocol.messages import Failed, Finished, Message, StepOutputs
+from protocol.types import Capabilities, Delta
+from tests.factories import engine_request
+from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
+from worker.contract.engine import (
     NO_TARGETS,
-    Cut,
-    Draw,
-    Facts,
-    Growth,
-    Likelihood,
+    CacheSegment,
+    CacheSlice,
+    CacheSpec,
+    Logprob,
+    LogprobTargets,
     Model,
-    Piece,
-    Pipeline,
-    Prepared,
+    ModelInfo,
+    OutputDelta,
+    OutputProcessor,
     Preparer,
-    Shape,
-    Step,
-    Targets,
+    SamplingParams,
+    StepOutput,
 )
-from worker.drafts import NO_DRAFTS, Drafter, Weigher
-from worker.guides import Foreseen
-from worker.pictures import MEDIA_KEYS, Blob, Picture
+from worker.contract.guides import ForcedTokens
+from worker.contract.images import MEDIA_KEYS, ArrayBytes, ImageInput
 from worker.prefixes.index import PrefixIndex
-from worker.schedule.admission import AdmissionWindow
-from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.batching_window import BatchingWindow
+from worker.schedule.commands import Abort, Command, Stop, Submit
 from worker.schedule.failures import PROBE
 from worker.schedule.loop import Loop
+from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Policy, Scheduler
-from worker.schedule.store import Store
+from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
 END = 0
 INCARNATION = "worker-1"
 
 Image = tuple[str, int, int]
-"""A name, which makes its digest, where it stands in the prompt, and how many tokens it has, a byte each."""
+"""Name (its hash is the digest), position in the prompt, and length in tokens of one byte each."""
 
 
-def picture(name: str, first: int, tokens: int) -> Picture:
+def picture(name: str, first: int, tokens: int) -> ImageInput:
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return Picture(digest, first, (7,) * tokens, {}, nbytes=tokens)
+    return ImageInput(digest, first, (7,) * tokens, {}, nbytes=tokens)
 
 
 class Broken(Exception):
-    """What the script says fails."""
+    """Scripted failure."""
 
 
 @dataclass
 class Decoding:
-    """A started row. `first`, `number`: of its first and its next token, which a step sets out to draw."""
+    """A started row. `first`, `number`: answer indices of its first token and of the next one to draw."""
 
     first: int
     number: int
-    draw: Draw
+    sampling: SamplingParams
     fed: bool = False
 
 
 @dataclass
 class ScriptedEngine:
-    """Draws the tokens of each row's script, then `END` for ever.
+    """Draws the tokens of each row's script, then `END` forever.
 
-    `at` holds what happens at a call, by its number counted from 0: the n-th step, prefill, fork or start of
-    all but the harmless prompt's, which fails if `broken`. A token takes one byte.
+    `at`: actions by call kind and index, counted from 0: the n-th step, prefill, fork or start. The
+    health-check prompt is not counted and fails if `broken`. A token takes one byte.
     """
 
     prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -81,27 +81,27 @@ class ScriptedEngine:
     groups: list[list[str]] = field(default_factory=list)
     forks: list[tuple[str, str]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    """Tokens of each prefill."""
+    """Number of tokens of each prefill."""
     takes: Callable[[str, int], None] = lambda kind, size: None
-    """Lets time pass for a step with so many rows, or a prefill of so many tokens."""
-    shape: Shape | None = None
-    drafter: Drafter | None = None
-    weigher: Weigher | None = None
-    can_leave_out: bool = False
+    """Advances the clock for a step with `size` rows, or a prefill of `size` tokens."""
+    shape: CacheSpec | None = None
+    drafter: DraftProposer | None = None
+    importance_scorer: ImportanceScorer | None = None
+    can_skip_tokens: bool = False
     restored: dict[str, int] = field(default_factory=dict)
-    """How many tokens each row was last restored with."""
+    """Number of tokens with which each row was last restored."""
     scored: dict[str, list[int]] = field(default_factory=dict)
-    """The tokens whose likelihoods were computed for each row."""
+    """Tokens of each row for which logprobs were computed."""
     breaches: list[str] = field(default_factory=list)
     ill: dict[str, int] = field(default_factory=dict)
-    """After how many tokens a row's grammar fails."""
+    """Number of tokens after which a row's grammar fails."""
     broken: bool = False
     looks: list[str] = field(default_factory=list)
-    """The digests that were encoded, in order."""
+    """Digests of the encoded images, in order."""
     kept: dict[str, int] = field(default_factory=dict)
-    shown: dict[str, tuple[Picture, ...]] = field(default_factory=dict)
+    shown: dict[str, tuple[ImageInput, ...]] = field(default_factory=dict)
     swells: float = 1.0
-    """What is kept of an image, by what was estimated."""
+    """Ratio of an image's actual to its estimated size."""
     probes: int = 0
     resets: int = 0
 
@@ -112,50 +112,46 @@ class ScriptedEngine:
     def _whole(self, row: str) -> tuple[int, ...]:
         return (*self.prompts[row], *self.scripts.get(row, ()))
 
-    def look(self, picture: Picture) -> int:
-        if picture.digest in self.kept:
-            self.breaches.append(f"{picture.digest} is encoded twice")
-        self.takes("look", len(picture.tokens))
+    def encode_image(self, image: ImageInput) -> int:
+        if image.digest in self.kept:
+            self.breaches.append(f"{image.digest} is encoded twice")
+        self.takes("look", len(image.tokens))
         self._call("look")
-        self.looks.append(picture.digest)
-        self.kept[picture.digest] = round(self.swells * picture.nbytes)
-        return self.kept[picture.digest]
+        self.looks.append(image.digest)
+        self.kept[image.digest] = round(self.swells * image.nbytes)
+        return self.kept[image.digest]
 
-    def forget(self, digest: str) -> None:
+    def evict_image(self, digest: str) -> None:
         if digest not in self.kept:
-            self.breaches.append(f"{digest} is forgotten, and was not kept")
+            self.breaches.append(f"{digest} is evicted but not cached")
         self.kept.pop(digest, None)
 
-    def show(self, row: str, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
+    def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         self._call("show")
         if self.prefilled.get(row) or row in self.decoding:
-            self.breaches.append(f"{row} is shown images when it has begun")
+            self.breaches.append(f"{row} gets its images after its prefill has begun")
         if tuple(tokens) != self._whole(row)[: len(tokens)]:
-            self.breaches.append(f"{row} is shown images in {tokens}")
-        self.shown[row] = tuple(pictures)
+            self.breaches.append(f"{row} gets its images with the wrong tokens {tokens}")
+        self.shown[row] = tuple(images)
 
     def _check_images(self, row: str, begin: int, tokens: Sequence[int], *, alone: bool) -> None:
-        """What is run or restored of a row is known to have its images, and what is run, to be kept."""
+        """Record a breach if a row is run or restored without its images set, or run without them encoded."""
         if all(token < MEDIA_KEYS for token in self.prompts[row]):
             return
         if row not in self.shown or not alone:
-            self.breaches.append(f"{row} is run with others, or its images were not shown")
-        for picture in self.shown.get(row, ()):
-            if (
-                picture.first < begin + len(tokens)
-                and picture.end > begin
-                and picture.digest not in self.kept
-            ):
+            self.breaches.append(f"{row} is run in a batch, or its images were not set")
+        for image in self.shown.get(row, ()):
+            if image.first < begin + len(tokens) and image.end > begin and image.digest not in self.kept:
                 self.breaches.append(f"{row} is run at {begin} without its image")
 
     def prefill(
-        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, Targets] = NO_TARGETS
-    ) -> Mapping[str, Sequence[Likelihood]]:
+        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
+    ) -> Mapping[str, Sequence[Logprob]]:
         if PROBE in chunks:
             self.probes += 1
             self.prefilled[PROBE] = [0]
             if self.broken:
-                raise Broken("all of it")
+                raise Broken("the whole engine")
             return {}
         stands = {(len(self.prefilled.get(row, ())), len(tokens)) for row, tokens in chunks.items()}
         for row, tokens in chunks.items():
@@ -163,9 +159,9 @@ class ScriptedEngine:
             if row in self.decoding:
                 self.breaches.append(f"{row} is prefilled after its start")
             if cached and len(stands) > 1:
-                self.breaches.append(f"{row} is run half way with others that stand elsewhere")
+                self.breaches.append(f"{row} continues in a batch with rows at other positions")
             if not tokens or tuple(tokens) != self._whole(row)[len(cached) : len(cached) + len(tokens)]:
-                self.breaches.append(f"{row} at {len(cached)} is given {tokens}")
+                self.breaches.append(f"{row} at {len(cached)} gets the wrong tokens {tokens}")
             self._check_images(row, len(cached), tokens, alone=len(chunks) == 1)
         self.groups.append(list(chunks))
         self.sizes.append(sum(map(len, chunks.values())))
@@ -174,31 +170,34 @@ class ScriptedEngine:
             self._call("prefill")
         except Broken:
             for row in chunks:
-                # Whoever goes on with a lost cache is noticed at the next chunk or at the start.
+                # Continuing with a lost cache is detected at the next chunk or at the start.
                 self.prefilled[row] = [-1]
             raise
         for row, tokens in chunks.items():
             self.prefilled[row].extend(tokens)
         return {row: self._score(row, asked) for row, asked in targets.items()}
 
-    def _score(self, row: str, asked: Targets) -> list[Likelihood]:
-        """A token's is its id, negative: so it is known which ones were told."""
+    def _score(self, row: str, asked: LogprobTargets) -> list[Logprob]:
+        """Return logprobs equal to the negative token ids, so that tests recognize each token."""
         whole, end = self._whole(row), len(self.prefilled[row]) + 1
         if asked.tokens != whole[end - len(asked.tokens) : end]:
-            self.breaches.append(f"{row} is asked for {asked.tokens} at {end}")
+            self.breaches.append(f"{row} is asked for the logprobs of {asked.tokens} at {end}")
         self.scored.setdefault(row, []).extend(asked.tokens)
-        return [Likelihood(-float(token), ((token, -float(token)),) * asked.top) for token in asked.tokens]
+        return [Logprob(-float(token), ((token, -float(token)),) * asked.top) for token in asked.tokens]
+
+    def skip_tokens(self, row: str, first: int, last: int) -> None:
+        self.breaches.append(f"{row} skips tokens, which this engine does not support")
 
     def fork(self, row: str, copy: str) -> None:
         self._call("fork")
         if row in self.decoding or copy in self.prefilled or copy in self.decoding:
-            self.breaches.append(f"{copy} is made of {row} at the wrong time")
+            self.breaches.append(f"{copy} is forked from {row} at the wrong time")
         self.forks.append((row, copy))
         self.prefilled[copy] = list(self.prefilled[row])
         if row in self.shown:
             self.shown[copy] = self.shown[row]
 
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, draw: Draw) -> None:
+    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
         if row == PROBE:
             return
         self._call("start")
@@ -206,30 +205,32 @@ class ScriptedEngine:
         if cached != tuple(tokens[:-1]) or tuple(tokens) != self._whole(row)[: len(tokens)]:
             self.breaches.append(f"{row} starts with {cached} cached and {tokens}")
         if prompt_tokens != len(self.prompts[row]) or len(tokens) < prompt_tokens:
-            self.breaches.append(f"{row} starts behind {prompt_tokens} tokens of prompt")
+            self.breaches.append(f"{row} starts with {prompt_tokens} prompt tokens")
         if row in self.decoding:
             self.breaches.append(f"{row} starts twice")
         number = len(tokens) - prompt_tokens
-        self.decoding[row] = Decoding(number, number, draw)
+        self.decoding[row] = Decoding(number, number, sampling)
 
-    def cut(self, row: str, runs: Sequence[tuple[int, int]], *, states: bool) -> tuple[list[Cut], Cut | None]:
+    def copy_cache(
+        self, row: str, runs: Sequence[tuple[int, int]], *, states: bool
+    ) -> tuple[list[CacheSlice], CacheSlice | None]:
         fed = self._fed(row)
         if runs and runs[-1][1] != len(fed):
             self.breaches.append(f"{row} has {len(fed)} tokens and is stored up to {runs[-1][1]}")
-        cuts = [Cut(fed[first:last], last - first, whole_from=first) for first, last in runs]
-        return cuts, Cut(fed, 1) if states else None
+        cuts = [CacheSlice(fed[first:last], last - first, complete_from=first) for first, last in runs]
+        return cuts, CacheSlice(fed, 1) if states else None
 
     def _fed(self, row: str) -> tuple[int, ...]:
-        """The tokens that a row's caches stand for."""
+        """Return the tokens in a row's caches."""
         if row not in self.decoding:
             return tuple(self.prefilled[row])
         state = self.decoding[row]
         answered = [*self.scripts.get(row, ()), *[END] * state.number][: state.number]
         return (*self.prompts[row], *answered)[: None if state.fed else -1]
 
-    def restore(self, row: str, pieces: Sequence[Piece], states: object | None) -> None:
+    def restore(self, row: str, pieces: Sequence[CacheSegment], states: object | None) -> None:
         if row in self.prefilled or row in self.decoding:
-            self.breaches.append(f"{row} is restored over what it has")
+            self.breaches.append(f"{row} is restored over an existing cache")
         self._check_images(row, 0, (), alone=True)
         cached: list[int] = []
         for piece in pieces:
@@ -238,22 +239,22 @@ class ScriptedEngine:
                 self.breaches.append(f"{row} is restored with a gap at {len(cached)}")
             cached += piece.payload[: piece.count]
         if self.shape and self.shape.has_states and states != tuple(cached):
-            self.breaches.append(f"{row} is given the states {states} at {cached}")
+            self.breaches.append(f"{row} is restored with the states {states} at {cached}")
         if tuple(cached) != self._whole(row)[: len(cached)]:
             self.breaches.append(f"{row} is restored with {cached}")
         self.restored[row] = len(cached)
         self.prefilled[row] = cached
 
-    def pack(self, payload: object) -> tuple[dict[str, Blob], Any]:
+    def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
         assert isinstance(payload, tuple)
         return {}, list(payload)
 
-    def unpack(self, blobs: Mapping[str, Blob], rest: Any) -> Cut:
-        return Cut(tuple(rest), len(rest))
+    def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
+        return CacheSlice(tuple(rest), len(rest))
 
-    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
         if not self.decoding:
-            self.breaches.append("a step with no row")
+            self.breaches.append("a step without rows")
         self._call("step")
         self.takes("step", sum(state.fed for state in self.decoding.values()))
         drawn = {}
@@ -264,14 +265,14 @@ class ScriptedEngine:
                 drawn[row] = script[state.number] if state.number < len(script) else END
                 state.number += 1
             state.fed = True
-        asking = [row for row in drawn if self.decoding[row].draw.logprobs is not None]
-        likelihoods = {row: Likelihood(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking}
-        return Step(drawn, likelihoods, failed)
+        asking = [row for row in drawn if self.decoding[row].sampling.logprobs is not None]
+        likelihoods = {row: Logprob(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking}
+        return StepOutput(drawn, likelihoods, failed)
 
-    def foresee(self, row: str, most: int) -> Foreseen:
+    def forced_tokens(self, row: str, most: int) -> ForcedTokens:
         if row not in self.decoding:
-            self.breaches.append(f"{row} is not started, and asked how it goes on")
-        return Foreseen()
+            self.breaches.append(f"{row} is asked for forced tokens before its start")
+        return ForcedTokens()
 
     def _is_ill(self, row: str) -> bool:
         state = self.decoding[row]
@@ -298,7 +299,7 @@ class ScriptedEngine:
 
 @dataclass
 class ScriptedPipeline:
-    """A token's text is `<token>`; what comes behind `held` is held back; `stop` ends it, `bad` breaks it."""
+    """A token's text is `<token>`. Text from `held` on is held back; `stop` ends the answer, `bad` raises."""
 
     held: int | None = None
     stop: int | None = None
@@ -309,27 +310,27 @@ class ScriptedPipeline:
     stop_string: str = ""
     _kept: str = ""
 
-    def push(self, token: int) -> Growth:
+    def push(self, token: int) -> OutputDelta:
         if token == self.bad:
             raise Broken("the pipeline")
         if token == self.stop:
             self.stopped = True
-            return Growth()
+            return OutputDelta()
         text, self._kept = self._kept + f"<{token}>", ""
         if token == self.held:
             text, self._kept = "", text
-        return Growth(text)
+        return OutputDelta(text)
 
-    def flush(self) -> Growth:
+    def flush(self) -> OutputDelta:
         text, self._kept = self._kept, ""
-        return Growth(text)
+        return OutputDelta(text)
 
     def spell(self, token: int) -> bytes:
         return b"<%d>" % token
 
 
 class Inbox:
-    """The loop's inbox. When the loop would wait for ever the test is over: it is told to stop."""
+    """The loop's inbox. When the loop would wait forever, the test is over and it gets `Stop`."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -364,33 +365,33 @@ class House:
     bytes_max: int | None = None
     admission_window_s: float = 0.0
     store_bytes: int | None = None
-    """What may be stored; None: nothing is, nor reused. Else the engine has a shape."""
+    """Capacity of the prefix store; None: no store. Otherwise the engine has a `shape`."""
     image_bytes_max: int | None = None
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     inbox: Inbox = field(default_factory=Inbox)
     published: list[Message] = field(default_factory=list)
-    pipelines: dict[str, Callable[[], Pipeline]] = field(default_factory=dict)
-    pictures: dict[str, tuple[Picture, ...]] = field(default_factory=dict)
+    pipelines: dict[str, Callable[[], OutputProcessor]] = field(default_factory=dict)
+    images: dict[str, tuple[ImageInput, ...]] = field(default_factory=dict)
     backlog: Callable[[], int] = lambda: 0
     publish_also: Callable[[], object] = lambda: None
     """Called with every message."""
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.store: Store | None = None
+        self.store: PrefixStore | None = None
         if self.store_bytes is not None:
             assert self.engine.shape is not None
             index = PrefixIndex(self.engine.shape)
-            self.store = Store(self.engine, index, self.store_bytes, self.inbox.put)
+            self.store = PrefixStore(self.engine, index, self.store_bytes, self.inbox.put)
         self.loop = Loop(
             model=Model(
-                facts=Facts("m", 100, 0, Capabilities()),
+                info=ModelInfo("m", 100, 0, Capabilities()),
                 engine=self.engine,
                 open_preparer=self._no_preparer,
-                open_pipeline=lambda request: self.pipelines.get(request.id, ScriptedPipeline)(),
+                open_output_processor=lambda request: self.pipelines.get(request.id, ScriptedPipeline)(),
             ),
             scheduler=Scheduler(
-                Policy(
+                SchedulerConfig(
                     rows_max=self.rows_max,
                     prefill_tokens=self.prefill_tokens,
                     bytes_max=self.bytes_max,
@@ -402,7 +403,7 @@ class House:
             store=self.store,
             inbox=self.inbox,  # type: ignore[arg-type]
             publisher=Publisher(INCARNATION, self._publish, lambda: self.backlog()),
-            admission=AdmissionWindow(self.admission_window_s),
+            admission=BatchingWindow(self.admission_window_s),
             clock=lambda: self.now,
         )
 
@@ -411,7 +412,7 @@ class House:
         self.publish_also()
 
     def _no_preparer(self, context_length: int) -> Preparer:
-        raise AssertionError("the loop prepares nothing")
+        raise AssertionError("the loop must not prepare requests")
 
     def submit(
         self,
@@ -420,7 +421,7 @@ class House:
         prompt: int = 3,
         like: str | None = None,
         max_tokens: int = 99,
-        draw: Draw = Draw(),  # noqa: B008
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008
         priority: int = 0,
         deadline_s: float | None = None,
         tokens: tuple[int, ...] = (),
@@ -431,21 +432,20 @@ class House:
         scored: int = 0,
         images: Sequence[Image] = (),
     ) -> None:
-        """A request whose answer is `script`, then the end token. `like`: it has the prompt of that one, or
-        it has `tokens`. `images` stand in place of what these have there."""
+        """Submit a request whose answer is `script`, then the end token. Its prompt is `tokens`, or that of
+        request `like`. `images` replace the tokens at their positions."""
         first = 100_000 * (1 + len(self.engine.prompts))
         if not tokens:
             tokens = tuple(range(first, first + prompt)) if like is None else self.engine.prompts[like]
-        pictures = tuple(picture(*image) for image in images) if like is None else self.pictures[like]
-        for each in pictures:
+        inputs = tuple(picture(*each) for each in images) if like is None else self.images[like]
+        for each in inputs:
             tokens = (*tokens[: each.first], *each.keys(), *tokens[each.end :])
-        self.pictures[id] = pictures
+        self.images[id] = inputs
         self.engine.prompts[id], self.engine.scripts[id] = tokens, script
-        request = Prepared(
-            id=id,
-            tokens=tokens,
-            draw=draw,
-            stop=(),
+        request = engine_request(
+            id,
+            tokens,
+            sampling=sampling,
             max_tokens=max_tokens,
             end_tokens=frozenset((END,)),
             priority=priority,
@@ -455,21 +455,21 @@ class House:
             resume=resume,
             echo=echo,
             scored=scored,
-            pictures=pictures,
+            images=inputs,
         )
         self.inbox.put(Submit(request))
 
     def drop(self, id: str | None) -> None:
-        self.inbox.put(Drop(id))
+        self.inbox.put(Abort(id))
 
     def run(self) -> None:
-        """Until there is nothing left to do."""
+        """Run until no work is left."""
         self.loop.run()
-        assert self.inbox.idle, "stopped before all was done"
+        assert self.inbox.idle, "the loop stopped before all work was done"
         self.check_empty()
 
     def check_empty(self) -> None:
-        """Nothing is left of any request, and the engine was used as agreed."""
+        """Check that no request has left anything behind and that the engine's contract was kept."""
         assert self.engine.breaches == []
         assert len(self.loop.scheduler) == 0
         assert self.engine.prefilled == {}
@@ -482,15 +482,15 @@ class House:
             assert status.bytes <= status.bytes_max or len(kept) == 1
         if self.store:
             held = [item for item in self.store.index._tree.items.values() if item.holds]
-            assert held == []
+            assert held == [] or self.store._reading, "items are pinned although no read is pending"
             assert self.store.index.ram_bytes <= self.store.ram_max
         counters = self.loop.counters
         assert (counters.running, counters.waiting, counters.cache_bytes) == (0, 0, 0)
 
-    # --- what was said ---
+    # --- inspection of the messages ---
 
     def deltas(self, id: str) -> list[Delta]:
-        events = [message for message in self.published if isinstance(message, Events)]
+        events = [message for message in self.published if isinstance(message, StepOutputs)]
         return [delta for event in events for delta in event.deltas if delta.id == id]
 
     def text(self, id: str) -> str:
@@ -505,10 +505,10 @@ class House:
         return [m for m in self.published if isinstance(m, Finished | Failed) and m.id == id]
 
     def end(self, id: str) -> Finished | Failed:
-        """The one end of a request, behind all it had to say."""
+        """Return the only end of a request, which must follow all its output."""
         [end] = self.ends(id)
         after = self.published[self.published.index(end) :]
-        assert not any(d.id == id for m in after if isinstance(m, Events) for d in m.deltas)
+        assert not any(d.id == id for m in after if isinstance(m, StepOutputs) for d in m.deltas)
         return end
 
     def reason(self, id: str) -> str:
@@ -521,7 +521,7 @@ class House:
 
 
 def breaking(what: str) -> Callable[[], None]:
-    """For `ScriptedEngine.at`."""
+    """Return an action for `ScriptedEngine.at` that raises `Broken`."""
 
     def raise_it() -> None:
         raise Broken(what)

@@ -1,9 +1,9 @@
-"""A family of upstream's put to the proof: its tiny model loaded by the worker, random lives held against
-upstream alone, or a refusal in a sentence.
+"""Check of one upstream family: its tiny model runs random scenarios that are compared with upstream alone,
+or the loader refuses it in a sentence.
 
     echo lfm2-vl | python -m tests.worker.families --seeds 4
 
-prints the outcome as a line of JSON, and so on for every name it is given.
+Reads names from stdin and prints the outcome of each as a line of JSON.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from tests.models.families import CUT_SHOWS, PREFIX, REFUSED
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.zoo import TIE, Difference, gap, play, possible
-from worker.contract import Model, ModelError
+from worker.contract.engine import Model, ModelError
 from worker.engine.caches import grouping
+from worker.engine.engine import BatchEngine
 from worker.models.load import ModelLoader
 from worker.preload import preload_openblas
 
 ROWS = 9
 COLUMNS_STEP = 16
-"""Buffers grow by so many, so that in lives this short they are outgrown and rows are grouped by length."""
+"""Growth step of buffers, small so that short runs outgrow them and rows are grouped by length."""
 SEEDS_MAX = 30
-"""Played at the most until all that can happen to a row has happened."""
+"""Maximum number of seeds played until every kind of event has happened to a row."""
 TOKENS_MIN = 8
-"""Different ones in the liveliest answer: a model that repeats itself betrays no error."""
+"""Minimum number of distinct tokens in the most varied answer: a model that repeats itself reveals no
+errors."""
 
 Verdict = Literal["equal", "refused", "wrong"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a family. `batched`: rows share forward passes; `padded`: prompts, too; `reuse`: from
-    where stored rows go on; `why`: what is not so and the reason, or what is wrong."""
+    """Outcome of a family. `batched`: rows share forward passes; `padded`: prompts do too; `reuse`: positions
+    where stored rows can resume; `why`: missing capabilities with their reasons, or what is wrong."""
 
     family: str
     verdict: Verdict
@@ -55,11 +57,11 @@ class Outcome:
 
 
 def prove(family: str, seeds: int, oracle: Oracle) -> Outcome:
-    """Never raises: what fails is wrong, and says how."""
+    """Check a family. Never raises: failures are reported in the outcome."""
     began = time.monotonic()
     try:
         told = _refused(family) if _is_refused(family) else _played(family, seeds, oracle)
-    except (Exception, SystemExit) as error:  # upstream's or ours, of any kind: it belongs into the table
+    except (Exception, SystemExit) as error:  # any error of upstream or ours belongs in the table
         told = {"verdict": "wrong", "why": f"{type(error).__name__}: {' '.join(str(error).split())}"}
     return Outcome(family, **told, seconds=round(time.monotonic() - began, 1))
 
@@ -73,20 +75,21 @@ def _played(family: str, seeds: int, oracle: Oracle) -> dict[str, Any]:
     model = ModelLoader(str(model_folder(name))).load(lambda done, total: None)
     assert isinstance(model, Model)
     faults = _faults(model, name, seeds, oracle, whole=family in CUT_SHOWS)
-    abilities = model.engine.abilities
-    if abilities.cut == (family in CUT_SHOWS):
-        faults.append(f"prompts {'can' if abilities.cut else 'cannot'} be cut")
+    assert isinstance(model.engine, BatchEngine)
+    capabilities = model.engine.capabilities
+    if capabilities.cut == (family in CUT_SHOWS):
+        faults.append(f"prompts {'can' if capabilities.cut else 'cannot'} be cut")
     return {
         "verdict": "wrong" if faults else "equal",
-        "batched": abilities.together,
-        "padded": abilities.padded,
+        "batched": capabilities.together,
+        "padded": capabilities.padded,
         "reuse": _reuse(model),
-        "why": "; ".join(faults or abilities.reasons),
+        "why": "; ".join(faults or capabilities.reasons),
     }
 
 
 def _faults(model: Model, name: str, seeds: int, oracle: Oracle, *, whole: bool) -> list[str]:
-    """Of so many lives, or more until everything has happened."""
+    """Run at least `seeds` scenarios, and more until every kind of event has happened."""
     faults: list[str] = []
     seen: set[str] = set()
     tokens = 0
@@ -107,8 +110,9 @@ def _faults(model: Model, name: str, seeds: int, oracle: Oracle, *, whole: bool)
 
 
 def is_tie(name: str, found: Difference) -> bool:
-    """Whether rounding may have turned two tokens about; of penalized ones it is not known."""
-    return found.job.draw.repetition_penalty == 1 and gap(name, found) <= TIE
+    """Return whether rounding may have swapped two tokens. False for penalized rows, where the gap is
+    unknown."""
+    return found.job.sampling.repetition_penalty == 1 and gap(name, found) <= TIE
 
 
 def _reuse(model: Model) -> str:
@@ -119,7 +123,7 @@ def _reuse(model: Model) -> str:
 
 
 def _refused(family: str) -> dict[str, Any]:
-    """The loader's sentence, of mlx-vlm's behind what the family is."""
+    """Return the loader's refusal; for mlx-vlm's families the description of the family precedes it."""
     with tempfile.TemporaryDirectory() as home:
         try:
             ModelLoader(str(_folder(family, Path(home)))).load(lambda done, total: None)
@@ -132,7 +136,7 @@ def _refused(family: str) -> dict[str, Any]:
 
 
 def _folder(family: str, home: Path) -> Path:
-    """A model of the family; where there can be none, or its name is enough, another's under it."""
+    """Return a model folder of the family. Where none is made, another family's model under its name."""
     with contextlib.suppress(SystemExit):
         if family in REFUSED or whole_families.is_made(family):
             return model_folder(PREFIX + family)

@@ -1,4 +1,4 @@
-"""Model folders with something changed, and what loading them says."""
+"""Modified model folders, and the errors that loading them raises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.models.fixtures import model_folder
-from worker.contract import ModelError
+from worker.contract.engine import ModelError
 from worker.models.load import ModelLoader
 
 
@@ -19,7 +19,7 @@ def nothing(done: int, total: int) -> None:
 
 
 def copied(tmp_path: Path, name: str = "dense", **changes: Any) -> Path:
-    """A copy of a test model whose config.json differs; a value of None takes the key away."""
+    """Copy a test model with changes to its config.json; a value of None removes the key."""
     folder = tmp_path / "a-model"
     shutil.copytree(model_folder(name), folder)
     config = json.loads((folder / "config.json").read_text()) | changes

@@ -1,6 +1,6 @@
-"""Grammars made by hand: what may come next is a function of a seed, how many tokens there are, and the last.
+"""Synthetic grammars: the allowed tokens are a function of a seed, the number of tokens and the last token.
 
-They come with their own judge: a guide notes what it has seen, and every breach of what it may expect.
+Their guides check themselves: each records its tokens and every breach of the guide contract.
 """
 
 from __future__ import annotations
@@ -13,25 +13,32 @@ from typing import Any
 
 import numpy as np
 
-from worker.guides import Grammar
+from worker.contract.guides import ForcedTokens, Grammar
 
 MODULUS_MAX = 7
 FREE = 0.2
-"""How often anything may come next."""
+"""Probability that every token is allowed."""
 
 
 def allows(seed: int, answered: Sequence[int]) -> tuple[int, int] | None:
-    """Of the tokens that may follow an answer the modulus and the rest; None: all may."""
-    draw = random.Random(f"{seed} {len(answered)} {answered[-1:]}")
-    if draw.random() < FREE:
+    """Return modulus and remainder of the tokens allowed after `answered`; None: all tokens."""
+    sampling = random.Random(f"{seed} {len(answered)} {answered[-1:]}")
+    if sampling.random() < FREE:
         return None
-    modulus = draw.randint(2, MODULUS_MAX)
-    return modulus, draw.randrange(modulus)
+    modulus = sampling.randint(2, MODULUS_MAX)
+    return modulus, sampling.randrange(modulus)
+
+
+class Unforeseeing:
+    """Base of guides that have no forced tokens."""
+
+    def forced_tokens(self, most: int) -> ForcedTokens:
+        return ForcedTokens()
 
 
 @dataclass
-class RuleGuide:
-    """`guides.Guide`. `seen`: the answer, as far as it was told of it."""
+class RuleGuide(Unforeseeing):
+    """`guides.Guide`. `seen`: the answer's tokens that it was given."""
 
     seed: int
     seen: list[int]
@@ -39,7 +46,7 @@ class RuleGuide:
     asked: int = 0
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def saw(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         self._alone(lambda: self.seen.append(token))
 
     def fill(self, mask: memoryview) -> bool:
@@ -68,7 +75,7 @@ class RuleGuide:
 
 @dataclass(frozen=True)
 class RuleGrammar:
-    """`guides.Grammar`. `opened`: its guides, and with how many tokens each has begun."""
+    """`guides.Grammar`. `opened`: its guides, and the number of tokens with which each was opened."""
 
     seed: int
     opened: list[tuple[int, RuleGuide]] = field(default_factory=list, compare=False, repr=False)
@@ -79,8 +86,8 @@ class RuleGrammar:
         return guide
 
     def check(self, answer: Sequence[int]) -> None:
-        """Every guide was told the answer, token by token, and what came is what may. It may have been told
-        more, of what was drawn beyond the end."""
+        """Check that every guide got the answer's tokens and that each was allowed. A guide may have more
+        tokens, drawn beyond the end."""
         for _, guide in self.opened:
             assert guide.breaches == []
             common = min(len(guide.seen), len(answer))
@@ -91,7 +98,7 @@ class RuleGrammar:
 
 
 def processor(grammar: Grammar) -> Callable[[Any, Any], Any]:
-    """The same grammar as upstream takes it, of one answer: a logits processor."""
+    """Return the grammar as a logits processor for one answer, as upstream expects it."""
     import mlx.core as mx
 
     guide = grammar.open(())
@@ -100,7 +107,7 @@ def processor(grammar: Grammar) -> Callable[[Any, Any], Any]:
     def process(tokens: mx.array, logits: mx.array) -> mx.array:
         nonlocal calls
         if calls:
-            guide.saw(int(tokens[-1].item()))
+            guide.accept_token(int(np.array(tokens[-1])))
         calls += 1
         vocabulary = logits.shape[-1]
         words = np.zeros(-(-vocabulary // 32), np.uint32)

@@ -1,10 +1,10 @@
-"""Rows of which parts are left out, held against rows that have these where nothing can see them.
+"""Rows with skipped prompt spans, compared with rows in which these spans are masked.
 
     python -m tests.worker.sparse [--seeds 4] [--families gemma3,olmo3]
 
-tells of every family whether parts of a prompt can be left out, and what is wrong: `whole`, if a prompt of
-which nothing is left out, run chunk by chunk with every mask made by positions, goes on in another way than
-upstream alone; `parts`, if rows with gaps, in company with others, do so than rows that hide them.
+Prints for every family whether prompt spans can be skipped, and what is wrong. `whole`: a full prompt, run in
+chunks with position-based masks, diverges from upstream. `parts`: rows with gaps, batched with others,
+diverge from rows that mask them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tests.models import whole_families
 from tests.models.families import PREFIX, REFUSED, listed
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
-from worker.contract import Draw, Model, Piece
-from worker.engine.caches import grouping, stored
-from worker.engine.caches.gaps import hiding
+from worker.contract.engine import CacheSegment, Model, SamplingParams
+from worker.engine.caches import grouping, snapshots
 from worker.engine.caches.spans import Span
+from worker.engine.caches.sparse_rows import hiding
 from worker.engine.engine import BatchEngine
 from worker.models.load import ModelLoader
 from worker.preload import preload_openblas
@@ -33,7 +33,7 @@ from worker.preload import preload_openblas
 CHUNK_TOKENS = 16
 ANSWER_TOKENS = 24
 TIE = 1e-3
-"""A gap between two tokens that rounding may turn about."""
+"""Gap between the logits of two tokens that rounding may swap."""
 _VOCABULARY = 2000
 _JOIN_STEPS = 4
 _DRAFTED_STEPS = range(10, 14)
@@ -41,44 +41,44 @@ _DRAFTED_STEPS = range(10, 14)
 
 @dataclass(frozen=True)
 class Sparse:
-    """A row's prompt and what of it is not run."""
+    """A row's prompt and its skipped spans."""
 
     prompt: tuple[int, ...]
     spans: tuple[Span, ...] = ()
 
 
 @dataclass
-class Said:
-    """The likeliest tokens, one after the other, and the logits that each was taken from."""
+class GreedyTokens:
+    """The greedy tokens, and the logits of each."""
 
     tokens: list[int] = field(default_factory=list)
     logits: list[mx.array] = field(default_factory=list)
 
     def first_other(self, tokens: Sequence[int]) -> int | None:
-        """Where others part from these, unless rounding may be the cause."""
+        """Return where `tokens` diverges, unless rounding may be the cause."""
         for at, (mine, other) in enumerate(zip(self.tokens, tokens, strict=False)):
             if mine != other:
                 return at if float(self.logits[at][mine] - self.logits[at][other]) > TIE else None
         return None
 
 
-def hidden(engine: BatchEngine, row: Sparse, count: int) -> Said:
-    """What a single row says from which these parts are hidden: its columns are all there, its states those
-    from before each part."""
+def hidden(engine: BatchEngine, row: Sparse, count: int) -> GreedyTokens:
+    """Return the answer of a single row with masked spans. All its columns exist; its states are those before
+    each span."""
     model, caches, begin = engine._model, engine._fresh(), 0
     for first, last in row.spans:
         given = hiding(caches, *(span for span in row.spans if span[1] <= begin))
         model(mx.array([row.prompt[begin:first]], mx.uint32), cache=given)
-        states = stored.states_of(caches, 0)
+        states = snapshots.states_of(caches, 0)
         model(mx.array([row.prompt[first:last]], mx.uint32), cache=given)
-        columns, _ = stored.columns_of(caches, 0, 0, last)
+        columns, _ = snapshots.columns_of(caches, 0, 0, last)
         caches, begin = engine._fresh(), last
-        stored.rebuild(caches, [Piece(columns, 0, last, last)], states)
+        snapshots.rebuild(caches, [CacheSegment(columns, 0, last, last)], states)
     return _said(engine, hiding(caches, *row.spans), row.prompt[begin:], count)
 
 
-def chunked(engine: BatchEngine, prompt: Sequence[int], count: int) -> Said:
-    """What a single row says whose prompt is run chunk by chunk, its masks made by positions."""
+def chunked(engine: BatchEngine, prompt: Sequence[int], count: int) -> GreedyTokens:
+    """Return the answer of a single row whose prompt is run in chunks with position-based masks."""
     caches, tokens = hiding(engine._fresh()), list(prompt)
     *chunks, rest = [tokens[at : at + CHUNK_TOKENS] for at in range(0, len(tokens), CHUNK_TOKENS)]
     for chunk in chunks:
@@ -86,8 +86,8 @@ def chunked(engine: BatchEngine, prompt: Sequence[int], count: int) -> Said:
     return _said(engine, caches, rest, count)
 
 
-def _said(engine: BatchEngine, caches: list[Any], tokens: Sequence[int], count: int) -> Said:
-    said = Said()
+def _said(engine: BatchEngine, caches: list[Any], tokens: Sequence[int], count: int) -> GreedyTokens:
+    said = GreedyTokens()
     for _ in range(count):
         logits = engine._model(mx.array([list(tokens)], mx.uint32), cache=caches)[0, -1]
         likeliest: Any = mx.argmax(logits).item()
@@ -98,19 +98,19 @@ def _said(engine: BatchEngine, caches: list[Any], tokens: Sequence[int], count: 
 
 
 def begin(engine: BatchEngine, name: str, row: Sparse) -> None:
-    """Run and start it."""
+    """Prefill the row, skipping its spans, and start it."""
     at = 0
     for first, last in [*row.spans, (len(row.prompt) - 1, 0)]:
         engine.prefill({name: row.prompt[at:first]})
         if last:
-            engine.leave_out(name, first, last)
+            engine.skip_tokens(name, first, last)
         at = last
-    engine.start(name, row.prompt, len(row.prompt), Draw())
+    engine.start(name, row.prompt, len(row.prompt), SamplingParams())
 
 
 def played(engine: BatchEngine, rows: Mapping[str, Sparse], count: int) -> dict[str, list[int]]:
-    """What they say in so many steps, coming one after another; of some that lack nothing drafts are made,
-    so that they leave the others' company and come back to it."""
+    """Run the rows for `count` steps; they join one after another. Rows without gaps get drafts now and then,
+    so that they leave the common batch and return."""
     said: dict[str, list[int]] = {name: [] for name in rows}
     coming = dict(rows)
     for step in range(count):
@@ -127,7 +127,7 @@ def played(engine: BatchEngine, rows: Mapping[str, Sparse], count: int) -> dict[
 
 
 def faults(engine: BatchEngine, folder_name: str, seed: int, oracle: Oracle) -> list[str]:
-    """What is wrong with a few rows. `folder_name`: the model's."""
+    """Return what is wrong with a few rows of the model in the folder `folder_name`."""
     rng = random.Random(f"{folder_name} {seed}")
     rows = {f"row {number}": _drawn(rng, gaps=number) for number in range(4)}
     requests = [{"tokens": row.prompt, "max_tokens": ANSWER_TOKENS} for row in rows.values()]
@@ -145,7 +145,7 @@ def faults(engine: BatchEngine, folder_name: str, seed: int, oracle: Oracle) -> 
 
 
 def _drawn(rng: random.Random, gaps: int) -> Sparse:
-    """With so many gaps."""
+    """Draw a row with `gaps` skipped spans."""
     prompt = tuple(rng.randrange(1, _VOCABULARY) for _ in range(rng.randint(50, 130)))
     places = sorted(rng.sample(range(1, len(prompt) - 1), 2 * gaps))
     return Sparse(prompt, tuple(zip(places[::2], places[1::2], strict=True)))
@@ -157,14 +157,14 @@ def _told(family: str, seeds: int, oracle: Oracle) -> str:
     assert isinstance(model, Model)
     engine = model.engine
     assert isinstance(engine, BatchEngine)
-    if not engine.can_leave_out:
+    if not engine.can_skip_tokens:
         return "refused"
     found = [fault for seed in range(seeds) for fault in faults(engine, name, seed, oracle)]
     return "; ".join(found) or "equal"
 
 
 def main() -> int:
-    """1 if something is wrong."""
+    """Return 1 if something is wrong."""
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)

@@ -1,4 +1,4 @@
-"""The worker's settings, as they are given on a command line."""
+"""Worker settings from the command line."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from protocol import settings
-from protocol.workersettings import WorkerSettings
+from protocol.worker_settings import WorkerSettings
 from worker.config import SET_STALL_S_MAX, cache_folder, of_set, prefix_folder
-from worker.line.service import STALL_S_MAX
+from worker.transport.watchdog import STALL_S_MAX
 
 
 def read(*argv: str) -> WorkerSettings:
     return settings.read(WorkerSettings, "worker", argv, {}, program="worker", about="")
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_omitted_settings_take_their_defaults() -> None:
     assert read() == WorkerSettings()
     assert (read().inter_token_target_s, read().admission_window_s) == (0.1, 0.005)
     assert read().cache_limit_bytes is None

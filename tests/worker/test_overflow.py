@@ -1,4 +1,4 @@
-"""The refusal of a prompt that is too long, in the words by which agents know one, and send less then."""
+"""Context-overflow errors match the patterns by which agents recognize them and then send less."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import Code, too_long
 
-# As they stand in the agents' programs: opencode 1.18 and pi 0.74, qwen-code 0.24, Claude Code 2.1.
+# Patterns from the agents' sources: opencode 1.18 and pi 0.74, qwen-code 0.24, Claude Code 2.1.
 MESSAGES = {
     "opencode, pi": r"maximum context length is \d+ tokens",
     "pi": r"reduce the length of the messages",

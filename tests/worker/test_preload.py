@@ -1,4 +1,4 @@
-"""The process replaces itself under an OpenBLAS: once, with its arguments, and only where that helps."""
+"""Re-execution of the process under an OpenBLAS: once, with its arguments, and only where it helps."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LIBRARY = Path("/somewhere/libopenblas.so.0")
 
 
 class Replaced(Exception):
-    """In place of the end of this process: what would have been started."""
+    """Raised in place of replacing the process, with the command that would have run."""
 
 
 @pytest.fixture
 def linux(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A Linux CPU with an OpenBLAS, where nothing is set yet."""
+    """Simulate a Linux CPU with an OpenBLAS and an unset environment."""
 
     def execve(program: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
         raise Replaced(program, argv, environ)
@@ -85,7 +85,7 @@ def test_without_an_openblas_it_says_what_to_install(
     linux.setattr(preload, "find_openblas", lambda: None)
     with caplog.at_level(logging.INFO):
         preload.preload_openblas(ARGV)
-    assert "none found: prefill is slower; apt install libopenblas0-pthread" in caplog.text
+    assert "OpenBLAS not found, so prefill is slower; try apt install libopenblas0-pthread" in caplog.text
 
 
 def test_it_can_be_switched_off(linux: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_a_library_without_the_functions_is_passed_over(tmp_path: Path, name: st
 
 
 def bundled_blas() -> Path | None:
-    """The reference BLAS in MLX's wheel: it exports what an OpenBLAS exports."""
+    """Return the reference BLAS in MLX's wheel, which exports an OpenBLAS's symbols."""
     import mlx.core as mx
 
     folder = Path(mx.__file__).parents[1] / "mlx_cpu.libs"

@@ -1,4 +1,4 @@
-"""A worker's process that waits: what it does beforehand, how it is told, and how it ends."""
+"""A spare worker process: what it prepares, how it is assigned a model, and how it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import lifeline, startline
+from protocol import lifeline, spawn_channel
 
 DEADLINE_S = 60.0
 PROGRAM = """
@@ -23,14 +23,14 @@ from worker import spare
 def look_ahead():
     print("looked ahead at", os.getpriority(os.PRIO_PROCESS, 0), flush=True)
 
-words = spare.words(("tests.worker.imported",), look_ahead)
-print(words, os.environ.get("ROUNDHOUSE_SPARE"), "tests.worker.imported" in sys.modules, flush=True)
+words = spare.words(("tests.worker.priority_probe",), look_ahead)
+print(words, os.environ.get("ROUNDHOUSE_SPARE"), "tests.worker.priority_probe" in sys.modules, flush=True)
 """
 
 
 @dataclass
 class Waiting:
-    """A spare and its supervisor's ends."""
+    """A spare and its supervisor's ends of the channels."""
 
     process: subprocess.Popen[str]
     line: socket.socket
@@ -46,8 +46,8 @@ def waiting(*argv: str, folder: Path) -> Iterator[Waiting]:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     env = os.environ | {
-        startline.VARIABLE: str(theirs.fileno()),
-        startline.SPARE: "1",
+        spawn_channel.VARIABLE: str(theirs.fileno()),
+        spawn_channel.SPARE: "1",
         lifeline.VARIABLE: str(reader),
         "XDG_CACHE_HOME": str(folder),
     }
@@ -74,7 +74,7 @@ def waiting(*argv: str, folder: Path) -> Iterator[Waiting]:
 def test_it_imports_at_low_priority_says_that_it_is_there_and_takes_its_words(tmp_path: Path) -> None:
     with waiting("-c", PROGRAM, folder=tmp_path) as spare:
         assert spare.hear() == "there\n"
-        spare.line.sendall(startline.encode(["--model=a", "--port", "1"]))
+        spare.line.sendall(spawn_channel.encode(["--model=a", "--port", "1"]))
         assert spare.hear() == "taken\n"
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
         imported, looked, words = said.splitlines()[-3:]
@@ -88,8 +88,8 @@ def test_a_process_that_is_no_spare_is_told_by_its_command_line() -> None:
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "['a']\n"
 
 
-def test_one_that_cannot_import_ends_and_says_why(tmp_path: Path) -> None:
-    with waiting("-c", PROGRAM.replace("tests.worker.imported", "no.such"), folder=tmp_path) as spare:
+def test_spare_that_fails_to_import_exits_with_the_reason(tmp_path: Path) -> None:
+    with waiting("-c", PROGRAM.replace("tests.worker.priority_probe", "no.such"), folder=tmp_path) as spare:
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
         assert spare.process.returncode == 1
         assert "ModuleNotFoundError" in said
@@ -110,7 +110,7 @@ def test_it_ends_with_its_supervisor(tmp_path: Path, ends: str) -> None:
 def test_a_real_one_reads_its_settings_when_it_is_told_them(tmp_path: Path) -> None:
     with waiting("-m", "worker", folder=tmp_path) as spare:
         assert spare.hear() == "there\n"
-        spare.line.sendall(startline.encode(["--modle=x"]))
+        spare.line.sendall(spawn_channel.encode(["--modle=x"]))
         assert spare.hear() == "taken\n"
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
         assert spare.process.returncode == 78

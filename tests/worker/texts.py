@@ -1,4 +1,4 @@
-"""Scripted texts for the loop that encodes: tokens say what becomes of them."""
+"""Scripted texts for the embedding loop: a text's tokens determine its result."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from protocol.messages import Encoded, Failed, Finished, Message
-from protocol.parts import Capabilities
-from worker.contract import EncodingModel, Facts
-from worker.schedule.commands import Command, Drop, Encode, Stop
-from worker.schedule.encoding import EncodingLoop
-from worker.schedule.pace import Pace
+from protocol.messages import EmbeddingChunk, Failed, Finished, Message
+from protocol.types import Capabilities
+from worker.contract.engine import EmbeddingModel, ModelInfo
+from worker.contract.texts import PreparedTexts, Text
+from worker.schedule.commands import Abort, Command, Stop, SubmitTexts
+from worker.schedule.embedding_loop import EmbeddingLoop
+from worker.schedule.prefill_cost import PrefillCostModel
 from worker.schedule.publisher import Publisher
-from worker.texts import PreparedTexts, Text
 
 INCARNATION = "worker-1"
 WIDTH = 2
 FAILING = 13
-"""A token that no pass survives."""
+"""Token with which every pass fails."""
 
 
 class Broken(Exception):
-    """What the script says fails."""
+    """Scripted failure."""
 
 
 def vector(text: Text) -> bytes:
-    """What the scripted model says of a text."""
+    """Return the scripted model's vector for a text."""
     return struct.pack("<2f", sum(text.tokens), len(text.tokens))
 
 
-def prepared(id: str, *lengths: int, first: int = 20, **more: object) -> PreparedTexts:
-    """Texts of so many tokens, no two alike."""
+def prepared_texts(id: str, *lengths: int, first: int = 20, **more: object) -> PreparedTexts:
+    """Return a request of distinct texts with these numbers of tokens."""
     starts = range(first, first + len(lengths))
     texts = [Text(tuple(range(start, start + length))) for start, length in zip(starts, lengths, strict=True)]
     return PreparedTexts(id, tuple(texts), **more)  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def prepared(id: str, *lengths: int, first: int = 20, **more: object) -> Prepare
 
 @dataclass
 class ScriptedEncoder:
-    """Keeps the lengths of each batch. `at`: what happens at a call, counted from 0."""
+    """Records the lengths of each batch. `at`: actions by index of the call, counted from 0."""
 
     batches: list[list[int]] = field(default_factory=list)
     at: dict[int, Callable[[], None]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class ScriptedEncoder:
 
 
 class House:
-    """A loop, its model, and what it has said."""
+    """A loop, its scripted model, and the messages that it sent."""
 
     def __init__(self, *, tokens_max: int = 64) -> None:
         self.now = 100.0
@@ -63,10 +63,10 @@ class House:
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.said: list[Message] = []
         self.backlog = 0
-        facts = Facts("m", 128, 1, Capabilities(generation=False, embeddings=True))
-        self.loop = EncodingLoop(
-            model=EncodingModel(facts, self.encoder, lambda: NotImplemented),
-            pace=Pace(target_s=0.025, tokens_max=tokens_max),
+        facts = ModelInfo("m", 128, 1, Capabilities(generation=False, embeddings=True))
+        self.loop = EmbeddingLoop(
+            model=EmbeddingModel(facts, self.encoder, lambda: NotImplemented),
+            pace=PrefillCostModel(target_s=0.025, tokens_max=tokens_max),
             inbox=self.inbox,
             publisher=Publisher(INCARNATION, self.said.append, lambda: self.backlog),
             clock=lambda: self.now,
@@ -74,25 +74,25 @@ class House:
 
     def submit(self, *requests: PreparedTexts) -> None:
         for request in requests:
-            self.inbox.put(Encode(request))
+            self.inbox.put(SubmitTexts(request))
 
     def cancel(self, id: str | None) -> None:
-        self.inbox.put(Drop(id))
+        self.inbox.put(Abort(id))
 
     def run(self, steps: int = 1000) -> None:
-        """Until nothing is left to do, or for so many steps."""
-        self.inbox.put(Drop("nobody"))  # or it would wait for somebody
+        """Run until no work is left, or for `steps` steps."""
+        self.inbox.put(Abort("nobody"))  # the last get() would wait forever without it
         while self.loop._take_commands() and len(self.loop._queue) and steps:
             self.loop._step()
             steps -= 1
-            self.inbox.put(Drop("nobody"))
+            self.inbox.put(Abort("nobody"))
 
     def stop(self) -> None:
         self.inbox.put(Stop())
 
     def vectors(self, id: str) -> dict[int, bytes]:
-        """What was told of a request's texts, by place; each once, and in numbered parts."""
-        parts = [message for message in self.said if isinstance(message, Encoded) and message.id == id]
+        """Return a request's vectors by index. Checks that each came once, in numbered parts."""
+        parts = [message for message in self.said if isinstance(message, EmbeddingChunk) and message.id == id]
         assert [part.sequence for part in parts] == list(range(len(parts)))
         found: dict[int, bytes] = {}
         for part in parts:

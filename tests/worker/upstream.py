@@ -1,4 +1,4 @@
-"""What mlx-vlm's own server says of texts: its loaders, its tokenization, its scores."""
+"""Vectors and scores of mlx-vlm's own server: its loaders, its tokenization, its scores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _reranker(name: str) -> tuple[Any, Any]:
 
 
 def embedded(name: str, texts: Sequence[str]) -> tuple[np.ndarray, int]:
-    """The vectors [texts, numbers], of all texts in one batch, and how many tokens they have."""
+    """Return the vectors [texts, dimensions] of all texts in one batch, and their number of tokens."""
     vectors, tokens = _embed(*_embedder(name), list(texts))
     return np.array(vectors), tokens
 
@@ -39,7 +39,7 @@ def embedded(name: str, texts: Sequence[str]) -> tuple[np.ndarray, int]:
 def ranked(
     name: str, query: str, documents: Sequence[str], instruction: str | None = None
 ) -> tuple[np.ndarray, int]:
-    """The scores [documents], and how many tokens were read."""
+    """Return the scores [documents], and the number of tokens read."""
     network, processor = _reranker(name)
     scores, tokens = score_documents(
         network,

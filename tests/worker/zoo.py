@@ -1,9 +1,9 @@
-"""Random lives of rows on the tiny models of every architecture, held against upstream alone.
+"""Random scenarios of rows on the tiny models of every architecture, compared with upstream alone.
 
     python -m tests.worker.zoo --seeds 100 --architecture jamba --architecture llama4
 
-plays a hundred seeds on each (on all without `--architecture`) and tells every row that differs, with the gap
-between the two tokens where upstream stood (`borders` for sampled rows): one near zero is a tie that rounding
+Runs a hundred seeds on each (on all without `--architecture`) and prints every row that differs, with the
+logit gap of the two tokens in upstream (`borders` for sampled rows). A gap near zero is a tie that rounding
 decides.
 """
 
@@ -25,47 +25,47 @@ from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
 from tests.oracle import Oracle, open_whole
 from tests.worker.borders import distance
-from tests.worker.guesses import guessed
+from tests.worker.draft_checks import guessed
 from tests.worker.rules import RuleGrammar, allows
-from worker.contract import Cut, Draw, Engine, Model, Piece, Shape
+from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec, Engine, Model, SamplingParams
 from worker.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
 ROWS = 14
-"""In one scenario, if not told otherwise."""
+"""Default number of rows in a scenario."""
 PROMPT_TOKENS_MAX = 120
 ANSWER_TOKENS_MAX = 32
 BUFFER_TOKENS = 256
-"""Upstream's buffers, and ours, grow by so many; a few prompts come close to it."""
+"""Growth step of upstream's buffers and ours; a few prompts come close to it."""
 DRAFTED_MAX = 20
-"""More than a row is fed in a step."""
+"""Longest draft, longer than any that a step verifies."""
 DISTURBANCES = {"forked", "restored", "dropped"}
 TIE = 1e-3
-"""A gap between two tokens that rounding may turn about."""
+"""Gap between the logits of two tokens that rounding may swap."""
 _VOCABULARY = 2000
 
-_GREEDY = Draw()
+_GREEDY = SamplingParams()
 _DRAWS = (
-    Draw(temperature=1.0),
-    Draw(temperature=0.8, top_p=0.9),
-    Draw(temperature=1.5, top_k=40, min_p=0.02),
-    Draw(temperature=1.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.8, top_p=0.9),
+    SamplingParams(temperature=1.5, top_k=40, min_p=0.02),
+    SamplingParams(temperature=1.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
 )
 
 
 @dataclass(frozen=True)
 class Job:
-    """A row's prompt and how many tokens it answers."""
+    """A row's prompt and the length of its answer in tokens."""
 
     name: str
     prompt: tuple[int, ...]
     tokens: int
-    draw: Draw = _GREEDY
+    sampling: SamplingParams = _GREEDY
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token in which a row differs from what it says alone."""
+    """The first token in which a row differs from its answer alone."""
 
     job: Job
     index: int
@@ -74,39 +74,39 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What was stored of a row that had been fed `tokens`."""
+class StoredRow:
+    """Cache slices stored from a row with `tokens` in its caches."""
 
     tokens: tuple[int, ...]
     runs: tuple[tuple[int, int], ...]
-    cuts: tuple[Cut, ...]
-    states: Cut | None
+    cuts: tuple[CacheSlice, ...]
+    states: CacheSlice | None
 
-    def stops(self, shape: Shape) -> list[int]:
-        """The positions from which a row can go on."""
+    def stops(self, shape: CacheSpec) -> list[int]:
+        """Return the positions from which a row can resume."""
         whole = {
             at
             for (_, last), cut in zip(self.runs, self.cuts, strict=True)
-            for at in range(cut.whole_from, last)
+            for at in range(cut.complete_from, last)
         }
         stops = [len(self.tokens)] if shape.has_states else range(1, len(self.tokens) + 1)
         return [at for at in stops if whole.issuperset(range(max(0, at - shape.window), at))]
 
-    def pieces(self, until: int) -> list[Piece]:
+    def pieces(self, until: int) -> list[CacheSegment]:
         runs = zip(self.runs, self.cuts, strict=True)
         return [
-            Piece(cut.payload, first, last, min(last, until) - first)
+            CacheSegment(cut.payload, first, last, min(last, until) - first)
             for (first, last), cut in runs
             if first < until
         ]
 
 
 class Life:
-    """Plays jobs on an engine, in an order that `rng` draws, and holds the engine to its contract.
+    """Plays jobs on an engine in an order that `rng` draws, and checks the engine's contract.
 
-    A row is `waiting`, or partly `prefilled` (how many of its tokens are), or `started`. `fed` are the rows
-    that the last step has fed: those that the next one must return a token of, but for those `ahead`, which
-    have no pass under way.
+    A row is waiting, partly prefilled (by number of its computed tokens), or started. The next step must
+    return a token of every row in the last step, except rows whose drafts were accepted, which have no pass
+    in flight.
     """
 
     def __init__(
@@ -119,9 +119,8 @@ class Life:
         expected: Mapping[str, Sequence[int]] | None = None,
         abreast: bool = False,
     ) -> None:
-        """`whole`: prompts are run in one piece, which no other row's or an earlier one's is a part of.
-        `expected`: what each row will say, to make drafts of; None: none are made. `abreast`: prompts that
-        stand at one position are mostly run side by side."""
+        """`whole`: prompts are run in one chunk and share no prefix. `expected`: each row's answer, of which
+        drafts are made; None: no drafts. `abreast`: prompts at one position mostly prefill in lock step."""
         self._engine, self._rng, self._whole = engine, rng, whole
         self._is_abreast = abreast
         self._expected = expected
@@ -131,13 +130,13 @@ class Life:
         self._started: set[str] = set()
         self._fed: set[str] = set()
         self._ahead: Set[str] = frozenset()
-        self._kept: list[Kept] = []
+        self._kept: list[StoredRow] = []
         self.seen: set[str] = set()
-        """Which of `DISTURBANCES` have come about."""
+        """Which of `DISTURBANCES` have occurred."""
         self.answers: dict[str, list[int]] = {name: [] for name in self._jobs}
 
     def play(self, *, calm: bool = False) -> dict[str, list[int]]:
-        """What each row has answered when all have left; `calm`: none is cancelled or preempted."""
+        """Return each row's answer when all have left; `calm`: none is cancelled or preempted."""
         while self._waiting or self._prefilled or self._started:
             self._arrive()
             self._prefill()
@@ -168,7 +167,7 @@ class Life:
             self._waiting.remove(name)
 
     def _keep(self) -> None:
-        """Store some rows as they stand, in runs of any length."""
+        """Store the caches of some rows, in slices of any length."""
         shape = self._engine.shape
         for name in [*self._prefilled, *sorted(self._started)]:
             fed = self._tokens(name)[: self._prefilled.get(name)]
@@ -178,11 +177,11 @@ class Life:
                 continue
             borders = sorted({0, len(fed), *(self._rng.randint(0, len(fed)) for _ in range(3))})
             runs = tuple(itertools.pairwise(borders))
-            cuts, states = self._engine.cut(name, runs, states=shape.has_states)
-            self._kept.append(Kept(fed, runs, tuple(cuts), states))
+            cuts, states = self._engine.copy_cache(name, runs, states=shape.has_states)
+            self._kept.append(StoredRow(fed, runs, tuple(cuts), states))
 
     def _restore(self, name: str) -> int:
-        """Begin with what was stored of any row that began alike, if there is such; how many tokens."""
+        """Restore the row from a stored prefix, if there is one; return its length in tokens."""
         tokens, shape = self._tokens(name), self._engine.shape
         found = [
             (kept, at)
@@ -212,7 +211,7 @@ class Life:
             self._prefilled[name] += len(chunk)
 
     def _ragged(self) -> dict[str, tuple[int, ...]]:
-        """A piece of any length of some rows."""
+        """Return chunks of any length for some rows."""
         chunks = {}
         for name, done in self._prefilled.items():
             left = self._tokens(name)[done:-1]
@@ -221,7 +220,7 @@ class Life:
         return chunks
 
     def _abreast(self) -> dict[str, tuple[int, ...]]:
-        """A piece of the same length of all rows that stand where one of them does."""
+        """Return chunks of one length for all rows at the position of a random one."""
         begun = {name: done for name, done in self._prefilled.items() if done < len(self._tokens(name)) - 1}
         at = self._rng.choice(sorted(begun.values())) if begun else 0
         lefts = {name: self._tokens(name)[at:-1] for name, done in begun.items() if done == at}
@@ -233,12 +232,12 @@ class Life:
             tokens = self._tokens(name)
             if done == len(tokens) - 1 and self._rng.random() < 0.6:
                 job = self._jobs[name]
-                self._engine.start(name, tokens, len(job.prompt), job.draw)
+                self._engine.start(name, tokens, len(job.prompt), job.sampling)
                 del self._prefilled[name]
                 self._started.add(name)
 
     def _disturb(self) -> None:
-        """Cancel some rows, and preempt some: those come again, with what they have answered."""
+        """Cancel some rows, and preempt some, which return with their answer so far."""
         rate = 0.5 if self._rng.random() < 0.03 else 0.01
         for name in [*self._prefilled, *sorted(self._started)]:
             if self._rng.random() < rate:
@@ -259,7 +258,7 @@ class Life:
                 self._drop(name)
 
     def _drafts(self) -> dict[str, list[int]]:
-        """What some rows may say next: right, right at first, wrong, and beyond their ends."""
+        """Return drafts for some rows: right, right at first, wrong, and beyond their ends."""
         drafts: dict[str, list[int]] = {}
         if self._expected is None or self._rng.random() < 0.3:
             return drafts
@@ -285,8 +284,8 @@ class Life:
 
 
 def draw_jobs(rng: random.Random, rows: int = ROWS) -> list[Job]:
-    """Short and long prompts, some with the beginning of another, or all of it; a third of them sampled, a
-    third, of both kinds, held to a grammar."""
+    """Draw short and long prompts, some of which extend or repeat another. A third is sampled; a third, of
+    both kinds, has a grammar."""
     prompts: list[tuple[int, ...]] = []
     for _ in range(rows):
         length = rng.choice((1, 2, rng.randint(3, 40), rng.randint(3, PROMPT_TOKENS_MAX)))
@@ -303,7 +302,7 @@ def draw_jobs(rng: random.Random, rows: int = ROWS) -> list[Job]:
             name=f"row {row}",
             prompt=prompt,
             tokens=rng.choice((1, rng.randint(2, ANSWER_TOKENS_MAX), ANSWER_TOKENS_MAX)),
-            draw=replace(_draw(rng) if row % 3 == 2 else _GREEDY, grammar=_grammar(row)),
+            sampling=replace(_draw(rng) if row % 3 == 2 else _GREEDY, grammar=_grammar(row)),
         )
         for row, prompt in enumerate(prompts)
     ]
@@ -313,26 +312,29 @@ def _grammar(row: int) -> RuleGrammar | None:
     return RuleGrammar(seed=row) if row % 4 in (1, 2) else None
 
 
-def _draw(rng: random.Random) -> Draw:
+def _draw(rng: random.Random) -> SamplingParams:
     return replace(rng.choice(_DRAWS), seed=rng.getrandbits(63))
 
 
-def load(architecture: str, draft: str | None = None, *, uses_heads: bool = False) -> Model:
-    """Its tiny model, by the worker's own loader, with that of another one as its draft model."""
+def load(architecture: str, draft: str | None = None, *, use_mtp: bool = False) -> Model:
+    """Load an architecture's tiny model by the worker's own loader, with that of `draft` as its draft
+    model."""
     from worker.models.load import ModelLoader
 
     loader = ModelLoader(
         str(model_folder(architecture)),
         draft_model=str(model_folder(draft)) if draft else None,
-        uses_heads=uses_heads,
+        use_mtp=use_mtp,
     )
-    return loader.load(lambda done, total: None)
+    model = loader.load(lambda done, total: None)
+    assert isinstance(model, Model)
+    return model
 
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a scenario. `seen`: which of `DISTURBANCES` came about; `tokens`: how many different
-    ones upstream's liveliest answer has."""
+    """Outcome of a scenario. `seen`: which of `DISTURBANCES` occurred; `tokens`: distinct tokens in the most
+    varied answer of upstream."""
 
     differences: list[Difference]
     seen: set[str]
@@ -349,14 +351,14 @@ def differences(
     is_whole: bool = False,
     drafted: bool = False,
 ) -> list[Difference]:
-    """Play one scenario. `is_whole`: all that can happen to a row is expected to happen in it."""
+    """Play one scenario. `is_whole`: every possible kind of disturbance must occur in it."""
     played = play(model, architecture, seed, oracle, rows, drafted=drafted)
-    assert not is_whole or played.seen == possible(model), f"seed {seed} is of a calm life"
+    assert not is_whole or played.seen == possible(model), f"seed {seed} has too few disturbances"
     return played.differences
 
 
 def possible(model: Model) -> set[str]:
-    """What can happen to the rows of a model."""
+    """Return the disturbances that a model supports."""
     return DISTURBANCES if model.engine.shape else DISTURBANCES - {"restored"}
 
 
@@ -370,10 +372,10 @@ def play(
     whole: bool = False,
     drafted: bool = False,
 ) -> Played:
-    """Play one scenario; greedy rows are held against upstream, sampled ones against themselves alone.
+    """Play one scenario; greedy rows are compared with upstream, sampled ones with themselves alone.
 
-    `whole`: with prompts in one piece, and none preempted. `drafted`: with drafts. Of four scenarios one has
-    prompts side by side.
+    `whole`: prompts are run in one chunk, and none is preempted. `drafted`: with drafts. One scenario in four
+    has lock-step prefill.
     """
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)
@@ -386,10 +388,10 @@ def play(
     try:
         said = life.play(calm=whole)
     finally:
-        answers = oracle.hear()  # or the next one to ask would be given them
+        answers = oracle.hear()  # otherwise the next call would get these answers
     for job in jobs:
-        if isinstance(job.draw.grammar, RuleGrammar):
-            job.draw.grammar.check(said[job.name])
+        if isinstance(job.sampling.grammar, RuleGrammar):
+            job.sampling.grammar.check(said[job.name])
     alone = {job.name: answer["tokens"] for job, answer in zip(greedy, answers, strict=True)}
     for job in jobs:
         if job.name not in alone:
@@ -399,22 +401,24 @@ def play(
 
 
 def _alone(model: Model, jobs: Sequence[Job], rng: random.Random) -> dict[str, Sequence[int]]:
-    """What each row says by itself."""
+    """Return each row's answer alone."""
     return {job.name: Life(model.engine, [job], rng).play(calm=True)[job.name] for job in jobs}
 
 
 def _is_greedy(job: Job) -> bool:
-    return replace(job.draw, grammar=None) == _GREEDY
+    return replace(job.sampling, grammar=None) == _GREEDY
 
 
 def _question(job: Job) -> dict[str, Any]:
-    """What the oracle is asked."""
+    """Return the job as a request to the oracle."""
     question: dict[str, Any] = {"tokens": job.prompt, "max_tokens": job.tokens}
-    return question | ({"rule": job.draw.grammar.seed} if isinstance(job.draw.grammar, RuleGrammar) else {})
+    return question | (
+        {"rule": job.sampling.grammar.seed} if isinstance(job.sampling.grammar, RuleGrammar) else {}
+    )
 
 
 def _difference(job: Job, expected: Sequence[int], said: Sequence[int]) -> Difference | None:
-    """A row that was cancelled has said less, and is held to that."""
+    """Return the first difference. A cancelled row's answer is shorter, and only that part is compared."""
     for index, (ours, theirs) in enumerate(zip(said, expected, strict=False)):
         if ours != theirs:
             return Difference(job, index, tuple(expected), tuple(said))
@@ -422,8 +426,8 @@ def _difference(job: Job, expected: Sequence[int], said: Sequence[int]) -> Diffe
 
 
 def gap(architecture: str, found: Difference) -> float:
-    """Where a row went another way: how far upstream's logits of the two tokens are apart, or for a sampled
-    row without penalties how near the draw was to another token, or where they are ranked, these two."""
+    """Return the gap where a row diverged. Greedy: between upstream's logits of the two tokens. Sampled
+    without penalties: between the draw and another token, or, if ranked, between the two tokens."""
     import mlx.core as mx
 
     tokens = mx.array([[*found.job.prompt, *found.expected[: found.index]]])
@@ -431,19 +435,19 @@ def gap(architecture: str, found: Difference) -> float:
     if _is_greedy(found.job):
         return abs(float(logits[found.expected[found.index]] - logits[found.said[found.index]]))
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)
-    if isinstance(found.job.draw.grammar, RuleGrammar):
-        rule = allows(found.job.draw.grammar.seed, found.expected[: found.index])
+    if isinstance(found.job.sampling.grammar, RuleGrammar):
+        rule = allows(found.job.sampling.grammar.seed, found.expected[: found.index])
         exact[~_allowed(rule, len(exact))] = -np.inf
-    apart = distance(exact, found.job.draw, tokens.shape[1])
-    if not found.job.draw.top_k:
+    apart = distance(exact, found.job.sampling, tokens.shape[1])
+    if not found.job.sampling.top_k:
         return apart
-    # Tokens are ranked before one is drawn: two that are as likely may change places.
+    # Tokens are ranked before one is drawn: two equally likely ones may swap places.
     ours, theirs = exact[found.said[found.index]], exact[found.expected[found.index]]
     return min(apart, float(abs(ours - theirs)))
 
 
 def _logits(architecture: str, tokens: Any) -> Any:
-    """Upstream's of what follows, in one pass."""
+    """Return upstream's logits of the next token, in one pass."""
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
     from mlx_vlm.models.cache import make_prompt_cache as whole_cache
@@ -464,7 +468,7 @@ def _allowed(rule: tuple[int, int] | None, vocabulary: int) -> np.ndarray:
 
 
 def _main() -> int:
-    """1 if a row differs and rounding is not the cause."""
+    """Return 1 if a row differs and rounding is not the cause."""
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description="Random lives of rows, held against upstream alone.")
     parser.add_argument("--seeds", type=int, default=10)
@@ -479,7 +483,7 @@ def _main() -> int:
             for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 for found in differences(model, architecture, seed, oracle):
                     count += 1
-                    is_penalized = found.job.draw.repetition_penalty != 1
+                    is_penalized = found.job.sampling.repetition_penalty != 1
                     apart = 0.0 if is_penalized else gap(architecture, found)
                     faults += apart > TIE
                     told = "penalized" if is_penalized else f"gap {apart:.2g}"

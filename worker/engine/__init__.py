@@ -1,1 +1,1 @@
-"""All that touches MLX once a model is there: rows, their caches, how their tokens are drawn."""
+"""The engine: KV caches, batched forward passes, speculative decoding and sampling on MLX."""

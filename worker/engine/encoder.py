@@ -1,4 +1,4 @@
-"""Runs batches of texts, padded to the right, through a network that answers each with a vector."""
+"""Batch encoder: runs texts, padded on the right, through an embedding network."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from collections.abc import Callable, Iterator, Sequence
 import mlx.core as mx
 import numpy as np
 
-from worker.texts import Text
+from worker.contract.texts import Text
 
 Forward = Callable[[mx.array, mx.array, mx.array | None], mx.array]
-"""(tokens, mask, types), each int32 [texts, tokens], the mask 1 where a token is none of padding -> vectors
-[texts, numbers]. No types: all 0."""
+"""(tokens, mask, types), each int32 [texts, tokens], -> vectors [texts, width]. The mask is 1 at tokens and 0
+at padding. `types` None: all 0."""
 
 _TRIAL = (Text((3, 5, 7, 9, 11, 13, 15)), Text((4, 6, 8)))
 _ALIKE = 0.02
-"""So far vectors of one text may be apart, of their length: half precision, and no padding that is seen."""
+"""Maximum relative distance between vectors of one text: allows for half precision, not for padding that
+leaks."""
 
 
 class BatchEncoder:
-    """`worker.texts.Encoder`."""
+    """`worker.contract.texts.Encoder`."""
 
     def __init__(self, forward: Forward, *, padding: int = 0) -> None:
-        """`padding`: a token that may stand where there is none. Tries whether padding is seen: texts of
-        unequal length then go apart."""
+        """`padding`: the padding token. Probes whether padding changes results; if so, texts of unequal
+        length are run separately."""
         self._forward = forward
         self._padding = padding
         self.width = len(self._run(_TRIAL[1:])[0])
         self.is_paddable = self._is_paddable()
 
     def encode(self, texts: Sequence[Text]) -> list[bytes]:
-        """See `worker.texts.Encoder`."""
         found: dict[int, np.ndarray] = {}
         for places in self._groups(texts):
             found |= zip(places, self._run([texts[place] for place in places]), strict=True)
         return [_cut(found[place], text.dimensions).tobytes() for place, text in enumerate(texts)]
 
     def _groups(self, texts: Sequence[Text]) -> Iterator[list[int]]:
-        """Which texts share a pass."""
+        """Yield the indices of the texts that share a pass."""
         if self.is_paddable:
             yield list(range(len(texts)))
             return
@@ -45,7 +45,7 @@ class BatchEncoder:
             yield [place for place, text in enumerate(texts) if len(text.tokens) == length]
 
     def _run(self, texts: Sequence[Text]) -> np.ndarray:
-        """float32 [texts, numbers]."""
+        """Return the vectors, float32 [texts, width]."""
         longest = max(len(text.tokens) for text in texts)
         tokens = _table([text.tokens for text in texts], longest, self._padding)
         mask = _table([(1,) * len(text.tokens) for text in texts], longest, 0)

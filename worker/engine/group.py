@@ -1,4 +1,5 @@
-"""Rows that decode in one forward pass: their caches, pending tokens and sampler, in one order."""
+"""Decode batch: rows that share a forward pass, with their caches, pending tokens and sampler in one
+order."""
 
 from __future__ import annotations
 
@@ -9,27 +10,27 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.engine.caches.batch import Batch, RowCaches
-from worker.engine.caches.gaps import gapped
+from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.spans import NO_GAPS, Gaps
-from worker.engine.sampling.helpers import Job
-from worker.engine.sampling.row import Row
-from worker.engine.sampling.sampler import Agree, Drawing, Sampled, Sampler
+from worker.engine.caches.sparse_rows import with_gaps
+from worker.engine.sampling.mask_threads import Job
+from worker.engine.sampling.sampler import Agree, PendingSample, Sampled, Sampler
+from worker.engine.sampling.state import SamplingState
 from worker.engine.trees import held_bytes
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class BatchRow:
     """A started row.
 
-    `length`: tokens of its sequence, with the pending one, which is not in its caches yet. `token`: that one,
-    [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gaps`: which
-    of its tokens were left out of its caches.
+    `length`: tokens of its sequence, including the pending one, which is not in its caches yet. `token`: that
+    one, [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gaps`:
+    tokens skipped by sparse prefill.
     """
 
     name: str
     length: int
-    row: Row
+    row: SamplingState
     token: mx.array | None
     caches: RowCaches
     shift: int = 0
@@ -38,31 +39,31 @@ class Member:
 
     @property
     def is_sparse(self) -> bool:
-        """Something was left out."""
+        """Whether tokens were skipped."""
         return bool(self.gaps.spans)
 
     @property
-    def held(self) -> int:
-        """Tokens in its caches."""
+    def cached_tokens(self) -> int:
+        """Number of tokens in its caches."""
         return self.columns - 1
 
     @property
     def columns(self) -> int:
-        """Tokens in its caches when it has been fed the pending one."""
+        """Number of tokens in its caches once it has been fed the pending one."""
         return self.length - self.gaps.total
 
 
-def shifts_of(members: Sequence[Member]) -> dict[str, mx.array]:
-    """What a model that sees is told of rows with images; the others are told nothing."""
+def shifts_of(members: Sequence[BatchRow]) -> dict[str, mx.array]:
+    """Return the position shifts of a multimodal model as keyword arguments; empty if no row has images."""
     if not any(member.shift for member in members):
         return {}
     return {"shifts": mx.array([[member.shift] for member in members], mx.int32)}
 
 
-class Company:
-    """Rows that decode in one forward pass, in the order of its rows; who was dropped leaves a hole."""
+class RowBatch:
+    """Rows that decode in one forward pass, in order; a dropped row leaves a hole."""
 
-    members: list[Member]
+    members: list[BatchRow]
 
     @property
     def has_holes(self) -> bool:
@@ -73,23 +74,24 @@ class Company:
         return all(member.dropped for member in self.members)
 
     @property
-    def living(self) -> list[Member]:
+    def living(self) -> list[BatchRow]:
         return [member for member in self.members if not member.dropped]
 
 
-class Group(Company):
-    """A row that is alone keeps its own caches: they are quicker than a batch of one."""
+class DecodeBatch(RowBatch):
+    """Rows that decode without drafts. A single row keeps its own caches, which are faster than a batch of
+    one."""
 
     def __init__(self, agree: Agree | None = None) -> None:
         """`agree`: see `Sampler`."""
-        self.members: list[Member] = []
+        self.members: list[BatchRow] = []
         self._agree = agree
         self._tokens = mx.array([], mx.uint32)
         self._sampler: Sampler | None = None
-        self._drawing: Drawing | None = None
+        self._drawing: PendingSample | None = None
         self._sampled: Sampled | None = None
         self._own: RowCaches = []
-        self._batch: Batch | None = None
+        self._batch: CacheBatch | None = None
 
     @property
     def nbytes(self) -> int:
@@ -97,20 +99,21 @@ class Group(Company):
         return sum(held_bytes(cache) for cache in self._own) if self._batch is None else self._batch.nbytes
 
     def dispatch(self, model: nn.Module) -> Sequence[Job]:
-        """Set out to feed every row its pending token and to draw the next one, which becomes pending.
+        """Dispatch a forward pass over the pending tokens and the sampling of the next ones, which become
+        pending.
 
-        Returns the questions that must be answered first, once all pending tokens have been seen: none, if
-        no row has a grammar.
+        Return the mask jobs that must run first, once the guides have seen all pending tokens; empty if no
+        row has a grammar.
         """
         assert self._sampler is not None
-        caches = gapped(self._own, self.members[0].gaps) if self._batch is None else self._batch.caches
+        caches = with_gaps(self._own, self.members[0].gaps) if self._batch is None else self._batch.caches
         logits = model(self._tokens[:, None], cache=caches, **shifts_of(self.members))[:, -1, :]
         drawing = self._sampler.begin(logits, [member.length for member in self.members], self._tokens)
         if self._batch is not None:
             self._batch.advance()
         for member in self.members:
             member.length += 1
-        # Whatever grows lazily, offsets and paddings for instance, must be computed with the step.
+        # Lazily growing arrays, offsets and paddings for instance, must be evaluated with the step.
         if drawing.questions:
             self._drawing = drawing
             mx.async_eval(drawing.arrays, self._state())
@@ -119,7 +122,7 @@ class Group(Company):
         return drawing.questions
 
     def drawn(self) -> Sampled:
-        """What was set out to be drawn, when its questions have been answered."""
+        """Return the dispatched samples, after the mask jobs have run."""
         if self._drawing is not None:
             drawing, self._drawing = self._drawing, None
             self._finish(drawing, [])
@@ -127,7 +130,7 @@ class Group(Company):
         sampled, self._sampled = self._sampled, None
         return sampled
 
-    def _finish(self, drawing: Drawing, state: list[Any]) -> None:
+    def _finish(self, drawing: PendingSample, state: list[Any]) -> None:
         assert self._sampler is not None
         self._sampled = self._sampler.finish(drawing)
         self._tokens = self._sampled.tokens
@@ -136,16 +139,16 @@ class Group(Company):
     def _state(self) -> list[Any]:
         return [cache.state for cache in self._own] if self._batch is None else self._batch.state
 
-    def reseat(self, joining: Sequence[Member], fresh: Callable[[], RowCaches]) -> None:
-        """Close the holes and take in the joining rows. `fresh` makes empty caches of a single row."""
+    def rearrange(self, joining: Sequence[BatchRow], fresh: Callable[[], RowCaches]) -> None:
+        """Remove dropped rows and add the `joining` ones. `fresh`: makes empty caches of a single row."""
         if not joining and not self.has_holes:
             return
         if self._batch is None:
-            order = self._seat_around_own(joining, fresh)
+            order = self._rearrange_own(joining, fresh)
         else:
             leaving = [place for place, member in enumerate(self.members) if member.dropped]
-            held, gaps = [m.held for m in joining], [m.gaps for m in joining]
-            order = self._batch.reseat(leaving, [m.caches for m in joining], held, gaps)
+            held, gaps = [m.cached_tokens for m in joining], [m.gaps for m in joining]
+            order = self._batch.rearrange(leaving, [m.caches for m in joining], held, gaps)
         everybody = [*self.members, *joining]
         tokens = [self._tokens, *(member.token for member in joining if member.token is not None)]
         self._tokens = mx.concatenate(tokens)[mx.array(list(order), mx.int32)] if order else tokens[0][:0]
@@ -156,27 +159,27 @@ class Group(Company):
             self._sampler.release()
         self._sampler = Sampler([member.row for member in self.members], self._agree)
 
-    def _seat_around_own(self, joining: Sequence[Member], fresh: Callable[[], RowCaches]) -> Sequence[int]:
-        """Of rows that are no batch yet: none or one that is here, and those that join."""
+    def _rearrange_own(self, joining: Sequence[BatchRow], fresh: Callable[[], RowCaches]) -> Sequence[int]:
+        """Rearrange at most one row without a batch and the joining ones; return the order of the rows."""
         everybody = [*self.members, *joining]
         caches = [self._own] * len(self.members) + [member.caches for member in joining]
         order = [row for row, member in enumerate(everybody) if not member.dropped]
         kept = [caches[row] for row in order]
         self._own = kept[0] if len(kept) == 1 else []
         if len(kept) > 1:
-            self._batch = Batch(fresh())
+            self._batch = CacheBatch(fresh())
             seated = [everybody[row] for row in order]
-            self._batch.reseat([], kept, [m.held for m in seated], [m.gaps for m in seated])
+            self._batch.rearrange([], kept, [m.cached_tokens for m in seated], [m.gaps for m in seated])
         return order
 
-    def source(self, member: Member) -> tuple[RowCaches | Batch, int]:
-        """The caches that a row is in, and its place in them."""
+    def source(self, member: BatchRow) -> tuple[RowCaches | CacheBatch, int]:
+        """Return the caches that a row is in, and its place in them."""
         if self._batch is None:
             return self._own, 0
         return self._batch, self.members.index(member)
 
-    def detach(self, fresh: Callable[[], RowCaches]) -> list[Member]:
-        """Give every living row its token and caches back, so that it can join another group."""
+    def detach(self, fresh: Callable[[], RowCaches]) -> list[BatchRow]:
+        """Return the rows that are left, each with its token and caches, to join another group."""
         for place, member in enumerate(self.members):
             if not member.dropped:
                 member.token = self._tokens[place : place + 1]

@@ -1,7 +1,7 @@
-"""How likely the tokens of a prompt are: asked while a chunk of it is prefilled.
+"""Prompt logprobs, computed while a chunk of the prompt is prefilled.
 
-The logits of a chunk are never all there: with a vocabulary of 152,000 those of 2048 positions take more than
-a gigabyte. So the chunk is run in pieces, and only the numbers that were asked for are kept of each.
+The logits of a chunk never exist all at once: with a vocabulary of 152,000 those of 2048 positions take more
+than a gigabyte. So the chunk is run in pieces, and only the requested logprobs are kept of each.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from worker.contract import Likelihood, Targets
+from worker.contract.engine import Logprob, LogprobTargets
 from worker.engine.caches.batch import RowCaches
-from worker.engine.sampling.report import Report
+from worker.engine.sampling.logprobs import LogprobReport
 
 LOGITS_MAX = 2**24
-"""Of one piece: 64 MiB of float32, and a few times that while the likeliest are sought."""
+"""Logits of one piece: 64 MiB of float32, and a few times that while the top tokens are computed."""
 
 
 def piece_tokens(model: nn.Module) -> int:
-    """How many positions a piece has. The model is asked for the size of its logits, and runs nothing."""
+    """Return the number of positions in a piece. Takes the size of the logits from a lazy call that is never
+    run."""
     logits = model(mx.array([[0]], mx.uint32), cache=make_prompt_cache(model))
     return max(1, LOGITS_MAX // int(logits.shape[-1]))
 
 
 def prefill_scored(
-    model: nn.Module, chunk: Sequence[int], caches: RowCaches, targets: Targets, size: int
-) -> list[Likelihood]:
-    """Run a chunk of a row in pieces of `size` tokens; the likelihoods of its targets. Evaluates both."""
-    found: list[Likelihood] = []
+    model: nn.Module, chunk: Sequence[int], caches: RowCaches, targets: LogprobTargets, size: int
+) -> list[Logprob]:
+    """Run a chunk of a row in pieces of `size` tokens; return the logprobs of its targets. Evaluates both."""
+    found: list[Logprob] = []
     silent = len(chunk) - len(targets.tokens)
-    """So many positions at the beginning are asked nothing."""
+    """Leading positions without targets."""
     for first in range(0, len(chunk), size):
         piece = list(chunk[first : first + size])
         logits = model(mx.array([piece], mx.uint32), cache=caches)[0]
@@ -42,7 +43,7 @@ def prefill_scored(
             mx.eval(states)
             continue
         tokens = targets.tokens[first + skipped - silent : first + len(piece) - silent]
-        report = Report.of(logits[skipped:], mx.array(tokens, mx.uint32), [targets.top] * len(tokens))
+        report = LogprobReport.of(logits[skipped:], mx.array(tokens, mx.uint32), [targets.top] * len(tokens))
         mx.eval(report.arrays, states)
         found += report.read()
     return found

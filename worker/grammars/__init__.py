@@ -1,1 +1,1 @@
-"""What answers are held to: forms and calls as grammars, compiled by llguidance, and who guides by them."""
+"""Structured output: grammars of response formats and tool calls, compiled by llguidance, and guides."""

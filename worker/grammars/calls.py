@@ -1,7 +1,7 @@
-"""Calls of tools as grammars, each in the form that its model was trained to write. Pure.
+"""Grammars of tool calls, in the format that each model was trained on. Pure.
 
-The forms are those of upstream's parsers (`mlx_lm.tool_parsers`), which read what is generated here; a model
-whose form cannot be written as a grammar, or that has none, calls as Hermes does: `<tool_call>`, JSON.
+The formats are those of upstream's parsers (`mlx_lm.tool_parsers`). A model without one, or with one that
+cannot be expressed as a grammar, uses the Hermes format: `<tool_call>` with JSON.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from functools import partial
 from typing import Any
 
 from worker.grammars import lark
-from worker.grammars.parameters import STYLES, Style, parameters
+from worker.grammars.parameters import STYLES, MarkupStyle, parameters
 from worker.grammars.schema import Schema, SchemaError, checked
 
 MORE_MAX = 31
-"""How many calls may follow the first: a small model might go on for ever."""
+"""Maximum number of calls after the first: a small model might continue forever."""
 _SECTIONS = {"kimi_k2", "kimi_k3", "minimax_m2", "muse_spark"}
-"""Forms that put all calls between one pair of markers."""
+"""Formats with all calls between one pair of markers."""
 
 Spacing = Callable[[str, str, str], str]
-"""The white space that the model's template has between two texts, or else what comes third."""
+"""Returns the white space of the model's template between two texts, or the third argument if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
-    """`parameters`: the schema of its arguments; None: any object."""
+class ToolSchema:
+    """A tool. `parameters`: schema of its arguments; None: any object."""
 
     name: str
     parameters: object = None
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """As an object, whatever a client has sent."""
+        """The schema as a mapping; empty if the client sent something else."""
         return self.parameters if isinstance(self.parameters, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How one model calls. `names`: its special tokens."""
+class CallForm:
+    """Tool-call format of one model. `names`: its special tokens."""
 
     kind: str | None
     start: str = "<tool_call>"
@@ -48,10 +48,10 @@ class Form:
     spacing: Spacing = lambda _left, _right, default: default
 
 
-class Calls:
-    """The grammar of calls of some tools. Raises `SchemaError`, which names the tool."""
+class CallsGrammar:
+    """Grammar of calls to the given tools. Raises `SchemaError`, which names the tool."""
 
-    def __init__(self, form: Form, tools: Sequence[Tool]) -> None:
+    def __init__(self, form: CallForm, tools: Sequence[ToolSchema]) -> None:
         self._form = form
         self._marked = partial(lark.marked, names=form.names)
         self._style = STYLES.get(form.kind or "")
@@ -64,16 +64,16 @@ class Calls:
         self._rules["call"] = " | ".join(f"call{number}" for number in range(len(tools)))
 
     def required(self, *, single: bool) -> str:
-        """A whole answer: a call, or several unless `single`."""
+        """Return the grammar of a whole answer: one call, or several unless `single`."""
         start = self._marked(self._form.start)
         return lark.grammar(f"{start} {self._rest(start, single=single)}", self._written())
 
     def behind(self, *, single: bool) -> str:
-        """What follows the marker that begins a call, up to the one that ends it."""
+        """Return the grammar between the marker that begins a call and the one that ends it."""
         return lark.grammar(self._rest("", single=single), self._written())
 
     def _rest(self, again: str, *, single: bool) -> str:
-        """Behind the first marker. `again`: the marker, where it is to come again with each call."""
+        """Return the rule behind the first marker. `again`: the marker, if repeated with each call."""
         before, between, after = (self._marked(text) for text in self._frame())
         one = f"{before} call"
         if not self._is_section:
@@ -90,7 +90,7 @@ class Calls:
         return "[ARGS]" in self._form.names
 
     def _frame(self) -> tuple[str, str, str]:
-        """What stands before a call, between two, and behind one."""
+        """Return the texts before a call, between two calls, and behind a call."""
         form, space = self._form, self._form.spacing
         match form.kind:
             case "mistral":
@@ -111,7 +111,7 @@ class Calls:
             space("}", form.end, "\n") + form.end,
         )
 
-    def _call(self, tool: Tool, name: str) -> str:
+    def _call(self, tool: ToolSchema, name: str) -> str:
         schema = checked(_of_object(tool.parameters))
         if self._style is not None:
             return self._written_out(tool, schema, self._style, name)
@@ -120,7 +120,7 @@ class Calls:
         before, after = self._around_json(tool)
         return f"{before} {name} {after}"
 
-    def _around_json(self, tool: Tool) -> tuple[str, str]:
+    def _around_json(self, tool: ToolSchema) -> tuple[str, str]:
         marked, quoted = self._marked, lark.literal(tool.name)
         match self._form.kind:
             case "mistral" if self._has_header:
@@ -137,13 +137,13 @@ class Calls:
         name, comma, arguments = lark.escaped(quoted), ", ?", '"arguments": ?'
         return lark.regex(rf'\{{ ?"name": ?{name}{comma}{arguments}'), '"}"'
 
-    def _written_out(self, tool: Tool, schema: Schema, style: Style, name: str) -> str:
-        """With a marker for each argument."""
+    def _written_out(self, tool: ToolSchema, schema: Schema, style: MarkupStyle, name: str) -> str:
+        """Return the rule of a call with a marker for each argument."""
         opening, closing = style.around(tool.name)
         described = parameters(schema, style, self._form.spacing, self._marked, name)
         self._rules |= described.rules
         bare = f'{{"name": {lark.literal(tool.name)}, "arguments": {{}}}}'
-        # A name alone is no call of LongCat's.
+        # In LongCat's format a name alone is not a call.
         if self._form.kind == "longcat" and described.may_be_empty:
             some = f"{self._marked(opening)} {described.some} {self._marked(closing)}"
             return f"{lark.literal(bare)} | {some}" if described.some else lark.literal(bare)

@@ -1,10 +1,10 @@
-"""Grammars compiled by llguidance, each once, within limits of size and time.
+"""Grammar compiler: compiles with llguidance, within limits of size and time, and caches the results.
 
-What must hold: whatever a request sends, no thread of the pool waits for its grammar longer than
-`COMPILE_S_MAX`, and no more than `RUNNING_MAX` threads work on grammars. llguidance cannot be interrupted,
-so each is compiled on a thread of its own, which nobody waits for in the end. Its own limits bound what a
-grammar may take, and `worker.grammars.schema` refuses what it has no limit for. What has been compiled,
-refused or is on its way is kept, the last `KEPT_MAX`: a grammar is compiled once, even when two ask at once.
+Invariants: no pool thread waits longer than `COMPILE_S_MAX` for a grammar, whatever a request sends, and at
+most `RUNNING_MAX` threads compile. llguidance cannot be interrupted, so each grammar is compiled on its own
+thread, which is abandoned after the timeout. Its own limits bound the size of a grammar;
+`worker.grammars.schema` refuses what they do not cover. The last `KEPT_MAX` results, refusals and running
+compilations are cached: concurrent requests with one grammar compile it once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits
 
-from worker.grammars.lexicon import Lexicon
+from worker.grammars.tokenizer import GrammarTokenizer
 
 COMPILE_S_MAX = 3.0
 RUNNING_MAX = 2
@@ -34,8 +34,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-"""llguidance's own, but for the states of a lexer: one takes 1 to 2 kB, for as long as the answer does. Of a
-step they allow some 15 ms of the lexer's work and 3 ms of the parser's."""
+"""llguidance's defaults, except for lexer states, which take 1 to 2 kB each until the answer ends. They allow
+about 15 ms of lexer time and 3 ms of parser time per step."""
 
 
 _EXCERPT = "\n   1 | "
@@ -43,20 +43,20 @@ _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 
 
 class GrammarError(Exception):
-    """Why a grammar is not compiled, in llguidance's words or ours."""
+    """A grammar could not be compiled; the message is llguidance's or ours."""
 
 
 class Compiler:
-    """One per model. Used by all threads of the pool."""
+    """Compiler with a cache. One per model, shared by all threads of the pool."""
 
-    def __init__(self, lexicon: Lexicon) -> None:
+    def __init__(self, lexicon: GrammarTokenizer) -> None:
         self._lexicon = lexicon
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Future[LLMatcher | str]] = OrderedDict()
         self._running = threading.Semaphore(RUNNING_MAX)
 
     def compile(self, grammar: str, wait_s_max: float = COMPILE_S_MAX) -> LLMatcher:
-        """To be copied by whoever uses it. Raises `GrammarError`."""
+        """Compile a grammar, or return it from the cache. Callers must copy it. Raises `GrammarError`."""
         until = time.monotonic() + wait_s_max
         try:
             outcome = self._asked(grammar, wait_s_max).result(max(0.0, until - time.monotonic()))
@@ -81,29 +81,29 @@ class Compiler:
         else:
             with self._lock:
                 self._kept.pop(key, None)
-            future.set_result("others are being compiled that take long")
+            future.set_result("other grammars are still being compiled; try again later")
         return future
 
     def _run(self, grammar: str, future: Future[LLMatcher | str]) -> None:
         try:
             future.set_result(_compiled(self._lexicon, grammar))
-        except BaseException as error:  # llguidance's panics are no Exception; the request's failure
+        except BaseException as error:  # llguidance's panics are not `Exception`s; only the request fails
             future.set_result(f"it cannot be compiled ({type(error).__name__})")
         finally:
             self._running.release()
 
 
-def _compiled(lexicon: Lexicon, grammar: str) -> LLMatcher | str:
+def _compiled(lexicon: GrammarTokenizer, grammar: str) -> LLMatcher | str:
     matcher = LLMatcher(lexicon.tokenizer, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
-        # The first mask, so that no step has to wait for it; copies share what was found out for it.
+        # Compute the first mask here so that no step waits for it; copies share its lexer states.
         matcher.compute_bitmask()
     return _told(matcher.get_error()) if matcher.is_error() else matcher
 
 
 def _told(error: str) -> str:
-    """In one line, without the grammar that we have made of what was asked, and places in it."""
+    """Return an error in one line, without our grammar's text and positions in it."""
     if "NoExtension" in error:
-        return "nothing fits it"
+        return "no text can match it"
     said, _, _ = error.replace("<non-verbose/>", "").partition(_EXCERPT)
     return " ".join(_PLACE.sub("", said).split())

@@ -1,9 +1,9 @@
-"""Who says token by token what an answer may go on with. `worker.guides`.
+"""Guides: token masks of structured output, token by token. Implements `worker.contract.guides`.
 
-What must hold: where an answer stands is a function of its tokens alone, so `open` goes through those of a
-resumed answer and gives the same masks as if nothing had happened. Some token is always allowed: a body
-allows one or has failed, and then `fill` raises. A token that may not have come (forced by somebody else, or
-resumed from another grammar) frees what follows, for better nothing is held to than to half of it.
+Invariants: the state of a guide depends on the answer's tokens alone, so `open` replays those of a resumed
+answer and yields the same masks. Some token is always allowed: a matcher allows one or has failed, and then
+`fill` raises. After a disallowed token (forced from outside, or resumed from another grammar) the rest of
+the answer is unconstrained, because half a constraint is worse than none.
 """
 
 from __future__ import annotations
@@ -15,56 +15,54 @@ from enum import Enum, auto
 import numpy as np
 from llguidance import LLMatcher
 
-from worker.grammars.body import Body, allow_any
-from worker.grammars.lexicon import Lexicon
-from worker.grammars.reading import Markup, Reader
-from worker.guides import Foreseen
+from worker.contract.guides import ForcedTokens
+from worker.grammars.matcher import Matcher, allow_any
+from worker.grammars.tokenizer import GrammarTokenizer
+from worker.grammars.trigger import Markup, TriggerScanner
 from worker.output.channels import CONTENT, REASONING
 
 BLANKS_MAX = 4
-"""Tokens of white space between a thought and what follows: templates have a line's end or two there."""
+"""Maximum white-space tokens between reasoning and content: templates have one or two line breaks there."""
 CALL = "call"
-"""The state of `Markup` in which a call has begun."""
+"""State of `Markup` in which a call has begun."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeldGrammar:
-    """All of an answer but its thoughts is one of `bodies`; a thought may be anything, but not the end.
+class AnswerGrammar:
+    """Grammar of a whole answer: its content matches one of `bodies`. Reasoning is free but cannot end it.
 
-    `opening`: the state of the format in which the answer begins. `thought`: the tokens by which a model may
-    begin a thought itself, before all else; empty: it may not. `has_blanks`: white space is offered behind a
-    thought; some is passed over in any case. `is_text`: what is no thought is content, whatever is in it.
+    `opening`: the state in which the answer begins. `hidden`: the tokens by which the model itself may begin
+    reasoning at the start; empty: it may not. `has_blanks`: allow white space after reasoning; some is
+    accepted in any case. `is_text`: everything but reasoning is content, even if it looks like a tool call.
     """
 
     bodies: tuple[LLMatcher, ...]
-    lexicon: Lexicon
+    lexicon: GrammarTokenizer
     markup: Markup
     opening: str = CONTENT
-    thought: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()
     has_blanks: bool = False
     is_text: bool = False
 
-    def open(self, answered: Sequence[int]) -> HeldGuide:
-        """See `guides.Grammar`."""
-        guide = HeldGuide(self)
+    def open(self, answered: Sequence[int]) -> AnswerGuide:
+        guide = AnswerGuide(self)
         for token in answered:
-            guide.saw(token)
+            guide.accept_token(token)
         return guide
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """An answer is free, but for its calls: behind the marker that begins one stands `body`."""
+    """Grammar of tool calls only: `body` applies behind the marker that begins a call; all else is free."""
 
     body: LLMatcher
     markup: Markup
     opening: str = CONTENT
 
     def open(self, answered: Sequence[int]) -> CallGuide:
-        """See `guides.Grammar`."""
         guide = CallGuide(self)
         for token in answered:
-            guide.saw(token)
+            guide.accept_token(token)
         return guide
 
 
@@ -75,25 +73,24 @@ class _Phase(Enum):
     FREE = auto()
 
 
-class HeldGuide:
-    """`guides.Guide` of a `HeldGrammar`."""
+class AnswerGuide:
+    """Guide of an `AnswerGrammar`."""
 
-    def __init__(self, grammar: HeldGrammar) -> None:
+    def __init__(self, grammar: AnswerGrammar) -> None:
         self._grammar = grammar
-        self._bodies: list[Body] = []
-        """What the answer may still be."""
-        self._reader: Reader | None = None
+        self._bodies: list[Matcher] = []
+        """Matchers that the answer may still satisfy."""
+        self._reader: TriggerScanner | None = None
         self._opened: int | None = None
-        """How many of the tokens that begin a thought have come; None: none begins here."""
+        """Number of `hidden` tokens that have come; None: reasoning cannot begin here."""
         self._blanks = 0
-        """How many tokens of white space may still come before the body."""
+        """Number of white-space tokens that may still come before the content."""
         if grammar.opening == CONTENT:
-            self._begin(may_think=bool(grammar.thought))
+            self._begin(may_think=bool(grammar.hidden))
         else:
             self._think(grammar.opening)
 
-    def saw(self, token: int) -> None:
-        """See `guides.Guide`."""
+    def accept_token(self, token: int) -> None:
         match self._phase:
             case _Phase.THOUGHT:
                 self._read(token)
@@ -103,13 +100,13 @@ class HeldGuide:
                 self._advance(token, is_passed=False)
 
     def fill(self, mask: memoryview) -> bool:
-        """See `guides.Guide`. Raises `GuideError` once a body has failed."""
+        """Write the mask of allowed tokens. Raises `GuideError` once a matcher has failed."""
         if self._phase is _Phase.FREE:
             return False
         lexicon = self._grammar.lexicon
         words = np.frombuffer(mask, np.uint32)
         if self._phase is _Phase.THOUGHT:
-            # An answer that ends in its thought would not be what it is held to.
+            # An answer that ends during reasoning would not match the grammar.
             words[: lexicon.endless_mask.size] = lexicon.endless_mask
             return True
         allow_any(self._bodies, words, lexicon.blank_mask.size)
@@ -117,18 +114,17 @@ class HeldGuide:
             if self._blanks and self._grammar.has_blanks:
                 words[: lexicon.blank_mask.size] |= lexicon.blank_mask
             if self._opened is not None:
-                token = self._grammar.thought[self._opened]
+                token = self._grammar.hidden[self._opened]
                 words[token // 32] |= np.uint32(1 << token % 32)
         return True
 
-    def foresee(self, most: int) -> Foreseen:
-        """See `guides.Guide`."""
+    def forced_tokens(self, most: int) -> ForcedTokens:
         if self._phase not in (_Phase.BEGINNING, _Phase.BODY) or len(self._bodies) != 1:
-            return Foreseen()
-        found = self._bodies[0].foresee(most)
-        # What may stand before the body is none of it.
+            return ForcedTokens()
+        found = self._bodies[0].forced_tokens(most)
+        # White space or reasoning may still come before the content.
         is_sure = self._phase is _Phase.BODY or not (self._blanks or self._opened is not None)
-        return found if is_sure else Foreseen(found.tokens)
+        return found if is_sure else ForcedTokens(found.tokens)
 
     def _think(self, state: str) -> None:
         self._phase = _Phase.THOUGHT
@@ -136,12 +132,12 @@ class HeldGuide:
 
     def _begin(self, *, may_think: bool, blanks: int = 0) -> None:
         self._phase = _Phase.BEGINNING
-        self._bodies = [Body(grammar, self._grammar.lexicon) for grammar in self._grammar.bodies]
+        self._bodies = [Matcher(grammar, self._grammar.lexicon) for grammar in self._grammar.bodies]
         self._opened = 0 if may_think else None
         self._blanks = blanks
 
     def _read(self, token: int) -> None:
-        assert self._reader is not None, "a thought is read"
+        assert self._reader is not None, "reasoning is scanned"
         rest = self._reader.push(token)
         if rest is None:
             return
@@ -151,11 +147,11 @@ class HeldGuide:
             self._keep([body for body in self._bodies if body.take_text(rest)])
 
     def _pass(self, token: int) -> bool:
-        """Whether the token stands before the body, and is none of it."""
-        thought = self._grammar.thought
+        """Whether the token comes before the content and does not belong to it."""
+        hidden = self._grammar.hidden
         if self._opened is not None:
-            self._opened = self._opened + 1 if thought[self._opened] == token else None
-            if self._opened == len(thought):
+            self._opened = self._opened + 1 if hidden[self._opened] == token else None
+            if self._opened == len(hidden):
                 self._think(REASONING)
                 return True
         elif self._blanks and token in self._grammar.lexicon.blanks:
@@ -173,24 +169,23 @@ class HeldGuide:
         else:
             self._bodies = kept
 
-    def _keep(self, bodies: list[Body]) -> None:
+    def _keep(self, bodies: list[Matcher]) -> None:
         self._bodies = bodies
         if not bodies:
             self._phase = _Phase.FREE
 
 
 class CallGuide:
-    """`guides.Guide` of a `CallGrammar`."""
+    """Guide of a `CallGrammar`."""
 
     def __init__(self, grammar: CallGrammar) -> None:
         self._grammar = grammar
-        self._body: Body | None = None
-        """Of the call that has begun."""
+        self._body: Matcher | None = None
+        """Matcher of the current call."""
         self._is_lost = False
         self._reader = grammar.markup.open(grammar.opening, CALL)
 
-    def saw(self, token: int) -> None:
-        """See `guides.Guide`."""
+    def accept_token(self, token: int) -> None:
         if self._is_lost:
             return
         if self._body is None:
@@ -200,21 +195,20 @@ class CallGuide:
         self._close()
 
     def fill(self, mask: memoryview) -> bool:
-        """See `guides.Guide`. Raises `GuideError` once a body has failed."""
+        """Write the mask of allowed tokens. Raises `GuideError` once a matcher has failed."""
         if self._body is None:
             return False
         allow_any([self._body], np.frombuffer(mask, np.uint32), self._grammar.markup.lexicon.blank_mask.size)
         return True
 
-    def foresee(self, most: int) -> Foreseen:
-        """See `guides.Guide`."""
-        return Foreseen() if self._body is None else self._body.foresee(most)
+    def forced_tokens(self, most: int) -> ForcedTokens:
+        return ForcedTokens() if self._body is None else self._body.forced_tokens(most)
 
     def _look(self, token: int) -> None:
         rest = self._reader.push(token)
         if rest is None:
             return
-        body = Body(self._grammar.body, self._grammar.markup.lexicon)
+        body = Matcher(self._grammar.body, self._grammar.markup.lexicon)
         if rest and not body.take_text(rest):
             self._is_lost = True
         else:

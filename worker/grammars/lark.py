@@ -1,4 +1,4 @@
-"""Grammars in llguidance's variant of Lark, written piece by piece. Pure."""
+"""Builders for grammars in llguidance's variant of Lark. Pure."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any
 from worker.grammars.schema import spelled
 
 HEAD = '%llguidance {"no_forcing": true}\n'
-"""Where only one text may follow, the model still chooses its tokens: else llguidance would, and would have
-to ask the tokenizer, which is Python's, from within a mask."""
+"""Turns token forcing off: where only one text may follow, the model still chooses its tokens. llguidance
+would have to call the tokenizer, in Python, while it computes a mask."""
 
 
 def grammar(start: str, rules: str = "") -> str:
-    """A whole grammar, of what `start` is made of."""
+    """Return a complete grammar. `start`: the body of the start rule."""
     return f"{HEAD}start: {start}\n{rules}"
 
 
 def literal(text: str) -> str:
-    """This text and no other. Lark's strings are JSON's."""
+    """Return a terminal for exactly this text. Lark strings are JSON strings."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def regex(pattern: str) -> str:
-    """A terminal, of a pattern whose slashes are escaped."""
+    """Return a terminal for a pattern whose slashes are escaped."""
     return f"/{pattern}/"
 
 
 def escaped(text: str) -> str:
-    """For a pattern: this text."""
+    """Escape a text for use in a pattern."""
     return re.escape(text).replace("/", r"\/").replace("\n", r"\n").replace(r"\ ", " ")
 
 
 def value(schema: Mapping[str, Any]) -> str:
-    """A JSON value; `schema` is one that `worker.grammars.schema` has checked."""
+    """Return a rule for a JSON value; `schema` was checked by `worker.grammars.schema`."""
     return f"%json {spelled(schema)}"
 
 
 def marked(text: str, names: Mapping[str, int]) -> str:
-    """A text with the names of special tokens in it, each as that token.
+    """Return a rule for a text in which names of special tokens stand for these tokens.
 
-    Line ends stand by themselves: the lexer takes the longest terminal that may come, and would not go back
-    where two texts that may follow begin with the same one.
+    Line breaks become terminals of their own: the lexer takes the longest possible terminal and does not
+    backtrack where two possible texts begin with the same one.
     """
     known = sorted(names, key=len, reverse=True)
     parts = re.split("|".join(["(\n+)", *(f"({re.escape(name)})" for name in known)]), text)

@@ -1,7 +1,7 @@
-"""A tool's arguments in the forms that mark each of them, as XML does. Pure.
+"""Grammars of tool arguments in formats with a marker for each argument, such as XML tags. Pure.
 
-Strings stand as they are, up to the marker that ends them; all else is JSON. An argument that may be a string
-and something else besides, null excepted, is JSON too.
+Strings are written verbatim up to their end marker, all other values as JSON. An argument that may be a
+string or another type, except null, is JSON too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _EDGES = r"\S|\S(?s:.)*\S"
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """The marks of one form, around a call's arguments, an argument's name, its value. `{}`: the tool's name.
+class MarkupStyle:
+    """Markers of one format around a call's arguments, an argument's name, and its value.
 
-    `never`: what no string may have in it. `trims`: white space around a string is lost to its reader.
-    `quotes`: strings are JSON as well, for their reader guesses what is none.
+    `{}`: the tool's name. `never`: texts that no string may contain. `trims`: the parser strips white space
+    around strings. `quotes`: strings are JSON too, because the parser infers the type of bare values.
     """
 
     call: tuple[str, str]
@@ -41,13 +41,13 @@ class Style:
     quotes: bool = False
 
     def around(self, name: str) -> tuple[str, str]:
-        """What stands around a call's arguments."""
+        """Return the texts before and after a call's arguments."""
         return self.call[0].replace("{}", name), self.call[1]
 
 
-def _tagged(prefix: str) -> Style:
+def _tagged(prefix: str) -> MarkupStyle:
     key, value, call = (f"{prefix}{part}" for part in ("arg_key", "arg_value", "tool_call"))
-    return Style(
+    return MarkupStyle(
         call=("{}", ""),
         key=(f"<{key}>", f"</{key}>"),
         value=(f"<{value}>", f"</{value}>"),
@@ -56,27 +56,27 @@ def _tagged(prefix: str) -> Style:
 
 
 _GLM = _tagged("")
-STYLES: Mapping[str, Style] = {
-    "qwen3_coder": Style(
+STYLES: Mapping[str, MarkupStyle] = {
+    "qwen3_coder": MarkupStyle(
         call=("<function={}>\n", "</function>"),
         key=("<parameter=", ">\n"),
         value=("", "\n</parameter>\n"),
         never=("</parameter>", "</function>", "</tool_call>"),
         trims=False,
     ),
-    "minimax_m2": Style(
+    "minimax_m2": MarkupStyle(
         call=('<invoke name="{}">\n', "</invoke>"),
         key=('<parameter name="', '">'),
         value=("", "</parameter>\n"),
         never=("</parameter>", "</invoke>", "</minimax:tool_call>"),
     ),
-    "minicpm5": Style(
+    "minicpm5": MarkupStyle(
         call=('"{}">', ""),
         key=('<param name="', '">'),
         value=("", "</param>"),
         never=("</param>", "</function>", "<param "),
     ),
-    "muse_spark": Style(
+    "muse_spark": MarkupStyle(
         call=('<atem:invoke name="{}">\n', "</atem:invoke>"),
         key=('<atem:parameter name="', '">'),
         value=("", "</atem:parameter>\n"),
@@ -90,8 +90,9 @@ STYLES: Mapping[str, Style] = {
 
 
 @dataclass(slots=True)
-class Described:
-    """The arguments of one tool. `any`: as many as there must be; `some`: at least one, if there is one."""
+class ArgumentsGrammar:
+    """Grammar of one tool's arguments. `any`: all valid combinations; `some`: those with at least one
+    argument, if the tool has any."""
 
     any: str = ""
     some: str = ""
@@ -101,7 +102,7 @@ class Described:
 
 class _Writer:
     def __init__(
-        self, root: Schema, style: Style, marked: Callable[[str], str], gaps: tuple[str, str, str]
+        self, root: Schema, style: MarkupStyle, marked: Callable[[str], str], gaps: tuple[str, str, str]
     ) -> None:
         self.rules: dict[str, str] = {}
         self._root = root
@@ -110,7 +111,7 @@ class _Writer:
         self._gaps = gaps
 
     def argument(self, name: str, key: str, schema: object) -> str:
-        """One, by the number of its rule; `key` is a text, or a terminal."""
+        """Return the rule of one argument. `name`: of its value's rule; `key`: a literal or a terminal."""
         before, between, behind = self._gaps
         opening, closing = self._style.key
         head = (
@@ -131,7 +132,7 @@ class _Writer:
         may_be_null = bare is not schema or not string
         text = " & ".join(self._parts(string, may_be_null=may_be_null))
         ending = self._marked(closing)
-        if "<[" in ending:  # a special token ends it, and no text is that
+        if "<[" in ending:  # it ends with a special token, which never matches text
             self.rules[terminal] = f"{text} & /(?s:.)+/"
             is_needed = "minLength" in string or "pattern" in string
             return f"{terminal}{'' if is_needed else '?'} {ending}"
@@ -140,11 +141,11 @@ class _Writer:
         return name
 
     def _parts(self, schema: Mapping[str, Any], *, may_be_null: bool) -> list[str]:
-        """Patterns that the string fits, all of them."""
+        """Return the patterns that the string must match, all of them."""
         never = "|".join(map(lark.escaped, self._style.never))
         parts = [r"/(?s:.)*/", f"~/(?s:.)*({never})(?s:.)*/"]
         if not may_be_null:
-            parts.append("~/[nN][uU][lL][lL]/")  # is null to its reader, whatever is asked for
+            parts.append("~/[nN][uU][lL][lL]/")  # parsers read it as null, whatever the schema says
         if pattern := schema.get("pattern"):
             parts.append(lark.regex(_searched(str(pattern))))
         fewest, most = schema.get("minLength", 0), schema.get("maxLength", "")
@@ -157,17 +158,19 @@ class _Writer:
 
 def parameters(
     schema: Schema,
-    style: Style,
+    style: MarkupStyle,
     spacing: Callable[[str, str, str], str],
     marked: Callable[[str], str],
     name: str,
-) -> Described:
-    """As a grammar. Raises `SchemaError` for what this form has no place for."""
+) -> ArgumentsGrammar:
+    """Return the grammar of a tool's arguments. Raises `SchemaError` for what the format cannot express."""
     if unknown := sorted(schema.keys() - _KNOWN - _SAID):
-        raise SchemaError(f"has '{unknown[0]}' at its top, for which this model's form of calls has no place")
+        raise SchemaError(
+            f"has '{unknown[0]}' at its top level, which this model's tool-call format cannot express"
+        )
     writer = _Writer(schema, style, marked, _gaps(style, spacing))
     listed, required = schema.get("properties") or {}, [*schema.get("required", [])]
-    described = Described(rules=writer.rules, may_be_empty=not required)
+    described = ArgumentsGrammar(rules=writer.rules, may_be_empty=not required)
     if "properties" not in schema and not required:
         writer.rules[f"{name}k"] = lark.regex(_KEY)
         one = writer.argument(f"{name}v", f"{name}k", {})
@@ -177,7 +180,7 @@ def parameters(
     for number, key in enumerate([*listed, *(key for key in required if key not in listed)]):
         if not _NAME.fullmatch(key):
             raise SchemaError(
-                f"has in 'properties' the name {key!r}, for which this form of calls has no place"
+                f"has the name {key!r} in 'properties', which this model's tool-call format cannot express"
             )
         one = writer.argument(f"{name}v{number}", lark.literal(key), listed.get(key, {}))
         parts.append((one, key in required))
@@ -187,7 +190,7 @@ def parameters(
 
 
 def _some(optional: list[str]) -> str:
-    """At least one of these, in order."""
+    """Return a rule for at least one of the optional arguments, in order."""
     options = [
         " ".join([one, *(f"({later})?" for later in optional[place + 1 :])])
         for place, one in enumerate(optional)
@@ -195,8 +198,8 @@ def _some(optional: list[str]) -> str:
     return f"({' | '.join(options)})" if options else ""
 
 
-def _gaps(style: Style, spacing: Callable[[str, str, str], str]) -> tuple[str, str, str]:
-    """White space before an argument, within it, and behind it."""
+def _gaps(style: MarkupStyle, spacing: Callable[[str, str, str], str]) -> tuple[str, str, str]:
+    """Return the white space before an argument, between its name and value, and behind it."""
     if not style.value[0]:
         return "", "", ""
     between = spacing(style.key[1], style.value[0], "")
@@ -205,7 +208,7 @@ def _gaps(style: Style, spacing: Callable[[str, str, str], str]) -> tuple[str, s
 
 
 def _without_null(schema: object) -> object:
-    """What else it may be, where it may be null."""
+    """Return a nullable schema without null, and any other schema unchanged."""
     if not isinstance(schema, dict):
         return schema
     kinds = schema.get("type")
@@ -235,7 +238,7 @@ def _choices(schema: Mapping[str, Any]) -> list[str] | None:
 
 
 def _searched(pattern: str) -> str:
-    """For a whole string, a pattern that JSON Schema looks for anywhere in it."""
+    """Convert a JSON Schema pattern, which may match anywhere, to one that matches a whole string."""
     body = pattern.removeprefix("^")
     is_first, body = body != pattern, body
     is_last = body.endswith("$") and not body.endswith("\\$")
@@ -243,7 +246,7 @@ def _searched(pattern: str) -> str:
     plain = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", body)
     if re.search(r"[\^$]", plain) or ((is_first or is_last) and _has_alternatives(plain)):
         raise SchemaError(
-            f"has a 'pattern' with anchors that this form of calls has no place for: {pattern!r}"
+            f"has a 'pattern' with anchors that this model's tool-call format cannot express: {pattern!r}"
         )
     anything = "(?s:.)*"
     body = regex_to_lark(f"(?:{body})", "dw")
@@ -251,7 +254,7 @@ def _searched(pattern: str) -> str:
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """Outside of all groups."""
+    """Whether a pattern has alternatives outside of groups."""
     depth = 0
     for character in pattern:
         depth += (character == "(") - (character == ")")

@@ -1,8 +1,8 @@
-"""JSON schemas before they are compiled: what of them can be held to, and how JSON is written. Pure.
+"""Validation of JSON schemas before compilation, and the style of generated JSON. Pure.
 
-llguidance refuses the keywords that it does not know, by name. Beyond that are those that it takes and would
-hold to loosely, or at a price that no request may have: they are mended here where that makes a schema only
-stricter, and refused where it does not. So whatever is generated is valid by the whole schema.
+llguidance refuses unknown keywords by name. It enforces some others only loosely, or at an unacceptable cost.
+Such schemas are rewritten here if that only makes them stricter, and refused otherwise. So all generated JSON
+is valid by the whole schema.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import msgspec
 
 SCHEMA_BYTES_MAX = 256 * 2**10
 DEPTH_MAX = 100
-"""Of schemas within each other: the parser of llguidance takes 128 levels of JSON."""
+"""Maximum nesting of schemas: llguidance's parser accepts 128 levels of JSON."""
 PATTERN_PROPERTIES_MAX = 64
-"""In one object: each is compared with each, for more than a second where they are 200."""
+"""Maximum in one object: they are compared pairwise, which takes more than a second for 200."""
 OPTIONAL_MAX = 2_000
-"""Properties that one object may have or not: compiling takes the square of their number."""
+"""Maximum optional properties of one object: compile time grows with the square of their number."""
 MULTIPLE_MAX = 10_000
-"""Digits of `multipleOf`, its point left out: as many states as that has the automaton that divides."""
+"""Maximum of `multipleOf` without its decimal point: the automaton that divides has as many states."""
 EXACT_MAX = 2**53
-"""Beyond it not every integer is a float, which is what llguidance counts in."""
+"""Largest range in which every integer is a float64, which llguidance computes with."""
 BOUND_MAX = 9_200_000_000_000_000_000
-"""The widest bound of numbers that it takes is a little less than 64 bits."""
+"""Largest numeric bound that llguidance accepts, slightly below the signed 64-bit limit."""
 
 WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
-"""Between two parts of a JSON text, at most once: a blank or two, or a line's end and an indentation. Enough
-to print deep values prettily. Without a bound small models fill their whole answer with line ends."""
+"""White space between JSON tokens, at most once: one or two blanks, or a line break and indentation. This
+allows pretty-printing; without a bound small models fill their whole answer with line breaks."""
 
 _WRITING = {
     "whitespace_pattern": WHITE_SPACE,
     "lenient": False,
     "coerce_one_of": False,
-    # No \\uXXXX: `"\\u0061"` is `"a"` once more, which would be a key twice, and a way around patterns.
+    # No \\uXXXX: `"\\u0061"` equals `"a"`, which would permit duplicate keys and bypass patterns.
     "json_allowed_escapes": 'nrbtf\\"',
 }
-# What JSON could have as \\uXXXX alone. llguidance would leave such a character out of a constant.
+# Characters that JSON can write only as \\uXXXX. llguidance would drop them from constants.
 _UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _HEX = "0[0-7be-f]|1[0-9a-f]|7f"
 _UNWRITTEN_IN_PATTERN = re.compile(
@@ -57,7 +57,7 @@ _KINDS: Mapping[type, set[str]] = {
     str: {"pattern", "format", "$ref"},
     int: {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"},
 }
-_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a number of things"}
+_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a non-negative integer"}
 _BOUNDS = {
     "minimum": math.inf,
     "exclusiveMinimum": math.inf,
@@ -69,13 +69,13 @@ Schema = dict[str, Any]
 
 
 class SchemaError(Exception):
-    """Why a schema cannot be held to; a sentence without its subject, which is the schema."""
+    """A schema is not supported. The message is a sentence without its subject, the schema."""
 
 
 def parse(text: str | bytes) -> Schema:
-    """A schema from its JSON. Raises `SchemaError`."""
+    """Parse and check a schema. Raises `SchemaError`."""
     if len(text) > SCHEMA_BYTES_MAX:
-        raise SchemaError(f"is {len(text)} bytes long, and may be {SCHEMA_BYTES_MAX}")
+        raise SchemaError(f"is {len(text)} bytes long; the limit is {SCHEMA_BYTES_MAX}")
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -84,30 +84,30 @@ def parse(text: str | bytes) -> Schema:
 
 
 def checked(schema: object) -> Schema:
-    """The same values and no others, as far as llguidance understands it. Raises `SchemaError`."""
+    """Rewrite a schema so that llguidance enforces it exactly. Raises `SchemaError`."""
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        raise SchemaError("is not an object" if schema is not False else "allows nothing: it is 'false'")
+        raise SchemaError("is not an object" if schema is not False else "is 'false', which allows nothing")
     root = {key: value for key, value in schema.items() if key != "x-guidance"}
     mended: Schema = _mended(root, root, 0)
     return mended
 
 
 def spelled(schema: Mapping[str, Any]) -> str:
-    """As JSON, with what says how JSON is written."""
+    """Serialize a schema, together with the style of generated JSON."""
     return json.dumps({**schema, "x-guidance": _WRITING}, ensure_ascii=False)
 
 
 def within(schema: Mapping[str, Any], part: object) -> object:
-    """A part of a schema by itself, with what it may refer to."""
+    """Return a part of a schema, with the definitions it may refer to."""
     if not isinstance(part, dict):
         return part
     return {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema} | part
 
 
 def resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """What a reference within the same text stands for, and anything else as it is."""
+    """Resolve a reference within the same schema; return anything else unchanged."""
     for _ in range(DEPTH_MAX):
         if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
             return schema
@@ -126,13 +126,13 @@ def _mended(schema: Any, root: Schema, depth: int) -> Any:
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
-        raise SchemaError("has in it a schema that is not an object")
+        raise SchemaError("contains a schema that is not an object")
     if depth > DEPTH_MAX:
         raise SchemaError(f"is nested more than {DEPTH_MAX} levels deep")
     _check(schema)
     mended = {key: _within(key, value, root, depth + 1) for key, value in schema.items()}
     if "prefixItems" in mended:
-        mended.pop("additionalItems", None)  # of older drafts; llguidance would leave `prefixItems` out
+        mended.pop("additionalItems", None)  # from older drafts; llguidance would ignore `prefixItems`
     _mend_numbers(mended)
     if "oneOf" in mended and "anyOf" not in mended and _are_disjoint(mended["oneOf"], root):
         mended = {"anyOf" if key == "oneOf" else key: value for key, value in mended.items()}
@@ -148,7 +148,7 @@ def _within(key: str, value: Any, root: Schema, depth: int) -> Any:
 
 
 def _check(schema: Schema) -> None:
-    """What is taken for granted from here on, and that nothing is too much, or held to loosely."""
+    """Check types and limits of keywords, and refuse what llguidance would enforce only loosely."""
     for kind, keywords in _KINDS.items():
         for keyword in keywords & schema.keys():
             _check_kind(keyword, schema[keyword], kind)
@@ -157,7 +157,7 @@ def _check(schema: Schema) -> None:
         _check_constant(constant)
     for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
         if found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern)):
-            raise SchemaError(f"has in a 'pattern' the control character {found[0]!r}")
+            raise SchemaError(f"contains the control character {found[0]!r} in a 'pattern'")
 
 
 def _check_kind(keyword: str, value: object, kind: type) -> None:
@@ -175,16 +175,18 @@ def _check_object(schema: Schema) -> None:
         raise SchemaError(f"has more than {PATTERN_PROPERTIES_MAX} 'patternProperties' in one object")
     if len(schema.get("properties", ())) - len(required) > OPTIONAL_MAX:
         raise SchemaError(f"has more than {OPTIONAL_MAX} optional 'properties' in one object")
-    # Of names that are not listed each may come twice, and would be one property.
+    # Unlisted names may be generated twice, which then count as one property.
     if fewest > 1 + len(required):
-        raise SchemaError("has 'minProperties' above the number of required properties and one more")
+        raise SchemaError("has a 'minProperties' greater than the number of required properties plus one")
 
 
 def _check_constant(constant: object) -> None:
     if isinstance(constant, int) and abs(constant) > EXACT_MAX:
-        raise SchemaError(f"has in 'const' or 'enum' the number {constant}, which no float is exactly")
+        raise SchemaError(
+            f"contains the number {constant} in 'const' or 'enum', which a 64-bit float cannot represent"
+        )
     if isinstance(constant, str) and (found := _UNWRITTEN.search(constant)):
-        raise SchemaError(f"has in 'const' or 'enum' the control character {found[0]!r}")
+        raise SchemaError(f"contains the control character {found[0]!r} in 'const' or 'enum'")
 
 
 def _items(values: object) -> list[object]:
@@ -205,11 +207,11 @@ def _mend_numbers(schema: Schema) -> None:
     step = schema.get("multipleOf")
     if isinstance(step, int | float) and not isinstance(step, bool):
         if int("".join(map(str, Decimal(str(step)).normalize().as_tuple().digits))) > MULTIPLE_MAX:
-            raise SchemaError(f"has a 'multipleOf' of {step}, with more digits than {MULTIPLE_MAX} has")
-        if step == int(step) and schema.get("type") == "number":
-            schema["type"] = (
-                "integer"  # as all multiples are; with a fraction of zeros some readers round them
+            raise SchemaError(
+                f"has a 'multipleOf' of {step}; without its decimal point it must be at most {MULTIPLE_MAX}"
             )
+        if step == int(step) and schema.get("type") == "number":
+            schema["type"] = "integer"  # all multiples are integers; some parsers round numbers like 1.0
     for key, inwards in _BOUNDS.items():
         bound = schema.get(key)
         if isinstance(bound, int | float) and abs(bound) > EXACT_MAX:
@@ -217,21 +219,20 @@ def _mend_numbers(schema: Schema) -> None:
 
 
 def _rounded(bound: float, inwards: float) -> float:
-    """A float at it, or next to it on the side where numbers are allowed."""
-    if bound * inwards < 0:  # wide: a narrower one does for all that fits 64 bits
+    """Round a bound to a float, towards the allowed side."""
+    if bound * inwards < 0:  # a wide bound can be narrowed to the range of 64 bits
         bound = max(-BOUND_MAX, min(bound, BOUND_MAX))
     if abs(bound) > BOUND_MAX:
-        raise SchemaError(f"has a bound of {bound}, beyond which there are no numbers of 64 bits")
+        raise SchemaError(f"has a bound of {bound}, which no 64-bit number satisfies")
     near = float(bound)
     is_outside = near < bound if inwards > 0 else near > bound
     return math.nextafter(near, inwards) if is_outside else near
 
 
 def _are_disjoint(options: object, root: Schema) -> bool:
-    """Whether no value fits two of them, by a property that all require and whose constants differ.
+    """Whether no value matches two options, because all require a property with different constants.
 
-    llguidance finds that out as well, but for options that are references, as generators of schemas for
-    tagged unions write them.
+    llguidance detects this too, except for options that are references, as generators write tagged unions.
     """
     if not isinstance(options, list):
         return False

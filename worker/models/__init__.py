@@ -1,1 +1,1 @@
-"""What a model is, whether it fits, how it is loaded, and how requests are put before it."""
+"""Model loading: config, memory fit, weights, drafters, capability probes, and request preparation."""

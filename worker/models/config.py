@@ -1,4 +1,4 @@
-"""What a folder says its model is, read before anything heavy is imported or loaded."""
+"""The model's config.json, read before anything heavy is imported or loaded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from protocol.modelfolder import why_no_config
-from protocol.wording import in_words
-from worker.contract import ModelError
+from protocol.error_text import describe_os_error
+from protocol.model_folder import why_no_config
+from worker.contract.engine import ModelError
 
 CONTEXT_FALLBACK_TOKENS = 8192
-"""For a model that names no limit: recurrent ones have none of their own."""
-_CONTEXT_PLAUSIBLE_TOKENS_MAX = 2**27  # transformers writes 10^30 for "none" into tokenizer_config.json
+"""Context length of a model whose config has no limit, such as a recurrent one."""
+_CONTEXT_PLAUSIBLE_TOKENS_MAX = 2**27  # transformers writes 10^30 into tokenizer_config.json for "no limit"
 
 _CONTEXT_KEYS = (
     "max_position_embeddings",
@@ -28,22 +28,22 @@ _CONTEXT_KEYS = (
 )
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
-"""What describes the language model, where it is a part."""
+"""Keys of the language model's config, where it is one part of several."""
 _VISION_KEYS = ("vision_config", "mm_vision_tower", "vision_tower")
-"""What describes the part of a model that sees: in a few older ones it is but a name."""
+"""Keys of the vision tower's config; in a few older models the value is only a name."""
 
 ENCODERS = frozenset({"bert", "modernbert", "xlm-roberta"})
-"""Architectures that read texts and write none: mlx-vlm's."""
+"""Encoder-only architectures, which mlx-vlm implements."""
 
 _MODULE = re.compile(r"[\w-]+")
-"""A module of mlx-lm's folder of models, by its file: `lfm2-vl` is no identifier."""
+"""File name of a module in mlx-lm's models folder; `lfm2-vl` is not an identifier."""
 
 Kind = Literal["text", "vision"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What config.json says. `vocabulary` in tokens, 0 when it does not say; `end_tokens` are ids."""
+    """Contents of config.json. `vocabulary`: size in tokens, 0 if not given. `end_tokens`: token ids."""
 
     kind: Kind
     architecture: str
@@ -51,16 +51,16 @@ class ModelConfig:
     vocabulary: int
     end_tokens: tuple[int, ...]
     architectures: tuple[str, ...] = ()
-    """The classes that it is an instance of, by transformers' names."""
+    """Its model classes, by transformers' names."""
 
 
 def read_config(folder: Path, name: str) -> ModelConfig:
-    """Raises `ModelError` for a folder without a readable config.json."""
+    """Read config.json. Raises `ModelError` for a folder without a readable one."""
     config = _read_object(folder / "config.json", name)
     text: dict[str, Any] = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)), {})
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
-        raise ModelError(f"{name}: config.json names no model_type. Name a language model's folder.")
+        raise ModelError(f"{name}: config.json names no model_type. Give the folder of a language model.")
     return ModelConfig(
         kind="vision" if any(config.get(key) for key in _VISION_KEYS) else "text",
         architecture=architecture,
@@ -72,7 +72,7 @@ def read_config(folder: Path, name: str) -> ModelConfig:
 
 
 def require_known(config: ModelConfig, name: str) -> None:
-    """Raises `ModelError` unless mlx-lm implements the architecture, or mlx-vlm. Imports none of their
+    """Raise `ModelError` unless mlx-lm or mlx-vlm implements the architecture. Imports none of their
     models."""
     if config.architecture in ENCODERS or reads(config) or sees(config):
         return
@@ -85,14 +85,14 @@ def require_known(config: ModelConfig, name: str) -> None:
 
 
 def reads(config: ModelConfig) -> bool:
-    """Whether mlx-lm implements the architecture."""
+    """Return whether mlx-lm implements the architecture."""
     from mlx_lm.utils import MODEL_REMAPPING
 
     return _is_module("mlx_lm", MODEL_REMAPPING.get(config.architecture, config.architecture))
 
 
 def sees(config: ModelConfig) -> bool:
-    """Whether mlx-vlm does."""
+    """Return whether mlx-vlm implements the architecture."""
     from mlx_vlm.utils import MODEL_REMAPPING
 
     architecture = config.architecture.lower()
@@ -112,7 +112,7 @@ def _read_object(file: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ModelError(f"{name}: {why_no_config(file.parent)}") from None
     except PermissionError as error:
-        raise ModelError(f"{name}: {in_words(error)}.") from None
+        raise ModelError(f"{name}: {describe_os_error(error)}.") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{name}: {file} cannot be read ({error}). Download the model again.") from None
     if not isinstance(content, dict):
@@ -140,7 +140,8 @@ def _context_length(folder: Path, config: dict[str, Any], text: dict[str, Any]) 
 
 
 def _end_tokens(folder: Path, config: dict[str, Any], text: dict[str, Any]) -> tuple[int, ...]:
-    """As upstream: generation_config.json's, else the model's own. The tokenizer's are added elsewhere."""
+    """Return the end tokens of generation_config.json, else of config.json, as upstream does. The
+    tokenizer's are added elsewhere."""
     generation = _optional_object(folder / "generation_config.json")
     told = next(
         (place["eos_token_id"] for place in (generation, config, text) if place.get("eos_token_id")), ()

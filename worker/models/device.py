@@ -1,4 +1,4 @@
-"""Settings of MLX that hold for the whole process."""
+"""Process-wide MLX settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from worker.models.memory import Budget
+    from worker.models.memory import MemoryBudget
 
 log = logging.getLogger(__name__)
 
 
-def prepare_device(budget: Budget) -> None:
-    """Before the first array is made."""
+def prepare_device(budget: MemoryBudget) -> None:
+    """Apply memory limits and check the compiler. Call before the first array is created."""
     import mlx.core as mx
 
     from worker.models import memory
@@ -24,7 +24,7 @@ def prepare_device(budget: Budget) -> None:
 
 
 def ensure_compiler() -> None:
-    """On a CPU MLX fuses kernels with g++ when they are first used; where that fails, do without."""
+    """Disable kernel fusion if it does not work: on a CPU, MLX fuses kernels with g++ at first use."""
     import mlx.core as mx
 
     if shutil.which("g++") is None:

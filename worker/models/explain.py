@@ -1,14 +1,14 @@
-"""What is told of a load, in words for the person who started it."""
+"""Messages about a load for the operator: errors and the summary line."""
 
 from __future__ import annotations
 
 from protocol.tasks import Task
-from worker.contract import Facts, ModelError
+from worker.contract.engine import ModelError, ModelInfo
 from worker.models.config import ModelConfig, reads
 
 
 def explain(error: BaseException, config: ModelConfig) -> str:
-    """Why a load failed, in a sentence for the person who started it."""
+    """Explain a failed load in one sentence for the operator."""
     library, architecture = "mlx-lm" if reads(config) else "mlx-vlm", repr(config.architecture)
     if isinstance(error, SystemExit | ImportError):
         return f"{library} needs a package for the architecture {architecture} that is not installed."
@@ -24,15 +24,15 @@ def explain(error: BaseException, config: ModelConfig) -> str:
 
 
 def explain_blindness(error: BaseException) -> str:
-    """Why a model that sees does not see here, likewise."""
+    """Explain in one sentence why a vision model is served without images."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, ModelError):
         return text
     return f"mlx-vlm cannot be used for it ({text.splitlines()[0]})."
 
 
-def describe(facts: Facts, config: ModelConfig, task: Task, weight_bytes: int) -> str:
-    """One line for the log."""
+def describe(facts: ModelInfo, config: ModelConfig, task: Task, weight_bytes: int) -> str:
+    """Summarize a loaded model in one line for the log."""
     batching = "" if facts.batched else ", requests not batched"
     generating = "vision" if facts.capabilities.images else "text"
     kind = {"generate": generating, "embed": "embedding", "rerank": "reranking"}[task]
@@ -52,5 +52,5 @@ def _short(count: int) -> str:
 
 
 def in_bytes(count: int) -> str:
-    """An amount of memory."""
+    """Format an amount of memory."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

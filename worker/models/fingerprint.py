@@ -1,8 +1,8 @@
-"""What tells two models apart whose caches must never be taken for each other's.
+"""Model fingerprint: distinguishes models whose stored caches must never be mixed up.
 
-Weights, their quantization and how they are run; not the tokenizer, nor the chat template: stored prefixes go
-by tokens. Weights are known by their files' sizes and samples of their bytes, since to read all of them
-would take as long as loading the model.
+It covers the weights, their quantization and how they are run. Tokenizer and chat template are left out,
+because stored prefixes are keyed by tokens. Weights are identified by file sizes and samples of their bytes:
+reading all of them would take as long as loading the model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SAMPLE_BYTES = 65_536
 
 
 def fingerprint(config: Path, weights: Iterable[Path], versions: Mapping[str, str]) -> str:
-    """32 hexadecimal digits. `versions`: of the libraries that lay the caches out."""
+    """Return 32 hexadecimal digits. `versions`: of the libraries that determine the layout of caches."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr(sorted(versions.items())).encode())
     digest.update(config.read_bytes())
@@ -31,6 +31,6 @@ def fingerprint(config: Path, weights: Iterable[Path], versions: Mapping[str, st
 
 
 def _places(size: int) -> list[int]:
-    """Where to read: spread evenly, the beginning (which holds the names and shapes) and the end included."""
+    """Return evenly spread offsets to read at, including the start (names and shapes) and the end."""
     last = max(0, size - SAMPLE_BYTES)
     return sorted({last * sample // (SAMPLES - 1) for sample in range(SAMPLES)})

@@ -1,4 +1,4 @@
-"""Where a model's files are: the embedded one's, in a folder, or on Hugging Face and fetched when absent."""
+"""Find a model's files: the embedded model, a folder, or a Hugging Face repository (downloaded if absent)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from protocol import hub
-from protocol.modelfolder import WEIGHTS, neighbours, why_no_folder, why_no_weights
+from protocol import huggingface
+from protocol.error_text import closest_match, describe_os_error
+from protocol.model_folder import WEIGHTS, neighbours, why_no_folder, why_no_weights
 from protocol.naming import folder_of, is_folder
-from protocol.wording import in_words, meant
-from worker.contract import ModelError
+from worker.contract.engine import ModelError
 
 log = logging.getLogger(__name__)
 
-REACH = "Look at the network, set HF_ENDPOINT to a mirror, or name a folder."
-"""What to do where the hub is silent."""
+REACH = "Check the network, set HF_ENDPOINT to a mirror, or give a folder."
+"""Advice for when the hub cannot be reached."""
 
 _MODELS = "models--"
-"""Before the ids of models in the cache of Hugging Face; `/` is `--` there."""
+"""Prefix of model folders in the Hugging Face cache; `/` of an id becomes `--`."""
 
 
 def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
-    """The folder with the model's files. Raises `ModelError`, or whatever `inspect` raises.
+    """Return the folder with the model's files. Raises `ModelError`, or whatever `inspect` raises.
 
-    `inspect` gets a folder that holds config.json if there is one, before the rest is fetched.
+    `inspect`: called with a folder that has config.json, if there is one, before the rest is downloaded.
     """
     if model is None:
         from worker.pocket import MODEL_PATH
@@ -45,11 +45,11 @@ def _looked(model: str) -> str | None:
     try:
         return why_no_folder(model)
     except OSError as error:
-        return f"{in_words(error)}."
+        return f"{describe_os_error(error)}."
 
 
 def _cached() -> list[str]:
-    """The ids of the models that have been fetched."""
+    """Return the ids of downloaded models."""
     from huggingface_hub import constants
 
     folders = neighbours(Path(constants.HF_HUB_CACHE) / "none")
@@ -57,7 +57,7 @@ def _cached() -> list[str]:
 
 
 def weight_files(folder: Path, name: str) -> list[Path]:
-    """The model's weights, all of them. Raises `ModelError` when some or all are missing."""
+    """Return the model's weight files. Raises `ModelError` if some or all are missing."""
     files = sorted(folder.glob(WEIGHTS))
     if why := why_no_weights(folder):
         raise ModelError(f"{name}: {why}")
@@ -67,13 +67,13 @@ def weight_files(folder: Path, name: str) -> list[Path]:
         if missing:
             raise ModelError(
                 f"{name}: {len(missing)} of its weight files are missing from {folder} "
-                f"({min(missing)} for one). Download the model again."
+                f"(for example {min(missing)}). Download the model again."
             )
     return files
 
 
 def bytes_of(files: Sequence[Path]) -> int:
-    """Their size together."""
+    """Return the total size of files."""
     return sum(file.stat().st_size for file in files)
 
 
@@ -87,32 +87,32 @@ def _listed(index: Path, name: str) -> set[str]:
 def _fetched(repository: str, inspect: Callable[[Path], object]) -> Path:
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
-    # A model this server cannot run should fail before its gigabytes have come.
+    # A model that this server cannot run should fail before its weights are downloaded.
     inspect(_snapshot(repository, ["config.json"]))
     return _snapshot(repository, DEFAULT_ALLOW_PATTERNS)
 
 
 def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
-    """The repository's files that match, fetched with a progress bar on stderr when they are not there."""
+    """Return the repository's folder; download missing files that match, with a progress bar on stderr."""
     from huggingface_hub import constants, errors, snapshot_download
 
-    hub.bound()
-    near = meant(repository, _cached()) or "."
+    huggingface.bound()
+    near = closest_match(repository, _cached()) or "."
     unreachable = f"it is not on this machine, and {constants.ENDPOINT} cannot be reached{near} {REACH}"
     try:
         return Path(snapshot_download(repository, allow_patterns=list(patterns)))
     except errors.GatedRepoError:
-        reason = "its makers ask for consent first. Accept their terms on huggingface.co and set HF_TOKEN."
+        reason = "access is gated. Accept its terms on huggingface.co and set HF_TOKEN."
     except errors.RepositoryNotFoundError:
-        told = "Hugging Face has no such model, or it is private (set HF_TOKEN); no folder has that name"
+        told = "Hugging Face has no such model, or it is private (set HF_TOKEN); there is no such folder"
         reason = f"{told} either{near}"
     except errors.LocalEntryNotFoundError:
         if constants.HF_HUB_OFFLINE:
-            reason = "it is not on this machine, and HF_HUB_OFFLINE forbids to fetch it."
+            reason = "it is not on this machine, and HF_HUB_OFFLINE forbids downloading it."
         else:
             reason = unreachable
-    except hub.transport_errors():
+    except huggingface.transport_errors():
         reason = unreachable
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        reason = f"it cannot be fetched from Hugging Face ({' '.join(str(error).split())})."
+        reason = f"it cannot be downloaded from Hugging Face ({' '.join(str(error).split())})."
     raise ModelError(f"{repository}: {reason}")

@@ -1,8 +1,8 @@
-"""What a model is made for: to generate text, to embed texts, or to rank documents.
+"""Detect a model's task: generate text, embed texts, or rank documents.
 
-Encoders say so by their architecture. A decoder made for embeddings or for ranking has the architecture of
-one that generates; its folder says so by the files of sentence-transformers or, since conversions often leave
-those out, by its name. Whoever knows better says it with `--task`.
+Encoders are recognized by their architecture. Decoders made for embedding or ranking have the architecture of
+generating ones; they are recognized by files of sentence-transformers or, since conversions often omit those,
+by the model's name. `--task` overrides the detection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 
 from protocol.tasks import Task
-from worker.contract import ModelError
+from worker.contract.engine import ModelError
 from worker.models.config import ENCODERS, ModelConfig
 
 log = logging.getLogger(__name__)
@@ -24,15 +24,15 @@ _VERBS: dict[Task, str] = {"generate": "generate text", "embed": "embed texts", 
 
 
 def find_task(folder: Path, config: ModelConfig, name: str, asked: Task | None) -> Task:
-    """`name`: what the model is called by whoever made it. `asked`: what it is to do, if that was said.
+    """Return the task. `name`: the model's original name. `requested`: overrides the detection.
 
-    Raises `ModelError` where it cannot do that.
+    Raises `ModelError` if the model cannot do the requested task.
     """
     able = _able(config)
     if asked is None:
         told = _told(folder, name)
         if told and told not in able:
-            log.warning("%s: seems to be made to %s, which is not served here", name, _VERBS[told])
+            log.warning("%s: seems to be made to %s, which is not supported", name, _VERBS[told])
         return told if told in able else able[0]
     if asked not in able:
         message = f"{name}: a model of the architecture {config.architecture!r} cannot {_VERBS[asked]} here."
@@ -41,12 +41,12 @@ def find_task(folder: Path, config: ModelConfig, name: str, asked: Task | None) 
 
 
 def is_classifier(config: ModelConfig) -> bool:
-    """Whether it judges whole texts."""
+    """Return whether it is a sequence classifier."""
     return any(each.endswith(_CLASSIFIER) for each in config.architectures)
 
 
 def _able(config: ModelConfig) -> list[Task]:
-    """What its architecture can do, first what it is taken to be made for."""
+    """Return the tasks that its architecture supports, the default first."""
     if config.architecture in ENCODERS:
         return ["rerank"] if is_classifier(config) else ["embed"]
     able: list[Task] = ["generate"]

@@ -1,4 +1,4 @@
-"""The tokenizers of one model, opened while its weights are read: each thread that uses one needs its own."""
+"""Tokenizers of one model, opened while its weights load: each thread needs its own."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ from pathlib import Path
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from worker.models.config import ModelConfig
-from worker.models.prompt import open_tokenizer
+from worker.models.locks import OPEN_S_MAX
+from worker.models.prompts.prompt import open_tokenizer
 
 
 class Tokenizers:
-    """Each that is taken is taken once; `take` may be called on any thread."""
+    """Pool of tokenizers, each handed out once. `take` may be called on any thread."""
 
-    def __init__(self, folder: Path, config: ModelConfig, ahead: int = 0) -> None:
-        """`ahead`: so many are opened from now on, one after another, on a thread of their own."""
+    def __init__(self, folder: Path, config: ModelConfig, prefetch: int = 0) -> None:
+        """`prefetch`: number of tokenizers to open now, one after another, on a separate thread."""
         self._folder, self._config = folder, config
         self._opened: deque[Future[TokenizerWrapper]] = deque()
-        if ahead:
+        if prefetch:
             executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
-            self._opened.extend(executor.submit(self._open) for _ in range(ahead))
+            self._opened.extend(executor.submit(self._open) for _ in range(prefetch))
             executor.shutdown(wait=False)
 
     def take(self) -> TokenizerWrapper:
-        """The next of them, or a new one. Raises what upstream raises."""
+        """Return a prefetched tokenizer, or open a new one. Raises what upstream raises, or `TimeoutError` if
+        a prefetched one is not open within `OPEN_S_MAX` seconds."""
         try:
             future = self._opened.popleft()
         except IndexError:
             return self._open()
-        return future.result()
+        try:
+            return future.result(OPEN_S_MAX)
+        except TimeoutError:
+            raise TimeoutError(f"the tokenizer was not opened within {OPEN_S_MAX:g} s") from None
 
     def _open(self) -> TokenizerWrapper:
         return open_tokenizer(self._folder, self._config.end_tokens)

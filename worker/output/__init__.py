@@ -1,1 +1,1 @@
-"""From tokens to the channels of an answer. Knows no MLX."""
+"""Output processing: detokenizing, and splitting an answer into reasoning, content and tool calls. No MLX."""

@@ -1,14 +1,12 @@
-"""One request's way from tokens to the channels of its answer: what it thinks, and what it says.
+"""Output processor of one request: splits tokens into the channels reasoning, content and tool calls.
 
-A model tells its channels apart by markers. What must hold: each channel, joined, is that part of the whole
-answer's text, without the markers, the content up to the first stop string in it; no marker is given out, not
-even in part, unless it stays a part; and all of that is a function of the tokens alone, so an answer goes on
-anywhere as it would have gone on here.
+Models separate channels by markers. Invariants: each channel, joined, is its part of the answer's text
+without markers, the content up to the first stop string. No marker is emitted, not even in part, unless it
+stays incomplete. The output depends on the tokens alone, so an answer continues alike on another worker.
 
-Some markers are special tokens, or have them in them. Those have no text that a client may see, so they stand
-in the text as *signs*, half surrogate pairs, which no decoder ever makes: a sign that turns out to belong to
-no marker is left out without a trace. So do tokens of which it counts that they are tokens; such a sign turns
-back into the token's text.
+Some markers are or contain special tokens, which have no text for clients. These appear in the text as
+*signs*: lone surrogates, which no decoder produces. A sign that belongs to no marker is dropped. Other tokens
+that markers require as tokens get signs too; outside a marker such a sign turns back into the token's text.
 """
 
 from __future__ import annotations
@@ -19,20 +17,20 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from protocol.parts import CallDelta
-from worker.contract import Growth
+from protocol.types import CallDelta
+from worker.contract.engine import OutputDelta
 from worker.output.text import StopMatcher, TextStream, Vocabulary
 
 REASONING = "reasoning"
-"""The state of a format in which the model thinks, by upstream's name. What any other holds is content."""
+"""State of a format in which the model reasons, by upstream's name. Text in all other states is content."""
 CONTENT = "normal"
 CALL = "tool"
-"""The state in which a tool is called."""
+"""State of a tool call."""
 CALLED = "called"
-"""What a piece has in the place of a state with which a call is whole."""
+"""State of the piece that completes a call."""
 
 Piece = tuple[str, str | CallDelta]
-"""What is certain of an answer, without markers, and the state it was said in; of a call, how it grows."""
+"""A state with certain text, without markers, or with the delta of a call."""
 
 SIGNS_MAX = 2048
 _SIGN_FIRST = 0xD800
@@ -40,46 +38,46 @@ _SIGNS = re.compile("[\ud800-\udfff]")
 
 
 def signs_of(tokens: Iterable[int]) -> dict[int, str]:
-    """A sign for each token. Raises `ValueError` if there are more tokens than signs."""
+    """Assign a sign to each token. Raises `ValueError` if there are more than `SIGNS_MAX` tokens."""
     distinct = sorted({*tokens})
     if len(distinct) > SIGNS_MAX:
-        raise ValueError(f"{len(distinct)} special tokens in markers")
+        raise ValueError(f"{len(distinct)} special tokens in markers, at most {SIGNS_MAX} are supported")
     return {token: chr(_SIGN_FIRST + place) for place, token in enumerate(distinct)}
 
 
-class Machine(Protocol):
-    """Where one answer stands in its model's format."""
+class ChannelStateMachine(Protocol):
+    """Parser state of one answer in its model's output format."""
 
     state: str
 
     def split(self, text: str) -> Sequence[Piece]:
-        """Go on; what is certain."""
+        """Parse more text; return the pieces that are certain."""
 
     def rest(self) -> Sequence[Piece]:
-        """What was held back as the possible beginning of something else. Call once."""
+        """Return the withheld text. Call once."""
 
 
-class Signs(NamedTuple):
-    """What stands for tokens: the sign of each, and the text of those that have one."""
+class Markers(NamedTuple):
+    """Signs of tokens, and the texts of signs whose tokens have text."""
 
     of: Mapping[int, str]
     texts: Mapping[str, str] = {}
 
 
-class ChannelPipeline:
-    """`contract.Pipeline` of a model whose answers have channels."""
+class ChannelProcessor:
+    """`OutputProcessor` of a model whose answers have channels."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        machine: Machine,
-        signs: Signs,
+        machine: ChannelStateMachine,
+        signs: Markers,
         stop: Sequence[str],
         *,
         single_call: bool = False,
     ) -> None:
-        """`signs`: of the tokens that belong to markers. `stop`: what ends the content. `single_call`: so
-        does the first call that is whole."""
+        """`signs`: of the tokens in markers. `stop`: stop strings of the content. `single_call`: stop after
+        the first complete call."""
         self.stopped = False
         self.reasoning_tokens = 0
         self.has_called = False
@@ -90,18 +88,16 @@ class ChannelPipeline:
         self._stream = TextStream(vocabulary)
         self._matcher = StopMatcher(stop)
         self._single_call = single_call
-        # Tokens of a thought that may be those of a call.
+        # Tokens that began in reasoning and may belong to a call.
         self._undecided_tokens = 0
 
     @property
     def stop_string(self) -> str:
-        """See `contract.Pipeline`."""
         return self._matcher.found
 
-    def push(self, token: int) -> Growth:
-        """See `contract.Pipeline`."""
+    def push(self, token: int) -> OutputDelta:
         if self.stopped:
-            return Growth()
+            return OutputDelta()
         machine = self._machine
         was_thinking = machine.state == REASONING
         sign = self._signs.get(token)
@@ -118,20 +114,19 @@ class ChannelPipeline:
             return self._grown(state, grown, is_content)
         return self._sorted(pieces, is_content)
 
-    def flush(self) -> Growth:
-        """See `contract.Pipeline`. A marker or a stop string may show itself only here. Call once."""
+    def flush(self) -> OutputDelta:
+        """Return the withheld output. A marker or a stop string may be found only here. Call once."""
         if self.stopped:
-            return Growth()
+            return OutputDelta()
         pieces = [*self._machine.split(self._stream.rest()), *self._machine.rest()]
         growth = self._sorted(pieces, is_content=True)
-        return growth if self.stopped else growth.then(Growth(self._matcher.rest()))
+        return growth if self.stopped else growth.then(OutputDelta(self._matcher.rest()))
 
     def spell(self, token: int) -> bytes:
-        """See `contract.Pipeline`."""
         return self._vocabulary.spell(token)
 
     def _count_thought(self, state: str, was_thinking: bool) -> None:
-        """What looks like a call within a thought, and is none, is a part of it."""
+        """Count reasoning tokens, including those of failed call attempts within reasoning."""
         if state == CALL:
             self._undecided_tokens += was_thinking or self._undecided_tokens > 0
             return
@@ -139,25 +134,25 @@ class ChannelPipeline:
             self.reasoning_tokens += 1 + self._undecided_tokens
         self._undecided_tokens = 0
 
-    def _sorted(self, pieces: Iterable[Piece], is_content: bool) -> Growth:
-        growth = Growth(is_content=is_content)
+    def _sorted(self, pieces: Iterable[Piece], is_content: bool) -> OutputDelta:
+        growth = OutputDelta(is_content=is_content)
         for state, grown in pieces:
             if not self.stopped:
                 growth = growth.then(self._grown(state, grown, is_content))
         return growth
 
-    def _grown(self, state: str, grown: str | CallDelta, is_content: bool) -> Growth:
+    def _grown(self, state: str, grown: str | CallDelta, is_content: bool) -> OutputDelta:
         if not isinstance(grown, str):
             return self._called(state, grown)
         if self._signs and not grown.isascii():
             grown = _SIGNS.sub(self._text_of, grown)
         if state == REASONING:
-            return Growth("", grown, is_content)
+            return OutputDelta("", grown, is_content)
         certain = self._matcher.push(grown)
         self.stopped = self._matcher.matched
-        return Growth(certain, "", is_content)
+        return OutputDelta(certain, "", is_content)
 
-    def _called(self, state: str, grown: CallDelta) -> Growth:
+    def _called(self, state: str, grown: CallDelta) -> OutputDelta:
         self._undecided_tokens = 0
         if not grown.arguments.isascii():
             arguments = _SIGNS.sub(self._text_of, grown.arguments)
@@ -165,8 +160,8 @@ class ChannelPipeline:
         if state == CALLED:
             self.has_called = True
             self.stopped = self._single_call
-        return Growth(self._matcher.rest() if self.stopped else "", "", False, (grown,))
+        return OutputDelta(self._matcher.rest() if self.stopped else "", "", False, (grown,))
 
     def _text_of(self, sign: re.Match[str]) -> str:
-        """What a client sees of a sign that belongs to no marker."""
+        """Return the text that clients see for a sign outside markers."""
         return self._texts.get(sign[0], "")

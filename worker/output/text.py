@@ -1,10 +1,10 @@
-"""One request's way from tokens to text: decoding as it goes, and the stop strings.
+"""Detokenizer of one request: incremental decoding, and stop strings.
 
-What must hold: all that is given out, joined, is the text of the whole token sequence up to the first stop
-string. So nothing is given out that a later token could still change.
+Invariant: the emitted text, joined, is the text of the whole token sequence up to the first stop string.
+Text that a later token could still change is therefore withheld.
 
-`tokenizers.decoders.DecodeStream` does not keep that promise: text that ends in a genuine U+FFFD is never
-given out, a byte-fallback character is given out and then taken back when its run of bytes turns out invalid
+`tokenizers.decoders.DecodeStream` does not guarantee that: text that ends in a genuine U+FFFD is never
+emitted, a byte-fallback character is emitted and then retracted when its run of bytes turns out invalid
 ("Invalid prefix encountered"), and every token of a run without text decodes the whole run again.
 """
 
@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from worker.contract import Growth
+from worker.contract.engine import OutputDelta
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"
 WINDOW_TOKENS_MAX = 16
-"""Unsettled tokens beyond which a place is sought where the text before is settled whatever follows."""
+"""Number of unsettled tokens beyond which the window is cut where the text before is certain."""
 _CHARACTER_TOKENS_MAX = 4
-"""A character has at most four bytes, and a token that has text at least one."""
+"""Maximum tokens of a character: it has at most four bytes, and a token with text at least one."""
 _BEFORE = "a"
-"""Stands before a piece to be decoded, since many decoders drop the space that a text begins with."""
+"""Prefix of a piece to be decoded, because many decoders drop a leading space."""
 
 
 class Vocabulary:
-    """What decoding needs of a tokenizer. One per model, used by the model thread only."""
+    """Tokenizer adapter for decoding. One per model, used by the model thread only."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """`tokenizer`: of this thread alone. Its clean-up of spaces is left out: it alters what was sent."""
+        """`tokenizer`: used by this thread only. Its clean-up of spaces is off: it alters emitted text."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self.decode: Callable[[Sequence[int]], str]
         self._is_known: Callable[[int], bool]
@@ -63,18 +63,18 @@ class Vocabulary:
             self._byte_of = getattr(tokenizer, "byte_decoder", {})
         named = (to_token(f"<0x{byte:02X}>") for byte in range(256))
         self.byte_tokens = frozenset(token for token in named if token is not None)
-        # One entry for each of the model's tokens at most.
+        # The cache is bounded by the number of tokens.
         self.spell = functools.cache(self._spell)
 
     def has_text(self, token: int) -> bool:
-        """False for special tokens, and for ids between the tokenizer's size and the model's."""
+        """Whether a token has text: not special tokens, nor ids beyond the tokenizer's vocabulary."""
         return token not in self.special and self._is_known(token)
 
     def _spell(self, token: int) -> bytes:
-        """The bytes a token stands for inside a text: joined, they are those of the text.
+        """Return the bytes of a token within a text; joined, they are the bytes of the text.
 
-        A special token, which has no text, has its name. The space that some decoders drop where a text
-        begins is spelled. Nothing is spelled by an id that the tokenizer does not know.
+        A special token yields its name, and an id that the tokenizer does not know yields nothing. The
+        leading space that some decoders drop is included.
         """
         piece = self._piece(token) if self._is_known(token) else None
         if piece is None:
@@ -89,9 +89,9 @@ class Vocabulary:
 
 
 def _byte_level_characters(backend: Tokenizer) -> dict[str, int]:
-    """In byte-level vocabularies: the characters that stand for bytes. Otherwise none.
+    """Return the byte of each character of a byte-level vocabulary; empty for other vocabularies.
 
-    GPT-2's scheme: 188 bytes are the characters of the same number, the rest follow in order from U+0100.
+    GPT-2's scheme: 188 bytes map to the characters of the same number, the rest in order from U+0100.
     """
     if backend.decoder is None or b'"ByteLevel"' not in backend.decoder.__getstate__():
         return {}
@@ -102,23 +102,23 @@ def _byte_level_characters(backend: Tokenizer) -> dict[str, int]:
 
 
 class TextStream:
-    """Tokens to text, as they come. Pieces and rest, joined, are `vocabulary.decode` of all tokens."""
+    """Incremental detokenizer. The pieces and `rest`, joined, equal `vocabulary.decode` of all tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        # The tokens whose text may still change, after the ones before them: many decoders treat the first
-        # token of a text differently. `_given` is that part of the window's text which has been given out.
+        # Tokens whose text may still change, after `_context` earlier ones: many decoders treat the first
+        # token of a text differently. `_given`: length of the window's text that was emitted.
         self._window: list[int] = []
         self._context = 0
         self._given = 0
 
     def push(self, token: int) -> str:
-        """The text that is settled by this token."""
+        """Add a token; return the text that is now certain."""
         if not self._vocabulary.has_text(token):
             return ""
         self._window.append(token)
         if token in self._vocabulary.byte_tokens:
-            return ""  # one invalid byte turns its whole run into U+FFFD, so a run is settled by its end
+            return ""  # one invalid byte turns its whole run into U+FFFD, so only the run's end settles it
         text = self._vocabulary.decode(self._window)
         settled = text.rstrip(REPLACEMENT)
         piece = settled[self._given :]
@@ -132,11 +132,11 @@ class TextStream:
         return piece
 
     def settle(self) -> str:
-        """What no later token can change, since what follows stands apart from it."""
+        """Return the withheld text; what follows is decoded independently of it."""
         text = self._vocabulary.decode(self._window)
         piece = text[self._given :]
         if text.endswith(REPLACEMENT) or not self._vocabulary.byte_tokens.isdisjoint(self._window[-1:]):
-            # Bytes that must not become one character with those that follow.
+            # These bytes must not merge with later ones into one character.
             self._window, self._context, self._given = [], 0, 0
         elif piece:
             self._window = self._window[self._context :]
@@ -145,14 +145,14 @@ class TextStream:
         return piece
 
     def rest(self) -> str:
-        """What no further token can change, for there is none. Call once."""
+        """Return the withheld text at the end of the answer. Call once."""
         return self._vocabulary.decode(self._window)[self._given :]
 
     def _cut(self, text: str) -> str:
-        """Give out the head of a long run of U+FFFD: what is not UTF-8 never ends by itself.
+        """Emit the head of a long run of U+FFFD: a run of invalid UTF-8 may never end by itself.
 
-        Two halves that decode to the whole are cut between characters, if at least a character's worth of
-        tokens follows the cut; one of so many neighbouring places is such a cut.
+        A cut lies between characters if both halves decode to the whole and at least one character's worth of
+        tokens follows. Among `_CHARACTER_TOKENS_MAX` neighbouring positions there is such a cut.
         """
         last = len(self._window) - _CHARACTER_TOKENS_MAX
         for place in range(last, last - _CHARACTER_TOKENS_MAX, -1):
@@ -167,9 +167,10 @@ class TextStream:
 
 
 class StopMatcher:
-    """Finds the first stop string in text that comes in pieces: the one that is complete first.
+    """Streaming search for the stop string that is completed first.
 
-    Of those complete at the same character the longest counts. Where the pieces begin and end plays no part.
+    Of those completed at the same character the longest wins. The result does not depend on how the text is
+    split into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -177,14 +178,14 @@ class StopMatcher:
         self._held_max = max((len(stop) for stop in self._stops), default=1) - 1
         self._held = ""
         self.found = ""
-        """The stop string that was found."""
+        """The stop string that was matched."""
 
     @property
     def matched(self) -> bool:
         return bool(self.found)
 
     def push(self, text: str) -> str:
-        """The text that is certain to lie before any stop string."""
+        """Add text; return the part that is certainly before any stop string."""
         if self.matched or not self._stops or not text:
             return "" if self.matched else text
         text = self._held + text
@@ -198,20 +199,20 @@ class StopMatcher:
         return text[:certain]
 
     def rest(self) -> str:
-        """What was held back as the possible beginning of a stop string."""
+        """Return the text withheld as the possible beginning of a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _hold(self, text: str) -> int:
-        """How many characters at the end of the text begin some stop string."""
+        """Return how many characters at the end of `text` may be the beginning of a stop string."""
         for length in range(min(self._held_max, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length
         return 0
 
 
-class TextPipeline:
-    """`contract.Pipeline` of raw text: all of it is content."""
+class TextProcessor:
+    """`OutputProcessor` of raw text: all of it is content."""
 
     reasoning_tokens = 0
     has_called = False
@@ -225,19 +226,16 @@ class TextPipeline:
 
     @property
     def stop_string(self) -> str:
-        """See `contract.Pipeline`."""
         return self._matcher.found
 
-    def push(self, token: int) -> Growth:
-        """See `contract.Pipeline`."""
-        return Growth("" if self.stopped else self._match(self._stream.push(token)))
+    def push(self, token: int) -> OutputDelta:
+        return OutputDelta("" if self.stopped else self._match(self._stream.push(token)))
 
-    def flush(self) -> Growth:
-        """See `contract.Pipeline`. A stop string may show itself only here. Call once."""
-        return Growth("" if self.stopped else self._match(self._stream.rest()) + self._matcher.rest())
+    def flush(self) -> OutputDelta:
+        """Return the withheld text. A stop string may be found only here. Call once."""
+        return OutputDelta("" if self.stopped else self._match(self._stream.rest()) + self._matcher.rest())
 
     def spell(self, token: int) -> bytes:
-        """See `contract.Pipeline`."""
         return self._vocabulary.spell(token)
 
     def _match(self, text: str) -> str:

@@ -1,7 +1,7 @@
-"""The embedded model, served when no other is named: a first start needs neither a download nor a network.
+"""The embedded model, served if no other is given: the first start needs neither a download nor a network.
 
-A real, if tiny, Qwen3.5 vision-language model in the shape this project is about, gated-delta layers and full
-attention by turns, trained from nothing on dialogues that our own script writes. See README.md beside it.
+A tiny but real Qwen3.5 vision-language model with alternating gated-delta and full-attention layers, trained
+from scratch on dialogues that our own script generates. README.md in this folder describes it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is stored of prefixes: the index, which decides, and the files on the disk. Knows no MLX."""
+"""Prefix cache: the index, which decides what is stored, and the files on disk. No MLX."""

@@ -1,8 +1,8 @@
-"""The disk tier of the prefix cache: a thread that writes, reads and removes stored items.
+"""Disk tier of the prefix cache: a thread that writes, reads and removes stored items.
 
-Who stores what, and for how long, is the index's to decide. The thread owns the folder, and every job is on
-one of two queues: reads and removals, in the order they came, go before writes. Nothing here can fail a
-request: what cannot be written is not stored, and what cannot be read is a miss.
+The index decides what is stored and for how long. The thread owns the folder and serves two queues: reads and
+removals, in order of arrival, take precedence over writes. Disk errors never fail a request: what cannot be
+written is not stored, and what cannot be read is a miss.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.prefixes import files
-from worker.prefixes.files import Draft, Record
-from worker.prefixes.folder import DIGEST, Folder, Found
+from worker.prefixes.files import FileWriter, Record
+from worker.prefixes.folder import DIGEST, Folder, StoredItem
 
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES_MAX = 256 * 2**20
 FAILURES_MAX = 3
-"""After so many failed writes in a row nothing is written for a while; one more begins the next pause."""
+"""Number of consecutive failed writes that pause writing for `PAUSE_S`; each further one pauses it again."""
 PAUSE_S = 60.0
 CLOSE_WAIT_S_MAX = 10.0
 _IDLE_WAIT_S = 60.0
 
 OnWritten = Callable[[str, int | None], None]
-"""Takes a digest and the bytes of its file; None: it could not be written."""
+"""Takes a digest and the size of its file in bytes; None: the write failed."""
 OnRead = Callable[[dict[str, Record | None]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    draft: Draft
+    draft: FileWriter
     done: OnWritten
 
 
@@ -49,15 +49,15 @@ class _Read:
 class _Remove:
     digests: Sequence[str]
     withdrawn: Sequence[_Write]
-    """Of the same digests, and not begun."""
+    """Queued writes of the same digests."""
 
 
 class DiskTier:
-    """Items of one model in `folder`, which is made, is this model's alone and only its owner can open.
+    """Stored items of one model in `folder`, which is created, used by this model only, and private.
 
-    `fingerprint`: of the weights and their quantization; files of another one are removed. Digests are
-    lower-case hex, 8 to 128 digits. Every `done` is called once, on the tier's thread, and must not raise.
-    Once the tier is closed everything is a miss, said on the caller's thread.
+    `fingerprint`: of the weights and their quantization; files with another one are removed. Digests are 8 to
+    128 lower-case hex digits. Every `done` is called once, on the tier's thread, and must not raise. After
+    `close` every read is a miss, reported on the caller's thread.
     """
 
     def __init__(
@@ -81,28 +81,28 @@ class DiskTier:
 
     @property
     def usage(self) -> int:
-        """Bytes of the files that were found or written, and not removed since."""
+        """Total bytes of the files found or written here and not removed since."""
         return self._folder.usage
 
     @property
     def name(self) -> str:
-        """The same for all who use this folder, on whatever path."""
+        """Identity of the folder, equal for all processes that use it under any path."""
         return self._folder.name
 
-    def scan(self) -> list[Found]:
-        """What is there, by the headers alone. On the caller's thread: only before the first job."""
+    def scan(self) -> list[StoredItem]:
+        """List the stored items from their headers. Runs on the caller's thread, before the first job."""
         return list(self._folder.scan())
 
     def write(self, record: Record, done: OnWritten) -> bool:
         """Queue an item; its arrays must not change before `done`.
 
-        False: not taken, as the queue is full, writing has failed lately, or no file can hold it.
+        False: not queued, because the queue is full, writing is paused, or a file cannot hold the item.
         """
         assert DIGEST.fullmatch(record.digest), record.digest
         try:
             draft = files.draft(record, self._fingerprint)
         except ValueError as error:
-            log.warning("%s cannot be stored: %s", record.digest, error)
+            log.warning("prefix %s cannot be stored: %s", record.digest, error)
             return False
         with self._changed:
             full = self._queue_bytes + draft.file_bytes > self._queue_bytes_max
@@ -114,7 +114,7 @@ class DiskTier:
         return True
 
     def read(self, digests: Iterable[str], done: OnRead) -> None:
-        """Queue a read. None for each that is missing, or damaged and therefore removed."""
+        """Queue a read. `done` gets None for each item that is missing, or damaged and therefore removed."""
         job = _Read(_checked(digests), done)
         with self._changed:
             if not self._closed:
@@ -124,7 +124,7 @@ class DiskTier:
         _miss(job)
 
     def remove(self, digests: Iterable[str]) -> None:
-        """Queue a removal. Writes of the same digests that have not begun are dropped, which `done` says."""
+        """Queue a removal. Queued writes of the same digests are dropped, which their `done` reports."""
         wanted = _checked(digests)
         among = set(wanted)
         with self._changed:
@@ -136,13 +136,13 @@ class DiskTier:
             self._changed.notify_all()
 
     def flush(self, wait_s_max: float = CLOSE_WAIT_S_MAX) -> bool:
-        """Wait until nothing is queued or under way. False: not in time."""
+        """Wait until nothing is queued or running. False: timeout."""
         with self._changed:
             return self._changed.wait_for(self._is_idle, wait_s_max)
 
     def close(self, wait: bool) -> None:
-        """End the thread. `wait`: for all that is queued, but no longer than `CLOSE_WAIT_S_MAX`. What is then
-        left is dropped, as its `done` says; only removals are still made."""
+        """End the thread. `wait`: finish queued jobs first, for at most `CLOSE_WAIT_S_MAX`. Removals are
+        always made; other remaining jobs are dropped, which their `done` reports."""
         if wait:
             self.flush()
         with self._changed:
@@ -161,7 +161,7 @@ class DiskTier:
             self._drop_rest()
 
     def _work(self) -> bool:
-        """Do one job, and keep no hold of it. False: the tier is closed."""
+        """Run one job, without keeping a reference to it. False: the tier is closed."""
         with self._changed:
             while not (self._closed or self._urgent or self._writes):
                 self._changed.wait(_IDLE_WAIT_S)
@@ -189,7 +189,7 @@ class DiskTier:
                 for write in job.withdrawn:
                     self._end(write, None)
 
-    def _save(self, draft: Draft) -> int | None:
+    def _save(self, draft: FileWriter) -> int | None:
         if self._is_paused():
             return None
         try:
@@ -213,7 +213,7 @@ class DiskTier:
 
     def _drop_rest(self) -> None:
         with self._changed:
-            self._closed = True  # also where a `done` has raised: nobody is to wait for a thread that is gone
+            self._closed = True  # even if a `done` raised: callers must not wait for a dead thread
             urgent, writes = list(self._urgent), list(self._writes)
             self._urgent.clear()
             self._writes.clear()

@@ -1,10 +1,9 @@
-"""What is forgotten first, and what was.
+"""Eviction policy of the prefix cache (GreedyDual, N. Young 1994), and a ghost list of evicted keys.
 
-Each item has a worth, and what is worth least goes first; of equals, what was last asked for longest ago.
-What is asked for again is worth `age` and a little more, the more useful it has been, and `age` grows with
-what goes: nothing stays for what it was once (GreedyDual, N. Young 1994). Before all others go snapshots that
-a later one has taken the place of, after all others what is pinned. What is asked for, is used, shared,
-pinned or held together with all that it hangs on. So nothing is worth less than what hangs on it, and leaves
+The item with the lowest worth is evicted first; among equals, the least recently used one. A lookup sets an
+item's worth to `age` plus a bonus for past usefulness, and `age` rises to the worth of evicted items, so old
+usefulness expires. Superseded snapshots go before all others, pinned items after all others. Lookups, uses,
+sharing, pins and holds apply to all ancestors too, so no item is worth less than its descendants, and leaves
 go first.
 """
 
@@ -15,7 +14,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from worker.prefixes.items import Block, Item, Part, Snapshot
+from worker.prefixes.items import Block, BlockPart, Item, Snapshot
 
 FORGOTTEN_MAX = 4096
 _BEGINNING = 16
@@ -25,30 +24,30 @@ Rank = tuple[bool, bool, int, int, int]
 
 
 def worth(item: Item) -> int:
-    """Beyond `age`, when it is asked for."""
+    """Return the bonus beyond `age` that a lookup gives to an item."""
     return 1 + (item.uses > 0) + 2 * item.is_shared
 
 
 def rank(item: Item) -> Rank:
-    """The lowest goes first."""
+    """Return the eviction rank; the lowest is evicted first."""
     return (item.is_pinned, not is_superseded(item), item.worth, item.used_at, -item.position)
 
 
 def is_superseded(item: Item) -> bool:
-    """Whether it is a snapshot that only a prompt would want that parts from all that are known."""
+    """Whether the item is a snapshot that only a newly diverging prompt could use."""
     return isinstance(item, Snapshot) and item.is_superseded and not item.is_shared
 
 
 class Tier:
-    """The items that are in one place, and what they take there in all: `bytes`.
+    """Storage tier with an eviction queue. `bytes`: total size of its items.
 
-    Ranks change while items are in the queue, mostly upwards. An entry that proves too low goes back in with
-    the right rank when its turn comes; `push` tells of a lower one. Entries of items that are gone are
-    passed over, and swept out when they are many.
+    Ranks change while items are queued, mostly upwards. An entry with an outdated lower rank is queued again
+    with its current one when popped; `push` reports a lowered rank. Entries of removed items are skipped, and
+    purged when there are many.
     """
 
     def __init__(self, size: Literal["nbytes", "disk_bytes"]) -> None:
-        """`size`: the attribute that says what an item takes here, 0 where it is not here."""
+        """`size`: the attribute with an item's size in this tier, 0 if it is not here."""
         self.bytes = 0
         self._size = size
         self._count = 0
@@ -59,7 +58,7 @@ class Tier:
         return bool(getattr(item, self._size))
 
     def put(self, item: Item, size: int) -> None:
-        """An item that is not here comes. `size` is at least 1."""
+        """Add an item that is not in this tier. `size`: at least 1."""
         assert size > 0, size
         assert not self.has(item), item.digest
         setattr(item, self._size, size)
@@ -68,13 +67,13 @@ class Tier:
         self.push(item)
 
     def take(self, item: Item) -> None:
-        """An item goes. One that is not here is no error."""
+        """Remove an item, if it is in this tier."""
         self._count -= self.has(item)
         self.bytes -= getattr(item, self._size)
         setattr(item, self._size, 0)
 
     def push(self, item: Item) -> None:
-        """Say that the rank of an item has become lower."""
+        """Queue an item, or queue it again after its rank was lowered."""
         if len(self._queue) > 2 * self._count + _SPARE_ENTRIES:
             there = dict.fromkeys(item for _, _, item in self._queue if self.has(item))
             self._queue = [(rank(item), next(self._numbers), item) for item in there]
@@ -82,9 +81,9 @@ class Tier:
         heapq.heappush(self._queue, (rank(item), next(self._numbers), item))
 
     def excess(self, limit: int) -> Iterator[Item]:
-        """What has to go, one by one, until no more than `limit` bytes are left or only held items.
+        """Iterate over items to evict until at most `limit` bytes or only held items remain.
 
-        Each must be taken away before the next is asked for.
+        The caller must remove each item before requesting the next.
         """
         held: list[Item] = []
         while self.bytes > limit and self._queue:
@@ -101,9 +100,9 @@ class Tier:
             self.push(item)
 
 
-class Forgotten:
-    """The last few thousand items that went, remembered by numbers, to tell what was known from what never
-    was. A rare mistake spoils a report and nothing else."""
+class EvictedKeys:
+    """Ghost list: hashes of the last few thousand evicted items, to report misses as evictions. A hash
+    collision only falsifies a reported miss reason."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, None] = {}
@@ -120,12 +119,12 @@ class Forgotten:
         _bound(self._snapshots)
 
     def had_block(self, parent: str, keys: tuple[int, ...], first: int) -> bool:
-        """Whether one hung on `parent` that began at `first` as `keys` go on."""
+        """Whether a block below `parent` was evicted that began at `first` with the same keys."""
         beginnings = (keys[first : first + count] for count in range(1, _BEGINNING + 1))
         return any(hash((parent, first, beginning)) in self._blocks for beginning in beginnings)
 
-    def had_snapshot(self, path: Sequence[Part], behind: int) -> bool:
-        """Whether there was one behind position `behind` of a path."""
+    def had_snapshot(self, path: Sequence[BlockPart], behind: int) -> bool:
+        """Whether a snapshot after position `behind` of a path was evicted."""
         return any(behind < self._snapshots.get(part.block.digest, 0) <= part.end for part in path)
 
     def clear(self) -> None:

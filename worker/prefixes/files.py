@@ -1,11 +1,11 @@
-"""One stored item as a file: safetensors, so that any tool opens it, under checksums no damage gets past.
+"""File format of stored items: safetensors, which any tool opens, with checksums over every byte.
 
-The header begins with `_MAGIC`, which holds the version of the format; then come the header's own SHA-256
-and, among the rest, which it covers, that of the data. So a header can be believed before any data is read,
-and no bit of the file is left out. Against damage, not malice: who writes to the folder can compute a hash.
+The header begins with `_MAGIC`, which holds the format version, and the SHA-256 of the rest of the header,
+which includes that of the data. So a header can be trusted before the data is read. The checksums protect
+against damage, not malice: anyone who can write to the folder can compute a hash.
 
-SHA-256 rather than BLAKE2b, which is quicker only where the processor has no instructions for the former: 1.7
-against 0.8 GB/s on x86 with them, and Apple's all have them. Both let other Python threads run meanwhile.
+SHA-256 is used because with processor instructions for it, which all Apple processors have, it is faster than
+BLAKE2b: 1.7 against 0.8 GB/s on x86. Both release the GIL.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from worker.pictures import ITEM_BYTES, Blob
+from worker.contract.images import ITEM_BYTES, ArrayBytes
 
 FILE_BYTES_MAX = 2**30
 HEADER_BYTES_MAX = 4 * 2**20
-"""Some 400,000 tokens in `Record.about`."""
+"""Enough for about 400,000 tokens in `Record.about`."""
 
 _MAGIC = b'{"__metadata__":{"format":"roundhouse-prefix-1","checksum":"'
 _BETWEEN = b'","data":"'
@@ -33,21 +33,21 @@ _LENGTH_BYTES = 8
 
 
 class DamagedFileError(ValueError):
-    """A file that is not, or no longer, what was written."""
+    """A file is damaged, or was not written by this cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A stored item: `digest`, in hex, names it; `about` is what JSON can hold."""
+    """A stored item. `digest`: its name, in hex. `about`: its metadata, as JSON types."""
 
     digest: str
     about: dict[str, Any]
-    blobs: dict[str, Blob]
+    blobs: dict[str, ArrayBytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A record made ready to be written: all of its header but the checksums, and its data."""
+class FileWriter:
+    """A record prepared for writing: its header without the checksums, and its data."""
 
     digest: str
     header: bytes
@@ -55,7 +55,7 @@ class Draft:
     file_bytes: int
 
     def write(self, file: BinaryIO) -> None:
-        """Raises `OSError`."""
+        """Write the file. Raises `OSError`."""
         rest = _BETWEEN + _checksum(*self.data) + self.header
         length = len(_MAGIC) + _CHECKSUM_BYTES + len(rest)
         file.write(length.to_bytes(_LENGTH_BYTES, "little") + _MAGIC + _checksum(rest) + rest)
@@ -70,7 +70,7 @@ class _Array(msgspec.Struct, gc=False):
 
 
 class _Entry(_Array, gc=False):
-    """Of a header: an array, or the metadata; so that one call decodes them all."""
+    """Header entry: an array or the metadata, so that one call decodes all entries."""
 
     dtype: str = ""
     shape: tuple[int, ...] = ()
@@ -85,17 +85,17 @@ _header_decoder = msgspec.json.Decoder(dict[str, _Entry])
 _about_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-class Header(NamedTuple):
-    """The first part of a file, checked against its checksum and the file's size."""
+class FileHeader(NamedTuple):
+    """Header of a file, verified against its checksum and the file's size."""
 
     about: dict[str, Any]
     arrays: Mapping[str, _Array]
     data_checksum: bytes
 
 
-def draft(record: Record, fingerprint: str) -> Draft:
-    """Raises `ValueError` for a record that no file can hold."""
-    # By falling size of element, behind a padded header, every array lies aligned: other readers like that.
+def draft(record: Record, fingerprint: str) -> FileWriter:
+    """Prepare a record for writing. Raises `ValueError` if a file cannot hold it."""
+    # With falling element size behind a padded header every array is aligned, which other readers prefer.
     blobs = sorted(record.blobs.items(), key=lambda item: -ITEM_BYTES[item[1].dtype])
     data = tuple(_octets(blob) for _, blob in blobs)
     header = _header(record, fingerprint, dict(blobs))
@@ -104,14 +104,14 @@ def draft(record: Record, fingerprint: str) -> Draft:
     header_bytes = begun + len(header)
     file_bytes = _LENGTH_BYTES + header_bytes + sum(piece.nbytes for piece in data)
     if header_bytes > HEADER_BYTES_MAX or file_bytes > FILE_BYTES_MAX:
-        raise ValueError(f"a header of {header_bytes} bytes in a file of {file_bytes}")
-    return Draft(record.digest, header, data, file_bytes)
+        raise ValueError(f"header of {header_bytes} bytes in a file of {file_bytes} bytes exceeds the limits")
+    return FileWriter(record.digest, header, data, file_bytes)
 
 
-def _header(record: Record, fingerprint: str, blobs: Mapping[str, Blob]) -> bytes:
-    """What follows the second checksum, beginning with the quote that ends it."""
+def _header(record: Record, fingerprint: str, blobs: Mapping[str, ArrayBytes]) -> bytes:
+    """Return the header after the second checksum, beginning with the quote that ends it."""
     if "__metadata__" in blobs:
-        raise ValueError("an array named like the metadata")
+        raise ValueError("array name '__metadata__' is reserved")
     try:
         about = msgspec.json.encode(record.about).decode()
         metadata = {"fingerprint": fingerprint, "digest": record.digest, "about": about}
@@ -122,12 +122,12 @@ def _header(record: Record, fingerprint: str, blobs: Mapping[str, Blob]) -> byte
         joined = b'",' + msgspec.json.encode(metadata)[1:]
         return joined + (b"," + msgspec.json.encode(arrays)[1:] if arrays else b"}")
     except (TypeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"not for JSON: {error}") from error
+        raise ValueError(f"metadata cannot be encoded as JSON: {error}") from error
 
 
-def _octets(blob: Blob) -> memoryview:
+def _octets(blob: ArrayBytes) -> memoryview:
     view = memoryview(blob.data)
-    return view.cast("B") if view.nbytes else memoryview(b"")  # what is empty cannot always be cast
+    return view.cast("B") if view.nbytes else memoryview(b"")  # empty views cannot always be cast
 
 
 def _checksum(*pieces: bytes | memoryview) -> bytes:
@@ -137,52 +137,52 @@ def _checksum(*pieces: bytes | memoryview) -> bytes:
     return state.hexdigest().encode()
 
 
-def read_header(path: Path, fingerprint: str, digest: str) -> tuple[Header, int]:
-    """What a file says of itself, and its size in bytes. Raises `OSError` or `DamagedFileError`."""
+def read_header(path: Path, fingerprint: str, digest: str) -> tuple[FileHeader, int]:
+    """Read a file's header and its size in bytes. Raises `OSError` or `DamagedFileError`."""
     with _opened(path) as file:
         size = _size(file)
         return _read_header(file, size, fingerprint, digest), size
 
 
 def read_record(path: Path, fingerprint: str, digest: str) -> Record:
-    """All of a file. Raises `OSError`, `MemoryError` or `DamagedFileError`."""
+    """Read a whole file. Raises `OSError`, `MemoryError` or `DamagedFileError`."""
     with _opened(path) as file:
         size = _size(file)
         header = _read_header(file, size, fingerprint, digest)
-        # In one piece: with each call the thread would wait for the interpreter's lock again.
+        # Read in one piece: each call would wait for the GIL again.
         data = memoryview(file.read(size))
     if _checksum(data) != header.data_checksum:
         raise DamagedFileError("the data is damaged")
     try:
         blobs = {
-            name: Blob(array.dtype, array.shape, data[slice(*array.data_offsets)])
+            name: ArrayBytes(array.dtype, array.shape, data[slice(*array.data_offsets)])
             for name, array in header.arrays.items()
         }
     except ValueError as error:
-        raise DamagedFileError(f"an array cannot be: {error}") from error
+        raise DamagedFileError(f"invalid array: {error}") from error
     return Record(digest, header.about, blobs)
 
 
 def _opened(path: Path) -> BinaryIO:
-    # Whatever else lies there under the name, a pipe for one, must not keep the thread.
+    # Something else under this name, such as a pipe, must not block the thread.
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
 def _size(file: BinaryIO) -> int:
     status = os.fstat(file.fileno())
     if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
-        raise DamagedFileError(f"no file of ours: mode {status.st_mode:o}, {status.st_size} bytes")
+        raise DamagedFileError(f"unexpected file: mode {status.st_mode:o}, {status.st_size} bytes")
     return status.st_size
 
 
-def _read_header(file: BinaryIO, size: int, fingerprint: str, digest: str) -> Header:
+def _read_header(file: BinaryIO, size: int, fingerprint: str, digest: str) -> FileHeader:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > min(HEADER_BYTES_MAX, size - _LENGTH_BYTES):
-        raise DamagedFileError(f"a header of {length} bytes in a file of {size}")
+        raise DamagedFileError(f"header of {length} bytes in a file of {size} bytes")
     raw = file.read(length)
     rest = len(_MAGIC) + _CHECKSUM_BYTES
     if not raw.startswith(_MAGIC):
-        raise DamagedFileError("of another format")
+        raise DamagedFileError("unknown file format")
     if len(raw) != length or _checksum(memoryview(raw)[rest:]) != raw[len(_MAGIC) : rest]:
         raise DamagedFileError("the header is damaged")
     try:
@@ -192,9 +192,9 @@ def _read_header(file: BinaryIO, size: int, fingerprint: str, digest: str) -> He
     except (msgspec.MsgspecError, KeyError, UnicodeError, RecursionError) as error:
         raise DamagedFileError(f"the header cannot be read: {error}") from error
     if (metadata.fingerprint, metadata.digest) != (fingerprint, digest):
-        raise DamagedFileError("of another model, or another item")
+        raise DamagedFileError("file belongs to another model or another item")
     _check_offsets(arrays, size - _LENGTH_BYTES - length)
-    return Header(about, arrays, metadata.data.encode())
+    return FileHeader(about, arrays, metadata.data.encode())
 
 
 def _check_offsets(arrays: Mapping[str, _Array], data_bytes: int) -> None:
@@ -202,7 +202,7 @@ def _check_offsets(arrays: Mapping[str, _Array], data_bytes: int) -> None:
     for array in arrays.values():
         begin, after = array.data_offsets
         if begin != end or after < end:
-            raise DamagedFileError("arrays that do not follow each other")
+            raise DamagedFileError("arrays are not contiguous")
         end = after
     if end != data_bytes:
-        raise DamagedFileError(f"{data_bytes} bytes of data, not {end}")
+        raise DamagedFileError(f"{data_bytes} bytes of data, expected {end}")

@@ -1,8 +1,8 @@
-"""The files of stored items: one folder, one file for each, named by its digest.
+"""Folder of stored items: one file per item, named by its digest.
 
-A file is written aside, synced and renamed, so that at any instant it is there whole or not at all; nothing
-is believed but what its checksums vouch for. What is found damaged is removed. Another process may use the
-folder as well: each removes what it must, and what is gone is a miss. Files of other names are left alone.
+Writes are atomic: to a temporary file, synced and renamed. Files are trusted only if their checksums match;
+damaged ones are removed. Several processes may use the folder: each may remove files, and a missing file is a
+miss. Files with other names are left alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import psutil
 
-from worker.prefixes.files import DamagedFileError, Draft, Record, read_header, read_record
+from worker.prefixes.files import DamagedFileError, FileWriter, Record, read_header, read_record
 
 log = logging.getLogger(__name__)
 
 LEFTOVER_AGE_S_MAX = 600.0
-"""An unfinished file as old as that is nobody's."""
+"""Age in seconds beyond which a temporary file is considered abandoned."""
 
 DIGEST = re.compile(r"[0-9a-f]{8,128}")
 _SUFFIX = ".prefix.safetensors"
@@ -34,8 +34,8 @@ _ASIDE = re.compile(rf"{DIGEST.pattern}\.(\d{{1,9}})-[0-9a-f]{{8}}\.part")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """An item that is there, by its header, and the size of its file."""
+class StoredItem:
+    """An existing item: the metadata in its header, and the size of its file."""
 
     digest: str
     about: dict[str, Any]
@@ -43,26 +43,25 @@ class Found:
 
 
 class Folder:
-    """Items of the model with `fingerprint` in a folder that is this model's alone. Used by one thread at a
-    time. Only `save` raises anything."""
+    """Folder of the items of the model `fingerprint`. Used by one thread at a time; only `save` raises."""
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path, self._fingerprint = path, fingerprint
         self._sizes: dict[str, int] = {}
         self.usage = 0
-        """Bytes of the files that were found or saved, and not removed since."""
+        """Total bytes of the files found or written here and not removed since."""
         self.name = ""
-        """The machine and the folder, whatever its path; empty: it cannot be used."""
+        """Identity of the machine and the folder, independent of its path; empty: the folder is unusable."""
         try:
             self._make()
             path.chmod(0o700)
             found = path.stat()
             self.name = f"{os.uname().nodename}:{found.st_dev:x}:{found.st_ino:x}"
         except OSError as error:
-            log.warning("no folder for stored prefixes: %s", error)
+            log.warning("prefix cache folder cannot be used: %s", error)
 
-    def scan(self) -> Iterator[Found]:
-        """What is there, by the headers alone. Damaged files, other models' and leftovers are removed."""
+    def scan(self) -> Iterator[StoredItem]:
+        """List the stored items from their headers. Removes damaged, foreign and abandoned files."""
         try:
             with os.scandir(self._path) as entries:
                 names = [entry.name for entry in entries]
@@ -74,38 +73,38 @@ class Folder:
             elif match := _ASIDE.fullmatch(name):
                 self._clean_up(self._path / name, int(match[1]))
 
-    def _look_at(self, digest: str) -> Iterator[Found]:
+    def _look_at(self, digest: str) -> Iterator[StoredItem]:
         try:
             header, size = read_header(self._file(digest), self._fingerprint, digest)
         except OSError as error:
-            log.info("stored prefix %s is passed over: %s", digest, error)
+            log.info("stored prefix %s skipped: %s", digest, error)
         except DamagedFileError as error:
-            log.info("stored prefix %s is removed: %s", digest, error)
+            log.info("stored prefix %s removed: %s", digest, error)
             self.remove(digest)
         else:
             self._count(digest, size)
-            yield Found(digest, header.about, size)
+            yield StoredItem(digest, header.about, size)
 
     def _clean_up(self, aside: Path, pid: int) -> None:
         with contextlib.suppress(OSError):
             age_s = time.time() - aside.stat().st_mtime
-            # In a container our own id was our predecessor's too, and we have begun nothing yet.
+            # In a container an earlier process had our pid; this one has not written anything yet.
             if pid == os.getpid() or age_s > LEFTOVER_AGE_S_MAX or not psutil.pid_exists(pid):
                 aside.unlink()
 
     def read(self, digest: str) -> Record | None:
-        """None: missing, or damaged and therefore removed."""
+        """Read an item; None: missing, or damaged and therefore removed."""
         try:
             return read_record(self._file(digest), self._fingerprint, digest)
         except FileNotFoundError:
             self._count(digest, 0)
         except (OSError, DamagedFileError, MemoryError) as error:
-            log.warning("stored prefix %s is lost: %s", digest, error)
+            log.warning("stored prefix %s removed, reading failed: %s", digest, error)
             self.remove(digest)
         return None
 
-    def save(self, draft: Draft) -> None:
-        """Raises `OSError`; then neither the file nor one that it was to replace is there."""
+    def save(self, draft: FileWriter) -> None:
+        """Write an item. Raises `OSError`; then neither the new file nor the one it replaces exists."""
         aside = self._path / f"{draft.digest}.{os.getpid()}-{secrets.token_hex(4)}.part"
         try:
             self._make()
@@ -123,7 +122,7 @@ class Folder:
         self._count(draft.digest, draft.file_bytes)
 
     def remove(self, digest: str) -> None:
-        """As far as it can be."""
+        """Remove an item's file, ignoring errors."""
         with contextlib.suppress(OSError):
             self._file(digest).unlink()
         self._count(digest, 0)
@@ -132,7 +131,7 @@ class Folder:
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _sync(self) -> None:
-        # Until then a loss of power may take the new name back.
+        # Without this, a power loss may undo the rename.
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)

@@ -1,9 +1,10 @@
-"""Which prefixes are stored, how long a prompt can begin with them, and what is forgotten. Pure.
+"""Prefix index: which prefixes are stored, how much of a prompt they match, and what is evicted. Pure.
 
-What must always hold: every item of the tree has a payload in memory, a file on the disk, or both; what an
-item hangs on is there as long as the item; `ram_bytes` and `disk_bytes` are the sums over all items.
+Invariants: every item of the tree has a payload in memory, a file on disk, or both; an item's ancestors exist
+as long as the item; `ram_bytes` and `disk_bytes` are the sums over all items.
 
-The model thread owns it. It decides and counts; payloads are moved and files written by others, who say so.
+It belongs to the model thread. The index decides and counts; its callers move payloads, write files, and
+report both.
 """
 
 from __future__ import annotations
@@ -11,52 +12,52 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from protocol.parts import PrefixStatus
-from worker.contract import Shape
-from worker.prefixes import descriptions
-from worker.prefixes.descriptions import Found
-from worker.prefixes.eviction import Forgotten, Tier, is_superseded, worth
+from protocol.types import PrefixStatus
+from worker.contract.engine import CacheSpec
+from worker.prefixes import metadata
+from worker.prefixes.eviction import EvictedKeys, Tier, is_superseded, worth
 from worker.prefixes.items import Block, Item, Snapshot, block_behind, memory_of, path_to, snapshot_behind
-from worker.prefixes.lookups import Lookups
 from worker.prefixes.matching import Match, longest, match_of, why_not_longer
+from worker.prefixes.metadata import StoredFile
+from worker.prefixes.stats import LookupStats
 from worker.prefixes.tree import Tree, snapshots_of
 
 __all__ = ["Block", "Item", "Match", "PrefixIndex", "Snapshot"]
 
 
 class PrefixIndex:
-    """What is stored of a model whose rows need `shape` to go on. `version` changes with what is found."""
+    """Prefix index of a model with the cache spec `shape`. `version` changes when lookups may differ."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: CacheSpec) -> None:
         self.shape = shape
         self.version = 0
         self._tree = Tree()
         self._ram, self._disk = Tier("nbytes"), Tier("disk_bytes")
         self._unwanted: dict[str, Item] = {}
-        """Items whose files nobody has been told to remove."""
-        self._forgotten = Forgotten()
-        self._lookups = Lookups()
+        """Items whose files are to be removed and were not yet returned by `shrink_disk`."""
+        self._forgotten = EvictedKeys()
+        self._lookups = LookupStats()
         self._now = 0
         self._age = 0
 
     @property
     def ram_bytes(self) -> int:
-        """Of payloads, and of what the index itself takes for them."""
+        """Memory of payloads and of the index entries for them."""
         return self._ram.bytes
 
     @property
     def disk_bytes(self) -> int:
         return self._disk.bytes
 
-    # --- asking ---
+    # --- lookup ---
 
     def find(self, keys: tuple[int, ...], *, salt: str = "", limit: int, ram_only: bool = False) -> Match:
-        """The longest beginning of a prompt, up to `limit`, with which a row can begin.
+        """Return the longest restorable prefix of a prompt, up to `limit`, and mark its items as used.
 
-        Whatever it uses is known to be wanted. `miss`: `empty`: nothing has this salt; `diverged_at_N`: no
-        block has the key at position N; `media_differs`: nor is it of the same image; `evicted`: something
-        longer was there once; `no_snapshot`, `no_window`: blocks have more of the keys, but a state or the
-        columns of a sliding window are not there; `not_in_ram`: they are on the disk.
+        `miss`: `empty`: nothing is stored with this salt; `diverged_at_N`: no block has the key at position
+        N; `media_differs`: the same, at an image; `evicted`: a longer prefix was stored once; `no_snapshot`,
+        `no_window`: blocks have more of the keys, but a state or the columns of a sliding window are missing;
+        `not_in_ram`: the rest is on disk.
         """
         limit = min(limit, len(keys))
         path, _ = self._tree.walk(keys, salt, limit)
@@ -72,7 +73,7 @@ class PrefixIndex:
         return match
 
     def count(self, match: Match | None, *, prompt_tokens: int, miss: str) -> None:
-        """A request has begun, with `match` or nothing stored; `miss`: what it was told of the rest."""
+        """Count a request that started with `match`, or without one. `miss`: the miss reason it was given."""
         match = match or Match()
         for item in match.items:
             item.uses += 1
@@ -81,12 +82,12 @@ class PrefixIndex:
         self._lookups.add(match, prompt_tokens, miss)
 
     def reach(self, keys: tuple[int, ...], *, salt: str = "", end: int) -> tuple[int, bool]:
-        """Up to which position, at most `end`, blocks have the keys, and whether `end` has a snapshot."""
+        """Return up to where blocks have the keys, at most `end`, and whether `end` has a snapshot."""
         path, known = self._tree.walk(keys, salt, end)
         return known, known == end and bool(path) and end in path[-1].block.snapshots
 
     def status(self, *, ram_limit: int = 0, disk_limit: int = 0) -> PrefixStatus:
-        """Sizes, counts since the start, and the prefixes used most."""
+        """Return sizes, counts since the start, and the most used prefixes."""
         snapshots = sum(isinstance(item, Snapshot) for item in self._tree.items.values())
         return PrefixStatus(
             ram_bytes=self.ram_bytes,
@@ -116,15 +117,15 @@ class PrefixIndex:
         salt: str = "",
         window_from: int = 0,
     ) -> Block:
-        """The columns of `keys[first:last]`, behind what is stored up to `first`; those of sliding layers
-        from `window_from` on.
+        """Store the KV columns of `keys[first:last]`; those of sliding-window layers from `window_from` on.
 
-        What is known is kept: then its last block is returned, with the payload if it is this block and has
-        none in memory. Raises `ValueError` if nothing is stored up to `first`, or only a part of the run.
+        If the keys are stored already, their last block is returned; if it is the same block without payload
+        in memory, it gets this one. Raises `ValueError` if the stored prefix ends before `first` or within
+        the run.
         """
         path, known = self._tree.walk(keys, salt, last)
         if not first < last <= len(keys) or known < first or first < known < last:
-            raise ValueError(f"positions {first} to {last} do not go on from what is stored up to {known}")
+            raise ValueError(f"positions {first} to {last} do not continue the stored prefix of {known} keys")
         window_from = min(max(first, window_from), last) if self.shape.window else first
         if known == last:
             block = path[-1].block
@@ -142,10 +143,10 @@ class PrefixIndex:
     def add_snapshot(
         self, keys: tuple[int, ...], at: int, payload: object, nbytes: int, *, salt: str = ""
     ) -> Snapshot:
-        """The states behind `keys[:at]`. Raises `ValueError` if nothing is stored up to there."""
+        """Store the states after `keys[:at]`. Raises `ValueError` if the stored prefix ends before `at`."""
         path, known = self._tree.walk(keys, salt, at)
         if not 0 < at == known:
-            raise ValueError(f"there is no position {at} behind what is stored up to {known}")
+            raise ValueError(f"cannot add a snapshot at {at}: the stored prefix has {known} keys")
         parent = path[-1].block
         snapshot = parent.snapshots.get(at)
         if snapshot is None:
@@ -156,24 +157,24 @@ class PrefixIndex:
         return snapshot
 
     def pin(self, keys: tuple[int, ...], *, salt: str = "", last: int) -> None:
-        """What is stored of `keys[:last]` is the last to be forgotten."""
+        """Pin what is stored of `keys[:last]`: it is evicted last."""
         for part in self._tree.walk(keys, salt, last)[0]:
             for item in (part.block, *snapshots_of(part)):
                 item.is_pinned = True
 
     def hold(self, items: Iterable[Item]) -> None:
-        """Keep items, and what they hang on, until they are released as often as they were held."""
+        """Protect items and their ancestors from eviction until as many calls of `release`."""
         self._hold(items, 1)
 
     def release(self, items: Iterable[Item]) -> None:
-        """See `hold`. Of items that are gone as well."""
+        """Undo `hold`, also for items that were removed meanwhile."""
         self._hold(items, -1)
 
     # --- memory and disk ---
 
     def shrink_ram(self, limit: int) -> list[Item]:
-        """Have no more than `limit` bytes in memory. The items that are not there any more: those that have
-        no file are forgotten, with what hangs on them."""
+        """Shrink the memory tier to `limit` bytes. Returns the items dropped from memory. Those without a
+        file are removed with their descendants."""
         gone: list[Item] = []
         for item in self._ram.excess(limit):
             self._grow_old(item)
@@ -187,8 +188,8 @@ class PrefixIndex:
         return gone
 
     def shrink_disk(self, limit: int) -> list[Item]:
-        """Have no more than `limit` bytes on the disk. The items whose files must go; of those too that were
-        forgotten since the last call."""
+        """Shrink the disk tier to `limit` bytes. Returns the items whose files must be removed, including
+        those removed since the last call."""
         for item in self._disk.excess(limit):
             self._grow_old(item)
             if item.payload is None:
@@ -201,7 +202,7 @@ class PrefixIndex:
         return list(unwanted.values())
 
     def to_disk(self, item: Item, file_bytes: int) -> bool:
-        """The file of an item has been written. False: it is not wanted any more."""
+        """Record that an item's file was written. False: the item was removed meanwhile."""
         current = self._tree.items.get(item.digest)
         if current is None:
             return False
@@ -211,33 +212,33 @@ class PrefixIndex:
         return True
 
     def loaded(self, item: Item, payload: object, nbytes: int) -> None:
-        """The file of an item has been read. One that was forgotten meanwhile remains so."""
+        """Record that an item's file was read. An item removed meanwhile stays removed."""
         current = self._tree.items.get(item.digest)
         if current is not None:
             self._fill(current, payload, nbytes, is_fresh=True)
 
     def lost(self, item: Item) -> None:
-        """Its file or its payload is no good: forget it and all that hangs on it, held or not."""
+        """Remove an item with an unusable file or payload, and its descendants, held or not."""
         if item in self._tree:
             self._remove(item)
             self.version += 1
 
     def describe(self, item: Item) -> dict[str, Any]:
-        """What its file must say for `restore_from_disk`, as JSON can hold it."""
-        return descriptions.describe(item)
+        """Return the metadata in an item's file, for `restore_from_disk`, as JSON types."""
+        return metadata.describe(item)
 
-    def restore_from_disk(self, found: Iterable[Found]) -> list[str]:
-        """Take note of files, in any order, before anything is stored. The digests of those that have no
-        place: what they hang on is missing, or they are not what they say."""
-        assert not self._tree.items, "files are looked for once, at the start"
-        attached, orphans = descriptions.rebuild(self._tree, found)
+    def restore_from_disk(self, found: Iterable[StoredFile]) -> list[str]:
+        """Add the items of files, in any order, before anything is stored. Returns the digests of orphans,
+        whose parent is missing or whose metadata does not match their digest."""
+        assert not self._tree.items, "files are restored once, at the start"
+        attached, orphans = metadata.rebuild(self._tree, found)
         for item, file_bytes in attached:
             self._disk.put(item, file_bytes)
         self.version += 1
         return orphans
 
     def clear(self) -> list[Item]:
-        """Forget all that is not held. The items, whether they had files or not."""
+        """Remove all items that are not held. Returns them, with or without files."""
         gone = list(self._unwanted.values())
         for item in list(self._tree.items.values()):
             if item in self._tree and not item.holds:
@@ -247,7 +248,7 @@ class PrefixIndex:
         self.version += 1
         return gone
 
-    # --- within ---
+    # --- internal ---
 
     def _touch(self, items: Iterable[Item]) -> None:
         self._now += 1
@@ -278,7 +279,7 @@ class PrefixIndex:
                 tier.push(superseded)
 
     def _remove(self, item: Item) -> list[Item]:
-        """Forget an item with all that hangs on it: the items."""
+        """Remove an item and its descendants. Returns them."""
         self._forgotten.add(item)
         gone = self._tree.remove(item)
         for each in gone:

@@ -1,7 +1,7 @@
-"""What a prefix index is made of: blocks of columns and snapshots of states, and how they are described.
+"""Items of a prefix index: blocks of KV columns and snapshots of recurrent states.
 
-A prompt is a tuple of keys, each below 2**64: the id of a token, or, where an image stands, one
-made of the hash of its content (`Picture.keys`). Prompts are the same up to a position if their keys are.
+A prompt is a tuple of keys below 2**64: token ids, or in place of an image keys made from the hash of its
+content (`ImageInput.keys`). Prompts are equal up to a position if their keys are.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 _DIGEST_BYTES = 20
 _ITEM_BYTES = 1000
 _KEY_BYTES = 40
-"""What an item and each of its keys take in memory, roughly, beside the payload."""
+"""Approximate memory in bytes of an item and of each of its keys, without the payload."""
 
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """Something stored. `digest` names its file; `payload`, the engine's own, is None where it is not in
-    memory. Changed by the index only.
+    """A stored item, changed by the index only. `digest`: names its file. `payload`: opaque engine data; None
+    if not in memory.
 
-    `nbytes`: what it takes in memory, 0 where its payload is not there; `disk_bytes` likewise for its file.
-    `holds`: by how many it, or what hangs on it, is held. `is_shared`: prompts part behind it. `is_fresh`:
-    read from the disk and not used since. `uses`: requests that began with it; `used_at`: when it was last
-    asked for; `worth`: see `eviction`.
+    `nbytes`: its memory, 0 if the payload is not loaded; `disk_bytes`: the size of its file, 0 if none.
+    `holds`: reference count, including those of its descendants. `is_shared`: prompts diverge behind it.
+    `is_fresh`: read from disk and not used since. `uses`: number of requests that reused it; `used_at`: time
+    of the last lookup; `worth`: see `eviction`.
     """
 
     digest: str
@@ -44,14 +44,16 @@ class Item:
 
     @property
     def position(self) -> int:
-        """What hangs on an item has a higher one."""
+        """Position in the prompt; descendants have higher ones."""
         raise NotImplementedError
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Block(Item):
-    """The columns of positions `first` to before `last` with these `keys`, behind those of `parent` up to
-    `first`. Sliding layers have theirs from `window_from` on. A root has neither keys nor a parent."""
+    """KV columns of positions `first` to `last` (exclusive) for `keys`, which follow `parent` up to `first`.
+
+    Sliding-window layers have columns from `window_from` on only. A root has neither keys nor a parent.
+    """
 
     salt: str
     keys: tuple[int, ...] = ()
@@ -59,9 +61,9 @@ class Block(Item):
     last: int = 0
     window_from: int = 0
     children: dict[int, dict[int, Block]] = field(default_factory=dict)
-    """By where they begin and by their first key."""
+    """Children by their first position and their first key."""
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    """By position: behind `first`, up to `last`."""
+    """Snapshots by position: after `first`, up to `last`."""
 
     @property
     def position(self) -> int:
@@ -70,8 +72,8 @@ class Block(Item):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Snapshot(Item):
-    """The states behind the first `at` positions of a path through `parent`. `is_superseded`: a later one
-    has been stored of the same prompt."""
+    """Recurrent states after the first `at` positions of a path through `parent`. `is_superseded`: a later
+    snapshot of the same prompt is stored."""
 
     at: int
     is_superseded: bool = False
@@ -81,7 +83,7 @@ class Snapshot(Item):
         return self.at
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """The first `tokens` positions of a block."""
 
     block: Block
@@ -93,38 +95,38 @@ class Part(NamedTuple):
 
 
 def root_of(salt: str) -> Block:
-    """The root of the prefixes with this salt."""
+    """Return a new root for the prefixes with this salt."""
     return Block(_digest("root", salt), None, salt=salt)
 
 
 def block_behind(parent: Block, keys: tuple[int, ...], first: int, window_from: int) -> Block:
-    """A block as it would hang on `parent`; not attached, nothing in it."""
+    """Return a block with `parent` as its parent, not attached and without payload."""
     digest = _digest("block", parent.digest, f"{first} {window_from}", array("Q", keys).tobytes())
     last = first + len(keys)
     return Block(digest, parent, salt=parent.salt, keys=keys, first=first, last=last, window_from=window_from)
 
 
 def snapshot_behind(parent: Block, at: int) -> Snapshot:
-    """A snapshot as it would hang on `parent`; not attached, nothing in it."""
+    """Return a snapshot with `parent` as its parent, not attached and without payload."""
     return Snapshot(_digest("snapshot", parent.digest, str(at)), parent, at=at)
 
 
 def memory_of(item: Item, payload_bytes: int) -> int:
-    """Bytes that an item takes in memory."""
+    """Return the memory of an item in bytes."""
     keys = len(item.keys) if isinstance(item, Block) else 0
     return payload_bytes + _ITEM_BYTES + _KEY_BYTES * keys
 
 
-def path_to(item: Item) -> Iterator[Part]:
-    """What an item hangs on, the nearest first, without the root."""
+def path_to(item: Item) -> Iterator[BlockPart]:
+    """Iterate over the ancestors of an item, the nearest first, without the root."""
     end, block = item.position, item.parent
     while block is not None and block.parent is not None:
-        yield Part(block, end - block.first)
+        yield BlockPart(block, end - block.first)
         end, block = block.first, block.parent
 
 
 def subtree_of(item: Item) -> Iterator[Item]:
-    """An item and all that hangs on it; an item comes after what it hangs on."""
+    """Iterate over an item and its descendants, parents before children."""
     waiting = [item]
     while waiting:
         found = waiting.pop()
@@ -132,21 +134,6 @@ def subtree_of(item: Item) -> Iterator[Item]:
         if isinstance(found, Block):
             waiting += found.snapshots.values()
             waiting += (child for siblings in found.children.values() for child in siblings.values())
-
-
-def common_length(keys: tuple[int, ...], prompt: tuple[int, ...], first: int, end: int) -> int:
-    """How many of `keys` are those of `prompt[first:end]`. Slices are compared, not keys one by one."""
-    high = min(len(keys), end - first)
-    if keys[:high] == prompt[first : first + high]:
-        return high
-    low, high = 0, high - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if keys[low:middle] == prompt[first + low : first + middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -1,4 +1,4 @@
-"""How much of a path through the stored blocks a row can begin with, and why not more."""
+"""Prefix matching: the longest restorable prefix on a path of stored blocks, and why it is not longer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from worker.contract import Shape
-from worker.pictures import MEDIA_KEYS
-from worker.prefixes.eviction import Forgotten
-from worker.prefixes.items import Block, Item, Part, Snapshot
+from worker.contract.engine import CacheSpec
+from worker.contract.images import MEDIA_KEYS
+from worker.prefixes.eviction import EvictedKeys
+from worker.prefixes.items import Block, BlockPart, Item, Snapshot
 from worker.prefixes.tree import snapshots_of
 
 Place = Literal["none", "ram", "disk"]
@@ -17,15 +17,15 @@ Place = Literal["none", "ram", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The first `length` keys of a prompt are stored as `pieces`, from position 0 on, and as the `snapshot`
-    there, where states are needed.
+    """Stored prefix of a prompt: `length` keys as `pieces` from position 0 on, and the `snapshot` at its end
+    if the model has states.
 
-    `known`: so many keys blocks have. `miss`: why it is not longer. `items`: all that it uses; `missing`:
-    what is not in memory. `tier`: `disk` if any is missing, or was and has not been used since.
+    `known`: number of keys that blocks hold. `miss`: why the match is not longer. `items`: all items used;
+    `missing`: those not in memory. `tier`: `disk` if any is missing, or was loaded and not used since.
     """
 
     length: int = 0
-    pieces: tuple[Part, ...] = ()
+    pieces: tuple[BlockPart, ...] = ()
     snapshot: Snapshot | None = None
     known: int = 0
     miss: str = ""
@@ -34,10 +34,10 @@ class Match:
     tier: Place = "none"
 
 
-def match_of(path: Sequence[Part], length: int, snapshot: Snapshot | None, miss: str) -> Match:
-    """The match of the first `length` positions of a path."""
+def match_of(path: Sequence[BlockPart], length: int, snapshot: Snapshot | None, miss: str) -> Match:
+    """Return the match of the first `length` positions of a path."""
     pieces = tuple(
-        Part(block, min(tokens, length - block.first)) for block, tokens in path if block.first < length
+        BlockPart(block, min(tokens, length - block.first)) for block, tokens in path if block.first < length
     )
     items = (*(block for block, _ in pieces), *([snapshot] if snapshot else []))
     missing = tuple(item for item in items if item.payload is None)
@@ -46,8 +46,10 @@ def match_of(path: Sequence[Part], length: int, snapshot: Snapshot | None, miss:
     return Match(length, pieces, snapshot, known, miss, items, missing, tier if length else "none")
 
 
-def longest(path: Sequence[Part], shape: Shape, *, ram_only: bool = False) -> tuple[int, Snapshot | None]:
-    """The last position on a path at which every layer can be restored, and the snapshot there. 0: none."""
+def longest(
+    path: Sequence[BlockPart], shape: CacheSpec, *, ram_only: bool = False
+) -> tuple[int, Snapshot | None]:
+    """Return the last position on a path at which every layer can be restored (0: none), and its snapshot."""
     end = path[-1].end if path else 0
     if ram_only:
         end = next((part.block.first for part in path if part.block.payload is None), end)
@@ -64,13 +66,17 @@ def longest(path: Sequence[Part], shape: Shape, *, ram_only: bool = False) -> tu
 
 
 def why_not_longer(
-    keys: tuple[int, ...], path: Sequence[Part], length: int, root: Block, shape: Shape, forgotten: Forgotten
+    keys: tuple[int, ...],
+    path: Sequence[BlockPart],
+    length: int,
+    root: Block,
+    shape: CacheSpec,
+    forgotten: EvictedKeys,
 ) -> str:
-    """Why no more than `length` keys of a prompt, which is less than was asked for, are stored. `root`: what
-    the path begins on."""
+    """Return why only `length` keys of a prompt are restorable, fewer than requested. `root`: of the path."""
     known = path[-1].end if path else 0
     if length < known:
-        if longest(path, Shape(shape.window))[0] == length:
+        if longest(path, CacheSpec(shape.window))[0] == length:
             return "no_window"
         return "evicted" if forgotten.had_snapshot(path, length) else "no_snapshot"
     block = path[-1].block if path else root
@@ -84,8 +90,8 @@ def why_not_longer(
     return f"diverged_at_{known}"
 
 
-def _gaps(path: Iterable[Part], window: int) -> list[tuple[int, int]]:
-    """Where sliding layers cannot be restored: strictly between these positions."""
+def _gaps(path: Iterable[BlockPart], window: int) -> list[tuple[int, int]]:
+    """Return the intervals (exclusive) in which sliding-window layers cannot be restored."""
     return [
         (block.first, min(block.window_from, block.first + tokens) + window)
         for block, tokens in path
@@ -94,7 +100,7 @@ def _gaps(path: Iterable[Part], window: int) -> list[tuple[int, int]]:
 
 
 def _settle(position: int, gaps: Sequence[tuple[int, int]]) -> int:
-    """The last position that is in no gap, up to this one."""
+    """Return the last position up to `position` that lies in no gap."""
     for begin, end in reversed(gaps):
         if begin < position < end:
             position = begin

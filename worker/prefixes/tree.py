@@ -1,44 +1,55 @@
-"""The tree of stored prefixes, one for each salt: what hangs on what, and nothing of where it is kept."""
+"""Radix tree of stored prefixes, one root per salt. It does not know in which tier items are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worker.prefixes.items import Block, Item, Part, Snapshot, common_length, path_to, root_of, subtree_of
+from worker.common_prefix import common_prefix_length
+from worker.prefixes.items import (
+    Block,
+    BlockPart,
+    Item,
+    Snapshot,
+    path_to,
+    root_of,
+    subtree_of,
+)
 
 
 class Tree:
-    """A block is never split: a prompt that parts from a stored one in the middle of a block gets a child
-    there. What must always hold: of a block and the children that begin at a place in it no two go on with
-    the same key, so a prompt has one path."""
+    """Tree of blocks and snapshots.
+
+    Blocks are never split: a prompt that diverges inside a block gets a child there. Invariant: at each
+    position, a block and its children there continue with different keys, so each prompt has one path.
+    """
 
     def __init__(self) -> None:
         self.items: dict[str, Item] = {}
         """All blocks and snapshots, by digest."""
         self._roots: dict[str, Block] = {}
-        """Those that anything hangs on."""
+        """Roots that have children, by salt."""
 
     def __contains__(self, item: Item) -> bool:
         return self.items.get(item.digest) is item
 
     def root(self, salt: str) -> Block:
-        """Where the prefixes with a salt hang; a new one where there are none."""
+        """Return the root of a salt; a new one if nothing is stored for it."""
         return self._roots.get(salt) or root_of(salt)
 
-    def walk(self, keys: tuple[int, ...], salt: str, end: int) -> tuple[list[Part], int]:
-        """The blocks that have the keys of a prompt, from its beginning to at most `end`, and up to where."""
-        path: list[Part] = []
+    def walk(self, keys: tuple[int, ...], salt: str, end: int) -> tuple[list[BlockPart], int]:
+        """Return the path of blocks with a prompt's keys from the start to at most `end`, and its end."""
+        path: list[BlockPart] = []
         block, at, end = self.root(salt), 0, min(end, len(keys))
         while at < end:
             child = block.children.get(at, {}).get(keys[at])
             if child is None:
                 break
-            path.append(Part(child, common_length(child.keys, keys, at, end)))
+            path.append(BlockPart(child, common_prefix_length(child.keys[: end - at], keys, at)))
             block, at = child, path[-1].end
         return path, at
 
     def add_block(self, block: Block) -> bool:
-        """Attach a block to its parent. False: its place is taken, or not there."""
+        """Attach a block to its parent. False: its position is occupied, or does not exist."""
         parent, first = block.parent, block.first
         if parent is None or not _has_room(parent, block):
             return False
@@ -54,7 +65,7 @@ class Tree:
         return True
 
     def add_snapshot(self, snapshot: Snapshot) -> Snapshot | None:
-        """Attach a snapshot to its block, which has none there. The one that it supersedes."""
+        """Attach a snapshot to its block, which has none there. Returns the snapshot that it supersedes."""
         block, at = snapshot.parent, snapshot.at
         assert block is not None, "a root has no states"
         earlier = _snapshot_before(snapshot)
@@ -67,7 +78,7 @@ class Tree:
         return earlier
 
     def remove(self, item: Item) -> list[Item]:
-        """Detach an item with all that hangs on it: the items, `item` first."""
+        """Detach an item and its descendants. Returns them, `item` first."""
         parent = item.parent
         assert parent is not None, "a root is not stored"
         if isinstance(item, Block):
@@ -85,19 +96,19 @@ class Tree:
         gone = list(subtree_of(item))
         for each in gone:
             del self.items[each.digest]
-            if isinstance(each, Block):  # no cycles: memory is given back now
+            if isinstance(each, Block):  # break cycles, so that memory is freed now
                 each.children.clear()
                 each.snapshots.clear()
         return gone
 
 
-def snapshots_of(part: Part) -> Iterable[Snapshot]:
-    """Those of a part of a block."""
+def snapshots_of(part: BlockPart) -> Iterable[Snapshot]:
+    """Return the snapshots within a part of a block."""
     return (snapshot for at, snapshot in part.block.snapshots.items() if at <= part.end)
 
 
 def _snapshot_before(item: Item) -> Snapshot | None:
-    """The last one on the path to an item."""
+    """Return the last snapshot on the path to an item."""
     for part in path_to(item):
         found = [snapshot for snapshot in snapshots_of(part) if snapshot is not item]
         if found:

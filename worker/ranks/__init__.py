@@ -1,1 +1,1 @@
-"""One model run by several processes: the first rank is a worker whose engine has followers, which obey."""
+"""One model on several ranks (processes): the leader, rank 0, is the worker; followers execute its calls."""

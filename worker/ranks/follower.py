@@ -1,7 +1,7 @@
-"""A rank that is not the first: it reads its part of the model, and then does as it is told, for ever.
+"""Follower rank: loads its shard of the model, then executes the leader's calls until it exits.
 
-It has no tokenizer, no gateway and no will of its own: whatever fails here ends the process, and with it the
-set. It ends with the first rank, and ignores the signals that only that one is to hear.
+It has no tokenizer and no gateway connection. Any failure ends the process, and with it all ranks. It ends
+with the leader, and ignores SIGINT and SIGTERM, which only the leader handles.
 """
 
 from __future__ import annotations
@@ -19,46 +19,53 @@ from typing import NoReturn, TypeVar
 from protocol import sockets
 from protocol.naming import name_of
 from protocol.settings import EXIT_CONFIGURATION
-from protocol.workersettings import WorkerSettings
-from worker.contract import Cut, Draw, Engine, ModelError, NoRoomError, Piece
-from worker.guides import Foreseen, Guide
-from worker.models.part import part_loader
-from worker.models.partdrafts import PartDrafts
-from worker.models.split import Split
-from worker.ranks import calls
+from protocol.worker_settings import WorkerSettings
+from worker.contract.engine import (
+    CacheSegment,
+    CacheSlice,
+    Engine,
+    InsufficientMemoryError,
+    ModelError,
+    SamplingParams,
+)
+from worker.contract.guides import ForcedTokens, Guide
+from worker.models.sharded.drafting import ShardDrafting
+from worker.models.sharded.loader import part_loader
+from worker.models.sharded.parallelism import ShardGroup
+from worker.ranks import rpc
 from worker.ranks.line import FollowerLine
-from worker.ranks.memory import TELL_EVERY_S, Telling
-from worker.ranks.place import FIRST, Place
-from worker.ranks.watch import Watch
+from worker.ranks.memory import TELL_EVERY_S, MemoryReporter
+from worker.ranks.peer_monitor import PeerMonitor
+from worker.ranks.rank_info import FIRST, RankInfo
 
-C = TypeVar("C", bound=calls.Call)
+C = TypeVar("C", bound=rpc.Call)
 
 log = logging.getLogger(__name__)
 
 EXIT_BROKEN = 70
 HEARD_S_MAX = 10.0
-"""How long the first rank has for hearing why this one refuses."""
+"""Timeout in seconds for messages to the leader, and how long this rank waits after a refusal."""
 
 
 class _Anything:
-    """A grammar that allows everything: the first rank, which has the true one, says what was drawn. But rows
-    that have one must be drawn at the same point of a step everywhere."""
+    """Grammar that allows everything. Only the leader has the real one and determines the sampled token, but
+    rows with a grammar must be sampled at the same point of a step on all ranks."""
 
     def open(self, answered: Sequence[int]) -> Guide:
         return self
 
-    def saw(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         pass
 
     def fill(self, mask: memoryview) -> bool:
         return False
 
-    def foresee(self, most: int) -> Foreseen:
-        return Foreseen()
+    def forced_tokens(self, most: int) -> ForcedTokens:
+        return ForcedTokens()
 
 
 class Follower:
-    """Obeys on an engine of its own."""
+    """Executes the leader's calls on this rank's engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -66,53 +73,54 @@ class Follower:
 
     @property
     def kept(self) -> Mapping[int, object]:
-        """The payloads that may be restored, by their numbers."""
+        """Payloads that may be restored, by number."""
         return self._kept
 
-    def obey(self, call: calls.Call) -> None:
-        """Raises whatever the engine does."""
+    def obey(self, call: rpc.Call) -> None:
+        """Execute a call. Raises any exception of the engine."""
         engine = self._engine
         match call:
-            case calls.Prefill(chunks, targets):
+            case rpc.Prefill(chunks, targets):
                 engine.prefill(chunks, targets)
-            case calls.Step(drafts):
+            case rpc.RunStep(drafts):
                 engine.step(drafts)
-            case calls.Start(row, tokens, prompt_tokens, draw, held):
-                engine.start(row, tokens, prompt_tokens, _held(draw) if held else draw)
-            case calls.LeaveOut(row, first, last):
-                engine.leave_out(row, first, last)
-            case calls.Fork(row, copy):
+            case rpc.StartRow(row, tokens, prompt_tokens, sampling, held):
+                engine.start(row, tokens, prompt_tokens, _held(sampling) if held else sampling)
+            case rpc.LeaveOut(row, first, last):
+                engine.skip_tokens(row, first, last)
+            case rpc.Fork(row, copy):
                 engine.fork(row, copy)
-            case calls.Drop(row):
+            case rpc.DropRow(row):
                 engine.drop(row)
-            case calls.Reset():
+            case rpc.Reset():
                 engine.reset()
             case _:
                 self._tend(call)
 
-    def _tend(self, call: calls.Call) -> None:
-        """What is stored of rows."""
+    def _tend(self, call: rpc.Call) -> None:
+        """Execute a call about stored cache slices."""
         match call:
-            case calls.CutOut(row, runs, states, first):
-                cuts, state = self._engine.cut(row, runs, states=states)
-                everything: list[Cut] = [*cuts, *([state] if state is not None else [])]
+            case rpc.CutOut(row, runs, states, first):
+                cuts, state = self._engine.copy_cache(row, runs, states=states)
+                everything: list[CacheSlice] = [*cuts, *([state] if state is not None else [])]
                 self._kept |= {first + index: cut.payload for index, cut in enumerate(everything)}
-            case calls.Restore(row, pieces, states):
-                found = [Piece(self._kept[number], *rest) for number, *rest in pieces]
+            case rpc.Restore(row, pieces, states):
+                found = [CacheSegment(self._kept[number], *rest) for number, *rest in pieces]
                 self._engine.restore(row, found, None if states is None else self._kept[states])
-            case calls.LetGo(numbers):
+            case rpc.Release(numbers):
                 for number in numbers:
                     del self._kept[number]
             case _:
-                raise ValueError(f"nothing to obey: {call}")
+                raise ValueError(f"unexpected call: {call}")
 
 
-def _held(draw: Draw) -> Draw:
-    return replace(draw, grammar=_Anything())
+def _held(sampling: SamplingParams) -> SamplingParams:
+    return replace(sampling, grammar=_Anything())
 
 
-def run(place: Place, settings: WorkerSettings) -> int:
-    """Until the first rank is gone, which ends the process from another thread. The exit status."""
+def run(place: RankInfo, settings: WorkerSettings) -> int:
+    """Follow the leader; return the exit status of a failure. The loss of the leader ends the process from
+    another thread."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -120,17 +128,17 @@ def run(place: Place, settings: WorkerSettings) -> int:
     except sockets.EndpointError as error:
         log.error("%s", error)
         return EXIT_CONFIGURATION
-    if not line.say(calls.Here(place.rank, platform.node()), settings.join_timeout_s):
-        log.error("the first rank is not there: %s", place.endpoint)
+    if not line.send(rpc.RankUp(place.rank, platform.node()), settings.join_timeout_s):
+        log.error("rank 0 cannot be reached: %s", place.endpoint)
         _end_first()
         return EXIT_BROKEN
-    Watch(line.monitor, _ends).start()
+    PeerMonitor(line.monitor, _ends).start()
     try:
         _follow(place, line, settings)
-    except (ModelError, NoRoomError) as error:
+    except (ModelError, InsufficientMemoryError) as error:
         log.error("%s", error)
         for_good = isinstance(error, ModelError)
-        line.say(calls.Refused(place.rank, str(error), for_good), HEARD_S_MAX)
+        line.send(rpc.Refused(place.rank, str(error), for_good), HEARD_S_MAX)
         threading.Event().wait(HEARD_S_MAX)
         return EXIT_CONFIGURATION if for_good else EXIT_BROKEN
     except Exception:
@@ -138,34 +146,36 @@ def run(place: Place, settings: WorkerSettings) -> int:
     return EXIT_BROKEN
 
 
-def _follow(place: Place, line: FollowerLine, settings: WorkerSettings) -> NoReturn:
-    """Raises what ends it."""
-    split, join = Split(place.backend, settings.split), _expect(line.hear(), calls.Join)
+def _follow(place: RankInfo, line: FollowerLine, settings: WorkerSettings) -> NoReturn:
+    """Load the shard, then execute calls. Raises the failure that ends it."""
+    split, join = ShardGroup(place.backend, settings.split), _expect(line.receive(), rpc.Join)
     name = settings.served_name or name_of(settings.model or None)
-    drafts = PartDrafts(name, draft_model=None, uses_heads=join.uses_heads, leads=False, trials=None)
-    loader = part_loader(settings, split, drafts, has_drafts=join.has_drafts)
+    drafts = ShardDrafting(
+        name, draft_model=None, use_mtp=join.use_mtp, is_leader=False, probe_cache_folder=None
+    )
+    loader = part_loader(settings, split, drafts, measures_verify_cost=join.measures_verify_cost)
     split.join()
     loader.read(lambda done, total: None)
-    line.say(calls.Read(place.rank), HEARD_S_MAX)
-    _expect(line.hear(), calls.Prove)
-    follower, told = Follower(loader.engine()), Telling(place.rank, line.say, loader.device_memory)
-    log.info("rank %d follows", place.rank)
+    line.send(rpc.WeightsLoaded(place.rank), HEARD_S_MAX)
+    _expect(line.receive(), rpc.Prove)
+    follower, told = Follower(loader.engine()), MemoryReporter(place.rank, line.send, loader.device_memory)
+    log.info("rank %d follows rank 0", place.rank)
     told.tell()
     while True:
-        if (call := line.hear(TELL_EVERY_S)) is not None:
+        if (call := line.receive(TELL_EVERY_S)) is not None:
             follower.obey(call)
         told.after(call)
 
 
-def _expect(call: calls.Call | None, kind: type[C]) -> C:
+def _expect(call: rpc.Call | None, kind: type[C]) -> C:
     if not isinstance(call, kind):
-        raise ValueError(f"{kind.__name__} must come before {call}")
+        raise ValueError(f"expected {kind.__name__}, got {call}")
     return call
 
 
 def _end_first() -> None:
-    """A first rank that is gone, and is still this one's parent, has been stopped, or hangs: nobody else may
-    find that out before it serves."""
+    """Kill the leader if it is still this process's parent. It is then stopped or hangs, which nothing else
+    may detect before it serves requests."""
     parent = os.getppid()
     if os.environ.get(FIRST) == str(parent):
         with contextlib.suppress(ProcessLookupError):
@@ -173,7 +183,7 @@ def _end_first() -> None:
 
 
 def _ends(reason: str) -> None:
-    log.info("the first rank has ended: so does this one")
+    log.info("connection to rank 0 lost: this rank ends")
     _end_first()
     logging.shutdown()
     os._exit(0)

@@ -1,9 +1,8 @@
-"""The sockets between the ranks of a set: the first one's, which all others connect to, and theirs.
+"""Sockets between the ranks: the leader binds, the followers connect.
 
-What the first rank calls goes one way: nobody answers a call. Words come back while the set is made, and now
-and then one of what a rank takes.
-libzmq's own heartbeats disconnect a rank that is stopped, or whose machine is off; that its model hangs they
-do not see.
+Calls are one-way, without replies. Followers send messages during start-up and their memory usage from time
+to time. libzmq's heartbeats disconnect a rank that is stopped or whose machine is off, but do not detect a
+hanging model.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import zmq
 import zmq.auth.thread
 
 from protocol import sockets
-from worker.ranks import calls
+from worker.ranks import rpc
 
 log = logging.getLogger(__name__)
 
@@ -29,24 +28,24 @@ CHANGES = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_DISCONNECTED
 )
-"""What `watch.Watch` is told of a socket."""
+"""Events of the sockets that `PeerMonitor` receives."""
 
 Socket = zmq.Socket[bytes]
 
 
 class RankGoneError(BaseException):
-    """A call has failed that others have been told to carry out, or they cannot be told: the set is no more.
+    """A call failed that was sent to other ranks, or could not be sent: the ranks cannot continue.
 
-    Not an `Exception`: there is nobody in between who could go on.
+    Not an `Exception`, so that no handler between here and the thread's end catches it.
     """
 
 
 class LeaderLine:
-    """The first rank's end. For one thread, but for the monitor."""
+    """The leader's ROUTER socket. For one thread, except the monitor."""
 
     def __init__(self, endpoint: str, keys: Path | None) -> None:
-        """`endpoint` may leave the port to us: `tcp://127.0.0.1:*`. `keys`: a folder with CURVE keys. Raises
-        `EndpointError`, or `zmq.ZMQError` where the address is taken."""
+        """`endpoint` may have a wildcard port: `tcp://127.0.0.1:*`. `keys`: folder with CURVE keys. Raises
+        `EndpointError`, or `zmq.ZMQError` if the address is in use."""
         self._context: zmq.Context[Socket] = zmq.Context()
         curve = sockets.Curve.load(keys, "gateway") if keys else None
         self._doorman = _doorman(self._context, keys) if keys else None
@@ -55,27 +54,27 @@ class LeaderLine:
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._peers: list[bytes] = []
 
-    def call(self, called: calls.Call) -> None:
-        """Tell all ranks that have been heard of. Never waits. Raises `RankGoneError`."""
-        frame = calls.encode(called)
+    def call(self, called: rpc.Call) -> None:
+        """Send a call to all connected ranks without blocking. Raises `RankGoneError`."""
+        frame = rpc.encode(called)
         try:
             for peer in self._peers:
                 self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            raise RankGoneError(f"a rank cannot be told: {error}") from error
+            raise RankGoneError(f"a call cannot be sent to a rank: {error}") from error
 
-    def hear(self, wait_s: float) -> calls.Word | None:
-        """What some rank says within that time."""
+    def receive(self, wait_s: float) -> rpc.Word | None:
+        """Receive a follower's message, or None after `wait_s` seconds."""
         if not self._socket.poll(int(1000 * wait_s)):
             return None
         frames: Sequence[bytes] = self._socket.recv_multipart(zmq.NOBLOCK)
         try:
             peer, frame = frames
-            word = calls.decode_word(frame)
+            word = rpc.decode_word(frame)
         except (ValueError, msgspec.MsgspecError) as error:
-            log.warning("dropped what is no word of a rank's: %s", error)
+            log.warning("dropped an invalid message of a rank: %s", error)
             return None
-        if isinstance(word, calls.Here) and peer not in self._peers:
+        if isinstance(word, rpc.RankUp) and peer not in self._peers:
             self._peers.append(peer)
         return word
 
@@ -89,7 +88,7 @@ class LeaderLine:
 
 
 class FollowerLine:
-    """Any other rank's. For one thread, but for the monitor."""
+    """A follower's DEALER socket. For one thread, except the monitor."""
 
     def __init__(self, endpoint: str, rank: int, keys: Path | None) -> None:
         """Connects in the background. Raises `EndpointError`."""
@@ -98,18 +97,22 @@ class FollowerLine:
         self._socket = sockets.connect_dealer(self._context, endpoint, f"rank-{rank}", curve, beat_ms=BEAT_MS)
         self.monitor = self._socket.get_monitor_socket()
 
-    def say(self, word: calls.Word, wait_s: float) -> bool:
-        """Whether it could be sent within that time."""
+    def send(self, word: rpc.Word, wait_s: float) -> bool:
+        """Send a message; return False if it could not be sent within `wait_s` seconds."""
         if not self._socket.poll(int(1000 * wait_s), zmq.POLLOUT):
             return False
-        self._socket.send(calls.encode(word))
+        try:
+            # The leader may have disconnected since the poll; a blocking send would wait for a new one.
+            self._socket.send(rpc.encode(word), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
         return True
 
-    def hear(self, wait_s: float | None = None) -> calls.Call | None:
-        """The next call, if it comes within that time; None: whenever it comes."""
+    def receive(self, wait_s: float | None = None) -> rpc.Call | None:
+        """Receive the next call; return None after `wait_s` seconds. `wait_s` None: wait for ever."""
         if wait_s is not None and not self._socket.poll(int(1000 * wait_s)):
             return None
-        return calls.decode_call(self._socket.recv())
+        return rpc.decode_call(self._socket.recv())
 
     def close(self) -> None:
         self._socket.disable_monitor()
@@ -119,7 +122,7 @@ class FollowerLine:
 
 
 def _doorman(context: zmq.Context[Socket], keys: Path) -> zmq.auth.thread.ThreadAuthenticator:
-    """As the gateway has one: CURVE alone lets in whoever knows our public key."""
+    """Start an authenticator, as the gateway does: CURVE alone admits all clients with our public key."""
     doorman = zmq.auth.thread.ThreadAuthenticator(context)
     doorman.start()
     doorman.configure_curve(domain="roundhouse", location=str(keys))

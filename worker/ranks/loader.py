@@ -1,7 +1,7 @@
-"""Loads a model as a set, on its first rank, and leads the others from then on.
+"""Loads a model on several ranks, from the leader.
 
-While weights are read a rank may take as long as it likes. What all compute together has a limit, and so has
-every later step (`stall_timeout`).
+Reading the weights has a long timeout (`READ_S_MAX`). Collective computation has a shorter one
+(`PROOF_S_MAX`), and so has every later step (`stall_timeout_s`).
 """
 
 from __future__ import annotations
@@ -15,76 +15,78 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from protocol.naming import name_of
-from protocol.parts import Resources
-from protocol.workersettings import WorkerSettings
-from worker.contract import Model, Progress
-from worker.laps import Laps
-from worker.ranks import calls
+from protocol.types import Resources
+from protocol.worker_settings import WorkerSettings
+from worker.contract.engine import Model, Progress
+from worker.ranks import rpc
 from worker.ranks.leader import Leader
-from worker.ranks.meeting import Meeting
-from worker.ranks.memory import Ledger
+from worker.ranks.memory import RankMemoryTable
+from worker.ranks.rendezvous import Rendezvous
+from worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
-    from worker.models.part import PartLoader
+    from worker.models.sharded.loader import ShardLoader
 
 log = logging.getLogger(__name__)
 
 PROOF_S_MAX = 300.0
-"""What trying a model and warming it up may take, of which nothing waits for a disk."""
+"""Timeout in seconds for probing the model and warming it up, which do not wait for a disk."""
 
 
 class SetLoader:
-    """`contract.Loader` for the first rank."""
+    """`contract.Loader` of the leader."""
 
     def __init__(
         self,
         settings: WorkerSettings,
-        meeting: Meeting,
-        laps: Laps | None = None,
-        trials: Path | None = None,
+        meeting: Rendezvous,
+        timer: StartupTimer | None = None,
+        probe_cache_folder: Path | None = None,
     ) -> None:
-        """`trials`: as for `ModelLoader`, of its draft model."""
+        """`probe_cache_folder`: folder of the probe cache, as in `ModelLoader`, for the draft model."""
         self.name = settings.served_name or name_of(settings.model or None)
         self._settings = settings
         self._meeting = meeting
-        self._laps = laps
-        self._trials = trials
-        self._ledger = Ledger(meeting.line.hear)
-        self._loader: PartLoader | None = None
+        self._timer = timer
+        self._probe_cache_folder = probe_cache_folder
+        self._ledger = RankMemoryTable(meeting.line.receive)
+        self._loader: ShardLoader | None = None
 
     def load(self, progress: Progress) -> Model:
-        """See `contract.Loader`. Raises `RankAbsentError` where somebody does not come."""
-        # What is imported here takes seconds, in which the gateway knows already that somebody is coming.
-        from worker.models.part import part_loader
-        from worker.models.partdrafts import PartDrafts
-        from worker.models.split import Split
+        """Load the model on all ranks. Also raises `RankAbsentError` if a rank does not connect."""
+        # These imports take seconds, so they come after the worker has connected to the gateway.
+        from worker.models.sharded.drafting import ShardDrafting
+        from worker.models.sharded.loader import part_loader
+        from worker.models.sharded.parallelism import ShardGroup
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
-        split = Split(meeting.backend, settings.split)
-        has_drafts = settings.speculation == "auto" or bool(settings.draft_model)
-        uses_heads = has_drafts and not settings.draft_model
-        drafts = PartDrafts(
+        split = ShardGroup(meeting.backend, settings.split)
+        measures_verify_cost = settings.speculation == "auto" or bool(settings.draft_model)
+        use_mtp = measures_verify_cost and not settings.draft_model
+        drafts = ShardDrafting(
             self.name,
             draft_model=settings.draft_model,
-            uses_heads=uses_heads,
-            leads=True,
-            trials=self._trials,
+            use_mtp=use_mtp,
+            is_leader=True,
+            probe_cache_folder=self._probe_cache_folder,
         )
-        loader = self._loader = part_loader(settings, split, drafts, self._laps, has_drafts=has_drafts)
+        loader = self._loader = part_loader(
+            settings, split, drafts, self._timer, measures_verify_cost=measures_verify_cost
+        )
         watch = meeting.gather()
-        line.call(calls.Join(uses_heads, has_drafts))
+        line.call(rpc.Join(use_mtp, measures_verify_cost))
         split.join()
         loader.read(progress)
         meeting.await_read()
-        watch.allow(PROOF_S_MAX, "trying the model")
-        line.call(calls.Prove())
+        watch.allow(PROOF_S_MAX, "probing the model")
+        line.call(rpc.Prove())
         model = loader.model()
         self._ledger.await_all(split.size - 1)
         watch.allow(math.inf, "")
-        log.info("%d ranks run %s, split by %s over %s", split.size, self.name, split.mode, split.backend)
+        log.info("%d ranks run %s: %s over %s", split.size, self.name, split.mode, split.backend)
         return replace(model, engine=Leader(model.engine, line))
 
     def device_memory(self) -> Resources:
-        """See `PartLoader`. Once it is loaded; and what the others take."""
+        """Return this rank's memory usage, 0 before loading, and that of the followers."""
         own = self._loader.device_memory() if self._loader else Resources()
         return structs.replace(own, ranks=self._ledger.read())

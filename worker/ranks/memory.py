@@ -1,4 +1,4 @@
-"""What each rank's process takes: told by those that follow, kept by the first one for its heartbeat."""
+"""Memory usage of the ranks: reported by the followers, collected by the leader for its heartbeat."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from collections.abc import Callable
 
 import psutil
 
-from protocol.parts import RankTaken, Taken
-from worker.ranks import calls
+from protocol.types import MemoryUsage, RankMemory
+from worker.ranks import rpc
 
 TELL_EVERY_S = 2.0
 _SAY_S_MAX = 0.1
 _HEARD_MAX = 64
-"""Words in one go: ranks say few."""
+"""Maximum number of messages read at once."""
 
 
-class Telling:
-    """Of a rank that follows: `say` is its line's, `device` what its arrays take."""
+class MemoryReporter:
+    """Memory reporter of a follower. `send`: `FollowerLine.send`; `device`: returns MLX's memory usage."""
 
     def __init__(
         self,
         rank: int,
-        say: Callable[[calls.Word, float], bool],
-        device: Callable[[], Taken],
+        send: Callable[[rpc.Word, float], bool],
+        device: Callable[[], MemoryUsage],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rank = rank
-        self._say = say
+        self._send = send
         self._device = device
         self._clock = clock
         self._process = psutil.Process()
         self._told_at = clock()
         self._has_news = False
 
-    def after(self, call: calls.Call | None) -> None:
-        """Something was done, or nothing for a while: it is told if that is new, and not too often."""
+    def after(self, call: rpc.Call | None) -> None:
+        """Report if there were calls since the last report, at most every `TELL_EVERY_S` seconds. `call`: the
+        call just executed, or None."""
         self._has_news = self._has_news or call is not None
         if self._has_news and self._clock() - self._told_at >= TELL_EVERY_S:
             self.tell()
 
     def tell(self) -> None:
-        """At once."""
+        """Report now."""
         self._has_news, self._told_at = False, self._clock()
         device = self._device()
-        taken = RankTaken(
+        taken = RankMemory(
             rank=self._rank,
             host=platform.node(),
             resident_bytes=int(self._process.memory_info().rss),
@@ -53,23 +54,23 @@ class Telling:
             device_peak_bytes=device.device_peak_bytes,
             device_spare_bytes=device.device_spare_bytes,
         )
-        self._say(calls.Told(taken), _SAY_S_MAX)
+        self._send(rpc.MemoryReport(taken), _SAY_S_MAX)
 
 
-class Ledger:
-    """Of the first rank: what the others have told last. `hear` is its line's."""
+class RankMemoryTable:
+    """The followers' last reports, on the leader. `receive`: `LeaderLine.receive`."""
 
-    def __init__(self, hear: Callable[[float], calls.Word | None]) -> None:
+    def __init__(self, hear: Callable[[float], rpc.Word | None]) -> None:
         self._hear = hear
-        self._taken: dict[int, RankTaken] = {}
+        self._taken: dict[int, RankMemory] = {}
 
     def await_all(self, ranks: int) -> None:
-        """Until so many have told, which each does when it has been proven."""
+        """Wait until `ranks` followers have reported, which each does after warming up."""
         while len(self._taken) < ranks:
             self._note(self._hear(_SAY_S_MAX))
 
-    def read(self) -> list[RankTaken]:
-        """By rank. Never waits."""
+    def read(self) -> list[RankMemory]:
+        """Return the reports in the order of ranks, without blocking."""
         for _ in range(_HEARD_MAX):
             word = self._hear(0.0)
             if word is None:
@@ -77,6 +78,6 @@ class Ledger:
             self._note(word)
         return [self._taken[rank] for rank in sorted(self._taken)]
 
-    def _note(self, word: calls.Word | None) -> None:
-        if isinstance(word, calls.Told):
+    def _note(self, word: rpc.Word | None) -> None:
+        if isinstance(word, rpc.MemoryReport):
             self._taken[word.taken.rank] = word.taken

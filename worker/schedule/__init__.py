@@ -1,1 +1,1 @@
-"""What the model thread decides, step by step: who runs, who ends, what is stored. Knows no MLX."""
+"""Scheduler core: decides on the model thread, step by step, which rows run, end or are stored. No MLX."""

@@ -1,53 +1,53 @@
-"""What the I/O thread and the disk's tell the model thread."""
+"""Commands to the model thread from the I/O thread and the disk thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worker.contract import Prepared
+from worker.contract.engine import EngineRequest
+from worker.contract.texts import PreparedTexts
 from worker.prefixes.files import Record
-from worker.texts import PreparedTexts
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A prepared request joins the queue."""
+    """Add a tokenized request to the queue."""
 
-    request: Prepared
+    request: EngineRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
-    """Prepared texts join the queue."""
+class SubmitTexts:
+    """Add the tokenized texts of an embedding or rerank request to the queue."""
 
     request: PreparedTexts
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """Nobody waits for this request any more; None: for none of them."""
+class Abort:
+    """Cancel the request with this `id`; None: all requests."""
 
     id: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
-    """Forget every stored prefix; the answer to the gateway bears this `id`."""
+class ClearPrefixes:
+    """Clear the prefix cache; the reply to the gateway carries this `id`."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What the disk had of stored prefixes, by digest; None: nothing that can be used."""
+    """Records of stored prefixes read from the disk, by digest; None: not usable."""
 
     records: Mapping[str, Record | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A stored prefix is on the disk now, in so many bytes; None: it could not be written."""
+    """A stored prefix was written to the disk in `file_bytes` bytes; None: the write failed."""
 
     digest: str
     file_bytes: int | None
@@ -58,4 +58,4 @@ class Stop:
     """End the thread."""
 
 
-Command = Submit | Encode | Drop | Clear | Fetched | Written | Stop
+Command = Submit | SubmitTexts | Abort | ClearPrefixes | Fetched | Written | Stop

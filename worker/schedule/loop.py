@@ -1,9 +1,12 @@
-"""The model thread: take commands, plan, carry out, publish. All of MLX happens below `Engine`.
+"""Model thread: takes commands, schedules, runs the engine, publishes. MLX is used only below `Engine`.
 
-A row's fault ends that row. A step that fails belongs to nobody in particular: its rows fail and the engine
-is reset. Several prompts that fail together are run again one by one, so that the one at fault fails alone.
-After too many failures without a token in between (`failures`) the thread gives up, so that a supervisor
-starts a fresh process.
+An error in one row ends that row. A failed decode step is attributed to no row: all its rows fail and the
+engine is reset. Prompts that fail in one call are retried one by one, so that only the one at fault fails.
+After too many failures without a token in between (`failures`) the thread ends, so that a supervisor starts a
+new process.
+
+A progress watchdog restarts a row that makes no progress while the loop runs, without whatever it waited for.
+If that does not help, the thread ends as well.
 """
 
 from __future__ import annotations
@@ -16,63 +19,77 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from protocol.about import about
 from protocol.errors import Code, RequestError
-from protocol.parts import Delta, Resources, Reuse
-from worker.contract import Drawn, Likelihood, Model, Prepared, Step
-from worker.schedule import scoring
-from worker.schedule.admission import AdmissionWindow
-from worker.schedule.answer import Answer
-from worker.schedule.commands import Clear, Command, Drop, Fetched, Stop, Submit, Written
+from protocol.log_context import about
+from protocol.progress import ProgressWatch
+from protocol.types import Delta, PrefixReuse, Resources
+from worker.contract.engine import EngineRequest, Logprob, Model, SampledToken, StepOutput
+from worker.schedule import prompt_logprobs
+from worker.schedule.batching_window import BatchingWindow
+from worker.schedule.commands import Abort, ClearPrefixes, Command, Fetched, Stop, Submit, Written
 from worker.schedule.counters import TOLD_EVERY_S, Counters
-from worker.schedule.drafting import Drafting
 from worker.schedule.failures import Failures, engine_error
+from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
-from worker.schedule.rows import Chunk, Group, Look, Phase, Row
+from worker.schedule.request_output import RequestOutput
+from worker.schedule.row_images import forget, show
+from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.schedule.scheduler import Scheduler
-from worker.schedule.shown import forget, show
-from worker.schedule.sparse import Thinning
-from worker.schedule.store import Store
+from worker.schedule.sparse_prefill import SparsePrefillQueue
+from worker.schedule.speculation import Speculation
+from worker.schedule.starvation import STARVED_S_MAX, RowStarved, describe, watched
 
 log = logging.getLogger(__name__)
 
 OUTBOX_MESSAGES_MAX = 2048
-_BACKPRESSURE_WAIT_S = 0.05
+PAUSE_S = 0.05
+"""Poll interval in seconds when there are rows but none can run, or when the outbox is full."""
 
 
 @dataclass(slots=True)
 class Loop:
-    """One worker's rows."""
+    """The loop of one worker over its rows."""
 
     model: Model
     scheduler: Scheduler
     inbox: queue.SimpleQueue[Command]
     publisher: Publisher
-    admission: AdmissionWindow = field(default_factory=lambda: AdmissionWindow(0.0))
-    store: Store | None = None
+    admission: BatchingWindow = field(default_factory=lambda: BatchingWindow(0.0))
+    store: PrefixStore | None = None
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
-    drafting: Drafting = field(default_factory=Drafting)
-    thinning: Thinning = field(default_factory=Thinning)
+    drafting: Speculation = field(default_factory=Speculation)
+    sparse_prefill: SparsePrefillQueue = field(default_factory=SparsePrefillQueue)
     device_memory: Callable[[], Resources] = Resources
-    _answers: dict[str, Answer] = field(default_factory=dict)
+    watch: ProgressWatch = field(default_factory=lambda: ProgressWatch(STARVED_S_MAX))
+    _has_worked: bool = True
+    """Whether the last step ran something."""
+    _answers: dict[str, RequestOutput] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
-    _told_at: float = -math.inf
+    _published_at: float = -math.inf
 
     def run(self) -> None:
-        """Until `Stop`. Raises `failures.EngineKeepsFailing`."""
-        self._count()  # what the model takes is known before anybody asks it
+        """Run until `Stop`. Raises `failures.EngineKeepsFailing` and `starvation.RowStarved`."""
+        self._count()  # report the model's memory before the first request
         while self._take_commands():
-            if self.publisher.backlog() < OUTBOX_MESSAGES_MAX and len(self.scheduler):
-                self._step()
+            if self._answers:
+                self._turn()
+
+    def _turn(self) -> None:
+        self._end_waits(self.clock())
+        if self.publisher.backlog() < OUTBOX_MESSAGES_MAX:
+            self._has_worked = self._step()
+            self.counters.steps += self._has_worked
+            self._check_progress(self.clock())
+        self._count()
 
     # --- commands ---
 
     def _take_commands(self) -> bool:
-        """Take all there are; wait for one when there is nothing else to do. False: stop."""
-        was_idle = not len(self.scheduler)
+        """Handle all queued commands; wait for one when idle. Return False on `Stop`."""
+        was_idle = not self._answers
         is_clogged = self.publisher.backlog() >= OUTBOX_MESSAGES_MAX
-        wait_s = None if was_idle else _BACKPRESSURE_WAIT_S if is_clogged else 0.0
+        wait_s = None if was_idle else PAUSE_S if is_clogged or not self._has_worked else 0.0
         window_ends: float | None = None
         while True:
             try:
@@ -87,118 +104,146 @@ class Loop:
                 window_ends = window_ends or now + self.admission.open(now)
                 wait_s = max(0.0, window_ends - now)
         if is_clogged:
-            self.scheduler.lap(self.clock(), decoded=None)
+            self.scheduler.on_step_end(self.clock(), decoded=None)
         return True
 
     def _obey(self, command: Command) -> bool:
         match command:
             case Submit(request):
                 self._submit(request)
-            case Drop(id=None):
+            case Abort(id=None):
                 for row in self.scheduler:
                     self._leave(row.id)
-            case Drop(id=str() as id):
+            case Abort(id=str() as id):
                 self._leave(id)
-            case Fetched() | Written() | Clear():
+            case Fetched() | Written() | ClearPrefixes():
                 self._tend_store(command)
             case Stop():
                 return False
         self._count()
         return True
 
-    def _tend_store(self, command: Fetched | Written | Clear) -> None:
+    def _tend_store(self, command: Fetched | Written | ClearPrefixes) -> None:
         match command:
             case Fetched(records) if self.store:
-                for id in self.store.fetched(records):
+                for id in self.store.fetched(records, self.clock()):
                     self.scheduler.release(id)
             case Written(digest, file_bytes) if self.store:
                 self.store.written(digest, file_bytes)
-            case Clear(id):
+            case ClearPrefixes(id):
                 ram, disk = self.store.clear() if self.store else (0, 0)
                 digests, images = self.scheduler.forget_images()
                 forget(self.model.engine, digests)
                 self.publisher.cleared(id, ram + images, disk)
 
-    def _submit(self, request: Prepared) -> None:
+    def _submit(self, request: EngineRequest) -> None:
         if self.scheduler.get(request.id) is not None:
-            # Its one flight at the gateway hears from the row that is here.
-            log.warning("%s: is here already", request.id, extra=about(request.id))
+            # The existing row answers the flight at the gateway.
+            log.warning("%s: ignored a duplicate request", request.id, extra=about(request.id))
             return
         now = self.clock()
         self.admission.arrived(now, resumed=bool(request.resume))
         try:
-            pipeline = self.model.open_pipeline(request)
-            wish = self.thinning.wish(request)
-            row = self.scheduler.add(request, now, sparse=wish is not None)
-            answer = self._answers[request.id] = Answer(row, pipeline, submitted_at=now)
+            output_processor = self.model.open_output_processor(request)
+            requested_keep = self.sparse_prefill.requested_keep(request)
+            row = self.scheduler.add(request, now, sparse=requested_keep is not None)
+            answer = self._answers[request.id] = RequestOutput(row, output_processor, submitted_at=now)
             ended = answer.replay()
         except RequestError as error:
             self.publisher.failed(request.id, error)
-        except Exception as error:  # the request boundary: its fault, its failure
-            log.exception("%s: no output pipeline", request.id, extra=about(request.id))
+        except Exception as error:  # the request boundary
+            log.exception("%s: the output processor cannot be created", request.id, extra=about(request.id))
             self._fail_row(request.id, engine_error(error))
         else:
             if ended is not None:
                 self._finish(request.id, ended)
-            elif wish is not None:
-                self.thinning.hold(row, wish)
+            elif requested_keep is not None:
+                self.sparse_prefill.hold(row, requested_keep)
             elif self.store:
-                self.store.fetch(row)
+                self.store.fetch(row, now)
 
-    def _leave(self, id: str, *, keeps: bool = True) -> None:
-        """The one place where a row is freed."""
+    def _leave(self, id: str, *, keeps_draft_kv: bool = True) -> None:
+        """Free a row. This is the only place that does."""
         row = self.scheduler.drop(id)
         if self.store and row is not None:
             self.store.drop(id)
-            if keeps:
-                self.store.keep_ended(row)
+            if keeps_draft_kv:
+                self.store.store_ended_row(row)
         self.model.engine.drop(id)
         self.drafting.drop(id)
-        self.thinning.drop(id)
+        self.sparse_prefill.drop(id)
         self._answers.pop(id, None)
 
     # --- steps ---
 
-    def _step(self) -> None:
-        began = self.clock()
-        for row in self.scheduler.overdue(began):
-            self._fail_row(row.id, RequestError(Code.DEADLINE_EXCEEDED))
+    def _step(self) -> bool:
+        """Run what can run now. Return whether that was anything."""
         if decodes := self.scheduler.decodes:
             self._decode()
         else:
-            self.scheduler.lap(began, decoded=None)
+            self.scheduler.on_step_end(self.clock(), decoded=None)
         plan = self.scheduler.plan(self.counters.cache_bytes)
         if self.store:
             self.store.fit(self.scheduler.spare(self.counters.cache_bytes))
-        self._count_rows()  # who is stuck in a prefill is known to be running
+        self._count_rows()  # a row stuck in prefill is reported as running
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))
             self.model.engine.drop(row.id)
-        # Prompts that are weighed and those that are run take turns.
-        weighs = not plan.look and len(self.thinning) and (not plan.groups or self.counters.steps % 2)
+        # Importance scoring and prefill take turns.
+        weighs = (
+            not plan.to_encode and len(self.sparse_prefill) and (not plan.groups or self.counters.steps % 2)
+        )
         for group in () if weighs else plan.groups:
             self._prefill(group)
             if not self.inbox.empty():
-                break  # a cancel need not wait for the rest, which is planned again
-        if plan.look:
-            self._look(plan.look)
+                break  # a cancel does not wait for the rest, which is planned again
+        if plan.to_encode:
+            self._next_image(plan.to_encode)
         elif weighs:
-            self._thin(self.scheduler.decode_s if decodes else 0.0)
+            self._score_chunk(self.scheduler.decode_s if decodes else 0.0)
         if not decodes:
-            self.scheduler.lap(self.clock(), decoded=False)
-        self.counters.steps += 1
-        self._count()
+            self.scheduler.on_step_end(self.clock(), decoded=False)
+        return bool(decodes or plan.groups or plan.to_encode or plan.preempted or weighs)
+
+    def _end_waits(self, now: float) -> None:
+        """Fail rows whose deadline has passed, and release rows that have waited too long for the disk."""
+        for row in self.scheduler.overdue(now):
+            self._fail_row(row.id, RequestError(Code.DEADLINE_EXCEEDED))
+        for id in self.store.overdue(now) if self.store else ():
+            log.warning("%s: no reply from the disk prefix cache, computing the prefix", id, extra=about(id))
+            self.scheduler.release(id)
+
+    def _check_progress(self, now: float) -> None:
+        """Restart starved rows."""
+        if not self.watch.is_due(now):
+            return
+        rows = [answer.row for answer in self._answers.values()]
+        has_room = self.scheduler.has_room(self.counters.cache_bytes)
+        for id in self.watch.check(map(watched, rows), now, has_room=has_room):
+            self._restart(self._answers[id].row)
+
+    def _restart(self, row: Row) -> None:
+        """End all waits of a starved row and requeue it. Raises `RowStarved` if it was restarted before."""
+        log.error("%s: no progress: %s", row.id, describe(row), extra=about(row.id))
+        self.counters.starved += 1
+        if row.restarts:
+            raise RowStarved(f"{row.id} made no progress after it was restarted: {describe(row)}")
+        if self.store:
+            self.store.drop(row.id)
+        self.sparse_prefill.drop(row.id)
+        self.model.engine.drop(row.id)
+        self.scheduler.restart(row)
 
     def _decode(self) -> None:
         rows = self.scheduler.decoding
         try:
-            step = self.model.engine.step(self.drafting.propose(rows, self.model.engine.foresee))
-        except Exception as error:  # nobody's fault in particular
+            step = self.model.engine.step(self.drafting.propose(rows, self.model.engine.forced_tokens))
+        except Exception as error:  # attributed to no row
             self._fail_step(error)
             return
-        # A step without tokens has only set out to compute some.
+        # A step without tokens has only started the pipeline.
         now = self.clock()
-        self.scheduler.lap(now, decoded=True if step.tokens else None)
+        self.scheduler.on_step_end(now, decoded=True if step.tokens else None)
         for id, tried in self.drafting.learn(step, len(rows), now).items():
             self._answers[id].tried(*tried)
         for id, failure in step.failed.items():
@@ -208,7 +253,7 @@ class Loop:
             self._failures.clear()
             self._hand_out(step)
 
-    def _hand_out(self, step: Step) -> None:
+    def _hand_out(self, step: StepOutput) -> None:
         deltas: list[Delta] = []
         ended: list[tuple[str, str, bool]] = []
         likelihoods, now, shape = step.likelihoods, self.clock(), self.model.engine.shape
@@ -217,7 +262,7 @@ class Loop:
             if answer is None:
                 continue
             try:
-                run = (Drawn(token, likelihoods.get(id)), *step.further.get(id, ()))
+                run = (SampledToken(token, likelihoods.get(id)), *step.further.get(id, ()))
                 answer.first_token_at = answer.first_token_at or now
                 delta, reason = answer.gain(run, partial(self.scheduler.answered, answer.row))
             except Exception as error:  # the request boundary
@@ -230,30 +275,30 @@ class Loop:
         if deltas:
             self.publisher.events(deltas)
         for id, reason, is_whole in ended:
-            # What was drawn beyond the end is in the states, which nothing takes out again.
-            self._finish(id, reason, keeps=is_whole or not (shape and shape.has_states))
+            # Tokens sampled after the end are in the recurrent states, and cannot be removed from them.
+            self._finish(id, reason, keeps_draft_kv=is_whole or not (shape and shape.has_states))
 
-    def _look(self, look: Look) -> None:
-        """Encode an image. If that fails, the row it was planned for does; others who have it try again."""
+    def _next_image(self, look: EncodeImage) -> None:
+        """Encode an image. If that fails, only the row that it was planned for fails; others try again."""
         forget(self.model.engine, look.forgotten)
         if self.scheduler.get(look.row.id) is None:
-            return  # failed since
+            return  # the row has failed meanwhile
         try:
-            nbytes = self.model.engine.look(look.picture)
+            nbytes = self.model.engine.encode_image(look.image)
         except Exception as error:  # the request boundary
             log.exception("%s: an image cannot be encoded", look.row.id)
             self._fail_prefill(look.row, error)
         else:
-            forget(self.model.engine, self.scheduler.looked(look.row, look.picture, nbytes))
+            forget(self.model.engine, self.scheduler.on_image_encoded(look.row, look.image, nbytes))
 
-    def _thin(self, decode_s: float) -> None:
-        """Read a chunk of a prompt that is to be weighed. If that fails, its request does."""
-        row = self.thinning.first
+    def _score_chunk(self, decode_s: float) -> None:
+        """Run a chunk of importance scoring for sparse prefill. If that fails, its request fails."""
+        row = self.sparse_prefill.first
         try:
-            if self.thinning.read(row, self.clock, decode_s):
+            if self.sparse_prefill.read(row, self.clock, decode_s):
                 self.scheduler.release(row.id)
         except Exception as error:  # the request boundary
-            log.exception("%s: cannot be weighed", row.id, extra=about(row.id))
+            log.exception("%s: importance scoring failed", row.id, extra=about(row.id))
             self._fail_row(row.id, engine_error(error))
         self.drafting.interrupt()
         self.scheduler.disturb()
@@ -265,22 +310,24 @@ class Loop:
             answer = self._answers[chunk.row.id]
             answer.prefill_at = answer.prefill_at or now
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
-        found: Mapping[str, Sequence[Likelihood]] = {}
+        found: Mapping[str, Sequence[Logprob]] = {}
         try:
             show(self.model.engine, group)
             if not self._restore(group):
-                return  # planned again
+                return  # will be planned again
             if chunks:
-                found = self.model.engine.prefill(chunks, scoring.asked_of(group, self.scheduler.relatives))
+                found = self.model.engine.prefill(
+                    chunks, prompt_logprobs.asked_of(group, self.scheduler.relatives)
+                )
         except Exception as error:  # the request boundary
             log.exception("%s: prefill failed", ", ".join(chunks))
             self._retry_apart(group, error)
-            self.scheduler.lap(self.clock(), decoded=None)
+            self.scheduler.on_step_end(self.clock(), decoded=None)
             return
         self.scheduler.ran(group)
         for chunk in group:
             if chunk.row.id in found or (chunk.last and not chunk.row.is_scored):
-                self._tell_scored(chunk.row, found.get(chunk.row.id, ()))
+                self._report_logprobs(chunk.row, found.get(chunk.row.id, ()))
             if self.scheduler.get(chunk.row.id) is None:
                 continue
             if self.store:
@@ -288,12 +335,12 @@ class Loop:
             if chunk.last:
                 self._start(chunk)
 
-    def _tell_scored(self, row: Row, likelihoods: Sequence[Likelihood]) -> None:
-        """Tell each row of a family what one has found out of their prompt."""
-        known = scoring.known_of(row, likelihoods)
+    def _report_logprobs(self, row: Row, likelihoods: Sequence[Logprob]) -> None:
+        """Publish new prompt logprobs of a row to all rows of its family."""
+        known = prompt_logprobs.logprobs_of(row, likelihoods)
         for other in self.scheduler.relatives(row):
             try:
-                parts = list(scoring.parts_of(self._answers[other.id], known))
+                parts = list(prompt_logprobs.parts_of(self._answers[other.id], known))
             except Exception as error:  # the request boundary
                 log.exception("%s: output failed", other.id, extra=about(other.id))
                 self._fail_row(other.id, engine_error(error))
@@ -303,23 +350,23 @@ class Loop:
                 self.publisher.scored(other.id, first, tokens)
 
     def _restore(self, group: Group) -> bool:
-        """Give rows that begin what is stored of them. False: a stored prefix was forgotten since."""
+        """Restore the stored prefixes of a group. Return False if one was evicted meanwhile."""
         for chunk in group:
             match, row = chunk.match, chunk.row
             if match is not None and not (self.store and self.store.restore(row, match)):
                 return False
             if row.reuse is None:
-                self._tell_reuse(chunk)
+                self._report_reuse(chunk)
         return True
 
-    def _tell_reuse(self, chunk: Chunk) -> None:
+    def _report_reuse(self, chunk: Chunk) -> None:
         row, match = chunk.row, chunk.match
         miss = match.miss if match else self.scheduler.miss(row)
         tokens, tier = (match.length, match.tier) if match else (0, "none")
         if self.store:
             self.store.count(row, match, miss)
-        reuse = Reuse(tokens=tokens, tier=tier, miss=miss, left_out=list(row.left_out))
-        # Copies are told with the row that runs for them: what they take from it was computed once.
+        reuse = PrefixReuse(tokens=tokens, tier=tier, miss=miss, left_out=list(row.left_out))
+        # Copies report the same reuse as the row that runs for them: their prompt is computed once.
         for told in (row, *chunk.copies):
             told.reuse = reuse
             self.publisher.reused(told.id, reuse)
@@ -334,18 +381,18 @@ class Loop:
             self._prefill([self.scheduler.anew(chunk)])
 
     def _start(self, chunk: Chunk) -> None:
-        """Start a row and its copies, which must be made of it before it starts."""
+        """Start a row and its copies, which must be forked from it before it starts."""
         engine = self.model.engine
         for row in (*chunk.copies, chunk.row):
             if self.scheduler.get(row.id) is None:
-                continue  # failed since
+                continue  # the row has failed meanwhile
             if row.request.max_tokens == 0:
                 self._finish(row.id, "length")
                 continue
             try:
                 if row is not chunk.row:
                     engine.fork(chunk.row.id, row.id)
-                engine.start(row.id, row.tokens, len(row.request.tokens), row.request.draw)
+                engine.start(row.id, row.tokens, len(row.request.tokens), row.request.sampling)
             except Exception as error:  # the request boundary
                 log.exception("%s: start failed", row.id, extra=about(row.id))
                 self._fail_prefill(row, error)
@@ -357,13 +404,13 @@ class Loop:
 
     # --- ends ---
 
-    def _finish(self, id: str, reason: str, *, keeps: bool = True) -> None:
+    def _finish(self, id: str, reason: str, *, keeps_draft_kv: bool = True) -> None:
         answer = self._answers[id]
-        self._leave(id, keeps=keeps)
+        self._leave(id, keeps_draft_kv=keeps_draft_kv)
         self.publisher.finished(answer, reason, self.clock())
 
     def _fail_row(self, id: str, error: RequestError) -> None:
-        self._leave(id, keeps=False)
+        self._leave(id, keeps_draft_kv=False)
         self.publisher.failed(id, error)
 
     def _fail_step(self, error: Exception) -> None:
@@ -373,24 +420,24 @@ class Loop:
                 self._fail_row(row.id, engine_error(error))
         self.model.engine.reset()
         self.scheduler.rewind()
-        self.scheduler.lap(self.clock(), decoded=None)
+        self.scheduler.on_step_end(self.clock(), decoded=None)
         self._failures.count(error)
 
     def _fail_prefill(self, row: Row, error: Exception) -> None:
-        """The prompt's fault, unless the engine cannot prefill anything else either."""
+        """Fail the row, and count an engine failure if a probe prompt fails as well."""
         self._fail_row(row.id, engine_error(error))
         self._failures.probe(self.model.engine)
 
     def _count_rows(self) -> None:
         self.counters.running = self.scheduler.count(Phase.PREFILL, Phase.DECODE)
-        self.counters.waiting = self.scheduler.count(Phase.WAITING, Phase.AHEAD)
+        self.counters.waiting = self.scheduler.count(Phase.WAITING, Phase.PREFILLED)
 
     def _count(self) -> None:
         self._count_rows()
         self.counters.cache_bytes = self.model.engine.cache_bytes()
         now = self.clock()
-        if not len(self.scheduler) or now - self._told_at >= TOLD_EVERY_S:
-            self._told_at = now
+        if not len(self.scheduler) or now - self._published_at >= TOLD_EVERY_S:
+            self._published_at = now
             self.counters.rows = [
                 self._answers[row.id].status(now) for row in self.scheduler if row.id in self._answers
             ]

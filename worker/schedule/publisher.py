@@ -1,4 +1,4 @@
-"""What the gateway hears from the model thread: every message in the name of its incarnation."""
+"""Publisher of the model thread's messages to the gateway, each with the worker's incarnation."""
 
 from __future__ import annotations
 
@@ -6,45 +6,56 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protocol.errors import RequestError
-from protocol.messages import CacheCleared, Encoded, Events, Finished, Message, Reused, Scored, failed
-from protocol.parts import Delta, PromptToken, Reuse, Timings, Usage
-from worker.schedule.answer import Answer
+from protocol.messages import (
+    CacheCleared,
+    EmbeddingChunk,
+    Finished,
+    Message,
+    PrefixHit,
+    PromptLogprobs,
+    StepOutputs,
+    failed,
+)
+from protocol.types import Delta, PrefixReuse, PromptToken, Timings, Usage
+from worker.schedule.request_output import RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """`publish` hands a message to the I/O thread, `backlog` says how many it holds."""
+    """Publisher of one worker. `publish` passes a message to the I/O thread; `backlog` counts its queue."""
 
     incarnation: str
     publish: Callable[[Message], None]
     backlog: Callable[[], int]
 
-    def reused(self, id: str, reuse: Reuse) -> None:
-        """How much of its prompt a request did not have to compute."""
-        self.publish(Reused(incarnation=self.incarnation, id=id, reuse=reuse))
+    def reused(self, id: str, reuse: PrefixReuse) -> None:
+        """Publish how much of a request's prompt was reused."""
+        self.publish(PrefixHit(incarnation=self.incarnation, id=id, reuse=reuse))
 
     def scored(self, id: str, first: int, tokens: list[PromptToken]) -> None:
-        """How likely a part of a prompt is, from token number `first` on."""
-        self.publish(Scored(incarnation=self.incarnation, id=id, first=first, tokens=tokens))
+        """Publish prompt logprobs, from token index `first` on."""
+        self.publish(PromptLogprobs(incarnation=self.incarnation, id=id, first=first, tokens=tokens))
 
     def events(self, deltas: list[Delta]) -> None:
-        """What one step has brought."""
-        self.publish(Events(incarnation=self.incarnation, deltas=deltas))
+        """Publish the output deltas of a step."""
+        self.publish(StepOutputs(incarnation=self.incarnation, deltas=deltas))
 
     def encoded(self, id: str, sequence: int, places: list[int], vectors: bytes) -> None:
-        """The vectors of some of a request's texts."""
+        """Publish the vectors of some of a request's texts."""
         self.publish(
-            Encoded(incarnation=self.incarnation, id=id, sequence=sequence, places=places, vectors=vectors)
+            EmbeddingChunk(
+                incarnation=self.incarnation, id=id, sequence=sequence, places=places, vectors=vectors
+            )
         )
 
     def encoded_all(self, id: str, usage: Usage, timings: Timings) -> None:
-        """A request's texts have their vectors."""
+        """Publish that all texts of a request are encoded."""
         self.publish(
             Finished(incarnation=self.incarnation, id=id, reason="stop", usage=usage, timings=timings)
         )
 
-    def finished(self, answer: Answer, reason: str, now: float) -> None:
-        """An answer is whole."""
+    def finished(self, answer: RequestOutput, reason: str, now: float) -> None:
+        """Publish that an answer is complete."""
         self.publish(
             Finished(
                 incarnation=self.incarnation,
@@ -52,16 +63,16 @@ class Publisher:
                 reason=reason,
                 usage=answer.usage(),
                 timings=answer.timings(now),
-                stop=answer.pipeline.stop_string,
+                stop=answer.output_processor.stop_string,
             )
         )
 
     def failed(self, id: str, error: RequestError) -> None:
-        """A request has ended otherwise."""
+        """Publish that a request failed."""
         self.publish(failed(self.incarnation, id, error))
 
     def cleared(self, id: str, ram_bytes: int, disk_bytes: int) -> None:
-        """So much was given back by the `Clear` of this id."""
+        """Publish the bytes freed by the cache clear with this id."""
         self.publish(
             CacheCleared(incarnation=self.incarnation, id=id, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
         )

@@ -1,4 +1,4 @@
-"""The rows a scheduler plans with, and its plans. Plain values; the scheduler alone changes them."""
+"""Rows of the scheduler, and its output. Plain values; only the scheduler changes them."""
 
 from __future__ import annotations
 
@@ -6,47 +6,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from protocol.parts import Reuse
-from worker.contract import Prepared
-from worker.pictures import Picture
+from protocol.types import PrefixReuse
+from worker.contract.engine import EngineRequest
+from worker.contract.images import ImageInput
 from worker.prefixes.index import Match
-from worker.schedule.pace import Work
+from worker.schedule.prefill_cost import PrefillWork
 
 Span = tuple[int, int]
-"""From a position to before another."""
+"""Half-open range of positions."""
 
 
 class Phase(StrEnum):
-    """Where a request stands. It moves forward, except that a preempted row waits again.
+    """Phase of a request. Phases only advance, except that a preempted row waits again.
 
-    `AHEAD`: its prompt has been run with those of others, and it waits for a place. Not every row comes by.
+    `PREFILLED`, optional: its prompt was prefilled along with those of others, but the row is not admitted
+    yet.
     """
 
     WAITING = "waiting"
-    AHEAD = "ahead"
+    PREFILLED = "prefilled"
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A request and how far it has come.
+    """A request in the scheduler, and its progress.
 
-    `order`: its priority and the number of its arrival. `tokens`: what is run before it decodes, the prompt
-    and, once it was preempted, its answer so far; `prefilled` of them are in its cache. `length`: tokens of
-    prompt and answer. `family`: rows of one family have the same prompt, and one of them runs it for all.
-    `roof`: the length for which it has reserved `bytes`. `kept`: up to where its prefix is stored; `cuts`:
-    positions, in order, at which it is to be stored, whatever else. `held`: what it begins with is on its way
-    from the disk. `reuse`: what was restored of it when it was first run. `scored`: so many of its prompt's
-    tokens have the likelihoods that are asked of them, or are asked none. `preemptions`: it gave way
-    so often. `pictures`: its images, in order; `viewed`: up to where they were counted; `looked`: those that
-    were encoded for its sake and not used since. `sparse`: parts of its prompt are not run, those of
-    `left_out`, once they are known.
+    `queue_key`: its priority and arrival number. `tokens`: what runs before it decodes, the prompt and, after
+    a preemption, the answer so far; `prefilled` of them are in its cache. `length`: tokens of prompt and
+    answer. `prompt_group`: rows of one group have the same prompt, and one of them runs it for all.
+    `reserved_length`: the length for which it has reserved `bytes`. `stored_upto`: the length up to which its
+    prefix is stored. `snapshot_positions`: positions, in order, at which it must be stored. `is_blocked`: it
+    waits for a prefix from disk or for importance scoring. `reuse`: what was restored when it first ran.
+    `scored`: number of prompt tokens whose logprobs are known or not requested. `preemptions`: their number.
+    `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
+    `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
+    skipped, those in `left_out` once they are chosen.
+
+    For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
+    while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
+    since its last token.
     """
 
-    request: Prepared
-    order: tuple[int, int]
-    family: int
+    request: EngineRequest
+    queue_key: tuple[int, int]
+    prompt_group: int
     digest: int
     tokens: tuple[int, ...]
     length: int
@@ -54,28 +59,35 @@ class Row:
     prefilled: int = 0
     answered: list[int] = field(default_factory=list)
     bytes: int = 0
-    roof: int = 0
-    kept: int = 0
-    cuts: list[int] = field(default_factory=list)
-    held: bool = False
-    reuse: Reuse | None = None
+    reserved_length: int = 0
+    stored_upto: int = 0
+    snapshot_positions: list[int] = field(default_factory=list)
+    is_blocked: bool = False
+    reuse: PrefixReuse | None = None
     scored: int = 0
     preemptions: int = 0
-    pictures: tuple[Picture, ...] = ()
-    viewed: int = 0
-    looked: set[str] = field(default_factory=set)
+    images: tuple[ImageInput, ...] = ()
+    images_counted_upto: int = 0
+    encoded_for_row: set[str] = field(default_factory=set)
     sparse: bool = False
     left_out: tuple[Span, ...] = ()
+    blocks_awaited: int = 0
+    scoring_passes: int = 0
+    waits_for: str | None = None
+    never_waits: bool = False
+    restarts: int = 0
 
     @property
     def is_scored(self) -> bool:
-        """Nothing is left to be found out of its prompt."""
+        """Whether all requested logprobs of its prompt are known."""
         return self.scored >= len(self.request.tokens)
 
     @property
     def reusable(self) -> int:
-        """So many of its tokens need not be run: all but the last, and as far as their likelihoods are known,
-        each of which takes running the token before it."""
+        """Maximum number of tokens that may be restored: all but the last.
+
+        If prompt logprobs are missing, fewer: each one needs the token before it to run.
+        """
         return len(self.tokens) - 1 if self.is_scored else max(self.scored - 1, 0)
 
     @property
@@ -84,24 +96,26 @@ class Row:
 
     @property
     def left(self) -> int:
-        """Tokens to run before the row can start: all but the last."""
+        """Number of tokens to run before the row can start: all but the last."""
         skipped = sum(last - first for first, last in self.left_out if first >= self.prefilled)
         return len(self.tokens) - 1 - self.prefilled - skipped
 
     def beyond(self, position: int) -> int:
-        """The position from which on the row is run, once it has been up to this one."""
+        """Return the position at which the row goes on after `position`, past a skipped span there."""
         return next((last for first, last in self.left_out if first == position), position)
 
     def gap(self, position: int) -> int:
-        """How many tokens are left out just before a position."""
+        """Return the number of tokens skipped just before a position."""
         return next((last - first for first, last in self.left_out if last == position), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of one row's tokens. `last`: it starts to decode after it, and so do its `copies`. `match`: a
-    stored prefix that is restored before; the tokens are those behind it. All that is left, and not `last`:
-    the row has no place yet."""
+    """A chunk of one row's prefill.
+
+    `last`: the row starts to decode after it, and so do its `copies`. `match`: a stored prefix that is
+    restored first; `tokens` come after it. A chunk up to the end that is not `last`: the row is not admitted.
+    """
 
     row: Row
     tokens: tuple[int, ...]
@@ -111,36 +125,36 @@ class Chunk:
 
     @property
     def begin(self) -> int:
-        """The position of its first token, before it has run."""
+        """Position of its first token; valid before it has run."""
         return self.row.prefilled if self.match is None else self.match.length
 
 
 Group = Sequence[Chunk]
-"""Chunks that are run in one call. Of several, each is the whole of its row, or all begin at one position
-and have one length."""
+"""Chunks that run in one call. Several are either whole prompts, or start at one position with one length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """An image to be encoded, because `row` can be run no further without. Those of the digests `forgotten`
-    make room for it."""
+class EncodeImage:
+    """An image to be encoded before `row` can run further. The images in `forgotten` are evicted for it."""
 
     row: Row
-    picture: Picture
+    image: ImageInput
     forgotten: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What follows a decode step: drop the caches of the `preempted`, then run the groups in order. With a
-    `look`, no group has tokens to run: the row of the look begins, if it has not."""
+class SchedulerOutput:
+    """Work after a decode step: drop the caches of the `preempted` rows, then run the groups in order.
+
+    With `to_encode`, groups have no tokens to run: they only begin the row whose image is encoded.
+    """
 
     groups: Sequence[Group] = ()
     preempted: Sequence[Row] = ()
-    look: Look | None = None
+    to_encode: EncodeImage | None = None
 
 
-def work_of(group: Group) -> Work:
-    """What running a group costs, padding included. To be asked before it has run."""
+def work_of(group: Group) -> PrefillWork:
+    """Return the prefill work of a group, padding included. Valid only before the group has run."""
     width = max(len(chunk.tokens) for chunk in group)
-    return Work.call(len(group), width, group[0].begin) if width else Work()
+    return PrefillWork.call(len(group), width, group[0].begin) if width else PrefillWork()

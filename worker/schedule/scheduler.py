@@ -1,15 +1,15 @@
-"""Who runs in this step. Plain Python, deterministic: no MLX, no clock, measured times are handed in.
+"""Scheduler with continuous batching and chunked prefill. Plain Python, deterministic: no MLX, no clock.
 
-Each step decodes every started row, then spends on prompts what time the running streams can spare. The order
-is that of priority, then of arrival. What must always hold: a request is in exactly one phase; at most
-`rows_max` run; what rows have reserved is at most `bytes_max`; nobody takes a place or bytes that someone
-before them waits for. A preempted row waits where it stood before.
+Measured times are passed in. Each step decodes every started row, then prefills as much as the inter-token
+target leaves time for. The order is that of priority, then of arrival. Invariants: a request is in exactly
+one phase; at most `rows_max` rows run; reserved memory is at most `bytes_max`; no row takes a place or memory
+that an earlier one waits for. A preempted row keeps its place in the queue.
 
-Short prompts for which there is no place yet run along with one that is begun: a call with several costs
-little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches, and give way first.
+Short prompts beyond `rows_max` may be prefilled along with an admitted one, since a call with several costs
+little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches; they are preempted first.
 
-Where the first in line has an image next that is not kept, the step encodes that image and runs no prompt: so
-the streams wait for one image at a time, and no longer than it takes.
+If the first row in the queue needs an image that is not cached, the step encodes that image and prefills
+nothing, so that streams wait for one image at a time.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from protocol.errors import RequestError, too_long
-from protocol.parts import ImageStatus
-from worker.contract import Prepared
-from worker.pictures import Picture
+from protocol.types import ImageStatus
+from worker.contract.engine import EngineRequest
+from worker.contract.images import ImageInput
 from worker.prefixes.index import Match, PrefixIndex
-from worker.schedule.gallery import Gallery, pictures_of
-from worker.schedule.gathering import gathers
-from worker.schedule.groups import begin_of, form_groups, is_short, leads_of
-from worker.schedule.ledger import Ledger
-from worker.schedule.pace import Pace, Work
-from worker.schedule.rows import Chunk, Group, Look, Phase, Plan, Row, work_of
-from worker.schedule.sharing import SHORT_TOKENS_MAX, Sharing
+from worker.schedule.burst_gate import gathers
+from worker.schedule.encoder_cache import EncoderCacheManager, images_of
+from worker.schedule.memory_reservations import Reservations
+from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of
+from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
+from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX, Sharing
+from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, work_of
 
 AHEAD_MAX = 7
 _SETTLING_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What the scheduler keeps to. `bytes_max`: for caches; `image_bytes_max`: beside those, for encoded
-    images. `row_bytes`: what the caches of a row of so many tokens take."""
+class SchedulerConfig:
+    """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
+    images, in addition. `row_bytes`: cache bytes of a row by its length."""
 
     rows_max: int
     prefill_tokens: int = 2048
@@ -49,25 +49,25 @@ class Policy:
 
 
 class Scheduler:
-    """The rows of one worker."""
+    """The scheduler of one worker over its rows."""
 
-    def __init__(self, policy: Policy, prefixes: PrefixIndex | None = None) -> None:
-        """`prefixes`: what is stored; None: nothing is reused."""
+    def __init__(self, policy: SchedulerConfig, prefixes: PrefixIndex | None = None) -> None:
+        """`prefixes`: index of the prefix cache; None: no prefix is reused."""
         self._policy = policy
         self._sharing = None if prefixes is None else Sharing(prefixes)
-        self._pace = Pace(target_s=policy.inter_token_target_s, tokens_max=policy.prefill_tokens)
-        self._gallery = Gallery(policy.image_bytes_max)
+        self._pace = PrefillCostModel(target_s=policy.inter_token_target_s, tokens_max=policy.prefill_tokens)
+        self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
         self._deadlines: dict[str, float] = {}
-        self._ledger = Ledger(policy.bytes_max, policy.row_bytes)
+        self._reservations = Reservations(policy.bytes_max, policy.row_bytes)
         self._next: Sequence[Row] = ()
-        """Who was in line when it was last planned."""
+        """Rows in prefill, or admissible, at the last plan."""
         self._settling = 0
-        self._lap_at = self._first_at = 0.0
-        self._work = Work()
-        self._looks = False
+        self._step_ended_at = self._first_at = 0.0
+        self._work = PrefillWork()
+        self._images_to_encode = False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -77,25 +77,25 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more row would have to wait."""
+        """Whether one more row would wait for a place."""
         return len(self._rows) >= self._policy.rows_max
 
     @property
     def decodes(self) -> bool:
-        """Whether rows that are started are to decode."""
+        """Whether started rows decode in this step."""
         started = self._in[Phase.DECODE].values()
         if not started or any(row.answered for row in started):
             return bool(started)
         coming = [row for row in self._next if row.id in self._rows and row.phase is not Phase.DECODE]
-        return not gathers(coming, self._pace, self._lap_at - self._first_at)
+        return not gathers(coming, self._pace, self._step_ended_at - self._first_at)
 
     @property
     def decoding(self) -> list[Row]:
-        """The rows that are started."""
+        """The started rows."""
         return list(self._in[Phase.DECODE].values())
 
     def count(self, *phases: Phase) -> int:
-        """How many rows stand in one of `phases`."""
+        """Return the number of rows in `phases`."""
         return sum(len(self._in[phase]) for phase in phases)
 
     def get(self, id: str) -> Row | None:
@@ -103,29 +103,31 @@ class Scheduler:
 
     # --- coming and going ---
 
-    def add(self, request: Prepared, now: float, *, sparse: bool = False) -> Row:
-        """A request joins its queue. Raises `RequestError` for one that could never run. `sparse`: parts of
-        its prompt are to be left out; it shares nothing with others."""
+    def add(self, request: EngineRequest, now: float, *, sparse: bool = False) -> Row:
+        """Add a request to the queue. Raises `RequestError` for one that could never run.
+
+        `sparse`: parts of its prompt will be skipped; it shares no prefix with others.
+        """
         if request.id in self._rows:
-            raise ValueError(f"row {request.id} is there already")
-        tokens = request.tokens + request.resume  # the same tuple, where nothing was answered
-        if self._ledger.needs(len(tokens)) > self._ledger.bytes_max:
+            raise ValueError(f"row {request.id} exists already")
+        tokens = request.tokens + request.resume  # the same tuple if nothing was answered
+        if self._reservations.needs(len(tokens)) > self._reservations.bytes_max:
             raise self._too_long(len(tokens), request.source)
-        self._gallery.check(request)
+        self._encoder_cache.check(request)
         number = next(self._arrivals)
         digest = hash(tokens)
-        asks = request.echo and request.draw.logprobs is not None
+        asks = request.echo and request.sampling.logprobs is not None
         scored = request.scored if asks else len(request.tokens)
         row = Row(
             request=request,
-            order=(request.priority, number),
-            family=number if sparse else self._family(tokens, digest, number, scored),
+            queue_key=(request.priority, number),
+            prompt_group=number if sparse else self._prompt_group(tokens, digest, number, scored),
             digest=digest,
             tokens=tokens,
             length=len(tokens),
             answered=list(request.resume),
             scored=scored,
-            pictures=pictures_of(request),
+            images=images_of(request),
             sparse=sparse,
         )
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
@@ -136,213 +138,255 @@ class Scheduler:
         return row
 
     def drop(self, id: str) -> Row | None:
-        """The one place where a row leaves, for whatever reason. Idempotent."""
+        """Remove a row, for whatever reason. This is the only place that does. Idempotent."""
         row = self._rows.pop(id, None)
         if row is not None:
             del self._in[row.phase][id]
             self._deadlines.pop(id, None)
-            self._ledger.release(row)
-            self._ledger.forget()
+            self._reservations.release(row)
+            self._reservations.forget()
             if self._sharing:
                 self._sharing.end(row)
         return row
 
     def overdue(self, now: float) -> list[Row]:
-        """Rows whose deadline has passed."""
+        """Return the rows whose deadline has passed."""
         return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
 
-    def _family(self, tokens: tuple[int, ...], digest: int, number: int, scored: int) -> int:
-        # A prompt of one token needs no prefill that could be shared. What one finds out of its prompt is
-        # told to all of its family, so they begin with the same.
+    def _prompt_group(self, tokens: tuple[int, ...], digest: int, number: int, scored: int) -> int:
+        # A prompt of one token needs no prefill that could be shared. Prompt logprobs of a row are published
+        # to its family, so all must start with the same `scored`.
         if len(tokens) > 1:
-            for row in self._of(Phase.PREFILL, Phase.AHEAD, Phase.WAITING):
+            for row in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING):
                 if (row.digest, row.scored, row.sparse) == (digest, scored, False) and row.tokens == tokens:
-                    return row.family
+                    return row.prompt_group
         return number
 
     def _too_long(self, tokens: int, source: str) -> RequestError:
-        return too_long(self._ledger.tokens_max(tokens), tokens, source, by_memory=True)
+        return too_long(self._reservations.tokens_max(tokens), tokens, source, by_memory=True)
 
     # --- what has happened ---
 
     def ran(self, group: Group) -> None:
-        """The chunks of a group are in their rows' caches."""
+        """Record that the chunks of a group are in their rows' caches."""
         self._work = self._work.plus(work_of(group))
         for chunk in group:
-            self._gallery.ran(chunk)
+            self._encoder_cache.ran(chunk)
             chunk.row.prefilled = chunk.row.beyond(chunk.begin + len(chunk.tokens))
 
     def anew(self, chunk: Chunk) -> Chunk:
-        """The caches of a chunk's row are lost: all of it up to where the chunk ends."""
+        """Return a chunk from the start of the row to the end of `chunk`, since the row's cache was lost."""
         tokens = chunk.row.tokens[: chunk.begin + len(chunk.tokens)]
         chunk.row.prefilled = 0
         return replace(chunk, tokens=tokens)
 
-    def looked(self, row: Row, picture: Picture, nbytes: int) -> list[str]:
-        """An image was encoded for a row, and so many bytes are kept of it. The digests of what must go."""
-        return self._gallery.encoded(row, picture, nbytes)
+    def on_image_encoded(self, row: Row, image: ImageInput, nbytes: int) -> list[str]:
+        """Record that an image of `nbytes` bytes was encoded for a row; return the digests to evict."""
+        return self._encoder_cache.encoded(row, image, nbytes)
 
     def forget_images(self) -> tuple[list[str], int]:
-        """Keep none but those that are needed now: the digests of the others, and their bytes."""
-        return self._gallery.clear(self._of(Phase.PREFILL))
+        """Evict the images that are not needed now; return their digests and the bytes freed."""
+        return self._encoder_cache.clear(self._of(Phase.PREFILL))
 
     @property
     def image_status(self) -> ImageStatus | None:
-        """What is kept of images; None where there is no memory for any."""
-        return self._gallery.status() if self._policy.image_bytes_max != 0 else None
+        """Status of the encoder cache; None if it has no memory."""
+        return self._encoder_cache.status() if self._policy.image_bytes_max != 0 else None
 
     def release(self, id: str) -> None:
-        """What a row was held for is there, or will not come. Unknown rows are no error."""
+        """Stop holding a row. Unknown ids are ignored."""
         if row := self._rows.get(id):
-            row.held = False
+            row.is_blocked, row.blocks_awaited = False, 0
 
     def started(self, row: Row) -> None:
-        """The row has joined the batch."""
-        self._first_at = self._first_at if self._in[Phase.DECODE] else self._lap_at
+        """Record that a row has joined the decode batch."""
+        self._first_at = self._first_at if self._in[Phase.DECODE] else self._step_ended_at
         self._move(row, Phase.DECODE)
 
-    def lap(self, now: float, *, decoded: bool | None) -> None:
-        """What was run since the last lap is done now, and so is a decode step, if `decoded`.
+    def on_step_end(self, now: float, *, decoded: bool | None) -> None:
+        """End a lap: all work since the last one is done, a decode step included if `decoded`.
 
-        With streams running, a lap is what they wait from token to token. None: nothing is to be learned, as
+        With running streams a lap is their inter-token time. `decoded` None: nothing is learned from it, nor
         from a lap in which an image was encoded.
         """
-        if decoded is not None and not self._looks:
-            self._pace.learn(now - self._lap_at, decoded=decoded, work=self._work)
-        self._lap_at, self._work, self._looks = now, Work(), False
+        if decoded is not None and not self._images_to_encode:
+            self._pace.learn(now - self._step_ended_at, decoded=decoded, work=self._work)
+        self._step_ended_at, self._work, self._images_to_encode = now, PrefillWork(), False
 
     def disturb(self) -> None:
-        """Nothing is to be learned from the lap that is under way."""
-        self._looks = True
+        """Exclude the current lap from the cost model."""
+        self._images_to_encode = True
 
     @property
     def decode_s(self) -> float:
-        """What a decode step takes, as far as is known."""
+        """Estimated seconds of a decode step; 0 if unknown."""
         return self._pace.decode_s
 
     def answered(self, row: Row, token: int) -> bool:
-        """A token of its answer. False: there is no memory for another one even if the row were alone."""
+        """Append a token to the answer. Return False if another would not fit even if the row were alone."""
         row.answered.append(token)
         row.length += 1
-        return row.length < row.roof or self._ledger.reserve(row)
+        row.restarts = 0
+        return row.length < row.reserved_length or self._reservations.reserve(row)
 
     def miss(self, row: Row) -> str:
-        """Why no more of a row's prompt is reused, in the words of `protocol.messages.Reuse`."""
+        """Return why no more of a row's prompt is reused, as a value of `protocol.types.PrefixReuse.miss`."""
         return "off" if self._sharing is None else self._sharing.miss(row)
 
     def relatives(self, row: Row) -> list[Row]:
-        """The rows of its family that have not started, itself among them."""
+        """Return the rows of its family that have not started, including itself."""
         return [
             other
-            for other in self._of(Phase.PREFILL, Phase.AHEAD, Phase.WAITING)
-            if other.family == row.family
+            for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING)
+            if other.prompt_group == row.prompt_group
         ]
 
     def spare(self, cache_bytes: int) -> int | None:
-        """Bytes that no row needs now; None where nothing is limited."""
-        return self._ledger.spare(cache_bytes)
+        """Return the bytes that no row needs now; None without a limit."""
+        return self._reservations.spare(cache_bytes)
 
     def rewind(self) -> None:
-        """Every cache was lost: prefills begin anew. Started rows must have been dropped."""
-        for row in self._of(Phase.PREFILL, Phase.AHEAD):
+        """Restart all prefills, since every cache was lost. Started rows must have been dropped."""
+        for row in self._of(Phase.PREFILL, Phase.PREFILLED):
             row.prefilled = 0
+
+    def has_room(self, cache_bytes: int) -> bool:
+        """Return whether the first row in the queue could be admitted now, by places and memory."""
+        ready = [row for row in self._of(Phase.PREFILLED, Phase.WAITING) if not row.is_blocked]
+        admitted = self.count(Phase.PREFILL, Phase.DECODE)
+        if not (ready and admitted):
+            return admitted < self._policy.rows_max
+        first = min(ready, key=_order)
+        free = self._reservations.free(cache_bytes) - admitted * self._reservations.block_bytes
+        free += sum(
+            row.bytes for row in self._in[Phase.PREFILLED].values() if row.queue_key > first.queue_key
+        )
+        needed = self._reservations.needs(first.length) - first.bytes
+        return admitted < self._policy.rows_max and free >= needed
+
+    def restart(self, row: Row) -> None:
+        """Requeue a starved row without caches and without waits.
+
+        Its entries in all tables are created anew, since one of them may be what is wrong.
+        """
+        for rows in self._in.values():
+            rows.pop(row.id, None)
+        self._rows[row.id] = self._in[row.phase][row.id] = row
+        self._preempt(row)
+        row.prompt_group, row.is_blocked, row.waits_for, row.never_waits = (
+            next(self._arrivals),
+            False,
+            None,
+            True,
+        )
+        row.blocks_awaited = 0
+        row.restarts += 1
 
     # --- what is next ---
 
-    def plan(self, cache_bytes: int = 0) -> Plan:
-        """What to run before the next decode step. `cache_bytes`: what all caches really take."""
+    def plan(self, cache_bytes: int = 0) -> SchedulerOutput:
+        """Plan the work before the next decode step. `cache_bytes`: real usage of all caches."""
         preempted = self._make_room(cache_bytes)
         line, behind = self._line(cache_bytes, preempted)
         self._next = line
         if not line:
-            return Plan(preempted=preempted)
+            return SchedulerOutput(preempted=preempted)
         heads = self._heads(line, behind)
-        if look := self._look(line, heads):
-            return Plan(self._begin(look.row, heads[look.row]), preempted, look)
-        return Plan(self._fill(line, behind, heads), preempted)
+        if look := self._next_image(line, heads):
+            return SchedulerOutput(self._begin(look.row, heads[look.row]), preempted, look)
+        return SchedulerOutput(self._fill(line, behind, heads), preempted)
 
     def _line(self, cache_bytes: int, preempted: list[Row]) -> tuple[list[Row], list[Row]]:
-        """Rows in prefill and those that may join them now, in order; and who could run ahead with them.
+        """Return rows in prefill or admissible now, in order; and rows that could run ahead with them.
 
-        A row joins rows that run only if each of them can grow by a block, or it would soon be preempted.
-        One that is held is passed over.
+        A row is admitted only if all running rows can still grow by a block, or it would soon be preempted.
+        Held rows are skipped.
         """
         admitted = self.count(Phase.PREFILL, Phase.DECODE)
         line = list(self._in[Phase.PREFILL].values())
         places = self._policy.rows_max - admitted
         behind: list[Row] = []
-        if places > 0 and (ready := [row for row in self._of(Phase.AHEAD, Phase.WAITING) if not row.held]):
+        if places > 0 and (
+            ready := [row for row in self._of(Phase.PREFILLED, Phase.WAITING) if not row.is_blocked]
+        ):
             ready.sort(key=_order)
-            free = self._ledger.free(cache_bytes) - admitted * self._ledger.block_bytes
+            free = self._reservations.free(cache_bytes) - admitted * self._reservations.block_bytes
             for row in ready[:places]:
-                free -= self._ledger.needs(row.length) - row.bytes
-                while free < 0 and (last := self._last_ahead(row)):
+                free -= self._reservations.needs(row.length) - row.bytes
+                while free < 0 and (last := self._last_prefilled(row)):
                     free += last.bytes
                     preempted.append(self._preempt(last))
                 if free < 0 and (admitted or line):
                     break
                 line.append(row)
-                free -= self._ledger.block_bytes
+                free -= self._reservations.block_bytes
             else:
-                behind = self._behind(ready[places:], free)
+                behind = self._next_in_queue(ready[places:], free)
         line.sort(key=_order)
         return line, behind
 
-    def _behind(self, rows: list[Row], free: float) -> list[Row]:
-        """Rows without a place whose prompts could be run now, in order. Nobody overtakes one that cannot."""
+    def _next_in_queue(self, rows: list[Row], free: float) -> list[Row]:
+        """Return rows not admitted whose prompts could run ahead, in order, up to the first that cannot."""
         behind: list[Row] = []
-        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.AHEAD].values())
+        room = AHEAD_MAX - sum(row.prefilled > 0 for row in self._in[Phase.PREFILLED].values())
         for row in rows:
             if row.prefilled:
                 continue
-            free -= self._ledger.needs(row.length) - row.bytes + self._ledger.block_bytes
-            if len(behind) == room or free < 0 or row.family != row.order[1] or not is_short(row, None):
+            free -= self._reservations.needs(row.length) - row.bytes + self._reservations.block_bytes
+            if (
+                len(behind) == room
+                or free < 0
+                or row.prompt_group != row.queue_key[1]
+                or not is_short(row, None)
+            ):
                 break
             behind.append(row)
         return behind
 
-    def _last_ahead(self, first: Row) -> Row | None:
-        """The last of those that wait with a prompt in their caches, if it is behind `first`."""
-        last = max(self._in[Phase.AHEAD].values(), key=_order, default=first)
-        return last if last.order > first.order else None
+    def _last_prefilled(self, first: Row) -> Row | None:
+        """Return the last row in phase `PREFILLED` if it is behind `first` in the queue."""
+        last = max(self._in[Phase.PREFILLED].values(), key=_order, default=first)
+        return last if last.queue_key > first.queue_key else None
 
     def _heads(self, line: list[Row], behind: list[Row]) -> dict[Row, Match | None]:
-        """The rows that run for their families, in order, each with the stored prefix it begins with."""
+        """Return the rows that run for their families, in order, each with the stored prefix to restore."""
         leads = leads_of(line)
-        heads = [*leads.values(), *(row for row in behind if row.family not in leads)]
+        heads = [*leads.values(), *(row for row in behind if row.prompt_group not in leads)]
         begun = [row for row in self._of(Phase.PREFILL) if row.prefilled]
         return self._sharing.ready(heads, begun) if self._sharing else dict.fromkeys(heads)
 
-    def _look(self, line: list[Row], heads: Mapping[Row, Match | None]) -> Look | None:
-        """What has to be encoded before the first row can be run any further."""
+    def _next_image(self, line: list[Row], heads: Mapping[Row, Match | None]) -> EncodeImage | None:
+        """Return the image to encode before the first row can run further, if any."""
         first, match = next(iter(heads.items()), (None, None))
         if first is None or first not in line:
             return None
         begin = begin_of(first, match)
-        picture = self._gallery.missing(first, begin)
-        if picture is None or picture.first > begin:
+        image = self._encoder_cache.missing(first, begin)
+        if image is None or image.first > begin:
             return None
-        self._looks = True
+        self._images_to_encode = True
         prefilling = [*self._of(Phase.PREFILL), first]
-        return Look(first, picture, self._gallery.make_room(picture.nbytes, prefilling))
+        return EncodeImage(first, image, self._encoder_cache.make_room(image.nbytes, prefilling))
 
     def _begin(self, row: Row, match: Match | None) -> list[Group]:
-        """What a row that waits for a look does before: it takes its place, and what is stored of it."""
+        """Admit a row whose image is about to be encoded, and restore its stored prefix."""
         self._admit([row], Phase.PREFILL)
         return [[Chunk(row, (), last=False, match=match)]] if match or not row.reuse else []
 
     def _fill(self, line: list[Row], behind: list[Row], heads: Mapping[Row, Match | None]) -> list[Group]:
-        """The groups of one plan. Rows that get a chunk are admitted, those of `behind` to run ahead."""
+        """Form the groups of a plan and admit their rows, those of `behind` to phase `PREFILLED`."""
         budget = self._pace.budget(decoding=self.decodes and not self._catches_up(line))
-        groups = form_groups(line, heads, budget, self._gallery)
+        groups = form_groups(line, heads, budget, self._encoder_cache)
         for chunk in itertools.chain.from_iterable(groups):
             rows = (chunk.row, *chunk.copies)
-            self._admit(rows, Phase.AHEAD if chunk.row in behind else Phase.PREFILL)
+            self._admit(rows, Phase.PREFILLED if chunk.row in behind else Phase.PREFILL)
         return groups
 
     def _catches_up(self, line: Sequence[Row]) -> bool:
-        """Whether streams of a worker that has died are next, and nobody else runs. All of them have been
-        without a token for longer than the target, and those that go on already hold up the others."""
+        """Return whether streams of a lost worker are next and no other rows run.
+
+        All of them have waited longer than the target, so decoding those that go on would delay the others.
+        """
         if not line or not line[0].request.resume or line[0].left > SHORT_TOKENS_MAX:
             return False
         return all(row.request.resume for row in self._of(Phase.DECODE))
@@ -351,36 +395,36 @@ class Scheduler:
         for row in rows:
             if row.phase is not phase:
                 self._move(row, phase)
-                self._ledger.reserve(row)
+                self._reservations.reserve(row)
 
     # --- bytes ---
 
     def _make_room(self, cache_bytes: int) -> list[Row]:
-        """Preempt until what is reserved fits. The last row stays: alone it fits."""
+        """Preempt rows until the reserved memory fits. The last row stays: alone it fits."""
         preempted: list[Row] = []
-        ledger = self._ledger
+        reservations = self._reservations
         self._settling = max(0, self._settling - 1)
-        # What caches really take may be more than was reserved, and falls a step or two behind.
-        surprised = cache_bytes > ledger.bytes_max and not self._settling
+        # Real usage may exceed what is reserved, and drops a step or two after a preemption.
+        surprised = cache_bytes > reservations.bytes_max and not self._settling
         if surprised:
-            ledger.learn(cache_bytes)
-        while self.count(Phase.AHEAD, Phase.PREFILL, Phase.DECODE) > 1 and (
-            ledger.reserved > ledger.bytes_max or surprised
+            reservations.learn(cache_bytes)
+        while self.count(Phase.PREFILLED, Phase.PREFILL, Phase.DECODE) > 1 and (
+            reservations.reserved > reservations.bytes_max or surprised
         ):
             running = self._of(Phase.PREFILL, Phase.DECODE)
-            preempted.append(self._preempt(max(self._of(Phase.AHEAD) or running, key=_order)))
+            preempted.append(self._preempt(max(self._of(Phase.PREFILLED) or running, key=_order)))
             self._settling, surprised = 1 + _SETTLING_STEPS, False
         return preempted
 
     def _preempt(self, row: Row) -> Row:
-        """It loses its cache, and keeps its answer and its place in line."""
+        """Preempt a row: it loses its cache, and keeps its answer and its place in the queue."""
         self._move(row, Phase.WAITING)
-        self._ledger.release(row)
+        self._reservations.release(row)
         row.prefilled = 0
         row.preemptions += 1
         if row.answered:
             row.tokens = (*row.request.tokens, *row.answered)
-            row.family, row.digest = next(self._arrivals), hash(row.tokens)
+            row.prompt_group, row.digest = next(self._arrivals), hash(row.tokens)
         if self._sharing:
             self._sharing.end(row)
         return row
@@ -395,4 +439,4 @@ class Scheduler:
 
 
 def _order(row: Row) -> tuple[int, int]:
-    return row.order
+    return row.queue_key

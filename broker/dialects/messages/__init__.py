@@ -1,3 +1,3 @@
-"""Anthropic's messages: `content`, `body`, `conversation` and `request` on the way to a worker, `blocks` and
-`answer` on the way back, and `errors`, which have a shape of their own.
+"""Anthropic's messages. Requests: `content`, `body`, `conversation`, `request`. Answers: `blocks`, `answer`,
+and `errors`, which have their own format.
 """

@@ -1,4 +1,4 @@
-"""The arguments of a call, as the model has written them -> its `input`, an object whatever was written."""
+"""Repair of tool-call arguments: the model's text -> `input`, which is always a JSON object."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from msgspec import Raw
 _TOKEN = re.compile(r'\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+)', re.DOTALL)
 _CLOSING = {"{": "}", "[": "]"}
 _TRIES_MAX = 3
-"""Of places to cut at: only the last value can be unfinished, and is then no more than a number or a name."""
+"""Maximum number of cut positions tried: only the last value, a number or a name, can be incomplete."""
 
 _Open = tuple[str, Any] | None
-"""What closes the innermost container, and those around it."""
+"""The closing bracket of the innermost container, linked to those around it."""
 
 _object: msgspec.json.Decoder[dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw])
 
 
 def object_of(arguments: str) -> Raw:
-    """As JSON: what was written, if it is a whole object; the whole values of one that was cut short; else an
-    empty one."""
+    """Return a JSON object: the arguments if valid, the complete values of a truncated object, or `{}`."""
     if _is_object(arguments):
         return Raw(arguments.encode())
     for end, open in reversed(_places(arguments)):
@@ -42,7 +41,7 @@ def _is_object(text: str) -> bool:
 
 
 def _places(text: str) -> deque[tuple[int, _Open]]:
-    """The last places where a value has ended or a container begun, and what is open there."""
+    """Return the last positions where a value ends or a container begins, with the open containers."""
     places: deque[tuple[int, _Open]] = deque(maxlen=_TRIES_MAX)
     open: _Open = None
     before, position = "", 0

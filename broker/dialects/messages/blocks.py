@@ -1,8 +1,7 @@
-"""The channels of an answer -> content blocks, one after the other: the events that streams and documents
-share.
+"""Content blocks from the channels of an answer: the events that streams and documents share.
 
-A block ends where another channel goes on. White space by itself makes no block: it is held back until more
-of its channel comes, and left out where something else does, since Anthropic's API would not take it back.
+A block ends when another channel continues. Whitespace alone makes no block: it is held back until its
+channel continues, and dropped if another does, since Anthropic's API would refuse it in a later request.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
 
-from protocol.parts import CallDelta, Delta
+from protocol.types import CallDelta, Delta
 
 SIGNED = "rh1_"
 
 
-class Kind(StrEnum):
-    """Of a block, or of what it gains."""
+class BlockKind(StrEnum):
+    """Kind of a block or of a delta."""
 
     TEXT = "text"
     THINKING = "thinking"
@@ -26,75 +25,75 @@ class Kind(StrEnum):
     SIGNATURE = "signature"
 
 
-class Opened(NamedTuple):
-    """A block begins. `id` and `name` are those of a call."""
+class BlockStart(NamedTuple):
+    """Start of a block. `id` and `name` are set for tool calls."""
 
-    kind: Kind
+    kind: BlockKind
     id: str = ""
     name: str = ""
 
 
-class Grown(NamedTuple):
-    """The block that is open gains text: of a call its arguments, of a thought, last, its signature."""
+class BlockDelta(NamedTuple):
+    """Text for the open block: also a call's arguments, or the signature that ends a thinking block."""
 
-    kind: Kind
+    kind: BlockKind
     text: str
 
 
-class Closed(NamedTuple):
-    """The block that is open is whole."""
+class BlockStop(NamedTuple):
+    """End of the open block."""
 
 
-Event = Opened | Grown | Closed
+Event = BlockStart | BlockDelta | BlockStop
 
 
-class Blocks:
-    """Where one answer stands."""
+class ContentBlocks:
+    """Block state of one answer."""
 
     def __init__(self) -> None:
-        self._open: Kind | None = None
-        self._held = Grown(Kind.TEXT, "")
+        self._open: BlockKind | None = None
+        self._held = BlockDelta(BlockKind.TEXT, "")
         self._call = -1
         self._thought = sha256()
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """What a step has brought."""
+        """Return the events of one delta."""
         if delta.reasoning:
-            yield from self._say(Kind.THINKING, delta.reasoning)
+            yield from self._say(BlockKind.THINKING, delta.reasoning)
         if delta.text:
-            yield from self._say(Kind.TEXT, delta.text)
+            yield from self._say(BlockKind.TEXT, delta.text)
         for call in delta.calls:
             yield from self._grow_call(call)
 
     def close(self) -> Iterator[Event]:
-        """Nothing more of the block that is open, if one is."""
-        self._held = Grown(Kind.TEXT, "")
-        if self._open is Kind.THINKING:
-            yield Grown(Kind.SIGNATURE, SIGNED + self._thought.hexdigest())
+        """Close the open block, if any."""
+        self._held = BlockDelta(BlockKind.TEXT, "")
+        if self._open is BlockKind.THINKING:
+            yield BlockDelta(BlockKind.SIGNATURE, SIGNED + self._thought.hexdigest())
             self._thought = sha256()
         if self._open is not None:
             self._open = None
-            yield Closed()
+            yield BlockStop()
 
-    def _say(self, kind: Kind, text: str) -> Iterator[Event]:
+    def _say(self, kind: BlockKind, text: str) -> Iterator[Event]:
         if self._open is not kind:
             text = self._held.text + text if self._held.kind is kind else text
             if text.isspace():
-                self._held = Grown(kind, text)
+                self._held = BlockDelta(kind, text)
                 return
-            yield from self._begin(Opened(kind))
-        if kind is Kind.THINKING:
+            yield from self._begin(BlockStart(kind))
+        if kind is BlockKind.THINKING:
             self._thought.update(text.encode())
-        yield Grown(kind, text)
+        yield BlockDelta(kind, text)
 
     def _grow_call(self, call: CallDelta) -> Iterator[Event]:
         if call.index > self._call:
             self._call = call.index
-            yield from self._begin(Opened(Kind.TOOL_USE, call.id, call.name))
+            yield from self._begin(BlockStart(BlockKind.TOOL_USE, call.id, call.name))
         if call.arguments:
-            yield Grown(Kind.TOOL_USE, call.arguments)
+            yield BlockDelta(BlockKind.TOOL_USE, call.arguments)
 
-    def _begin(self, opened: Opened) -> Iterator[Event]:
+    def _begin(self, opened: BlockStart) -> Iterator[Event]:
         yield from self.close()
         self._open = opened.kind
         yield opened

@@ -1,8 +1,7 @@
-"""The body of Anthropic's messages: types, and what is checked before a worker is asked.
+"""Body of Anthropic's messages: types, and the checks before dispatch.
 
-Unknown fields are skipped, `cache_control` and what only Anthropic's own servers understand among them, and
-null means absent. A content block of unknown type is refused: what a client wants to be read is not dropped
-unseen.
+Unknown fields are ignored, including `cache_control` and fields for Anthropic's own servers, and null means
+absent. A content block of unknown type is refused, so that no content is dropped silently.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from broker.dialects.parameters import (
 )
 from broker.dialects.tools import NAME_CHARACTERS_MAX
 from protocol.errors import Code, RequestError
-from protocol.parts import Sparse
+from protocol.types import SparsePrefill
 
 THINKING_TOKENS_MAX = 2**31
 
@@ -40,8 +39,7 @@ class Message(Struct):
 
 
 class Tool(Struct):
-    """Tools of other types than custom run on Anthropic's servers, or have their schema there: not
-    offered."""
+    """A tool. Other types than custom run, or have their schema, at Anthropic, and are not offered."""
 
     name: str | None = None
     type: str | None = None
@@ -61,7 +59,7 @@ class ToolChoice(Struct):
 
 
 class Thinking(Struct):
-    """`adaptive`, and what is not known, leave it to the model."""
+    """Thinking options. With `adaptive` and with unknown types, the model decides."""
 
     type: str
     budget_tokens: int | None = None
@@ -78,7 +76,7 @@ class OutputConfig(Struct):
 
 
 class Prompt(Struct, kw_only=True):
-    """What a prompt is made of: all that is read of a body whose tokens are counted."""
+    """Fields that make the prompt: the whole body of a token count."""
 
     messages: list[Message]
     model: str | None = None
@@ -90,14 +88,14 @@ class Prompt(Struct, kw_only=True):
 
     @property
     def thought_tokens_max(self) -> int | None:
-        """How many tokens a thought may have."""
+        """Thinking budget in tokens."""
         thinking = self.thinking
         return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
 
 
 class Body(Prompt, kw_only=True):
-    """`output_format` is the earlier place of `output_config.format`. `seed`, `priority`, `cache_salt`,
-    `cache_pin` and `sparse_prefill` are extensions, the same as in OpenAI's dialects."""
+    """Body of a message request. `output_format` is the legacy form of `output_config.format`. `seed`,
+    `priority`, `cache_salt`, `cache_pin` and `sparse_prefill` are extensions, as in OpenAI's dialects."""
 
     max_tokens: int
     stream: bool | None = None
@@ -110,7 +108,7 @@ class Body(Prompt, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None
-    sparse_prefill: bool | Sparse | None = None
+    sparse_prefill: bool | SparsePrefill | None = None
 
 
 _body_decoder = msgspec.json.Decoder(Body)
@@ -118,7 +116,7 @@ _prompt_decoder = msgspec.json.Decoder(Prompt)
 
 
 def read(raw: bytes) -> Body:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
     _check_prompt(body)
     check_range("max_tokens", body.max_tokens, 1, 2**31)
@@ -131,7 +129,7 @@ def read(raw: bytes) -> Body:
 
 
 def read_prompt(raw: bytes) -> Prompt:
-    """The same for a body whose tokens are to be counted: what else is in it plays no part."""
+    """Decode and check the body of a token count; other fields are ignored. Raises `RequestError`."""
     prompt = decode(_prompt_decoder, raw)
     _check_prompt(prompt)
     return prompt
@@ -147,7 +145,7 @@ def _check_prompt(prompt: Prompt) -> None:
     thinking = prompt.thinking
     if thinking is not None and thinking.type == "enabled":
         if thinking.budget_tokens is None:
-            raise _wrong("thinking.budget_tokens", "is required where thinking is enabled")
+            raise _wrong("thinking.budget_tokens", "is required when thinking is enabled")
         check_range("thinking.budget_tokens", thinking.budget_tokens, 1, THINKING_TOKENS_MAX)
 
 
@@ -157,10 +155,10 @@ def _check_choice(prompt: Prompt) -> None:
         return
     names = {tool.name for tool in prompt.tools or [] if tool.is_custom}
     if not names:
-        raise _wrong("tool_choice", "asks for a call, and there are no 'tools' that could be called")
+        raise _wrong("tool_choice", "requires a tool call, but 'tools' has no tool that can be called")
     if choice.type == "tool" and choice.name not in names:
         named = repr((choice.name or "")[:64])
-        raise _wrong("tool_choice.name", f"is {named}, and there is no such tool among the 'tools'")
+        raise _wrong("tool_choice.name", f"is {named}, which is not a tool in 'tools'")
 
 
 def _check_stop(strings: list[str]) -> None:

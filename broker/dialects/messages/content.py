@@ -1,4 +1,4 @@
-"""The content blocks that a message of Anthropic's is made of, as clients send them."""
+"""Content blocks of Anthropic's messages, as clients send them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TextBlock(Struct, tag_field="type", tag="text"):
 
 
 class ImageSource(Struct):
-    """Of type `base64`, or `url`."""
+    """Image source of type `base64` or `url`."""
 
     type: str
     media_type: str | None = None
@@ -25,7 +25,7 @@ class ImageBlock(Struct, tag_field="type", tag="image"):
 
 
 class DocumentSource(Struct):
-    """Of type `text`, or `content`."""
+    """Document source of type `text` or `content`."""
 
     type: str
     data: str | None = None
@@ -56,7 +56,7 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
 
 class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
-    """A tool that a search among tools has found; its definition is in the body like any other."""
+    """A tool found by tool search; its definition is in the body like any other."""
 
     tool_name: str
 
@@ -69,7 +69,7 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     is_error: bool | None = None
 
 
-# What Anthropic's own servers have written, and only they can read: passed over.
+# Blocks that only Anthropic's servers write and can read. They are ignored.
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):

@@ -1,7 +1,7 @@
-"""Content blocks -> messages as chat has them, so that both dialects make the same prompt.
+"""Conversion of content blocks to chat messages, so that both dialects make the same prompt.
 
-What others say in one message is several there: the result of each call, and then what the user has to say.
-What the model has said is one: its texts are joined without anything between them, as they were said.
+A user message becomes several: one for each tool result, then the user's content. An assistant message stays
+one: its texts are concatenated without a separator, as they were generated.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from broker.dialects.normalize import Conversation, normalize
 from protocol.errors import Code, RequestError
 
 ERROR = "Error"
-"""The result of a call that has failed and says nothing of it."""
+"""Result of a failed call without content."""
 
 Part = dict[str, Any]
 
 
 def conversation(prompt: Prompt, *, system_in_place: bool) -> Conversation:
-    """The canonical conversation of a checked request. Raises `RequestError` for what cannot be read."""
+    """Return the canonical conversation of a checked body. Raises `RequestError` for unreadable content."""
     messages = [*_system(prompt.system or [])]
     for index, message in enumerate(prompt.messages):
         messages += _spoken(message, f"messages[{index}].content")
@@ -57,7 +57,7 @@ def _spoken(message: Message, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _said(blocks: Sequence[Block], place: str) -> dict[str, Any]:
-    """What the model has thought, said and called."""
+    """Convert an assistant message: reasoning, text and tool calls."""
     for index, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock | ImageBlock | DocumentBlock):
             raise _misplaced(block, f"{place}[{index}]", "user")
@@ -75,7 +75,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 
 
 def _heard(role: str, blocks: Sequence[Block], place: str) -> Iterator[dict[str, Any]]:
-    """What the model is told: results first, since they belong to what it has said last."""
+    """Convert a user message: tool results first, since they belong to the preceding assistant message."""
     parts: list[Part] = []
     for index, block in enumerate(blocks):
         if isinstance(block, ToolUseBlock | ThinkingBlock):
@@ -121,7 +121,7 @@ def _document(block: DocumentBlock, place: str) -> list[Part]:
     source, head = block.source, [_text(text) for text in (block.title, block.context) if text]
     content = source.data if source.type == "text" else source.content
     if source.type not in ("text", "content") or content is None:
-        why = f"is a document of type {source.type[:32]!r}, which is not read here: send its text"
+        why = f"is a document of type {source.type[:32]!r}, which is not supported: send its text"
         raise refuse(f"{place}.source", why)
     if isinstance(content, str):
         return [*head, _text(content)]
@@ -134,7 +134,7 @@ def _url(source: ImageSource, place: str) -> str:
         return source.url
     if source.type == "base64" and source.data is not None:
         return f"data:{source.media_type or ''};base64,{source.data}"
-    raise refuse(place, "must be of type 'base64', with 'data', or of type 'url', with 'url'")
+    raise refuse(place, "must have type 'base64' with 'data', or type 'url' with 'url'")
 
 
 def _text(text: str) -> Part:
@@ -143,5 +143,5 @@ def _text(text: str) -> Part:
 
 def _misplaced(block: Block, place: str, role: str) -> RequestError:
     kind = block.__struct_config__.tag
-    message = f"'{place}' is a {kind} block, which only a message of the {role}'s can have."
+    message = f"'{place}' is a {kind} block, which is only allowed in messages with role '{role}'."
     return RequestError(Code.INVALID_REQUEST, message, param=place)

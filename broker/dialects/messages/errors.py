@@ -1,4 +1,4 @@
-"""How Anthropic's API tells an error, and what of ours its clients look for."""
+"""Error objects in the format of Anthropic's API, with the wording that its clients match."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""By status. Anthropic's own servers say 529 where ours say 503: its SDKs try again after either, and
-whatever is between us and a client knows what a 503 with a Retry-After means."""
+"""Error types by status. Anthropic's servers send 529 instead of 503: its SDKs retry both, and proxies
+understand a 503 with Retry-After."""
 
 
 def error_object(error: RequestError, request_id: str = "") -> dict[str, Any]:
-    """The error object, in its envelope. The envelope has no place for a parameter: the message names it."""
+    """Return the error object. It has no field for the parameter, so the message names it."""
     status = error.kind.status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     document: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": _message(error)}}
@@ -30,7 +30,7 @@ def error_object(error: RequestError, request_id: str = "") -> dict[str, Any]:
 def _message(error: RequestError) -> str:
     tokens, most = (error.details.get(name) for name in ("prompt_tokens", "context_length"))
     if error.code is Code.CONTEXT_LENGTH_EXCEEDED and tokens is not None:
-        # By this wording agents know that they have to make their conversation shorter.
+        # Agents match this wording to know that they must shorten the conversation.
         return f"prompt is too long: {tokens} tokens > {most} maximum"
     if error.param and error.param not in error.message:
         return f"{error.param}: {error.message}"

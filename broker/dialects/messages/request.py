@@ -1,4 +1,4 @@
-"""Anthropic's messages: a checked body -> `Generate`."""
+"""Conversion of a checked body of Anthropic's messages to `Generate`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from broker.dialects import begun, tools
+from broker.dialects import continuation, tools
 from broker.dialects.body import encode
 from broker.dialects.messages.body import Body, Prompt, ToolChoice
 from broker.dialects.parameters import sparse_of
-from broker.dialects.tools import FunctionTool, Offer, offer
-from protocol.conversation import is_begun, pack
+from broker.dialects.tools import FunctionTool, ToolOffer, offer
+from protocol.conversation import ends_with_prefill, pack
 from protocol.messages import Generate
-from protocol.parts import Form, Media, Sampling, Tokenizing
+from protocol.types import Media, Sampling, StructuredOutput, TokenizeOptions
 
 _SEED_MASK = 2**63 - 1
 
@@ -26,8 +26,10 @@ Messages = Sequence[dict[str, Any]]
 def generate(
     body: Body, messages: Messages, media: list[Media], *, id: str, incarnation: str, thinks: bool
 ) -> Generate:
-    """The message to the worker. `thinks`: whether its model does; a budget means nothing to any other.
-    Raises `RequestError` for what cannot be passed on."""
+    """Make the request to the worker. Raises `RequestError` if it cannot be encoded.
+
+    `thinks`: whether the model is a reasoning model; for others a thinking budget is dropped.
+    """
     return replace(
         _prompt(body, messages, media, id=id, incarnation=incarnation),
         sampling=_sampling(body),
@@ -44,14 +46,16 @@ def generate(
 
 
 def count(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, incarnation: str) -> Generate:
-    """The same for a prompt that is only counted."""
+    """Make a request that only counts the tokens of the prompt."""
     asked = _prompt(prompt, messages, media, id=id, incarnation=incarnation)
-    return replace(asked, tokenizing=Tokenizing())
+    return replace(asked, tokenizing=TokenizeOptions())
 
 
 def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, incarnation: str) -> Generate:
     shown = _offer(prompt).tools
-    wishes = _wishes(prompt) | begun.options(messages, continues=is_begun(messages), opens=None)
+    wishes = _wishes(prompt) | continuation.options(
+        messages, continues=ends_with_prefill(messages), opens=None
+    )
     return Generate(
         incarnation=incarnation,
         id=id,
@@ -64,7 +68,7 @@ def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, 
 
 
 def _sampling(body: Body) -> Sampling:
-    """A request without a seed gets one here, so that it can be repeated."""
+    """Return the sampling parameters, with a random seed if the body has none, so that it can be resent."""
     return Sampling(
         seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
         temperature=body.temperature,
@@ -74,8 +78,11 @@ def _sampling(body: Body) -> Sampling:
 
 
 def _wishes(prompt: Prompt) -> dict[str, Any]:
-    """What the template is told beside the messages. Who says nothing of thinking, or leaves it to the model,
-    gets what the template does by itself: the same prompt as in the other dialects."""
+    """Return the chat template's arguments.
+
+    Without `thinking`, or with a type that leaves it to the model, the template's default applies: the prompt
+    is the same as in the other dialects.
+    """
     wishes: dict[str, Any] = {}
     if prompt.output_config is not None and prompt.output_config.effort is not None:
         wishes["reasoning_effort"] = prompt.output_config.effort
@@ -84,8 +91,8 @@ def _wishes(prompt: Prompt) -> dict[str, Any]:
     return wishes
 
 
-def _offer(prompt: Prompt) -> Offer:
-    """The tools and the choice, as chat would have them said."""
+def _offer(prompt: Prompt) -> ToolOffer:
+    """Return the offer for the tools and the choice, converted to those of chat."""
     functions = [
         FunctionTool(tool.name or "", tool.description, tool.input_schema, tool.strict)
         for tool in prompt.tools or []
@@ -106,8 +113,8 @@ def _wish(choice: ToolChoice) -> tools.ToolChoice:
             return wish
 
 
-def _form(body: Body) -> Form | None:
-    """None: whatever the content likes to be."""
+def _form(body: Body) -> StructuredOutput | None:
+    """Return the structured output of the body; None: unconstrained."""
     config = body.output_config
     places = {
         "output_config.format.schema": config.format if config else None,
@@ -115,5 +122,5 @@ def _form(body: Body) -> Form | None:
     }
     for place, format in places.items():
         if format is not None:
-            return Form(kind="json_schema", text=encode(format.schema).decode(), param=place)
+            return StructuredOutput(kind="json_schema", text=encode(format.schema).decode(), param=place)
     return None

@@ -1,38 +1,38 @@
-"""What a flight brings -> one response: a stream of typed events, or the document that they end with."""
+"""Renderers of one response from a flight: a stream of typed events, or the final document."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from broker.dialects.answer import DOCUMENT_BYTES_MAX, KEEPALIVE, failure_in
 from broker.dialects.body import encode
 from broker.dialects.openai import error_object, failure
-from broker.dialects.responses.output import Event, Output
+from broker.dialects.renderers import DocumentRenderer, SseRenderer, oversize, typed_event
+from broker.dialects.responses.output import Event, ResponseOutput
 from broker.dispatch.flight import Batch, Item, size_of
-from protocol.errors import Code, RequestError
+from protocol.errors import RequestError
 from protocol.messages import Failed, Finished
-from protocol.parts import Delta, Usage
+from protocol.types import Delta, Usage
 
 Document = dict[str, Any]
 
 
-class Answer:
-    """One response as it comes about. `document`: once it is over. `error`: what it has failed with.
+class ResponseBuilder:
+    """Builder of one response. `document`: set once it is over. `error`: set if it failed.
 
-    `keep` is called with it before anybody is told that it is over: who hears that may go on from it at once.
-    What has failed is not kept: there is nothing to go on from.
+    `keep` is called with the document before the end is reported, because a client may continue from it at
+    once. A failed response is not stored.
     """
 
     def __init__(
         self,
         envelope: Document,
-        output: Output,
+        output: ResponseOutput,
         *,
         clock: Callable[[], float],
         keep: Callable[[Document], None] | None = None,
     ) -> None:
-        """`envelope`: what is known of the response before its answer."""
+        """`envelope`: the response before its output."""
         self.document: Document | None = None
         self.error: RequestError | None = None
         self._envelope = envelope
@@ -44,23 +44,23 @@ class Answer:
         self._unsaid: list[Event] = []
 
     def so_far(self) -> Document:
-        """Its document as it is, or as it was when it began."""
+        """Return the document, or its initial state while in progress."""
         return self.document or self._envelope | {"status": "in_progress"}
 
     def cancel(self) -> Document:
-        """Somebody wants no more of it. What is left to be told of that comes from `unsaid`."""
+        """Cancel the response and return its document. The remaining events are returned by `unsaid`."""
         if self.document is None:
             self._unsaid = [*self._open(), *self._output.close(complete=False)]
             self._unsaid.append(self._end("incomplete", status="cancelled"))
         return self.so_far()
 
     def unsaid(self) -> Iterator[Event]:
-        """How a response ends that was cancelled; once."""
+        """Yield the final events of a cancelled response, once."""
         unsaid, self._unsaid = self._unsaid, []
         yield from unsaid
 
     def take(self, item: Item) -> Iterator[Event]:
-        """What is to be told of it; nothing more once the response is over."""
+        """Yield the events of one item; nothing more once the response is over."""
         if self.document is not None:
             yield from self.unsaid()
             return
@@ -82,9 +82,8 @@ class Answer:
 
     def _grow(self, delta: Delta) -> Iterator[Event]:
         self._bytes += size_of(delta)
-        if self._bytes > DOCUMENT_BYTES_MAX:
-            message = f"The answer has grown beyond {DOCUMENT_BYTES_MAX} bytes."
-            yield from self._fail(RequestError(Code.ENGINE_ERROR, message))
+        if error := oversize(self._bytes):
+            yield from self._fail(error)
         else:
             yield from self._output.take(delta)
 
@@ -100,7 +99,7 @@ class Answer:
             yield self._end("incomplete", incomplete_details={"reason": "max_output_tokens"}, **told)
 
     def _fail(self, error: RequestError) -> Iterator[Event]:
-        """With an error, told twice: SDKs raise the first event, agents look at the second."""
+        """Yield the error as two events: SDKs raise the first, agents read the second."""
         self.error = error
         told = error_object(error)["error"]
         flat = {name: told[name] for name in ("code", "message", "param")}
@@ -114,71 +113,53 @@ class Answer:
         return {"type": f"response.{how}", "response": self.document}
 
 
-class Stream:
-    """Items -> server-sent events, numbered from 0."""
+class ResponseSseRenderer(SseRenderer):
+    """Renders items as server-sent events, numbered from 0."""
 
-    content_type = b"text/event-stream; charset=utf-8"
-
-    def __init__(self, answer: Answer) -> None:
-        self.over = False
+    def __init__(self, answer: ResponseBuilder) -> None:
+        super().__init__()
         self._answer = answer
-        self._begun = False
         self._events = 0
 
-    def wait(self) -> bytes:
-        """A comment; of a response that was cancelled, its end."""
-        self._begun = True
-        return self._render(self._answer.unsaid()) or KEEPALIVE
+    def events(self, choice: int, item: Item) -> Iterator[bytes]:
+        return map(self._event, self._answer.take(item))
 
-    def feed(self, batches: Sequence[Batch]) -> bytes:
-        """The events of all items, in order. An error is an event only once something has been sent."""
-        if not self._begun and (error := failure_in(batches)):
-            raise error
-        return self._render(e for _, items in batches for item in items for e in self._answer.take(item))
-
-    def _render(self, events: Iterator[Event]) -> bytes:
-        rendered = b"".join(map(self._event, events))
-        self._begun = self._begun or bool(rendered)
+    def pending(self) -> Iterator[bytes]:
+        """Yield the final events of a cancelled response."""
+        yield from map(self._event, self._answer.unsaid())
         self.over = self._answer.document is not None
-        return rendered
 
     def _event(self, event: Event) -> bytes:
         event["sequence_number"] = self._events
         self._events += 1
-        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
+        return typed_event(event)
 
 
-class Whole:
-    """Items -> one JSON document."""
+class ResponseDocumentRenderer(DocumentRenderer):
+    """Renders items as one JSON document."""
 
-    content_type = b"application/json"
-
-    def __init__(self, answer: Answer) -> None:
-        self.over = False
+    def __init__(self, answer: ResponseBuilder) -> None:
+        super().__init__()
         self._answer = answer
 
+    def collect(self, choice: int, item: Item) -> None:
+        for _ in self._answer.take(item):
+            pass  # the document contains what the events report
+
+    def error(self, batches: Sequence[Batch]) -> RequestError | None:
+        return self._answer.error  # a response that was cancelled before its flight failed has none
+
     def wait(self) -> bytes:
-        """Nothing, as it comes in one piece; unless the response was cancelled."""
-        return self._document()
+        """Return the document, which may have been cancelled meanwhile; nothing before."""
+        self.over = self._answer.document is not None
+        return super().wait()
 
-    def feed(self, batches: Sequence[Batch]) -> bytes:
-        """The document once it is complete, nothing before."""
-        for _, items in batches:
-            for item in items:
-                for _ in self._answer.take(item):
-                    pass  # the document has what the events say
-        if self._answer.error is not None:
-            raise self._answer.error
-        return self._document()
-
-    def _document(self) -> bytes:
-        document = self._answer.document
-        self.over = document is not None
-        return encode(document) if document is not None else b""
+    def document(self) -> bytes:
+        return encode(self._answer.document)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """What is written into the cache is not counted apart, as nobody is asked to pay for it."""
+    """Return OpenAI's usage. Cache writes are free and reported as 0."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

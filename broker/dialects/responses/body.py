@@ -1,4 +1,4 @@
-"""The body of OpenAI's responses: types, and what is checked before a worker is asked."""
+"""Body of OpenAI's responses: types, and the checks before dispatch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOGPROBS = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"
 
 _ELSEWHERE = {
-    "background": "can only be false here: an answer is given to the client that waits for it",
-    "conversation": "is not served here: send the items, or 'previous_response_id'",
-    "prompt": "is not served here: no templates of prompts are kept; send their text",
+    "background": "must be false: responses in the background are not supported",
+    "conversation": "is not supported: send the items in 'input', or 'previous_response_id'",
+    "prompt": "is not supported: no prompt templates are stored here; send the text in 'input'",
 }
 
 
 class Format(Struct):
-    """`strict` and `name` change nothing: a schema is always enforced."""
+    """Output format. `strict` and `name` have no effect: a schema is always enforced."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     schema: Raw = field(default_factory=Raw)
@@ -37,7 +37,7 @@ class Text(Struct):
 
 
 class Reasoning(Struct):
-    """`summary`: in whichever length; `generate_summary` is what it was called before."""
+    """Reasoning options. `summary`: any length is treated alike; `generate_summary` is its legacy name."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: str | None = None
@@ -49,7 +49,7 @@ class Reasoning(Struct):
 
 
 class Body(Parameters, kw_only=True):
-    """What is read of the body, beside what the dialects share. What is not read is skipped."""
+    """Body fields beside the shared ones. Other fields are ignored."""
 
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -78,13 +78,13 @@ class Body(Parameters, kw_only=True):
 
     @property
     def logprobs(self) -> int | None:
-        """How many of the likeliest tokens are to be told beside each; None: nothing is."""
+        """Number of top logprobs per token; None: no logprobs."""
         asked = LOGPROBS in (self.include or ()) or self.top_logprobs
         return (self.top_logprobs or 0) if asked else None
 
     @property
     def is_sealed(self) -> bool:
-        """Thoughts are to come in a form that a client can send back."""
+        """Whether `encrypted_content` of reasoning was requested, which a client can send back."""
         return SEALED_THOUGHTS in (self.include or ())
 
 
@@ -92,7 +92,7 @@ _decoder = msgspec.json.Decoder(Body)
 
 
 def read(raw: bytes) -> Body:
-    """Bytes -> a checked body. Raises `RequestError` naming the parameter at fault."""
+    """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_decoder, raw)
     for name, why in _ELSEWHERE.items():
         if getattr(body, name):

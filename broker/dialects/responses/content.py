@@ -1,4 +1,4 @@
-"""The content of items -> parts as chat has them, each image and video with its place in the body."""
+"""Conversion of item content to chat parts, each image and video with its place in the body."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ VISUALS: Mapping[str, type[Struct]] = {
     "video_url": VideoPart,
     "video": FramesPart,
 }
-"""What is read of the parts of each kind that is no text. Videos as in chat: OpenAI has none here."""
+"""Types of the image and video parts. Videos are as in chat, since OpenAI's responses have none."""
 
 
 def content_of(content: Content | None, place: str) -> Content:
-    """What is said, or what a call has brought. Raises `RequestError` for a wrong part."""
+    """Convert the content of a message or a call output. Raises `RequestError` for an invalid part."""
     if content is None or isinstance(content, str):
         return content or ""
     return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
 
 
 def text_of(content: Content | None, place: str) -> str:
-    """Of the model's own messages, which have no images."""
+    """Return the text of an assistant message. Raises `RequestError` for parts other than text."""
     parts = content_of(content, place)
     if isinstance(parts, str):
         return parts
     for index, part in enumerate(parts):
         if part["type"] != "text":
-            raise wrong(f"{place}[{index}]", "an assistant's message holds text")
+            raise wrong(f"{place}[{index}]", "an assistant message can only contain text")
     return "\n".join(part["text"] for part in parts if part["text"])
 
 
@@ -54,9 +54,9 @@ def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
         return _visual(part, kind, place)
     if not isinstance(kind, str) or kind not in TEXTS:
         if kind in ("input_file", "input_audio"):
-            message = f"'{place}': parts of type {kind!r} are not served here: send text, or an image."
+            message = f"'{place}': parts of type {kind!r} are not supported: send text or an image."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
-        raise wrong(place, f"there are no parts of type {str(kind)[:64]!r}")
+        raise wrong(place, f"unknown part type {str(kind)[:64]!r}")
     text = part.get(TEXTS[kind])
     if not isinstance(text, str | None):
         raise wrong(f"{place}.{TEXTS[kind]}", "must be a string")
@@ -66,10 +66,10 @@ def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
 def _visual(part: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
     read = convert(part, VISUALS[kind], place)
     if isinstance(read, InputImage) and read.image_url is None:
-        raise wrong(f"{place}.image_url", "is required: no files are kept here to take an image from")
+        raise wrong(f"{place}.image_url", "is required, since files are not stored here")
     return {**part, "type": kind, "param": place}
 
 
 def wrong(place: str, why: str) -> RequestError:
-    """Something in an item is not what it should be."""
+    """Make the error for an invalid part of an item."""
     return RequestError(Code.INVALID_REQUEST, f"'{place}': {why}.", param=place)

@@ -1,7 +1,7 @@
-"""Tools that take text as it is (`custom`), offered as functions of one string to models that call functions.
+"""Custom tools (`custom`, with free-text input), offered to models as functions with one string argument.
 
-What the model writes is `{"input": "…"}`, and what the client is given is what is in the string, letter by
-letter as it comes. A grammar that the client has for it is shown to the model, which is not held to it.
+The model writes `{"input": "…"}`, and the client receives the contents of the string as they are streamed. A
+grammar of the tool is shown to the model but not enforced.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from msgspec import Struct
 from broker.dialects.tools import FunctionTool
 
 INPUT = "input"
-"""The one argument."""
+"""Name of the only argument."""
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _PAIRLESS = rf"{_HIGH}(?=[^\\]|\\[^u]|\\u[0-9a-ce-fA-CE-F]|\\u[dD][0-9abAB])"
 _PLAIN = r"\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
 _WHOLE = re.compile(rf'(?:[^"\\]|\\[^u]|{_HIGH}{_LOW}|{_PAIRLESS}|{_PLAIN})*')
-"""What is complete of a string in JSON: no escape is cut, nor two of them that make one character."""
+"""Matches the complete part of a JSON string: it never splits an escape or a surrogate pair."""
 _ESCAPE = re.compile(rf"{_HIGH}{_LOW}|\\u[0-9a-fA-F]{{4}}|\\.", re.DOTALL)
 
 
 class Grammar(Struct):
-    """`type`: `text`, where there is none."""
+    """Input format of a tool. `type`: `text` means no grammar."""
 
     type: str = "text"
     syntax: str | None = None
@@ -42,7 +42,7 @@ class CustomTool(Struct):
     format: Grammar | None = None
 
     def function(self) -> FunctionTool:
-        """What is offered in its place."""
+        """Return the function that is offered for the tool."""
         told = self.description or ""
         form = "The whole input, as free text."
         if self.format is not None and self.format.definition:
@@ -54,7 +54,7 @@ class CustomTool(Struct):
 
 
 class InputReader:
-    """The input of one call, out of its arguments as they grow."""
+    """Streaming extractor of a call's input from its arguments."""
 
     def __init__(self) -> None:
         self._unread = ""
@@ -63,7 +63,7 @@ class InputReader:
         self._is_inside = False
 
     def push(self, arguments: str) -> str:
-        """What is known of the input by this that was not before."""
+        """Accept more of the arguments and return the new text of the input."""
         self._arguments.append(arguments)
         self._unread += arguments
         if not self._is_inside:
@@ -80,7 +80,7 @@ class InputReader:
         return text
 
     def close(self) -> str:
-        """What is still to be told: all, where the arguments were none that could be read as they came."""
+        """Return the remaining text: all of it if the arguments could not be parsed while streaming."""
         if self._is_inside:
             return ""
         text = _read("".join(self._arguments))
@@ -89,7 +89,7 @@ class InputReader:
 
     @property
     def text(self) -> str:
-        """All that was told."""
+        """All text returned so far."""
         return "".join(self._told)
 
 
@@ -103,15 +103,15 @@ def _unescaped(escaped: str) -> str:
 
 
 def _character(escape: str) -> str:
-    """Half a pair is no character: it is told as a question mark."""
+    """Decode one escape. A lone surrogate becomes a question mark."""
     try:
         return str(json.loads(f'"{escape}"')).encode(errors="replace").decode()
-    except ValueError:  # there is no such escape
+    except ValueError:  # invalid escape
         return escape
 
 
 def _read(arguments: str) -> str:
-    """The text in arguments of another form than was asked for; or else themselves."""
+    """Return the text in arguments of an unexpected form, or the arguments themselves."""
     try:
         found: Any = msgspec.json.decode(arguments.encode())
     except (msgspec.DecodeError, UnicodeError, RecursionError):

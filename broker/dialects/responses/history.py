@@ -1,4 +1,4 @@
-"""What a request answers to: the conversation it goes on from, and its own items, references resolved."""
+"""Conversation of a request: the stored one that it continues, and its own items with references resolved."""
 
 from __future__ import annotations
 
@@ -10,53 +10,55 @@ from typing import Any
 from broker.dialects.body import encode
 from broker.dialects.responses.body import Body
 from broker.dialects.responses.items import Item, Placed, kind_of
-from broker.dialects.responses.store import Kept, Piece, Store
+from broker.dialects.responses.store import ResponseStore, StoredItems, StoredResponse
 from protocol.errors import Code, RequestError
 
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{24})_i?[0-9]+")
 
 
 def response_id(stem: str) -> str:
-    """The id of a response, whose items have the same stem in theirs."""
+    """Return the id of a response. The ids of its items contain the same stem."""
     return f"resp_{stem}"
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """`before`: the conversation up to here, as it is kept. `items`: this request's own."""
+class ConversationHistory:
+    """`before`: the stored conversation that the request continues. `items`: the request's own."""
 
-    before: tuple[Piece, ...]
+    before: tuple[StoredItems, ...]
     items: Sequence[Item]
     is_text: bool = False
 
     @property
     def bytes_before(self) -> int:
-        """How much is kept of the conversation up to here."""
+        """Size of the stored conversation."""
         return sum(len(piece.encoded) for piece in self.before)
 
     def placed(self) -> list[Placed]:
-        """All items in order, each with its place in the body."""
+        """Return all items in order, each with its place in the body."""
         earlier: list[Placed] = [("previous_response_id", item) for p in self.before for item in p.items()]
         if self.is_text:
             return [*earlier, *(("input", item) for item in self.items)]
         return [*earlier, *((f"input[{index}]", item) for index, item in enumerate(self.items))]
 
 
-def recall(body: Body, store: Store, owner: bytes, *, bytes_max: int) -> History:
-    """`bytes_max`: of all that is not in the body. Raises `RequestError`: something is not kept here, belongs
-    to another key, or there is too much of it."""
-    before: tuple[Piece, ...] = ()
+def recall(body: Body, store: ResponseStore, owner: bytes, *, bytes_max: int) -> ConversationHistory:
+    """Load the conversation of a request. `bytes_max`: limit for everything that is not in the body.
+
+    Raises `RequestError` if something is not stored, belongs to another key, or exceeds the limit.
+    """
+    before: tuple[StoredItems, ...] = ()
     used = 0
     if body.previous_response_id:
         previous = _previous(store, owner, body.previous_response_id)
         before, used = previous.pieces, previous.conversation_bytes
         _check_size(used, bytes_max)
     if body.input is None or isinstance(body.input, str):
-        return History(before, [{"role": "user", "content": body.input or ""}], is_text=True)
-    return History(before, list(_resolved(body.input, _Shelf(store, owner), used, bytes_max)))
+        return ConversationHistory(before, [{"role": "user", "content": body.input or ""}], is_text=True)
+    return ConversationHistory(before, list(_resolved(body.input, _Shelf(store, owner), used, bytes_max)))
 
 
-def _previous(store: Store, owner: bytes, id: str) -> Kept:
+def _previous(store: ResponseStore, owner: bytes, id: str) -> StoredResponse:
     try:
         return store.get(owner, id)
     except RequestError as error:
@@ -78,9 +80,9 @@ def _resolved(
 
 
 class _Shelf:
-    """What one request looks up: each response is decoded once."""
+    """Item lookup for one request: each response is decoded once."""
 
-    def __init__(self, store: Store, owner: bytes) -> None:
+    def __init__(self, store: ResponseStore, owner: bytes) -> None:
         self._store = store
         self._owner = owner
         self._known: dict[str, dict[str, dict[str, Any]]] = {}
@@ -90,7 +92,7 @@ class _Shelf:
         if stem not in self._known:
             self._known[stem] = self._items(stem)
         if (found := self._known[stem].get(id)) is None:
-            message = f"Item with id {id[:128]!r} not found: its response was never kept, or is not any more."
+            message = f"Item with id {id[:128]!r} not found: its response is not stored, or no longer."
             raise RequestError(Code.RESPONSE_NOT_FOUND, message, param=param)
         return found
 
@@ -104,5 +106,5 @@ class _Shelf:
 
 def _check_size(used: int, bytes_max: int) -> None:
     if used > bytes_max:
-        message = f"The conversation to go on from has {used} bytes, and at most {bytes_max} are taken."
+        message = f"The stored conversation and items have {used} bytes; at most {bytes_max} are allowed."
         raise RequestError(Code.REQUEST_TOO_LARGE, message)

@@ -1,4 +1,4 @@
-"""The input items of a response, page by page."""
+"""Pagination of the input items of a response."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PAGE_ITEMS, PAGE_ITEMS_MAX = 20, 100
 
 
 def page(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """`items`: all, the eldest first. `query`: `order`, `after`, `before`, `limit`, as OpenAI has them.
+    """Return one page. `items`: all, oldest first. `query`: OpenAI's `order`, `after`, `before`, `limit`.
 
-    Raises `RequestError` naming what is wrong with one of them.
+    Raises `RequestError` naming an invalid parameter.
     """
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise _wrong("order", "can be 'asc' or 'desc'")
+        raise _wrong("order", "must be 'asc' or 'desc'")
     limit = _limit(query.get("limit", str(PAGE_ITEMS)))
     ordered = list(items if order == "asc" else reversed(items))
     first = 1 + _index(ordered, "after", query["after"]) if "after" in query else 0
@@ -42,7 +42,7 @@ def _index(items: Sequence[dict[str, Any]], name: str, id: str) -> int:
     for index, item in enumerate(items):
         if item["id"] == id:
             return index
-    raise _wrong(name, f"names no item of this response: {id[:128]!r}")
+    raise _wrong(name, f"is {id[:128]!r}, which is not an item of this response")
 
 
 def _wrong(name: str, why: str) -> RequestError:

@@ -1,7 +1,7 @@
-"""The items of an answer as they grow: a thought, a message, a call, one after another.
+"""Output items of a response, built one after another: reasoning, messages and tool calls.
 
-What the worker's channels bring makes events; the items that have ended are the document. So a stream and a
-document cannot differ. Each event is without its number, which whoever sends it gives.
+Deltas of the worker's channels become events, and the completed items are the document, so that stream and
+document cannot differ. Events have no sequence number; the sender adds it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from typing import Any, Protocol
 
 from broker.dialects.logprobs import entries
 from broker.dialects.responses.custom import InputReader
-from broker.dialects.responses.sealing import seal
-from protocol.parts import CallDelta, Delta, Likelihood
+from broker.dialects.responses.encrypted_content import seal
+from protocol.types import CallDelta, Delta, TokenLogprob
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How an answer is to look.
+class OutputStyle:
+    """Output options.
 
-    `summarized`: thoughts are told as summaries of themselves, since clients that ask for summaries show
-    nothing else. `sealed`: also in a form that can be sent back. `namespaces`: of the functions that were
-    offered under two names in one, these names. `customs`: the functions that stand for tools which take
-    text as it is.
+    `summarized`: send the full reasoning as its summary, since clients that ask for summaries show nothing
+    else. `sealed`: also add `encrypted_content`. `namespaces`: namespace and name of each function offered
+    under a flat name. `customs`: names of the functions that stand for custom tools.
     """
 
     summarized: bool = False
@@ -35,12 +34,12 @@ class Style:
 
 
 class _Open(Protocol):
-    """The item that grows now."""
+    """The item that is being built."""
 
     def opened(self) -> Iterator[Event]: ...
 
     def closed(self, status: str) -> Iterator[Event]:
-        """The last event has the item."""
+        """Yield the final events; the last contains the item."""
 
 
 class _Item:
@@ -75,7 +74,7 @@ class _Message(_Item):
         yield self._added(self._item("in_progress", []))
         yield {"type": "response.content_part.added", **self.place, "part": _text_part("", [])}
 
-    def grow(self, text: str, likelihoods: Sequence[Likelihood]) -> Event:
+    def grow(self, text: str, likelihoods: Sequence[TokenLogprob]) -> Event:
         self._texts.append(text)
         logprobs = entries(likelihoods)
         self._logprobs += logprobs
@@ -94,11 +93,11 @@ def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Thought(_Item):
-    """In full, or told as its own summary."""
+    """Reasoning, in full or as its own summary."""
 
     prefix = "rs"
 
-    def __init__(self, stem: str, index: int, style: Style) -> None:
+    def __init__(self, stem: str, index: int, style: OutputStyle) -> None:
         super().__init__(stem, index)
         self._style = style
         self._texts: list[str] = []
@@ -135,7 +134,7 @@ class _Thought(_Item):
 class _Call(_Item):
     prefix = "fc"
 
-    def __init__(self, stem: str, index: int, call: CallDelta, style: Style) -> None:
+    def __init__(self, stem: str, index: int, call: CallDelta, style: OutputStyle) -> None:
         super().__init__(stem, index)
         self.number = call.index
         namespace, name = style.namespaces.get(call.name, ("", call.name))
@@ -161,11 +160,11 @@ class _Call(_Item):
 
 
 class _CustomCall(_Call):
-    """Of a tool that takes text as it is."""
+    """Call of a custom tool."""
 
     prefix = "ctc"
 
-    def __init__(self, stem: str, index: int, call: CallDelta, style: Style) -> None:
+    def __init__(self, stem: str, index: int, call: CallDelta, style: OutputStyle) -> None:
         super().__init__(stem, index, call, style)
         self._input = InputReader()
 
@@ -187,18 +186,18 @@ class _CustomCall(_Call):
         yield self._done(self._item(status, text))
 
 
-class Output:
-    """What an answer is made of so far. `items`: those that have ended, as the document shows them."""
+class ResponseOutput:
+    """Output state of a response. `items`: completed items, in the format of the document."""
 
-    def __init__(self, stem: str, style: Style) -> None:
-        """`stem`: what is its own in the ids of this response, which its items' ids are made of."""
+    def __init__(self, stem: str, style: OutputStyle) -> None:
+        """`stem`: the unique part of the response's id, also used in the ids of its items."""
         self.items: list[dict[str, Any]] = []
         self._stem = stem
         self._style = style
         self._open: _Open | None = None
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """What a step brought."""
+        """Yield the events of one delta."""
         if delta.reasoning:
             thought = self._open
             if not isinstance(thought, _Thought):
@@ -225,7 +224,7 @@ class Output:
 
     @property
     def _next(self) -> int:
-        """The index of the item that begins next."""
+        """Index of the next item."""
         return len(self.items) + (self._open is not None)
 
     def _begin(self, item: _Open) -> Iterator[Event]:
@@ -234,7 +233,7 @@ class Output:
         yield from item.opened()
 
     def close(self, *, complete: bool) -> Iterator[Event]:
-        """The answer is over. One that said nothing at all has said an empty message."""
+        """Yield the final events. An output without any item gets an empty message."""
         if self._open is None:
             yield from self._begin(_Message(self._stem, self._next))
         yield from self._end("completed" if complete else "incomplete")

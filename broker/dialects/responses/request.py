@@ -1,4 +1,4 @@
-"""A checked body -> the canonical conversation, `Generate`, and what the response says of its request."""
+"""Conversion of a checked body to the conversation, to `Generate`, and to the envelope of the response."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 from msgspec import UNSET, Raw
 
 from broker.dialects.body import encode
-from broker.dialects.forms import schema_text
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
+from broker.dialects.response_format import schema_text
 from broker.dialects.responses.body import Body, Format
 from broker.dialects.responses.items import Placed, messages
-from broker.dialects.responses.output import Style
-from broker.dialects.responses.tools import Offer, offer, told
+from broker.dialects.responses.output import OutputStyle
+from broker.dialects.responses.tools import ResponsesToolOffer, offer, told
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Form, Media
+from protocol.types import Media, StructuredOutput
 
 # --- to the worker -----------------------------------------------------------------------------------
 
 
 def conversation(body: Body, items: Sequence[Placed], *, system_in_place: bool) -> Conversation:
-    """The canonical conversation: the instructions, then `items`. Raises `RequestError` for a wrong item."""
+    """Return the canonical conversation: instructions, then `items`. Raises `RequestError`."""
     spoken = messages(items)
     if not spoken:
         raise RequestError(Code.INVALID_REQUEST, "'input' must not be empty.", param="input")
@@ -33,21 +33,21 @@ def conversation(body: Body, items: Sequence[Placed], *, system_in_place: bool) 
     return normalize(spoken, system_in_place=system_in_place)
 
 
-def offered(body: Body) -> Offer:
-    """The tools. Raises `RequestError` naming the parameter at fault."""
+def offered(body: Body) -> ResponsesToolOffer:
+    """Return the tool offer. Raises `RequestError` naming the parameter at fault."""
     return offer(body.tools or [], body.tool_choice, single=body.parallel_tool_calls is False)
 
 
 def generate(
     body: Body,
-    offer: Offer,
+    offer: ResponsesToolOffer,
     messages: Sequence[dict[str, Any]],
     media: list[Media],
     *,
     id: str,
     incarnation: str,
 ) -> Generate:
-    """The message to the worker. Raises `RequestError` for what cannot be passed on."""
+    """Make the request to the worker. Raises `RequestError` if it cannot be encoded."""
     effort = body.reasoning.effort if body.reasoning else None
     wishes = template_kwargs(effort, body.enable_thinking, body.chat_template_kwargs)
     return Generate(
@@ -73,28 +73,30 @@ def generate(
     )
 
 
-def _form(format: Format | None) -> Form | None:
+def _form(format: Format | None) -> StructuredOutput | None:
     if format is None or format.type == "text":
         return None
     if format.type == "json_object":
-        return Form(kind="json_object", param="text.format")
+        return StructuredOutput(kind="json_object", param="text.format")
     param = "text.format.schema"
-    return Form(kind="json_schema", text=schema_text(param, format.schema), param=param)
+    return StructuredOutput(kind="json_schema", text=schema_text(param, format.schema), param=param)
 
 
 # --- to the client -----------------------------------------------------------------------------------
 
 
-def style(body: Body, offer: Offer) -> Style:
-    """How the answer is to look."""
+def style(body: Body, offer: ResponsesToolOffer) -> OutputStyle:
+    """Return the output options of a body."""
     summarized = body.reasoning is not None and body.reasoning.is_summarized
     namespaces, customs = offer.namespaces, offer.customs
-    return Style(summarized=summarized, sealed=body.is_sealed, namespaces=namespaces, customs=customs)
+    return OutputStyle(summarized=summarized, sealed=body.is_sealed, namespaces=namespaces, customs=customs)
 
 
 def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) -> dict[str, Any]:
-    """The response before its answer. It repeats its request, with OpenAI's own defaults for what the request
-    leaves to the model; what is large, as it will be sent. `kept`: it will be, for others to go on from."""
+    """Return the response before its output: the request, with OpenAI's defaults for absent fields.
+
+    Large fields are already encoded. `kept`: whether the response will be stored.
+    """
     repeated = {name: getattr(body, name) for name in _REPEATED}
     by_default = {name: default for name, default in _DEFAULTS.items() if getattr(body, name) is None}
     return {
@@ -115,7 +117,7 @@ def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) ->
         "store": kept,
         "text": _text(body),
         "tools": Raw(encode([told(tool) for tool in body.tools or []])),
-        "truncation": "disabled",  # whatever was asked for: nothing is ever left out of a prompt
+        "truncation": "disabled",  # whatever was requested: prompts are never truncated
         "usage": None,
     }
 

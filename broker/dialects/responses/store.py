@@ -1,10 +1,10 @@
-"""Responses that are kept, so that a client can ask for one again, or go on from it by its id alone. Pure.
+"""Store of responses, which clients can get again or continue by id. Pure, in the gateway's memory only.
 
-Who owns a response is the key that asked for it; to all others it is not there. What must always hold: the
-store keeps to its bounds, and nothing is counted twice. Where it is full, it is the oldest one of whoever has
-most that goes: nobody loses what he has to somebody who has more of it. A conversation is kept in
-pieces, an input and an output for each turn, which the responses of one conversation share; so one can be
-gone on from although those before it are forgotten. It is in the gateway's memory and goes with it.
+A response is owned by the API key of its request, and invisible to all others. Invariants: the store stays
+within its bounds, and nothing is counted twice. When it is full, the oldest response of the largest owner is
+evicted, so no owner loses a response to one that uses more. A conversation is stored in pieces, an input and
+an output for each turn, which its responses share. So a response can be continued even after its
+predecessors are evicted.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from broker.dialects.body import encode
 from protocol.errors import Code, RequestError
 
 RESPONSE_BYTES, PIECE_BYTES = 1024, 16
-"""What a response takes in memory beside what is encoded, and a piece once more in each that has it."""
+"""Memory overhead of a response, and of each piece that it references, beside the encoded data."""
 
 Owner = bytes
-"""The digest of a key; empty: whoever has none."""
+"""Digest of an API key; empty: requests without one."""
 
 _items: msgspec.json.Decoder[list[dict[str, Any]]] = msgspec.json.Decoder(list[dict[str, Any]])
 _document: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
-    """Items, encoded. `uses`: how many responses that are kept have it."""
+class StoredItems:
+    """Encoded items. `uses`: number of stored responses that share them."""
 
     encoded: bytes
     uses: int = 0
 
     @classmethod
-    def of(cls, items: list[dict[str, Any]]) -> Piece:
+    def of(cls, items: list[dict[str, Any]]) -> StoredItems:
         return cls(encode(items))
 
     def items(self) -> list[dict[str, Any]]:
@@ -45,17 +45,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """A response. `pieces`: the conversation in order, the last one is its own output, which `head`, the
-    document, is without."""
+class StoredResponse:
+    """A stored response. `head`: its document without output. `pieces`: the conversation in order, the last
+    being the response's own output."""
 
     head: bytes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredItems, ...]
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], before: tuple[Piece, ...]) -> Kept:
-        """`before`: all that it answers."""
-        output = Piece.of(document["output"])
+    def of(cls, document: Mapping[str, Any], before: tuple[StoredItems, ...]) -> StoredResponse:
+        """Encode a document. `before`: the conversation up to its output."""
+        output = StoredItems.of(document["output"])
         return cls(encode({**document, "output": []}), (*before, output))
 
     def document(self) -> dict[str, Any]:
@@ -70,13 +70,13 @@ class Kept:
 
 
 class _Shelf:
-    """What one owner has, the oldest first."""
+    """Responses of one owner, oldest first."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[str, Kept] = OrderedDict()
+        self.kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self.bytes = 0
 
-    def add(self, id: str, kept: Kept) -> None:
+    def add(self, id: str, kept: StoredResponse) -> None:
         self.bytes += _own_bytes(kept)
         for piece in kept.pieces:
             self.bytes += 0 if piece.uses else len(piece.encoded)
@@ -91,11 +91,11 @@ class _Shelf:
             self.bytes -= 0 if piece.uses else len(piece.encoded)
 
 
-class Store:
-    """By owner and id. On the event loop."""
+class ResponseStore:
+    """Stored responses by owner and id. For use on the event loop."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
-        """`count_max`: 0: nothing is kept."""
+        """`count_max`: 0 disables the store."""
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._shelves: dict[Owner, _Shelf] = {}
@@ -109,26 +109,26 @@ class Store:
 
     @property
     def keeps(self) -> bool:
-        """Anything at all."""
+        """Whether responses are stored at all."""
         return self._count_max > 0
 
-    def put(self, owner: Owner, id: str, kept: Kept) -> None:
-        """The newest of its owner's; what is too large for the whole store is forgotten at once."""
+    def put(self, owner: Owner, id: str, kept: StoredResponse) -> None:
+        """Add a response as its owner's newest. One that is too large for the store is evicted at once."""
         self._shelves.setdefault(owner, _Shelf()).add(id, kept)
         while (are_many := len(self) > self._count_max) or self.bytes > self._bytes_max:
             size = _count if are_many else _bytes
             most = max(self._shelves, key=lambda owner: size(self._shelves[owner]))
             self._drop(most, next(iter(self._shelves[most].kept)))
 
-    def get(self, owner: Owner, id: str) -> Kept:
-        """Raises `RequestError(response_not_found)`."""
+    def get(self, owner: Owner, id: str) -> StoredResponse:
+        """Return a response. Raises `RequestError(response_not_found)`."""
         shelf = self._shelves.get(owner)
         if shelf is None or (kept := shelf.kept.get(id)) is None:
             raise _unknown(id)
         return kept
 
     def delete(self, owner: Owner, id: str) -> None:
-        """Raises `RequestError(response_not_found)`."""
+        """Delete a response. Raises `RequestError(response_not_found)`."""
         self.get(owner, id)
         self._drop(owner, id)
 
@@ -146,10 +146,10 @@ def _bytes(shelf: _Shelf) -> int:
     return shelf.bytes
 
 
-def _own_bytes(kept: Kept) -> int:
+def _own_bytes(kept: StoredResponse) -> int:
     return RESPONSE_BYTES + len(kept.head) + PIECE_BYTES * len(kept.pieces)
 
 
 def _unknown(id: str) -> RequestError:
-    message = f"Response with id {id[:128]!r} not found: it was never kept, or is not kept any more."
+    message = f"Response with id {id[:128]!r} not found: it is not stored, or no longer."
     return RequestError(Code.RESPONSE_NOT_FOUND, message)

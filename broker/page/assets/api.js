@@ -1,9 +1,9 @@
-/** Questions to the server that this page is from: with the key, and with errors as it words them. */
+/** API client for the server of this page: sends the API key and reports the server's error messages. */
 
 import { read } from "./events.js";
 import { askForKey, key } from "./keys.js";
 
-/** An answer that is none. `retryAfter`: in seconds, where the server says so. */
+/** An error response. `retryAfter`: in seconds, if the server sends it. */
 export class Refusal extends Error {
   constructor(status, message, retryAfter = null) {
     super(message);
@@ -13,7 +13,7 @@ export class Refusal extends Error {
 }
 
 /**
- * The answer to a request; where a key is wanted, it is asked for until it is the right one, or nobody has one.
+ * Return the response to a request; on 401, ask for a key until one is valid or the dialog is cancelled.
  * @throws {Refusal} or what `fetch` throws
  */
 export async function ask(path, options = {}) {
@@ -37,10 +37,10 @@ function send(path, { body, ...options }) {
 async function refusal(response) {
   const retryAfter = Number(response.headers.get("retry-after")) || null;
   const told = await response.json().catch(() => null);
-  return new Refusal(response.status, told?.error?.message ?? `The server answered ${response.status}.`, retryAfter);
+  return new Refusal(response.status, told?.error?.message ?? `The server responded with status ${response.status}.`, retryAfter);
 }
 
-/** The events of an answer that streams. `alive` is called for whatever comes, comments too. */
+/** Yield the events of a streamed response. `alive` is called for each chunk, including comments. */
 export async function* events(response, alive = () => {}) {
   let rest = "";
   for await (const piece of pieces(response.body.pipeThrough(new TextDecoderStream()))) {
@@ -51,7 +51,7 @@ export async function* events(response, alive = () => {}) {
   }
 }
 
-/** Not every browser lets a stream be iterated. */
+/** Yield the chunks of a stream; not every browser can iterate over one. */
 async function* pieces(stream) {
   const reader = stream.getReader();
   try {

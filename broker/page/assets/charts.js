@@ -1,11 +1,11 @@
-/** What is charted, and the lines of it in a box of 300 by 100. Pure. Not every second has every value. */
+/** Definitions of the charts, and their SVG paths in a box of 300 by 100. Pure. Values may be missing. */
 
 import { bytes, count, percent, rate, seconds } from "./formats.js";
 import { greatest, latest } from "./samples.js";
 
 export const WIDTH = 300;
 export const HEIGHT = 100;
-/** So many samples back a number at the head of a chart may come from, where there is not one each second. */
+/** Maximum age in samples of the number above a chart, for values that do not come every second. */
 const RECENT = 60;
 const SPANS_S = [60, 120, 180, 240, 300];
 
@@ -21,21 +21,21 @@ export const CHARTS = [
   { title: "Cache hit rate", series: one("cache_hit_rate"), write: percent, most: 1, dots: true },
   { title: "Memory", within: 1, write: bytes, base: 1024,
     series: [{ column: "resident_bytes", name: "process" }, { column: "device_bytes", name: "device" },
-      { column: "cache_bytes", name: "caches" }] },
+      { column: "cache_bytes", name: "KV cache" }] },
 ];
 
-/** How many minutes are shown, in seconds: as many as there are samples of, up to five. */
+/** Return the time span shown, in seconds: the age of the samples in whole minutes, up to five. */
 export function span(samples) {
   const age = samples.length ? samples.at(-1).time - samples[0].time : 0;
   return SPANS_S.find((each) => each >= age - 2) ?? SPANS_S.at(-1);
 }
 
-/** Where a moment is, of a time that ends `now`. */
+/** Return the x coordinate of a time, on an axis that ends at `now`. */
 export const across = (time, { now, span: width }) => WIDTH * (1 - (now - time) / width);
 
 /**
- * The chart at a place of `CHARTS`, drawn for the time `{now, span}`, both in seconds.
- * @returns {{title, now, top, label, lines, area, bands}} paths, texts; `bands` are pauses: x and width
+ * Return the chart at an index of `CHARTS`, for the time axis `{now, span}`, both in seconds.
+ * @returns {{title, now, top, label, lines, area, bands}} SVG paths and texts; `bands` are pauses: x and width
  */
 export function plot(place, samples, pauses, time) {
   const chart = CHARTS[place];
@@ -62,7 +62,7 @@ function head(chart, samples) {
 
 export const minutes = (span) => `${span / 60} min`;
 
-/** The values of a chart now, or those of one sample, in words. */
+/** Return the current values of a chart, or those of one sample, as text. */
 export function told(place, samples, sample = null) {
   const chart = CHARTS[place];
   const values = chart.series.map(({ column, name }) => {
@@ -72,7 +72,7 @@ export function told(place, samples, sample = null) {
   return values.join(", ");
 }
 
-/** The next number that is 1, 2 or 5 times a power of ten, in units that are powers of `base`. */
+/** Round up to 1, 2 or 5 times a power of ten, in units that are powers of `base`. */
 export function ceiling(value, base = 10) {
   if (value <= 0) return 0;
   const unit = base === 10 ? 1 : base ** Math.floor(Math.log(value) / Math.log(base));
@@ -80,7 +80,7 @@ export function ceiling(value, base = 10) {
   return power * [1, 2, 5, 10].find((step) => step * power >= value * 0.999999);
 }
 
-/** Runs of points: where a value is not known, a line ends. */
+/** Return runs of points; a missing value ends a run. */
 function points(samples, column, time, top) {
   const runs = [[]];
   for (const sample of samples) {
@@ -93,7 +93,7 @@ function points(samples, column, time, top) {
 
 const at = ([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`;
 
-/** A line of no length is drawn as a dot, its ends being round. */
+/** A zero-length line is drawn as a dot, because of its round caps. */
 const DOT = "h0.01";
 const dots = (runs) => runs.flat().map((point) => `M${at(point)}${DOT}`).join("");
 const path = (runs) => runs.map((run) => `M${run.map(at).join("L")}${run.length === 1 ? DOT : ""}`).join("");

@@ -1,5 +1,5 @@
 /**
- * A conversation in the playground: turns, the request they make, and an answer that grows. Pure.
+ * Conversation state of the playground: turns, the request built from them, and the streamed answer. Pure.
  *
  * A turn is `{role: "user", text, images}`, `{role: "assistant", ...answer}` or
  * `{role: "tool", call, name, text}`. Images are data URLs.
@@ -10,7 +10,7 @@ export const EMPTY = Object.freeze({
   askedAt: 0, firstAt: null, answerAt: null, endedAt: null,
 });
 
-/** The answer after a chunk of its stream, which came at `now` (in seconds). */
+/** Return the answer with a chunk of its stream added, which arrived at `now` (in seconds). */
 export function grown(answer, chunk, now) {
   if (chunk.error) return { ...answer, problem: chunk.error.message };
   const { delta = {}, finish_reason: finish = null } = chunk.choices?.[0] ?? {};
@@ -41,7 +41,7 @@ function called(calls, growth) {
   return Object.assign([...calls], { [growth.index]: after });
 }
 
-/** The turns as the API takes them. An answer that broke off without a word is left out. */
+/** Return the turns as API messages. Empty answers, of streams that failed, are left out. */
 export function messages(turns, system) {
   const told = turns.filter((turn) => turn.role !== "assistant" || turn.text || turn.calls.length).map(message);
   return system ? [{ role: "system", content: system }, ...told] : told;
@@ -62,20 +62,20 @@ function content({ text, images }) {
   return text ? [...parts, { type: "text", text }] : parts;
 }
 
-/** The calls of the last answer that have no reply yet. */
+/** Return the tool calls of the last answer that have no result yet. */
 export function unanswered(turns) {
   const last = turns.findLastIndex((turn) => turn.role === "assistant");
   const replied = new Set(turns.slice(last + 1).filter((turn) => turn.role === "tool").map((turn) => turn.call));
   return last < 0 ? [] : turns[last].calls.filter((call) => !replied.has(call.id));
 }
 
-/** The turns before the last answer, to ask for another one. */
+/** Return the turns before the last answer, to generate it again. */
 export function before(turns) {
   const last = turns.findLastIndex((turn) => turn.role === "assistant");
   return last < 0 ? turns : turns.slice(0, last);
 }
 
-/** How much of a text may be read aloud: up to the end of the last whole sentence. */
+/** Return the length of the text that may be read aloud: up to the end of the last complete sentence. */
 export function sayable(text) {
   const ends = [...text.matchAll(/[.!?:;](?=\s)|[。！？]|\n/g)];
   return ends.length ? ends.at(-1).index + 1 : 0;

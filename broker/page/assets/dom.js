@@ -1,4 +1,4 @@
-/** What the page's modules do to the document: fill templates, keep lists, make elements. No HTML is ever parsed. */
+/** DOM helpers: fill templates, update lists, create elements. They never parse HTML. */
 
 export const byId = (id) => document.getElementById(id);
 
@@ -8,16 +8,16 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-/** A copy of what is in the `<template>` of this name. */
+/** Clone the content of the `<template>` with this name. */
 export const copy = (name) => byId(`${name}-template`).content.firstElementChild.cloneNode(true);
 
-/** Set text, if it is another one: what did not change is not read aloud again, and stays selected. */
+/** Set text if it differs: unchanged text is not read aloud again and stays selected. */
 export function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
 /**
- * Put values where the element's markup names them: `data-text`, `data-value` (of a progress), `data-when`
+ * Write values into the elements that name them: `data-text`, `data-value` (of a progress), `data-when`
  * (shown if true). A `tone` is the element's own.
  */
 export function fill(root, values) {
@@ -31,8 +31,8 @@ export function fill(root, values) {
 }
 
 /**
- * Let a list have an element for each item, in their order; those that stay are kept, and so is the focus in them.
- * @param make called for an item that is new; @param update called with element and item for all
+ * Update a list to one element per item, in order; existing elements are reused, so they keep the focus.
+ * @param make called for each new item; @param update called with element and item for each item
  */
 export function keep(list, items, make, update) {
   const known = new Map([...list.children].map((child) => [child.dataset.key, child]));

@@ -1,4 +1,4 @@
-/** Charts on the page: one figure for each, whose values can be read off with the pointer or the arrow keys. */
+/** Draws the charts, one figure each; the pointer or the arrow keys show the values of a sample. */
 
 import { CHARTS, WIDTH, across, minutes, plot, span, told } from "./charts.js";
 import { byId, copy, element, fill, write } from "./dom.js";
@@ -21,7 +21,7 @@ export function start() {
   draw([], [], 0);
 }
 
-/** Draw all charts anew. */
+/** Redraw all charts. */
 export function draw(samples, pauses, now) {
   shown = { samples, pauses, time: { now, span: span(samples) } };
   figures.forEach(drawOne);
@@ -56,7 +56,7 @@ function shape(name, className, attributes) {
   return made;
 }
 
-// --- reading values off ---
+// --- cursor ---
 
 function listen(entry) {
   const plotted = entry.figure.querySelector(".plot");

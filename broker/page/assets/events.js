@@ -1,7 +1,7 @@
-/** Server-sent events, from pieces of text that are cut anywhere. Pure. */
+/** Parser of server-sent events, from text chunks of any size. Pure. */
 
 /**
- * What has become whole by `piece`, after `rest` of those before it.
+ * Return the events that `piece` completes, and the rest. `rest`: what the chunks before it left.
  * @returns {{events: {event: string, data: string}[], rest: string}}
  */
 export function read(rest, piece) {

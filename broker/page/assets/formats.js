@@ -1,4 +1,4 @@
-/** Numbers as people read them. Pure. What is not known is a dash. */
+/** Formats numbers for people. Pure. A missing value is a dash. */
 
 const NONE = "–";
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -18,7 +18,7 @@ export function bytes(value) {
   });
 }
 
-/** How long: to the millisecond below a second, to the minute above an hour. */
+/** Format a duration: in milliseconds below a second, to the minute above an hour. */
 export function seconds(value) {
   return known(value, (s) => {
     if (s < 1) return `${Math.round(s * 1000)} ms`;
@@ -30,10 +30,10 @@ export function seconds(value) {
   });
 }
 
-/** The time of day, where the reader is, of seconds since 1970. */
+/** Format Unix time as local time of day. */
 export const clock = (time) => new Date(time * 1000).toLocaleTimeString("en-GB");
 
-/** What is not empty, with dots between. */
+/** Join the nonempty parts with dots. */
 export const listed = (...parts) => parts.filter(Boolean).join(" · ");
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;

@@ -1,37 +1,37 @@
 /**
- * A request that is looked into: its prompt as the model was given it, and its answer, token by token. Pure.
+ * Content of the request inspector: the rendered prompt and the output, token by token. Pure.
  */
 
 import { count, listed, percent, plural } from "./formats.js";
 
-/** One line for each request that is kept. */
+/** Return one line for each captured request. */
 export const lines = ({ data }) => data.map((each) => ({
   key: each.id, id: each.id, path: each.path, model: each.model,
-  more: listed(each.code ?? "runs", plural(each.prompt_tokens, "prompt token"), plural(each.answered, "token")),
+  more: listed(each.code ?? "running", plural(each.prompt_tokens, "prompt token"), plural(each.answered, "token")),
 }));
 
-/** What came from the cache, and why no more did. */
+/** Describe how much came from the prefix cache, and why no more did. */
 export function reuse({ reuse: told, prompt_tokens: prompt }) {
-  if (!told) return "Nothing is known of what came from the cache.";
+  if (!told) return "The prefix cache usage is unknown.";
   const share = prompt ? ` (${percent(told.tokens / prompt)})` : "";
-  const why = told.miss ? ` No more, because: ${told.miss.replaceAll("_", " ")}.` : "";
+  const why = told.miss ? ` Miss reason: ${told.miss.replaceAll("_", " ")}.` : "";
   return `${count(told.tokens)} of ${count(prompt)} prompt tokens came from ${told.tokens ? told.tier : "the cache"}${share}.${why}`;
 }
 
-/** The prompt's tokens in two parts: those that came from the cache, and those that were computed. */
+/** Split the prompt's tokens into cached and computed ones. */
 export function halves({ prompt, reuse: told }) {
   const cached = told?.tokens ?? 0;
   return { cached: prompt.tokens.slice(0, cached), computed: prompt.tokens.slice(cached) };
 }
 
-/** What is asked to learn how likely each token of the answer was. */
+/** Return the request that computes the logprobs of the output tokens. */
 export function scoring({ model, prompt, answer }) {
   return { model, prompt: [...prompt.tokens, ...answer.tokens], echo: true, logprobs: 3, max_tokens: 0 };
 }
 
 /**
- * The answer's tokens, from the answer to `scoring`.
- * @returns {{text: string, share: number, label: string}[]} `share`: how likely it was
+ * Return the output tokens with their probabilities, from the response to `scoring`.
+ * @returns {{text: string, share: number, label: string}[]} `share`: its probability
  */
 export function likelihoods({ prompt }, { choices: [{ logprobs }] }) {
   const from = prompt.tokens.length;
@@ -41,15 +41,15 @@ export function likelihoods({ prompt }, { choices: [{ logprobs }] }) {
   });
 }
 
-/** A token without text, such as the one that ends an answer. */
+/** Shown for a token without text, such as the end-of-sequence token. */
 const SILENT = "▪";
 
 function labelled(share, top) {
   const others = Object.entries(top ?? {}).map(([text, likely]) => `${JSON.stringify(text)} ${percent(Math.exp(likely))}`);
-  return `${percent(share)}${others.length ? `; likeliest: ${others.join(", ")}` : ""}`;
+  return `${percent(share)}${others.length ? `; most likely: ${others.join(", ")}` : ""}`;
 }
 
-/** A body as it came, laid out if it is JSON; what is long within it, such as an image, shortened. */
+/** Return a request body, indented if it is JSON, with long `data:` URLs shortened. */
 export function laidOut(body) {
   try {
     return JSON.stringify(JSON.parse(body), shortened, 2);

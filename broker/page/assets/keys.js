@@ -1,4 +1,4 @@
-/** The API key: asked for when the server wants one, and kept until the tab is closed. */
+/** The API key: requested when the server needs one, and stored until the tab is closed. */
 
 import { byId, write } from "./dom.js";
 
@@ -7,7 +7,7 @@ let asking = null;
 
 export const key = () => sessionStorage.getItem(PLACE) ?? "";
 
-/** Ask for a key. Whoever asks meanwhile waits for the same answer: true, if there is another key now. */
+/** Show the key dialog; concurrent calls share it. Resolves to true if a key was submitted. */
 export function askForKey(why) {
   asking ??= ask(why).finally(() => { asking = null; });
   return asking;
@@ -33,7 +33,7 @@ function take(event) {
   byId("key-dialog").close("given");
 }
 
-/** Who needs no key sees nothing of keys. */
+/** Show the key button, which is hidden while no key is needed. */
 const show = () => { byId("key-button").hidden = false; };
 
 export function start(changed) {

@@ -1,24 +1,24 @@
-/** The last requests on the page, each to be looked into; there is nothing of it where the server keeps none. */
+/** List of captured requests and the inspector dialog; hidden if the server captures none. */
 
 import { ask } from "./api.js";
 import { byId, copy, element, fill, keep, write } from "./dom.js";
 import { halves, laidOut, likelihoods, lines, reuse, scoring } from "./inspection.js";
 
 const EVERY_MS = 3000;
-const UNLIKELY_PERCENT = 40; // of red behind the most unlikely; more could not be read
+const UNLIKELY_PERCENT = 40; // of red behind the most unlikely token; more would be unreadable
 let shown = null;
 
-/** To be called when the server answers. */
+/** Start polling; call it once the server responds. */
 export async function start() {
   byId("look-close").addEventListener("click", () => byId("look").close());
   byId("look-likely").addEventListener("click", showLikelihoods);
   while (await list()) await new Promise((resolve) => { setTimeout(resolve, EVERY_MS); });
 }
 
-/** Whether there ever is anything to be had. */
+/** Update the list. Resolves to false if the server captures no requests. */
 async function list() {
   const answer = await ask("/v1/inspect").catch((error) => error);
-  if (!answer.ok) return true; // or again a little later
+  if (!answer.ok) return true; // retry later
   const told = await answer.json();
   byId("kept-section").hidden = !told.enabled;
   keep(byId("kept"), lines(told), line, fill);
@@ -39,7 +39,7 @@ async function look(id) {
     shown = await (await ask(`/v1/inspect/${encodeURIComponent(id)}`)).json();
     tell();
     const { cached, computed } = halves(shown);
-    byId("look-prompt").append(element("mark", { title: "from the cache" }, await text(cached)), await text(computed));
+    byId("look-prompt").append(element("mark", { title: "from the prefix cache" }, await text(cached)), await text(computed));
   } catch (error) {
     say(error.message);
   }
@@ -53,7 +53,7 @@ function tell() {
   byId("look-likely").hidden = !shown.answer.tokens.length || shown.images > 0;
 }
 
-/** What tokens read, by the model that they are of. */
+/** Detokenize tokens with their model. */
 async function text(tokens) {
   if (!tokens.length) return "";
   const answer = await ask("/detokenize", { body: { model: shown.model, tokens } });

@@ -1,4 +1,4 @@
-/** Puts the page together: what the server tells goes to the overview and to the playground. */
+/** Entry point: passes the server's status to the overview and to the playground. */
 
 import * as keys from "./keys.js";
 import * as looking from "./looking.js";

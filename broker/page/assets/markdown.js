@@ -1,6 +1,6 @@
 /**
- * The little of Markdown that answers are full of: paragraphs, headings, lists, fenced code; bold, italics, code.
- * Pure: text to blocks, never HTML. What is not understood stays as it is.
+ * Parser of the Markdown subset common in answers: paragraphs, headings, lists, fenced code; bold, italics, code.
+ * Pure: text to blocks, never HTML. Unknown markup stays as text.
  */
 
 /** @returns {{kind, spans?, items?, text?}[]} kind: `paragraph`, `heading`, `code`, `bullets` or `numbers` */
@@ -29,7 +29,7 @@ function kindOf(line) {
   return { kind: "paragraph", text: line };
 }
 
-/** Lines of one kind that follow each other are one block; a heading is one by itself. */
+/** Group consecutive lines of one kind into blocks; each heading is its own block. */
 function grouped(lines) {
   const groups = [];
   for (const { kind, text } of lines.map(kindOf)) {

@@ -1,4 +1,4 @@
-/** The overview on the page: what `view` says, in the templates. */
+/** The overview: fills the templates with the values from `view`. */
 
 import { byId, copy, fill, keep, write } from "./dom.js";
 import * as drawing from "./drawing.js";
@@ -23,14 +23,14 @@ export function show(status) {
   for (const name of ["events", "errors", "ends"]) keep(byId(name), told[name], () => copy("line"), fill);
 }
 
-/** Say why there is nothing newer to be shown. */
+/** Show why there is no newer status. */
 export function silent(why) {
   verdict({ tone: "bad", text: why });
 }
 
 function verdict({ tone, text }) {
   const lamp = byId("verdict").querySelector(".lamp");
-  // Read aloud when it turns, and not each time that a number in it changes.
+  // Announced when the tone changes, not each time that a number in it changes.
   if (lamp.dataset.tone !== tone) write(byId("announced"), text);
   lamp.dataset.tone = tone;
   write(byId("verdict").querySelector(".words"), text);

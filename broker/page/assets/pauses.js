@@ -1,17 +1,17 @@
-/** When models had lost a worker and did not have it back yet. Pure. */
+/** Outages of models: from the loss of a worker until the next one is ready. Pure. */
 
 const COMING = new Set(["connected", "ready"]);
 
-/** What an event of a worker is: `lost`, `leaves` (it was told to), `connected` or `ready`. */
+/** Classify a worker event: `lost`, `leaves` (intended shutdown), `connected` or `ready`. */
 export function kind(event) {
   if (COMING.has(event.what)) return event.what;
   return event.what.startsWith("said goodbye") ? "leaves" : "lost";
 }
 
 /**
- * From the loss of a worker to the next that is ready.
- * @param events of workers, the latest first, as a status document has them
- * @returns {{model: string, from: number, to: number | null, how: string}[]} the eldest first; `to`: null while it lasts
+ * Return the outages, each from the loss of a worker to the next that is ready.
+ * @param events worker events of a status document, the latest first
+ * @returns {{model: string, from: number, to: number | null, how: string}[]} the oldest first; `to`: null while it lasts
  */
 export function pauses(events) {
   const open = new Map();
@@ -34,7 +34,7 @@ function close(open, event) {
   open.delete(event.model);
 }
 
-/** The pause that a model is in; or undefined. A model with another worker is in none. */
+/** Return the current outage of a model, or undefined. A model with another ready worker has none. */
 export function pauseOf(status, model) {
   const serves = status.workers.some((worker) => worker.model === model && worker.state === "ready");
   if (serves) return undefined;

@@ -1,4 +1,4 @@
-/** Images for the next message: chosen, dropped or pasted; kept as data URLs, large ones made smaller. */
+/** Images for the next message: chosen, dropped or pasted; stored as data URLs, large ones scaled down. */
 
 import { byId, element, keep } from "./dom.js";
 
@@ -6,7 +6,7 @@ const SIDE_MAX = 2048;
 const IMAGES_MAX = 8;
 let images = [];
 
-/** Those that are to be sent; they are taken away by that. */
+/** Return the images to send and clear the list. */
 export function taken() {
   const given = images.map((image) => image.url);
   images = [];
@@ -44,7 +44,7 @@ const dataUrl = (file) => new Promise((resolve, reject) => {
 
 async function sized(url) {
   const image = Object.assign(new Image(), { src: url });
-  await image.decode().catch(() => {}); // what the browser cannot show, the server may still read
+  await image.decode().catch(() => {}); // the server may read formats that the browser cannot display
   const scale = SIDE_MAX / Math.max(image.naturalWidth, image.naturalHeight, 1);
   if (scale >= 1) return url;
   const canvas = element("canvas", { width: image.naturalWidth * scale, height: image.naturalHeight * scale });

@@ -1,4 +1,4 @@
-/** The playground: a conversation with a model over the same API that everybody uses. */
+/** The playground: a conversation with a model over the public API. */
 
 import { ask, events } from "./api.js";
 import { EMPTY, before, grown, messages, sayable, unanswered } from "./chat.js";
@@ -9,7 +9,7 @@ import * as turnsOnPage from "./turns.js";
 import { stateOf } from "./view.js";
 
 let turns = [];
-let going = null; // an AbortController, while an answer comes
+let going = null; // an AbortController while an answer is streaming
 let status = null;
 let spoken = 0;
 let drawn = 0;
@@ -31,11 +31,11 @@ export function start() {
   check();
 }
 
-/** What the status says now: of models that can be asked, and of the answer that comes. */
+/** Update the model list and the state of the streaming answer from a status document. */
 export function hear(document) {
   status = document;
   const known = JSON.stringify(document.models.map((model) => [model.model, model.state]));
-  if (known !== listed) listModels().then(() => { listed = known; }, () => {}); // or again with the next status
+  if (known !== listed) listModels().then(() => { listed = known; }, () => {}); // on failure, retry with the next status
   if (going) draw();
 }
 
@@ -69,7 +69,7 @@ function submit(event) {
 
 function fresh() {
   going?.abort();
-  going = null; // so that nothing of it is shown any more
+  going = null; // so that its remaining chunks are ignored
   turns = [];
   draw();
   byId("prompt").focus();
@@ -102,11 +102,11 @@ async function converse() {
   beQuiet();
   try {
     await stream(request(asked), mine.signal, (chunk) => become(grown(answer, chunk, now())));
-    if (!answer.finish && !answer.problem) become({ ...answer, problem: "The stream broke off." });
+    if (!answer.finish && !answer.problem) become({ ...answer, problem: "The stream ended before the answer was complete." });
   } catch (error) {
     become({ ...answer, ...(mine.signal.aborted ? { finish: "stopped" } : { problem: worded(error) }) });
   }
-  if (going !== mine) return; // another conversation has begun
+  if (going !== mine) return; // a new conversation was started
   become({ ...answer, endedAt: now() });
   going = null;
   say(answer.text, answer.text.length);
@@ -129,7 +129,7 @@ async function stream(body, signal, hear) {
   }
 }
 
-const worded = (error) => (error.status ? error.message : "The connection was lost. What was said until then is kept.");
+const worded = (error) => (error.status ? error.message : "The connection was lost. The answer so far is kept.");
 
 // --- on the page ---
 
@@ -146,7 +146,7 @@ function draw() {
   byId("send").disabled = Boolean(going);
 }
 
-/** Read aloud what is new of a text, sentence by sentence: never token by token. */
+/** Append new text to the live region, sentence by sentence, for screen readers. */
 function say(text, end) {
   if (end <= spoken) return;
   byId("spoken").append(element("p", {}, text.slice(spoken, end)));

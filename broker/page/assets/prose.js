@@ -1,9 +1,9 @@
-/** Answers on the page: the blocks of `markdown` as elements, of which only those are made anew that changed. */
+/** Renders answers: the blocks of `markdown` as elements; only changed blocks are replaced. */
 
 import { element } from "./dom.js";
 import { blocks } from "./markdown.js";
 
-/** Let `place` show a text. */
+/** Render a text into `place`. */
 export function render(place, text) {
   const wanted = blocks(text);
   wanted.forEach((block, number) => {

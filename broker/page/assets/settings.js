@@ -1,4 +1,4 @@
-/** What is asked along with a conversation: from the fields of a form to parameters of the API. Pure. */
+/** Converts the fields of the settings form to API parameters. Pure. */
 
 const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty", "max_tokens", "seed",
@@ -6,8 +6,8 @@ const NUMBERS = [
 ];
 
 /**
- * @param fields every field of the form by its name, as text; empty: the server's own choice
- * @returns {{parameters: object, problem: string}} `problem`: why nothing can be asked
+ * @param fields the text of every form field by name; empty: the server's default
+ * @returns {{parameters: object, problem: string}} `problem`: why the settings are invalid
  */
 export function parameters(fields) {
   try {
@@ -17,7 +17,7 @@ export function parameters(fields) {
   }
 }
 
-/** How many of the fields are set. */
+/** Return the number of fields that are set. */
 export const chosen = (fields) => Object.values(fields).filter((value) => value.trim()).length;
 
 function numbers(fields) {
@@ -27,7 +27,7 @@ function numbers(fields) {
 
 function number(name, text) {
   const value = Number(text);
-  if (Number.isNaN(value)) throw new Error(`${name} is no number.`);
+  if (Number.isNaN(value)) throw new Error(`${name} must be a number.`);
   return value;
 }
 

@@ -1,4 +1,4 @@
-/** Light or dark: as the system has it, unless somebody chose. */
+/** Light or dark theme: the system's setting, unless one is chosen. */
 
 import { byId } from "./dom.js";
 

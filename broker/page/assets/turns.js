@@ -1,4 +1,4 @@
-/** The conversation on the page. */
+/** Renders the conversation. */
 
 import { byId, copy, element, fill, keep, write } from "./dom.js";
 import { count, listed, plural, rate, seconds } from "./formats.js";
@@ -7,7 +7,7 @@ import { render } from "./prose.js";
 const NEAR_PX = 60;
 
 /**
- * @param turns see `chat`; @param going whether the last one still grows; @param state what is said of it meanwhile
+ * @param turns see `chat`; @param going whether the last one is streaming; @param state its status line meanwhile
  * @param actions {again, reply(call, text)}
  */
 export function show(turns, going, state, actions) {
@@ -43,25 +43,25 @@ function one(node, turn, context) {
 function thinking({ thought, askedAt, firstAt, answerAt, endedAt }) {
   if (!thought) return "";
   const end = answerAt ?? endedAt;
-  return end ? `Thought for ${seconds(end - (firstAt ?? askedAt))}` : `Thinking … ${count(thought.length)} characters`;
+  return end ? `Reasoned for ${seconds(end - (firstAt ?? askedAt))}` : `Reasoning … ${count(thought.length)} characters`;
 }
 
-/** How fast the answer came, or what is going on. */
+/** Return the footer: the speed of the answer, or its state while it streams. */
 function foot({ usage, firstAt, askedAt, endedAt, finish }, { going, state }) {
   if (going) return state;
   const tokens = usage?.completion_tokens;
   const speed = tokens > 1 && endedAt > firstAt ? `${rate((tokens - 1) / (endedAt - firstAt))}/s` : "";
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   return listed(
-    tokens ? plural(tokens, "token") : "", speed, firstAt ? `first after ${seconds(firstAt - askedAt)}` : "",
+    tokens ? plural(tokens, "token") : "", speed, firstAt ? `first token after ${seconds(firstAt - askedAt)}` : "",
     cached ? `${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens from cache` : "",
-    finish === "length" ? "cut at the limit" : "", state && !finish ? state : "",
+    finish === "length" ? "token limit reached" : "", state && !finish ? state : "",
   );
 }
 
 function images(place, urls) {
   const items = urls.map((url, number) => ({ key: String(number), url }));
-  keep(place, items, ({ url }) => element("li", {}, element("img", { src: url, alt: "An image that was sent" })), () => {});
+  keep(place, items, ({ url }) => element("li", {}, element("img", { src: url, alt: "Sent image" })), () => {});
 }
 
 function calls(place, turn, { going, last, actions }) {
@@ -75,7 +75,7 @@ function calls(place, turn, { going, last, actions }) {
 function callCard(call, actions) {
   const card = copy("call");
   const field = card.querySelector("textarea");
-  const send = element("button", { type: "submit", className: "quiet" }, "Reply");
+  const send = element("button", { type: "submit", className: "quiet" }, "Send result");
   card.querySelector(".reply").append(element("p", { className: "buttons" }, send));
   card.querySelector(".reply").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -88,7 +88,7 @@ function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text; // it is still being written
+    return text; // still incomplete
   }
 }
 

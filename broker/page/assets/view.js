@@ -1,5 +1,5 @@
 /**
- * What the overview shows: from a status document to texts, tones and shares, which its templates name. Pure.
+ * View model of the overview: from a status document to texts, tones and shares for the templates. Pure.
  * A tone is `good`, `busy`, `bad` or `idle`; a share is between 0 and 1.
  */
 
@@ -19,7 +19,7 @@ export function view(status) {
   };
 }
 
-/** Two things may happen to the same in the same millisecond. */
+/** Make keys unique: the same thing may have two events in the same millisecond. */
 function unique(lines) {
   const seen = new Map();
   return lines.toReversed().map((line) => {
@@ -28,18 +28,18 @@ function unique(lines) {
   }).toReversed();
 }
 
-// --- is all well? ---
+// --- overall state ---
 
 function verdict(status) {
   const away = status.models.filter((model) => pauseOf(status, model.model));
-  if (status.gateway.stopping) return { tone: "bad", text: "The gateway is told to stop" };
+  if (status.gateway.stopping) return { tone: "bad", text: "The gateway is shutting down" };
   if (away.length) return { tone: "bad", text: lost(away) };
   const failed = status.models.filter((model) => model.state === "failed");
   if (failed.length) return { tone: "bad", text: `Cannot load ${names(failed)}` };
   const serving = status.workers.filter((worker) => worker.state === "ready").length;
   if (serving) return { tone: "good", text: serves(status, serving) };
   const loading = status.workers.some((worker) => worker.state === "loading");
-  return loading ? { tone: "busy", text: "Loading a model" } : { tone: "idle", text: "No worker is there" };
+  return loading ? { tone: "busy", text: "Loading a model" } : { tone: "idle", text: "No worker is connected" };
 }
 
 function lost(models) {
@@ -52,7 +52,7 @@ const names = (models) => models.map((model) => model.model).join(", ");
 
 function serves(status, serving) {
   const air = status.requests.length;
-  return `Serving ${plural(serving, "model")}, ${air ? plural(air, "request") : "no request"} in the air`;
+  return `Serving ${plural(serving, "model")}, ${air ? plural(air, "request") : "no requests"} in flight`;
 }
 
 // --- models and their workers ---
@@ -77,12 +77,12 @@ function detail(model) {
   const restarts = model.restarts ? plural(model.restarts, "restart") : "";
   return listed(
     model.aliases.length ? `also ${model.aliases.join(", ")}` : "",
-    restarts && (model.last_end_reason ? `${restarts}, the last: ${endWords(model.last_end_reason)}` : restarts),
-    model.answered_tokens ? `${plural(model.answered_tokens, "token")} answered` : "",
+    restarts && (model.last_end_reason ? `${restarts}, last: ${endWords(model.last_end_reason)}` : restarts),
+    model.answered_tokens ? `${plural(model.answered_tokens, "token")} generated` : "",
   );
 }
 
-/** How a process ended, of its code: `sigkill`, `exit_1`, `not_started`. */
+/** Describe how a process ended, by its code: `sigkill`, `exit_1`, `not_started`. */
 const endWords = (reason) => reason.startsWith("sig") ? reason.toUpperCase() : reason.replaceAll("_", " ");
 
 const ratio = (part, whole) => (whole ? Math.min(1, part / whole) : 0);
@@ -99,7 +99,7 @@ function workerLine(worker) {
     ...(worker.loading ? loaded(worker.loading) : {}),
     occupied: Boolean(worker.running_max),
     occupancy: ratio(worker.running, worker.running_max),
-    rows: `${worker.running} of ${worker.running_max}${worker.waiting ? `, ${worker.waiting} wait` : ""}`,
+    rows: `${worker.running} of ${worker.running_max}${worker.waiting ? `, ${worker.waiting} waiting` : ""}`,
     ...tier("cache", worker.cache_bytes, worker.cache_bytes_max),
     ...tier("ram", prefix.ram_bytes, prefix.ram_limit),
     ...tier("disk", prefix.disk_bytes, prefix.disk_limit),
@@ -112,7 +112,7 @@ const loaded = ({ done, total }) => ({
   loaded: ratio(done, total), loadedText: `${bytes(done)} of ${bytes(total)}`,
 });
 
-/** One kind of memory: whether there is a limit to show, how much of it is used, and both in words. */
+/** Return the usage of one kind of memory as text and as a share; empty text if it has no limit. */
 function tier(name, used, limit) {
   return { [name]: limit ? `${bytes(used)} of ${bytes(limit)}` : "", [`${name}Share`]: ratio(used, limit) };
 }
@@ -127,11 +127,11 @@ function reuse(prefix) {
   return `${percent(prefix.token_hit_rate)} of prompt tokens from cache`;
 }
 
-// --- requests in the air ---
+// --- requests in flight ---
 
 const PHASES = {
-  queued: ["waits for a worker", "bad"], preparing: ["is prepared", "busy"], waiting: ["waits", "busy"],
-  ahead: ["waits for a place", "busy"], prefill: ["reads its prompt", "busy"], decode: ["answers", "good"],
+  queued: ["waiting for a worker", "bad"], preparing: ["preparing", "busy"], waiting: ["waiting", "busy"],
+  prefilled: ["waiting for a row", "busy"], prefill: ["prefill", "busy"], decode: ["decode", "good"],
 };
 
 export function requestLine(request) {
@@ -158,14 +158,14 @@ function notes(request) {
   const { reuse: reused } = request;
   return listed(
     reused?.tokens ? `${count(reused.tokens)} of ${count(request.prompt_tokens)} prompt tokens from ${reused.tier || "cache"}` : "",
-    request.resumes ? `went on elsewhere ${request.resumes === 1 ? "once" : `${request.resumes} times`}` : "",
-    request.preemptions ? `gave way ${request.preemptions === 1 ? "once" : `${request.preemptions} times`}` : "",
+    request.resumes ? `resumed ${request.resumes === 1 ? "once" : `${request.resumes} times`}` : "",
+    request.preemptions ? `preempted ${request.preemptions === 1 ? "once" : `${request.preemptions} times`}` : "",
   );
 }
 
-const GONE = "the worker is gone; this goes on with the next one";
+const GONE = "the worker was lost; the next one continues this";
 
-/** What becomes of an answer that is awaited from a model, by the id that its stream has; none yet: empty. */
+/** Return the status line of an awaited answer, by the id of its stream; the id is empty before the first chunk. */
 export function stateOf(status, id, model) {
   const request = status?.requests.find((each) => each.id === id);
   if (!request && id) return "";
@@ -175,7 +175,7 @@ export function stateOf(status, id, model) {
   return listed(phase, tokens, speed);
 }
 
-// --- what happened ---
+// --- recent events ---
 
 const EVENT_TONES = { ready: "good", connected: "busy", leaves: "idle", lost: "bad" };
 
@@ -195,7 +195,7 @@ const TWICE_S = 0.1;
 
 function errors({ failures, refusals }) {
   const failed = failures.map((end) => ({ ...endLine(end), time: end.time, what: `${end.code} · ${end.model}` }));
-  // A request that failed before its answer began is in both.
+  // A request that failed before its response began is in both lists.
   const twice = (refusal) => failures.some((end) => end.code === refusal.code && Math.abs(end.time - refusal.time) < TWICE_S);
   const refused = refusals.filter((refusal) => !twice(refusal)).map((refusal) => ({
     key: refusal.request_id, time: refusal.time, tone: refusal.status < 500 ? "busy" : "bad",

@@ -1,4 +1,4 @@
-/** The status, as the server tells it all along; asked for anew whenever that breaks off. */
+/** Subscription to the status stream; reconnects when it ends or stalls. */
 
 import { ask, events } from "./api.js";
 
@@ -8,8 +8,8 @@ const RETRY_MS_MAX = 15000;
 
 /**
  * @param told called with each status document
- * @param silent called with why there are none, until there are again
- * @returns a function that has it asked for anew at once
+ * @param silent called with the reason when there is no status
+ * @returns a function that reconnects at once
  */
 export function watch(told, silent) {
   let wake = () => {};
@@ -23,11 +23,11 @@ export function watch(told, silent) {
       listening = new AbortController();
       try {
         await listen(listening, (status) => { wait = RETRY_MS; told(status); });
-        silent("The server has ended the connection; trying again");
+        silent("The server closed the connection; reconnecting");
       } catch (error) {
         silent(why(error));
         if (error.retryAfter) wait = error.retryAfter * 1000;
-        if (error.status === 401) await nap(Infinity); // until somebody has a key
+        if (error.status === 401) await nap(Infinity); // until a key is entered
       }
       await nap(wait);
       wait = Math.min(wait * 2, RETRY_MS_MAX);
@@ -51,4 +51,4 @@ async function listen(listening, told) {
   }
 }
 
-const why = (error) => (error.status ? error.message : "The gateway does not answer; trying again");
+const why = (error) => (error.status ? error.message : "The gateway does not respond; reconnecting");

@@ -1,4 +1,4 @@
-"""Charts are well-formed, hold what was measured, and can be read in light and dark."""
+"""Charts are well-formed, contain the measurements, and are readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def test_a_line_for_each_side_with_ours_on_top_and_a_point_for_each_value() -> N
     assert len(list(root.iter(f"{SVG}circle"))) == 5
 
 
-def test_what_is_more_is_higher_and_nothing_leaves_its_panel() -> None:
+def test_larger_values_are_drawn_higher_within_the_panel() -> None:
     root = drawn(Panel("dense", {OURS: {1: 10.0, 4: 20.0, 16: 0.5}}))
     heights = [float(point.get("cy", "")) for point in root.iter(f"{SVG}circle")]
     assert heights[1] < heights[0] < heights[2]
     assert all(0 < height < float(root.get("height", "")) for height in heights)
 
 
-def test_what_is_said_is_escaped_and_told_to_those_who_do_not_see_it() -> None:
+def test_chart_text_is_escaped_and_title_is_the_aria_label() -> None:
     root = drawn(Panel("dense", {OURS: {1: 1.0}}))
     assert root.get("aria-label") == "A < B & C"
     assert "A < B & C, ms" in [text.text for text in root.iter(f"{SVG}text")]
@@ -47,8 +47,8 @@ def test_there_are_colours_for_dark() -> None:
     assert all(colour in dark for colour in DARK[:2])
 
 
-def test_nothing_cannot_be_drawn() -> None:
-    with pytest.raises(ValueError, match="nothing"):
+def test_empty_chart_is_refused() -> None:
+    with pytest.raises(ValueError, match="no results"):
         svg("t", "", [])
 
 

@@ -1,4 +1,4 @@
-"""Only what stands between the markers is written anew."""
+"""Only the text between the markers is replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.versus.documents import BEGIN, BENCHMARKS, CHARTS, END, FIGURES, READ
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_what_is_around_the_markers_stays() -> None:
+def test_text_around_markers_is_preserved() -> None:
     assert between(f"before\n{BEGIN}\nold\n{END}\nafter", "new") == f"before\n{BEGIN}\nnew\n{END}\nafter"
 
 
@@ -28,7 +28,7 @@ def test_without_a_single_place_nothing_is_written(text: str) -> None:
         between(text, "new")
 
 
-def test_what_the_documents_show_is_what_was_measured(tmp_path: Path) -> None:
+def test_documents_and_charts_match_the_stored_results(tmp_path: Path) -> None:
     names = [README, BENCHMARKS, *(CHARTS / name for name in FIGURES)]
     for name in (README, BENCHMARKS):
         (tmp_path / name).parent.mkdir(exist_ok=True)

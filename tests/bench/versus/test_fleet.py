@@ -1,4 +1,4 @@
-"""A side that fails is ended, and asked nothing more."""
+"""A server that fails is stopped and gets no more requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lines make of the answers that they got."""
+"""Evaluation of answers by the comparison's lines."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_of_an_overload_parts_are_of_all_that_was_asked() -> None:
     assert found == {"capacity": 5.0, "served": 1.0, "told": 80.0, "lost": 5.0, "refused": 1.0}
 
 
-def test_who_refuses_nobody_has_no_time_of_it() -> None:
+def test_overload_without_refusals_has_no_refusal_time() -> None:
     assert "refused" not in overload.values(5.0, overload.Outcome(served=10), seconds=2.0)
 
 
@@ -98,12 +98,12 @@ def test_a_line_is_measured_on_those_of_its_models_that_are_asked_for() -> None:
     ]
 
 
-def test_what_needs_no_model_is_measured_whatever_models_are_named() -> None:
+def test_model_free_benchmark_runs_for_any_model_selection() -> None:
     assert planned(["gateway"], ["dense"]) == [("gateway", "scripted")]
     assert ("gateway", "scripted") in planned(list(LINES), ["dense"])
 
 
-def test_what_the_readme_chooses_is_measured() -> None:
+def test_readme_choices_are_measured_figures() -> None:
     measured = {
         **{(throughput.LINE, at): throughput.figures(at) for at in throughput.CONCURRENCIES},
         (reuse.LINE, None): reuse.FIGURES,

@@ -1,4 +1,4 @@
-"""How results are put together, kept, and compared."""
+"""Merging, storage and comparison of results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_ratio_is_of_rounds_and_above_1_where_we_are_better() -> None:
 
 
 @given(ours=values, theirs=values)
-def test_what_is_better_does_not_change_by_how_it_is_counted(ours: float, theirs: float) -> None:
+def test_ratio_is_the_same_for_more_and_less_is_better(ours: float, theirs: float) -> None:
     more = entry([ours], [theirs], "more").ratio("theirs")
     less = entry([1 / ours], [1 / theirs], "less").ratio("theirs")
     assert more is not None
@@ -111,7 +111,7 @@ def test_entries_are_found_by_what_they_are_of() -> None:
     assert results.find("dense", "throughput", "rate") is None
 
 
-def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
+def test_results_round_trip_through_the_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     assert load(file) == Results()
     results = merge(Results(), "a", run(), [entry([1.5], [], at=4)])

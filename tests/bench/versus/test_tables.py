@@ -1,4 +1,4 @@
-"""What readers are shown of results."""
+"""Tables of results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_readme_shows_a_figure_of_several_models_in_a_line_and_the_best_in_b
     assert rows == [f"| tokens/s, 16 at once: dense / hybrid / vision | {ours} | {theirs} |"]
 
 
-def test_what_we_lose_is_marked() -> None:
+def test_lost_comparison_is_marked() -> None:
     [*_, row] = short(results(entry("dense", ours=Side([1.0]), other=Side([2.0])))).splitlines()
     assert LOST in row
     assert "**2**" in row

@@ -1,4 +1,4 @@
-"""Turns, and sides that fail."""
+"""Alternating turns of the compared servers, and servers that fail."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_failure_is_told_in_a_line_by_its_first_cause() -> None:
     assert describe(ExceptionGroup("outer", [inner])) == "ValueError: two lines"
     assert describe(NotServing("it has ended: no such module")) == "it has ended: no such module"
     request, response = httpx.Request("POST", "http://h/"), httpx.Response(404)
-    assert describe(httpx.HTTPStatusError("long", request=request, response=response)) == "it answers 404"
+    assert describe(httpx.HTTPStatusError("long", request=request, response=response)) == "HTTP status 404"
     assert len(describe(RuntimeError("x" * 1000))) == NOTE_MAX
 
 

@@ -1,4 +1,4 @@
-"""Bodies as coding agents send them: every field and every tool passes."""
+"""Request bodies of coding agents: every field and every tool is accepted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from broker.dialects import chat, chat_body
 from protocol.conversation import Conversation, unpack
 from protocol.messages import Generate
-from protocol.parts import Calling
+from protocol.types import ToolCallConstraint
 from protocol.wire import decode_to_worker, encode
 
-INTEGER_MAX = 2**53 - 1  # JavaScript's, which agents write as a bound of every integer
+INTEGER_MAX = 2**53 - 1  # JavaScript's, written by agents as the maximum of every integer
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read_0", "arguments": '{"path": "a.py"}'}}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -61,7 +61,7 @@ def user(content: Any) -> dict[str, Any]:
 
 
 def turn(content: Any, result: Any) -> list[dict[str, Any]]:
-    """A call of a tool, and what came of it."""
+    """Return a tool call and its result, as two messages."""
     calling = {"role": "assistant", "tool_calls": [CALL]} | ({} if content is ... else {"content": content})
     return [calling, {"role": "tool", "tool_call_id": "call_1", "content": result}]
 
@@ -156,14 +156,14 @@ def sent(body: dict[str, Any]) -> Generate:
 
 
 def offered(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a template should be shown of the tools: all that can be called, without what is about them."""
+    """Return the tools that a chat template must get: every callable one, without its `strict` field."""
     given = [tool["function"] for tool in body.get("tools", []) if "function" in tool]
     shown = [{name: it for name, it in each.items() if name != "strict"} for each in given]
     return [{"type": "function", "function": each} for each in shown]
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_what_an_agent_sends_arrives(agent: str) -> None:
+def test_agent_request_is_translated_completely(agent: str) -> None:
     body = AGENTS[agent]
     message = sent(body)
     conversation: Conversation = unpack(message)
@@ -178,7 +178,7 @@ def test_what_an_agent_sends_arrives(agent: str) -> None:
 @pytest.mark.parametrize("agent", [agent for agent, body in AGENTS.items() if "tools" in body])
 def test_an_agent_may_insist_on_a_call(agent: str) -> None:
     body = AGENTS[agent] | {"tool_choice": {"type": "function", "function": {"name": "read_1"}}}
-    assert sent(body).calling == Calling(required=True, name="read_1", single=True)
+    assert sent(body).calling == ToolCallConstraint(required=True, name="read_1", single=True)
 
 
 def test_the_largest_of_them_brings_64_kilobytes_of_tools() -> None:

@@ -1,10 +1,11 @@
-"""Answers with several choices, and with log-probabilities, in both of OpenAI's dialects."""
+"""Answers with several choices and with logprobs, in both of OpenAI's dialects."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,43 +13,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dialects import answer, chat, completions
+from broker.dialects import answer, chat, completions, renderers
 from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
 from broker.dialects.parameters import copies, derived_seed
 from broker.dispatch.flight import Batch, Item
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Failed, Finished, Generate
-from protocol.parts import Delta, Likelihood, Sampling, Usage
+from protocol.types import Delta, Sampling, TokenLogprob
+from tests import factories
+from tests.factories import accepted, failed
 
-FORMS: dict[str, Callable[[int], answer.Form]] = {
-    "chat": lambda choices: chat.Form(logprobs=True),
-    "completions": lambda choices: completions.Form(logprobs=True, choices=choices),
+finished = partial(factories.finished, prompt=5, tokens=2)
+FORMS: dict[str, Callable[[int], answer.ChoiceRenderer]] = {
+    "chat": lambda choices: chat.ChatChoiceRenderer(logprobs=True),
+    "completions": lambda choices: completions.CompletionChoiceRenderer(logprobs=True, choices=choices),
 }
 
 
-def stream(form: answer.Form, choices: int, prompts: int = 1) -> answer.Stream:
-    return answer.Stream({"id": "x"}, form, choices=choices, prompts=prompts, include_usage=True)
+def stream(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceSseRenderer:
+    return answer.ChoiceSseRenderer({"id": "x"}, form, choices=choices, prompts=prompts, include_usage=True)
 
 
-def whole(form: answer.Form, choices: int, prompts: int = 1) -> answer.Whole:
-    return answer.Whole({"id": "x"}, form, choices=choices, prompts=prompts)
+def whole(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceDocumentRenderer:
+    return answer.ChoiceDocumentRenderer({"id": "x"}, form, choices=choices, prompts=prompts)
 
 
-def accepted() -> Accepted:
-    return Accepted(incarnation="w", id="x", prompt_tokens=5)
-
-
-def delta(text: str, *likelihoods: Likelihood) -> Delta:
-    return Delta(id="x", sequence=0, tokens=[1], text=text, likelihoods=[*likelihoods])
-
-
-def finished(reason: str = "stop", *, prompt: int = 5, completion: int = 2, cached: int = 0) -> Finished:
-    usage = Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
-    return Finished(incarnation="w", id="x", reason=reason, usage=usage)
-
-
-def failed(code: str = "engine_error") -> Failed:
-    return Failed(incarnation="w", id="x", code=code, message="")
+def delta(text: str, *likelihoods: TokenLogprob) -> Delta:
+    return factories.delta(text, likelihoods=[*likelihoods])
 
 
 def documents(sse: bytes) -> list[Any]:
@@ -64,11 +54,11 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index() -> None:
-    renderer = stream(chat.Form(logprobs=False), 2)
+    renderer = stream(chat.ChatChoiceRenderer(logprobs=False), 2)
     sse = renderer.feed([(0, [accepted()]), (1, [accepted(), delta("b")])])
-    sse += renderer.feed([(0, [delta("a"), finished("length")])])
+    sse += renderer.feed([(0, [delta("a"), finished(reason="length")])])
     assert not renderer.over
-    sse += renderer.feed([(1, [delta("B"), finished("stop", completion=3)])])
+    sse += renderer.feed([(1, [delta("B"), finished(reason="stop", tokens=3)])])
     assert renderer.over
     *chunks, usage, done = documents(sse)
     assert done == "[DONE]"
@@ -87,8 +77,8 @@ def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index(
 
 
 def test_a_document_has_its_choices_in_order_however_they_ended() -> None:
-    renderer = whole(chat.Form(logprobs=False), 3)
-    assert renderer.feed([(2, [accepted(), delta("c"), finished("length")])]) == b""
+    renderer = whole(chat.ChatChoiceRenderer(logprobs=False), 3)
+    assert renderer.feed([(2, [accepted(), delta("c"), finished(reason="length")])]) == b""
     assert renderer.feed([(0, [accepted(), delta("a")]), (1, [accepted(), finished()])]) == b""
     assert not renderer.over
     document = json.loads(renderer.feed([(0, [delta("A"), finished()])]))
@@ -100,24 +90,26 @@ def test_a_document_has_its_choices_in_order_however_they_ended() -> None:
 
 
 def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "DOCUMENT_BYTES_MAX", 1000)
+    monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
     for make in (stream, whole):
-        renderer = make(chat.Form(logprobs=False), 2)
+        renderer = make(chat.ChatChoiceRenderer(logprobs=False), 2)
         renderer.feed([(choice, [accepted(), delta("x" * 500)]) for choice in range(2)])
-    assert documents(stream(chat.Form(logprobs=False), 1).feed([(0, [accepted(), delta("x" * 2000)])]))
-    with pytest.raises(RequestError, match="ask for a stream") as caught:
+    assert documents(
+        stream(chat.ChatChoiceRenderer(logprobs=False), 1).feed([(0, [accepted(), delta("x" * 2000)])])
+    )
+    with pytest.raises(RequestError, match="Set 'stream' to true") as caught:
         renderer.feed([(0, [delta("x")])])
     assert caught.value.kind.status == 500
 
 
 @pytest.mark.parametrize("make", [stream, whole])
 def test_usage_counts_each_prompt_once_and_every_answer(make: Any) -> None:
-    form = completions.Form(logprobs=False, choices=4)
+    form = completions.CompletionChoiceRenderer(logprobs=False, choices=4)
     ends = [
-        finished(prompt=5, completion=1, cached=0),
-        finished(prompt=5, completion=2, cached=4),
-        finished(prompt=7, completion=3, cached=6),
-        finished(prompt=7, completion=4, cached=6),
+        finished(tokens=1, cached=0),
+        finished(tokens=2, cached=4),
+        finished(tokens=3, cached=6, prompt=7),
+        finished(tokens=4, cached=6, prompt=7),
     ]
     sent = make(form, 4, prompts=2).feed([(choice, [end]) for choice, end in enumerate(ends)])
     document = json.loads(sent) if make is whole else documents(sent)[-2]
@@ -144,35 +136,30 @@ def test_one_failure_ends_a_stream_with_one_error_and_nothing_after_it(name: str
 
 @pytest.mark.parametrize("make", [stream, whole])
 def test_a_refusal_of_any_choice_before_the_first_word_has_its_status(make: Any) -> None:
-    renderer = make(chat.Form(logprobs=False), 2)
+    renderer = make(chat.ChatChoiceRenderer(logprobs=False), 2)
     with pytest.raises(RequestError) as caught:
-        renderer.feed([(0, [accepted()]), (1, [failed("context_length_exceeded")])])
+        renderer.feed([(0, [accepted()]), (1, [failed(code="context_length_exceeded")])])
     assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_a_dialect_without_an_opening_still_tells_that_the_request_was_taken() -> None:
-    renderer = stream(completions.Form(logprobs=False, choices=1), 1)
+    renderer = stream(completions.CompletionChoiceRenderer(logprobs=False, choices=1), 1)
     assert renderer.feed([(0, [accepted()])]) == b": keep-alive\n\n"
     error, done = documents(renderer.feed([(0, [failed()])]))
     assert (error["error"]["code"], done) == ("engine_error", "[DONE]")
 
 
-# --- what the worker is sent for them ----------------------------------------------------------------
+# --- messages to the worker --------------------------------------------------------------------------
 
 
 def test_copies_differ_in_id_and_seed_only_and_the_first_is_the_request_itself() -> None:
-    request = Generate(incarnation="g", id="x", sampling=Sampling(seed=7, top_k=3), prompt="p", stop=["a"])
+    request = factories.request("x", sampling=Sampling(seed=7, top_k=3), stop=["a"])
     first, *others = copies(request, 16)
     assert first is request
     assert [other.id for other in others] == [f"x-{choice}" for choice in range(1, 16)]
     for choice, other in enumerate(others, 1):
-        assert other == Generate(
-            incarnation="g",
-            id=f"x-{choice}",
-            sampling=Sampling(seed=derived_seed(7, choice), top_k=3),
-            prompt="p",
-            stop=["a"],
-        )
+        sampling = Sampling(seed=derived_seed(7, choice), top_k=3)
+        assert other == replace(request, id=f"x-{choice}", sampling=sampling)
 
 
 def test_derived_seeds_are_always_the_same_and_hardly_ever_meet() -> None:
@@ -182,11 +169,11 @@ def test_derived_seeds_are_always_the_same_and_hardly_ever_meet() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-# --- log-probabilities -------------------------------------------------------------------------------
+# --- logprobs ----------------------------------------------------------------------------------------
 
 
-def likely(spelled: bytes, logprob: float = -0.5, *top: tuple[bytes, float]) -> Likelihood:
-    return Likelihood(bytes=spelled, logprob=logprob, top=[*top])
+def likely(spelled: bytes, logprob: float = -0.5, *top: tuple[bytes, float]) -> TokenLogprob:
+    return TokenLogprob(bytes=spelled, logprob=logprob, top=[*top])
 
 
 def test_an_entry_of_a_chat_has_text_bytes_and_the_likeliest() -> None:
@@ -207,7 +194,7 @@ def test_an_entry_of_a_chat_has_text_bytes_and_the_likeliest() -> None:
 
 
 @pytest.mark.parametrize("logprob", [-math.inf, math.nan, -1e30])
-def test_what_json_cannot_carry_is_the_least_likely(logprob: float) -> None:
+def test_logprob_json_cannot_represent_becomes_the_minimum(logprob: float) -> None:
     [entry] = chat_logprobs([likely(b"a", logprob, (b"b", logprob))])["content"]
     assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
     assert LegacyLogprobs().take([likely(b"a", logprob)])["token_logprobs"] == [-9999.0]
@@ -240,9 +227,9 @@ def test_a_token_whose_text_is_held_is_reported_at_once_and_only_once(name: str)
 
 def test_an_answer_without_a_token_has_an_empty_list_where_one_was_asked_for() -> None:
     items: list[Item] = [accepted(), delta(""), finished()]
-    asked = json.loads(whole(chat.Form(logprobs=True), 1).feed([(0, items)]))
+    asked = json.loads(whole(chat.ChatChoiceRenderer(logprobs=True), 1).feed([(0, items)]))
     assert asked["choices"][0]["logprobs"] == {"content": [], "refusal": None}
-    plain = json.loads(whole(chat.Form(logprobs=False), 1).feed([(0, items)]))
+    plain = json.loads(whole(chat.ChatChoiceRenderer(logprobs=False), 1).feed([(0, items)]))
     assert plain["choices"][0]["logprobs"] is None
 
 
@@ -256,7 +243,7 @@ def test_streamed_and_whole_answers_say_the_same(
     name: str, told: Sequence[Sequence[tuple[str, bytes]]], data: st.DataObject
 ) -> None:
     items = [
-        [accepted(), *(delta(text, likely(spelled)) for text, spelled in choice), finished("length")]
+        [accepted(), *(delta(text, likely(spelled)) for text, spelled in choice), finished(reason="length")]
         for choice in told
     ]
     document = json.loads(whole(FORMS[name](len(told)), len(told)).feed(list(enumerate(items))))
@@ -280,8 +267,8 @@ def test_streamed_and_whole_answers_say_the_same(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_what_another_plan_went_on_with_is_said_where_the_choice_ends(name: str) -> None:
-    end = replace(finished("length"), continued_by='small, "alone"')
+def test_continued_by_is_reported_in_the_last_chunk(name: str) -> None:
+    end = finished(reason="length", continued_by='small, "alone"')
     items: list[Batch] = [(0, [accepted(), delta("a"), end])]
     *chunks, _, done = documents(stream(FORMS[name](1), 1).feed(items))
     assert done == "[DONE]"

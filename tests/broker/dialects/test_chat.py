@@ -1,9 +1,10 @@
-"""The chat dialect: what of a body is refused and how, what the worker is told, what the client reads."""
+"""Chat dialect: validation of bodies, messages to the worker, and rendered answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from broker.dialects.parts import Image
 from broker.dispatch.flight import Item
 from protocol.conversation import pack, unpack
 from protocol.errors import KINDS, Code, RequestError
-from protocol.messages import Accepted, Failed, Finished, Generate
-from protocol.parts import Delta, Media, Sampling, Usage
+from protocol.messages import Failed, Finished, Generate
+from protocol.types import Media, Sampling, Usage
+from tests import factories
+from tests.factories import accepted, failed
 
 HELLO = [{"role": "user", "content": "hello"}]
 PREDICTED = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -39,7 +42,7 @@ def sent(raw: bytes, media: Sequence[Media] = ()) -> Generate:
     return chat.generate(read, conversation.messages, [*media], id="chatcmpl-1", incarnation="gateway")
 
 
-# --- bodies that are no JSON, or not ours --------------------------------------------------------------
+# --- bodies that are not JSON, or not chat bodies ------------------------------------------------------
 
 
 NO_BODY = {
@@ -76,7 +79,7 @@ def test_a_body_that_is_no_json_object_is_invalid(raw: bytes) -> None:
     assert error.kind.status == 400
 
 
-# --- fields of the wrong kind ------------------------------------------------------------------------
+# --- fields of the wrong type ------------------------------------------------------------------------
 
 
 def spoken(**fields: Any) -> dict[str, Any]:
@@ -234,7 +237,7 @@ def test_the_bounds_of_a_number_are_told_in_full() -> None:
     assert refusal(body(max_tokens=0)).message == "'max_tokens' must be between 1 and 2147483648, not 0."
 
 
-# --- what is understood and not served ---------------------------------------------------------------
+# --- known fields that are not supported -------------------------------------------------------------
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
@@ -261,7 +264,7 @@ UNSERVED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), UNSERVED, ids=[f"{p}-{n}" for n, (_, p) in enumerate(UNSERVED)])
-def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameter_is_refused(fields: dict[str, Any], param: str) -> None:
     error = refusal(body(**fields))
     assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
     assert f"'{param}'" in error.message
@@ -289,13 +292,13 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
     ],
     ids=str,
 )
-def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
+def test_default_valued_fields_are_accepted(fields: dict[str, Any]) -> None:
     assert sent(body(seed=1, **fields)) == sent(
         body(seed=1, **{k: v for k, v in fields.items() if k == "tools"})
     )
 
 
-# --- what is tolerated -------------------------------------------------------------------------------
+# --- ignored fields ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [f for f in chat_body.Body.__struct_fields__ if f != "messages"])
@@ -400,7 +403,7 @@ def test_every_parameter_arrives() -> None:
     )
 
 
-def test_what_was_drafted_is_told_with_the_usage() -> None:
+def test_draft_token_counts_are_reported_in_usage() -> None:
     told = openai.usage_object(
         Usage(prompt_tokens=5, completion_tokens=9, accepted_tokens=6, rejected_tokens=2)
     )
@@ -547,6 +550,7 @@ def test_whether_to_stream_is_read_from_the_body() -> None:
 
 # --- to the client: streamed -------------------------------------------------------------------------
 
+finished = partial(factories.finished, prompt=5, tokens=2, cached=3)
 USAGE = {
     "prompt_tokens": 5,
     "completion_tokens": 2,
@@ -555,27 +559,14 @@ USAGE = {
 }
 
 
-def accepted() -> Accepted:
-    return Accepted(incarnation="w", id="x", prompt_tokens=5)
-
-
 def deltas(*texts: str) -> list[Item]:
-    return [Delta(id="x", sequence=n, tokens=[n], text=text) for n, text in enumerate(texts)]
-
-
-def finished(reason: str = "stop") -> Finished:
-    usage = Usage(prompt_tokens=5, completion_tokens=2, cached_tokens=3)
-    return Finished(incarnation="w", id="x", reason=reason, usage=usage)
-
-
-def failed(code: str = "engine_error", message: str = "", param: str | None = None) -> Failed:
-    return Failed(incarnation="w", id="x", code=code, message=message, param=param)
+    return [factories.delta(text, sequence=n, tokens=[n]) for n, text in enumerate(texts)]
 
 
 class OneChoice:
-    """A renderer of one choice, fed with its items."""
+    """Renderer of an answer with one choice, fed with that choice's items."""
 
-    def __init__(self, renderer: answer.Stream | answer.Whole) -> None:
+    def __init__(self, renderer: answer.ChoiceSseRenderer | answer.ChoiceDocumentRenderer) -> None:
         self._renderer = renderer
 
     def feed(self, items: Sequence[Item]) -> bytes:
@@ -589,16 +580,20 @@ def envelope(kind: str) -> dict[str, Any]:
 
 
 def stream(include_usage: bool = False) -> OneChoice:
-    form, head = chat.Form(logprobs=False), envelope("chat.completion.chunk")
-    return OneChoice(answer.Stream(head, form, choices=1, include_usage=include_usage))
+    form, head = chat.ChatChoiceRenderer(logprobs=False), envelope("chat.completion.chunk")
+    return OneChoice(answer.ChoiceSseRenderer(head, form, choices=1, include_usage=include_usage))
 
 
 def whole() -> OneChoice:
-    return OneChoice(answer.Whole(envelope("chat.completion"), chat.Form(logprobs=False), choices=1))
+    return OneChoice(
+        answer.ChoiceDocumentRenderer(
+            envelope("chat.completion"), chat.ChatChoiceRenderer(logprobs=False), choices=1
+        )
+    )
 
 
 def documents(sse: bytes) -> list[Any]:
-    """The data of each event, parsed; what is no proper event fails."""
+    """Return the parsed data of each event. Asserts that each event is well formed."""
     assert sse.endswith(b"\n\n") or not sse
     found = []
     for event in sse.decode().split("\n\n")[:-1]:
@@ -619,7 +614,7 @@ def test_a_stream_is_exactly_these_events() -> None:
         f'{head},"choices":[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"length"}}]}}\n\n'
         "data: [DONE]\n\n"
     )
-    items = [accepted(), *deltas("all ", "aboard"), finished("length")]
+    items = [accepted(), *deltas("all ", "aboard"), finished(reason="length")]
     assert stream().feed(items).decode() == expected
 
 
@@ -708,7 +703,9 @@ def test_an_error_before_anything_was_sent_is_raised_with_its_status(make: Any, 
 def test_an_error_after_the_stream_began_is_an_event_followed_by_done() -> None:
     renderer = stream()
     assert renderer.feed([accepted(), *deltas("a")])
-    message, done = documents(renderer.feed([*deltas("b")[:0], failed("worker_crashed", "It died.")]))
+    message, done = documents(
+        renderer.feed([*deltas("b")[:0], failed(code="worker_crashed", message="It died.")])
+    )
     assert message == {
         "error": {"message": "It died.", "type": "server_error", "param": None, "code": "worker_crashed"}
     }
@@ -723,18 +720,18 @@ def test_a_whole_answer_that_fails_late_has_no_text() -> None:
 
 
 @pytest.mark.parametrize("code", Code)
-def test_what_a_flight_failed_with_is_what_its_client_is_told(code: Code) -> None:
-    error = openai.failure(failed(code, "Because.", "messages"))
+def test_flight_failure_maps_to_client_error(code: Code) -> None:
+    error = openai.failure(failed(code=code, message="Because.", param="messages"))
     assert (error.code, error.message, error.param) == (code, "Because.", "messages")
     assert (error.retry_after_s is not None) == KINDS[code].retryable
 
 
 def test_a_failure_without_words_gets_those_of_the_table() -> None:
-    assert openai.failure(failed("worker_crashed")).message == KINDS[Code.WORKER_CRASHED].wording
+    assert openai.failure(failed(code="worker_crashed")).message == KINDS[Code.WORKER_CRASHED].wording
 
 
 def test_a_code_of_a_later_version_is_an_internal_error() -> None:
-    assert openai.failure(failed("a_later_code")).code is Code.INTERNAL_ERROR
+    assert openai.failure(failed(code="a_later_code")).code is Code.INTERNAL_ERROR
 
 
 @pytest.mark.parametrize("code", Code)
@@ -749,7 +746,7 @@ def test_an_error_has_the_shape_that_clients_know(code: Code) -> None:
     assert json.loads(encode(openai.error_object(error))) == openai.error_object(error)
 
 
-# --- to the client: whole ----------------------------------------------------------------------------
+# --- to the client: document -------------------------------------------------------------------------
 
 
 def test_a_whole_answer_is_exactly_this_document() -> None:
@@ -774,6 +771,6 @@ def test_a_whole_answer_is_exactly_this_document() -> None:
 
 
 def test_an_answer_without_text_is_an_empty_string() -> None:
-    document = json.loads(whole().feed([accepted(), *deltas(""), finished("length")]))
+    document = json.loads(whole().feed([accepted(), *deltas(""), finished(reason="length")]))
     assert document["choices"][0]["message"]["content"] == ""
     assert document["choices"][0]["finish_reason"] == "length"

@@ -1,4 +1,4 @@
-"""Calls of tools, as chat clients read them: a name, then fragments of arguments, streamed and whole."""
+"""Tool calls in chat answers: a name, then fragments of arguments, in streams and documents."""
 
 from __future__ import annotations
 
@@ -12,30 +12,19 @@ from openai.types.chat import ChatCompletionChunk
 
 from broker.dialects import answer, chat
 from broker.dispatch.flight import Item
-from protocol.messages import Accepted, Finished
-from protocol.parts import CallDelta, Delta, Likelihood, Usage
+from protocol.types import CallDelta, Delta, TokenLogprob
+from tests import factories
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1700000000, "model": "org/m"}
 
 
 def items(*deltas: Delta, reason: str = "tool_calls") -> list[Item]:
-    end = Finished(
-        incarnation="w", id="x", reason=reason, usage=Usage(prompt_tokens=5, completion_tokens=len(deltas))
-    )
-    return [Accepted(incarnation="w", id="x", prompt_tokens=5), *deltas, end]
+    return [factories.accepted(), *deltas, factories.finished(tokens=len(deltas), prompt=5, reason=reason)]
 
 
 def delta(text: str = "", *calls: CallDelta, reasoning: str = "", likely: bool = False) -> Delta:
-    likelihoods = [Likelihood(bytes=text.encode(), logprob=-0.5)] if likely else []
-    return Delta(
-        id="x",
-        sequence=0,
-        tokens=[1],
-        text=text,
-        reasoning=reasoning,
-        calls=[*calls],
-        likelihoods=likelihoods,
-    )
+    likelihoods = [TokenLogprob(bytes=text.encode(), logprob=-0.5)] if likely else []
+    return factories.delta(text, reasoning=reasoning, calls=[*calls], likelihoods=likelihoods)
 
 
 def begun(index: int, name: str = "f", arguments: str = "") -> CallDelta:
@@ -47,8 +36,8 @@ def more(index: int, arguments: str) -> CallDelta:
 
 
 def chunks(said: list[Item], *, logprobs: bool = False, functions: bool = False) -> list[dict[str, Any]]:
-    form = chat.Form(logprobs=logprobs, functions=functions)
-    stream = answer.Stream(HEAD, form, choices=1, include_usage=False)
+    form = chat.ChatChoiceRenderer(logprobs=logprobs, functions=functions)
+    stream = answer.ChoiceSseRenderer(HEAD, form, choices=1, include_usage=False)
     events = stream.feed([(0, said)]).decode().split("\n\n")[:-2]
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
@@ -58,7 +47,7 @@ def entries(said: list[Item]) -> list[dict[str, Any]]:
 
 
 def whole(said: list[Item]) -> dict[str, Any]:
-    renderer = answer.Whole(HEAD, chat.Form(logprobs=False), choices=1)
+    renderer = answer.ChoiceDocumentRenderer(HEAD, chat.ChatChoiceRenderer(logprobs=False), choices=1)
     choice: dict[str, Any] = json.loads(renderer.feed([(0, said)]))["choices"][0]
     return choice
 
@@ -70,7 +59,9 @@ def test_clients_from_before_there_were_tools_get_one_call_of_a_function() -> No
     assert grown == [{"name": "get_tide", "arguments": "{"}, {"arguments": "}"}]
     assert not any("tool_calls" in choice["delta"] for choice in told)
     assert told[-1]["finish_reason"] == "function_call"
-    renderer = answer.Whole(HEAD, chat.Form(logprobs=False, functions=True), choices=1)
+    renderer = answer.ChoiceDocumentRenderer(
+        HEAD, chat.ChatChoiceRenderer(logprobs=False, functions=True), choices=1
+    )
     (choice,) = json.loads(renderer.feed([(0, said)]))["choices"]
     assert choice["message"]["function_call"] == {"name": "get_tide", "arguments": "{}"}
     assert choice["message"]["content"] is None
@@ -110,7 +101,7 @@ def test_a_call_is_named_once_and_then_gains_arguments() -> None:
     }
 
 
-def test_what_was_thought_and_said_stands_beside_the_calls() -> None:
+def test_reasoning_and_content_accompany_tool_calls() -> None:
     said = items(delta(reasoning="Hm."), delta("Let me see.", begun(0, arguments="{}")), delta("Done."))
     assert entries(said)[2] == {
         "content": "Let me see.",
@@ -154,20 +145,20 @@ def test_log_probabilities_stay_with_the_content_beside_a_call() -> None:
 
 
 def test_growth_of_a_call_that_never_began_is_no_reason_to_fail() -> None:
-    """A worker that lies, or a later one."""
+    """Such deltas come from a faulty worker or a later version."""
     said = items(delta("", more(2**53, "x")))
     assert entries(said)[1] == {"tool_calls": [{"index": 2**53, "function": {"arguments": "x"}}]}
     assert whole(said)["message"]["tool_calls"] == [{"function": {"arguments": "x"}}]
 
 
-# --- whatever comes, however it is cut ---------------------------------------------------------------
+# --- any calls, however chunked ----------------------------------------------------------------------
 
 TEXT = st.text(max_size=6)
 WHOLE = st.lists(st.tuples(TEXT, TEXT, st.text(max_size=12)), max_size=4)
 
 
 def growths(calls: list[tuple[str, str, str]], cuts: list[bool], dice: list[int]) -> list[Delta]:
-    """What an answer says before each call, the call's name and its arguments, in pieces."""
+    """Return deltas of each call: the text before it, its name, and its arguments in pieces."""
     pieces: list[str | CallDelta] = []
     for index, (text, name, arguments) in enumerate(calls):
         pieces += [text, begun(index, name)]
@@ -178,7 +169,7 @@ def growths(calls: list[tuple[str, str, str]], cuts: list[bool], dice: list[int]
     deltas = [delta()]
     for number, piece in enumerate(pieces):
         last = deltas[-1]
-        # Text stands before calls in a delta.
+        # Within a delta, text precedes calls.
         if cuts[number % len(cuts)] or (isinstance(piece, str) and last.calls):
             deltas.append(delta())
         grown = deltas[-1]

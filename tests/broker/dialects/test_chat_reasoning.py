@@ -1,4 +1,4 @@
-"""What a model thought, as chat clients read it: under both names, streamed and whole alike."""
+"""Reasoning in chat answers: under both field names, in streams and documents alike."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from hypothesis import strategies as st
 
 from broker.dialects import answer, chat
 from broker.dispatch.flight import Item
-from protocol.messages import Accepted, Finished
-from protocol.parts import Delta, Likelihood, Usage
+from protocol.types import TokenLogprob, Usage
+from tests import factories
 
 HEAD = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1700000000, "model": "org/m"}
 
 
 def items(growths: list[tuple[str, str]], **usage: int) -> list[Item]:
-    """An answer that grew by these thoughts and texts."""
+    """Return the items of an answer with one delta per pair of reasoning and text."""
     deltas = [
-        Delta(id="x", sequence=n, tokens=[n], reasoning=thought, text=text)
+        factories.delta(text, sequence=n, tokens=[n], reasoning=thought)
         for n, (thought, text) in enumerate(growths)
     ]
     counted = Usage(prompt_tokens=5, completion_tokens=len(growths), **usage)
-    end = Finished(incarnation="w", id="x", reason="length", usage=counted)
-    return [Accepted(incarnation="w", id="x", prompt_tokens=5), *deltas, end]
+    return [factories.accepted(), *deltas, factories.finished(reason="length", usage=counted)]
 
 
 def chunks(said: list[Item], *, logprobs: bool = False) -> list[dict[str, Any]]:
-    stream = answer.Stream(HEAD, chat.Form(logprobs=logprobs), choices=1, include_usage=True)
+    stream = answer.ChoiceSseRenderer(
+        HEAD, chat.ChatChoiceRenderer(logprobs=logprobs), choices=1, include_usage=True
+    )
     events = stream.feed([(0, said)]).decode().split("\n\n")[:-2]
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def whole(said: list[Item]) -> dict[str, Any]:
-    renderer = answer.Whole(HEAD, chat.Form(logprobs=False), choices=1)
+    renderer = answer.ChoiceDocumentRenderer(HEAD, chat.ChatChoiceRenderer(logprobs=False), choices=1)
     document: dict[str, Any] = json.loads(renderer.feed([(0, said)]))
     return document
 
@@ -79,14 +80,14 @@ def test_an_answer_cut_within_its_thought_has_empty_content() -> None:
     assert choice["finish_reason"] == "length"
 
 
-def test_nothing_is_said_of_thoughts_where_there_are_none() -> None:
+def test_reasoning_fields_are_absent_without_reasoning() -> None:
     said = items([("", "Yes")])
     assert "reasoning" not in json.dumps([chunks(said), whole(said)])
 
 
 def test_a_thought_that_ends_with_a_reported_token_keeps_its_place() -> None:
-    likelihood = Likelihood(bytes=b"a", logprob=-0.5)
-    delta = Delta(id="x", sequence=0, tokens=[1], reasoning="<", text="a", likelihoods=[likelihood])
+    likelihood = TokenLogprob(bytes=b"a", logprob=-0.5)
+    delta = factories.delta("a", reasoning="<", likelihoods=[likelihood])
     accepted, end = items([])
     choice = chunks([accepted, delta, end], logprobs=True)[1]["choices"][0]
     assert choice["delta"] == {"reasoning_content": "<", "reasoning": "<", "content": "a"}

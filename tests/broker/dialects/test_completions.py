@@ -1,4 +1,4 @@
-"""The older completions: what of a body is refused, what the worker is told, what the client reads."""
+"""Legacy completions: validation of bodies, messages to the worker, and rendered answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from broker.dialects import answer, completions
 from broker.dialects.parameters import derived_seed
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Finished, Generate, Scored
-from protocol.parts import Delta, Likelihood, PromptToken, Sampling, Usage
+from protocol.messages import Finished, Generate, PromptLogprobs
+from protocol.types import PromptToken, Sampling, TokenLogprob
+from tests.factories import accepted, delta, finished
 
 
 def sent(**fields: Any) -> list[Generate]:
@@ -88,7 +89,7 @@ def test_a_body_without_a_prompt_says_so() -> None:
         ({"min_tokens": 5}, "min_tokens"),
     ],
 )
-def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any], param: str) -> None:
+def test_unsupported_parameter_is_refused(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
 
@@ -106,7 +107,7 @@ def test_what_is_not_served_is_refused_and_never_ignored(fields: dict[str, Any],
     ],
     ids=str,
 )
-def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
+def test_default_valued_fields_are_accepted(fields: dict[str, Any]) -> None:
     assert sent(seed=1, **fields) == sent(seed=1)
 
 
@@ -188,40 +189,38 @@ def test_a_text_is_said_back_without_troubling_the_worker() -> None:
     [{"logprobs": 0}, {"max_tokens": 0}, {"prompt": [1, 2]}, {"logprobs": 1, "max_tokens": 0}],
     ids=str,
 )
-def test_what_only_the_worker_knows_of_a_prompt_is_asked_of_it(fields: dict[str, Any]) -> None:
+def test_echo_requiring_tokenization_is_requested_from_the_worker(fields: dict[str, Any]) -> None:
     [request] = sent(echo=True, **fields)
     assert request.echo
     assert request.max_tokens == fields.get("max_tokens", 16)
 
 
-def test_what_is_behind_the_gap_arrives() -> None:
+def test_suffix_is_passed_to_the_worker() -> None:
     [request] = sent(suffix="    return x")
     assert (request.prompt, request.suffix) == ("Once", "    return x")
 
 
 def told(items: list[Any], *, stream: bool, **fields: Any) -> list[dict[str, Any]]:
-    """The choices of a document, or of each event, with what the worker says as `items`."""
+    """Return the choices of a document, or of each event of a stream, for the worker output `items`."""
     body = completions.read(json.dumps({"prompt": "ab", "echo": True, **fields}).encode())
-    form = completions.Form(logprobs=body.logprobs is not None, choices=1, echoes=completions.echoes(body))
+    form = completions.CompletionChoiceRenderer(
+        logprobs=body.logprobs is not None, choices=1, echoes=completions.echoes(body)
+    )
     if not stream:
-        whole = json.loads(answer.Whole({}, form, choices=1).feed([(0, items)]))
+        whole = json.loads(answer.ChoiceDocumentRenderer({}, form, choices=1).feed([(0, items)]))
         return list(whole["choices"])
-    sse = answer.Stream({"id": "x"}, form, choices=1, include_usage=False).feed([(0, items)]).decode()
+    renderer = answer.ChoiceSseRenderer({"id": "x"}, form, choices=1, include_usage=False)
+    sse = renderer.feed([(0, items)]).decode()
     events = [event[6:] for event in sse.split("\n\n") if event.startswith("data: {")]
     return [choice for event in events for choice in json.loads(event)["choices"]]
 
 
 def end(completion_tokens: int) -> Finished:
-    usage = Usage(prompt_tokens=2, completion_tokens=completion_tokens)
-    return Finished(incarnation="w", id="x", reason="length", usage=usage)
+    return finished(tokens=completion_tokens, prompt=2, reason="length")
 
 
 def test_an_echo_is_the_beginning_of_the_text() -> None:
-    items = [
-        Accepted(incarnation="w", id="x", prompt_tokens=2),
-        Delta(id="x", sequence=0, tokens=[1], text="c"),
-        end(1),
-    ]
+    items = [accepted(), delta("c"), end(1)]
     [choice] = told(items, stream=False)
     assert (choice["text"], choice["logprobs"]) == ("abc", None)
     assert [choice["text"] for choice in told(items, stream=True)] == ["ab", "c", ""]
@@ -229,12 +228,12 @@ def test_an_echo_is_the_beginning_of_the_text() -> None:
 
 def test_an_echo_with_logprobs_has_the_prompts_tokens_before_the_answers() -> None:
     items = [
-        Accepted(incarnation="w", id="x", prompt_tokens=2),
-        Scored(incarnation="w", id="x", first=0, tokens=[PromptToken(bytes=b"a")]),
-        Scored(
+        accepted(),
+        PromptLogprobs(incarnation="w", id="x", first=0, tokens=[PromptToken(bytes=b"a")]),
+        PromptLogprobs(
             incarnation="w", id="x", first=1, tokens=[PromptToken(bytes=b"b", logprob=-2, top=[(b"B", -1.0)])]
         ),
-        Delta(id="x", sequence=0, tokens=[1], text="c", likelihoods=[Likelihood(bytes=b"c", logprob=-3)]),
+        delta("c", likelihoods=[TokenLogprob(bytes=b"c", logprob=-3)]),
         end(1),
     ]
     [choice] = told(items, stream=False, logprobs=1)
@@ -252,7 +251,7 @@ def test_an_echo_with_logprobs_has_the_prompts_tokens_before_the_answers() -> No
 
 
 def test_an_echo_alone_is_the_prompt() -> None:
-    items = [Accepted(incarnation="w", id="x", prompt_tokens=2, prompt="駅"), end(0)]
+    items = [accepted(prompt="駅"), end(0)]
     [choice] = told(items, stream=False, prompt=[7, 8], max_tokens=0)
     assert (choice["text"], choice["finish_reason"]) == ("駅", "length")
     assert [event["text"] for event in told(items, stream=True, prompt=[7, 8], max_tokens=0)] == ["駅", ""]
@@ -260,14 +259,14 @@ def test_an_echo_alone_is_the_prompt() -> None:
 
 def test_an_answer_is_exactly_this() -> None:
     items = [
-        Accepted(incarnation="w", id="x", prompt_tokens=1),
-        Delta(id="x", sequence=0, tokens=[1], text=" upon"),
-        Delta(id="x", sequence=1, tokens=[2], text=' "a"'),
-        Finished(incarnation="w", id="x", reason="length", usage=Usage(prompt_tokens=1, completion_tokens=2)),
+        accepted(),
+        delta(" upon"),
+        delta(' "a"', sequence=1),
+        finished(tokens=2, prompt=1, reason="length"),
     ]
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1700000000, "model": "org/m"}
-    form = completions.Form(logprobs=False, choices=1)
-    document = json.loads(answer.Whole(head, form, choices=1).feed([(0, [*items])]))
+    form = completions.CompletionChoiceRenderer(logprobs=False, choices=1)
+    document = json.loads(answer.ChoiceDocumentRenderer(head, form, choices=1).feed([(0, [*items])]))
     assert document == head | {
         "choices": [{"index": 0, "text": ' upon "a"', "logprobs": None, "finish_reason": "length"}],
         "usage": {
@@ -277,7 +276,7 @@ def test_an_answer_is_exactly_this() -> None:
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
-    stream = answer.Stream(head, form, choices=1, include_usage=False)
+    stream = answer.ChoiceSseRenderer(head, form, choices=1, include_usage=False)
     begin = (
         'data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"org/m","choices":'
         '[{"index":0,"text":'
@@ -292,9 +291,7 @@ def test_an_answer_is_exactly_this() -> None:
 
 
 def test_each_choice_counts_its_own_offsets() -> None:
-    form = completions.Form(logprobs=True, choices=2)
-    delta = Delta(
-        id="x", sequence=0, tokens=[1], text="ab", likelihoods=[Likelihood(bytes=b"ab", logprob=-1)]
-    )
-    offsets = [json.loads(form.gain(choice, delta))["logprobs"]["text_offset"] for choice in (0, 0, 1, 0, 1)]
+    form = completions.CompletionChoiceRenderer(logprobs=True, choices=2)
+    one = delta("ab", likelihoods=[TokenLogprob(bytes=b"ab", logprob=-1)])
+    offsets = [json.loads(form.gain(choice, one))["logprobs"]["text_offset"] for choice in (0, 0, 1, 0, 1)]
     assert offsets == [[0], [2], [0], [4], [2]]

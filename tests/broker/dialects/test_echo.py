@@ -1,4 +1,4 @@
-"""A prompt said back: its text letter by letter, its tokens at their places in it."""
+"""Echo of a prompt: its exact text, and the text offsets of its tokens."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dialects.echo import Echo
-from protocol.messages import Accepted, Scored
-from protocol.parts import PromptToken
+from protocol.messages import PromptLogprobs
+from protocol.types import PromptToken
+from tests.factories import accepted
 
 
-def accepted(tokens: int, prompt: str = "") -> Accepted:
-    return Accepted(incarnation="w", id="x", prompt_tokens=tokens, prompt=prompt)
-
-
-def scored(first: int, pieces: Sequence[bytes]) -> Scored:
+def scored(first: int, pieces: Sequence[bytes]) -> PromptLogprobs:
     tokens = [
         PromptToken(bytes=piece, logprob=None if first + index == 0 else -1.0)
         for index, piece in enumerate(pieces)
     ]
-    return Scored(incarnation="w", id="x", first=first, tokens=tokens)
+    return PromptLogprobs(incarnation="w", id="x", first=first, tokens=tokens)
 
 
 def offsets(text: str | None, pieces: Sequence[bytes], *, said: str = "") -> list[int]:
-    """The places of all tokens, told in one part."""
+    """Return the text offsets of all tokens, scored in one message."""
     echo = Echo(text, scored=True)
-    echo.hear(accepted(len(pieces), said))
+    echo.hear(accepted(prompt_tokens=len(pieces), prompt=said))
     echo.hear(scored(0, pieces))
     given_out, lists = echo.take()
     assert given_out == (said if text is None else text)
@@ -39,21 +36,21 @@ def offsets(text: str | None, pieces: Sequence[bytes], *, said: str = "") -> lis
 
 def test_a_text_is_said_as_it_was_sent_once() -> None:
     echo = Echo("Once upon", scored=False)
-    echo.hear(accepted(2))
+    echo.hear(accepted(prompt_tokens=2))
     assert echo.take() == ("Once upon", None)
     assert echo.take() == ("", None)
 
 
-def test_what_tokens_read_is_what_the_worker_says() -> None:
+def test_echo_of_token_ids_uses_the_workers_prompt_text() -> None:
     echo = Echo(None, scored=False)
-    echo.hear(accepted(2, "<s>駅"))
+    echo.hear(accepted(prompt_tokens=2, prompt="<s>駅"))
     assert echo.characters == 4
     assert echo.take() == ("<s>駅", None)
 
 
 def test_the_first_token_follows_nothing() -> None:
     echo = Echo("ab", scored=True)
-    echo.hear(accepted(2))
+    echo.hear(accepted(prompt_tokens=2))
     assert echo.take() == ("", None)
     echo.hear(scored(0, [b"a", b"b"]))
     assert echo.take() == (
@@ -93,7 +90,7 @@ def test_joined_pieces_are_the_prompt_however_it_is_cut(text: str, data: Any) ->
     cuts = sorted(data.draw(st.sets(st.integers(1, len(raw)), max_size=12)) | {len(raw)})
     pieces = [raw[first:last] for first, last in itertools.pairwise([0, *cuts])]
     echo = Echo(text, scored=True)
-    echo.hear(accepted(len(pieces)))
+    echo.hear(accepted(prompt_tokens=len(pieces)))
     said, places = "", []
     parts = sorted(data.draw(st.sets(st.integers(0, len(pieces)))) | {0, len(pieces)})
     for first, last in itertools.pairwise(parts):
@@ -103,6 +100,6 @@ def test_joined_pieces_are_the_prompt_however_it_is_cut(text: str, data: Any) ->
         places += lists["text_offset"] if lists else []
     assert said == text
     assert len(places) == len(pieces)
-    # A token's place is that of the character which its first byte belongs to, or begins.
+    # A token's offset is that of the character which contains the token's first byte.
     begins = [len(raw[:at].decode(errors="ignore")) for at in [0, *cuts[:-1]]]
     assert places == begins

@@ -1,4 +1,4 @@
-"""Embeddings: what of a body goes to the worker, what is refused by name, and how vectors are written."""
+"""Embeddings: messages to the worker, fields refused by name, and encodings of vectors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dialects import embeddings
-from broker.dialects.embeddings import INPUTS_MAX, Document
+from broker.dialects.embeddings import INPUTS_MAX, EmbeddingsRenderer
 from protocol.errors import Code, RequestError
-from protocol.messages import Embed, Encoded, Failed, Finished
-from protocol.parts import Usage
-from protocol.texts import unpack
-
-WORKER = "worker-1"
+from protocol.messages import Embed, EmbeddingChunk
+from protocol.packed_texts import unpack
+from tests import factories
 
 
 def read(given: Any, **fields: Any) -> embeddings.Body:
@@ -29,14 +27,9 @@ def asked(given: Any, **fields: Any) -> Embed:
     return embeddings.embed(read(given, **fields), id="embd-1", incarnation="g")
 
 
-def encoded(sequence: int, vectors: dict[int, list[float]]) -> Encoded:
+def encoded(sequence: int, vectors: dict[int, list[float]]) -> EmbeddingChunk:
     packed = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors.values())
-    return Encoded(incarnation=WORKER, id="embd-1", sequence=sequence, places=list(vectors), vectors=packed)
-
-
-def finished(tokens: int = 7) -> Finished:
-    usage = Usage(prompt_tokens=tokens, completion_tokens=0)
-    return Finished(incarnation=WORKER, id="embd-1", reason="stop", usage=usage)
+    return factories.encoded(sequence, list(vectors), packed)
 
 
 TEXTS: dict[str, tuple[Any, list[Any]]] = {
@@ -54,7 +47,7 @@ def test_texts_go_on_as_they_came(given: Any, texts: list[Any]) -> None:
     assert (request.count, request.source, request.dimensions) == (len(texts), "input", None)
 
 
-def test_what_is_asked_of_them_goes_on_too() -> None:
+def test_embedding_options_are_passed_to_the_worker() -> None:
     request = asked("a", dimensions=64, priority=-2, user="u", unknown=1, encoding_format=None)
     assert (request.dimensions, request.priority, request.tokens_max) == (64, -2, None)
     assert asked("a", truncate_prompt_tokens=9).tokens_max == 9
@@ -88,14 +81,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_invalid_request_error_names_the_param(body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         embeddings.read(json.dumps(body).encode())
     assert caught.value.code is Code.INVALID_REQUEST
     assert caught.value.param == param
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_malformed_json_is_refused() -> None:
     with pytest.raises(RequestError):
         embeddings.read(b"{")
 
@@ -114,7 +107,7 @@ def test_vectors_are_in_the_order_of_their_texts_whatever_the_order_of_work(
     vectors: list[list[float]], random: Any, in_base64: bool
 ) -> None:
     body = read(["x"] * len(vectors), encoding_format="base64" if in_base64 else "float")
-    document = Document("m", body)
+    document = EmbeddingsRenderer("m", body)
     order = list(range(len(vectors)))
     random.shuffle(order)
     cut = random.randint(0, len(order))
@@ -122,7 +115,7 @@ def test_vectors_are_in_the_order_of_their_texts_whatever_the_order_of_work(
         part = encoded(number, {place: vectors[place] for place in places})
         assert document.feed([(0, [part])]) == b""
     assert not document.over
-    told = json.loads(document.feed([(0, [finished()])]))
+    told = json.loads(document.feed([(0, [factories.finished(prompt=7)])]))
     assert document.over
     assert told["object"] == "list"
     assert (told["model"], told["usage"]) == ("m", {"prompt_tokens": 7, "total_tokens": 7})
@@ -137,17 +130,17 @@ def test_vectors_are_in_the_order_of_their_texts_whatever_the_order_of_work(
 
 
 def test_a_failure_is_the_answer() -> None:
-    document = Document("m", read("a"))
+    document = EmbeddingsRenderer("m", read("a"))
     code = Code.CONTEXT_LENGTH_EXCEEDED
-    failed = Failed(incarnation=WORKER, id="embd-1", code=code, message="m", param="input")
+    failed = factories.failed(code=code, message="m", param="input")
     with pytest.raises(RequestError) as caught:
         document.feed([(0, [encoded(0, {0: [1.0]}), failed])])
     assert (caught.value.code, caught.value.param) == (code, "input")
 
 
 def test_a_document_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.dialects.numbers.DOCUMENT_BYTES_MAX", 100)
-    document = Document("m", read(["a", "b"]))
+    monkeypatch.setattr("broker.dialects.renderers.DOCUMENT_BYTES_MAX", 100)
+    document = EmbeddingsRenderer("m", read(["a", "b"]))
     document.feed([(0, [encoded(0, {0: [0.5]})])])
-    with pytest.raises(RequestError, match="ask for fewer texts"):
+    with pytest.raises(RequestError, match="Send fewer texts"):
         document.feed([(0, [encoded(1, {1: [0.5] * 50})])])

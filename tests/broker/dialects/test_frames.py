@@ -1,4 +1,4 @@
-"""From images and videos to frames, and what a worker is told of them."""
+"""Frames of images and videos, and their description to the worker."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dialects.formats import Frame, image_in, video_in
 from broker.dialects.frames import (
     LOW_PIXELS_MAX,
-    Limits,
-    Source,
+    MediaLimits,
+    MediaSource,
     check_taken,
     described,
     read,
     sources,
     spread,
 )
+from broker.dialects.media_types import Frame, image_in, video_in
 from broker.dialects.parts import Attachment, Image, Video
 from protocol.errors import Code, RequestError
-from protocol.messages import Generate
-from protocol.parts import Capabilities, Media, Sampling
+from protocol.types import Capabilities, Media
 from protocol.wire import MEDIA_FRAMES_MAX, decode_to_worker, encode
+from tests.factories import request
 from tests.images import MP4, data_url, picture
 
-LIMITS = Limits(bytes_max=1000, pixels_max=100, image_pixels_max=None, video_frames_max=4)
+LIMITS = MediaLimits(bytes_max=1000, pixels_max=100, image_pixels_max=None, video_frames_max=4)
 RED, BLUE = picture("red"), picture("blue")
 
 
-def urls(found: list[list[Source]]) -> list[list[str]]:
+def urls(found: list[list[MediaSource]]) -> list[list[str]]:
     return [[source.url for source in each] for each in found]
 
 
@@ -39,7 +39,7 @@ def video(count: int, param: str = "v") -> Video:
     return Video(tuple(f"data:,{n}" for n in range(count)), param, in_frames=True)
 
 
-# --- which frames ------------------------------------------------------------------------------------
+# --- selection of frames -----------------------------------------------------------------------------
 
 
 def test_an_image_and_a_file_are_a_frame_each_and_a_list_one_for_each_image() -> None:
@@ -85,7 +85,9 @@ def test_there_are_only_so_many_frames_all_together() -> None:
         (Capabilities(images=True, videos=True), None),
     ],
 )
-def test_what_a_model_does_not_take_is_named(capabilities: Capabilities, refused: str | None) -> None:
+def test_unsupported_media_error_names_the_attachment(
+    capabilities: Capabilities, refused: str | None
+) -> None:
     attachments = [Image("data:,", "i"), video(2)]
     if refused is None:
         check_taken(attachments, capabilities, "m")
@@ -95,10 +97,10 @@ def test_what_a_model_does_not_take_is_named(capabilities: Capabilities, refused
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, refused)
 
 
-# --- their bytes -------------------------------------------------------------------------------------
+# --- bytes of frames ---------------------------------------------------------------------------------
 
 
-def refusal(source: Source, data: bytes | None = None) -> RequestError:
+def refusal(source: MediaSource, data: bytes | None = None) -> RequestError:
     with pytest.raises(RequestError) as caught:
         read(source, LIMITS, data)
     assert caught.value.code is Code.INVALID_MEDIA
@@ -106,27 +108,27 @@ def refusal(source: Source, data: bytes | None = None) -> RequestError:
 
 
 def test_a_frame_is_read_from_its_url_or_from_what_that_has_led_to() -> None:
-    assert read(Source(data_url(RED), "p"), LIMITS) == image_in(RED, pixels_max=100)
-    assert read(Source("https://elsewhere", "p"), LIMITS, RED) == image_in(RED, pixels_max=100)
-    assert read(Source(data_url(MP4), "p", is_video=True), LIMITS) == video_in(MP4)
+    assert read(MediaSource(data_url(RED), "p"), LIMITS) == image_in(RED, pixels_max=100)
+    assert read(MediaSource("https://elsewhere", "p"), LIMITS, RED) == image_in(RED, pixels_max=100)
+    assert read(MediaSource(data_url(MP4), "p", is_video=True), LIMITS) == video_in(MP4)
 
 
 @pytest.mark.parametrize("data", [None, b"", MP4, picture(size=(11, 10)), RED + bytes(1000)])
 def test_a_bad_one_is_named(data: bytes | None) -> None:
     url = "data:image/png;base64,*" if data is None else data_url(data)
-    assert refusal(Source(url, "p")).param == "p"
+    assert refusal(MediaSource(url, "p")).param == "p"
     if data is not None:
-        assert refusal(Source("https://elsewhere", "p"), data).param == "p"
-        assert refusal(Source("https://elsewhere", "p", is_video=data != MP4), data)
+        assert refusal(MediaSource("https://elsewhere", "p"), data).param == "p"
+        assert refusal(MediaSource("https://elsewhere", "p", is_video=data != MP4), data)
 
 
-# --- what is told ------------------------------------------------------------------------------------
+# --- description to the worker -----------------------------------------------------------------------
 
 FRAMES = [image_in(picture(colour), pixels_max=100) for colour in ("red", "green", "blue")]
 
 
-def tell(*attachments: Attachment, limits: Limits = LIMITS) -> list[Media]:
-    """Of as many frames as each has URLs."""
+def tell(*attachments: Attachment, limits: MediaLimits = LIMITS) -> list[Media]:
+    """Describe attachments that have one frame per URL."""
     counts = [1 if isinstance(each, Image) else len(each.urls) for each in attachments]
     return described(attachments, [FRAMES[:count] for count in counts], limits)
 
@@ -140,7 +142,7 @@ def test_frames_are_numbered_through_and_a_list_is_known_by_all_of_its_bytes() -
     ]
     assert told[0].sha256 == sha256(FRAMES[0].data).hexdigest()
     assert told[1].sha256 == sha256(FRAMES[0].data + FRAMES[1].data).hexdigest()
-    message = Generate(incarnation="g", id="x", sampling=Sampling(seed=0), media=told)
+    message = request(media=told)
     frames = [frame.data for count in (1, 2, 1) for frame in FRAMES[:count]]
     assert decode_to_worker(encode(message, frames)) == (message, frames)
 
@@ -159,6 +161,6 @@ def test_a_file_is_told_by_its_own_type() -> None:
     ],
 )  # fmt: skip
 def test_how_finely_an_image_is_looked_at(detail: str, limit: int | None, pixels: int | None) -> None:
-    limits = Limits(bytes_max=1, pixels_max=1, image_pixels_max=limit, video_frames_max=2)
+    limits = MediaLimits(bytes_max=1, pixels_max=1, image_pixels_max=limit, video_frames_max=2)
     assert tell(Image("a", "i", detail), limits=limits)[0].pixels_max == pixels
     assert tell(video(2), limits=limits)[0].pixels_max == limit

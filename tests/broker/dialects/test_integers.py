@@ -1,4 +1,4 @@
-"""Whole numbers are integers, however they are written; nothing else becomes one."""
+"""Integer fields accept whole numbers in any JSON notation, and nothing else."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_they_are_found_wherever_a_struct_or_a_list_has_them(
     assert read.counts == counts
     assert [part.count for part in read.parts] == parts
     assert all(type(count) is int for count in read.counts)
-    assert type(read.free["kept"]) is float  # nobody has asked for an integer there
+    assert type(read.free["kept"]) is float  # this field is not an integer field
     assert read.free["large"] == 10**30
     assert type(read.share) is float
 
 
-def test_what_is_nested_too_deeply_to_be_mended_is_still_named() -> None:
+def test_type_error_in_deeply_nested_json_names_the_param() -> None:
     with pytest.raises(RequestError, match=r"Expected `int") as refused:
         decode(_decoder, b'{"counts":' + b"[" * 20_000 + b"]" * 20_000 + b"}")
     assert refused.value.param == "counts[0]"

@@ -15,11 +15,11 @@ BYTES_MAX = 1 << 20
 
 KNOWN_ERRORS = re.compile(
     r"not a URL; send a data: URL"
-    r"|not a data: URL: no comma before its data"
-    r"|the data: URL holds (bad base64|a broken percent-escape)"
+    r"|not a valid data: URL: no comma before its data"
+    r"|the data: URL has (invalid base64|an invalid percent-escape)"
     r"|fetching images from URLs is not enabled; send a data: URL"
-    r"|[a-z][a-z0-9+.-]{0,31}: URLs are refused; send a data: URL"
-    r"|it is too large: \d+ bytes, at most 30 are allowed"
+    r"|[a-z][a-z0-9+.-]{0,31}: URLs are not supported; send a data: URL"
+    r"|the file is too large: \d+ bytes, at most 30 are allowed"
 )
 
 
@@ -68,51 +68,51 @@ def test_urls_to_fetch_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["file", "ftp", "gopher", "javascript"])
 def test_other_schemes_are_refused_by_their_name_alone(scheme: str) -> None:
-    assert refusal(f"{scheme.upper()}:///etc/secret") == f"{scheme}: URLs are refused; send a data: URL"
+    assert refusal(f"{scheme.upper()}:///etc/secret") == f"{scheme}: URLs are not supported; send a data: URL"
 
 
 @pytest.mark.parametrize("url", ["", "secret", "/etc/secret", "//host/secret", "secret value: 1", ":,secret"])
-def test_what_has_no_scheme_is_no_url(url: str) -> None:
+def test_url_without_scheme_is_refused(url: str) -> None:
     assert refusal(url) == "not a URL; send a data: URL"
 
 
 def test_a_data_url_needs_its_comma() -> None:
-    assert refusal("data:image/png;base64") == "not a data: URL: no comma before its data"
+    assert refusal("data:image/png;base64") == "not a valid data: URL: no comma before its data"
 
 
 @pytest.mark.parametrize(
     "payload", ["A", "AAAAA", "AA*A", "AA=AAAAA", "iVBOR_-w", "äöü", "%20A", "\ud800AAA"]
 )
 def test_bad_base64_is_refused(payload: str) -> None:
-    assert refusal(f"data:image/png;base64,{payload}") == "the data: URL holds bad base64"
+    assert refusal(f"data:image/png;base64,{payload}") == "the data: URL has invalid base64"
 
 
-def test_what_it_holds_may_be_anything_and_nothing() -> None:
+def test_data_url_accepts_arbitrary_and_empty_content() -> None:
     for data in (b"", b"secret", b"<svg/>"):
         assert read(in_base64(data)) == read(f"data:image/png,{quote_from_bytes(data)}") == data
 
 
 @pytest.mark.parametrize("url", ["http://host/a", "HTTPS://host/a", " https://host/a"])
-def test_what_is_elsewhere_is_only_so_where_it_may_be_fetched(url: str) -> None:
+def test_remote_url_is_accepted_only_when_fetching_is_enabled(url: str) -> None:
     assert is_elsewhere(url, fetching=True)
     assert not is_elsewhere(" Data:,x", fetching=True)
     with pytest.raises(MediaError, match="not enabled"):
         is_elsewhere(url)
-    with pytest.raises(MediaError, match="file: URLs are refused"):
+    with pytest.raises(MediaError, match="file: URLs are not supported"):
         is_elsewhere("file:///etc/passwd", fetching=True)
 
 
 def test_the_limit_is_exact_and_both_numbers_are_named() -> None:
     for url in (in_base64(PNG), in_base64(PNG).rstrip("="), f"data:,{quote_from_bytes(PNG)}"):
         assert read_data_url(url, bytes_max=len(PNG)) == PNG
-        expected = f"it is too large: {len(PNG)} bytes, at most {len(PNG) - 1} are allowed"
+        expected = f"the file is too large: {len(PNG)} bytes, at most {len(PNG) - 1} are allowed"
         assert refusal(url, bytes_max=len(PNG) - 1) == expected
 
 
 @pytest.mark.parametrize("payload", ["%", "AB%3", "%4g", "100%,%20", "%4\n"])
 @pytest.mark.parametrize("header", [";base64", ""])
 def test_a_broken_escape_is_refused(payload: str, header: str) -> None:
-    assert refusal(f"data:{header},{payload}") == "the data: URL holds a broken percent-escape"
+    assert refusal(f"data:{header},{payload}") == "the data: URL has an invalid percent-escape"
 
 
 @pytest.mark.parametrize("payload", ["%", "%4", "%41", "%41A", "A ", "A", "="])

@@ -226,7 +226,7 @@ def test_a_placeholder_passes_through_and_counts_as_no_image() -> None:
 
 
 def test_a_part_of_unknown_type_is_named_and_not_lost_in_silence() -> None:
-    with pytest.raises(ValueError, match=r"messages\[0\]\.content\[1\]: .* 'audio'"):
+    with pytest.raises(ValueError, match=r"'messages\[0\]\.content\[1\]' .* 'audio'"):
         normalize([says("user", [text("a"), {"type": "audio"}])])
 
 
@@ -508,7 +508,7 @@ def occur_in_order(needles: list[str], haystack: str) -> bool:
 
 
 def containers_in(value: Any) -> list[Any]:
-    """Every dict and list within, arguments included."""
+    """Return every dict and list within `value`, arguments included."""
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
     return [] if inner is None else [value, *(found for item in inner for found in containers_in(item))]
 
@@ -599,7 +599,7 @@ def test_no_neighbours_share_role_and_name(messages: list[dict[str, Any]], syste
 
 
 @given(CONVERSATIONS, st.booleans())
-def test_nothing_is_null_and_content_is_a_string_or_shows_an_image(
+def test_normalized_messages_have_no_nulls_and_content_is_string_or_media(
     messages: list[dict[str, Any]], system_in_place: bool
 ) -> None:
     for message in normalize(messages, system_in_place=system_in_place).messages:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: that it is one, and that it says of bodies what their checks say."""
+"""OpenAPI document: it is valid, and its body schemas agree with the checks of the dialects."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from broker.dialects import chat_body, completions, embeddings, openapi, rerank, tokens
-from broker.dialects.bounds import FIELDS
+from broker.dialects.constraints import FIELDS
 from broker.dialects.messages import body as messages
 from broker.dialects.operations import OPERATIONS
 from broker.dialects.responses import body as responses
 from broker.dialects.responses import request
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER
-from broker.dialects.responses.store import Store
+from broker.dialects.responses.store import ResponseStore
 from protocol.errors import RequestError
 from tests.broker.dialects.messages.test_claude_code import turn
 from tests.broker.dialects.test_agents import AGENTS
@@ -34,16 +34,16 @@ SAID = [{"role": "user", "content": "a"}]
 
 
 def read_tokenize(raw: bytes) -> None:
-    """With the conversation, which is read as chat has it."""
+    """Read a body of /tokenize. A conversation is read as in chat."""
     if tokens.read_tokenize(raw).is_chat:
         chat_body.read(raw)
 
 
 def read_response(raw: bytes) -> None:
-    """With its items and tools, which are typed later."""
+    """Read a body of /v1/responses, with its items and tools, which are checked later."""
     body = responses.read(raw)
     request.offered(body)
-    placed = recall(body, Store(0, 0), b"", bytes_max=2**20).placed()
+    placed = recall(body, ResponseStore(0, 0), b"", bytes_max=2**20).placed()
     request.conversation(body, placed, system_in_place=True)
 
 
@@ -58,7 +58,7 @@ READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     tokens.Tokenize: (read_tokenize, {"prompt": "a"}),
     tokens.Detokenize: (tokens.read_detokenize, {"tokens": [1]}),
 }
-"""How a body is read, and one that is right."""
+"""Reader of each body, with the fields of a valid one."""
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -68,19 +68,19 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def schema_of(path: str) -> dict[str, Any]:
-    """Of the body that is posted there."""
+    """Return the schema of the body posted to `path`."""
     content = DOCUMENT["paths"][path.partition("?")[0]]["post"]["requestBody"]["content"]
     schema: dict[str, Any] = content["application/json"]["schema"]
     return schema
 
 
 def is_valid(path: str, body: Any) -> bool:
-    """By the document."""
+    """Return whether the OpenAPI document allows the body."""
     return bool(Draft202012Validator(DOCUMENT | schema_of(path)).is_valid(body))
 
 
 def is_taken(kind: type, fields: dict[str, Any]) -> bool:
-    """By the checks."""
+    """Return whether the dialect's reader accepts the fields."""
     return _reads(kind, json.dumps(READERS[kind][1] | fields))
 
 
@@ -138,18 +138,18 @@ def test_every_body_of_the_table_can_be_read() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), VALID, ids=[f"{n} {path}" for n, (path, _) in enumerate(VALID)])
-def test_what_is_right_is_valid(path: str, body: dict[str, Any]) -> None:
+def test_valid_examples_match_the_schema(path: str, body: dict[str, Any]) -> None:
     assert is_valid(path, body)
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_what_an_agent_sends_is_valid(agent: str) -> None:
+def test_agent_request_matches_the_schema(agent: str) -> None:
     assert is_valid(CHAT, AGENTS[agent])
 
 
 @given(number=st.integers(0, 10**6))
 @settings(max_examples=300, deadline=None)
-def test_what_is_taken_is_valid(number: int) -> None:
+def test_accepted_requests_match_the_schema(number: int) -> None:
     dice = random.Random(number)
     path, right = dice.choice(VALID)
     body = copy.deepcopy(right)
@@ -183,7 +183,7 @@ def test_an_item_is_valid_if_it_is_taken(item: dict[str, Any], fits: bool) -> No
     assert is_taken(responses.Body, fields) is fits
 
 
-def test_what_codex_sends_is_valid() -> None:
+def test_codex_request_matches_the_schema() -> None:
     tools = [
         {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
         {"type": "namespace", "name": "mcp__fs__", "tools": [{"type": "function", "name": "read"}]},
@@ -197,7 +197,7 @@ def test_what_codex_sends_is_valid() -> None:
     assert is_valid(RESPONSES, body | sealed | {"client_metadata": {"a": "b"}, "text": {"verbosity": "low"}})
 
 
-def test_what_claude_code_sends_is_valid() -> None:
+def test_claude_code_request_matches_the_schema() -> None:
     assert is_valid(MESSAGES, turn(1))
 
 

@@ -1,4 +1,4 @@
-"""Reranking: what of a body goes to the worker, what is refused by name, and how scores are told."""
+"""Reranking: messages to the worker, fields refused by name, and rendered scores."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from broker.dialects import rerank
-from broker.dialects.rerank import DOCUMENTS_MAX, Document
+from broker.dialects.rerank import DOCUMENTS_MAX, RerankRenderer
 from protocol.errors import RequestError
-from protocol.messages import Encoded, Finished, Rank
-from protocol.parts import Usage
-from protocol.texts import unpack
-
-WORKER = "worker-1"
+from protocol.messages import Rank
+from protocol.packed_texts import unpack
+from tests.factories import encoded, finished
 
 
 def read(**fields: Any) -> rerank.Body:
@@ -27,15 +25,13 @@ def asked(**fields: Any) -> Rank:
 
 
 def told(body: rerank.Body, *scores: float) -> dict[str, Any]:
-    """The document, of scores that come one by one, the last one first."""
-    document = Document("rerank-1", "m", body)
+    """Return the document for scores that arrive one by one, the last one first."""
+    document = RerankRenderer("rerank-1", "m", body)
     for number, place in enumerate(reversed(range(len(scores)))):
         vector = struct.pack("<f", scores[place])
-        part = Encoded(incarnation=WORKER, id="a", sequence=number, places=[place], vectors=vector)
+        part = encoded(number, [place], vector)
         assert document.feed([(0, [part])]) == b""
-    usage = Usage(prompt_tokens=9, completion_tokens=0)
-    end = Finished(incarnation=WORKER, id="a", reason="stop", usage=usage)
-    found: dict[str, Any] = json.loads(document.feed([(0, [end])]))
+    found: dict[str, Any] = json.loads(document.feed([(0, [finished(prompt=9)])]))
     return found
 
 
@@ -87,7 +83,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+def test_invalid_request_error_names_the_param(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(**fields)
     assert caught.value.param == param

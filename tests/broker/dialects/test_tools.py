@@ -11,7 +11,7 @@ from broker.dialects import chat, chat_body
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Calling
+from protocol.types import ToolCallConstraint
 
 F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
 STRICT = {"type": "function", "function": {"name": "s", "strict": True, "parameters": {"type": "object"}}}
@@ -40,14 +40,14 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("choice", "names", "calling"),
     [
-        (None, "fg", Calling(single=True)),
-        ("auto", "fg", Calling(single=True)),
+        (None, "fg", ToolCallConstraint(single=True)),
+        ("auto", "fg", ToolCallConstraint(single=True)),
         ("none", "", None),
-        ({"name": "g"}, "fg", Calling(required=True, name="g", single=True)),
+        ({"name": "g"}, "fg", ToolCallConstraint(required=True, name="g", single=True)),
     ],
 )
 def test_functions_from_before_there_were_tools_are_offered_as_such(
-    choice: Any, names: str, calling: Calling | None
+    choice: Any, names: str, calling: ToolCallConstraint | None
 ) -> None:
     message = sent(functions=[F["function"], G["function"]], function_call=choice)
     assert ("".join(offered(message)), message.calling) == (names, calling)
@@ -78,7 +78,7 @@ def test_calls_of_functions_in_the_past_are_calls() -> None:
     assert (told["role"], told["name"], told["content"]) == ("tool", "f", "2")
 
 
-CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
+CALLED: list[tuple[dict[str, Any], str, ToolCallConstraint | None]] = [
     ({}, "", None),
     ({"tool_choice": "none"}, "", None),
     ({"tool_choice": "auto", "parallel_tool_calls": False}, "", None),
@@ -86,37 +86,45 @@ CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
     ({"tools": [F, G]}, "fg", None),
     ({"tools": [F, G], "tool_choice": "auto", "parallel_tool_calls": True}, "fg", None),
     ({"tools": [F, G, STRICT], "tool_choice": "none", "parallel_tool_calls": False}, "", None),
-    ({"tools": [F, G], "parallel_tool_calls": False}, "fg", Calling(single=True)),
-    ({"tools": [F, STRICT]}, "fs", Calling(strict=["s"])),
-    ({"tools": [F, G], "tool_choice": "required"}, "fg", Calling(required=True)),
+    ({"tools": [F, G], "parallel_tool_calls": False}, "fg", ToolCallConstraint(single=True)),
+    ({"tools": [F, STRICT]}, "fs", ToolCallConstraint(strict=["s"])),
+    ({"tools": [F, G], "tool_choice": "required"}, "fg", ToolCallConstraint(required=True)),
     (
         {"tools": [F, STRICT], "tool_choice": "required", "parallel_tool_calls": False},
         "fs",
-        Calling(required=True, single=True, strict=["s"]),
+        ToolCallConstraint(required=True, single=True, strict=["s"]),
     ),
-    ({"tools": [F, G], "tool_choice": named("g")}, "fg", Calling(required=True, name="g", single=True)),
+    (
+        {"tools": [F, G], "tool_choice": named("g")},
+        "fg",
+        ToolCallConstraint(required=True, name="g", single=True),
+    ),
     (
         {"tools": [F, G], "tool_choice": {"type": "function", "name": "g"}},
         "fg",
-        Calling(required=True, name="g", single=True),
+        ToolCallConstraint(required=True, name="g", single=True),
     ),
     (
         {"tools": [F, G], "tool_choice": {"function": {"name": "g"}}},
         "fg",
-        Calling(required=True, name="g", single=True),
+        ToolCallConstraint(required=True, name="g", single=True),
     ),
     ({"tools": [F, G, STRICT], "tool_choice": allowed("auto", named("g"))}, "g", None),
     (
         {"tools": [F, G, STRICT], "tool_choice": allowed("auto", named("s"), {"name": "f"})},
         "fs",
-        Calling(strict=["s"]),
+        ToolCallConstraint(strict=["s"]),
     ),
     ({"tools": [F, G], "tool_choice": allowed("auto")}, "", None),
-    ({"tools": [F, G], "tool_choice": allowed("required", named("f"))}, "f", Calling(required=True)),
+    (
+        {"tools": [F, G], "tool_choice": allowed("required", named("f"))},
+        "f",
+        ToolCallConstraint(required=True),
+    ),
     (
         {"tools": [F, SEARCH], "tool_choice": allowed("required", named("f"), {"type": "mcp", "x": 1})},
         "f",
-        Calling(required=True),
+        ToolCallConstraint(required=True),
     ),
     ({"tools": [SEARCH, F]}, "f", None),
     ({"tools": [{"function": {"name": "f"}}, {"type": None, "function": {"name": "g"}}]}, "fg", None),
@@ -124,8 +132,8 @@ CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "names", "calling"), CALLED)
-def test_what_is_offered_and_how_it_is_called(
-    fields: dict[str, Any], names: str, calling: Calling | None
+def test_tool_choice_determines_offered_tools_and_call_constraint(
+    fields: dict[str, Any], names: str, calling: ToolCallConstraint | None
 ) -> None:
     message = sent(**fields)
     assert (offered(message), message.calling) == ([*names], calling)

@@ -1,4 +1,4 @@
-"""Admitted, or refused at once."""
+"""Admission: a request is admitted or refused at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Generate, Ready, Reused
-from protocol.parts import Delta, Reuse, Sampling
-from tests.broker.dispatching import Clock
+from protocol.messages import Generate, Ready
+from tests.broker.dispatcher_line import Clock
+from tests.factories import accepted, delta, request, reused
 
 
 def house(waiting_max: int, waiting_tokens_max: int | None = None) -> Admission:
@@ -24,23 +24,23 @@ def worker(rows: int, tokens_max: int = 0) -> Ready:
 
 
 def asks(count: int = 1, text: str = "x") -> list[Generate]:
-    return [Generate(incarnation="g", id="new", sampling=Sampling(seed=1), prompt=text)] * count
+    return [request("new", prompt=text)] * count
 
 
-def aboard(running: int, waiting: int) -> list[Flight]:
+def assigned(running: int, waiting: int) -> list[Flight]:
     flights = Flights()
     for number in range(running + waiting):
         id = f"{'running' if number < running else 'waiting'}-{number}"
-        flight = flights.open(Generate(incarnation="g", id=id, sampling=Sampling(seed=1)), "m", now=0.0)
-        flights.board(flight, "w", now=0.0)
+        flight = flights.open(request(id), "m", now=0.0)
+        flights.assign(flight, "w", now=0.0)
         if number < running:
-            flight.gain(Delta(id=id, sequence=0, tokens=[1]), now=1.0)
-    return flights.aboard("w")
+            flight.accept_delta(delta(id=id), now=1.0)
+    return flights.assigned("w")
 
 
 def refused(admission: Admission, running: int, waiting: int, rows: int) -> RequestError:
     with pytest.raises(RequestError) as caught:
-        admission.check(aboard(running, waiting), worker(rows), asks())
+        admission.check(assigned(running, waiting), worker(rows), asks())
     assert caught.value.code is Code.TEXT_GENERATION_BUSY
     return caught.value
 
@@ -50,10 +50,10 @@ def refused(admission: Admission, running: int, waiting: int, rows: int) -> Requ
 def test_a_worker_gets_its_rows_and_so_many_more(rows: int, waiting_max: int) -> None:
     admission = house(waiting_max=waiting_max)
     for count in range(rows + waiting_max):
-        present = aboard(min(count, rows), max(0, count - rows))
+        present = assigned(min(count, rows), max(0, count - rows))
         assert not admission.is_full(present, worker(rows))
         admission.check(present, worker(rows), asks())
-    assert admission.is_full(aboard(rows, waiting_max), worker(rows))
+    assert admission.is_full(assigned(rows, waiting_max), worker(rows))
     refused(admission, rows, waiting_max, rows)
     refused(admission, rows, waiting_max + 7, rows)
 
@@ -90,22 +90,22 @@ def test_of_nobody_a_refusal_says_nothing() -> None:
 
 
 def test_a_request_runs_from_when_its_worker_has_taken_it_up() -> None:
-    [flight] = aboard(running=0, waiting=1)
-    flight.accept(Accepted(incarnation="w", id=flight.id, prompt_tokens=3))
+    [flight] = assigned(running=0, waiting=1)
+    flight.accept(accepted(id=flight.id))
     assert not has_begun(flight)
-    flight.reused(Reused(incarnation="w", id=flight.id, reuse=Reuse()))
+    flight.reused(reused(id=flight.id))
     assert has_begun(flight)
     error = house(waiting_max=0).busy([flight])
     assert (error.details["running"], error.details["waiting"]) == (1, 0)
 
 
-# --- prompts that wait -------------------------------------------------------------------------------
+# --- waiting prompts ---------------------------------------------------------------------------------
 
 
 def counted(flights: list[Flight], tokens: int) -> list[Flight]:
-    """Each has so many, its worker has found."""
+    """Report `tokens` prompt tokens for each flight, as its worker would."""
     for flight in flights:
-        flight.accept(Accepted(incarnation="w", id=flight.id, prompt_tokens=tokens))
+        flight.accept(accepted(id=flight.id, prompt_tokens=tokens))
     return flights
 
 
@@ -117,37 +117,37 @@ def test_prompts_wait_up_to_so_many_tokens_together(limit: int | None, tokens_ma
     one = asks(text="x" * BYTES_PER_TOKEN)
     room = most - guessed_tokens(one[0])
     if room > 0:
-        admission.check(counted(aboard(2, 1), room), worker(4, tokens_max), one)
+        admission.check(counted(assigned(2, 1), room), worker(4, tokens_max), one)
     with pytest.raises(RequestError) as caught:
-        admission.check(counted(aboard(2, 1), room + 1), worker(4, tokens_max), one)
+        admission.check(counted(assigned(2, 1), room + 1), worker(4, tokens_max), one)
     assert caught.value.code is Code.TEXT_GENERATION_BUSY
-    assert caught.value.message.startswith(f"The prompts that wait have {room + 1} tokens")
+    assert caught.value.message.startswith(f"Waiting prompts have {room + 1} tokens")
     assert "Waiting: waiting-2." in caught.value.message
     assert caught.value.retry_after_s == 1.0
 
 
-def test_who_finds_nobody_waiting_is_not_too_long() -> None:
+def test_long_prompt_is_admitted_when_the_queue_is_empty() -> None:
     house(waiting_max=4, waiting_tokens_max=10).check(
-        counted(aboard(3, 0), 10**6), worker(4), asks(text="x" * 10**4)
+        counted(assigned(3, 0), 10**6), worker(4), asks(text="x" * 10**4)
     )
 
 
 def test_where_the_worker_says_nothing_of_its_memory_requests_are_counted_only() -> None:
-    house(waiting_max=4).check(counted(aboard(1, 2), 10**9), worker(1), asks())
+    house(waiting_max=4).check(counted(assigned(1, 2), 10**9), worker(1), asks())
 
 
 def test_every_copy_of_a_prompt_is_one_more() -> None:
     admission = house(waiting_max=50, waiting_tokens_max=100)
     [request] = asks(text="x" * 8 * BYTES_PER_TOKEN)
     assert 8 < guessed_tokens(request) <= 10
-    admission.check(counted(aboard(1, 1), 40), worker(1), [request] * 6)
+    admission.check(counted(assigned(1, 1), 40), worker(1), [request] * 6)
     with pytest.raises(RequestError):
-        admission.check(counted(aboard(1, 1), 40), worker(1), [request] * 8)
+        admission.check(counted(assigned(1, 1), 40), worker(1), [request] * 8)
 
 
 def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
     admission = house(waiting_max=50, waiting_tokens_max=100)
-    [flight] = aboard(0, 1)
+    [flight] = assigned(0, 1)
     flight.request = asks(text="x" * 90 * BYTES_PER_TOKEN)[0]
     with pytest.raises(RequestError):
         admission.check([flight], worker(1), asks(text="x" * 10 * BYTES_PER_TOKEN))
@@ -156,7 +156,7 @@ def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
 
 def test_all_that_becomes_a_prompt_has_a_size() -> None:
     text = "x" * 100 * BYTES_PER_TOKEN
-    bare = Generate(incarnation="g", id="new", sampling=Sampling(seed=1))
+    bare = request("new", prompt=None)
     assert guessed_tokens(bare) == 1
     for long in (
         replace(bare, prompt=text),
@@ -164,10 +164,10 @@ def test_all_that_becomes_a_prompt_has_a_size() -> None:
         replace(bare, tools=pack(text)),
     ):
         assert 100 <= guessed_tokens(long) <= 103
-    assert guessed_tokens(replace(bare, prompt="\ud83d")) == 1  # it cannot be sent to a worker either
+    assert guessed_tokens(replace(bare, prompt="\ud83d")) == 1  # it cannot be encoded for a worker either
 
 
-# --- when to come back -------------------------------------------------------------------------------
+# --- Retry-After -------------------------------------------------------------------------------------
 
 
 def served(*durations_s: float) -> Admission:
@@ -178,7 +178,7 @@ def served(*durations_s: float) -> Admission:
 
 
 def test_before_anything_was_served_a_second_is_as_good_a_guess_as_any() -> None:
-    assert served().retry_after_s(aboard=16) == 1.0
+    assert served().retry_after_s(assigned=16) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_a_place_is_expected_after_the_measured_time_divided_by_those_aboard(
     assert served(duration_s).retry_after_s(count) == expected
 
 
-def test_nobody_is_sent_away_for_longer_than_clients_obey() -> None:
-    assert served(1e6).retry_after_s(aboard=1) == RETRY_AFTER_S_MAX == 120.0
+def test_retry_after_is_capped() -> None:
+    assert served(1e6).retry_after_s(assigned=1) == RETRY_AFTER_S_MAX == 120.0
 
 
 def test_the_measured_time_follows_what_is_served_now() -> None:
     slow_then_quick = served(100.0, *[10.0] * 30)
-    assert 10.0 <= slow_then_quick.retry_after_s(aboard=1) <= 11.0
-    assert served(10.0, 20.0).retry_after_s(aboard=1) == 12.0
+    assert 10.0 <= slow_then_quick.retry_after_s(assigned=1) <= 11.0
+    assert served(10.0, 20.0).retry_after_s(assigned=1) == 12.0
 
 
 def test_a_refusal_carries_when_to_come_back() -> None:
@@ -210,7 +210,7 @@ def test_places_are_promised_one_by_one_and_none_for_later_than_all_have_left() 
     clock = Clock()
     admission = Admission(clock=clock, waiting_max=0)
     admission.served(12.0)
-    present = aboard(running=4, waiting=0)
+    present = assigned(running=4, waiting=0)
     promises = [admission.busy(present).retry_after_s for _ in range(6)]
     assert promises == [3.0, 6.0, 9.0, 12.0, 12.0, 12.0]
     clock.now += 6.0

@@ -1,20 +1,21 @@
-"""Models that are started when they are asked for: who waits, who is held, what the supervisor is told."""
+"""Models loaded on demand: waiting requests, requests held during a swap, messages to the supervisor."""
 
 from __future__ import annotations
 
 import pytest
 
-from broker.dispatch.fleet import Vacancy, Worker
+from broker.dispatch.fleet import UnloadedModel, Worker
 from protocol.errors import Code, RequestError
 from protocol.messages import Hello, Ready
-from protocol.orders import ModelState, Orders, Roster, Stage
-from tests.broker.dispatching import Line, accepted, events, finished, request
+from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, Stage
+from tests.broker.dispatcher_line import Line
+from tests.factories import accepted, events, finished, request
 
 LOAD_S = 300.0
 
 
 class Depot:
-    """A line with a supervisor at the other end that has two models, and one alias."""
+    """Dispatcher with a supervisor that has two models and one alias."""
 
     def __init__(self, *, budget: int | None = None, waiting_max: int = 8, **stages: Stage) -> None:
         self.line = Line(waiting_max=waiting_max)
@@ -26,7 +27,7 @@ class Depot:
         self.tell(**stages)
 
     def tell(self, **stages: Stage) -> None:
-        """The supervisor says how they stand."""
+        """Report the models' stages, as the supervisor."""
         for name, stage in stages.items():
             self.models[name] = ModelState(
                 name=name,
@@ -34,20 +35,20 @@ class Depot:
                 weight_bytes=6,
                 aliases=self.models[name].aliases,
             )
-        self.line.dispatcher.catalogue.told(
-            Roster(models=list(self.models.values()), on_demand=True, memory_budget=self.budget)
+        self.line.dispatcher.catalogue.on_model_states(
+            ModelStates(models=list(self.models.values()), on_demand=True, memory_budget=self.budget)
         )
 
     def serving(self, worker: str, model: str, pid: int, identity: str = "") -> None:
-        hear = self.line.dispatcher.hear
-        hear(worker, Hello(incarnation=worker, version=1, model=model, pid=pid))
-        hear(
+        on_message = self.line.dispatcher.on_message
+        on_message(worker, Hello(incarnation=worker, version=1, model=model, pid=pid))
+        on_message(
             worker,
             Ready(incarnation=worker, model=model, context_length=9, running_max=4, identity=identity),
         )
 
     @property
-    def orders(self) -> Orders:
+    def orders(self) -> DesiredModels:
         return self.line.told[-1]
 
     def wanted(self) -> list[str] | None:
@@ -65,13 +66,13 @@ def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
     line = depot.line
     assert depot.wanted() == []
     found = line.dispatcher.find("b")
-    assert isinstance(found, Vacancy)
-    with line.dispatcher.board(found, [request("x")], ()) as [flight]:
+    assert isinstance(found, UnloadedModel)
+    with line.dispatcher.submit(found, [request("x")], ()) as [flight]:
         assert depot.wanted() == ["b"]
         depot.tell(b="running")
-        assert flight.leg is None
+        assert flight.attempt is None
         depot.serving("w", "b", pid=7)
-        assert line.legs_sent_to("w") == ["x"]
+        assert line.attempts_sent_to("w") == ["x"]
         line.say("w", accepted("w", "x"), events("w", "x", "hi"), finished("w", "x", tokens=1))
         assert flight.terminal is not None
     assert depot.wanted() == ["b"]
@@ -87,14 +88,14 @@ def test_an_alias_and_no_name_at_all_stand_for_a_model() -> None:
     assert "Available: a, b." in error.message
 
 
-def test_what_is_known_of_a_model_outlives_its_worker() -> None:
+def test_model_capabilities_outlive_the_worker() -> None:
     depot = Depot()
-    assert depot.line.dispatcher.find("a").capabilities.images, "nobody knows yet"
+    assert depot.line.dispatcher.find("a").capabilities.images, "unknown before the first load"
     depot.tell(a="running")
     depot.serving("w", "a", pid=1)
     depot.line.dispatcher.lost("w")
     found = depot.line.dispatcher.find("a")
-    assert isinstance(found, Vacancy)
+    assert isinstance(found, UnloadedModel)
     assert not found.capabilities.images
     assert found.ready.running_max == 4
 
@@ -103,19 +104,19 @@ def test_no_more_wait_than_may() -> None:
     depot = Depot(waiting_max=2)
     dispatcher = depot.line.dispatcher
     with (
-        dispatcher.board(dispatcher.find("a"), [request("1"), request("2"), request("3")], ()),
+        dispatcher.submit(dispatcher.find("a"), [request("1"), request("2"), request("3")], ()),
         pytest.raises(RequestError) as caught,
-        dispatcher.board(dispatcher.find("a"), [request("4")], ()),
+        dispatcher.submit(dispatcher.find("a"), [request("4")], ()),
     ):
         pass
     assert caught.value.code is Code.TEXT_GENERATION_BUSY
     assert len(dispatcher.flights) == 0
 
 
-def test_those_who_wait_for_one_that_cannot_be_loaded_are_told_at_once() -> None:
+def test_waiting_requests_fail_at_once_when_the_model_cannot_be_loaded() -> None:
     depot = Depot()
     dispatcher = depot.line.dispatcher
-    with dispatcher.board(dispatcher.find("a"), [request("x")], ()) as [flight]:
+    with dispatcher.submit(dispatcher.find("a"), [request("x")], ()) as [flight]:
         depot.tell(a="failed")
         assert flight.terminal is not None
         assert getattr(flight.terminal, "code", "") == Code.MODEL_FAILED
@@ -126,10 +127,10 @@ def test_those_who_wait_for_one_that_cannot_be_loaded_are_told_at_once() -> None
         dispatcher.check_ready()
 
 
-def test_those_who_wait_for_too_long_are_told_so() -> None:
+def test_waiting_requests_fail_after_the_load_timeout() -> None:
     depot = Depot()
     dispatcher = depot.line.dispatcher
-    with dispatcher.board(dispatcher.find("a"), [request("x")], ()) as [flight]:
+    with dispatcher.submit(dispatcher.find("a"), [request("x")], ()) as [flight]:
         depot.line.clock.now += LOAD_S
         dispatcher.sweep()
         assert flight.terminal is None
@@ -138,43 +139,45 @@ def test_those_who_wait_for_too_long_are_told_so() -> None:
         assert getattr(flight.terminal, "code", "") == Code.MODEL_LOADING
 
 
-def test_one_that_is_to_end_gets_nothing_more_and_newcomers_have_it_back() -> None:
+def test_unloading_model_gets_no_requests_and_is_reloaded_on_demand() -> None:
     depot = Depot(budget=10, a="running")
     line, dispatcher = depot.line, depot.line.dispatcher
     depot.serving("w", "a", pid=1)
     line.clock.now += 60
-    with dispatcher.board(dispatcher.find("b"), [request("x")], ()):
+    with dispatcher.submit(dispatcher.find("b"), [request("x")], ()):
         assert depot.wanted() == []
-        assert isinstance(dispatcher.find("a"), Vacancy)
+        assert isinstance(dispatcher.find("a"), UnloadedModel)
         line.clock.now += 1
-        with dispatcher.board(dispatcher.find("a"), [request("y")], ()):
-            assert line.legs_sent_to("w") == []
+        with dispatcher.submit(dispatcher.find("a"), [request("y")], ()):
+            assert line.attempts_sent_to("w") == []
             line.dispatcher.lost("w")
             depot.tell(a="parked")
             assert depot.wanted() == ["b"]
 
 
-def test_one_that_is_leaving_is_idle_when_its_requests_are_done() -> None:
+def test_leaving_worker_is_idle_after_its_last_request() -> None:
     line = Line()
     line.serving("w1")
-    flight = line.board(request("x"))
-    line.dispatcher.catalogue.told(Roster(models=[ModelState(name="m", stage="running", leaving=[1])]))
-    assert line.told[-1] == Orders(serving=[1])
+    flight = line.submit(request("x"))
+    line.dispatcher.catalogue.on_model_states(
+        ModelStates(models=[ModelState(name="m", stage="running", leaving=[1])])
+    )
+    assert line.told[-1] == DesiredModels(serving=[1])
     with pytest.raises(RequestError):
         line.dispatcher.find("m")
     line.say("w1", accepted("w1", "x"), finished("w1", "x"))
     line.contexts.pop().__exit__(None, None, None)
     assert flight.terminal is not None
-    assert line.told[-1] == Orders(serving=[1], idle=[1])
+    assert line.told[-1] == DesiredModels(serving=[1], idle=[1])
 
 
-def test_what_one_model_began_no_other_finishes() -> None:
+def test_started_answer_is_not_continued_by_a_different_model() -> None:
     depot = Depot(a="running")
     line = depot.line
     depot.serving("w1", "a", pid=1, identity="one")
     with (
-        line.dispatcher.board(line.dispatcher.find("a"), [request("begun")], ()) as [begun],
-        line.dispatcher.board(line.dispatcher.find("a"), [request("not begun")], ()) as [not_begun],
+        line.dispatcher.submit(line.dispatcher.find("a"), [request("begun")], ()) as [begun],
+        line.dispatcher.submit(line.dispatcher.find("a"), [request("not begun")], ()) as [not_begun],
     ):
         line.say("w1", accepted("w1", "begun"), events("w1", "begun", "x", "y", "z"))
         line.say("w1", accepted("w1", "not begun"))
@@ -182,16 +185,16 @@ def test_what_one_model_began_no_other_finishes() -> None:
         line.dispatcher.lost("w1", died=False)
         assert getattr(begun.terminal, "code", "") == Code.WORKER_UNAVAILABLE
         assert not_begun.terminal is None
-        assert line.legs_sent_to("w2") == ["not begun~2"]
+        assert line.attempts_sent_to("w2") == ["not begun~2"]
 
 
 def test_a_cache_is_cleared_under_an_alias_too_and_none_where_none_is_loaded() -> None:
     depot = Depot(b="running")
     depot.serving("w", "b", pid=1)
-    with depot.line.dispatcher.clear("alias", "c1") as clearing:
-        assert set(clearing.awaited) == {"w"}
-    with depot.line.dispatcher.clear(None, "c2") as clearing:
-        assert set(clearing.awaited) == {"w"}
+    with depot.line.dispatcher.clear("alias", "c1") as cache_clear:
+        assert set(cache_clear.awaited) == {"w"}
+    with depot.line.dispatcher.clear(None, "c2") as cache_clear:
+        assert set(cache_clear.awaited) == {"w"}
     with pytest.raises(RequestError) as caught, depot.line.dispatcher.clear("a", "c3"):
         pass
     assert caught.value.code is Code.WORKER_UNAVAILABLE
@@ -216,14 +219,18 @@ def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_superviso
     line.serving("local", "m", host="here", pid=7)
     line.serving("remote", "m", host="there", pid=8)
     line.serving("older", "m", pid=9)
-    line.dispatcher.catalogue.told(Roster(models=[ModelState(name="m", stage="running", leaving=[8])]))
+    line.dispatcher.catalogue.on_model_states(
+        ModelStates(models=[ModelState(name="m", stage="running", leaving=[8])])
+    )
     assert line.told[-1].serving == [7, 9]
-    assert line.told[-1].idle == [8], "nobody here has that number"
+    assert line.told[-1].idle == [8], "no local worker has this pid"
     remote, local = (line.dispatcher.fleet.get(name) for name in ("remote", "local"))
     assert remote is not None
     assert local is not None
     assert remote.serves
-    line.dispatcher.catalogue.told(Roster(models=[ModelState(name="m", stage="running", leaving=[7])]))
+    line.dispatcher.catalogue.on_model_states(
+        ModelStates(models=[ModelState(name="m", stage="running", leaving=[7])])
+    )
     assert not local.serves
     assert remote.serves
 
@@ -232,10 +239,10 @@ def test_a_worker_of_another_machine_serves_a_model_that_is_not_loaded_here() ->
     line = Line(host="here")
     line.serving("remote", "b", host="there")
     states = [ModelState(name="a", stage="running"), ModelState(name="b")]
-    line.dispatcher.catalogue.told(Roster(models=states, on_demand=True))
+    line.dispatcher.catalogue.on_model_states(ModelStates(models=states, on_demand=True))
     found = line.dispatcher.find("b")
     assert isinstance(found, Worker)
-    with line.dispatcher.board(found, [request("x")], ()):
+    with line.dispatcher.submit(found, [request("x")], ()):
         assert line.told[-1].wanted == ["a"]
     line.dispatcher.lost("remote")
-    assert isinstance(line.dispatcher.find("b"), Vacancy)
+    assert isinstance(line.dispatcher.find("b"), UnloadedModel)

@@ -1,11 +1,11 @@
-"""What the gateway decides, told by messages and a clock that is turned by hand."""
+"""Dispatcher decisions, driven by messages and a manual clock."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
 
-from broker.dispatch.fleet import MODELS_MAX, Verdict
+from broker.dispatch.fleet import MODELS_MAX, HealthState
 from broker.dispatch.flight import Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import (
@@ -20,22 +20,9 @@ from protocol.messages import (
     Rejected,
     Welcome,
 )
-from protocol.parts import Reuse, Tokenizing
-from tests.broker.dispatching import (
-    GATEWAY,
-    HUNG_S,
-    SILENT_S,
-    STALL_S,
-    Line,
-    accepted,
-    cleared,
-    events,
-    failed,
-    finished,
-    ready,
-    request,
-    reused,
-)
+from protocol.types import PrefixReuse, TokenizeOptions
+from tests.broker.dispatcher_line import HUNG_S, SILENT_S, STALL_S, Line, ready
+from tests.factories import GATEWAY, accepted, cleared, events, failed, finished, request, reused
 
 
 @pytest.fixture
@@ -85,7 +72,7 @@ def test_workers_may_name_so_many_models_and_no_more(line: Line) -> None:
 
 def test_a_worker_nobody_knows_is_asked_who_it_is_and_not_heard(line: Line) -> None:
     line.serving("w1")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("stranger", events("stranger", "a", "no"), finished("stranger", "a"))
         assert flight.take() == []
     assert line.sent_to("stranger") == [welcome(), welcome()]
@@ -97,18 +84,18 @@ def test_a_message_signed_with_another_name_than_its_connections_is_dropped(line
     line.serving("w2")
     worker = line.dispatcher.fleet.get("w1")
     assert worker is not None
-    with line.dispatcher.board(worker, [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(worker, [request("a")], ()) as [flight]:
         line.say("w2", events("w1", "a", "no"), finished("w1", "a"))
         assert flight.take() == []
     assert line.dispatcher.dropped["forged"] == 2
 
 
-def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
+def test_messages_about_a_flight_from_another_worker_are_dropped(line: Line) -> None:
     line.serving("w1")
     line.serving("w2")
     worker = line.dispatcher.fleet.get("w1")
     assert worker is not None
-    with line.dispatcher.board(worker, [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(worker, [request("a")], ()) as [flight]:
         line.say("w2", accepted("w2", "a"), events("w2", "a", "no"), finished("w2", "a"), failed("w2", "a"))
         line.say("w2", reused("w2", "a"))
         assert flight.take() == []
@@ -117,23 +104,23 @@ def test_what_another_worker_says_about_a_flight_is_dropped(line: Line) -> None:
 
 def test_a_worker_that_says_goodbye_is_gone_and_nobody_is_suspected(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as flights:
-        line.dispatcher.hear("w", Goodbye(incarnation="w", reason="asked to stop"))
-        assert [(flight.leg, flight.terminal) for flight in flights] == [(None, None)] * 2
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a"), request("b")], ()) as flights:
+        line.dispatcher.on_message("w", Goodbye(incarnation="w", reason="asked to stop"))
+        assert [(flight.attempt, flight.terminal) for flight in flights] == [(None, None)] * 2
         line.serving("w2")
-        assert line.legs_sent_to("w2") == ["a~2", "b~2"]
+        assert line.attempts_sent_to("w2") == ["a~2", "b~2"]
     assert [worker.incarnation for worker in line.dispatcher.fleet] == ["w2"]
 
 
 def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [flight, _]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [flight, _]:
         line.say("w", events("w", "a", "x"))
         line.sent_to("w")
         line.hello("w")
-        assert flight.leg is None
-        line.dispatcher.hear("w", ready("w"))
-        assert line.legs_sent_to("w") == ["a~2", "b~2"]
+        assert flight.attempt is None
+        line.dispatcher.on_message("w", ready("w"))
+        assert line.attempts_sent_to("w") == ["a~2", "b~2"]
         line.say("w", events("w", "a", "stale", first=1), finished("w", "a"), events("w", "a~2", "y"))
         assert text_of(flight) == "xy"
     assert line.dispatcher.dropped["no_flight"] == 2
@@ -143,19 +130,19 @@ def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Lin
 
 
 def test_choices_board_together_or_not_at_all(line: Line) -> None:
-    line.serving("w", rows=1)  # and eight may wait
+    line.serving("w", rows=1)  # eight may wait
     worker = line.dispatcher.find("m")
-    with line.dispatcher.board(worker, [request(id) for id in "abcdefg"], ()):
+    with line.dispatcher.submit(worker, [request(id) for id in "abcdefg"], ()):
         line.sent_to("w")
         with (
             pytest.raises(RequestError) as caught,
-            line.dispatcher.board(worker, [request(id) for id in "hij"], ()),
+            line.dispatcher.submit(worker, [request(id) for id in "hij"], ()),
         ):
             pass
         assert caught.value.code is Code.TEXT_GENERATION_BUSY
         assert line.sent_to("w") == []
         assert len(line.dispatcher.flights) == 7
-        with line.dispatcher.board(worker, [request(id) for id in "hi"], ()) as flights:
+        with line.dispatcher.submit(worker, [request(id) for id in "hi"], ()) as flights:
             assert [flight.id for flight in flights] == ["h", "i"]
 
 
@@ -164,7 +151,7 @@ def test_more_choices_than_there_is_room_for_are_refused_for_good(line: Line) ->
     requests = [request(str(number)) for number in range(10)]
     with (
         pytest.raises(RequestError) as caught,
-        line.dispatcher.board(line.dispatcher.find("m"), requests, ()),
+        line.dispatcher.submit(line.dispatcher.find("m"), requests, ()),
     ):
         pass
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "n")
@@ -174,7 +161,7 @@ def test_more_choices_than_there_is_room_for_are_refused_for_good(line: Line) ->
 def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(line: Line) -> None:
     line.serving("w")
     requests = [request(id) for id in "abcd"]
-    with line.dispatcher.board(line.dispatcher.find("m"), requests, ()) as flights:
+    with line.dispatcher.submit(line.dispatcher.find("m"), requests, ()) as flights:
         assert line.sent_to("w") == [welcome(), *requests]
         line.say("w", events("w", "b", "x"), finished("w", "b"), failed("w", "c"))
         assert [type(flight.terminal) for flight in flights] == [type(None), Finished, Failed, type(None)]
@@ -188,7 +175,7 @@ def test_a_choice_that_cannot_be_sent_takes_the_others_back(line: Line) -> None:
     requests = [request(id) for id in "abc"]
     with (
         pytest.raises(RequestError) as caught,
-        line.dispatcher.board(line.dispatcher.find("m"), requests, ()),
+        line.dispatcher.submit(line.dispatcher.find("m"), requests, ()),
     ):
         pass
     assert caught.value.code is Code.INVALID_REQUEST
@@ -196,12 +183,12 @@ def test_a_choice_that_cannot_be_sent_takes_the_others_back(line: Line) -> None:
     assert len(line.dispatcher.flights) == 0
 
 
-# --- a flight ----------------------------------------------------------------------------------------
+# --- one flight --------------------------------------------------------------------------------------
 
 
 def test_a_flight_collects_what_its_worker_says_until_the_end(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("w", accepted("w", "a"), events("w", "a", "al", "l"), events("w", "a", " aboard", first=2))
         line.say("w", finished("w", "a", tokens=3))
         assert text_of(flight) == "all aboard"
@@ -212,7 +199,7 @@ def test_a_flight_collects_what_its_worker_says_until_the_end(line: Line) -> Non
 
 def test_a_client_that_leaves_early_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         line.say("w", accepted("w", "a"), events("w", "a", "x"))
     assert len(line.dispatcher.flights) == 0
     assert line.sent_to("w")[-1] == cancel("a")
@@ -224,7 +211,7 @@ def test_a_handler_that_breaks_frees_its_slot_and_its_worker_is_told(line: Line)
     line.serving("w")
     with (
         pytest.raises(ZeroDivisionError),
-        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
+        line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()),
     ):
         raise ZeroDivisionError
     assert len(line.dispatcher.flights) == 0
@@ -236,9 +223,9 @@ def test_a_worker_that_cannot_be_reached_is_unavailable_and_nothing_stays_behind
     line.unreachable.add("w")
     with (
         pytest.raises(RequestError) as caught,
-        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
+        line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()),
     ):
-        raise AssertionError("not aboard")
+        raise AssertionError("the request was dispatched")
     assert caught.value.code is Code.WORKER_UNAVAILABLE
     assert caught.value.retry_after_s is not None
     assert len(line.dispatcher.flights) == 0
@@ -249,9 +236,9 @@ def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(line: Lin
     line.unsendable.add("a")
     with (
         pytest.raises(RequestError) as caught,
-        line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()),
+        line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()),
     ):
-        raise AssertionError("not aboard")
+        raise AssertionError("the request was dispatched")
     assert caught.value.code is Code.INVALID_REQUEST
     assert len(line.dispatcher.flights) == 0
 
@@ -260,22 +247,22 @@ def test_a_flight_of_which_something_was_lost_is_sent_again_alone(line: Line) ->
     line.serving("w")
     worker = line.dispatcher.find("m")
     with (
-        line.dispatcher.board(worker, [request("a")], ()) as [damaged],
-        line.dispatcher.board(worker, [request("b")], ()) as [whole],
+        line.dispatcher.submit(worker, [request("a")], ()) as [damaged],
+        line.dispatcher.submit(worker, [request("b")], ()) as [whole],
     ):
         line.sent_to("w")
         both = events("w", "a", "x", first=1).deltas + events("w", "b", "x").deltas
         line.say("w", type(events("w", "a"))(incarnation="w", deltas=both))
-        assert line.sent_to("w") == [cancel("a"), replace(request("a"), id="a~2")]
+        assert line.sent_to("w") == [cancel("a"), request("a~2")]
         assert damaged.terminal is None
         assert text_of(damaged) == ""
         assert text_of(whole) == "x"
     assert line.dispatcher.dropped == {"gap": 1}
 
 
-def test_what_comes_after_the_end_changes_nothing(line: Line) -> None:
+def test_messages_after_the_terminal_are_ignored(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("w", finished("w", "a"), failed("w", "a"), events("w", "a", "x"), finished("w", "a"))
         assert flight.take() == [finished("w", "a")]
 
@@ -284,19 +271,19 @@ def test_a_full_worker_refuses_and_a_place_that_becomes_free_is_given(line: Line
     line = Line(waiting_max=1)
     line.serving("w", rows=1)
     worker = line.dispatcher.find("m")
-    with line.dispatcher.board(worker, [request("a")], ()):
-        with line.dispatcher.board(worker, [request("b")], ()):
-            with pytest.raises(RequestError) as caught, line.dispatcher.board(worker, [request("c")], ()):
-                raise AssertionError("not aboard")
+    with line.dispatcher.submit(worker, [request("a")], ()):
+        with line.dispatcher.submit(worker, [request("b")], ()):
+            with pytest.raises(RequestError) as caught, line.dispatcher.submit(worker, [request("c")], ()):
+                raise AssertionError("the request was dispatched")
             assert caught.value.code is Code.TEXT_GENERATION_BUSY
             assert caught.value.details["waiting_ids"] == ["a", "b"]
-        with line.dispatcher.board(worker, [request("c")], ()):
+        with line.dispatcher.submit(worker, [request("c")], ()):
             pass
 
 
 def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         line.clock.now += 7.0
         line.beat("w")
         line.say("w", finished("w", "a"))
@@ -306,34 +293,34 @@ def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None
 @pytest.mark.parametrize("end", ["failed", "left"])
 def test_a_request_that_did_not_finish_says_nothing_about_how_long_one_takes(end: str, line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         line.clock.now += 7.0
         if end == "failed":
             line.say("w", failed("w", "a"))
     assert line.dispatcher.admission.retry_after_s(1) == 1.0
 
 
-# --- verdicts ----------------------------------------------------------------------------------------
+# --- health states -----------------------------------------------------------------------------------
 
 
 def test_a_dead_worker_costs_its_own_flights_only(line: Line) -> None:
     line.serving("w1", "m1")
     line.serving("w2", "m2")
     with (
-        line.dispatcher.board(line.dispatcher.find("m1"), [request("a")], ()) as [lost],
-        line.dispatcher.board(line.dispatcher.find("m2"), [request("b")], ()) as [other],
+        line.dispatcher.submit(line.dispatcher.find("m1"), [request("a")], ()) as [lost],
+        line.dispatcher.submit(line.dispatcher.find("m2"), [request("b")], ()) as [other],
     ):
         line.dispatcher.lost("w1")
         line.dispatcher.lost("w1")
-        assert lost.leg is None
-        assert other.leg is not None
+        assert lost.attempt is None
+        assert other.attempt is not None
         line.say("w2", finished("w2", "b"))
         assert isinstance(other.terminal, Finished)
 
 
-def test_what_a_worker_said_before_it_died_still_counts(line: Line) -> None:
+def test_messages_received_before_a_worker_crash_are_processed(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("w", events("w", "a", "x"), finished("w", "a"))
         line.dispatcher.lost("w")
         assert isinstance(flight.terminal, Finished)
@@ -341,7 +328,7 @@ def test_what_a_worker_said_before_it_died_still_counts(line: Line) -> None:
 
 def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
     line.serving("w1")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.dispatcher.lost("w1")
         line.serving("w2")
         flight.take()
@@ -351,15 +338,15 @@ def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
 
 def test_a_worker_that_is_turned_away_is_told_so_and_another_one_has_its_flights(line: Line) -> None:
     line.serving("w1")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.say("w1", accepted("w1", "a"), events("w1", "a", "x"))
         line.serving("w2")
         line.sent_to("w1"), line.sent_to("w2")
         line.dispatcher.turn_away("w1", "it floods")
         assert line.sent_to("w1") == [Rejected(incarnation=GATEWAY, reason="it floods")]
-        assert line.legs_sent_to("w2") == ["a~2"]
+        assert line.attempts_sent_to("w2") == ["a~2"]
         assert [worker.incarnation for worker in line.dispatcher.fleet] == ["w2"]
-        line.dispatcher.lost("w1")  # as its connection ends
+        line.dispatcher.lost("w1")  # its connection closes
         line.say("w2", events("w2", "a~2", "y"), finished("w2", "a~2", tokens=2))
         assert isinstance(flight.terminal, Finished)
         assert text_of(flight) == "xy"
@@ -367,53 +354,53 @@ def test_a_worker_that_is_turned_away_is_told_so_and_another_one_has_its_flights
 
 def test_it_is_said_how_many_deltas_were_of_use(line: Line) -> None:
     line.serving("w")
-    hear = line.dispatcher.hear
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
-        assert hear("w", accepted("w", "a")) == 0
-        assert hear("w", events("w", "a", "x", "y")) == 2
-        assert hear("w", events("w", "a", "y", "z", first=1)) == 1
-        assert hear("w", events("w", "b", "x")) == 0
-        assert hear("w", events("other", "a", "x")) == 0
-        assert hear("stranger", events("stranger", "a", "x")) == 0
-    assert hear("w", events("w", "a", "x", first=3)) == 0
+    on_message = line.dispatcher.on_message
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
+        assert on_message("w", accepted("w", "a")) == 0
+        assert on_message("w", events("w", "a", "x", "y")) == 2
+        assert on_message("w", events("w", "a", "y", "z", first=1)) == 1
+        assert on_message("w", events("w", "b", "x")) == 0
+        assert on_message("w", events("other", "a", "x")) == 0
+        assert on_message("stranger", events("stranger", "a", "x")) == 0
+    assert on_message("w", events("w", "a", "x", first=3)) == 0
 
 
 def test_tokens_of_a_prompt_are_of_use_once(line: Line) -> None:
     line.serving("w")
-    hear = line.dispatcher.hear
-    told = Accepted(incarnation="w", id="a", prompt_tokens=3, tokens=[1, 2, 3])
-    counted = replace(request("a"), tokenizing=Tokenizing(tokens=True))
-    with line.dispatcher.board(line.dispatcher.find("m"), [counted], ()) as [flight]:
-        assert [hear("w", told), hear("w", told)] == [3, 0]
-        assert hear("w", replace(told, id="b")) == 0
+    on_message = line.dispatcher.on_message
+    told = accepted(tokens=[1, 2, 3])
+    counted = request("a", tokenizing=TokenizeOptions(tokens=True))
+    with line.dispatcher.submit(line.dispatcher.find("m"), [counted], ()) as [flight]:
+        assert [on_message("w", told), on_message("w", told)] == [3, 0]
+        assert on_message("w", replace(told, id="b")) == 0
         line.say("w", finished("w", "a"))
         assert [type(item) for item in flight.take()] == [Accepted, Finished]
 
 
-def test_what_is_only_counted_says_nothing_of_how_long_requests_take(line: Line) -> None:
+def test_tokenize_requests_do_not_affect_retry_after(line: Line) -> None:
     line.serving("w")
-    for id, tokenizing, expected in (("a", Tokenizing(), 1), ("b", None, 50)):
-        asked = replace(request(id), tokenizing=tokenizing)
-        with line.dispatcher.board(line.dispatcher.find("m"), [asked], ()):
+    for id, tokenizing, expected in (("a", TokenizeOptions(), 1), ("b", None, 50)):
+        asked = request(id, tokenizing=tokenizing)
+        with line.dispatcher.submit(line.dispatcher.find("m"), [asked], ()):
             line.clock.now += 50
             line.say("w", accepted("w", id), finished("w", id))
         assert line.dispatcher.admission.retry_after_s(1) == expected
 
 
-@pytest.mark.parametrize("verdict", Verdict)
+@pytest.mark.parametrize("verdict", [HealthState.SILENT, HealthState.STALLED])
 def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_end(
-    verdict: Verdict, line: Line
+    verdict: HealthState, line: Line
 ) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.beat("w", running=1, steps=1)
-        line.clock.now += {Verdict.SILENT: SILENT_S, Verdict.STALLED: STALL_S}[verdict] + 1
-        if verdict is Verdict.STALLED:
-            # Silent for as long, then heard: the clock of a stall starts over with its first beat.
+        line.clock.now += {HealthState.SILENT: SILENT_S, HealthState.STALLED: STALL_S}[verdict] + 1
+        if verdict is HealthState.STALLED:
+            # After a silence, the first heartbeat restarts the stall timeout.
             line.beat("w", running=1, steps=1)
         line.sent_to("w")
         line.dispatcher.sweep()
-        assert flight.leg is None
+        assert flight.attempt is None
         assert line.sent_to("w") == [cancel("a")]
         line.dispatcher.sweep()
         assert line.sent_to("w") == []
@@ -440,7 +427,7 @@ def test_a_silent_worker_that_speaks_again_gets_requests_again(line: Line) -> No
 
 def test_a_gateway_that_stops_takes_nothing_new_and_lets_the_rest_finish(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
         line.dispatcher.stop()
         for model in ("m", "unknown", None):
             with pytest.raises(RequestError) as caught:
@@ -455,14 +442,14 @@ def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: 
     line.serving("w")
     worker = line.dispatcher.find("m")
     with (
-        line.dispatcher.board(worker, [request("a")], ()) as [over],
-        line.dispatcher.board(worker, [request("b")], ()) as [running],
+        line.dispatcher.submit(worker, [request("a")], ()) as [over],
+        line.dispatcher.submit(worker, [request("b")], ()) as [running],
     ):
         line.say("w", finished("w", "a"))
         line.sent_to("w")
         line.dispatcher.stop()
-        line.dispatcher.abandon()
-        line.dispatcher.abandon()
+        line.dispatcher.fail_all()
+        line.dispatcher.fail_all()
         assert isinstance(over.terminal, Finished)
         assert isinstance(running.terminal, Failed)
         assert running.terminal.code == Code.SHUTTING_DOWN
@@ -472,12 +459,12 @@ def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: 
 # --- prefixes ----------------------------------------------------------------------------------------
 
 
-def test_what_was_reused_is_kept_by_its_flight_and_wrong_words_about_it_are_counted(line: Line) -> None:
+def test_prefix_hit_is_recorded_once_and_unexpected_reports_are_counted(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [a, b]:
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [a, b]:
         line.say("w", accepted("w", "a"), reused("w", "a", 2, "disk", "evicted"), reused("w", "a", 3))
         line.say("w", accepted("w", "b"), events("w", "b", "x"), reused("w", "b", 1), reused("w", "none"))
-        assert a.reuse == Reuse(tokens=2, tier="disk", miss="evicted")
+        assert a.reuse == PrefixReuse(tokens=2, tier="disk", miss="evicted")
         assert b.reuse is None
     assert line.dispatcher.dropped == {"unexpected": 2, "no_flight": 1}
 
@@ -487,25 +474,25 @@ def test_every_worker_that_serves_the_model_is_told_to_clear_its_cache_and_no_ot
     line.serving("w2", "m")
     line.serving("w3", "another")
     line.hello("w4", "m")
-    with line.dispatcher.clear("m", "c") as clearing:
+    with line.dispatcher.clear("m", "c") as cache_clear:
         for worker in ("w1", "w2"):
             assert line.sent_to(worker)[1:] == [ClearCache(incarnation=GATEWAY, id="c")]
         assert not [message for _, message in line.sent if isinstance(message, ClearCache)]
         line.say("w2", cleared("w2", "c", 10, 1))
-        assert not clearing.over
+        assert not cache_clear.over
         line.say("w1", cleared("w1", "c", 20, 2))
-        assert clearing.over
-        assert [(model, freed.ram_bytes) for model, freed in clearing.freed] == [("m", 10), ("m", 20)]
+        assert cache_clear.over
+        assert [(model, freed.ram_bytes) for model, freed in cache_clear.freed] == [("m", 10), ("m", 20)]
     assert line.dispatcher.dropped == {}
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped_and_counted(line: Line) -> None:
     line.serving("w1")
     line.serving("w2", "another")
-    with line.dispatcher.clear("m", "c") as clearing:
+    with line.dispatcher.clear("m", "c") as cache_clear:
         line.say("w2", cleared("w2", "c"))
         line.say("w1", cleared("w1", "an earlier one"), cleared("w1", "c"), cleared("w1", "c"))
-        assert len(clearing.freed) == 1
+        assert len(cache_clear.freed) == 1
     line.say("w1", cleared("w1", "c"))
     assert line.dispatcher.dropped["no_clearing"] == 4
 
@@ -514,21 +501,21 @@ def test_an_answer_that_nobody_waits_for_is_dropped_and_counted(line: Line) -> N
 def test_a_worker_that_dies_with_a_full_cache_ends_the_wait(how: str, line: Line) -> None:
     line.serving("w1")
     line.serving("w2")
-    with line.dispatcher.clear(None, "c") as clearing:
+    with line.dispatcher.clear(None, "c") as cache_clear:
         match how:
             case "lost":
                 line.dispatcher.lost("w1")
             case "goodbye":
-                line.dispatcher.hear("w1", Goodbye(incarnation="w1", reason="asked to stop"))
+                line.dispatcher.on_message("w1", Goodbye(incarnation="w1", reason="asked to stop"))
             case _:
                 line.hello("w1")
-        assert clearing.over
-        assert clearing.died == "m"
-    with line.dispatcher.clear(None, "d") as clearing:
-        assert list(clearing.awaited) == ["w2"]
+        assert cache_clear.over
+        assert cache_clear.died == "m"
+    with line.dispatcher.clear(None, "d") as cache_clear:
+        assert list(cache_clear.awaited) == ["w2"]
 
 
-def test_nobody_to_clear_and_nobody_to_reach_are_the_errors_of_any_request(line: Line) -> None:
+def test_cache_clear_without_reachable_worker_raises_request_errors(line: Line) -> None:
     def code(model: str | None) -> Code:
         with pytest.raises(RequestError) as caught, line.dispatcher.clear(model, "c"):
             pass
@@ -540,31 +527,31 @@ def test_nobody_to_clear_and_nobody_to_reach_are_the_errors_of_any_request(line:
     line.unreachable.add("w")
     assert code("m") is Code.WORKER_UNAVAILABLE
     line.unreachable.clear()
-    with line.dispatcher.clear("m", "c") as clearing:
-        assert not clearing.over
+    with line.dispatcher.clear("m", "c") as cache_clear:
+        assert not cache_clear.over
 
 
-def test_one_that_drains_keeps_what_it_has_and_gets_nothing_new(line: Line) -> None:
+def test_draining_worker_finishes_its_requests_and_gets_no_new_ones(line: Line) -> None:
     line.serving("w1")
     worker = line.dispatcher.find("m")
-    aboard = line.board(request("a"))
+    assigned = line.submit(request("a"))
     line.say("w1", Draining(incarnation="w1"))
     assert worker.state == "draining"
     with pytest.raises(RequestError) as refused:
         line.dispatcher.find("m")
     assert refused.value.code is Code.WORKER_UNAVAILABLE
     line.serving("w2")
-    # Found before it drained, boarded after: another one has the same model.
-    with line.dispatcher.board(worker, [request("b")], ()):
-        assert line.legs_sent_to("w2") == ["b"]
+    # The worker was chosen before it drained; the request goes to another with the same model.
+    with line.dispatcher.submit(worker, [request("b")], ()):
+        assert line.attempts_sent_to("w2") == ["b"]
     line.say("w1", events("w1", "a", "on"))
-    assert len(aboard.tokens) > 0
+    assert len(assigned.tokens) > 0
     line.say("w1", Goodbye(incarnation="w1", reason="out of time"))
-    assert line.legs_sent_to("w2") == ["a~2"]
-    assert not aboard.suspect
+    assert line.attempts_sent_to("w2") == ["a~2"]
+    assert not assigned.suspect
 
 
-def test_whoever_wants_to_know_is_told_who_has_become_ready() -> None:
+def test_ready_worker_is_reported_to_the_supervisor() -> None:
     line = Line()
     line.serving("w1")
     assert [orders.serving for orders in line.told] == [[1]]

@@ -1,11 +1,11 @@
-"""The gateway against simulated workers that die, hang, reconnect, repeat themselves and lie.
+"""Stateful test of the gateway with simulated workers that die, hang, reconnect, repeat themselves and lie.
 
-One rule is one thing that can happen; hypothesis strings them together. What workers say lies on the line
-until it is delivered, also after they are dead, so that every order that ZeroMQ can produce comes about; and
-the line loses, doubles and swaps what lies on it, which ZeroMQ is not known to do.
+One rule is one possible event; hypothesis combines them. Messages of workers are queued until delivered, also
+after the worker has died, so every order that ZeroMQ can produce occurs. The queue also loses, duplicates and
+swaps messages, which ZeroMQ is not known to do.
 
-The same rules, weighted and with dice instead of hypothesis, make histories that a seed replays:
-`python -m tests.broker.dispatch.test_dispatcher_simulated 0 10000` plays so many.
+The same rules, weighted and drawn by a seeded generator, make reproducible histories:
+`python -m tests.broker.dispatch.test_dispatcher_simulated 0 10000` plays the seeds 0 to 9999.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from msgspec.structs import replace
 
-from broker.dispatch.clearing import Clearing
+from broker.dispatch.cache_clear import CacheClear
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flight import PENDING_DELTAS_MAX, Flight, Item
 from protocol.errors import Code, RequestError
-from protocol.messages import Cancel, Events, Failed, Finished, Goodbye, Message, Reused, ToGateway
-from protocol.parts import Delta
-from tests.broker.dispatching import SILENT_S, STALL_S, accepted, failed, finished, ready, request, reused
+from protocol.messages import Cancel, Failed, Finished, Goodbye, Message, PrefixHit, StepOutputs, ToGateway
+from protocol.types import Delta
+from tests.broker.dispatcher_line import SILENT_S, STALL_S, ready
 from tests.broker.peers import POISON, ROWS, TOKENS, WAITING, Peer, SimulatedLine, of_flights, text_at
+from tests.factories import accepted, failed, finished, request, reused
 
 WORKERS_MAX = 4
 ROUNDS_MAX = 400
@@ -49,7 +49,7 @@ POSSIBLE = {
 
 @dataclass(eq=False)
 class Client:
-    """One flight, and what its client has read of it. Those of one request share their context."""
+    """Client of one flight, with the items it has read. Flights of one request share their context."""
 
     context: AbstractContextManager[list[Flight]]
     flight: Flight
@@ -76,7 +76,7 @@ class Gateway(RuleBasedStateMachine):
         self.clients: list[Client] = []
         self.opened = 0
         self.ends: Counter[str] = Counter()
-        self.orders: list[tuple[AbstractContextManager[Clearing], Clearing, set[str]]] = []
+        self.orders: list[tuple[AbstractContextManager[CacheClear], CacheClear, set[str]]] = []
 
     def pick(self, number: int, peers: list[Peer]) -> Peer:
         return peers[number % len(peers)]
@@ -178,12 +178,12 @@ class Gateway(RuleBasedStateMachine):
     def deliver(self, number: int, most: int) -> None:
         peer = self.pick(number, list(self.peers.values()))
         for _ in range(min(most, len(peer.line))):
-            self.dispatcher.hear(peer.name, peer.line.popleft())
+            self.dispatcher.on_message(peer.name, peer.line.popleft())
 
     @precondition(lambda self: self.under_way())
     @rule(number=st.integers(0, 99), how=st.sampled_from(["lost", "doubled", "swapped"]))
     def something_happens(self, number: int, how: str) -> None:
-        """On the line."""
+        """Lose, duplicate or swap a message in transit."""
         lines = [line for peer in self.peers.values() for line in (peer.line, peer.inbox)]
         places = [(line, n) for line in lines for n, message in enumerate(line) if of_flights(message)]
         line, place = places[number % len(places)]
@@ -204,17 +204,19 @@ class Gateway(RuleBasedStateMachine):
         number=st.integers(0, 99), kind=st.sampled_from(["delta", "finished", "failed", "accepted", "reused"])
     )
     def somebody_else_speaks_of_a_flight(self, number: int, kind: str) -> None:
-        """Under its own name, and under that of the flight's worker."""
+        """Another peer forges messages, under its own name and under that of the flight's worker."""
         flight = self.clients[number % len(self.clients)].flight
-        leg = flight.leg
-        id, sequence, worker = (leg.id, leg.deltas, leg.worker) if leg else (flight.id, 0, "nobody")
+        attempt = flight.attempt
+        id, sequence, worker = (
+            (attempt.id, attempt.deltas, attempt.worker) if attempt else (flight.id, 0, "nobody")
+        )
         others = [name for name in [*self.peers, "stranger"] if name != worker]
         for signature in (other := others[number % len(others)], worker):
             message: ToGateway
             match kind:
                 case "delta":
                     delta = Delta(id=id, sequence=sequence, tokens=[1], text=FORGED)
-                    message = Events(incarnation=signature, deltas=[delta])
+                    message = StepOutputs(incarnation=signature, deltas=[delta])
                 case "finished":
                     message = finished(signature, id)
                 case "failed":
@@ -223,26 +225,26 @@ class Gateway(RuleBasedStateMachine):
                     message = reused(signature, id, 1, FORGED)
                 case _:
                     message = accepted(signature, id)
-            self.dispatcher.hear(other, message)
+            self.dispatcher.on_message(other, message)
 
     @precondition(lambda self: self.clients)
     @rule(number=st.integers(0, 99), offset=st.sampled_from([-1, 1, 2]))
     def worker_skips_or_repeats_a_delta(self, number: int, offset: int) -> None:
-        """True text in a wrong place."""
-        leg = self.clients[number % len(self.clients)].flight.leg
-        peer = self.peers[leg.worker] if leg else None
-        if leg and peer and leg.id in peer.rows:
-            delta = peer.delta(leg.id, max(0, leg.deltas + offset))
-            self.dispatcher.hear(peer.name, Events(incarnation=peer.name, deltas=[delta]))
+        """Deliver a delta with its correct text but a wrong sequence number."""
+        attempt = self.clients[number % len(self.clients)].flight.attempt
+        peer = self.peers[attempt.worker] if attempt else None
+        if attempt and peer and attempt.id in peer.rows:
+            delta = peer.delta(attempt.id, max(0, attempt.deltas + offset))
+            self.dispatcher.on_message(peer.name, StepOutputs(incarnation=peer.name, deltas=[delta]))
 
     @precondition(lambda self: self.opened)
     @rule(number=st.integers(0, 99), id=st.integers(1, 60))
     def worker_ends_a_request_twice(self, number: int, id: int) -> None:
-        """One that is running, is over, or never was aboard."""
+        """Repeat the end of a request after its worker has ended it."""
         peer = self.pick(number, list(self.peers.values()))
-        for leg in sorted(said for said in peer.said if said.partition("~")[0] == f"r{id}"):
-            peer.line.append(failed(peer.name, leg, "engine_error"))
-            peer.line.append(Events(incarnation=peer.name, deltas=[peer.delta(leg, TOKENS)]))
+        for attempt in sorted(said for said in peer.said if said.partition("~")[0] == f"r{id}"):
+            peer.line.append(failed(peer.name, attempt, "engine_error"))
+            peer.line.append(StepOutputs(incarnation=peer.name, deltas=[peer.delta(attempt, TOKENS)]))
 
     # --- time ---
 
@@ -257,7 +259,7 @@ class Gateway(RuleBasedStateMachine):
             self.line.clock.now += 1.0
             for peer in self.alive():
                 peer.steps += 0 if peer.hung else 1
-                self.dispatcher.hear(peer.name, peer.heartbeat())
+                self.dispatcher.on_message(peer.name, peer.heartbeat())
             self.dispatcher.sweep()
 
     # --- clients ---
@@ -278,18 +280,18 @@ class Gateway(RuleBasedStateMachine):
             refused = error.code
         else:
             assert model in (None, worker.model)
-            self.board(worker, choices, kind)
+            self.submit_requests(worker, choices, kind)
             return
         assert refused in {Code.WORKER_UNAVAILABLE, Code.MODEL_LOADING, Code.SHUTTING_DOWN}
 
-    def board(self, worker: Worker, choices: int, kind: str) -> None:
+    def submit_requests(self, worker: Worker, choices: int, kind: str) -> None:
         flights = self.dispatcher.flights
-        present = len(flights.aboard(worker.incarnation)) + len(flights.waiting(worker.model))
+        present = len(flights.assigned(worker.incarnation)) + len(flights.waiting(worker.model))
         full = present + choices > ROWS + WAITING
         ids = [f"{kind}{self.opened + number}" for number in range(1, choices + 1)]
-        requests = [replace(request(id), prompt=ids[0]) for id in ids]
+        requests = [request(id, prompt=ids[0]) for id in ids]
         self.opened += choices
-        context = self.dispatcher.board(worker, requests, ())
+        context = self.dispatcher.submit(worker, requests, ())
         try:
             opened = context.__enter__()
         except RequestError as error:
@@ -317,8 +319,8 @@ class Gateway(RuleBasedStateMachine):
 
     def leave(self, one: Client) -> None:
         party = [client for client in self.clients if client.context is one.context]
-        legs = [client.flight.leg for client in party if client.flight.terminal is None]
-        running = [(leg.worker, leg.id) for leg in legs if leg is not None]
+        attempts = [client.flight.attempt for client in party if client.flight.terminal is None]
+        running = [(attempt.worker, attempt.id) for attempt in attempts if attempt is not None]
         self.line.sent.clear()
         one.context.__exit__(None, None, None)
         for client in party:
@@ -356,17 +358,17 @@ class Gateway(RuleBasedStateMachine):
         assert bool(lost) == (order.died is not None)
         context.__exit__(None, None, None)
 
-    # --- the gateway's own end ---
+    # --- shutdown of the gateway ---
 
     @rule(dice=st.integers(0, 29))
     def gateway_goes(self, dice: int) -> None:
         if dice == 0:
             self.dispatcher.stop()
         elif dice == 1 and self.dispatcher.stopping:
-            self.dispatcher.abandon()
+            self.dispatcher.fail_all()
             assert all(client.flight.terminal is not None for client in self.clients)
 
-    # --- what must always hold ---
+    # --- invariants ---
 
     @invariant()
     def every_open_request_is_a_flight_and_no_other(self) -> None:
@@ -375,10 +377,10 @@ class Gateway(RuleBasedStateMachine):
     @invariant()
     def whoever_waits_is_aboard_nobody(self) -> None:
         flights = self.dispatcher.flights
-        aboard = [flight for name in self.peers for flight in flights.aboard(name)]
+        assigned = [flight for name in self.peers for flight in flights.assigned(name)]
         open_ones = [client.flight for client in self.clients if client.flight.terminal is None]
-        assert {flight.id for flight in open_ones} == {f.id for f in [*aboard, *flights.waiting()]}
-        assert len(open_ones) == len(aboard) + len(flights.waiting())
+        assert {flight.id for flight in open_ones} == {f.id for f in [*assigned, *flights.waiting()]}
+        assert len(open_ones) == len(assigned) + len(flights.waiting())
 
     @invariant()
     def flights_are_sound(self) -> None:
@@ -389,10 +391,10 @@ class Gateway(RuleBasedStateMachine):
     def check(self, client: Client) -> None:
         flight, items = client.flight, [*client.read, *client.flight.pending]
         texts = [item.text for item in items if isinstance(item, Delta)]
-        # Nothing lost, doubled or out of order, and nothing of another flight, worker or liar.
+        # No text is lost, duplicated, reordered, forged or from another flight or worker.
         assert texts == [text_at(flight.id, n) for n in range(len(texts))]
         assert flight.tokens == list(range(len(texts)))
-        told = [item.reuse for item in items if isinstance(item, Reused)]
+        told = [item.reuse for item in items if isinstance(item, PrefixHit)]
         assert told == ([flight.reuse] if flight.reuse is not None else [])
         assert FORGED not in [reuse.tier for reuse in told]
         ends = [item for item in items if isinstance(item, Finished | Failed)]
@@ -406,7 +408,10 @@ class Gateway(RuleBasedStateMachine):
                 assert code in POSSIBLE
 
     def all_is_well_for_a_while(self) -> None:
-        """But for poison, that is: who has died is missed, and a successor comes."""
+        """Play one round without faults except poison: lost workers are noticed and replaced."""
+        for name, _ in self.line.killed:
+            self.peers[name].alive = False
+        self.line.killed.clear()
         for peer in self.unnoticed():
             self.notice(peer)
         for model in ("m1", "m2"):
@@ -417,12 +422,12 @@ class Gateway(RuleBasedStateMachine):
             peer.line.append(peer.heartbeat())
         for peer in self.peers.values():
             while peer.line:
-                self.dispatcher.hear(peer.name, peer.line.popleft())
+                self.dispatcher.on_message(peer.name, peer.line.popleft())
         self.line.clock.now += 0.25
         self.dispatcher.sweep()
 
     def teardown(self) -> None:
-        """However it went: with workers that work and a line that carries, everyone has an answer soon."""
+        """Check that every flight ends within `ROUNDS_MAX` rounds without faults."""
         for peer in self.alive():
             peer.hung = peer.full = False
         for _ in range(ROUNDS_MAX):
@@ -441,12 +446,12 @@ class Gateway(RuleBasedStateMachine):
     def nothing_is_left(self) -> None:
         flights = self.dispatcher.flights
         assert (len(flights), flights.waiting()) == (0, [])
-        assert not any(flights.legs(name) for name in self.peers)
+        assert not any(flights.attempts(name) for name in self.peers)
         assert not any(peer.rows for peer in self.alive())
 
 
 Action = Callable[[Gateway, Callable[[], int]], object]
-"""Something that can happen to a gateway, with dice."""
+"""Event of a simulated history. The second argument draws a number below 100."""
 
 ACTIONS: dict[Action, int] = {
     lambda g, n: g.clients_come(["m1", "m1", "m2", None][n() % 4], 1, 1 + n() % 2): 12,
@@ -472,7 +477,7 @@ ACTIONS: dict[Action, int] = {
 
 
 def play(seed: int, actions: int = 200) -> Gateway:
-    """A history that its seed brings about again, to its end."""
+    """Play a history determined by its seed, to its end."""
     dice = random.Random(seed)
     gateway = Gateway()
     gateway.two_workers_serve()
@@ -486,7 +491,7 @@ def play(seed: int, actions: int = 200) -> Gateway:
 
 
 def soak(seeds: range) -> Counter[str]:
-    """Play them all; what came about in them."""
+    """Play all seeds, and count the outcomes."""
     seen: Counter[str] = Counter()
     for seed in seeds:
         try:
@@ -501,7 +506,7 @@ def soak(seeds: range) -> Counter[str]:
 
 def test_whatever_a_seed_brings_about_every_request_ends_once_and_whole() -> None:
     seen = soak(range(SEEDS))
-    # The histories are worth something only if all of this comes about in them.
+    # The histories are useful only if all of these outcomes occur.
     assert seen.keys() >= {"double", "gap", "lost", "stray", "no_flight", "forged", "unknown_sender"}
     assert seen.keys() >= {"grounded", "resumed", "worker_crashed", ""}
 

@@ -1,4 +1,4 @@
-"""Flights that lose their worker, and what is done about what the line has lost."""
+"""Failover of flights whose worker is lost, and reconciliation after lost messages."""
 
 from __future__ import annotations
 
@@ -7,34 +7,24 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from broker.dispatch.failover import MENDS_MAX
+from broker.dispatch.failover import RESENDS_MAX
 from broker.dispatch.flight import PROVEN_PIECES, Flight
-from broker.dispatch.reconcile import BEATS_MISSED_MAX
-from broker.dispatch.suspects import (
-    DEATHS_MAX,
-    DEATHS_RAISED_MAX,
-    DEATHS_REMEMBERED_MAX,
-    REMAND_S,
+from broker.dispatch.quarantine import (
+    CRASHES_MAX,
+    CRASHES_RAISED_MAX,
+    CRASHES_REMEMBERED_MAX,
+    QUARANTINE_GRACE_S,
     REMEMBERED_MAX,
     REMEMBERED_S,
-    SETTLED_S,
+    STABLE_S,
     fingerprint,
 )
+from broker.dispatch.reconcile import MISSED_HEARTBEATS_MAX
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Cancel, Failed, Finished, Generate, Goodbye, Scored
-from protocol.parts import Delta, Media, PromptToken, RowStatus, Sampling, Tokenizing
-from tests.broker.dispatching import (
-    FAILOVER_S,
-    GATEWAY,
-    SILENT_S,
-    Line,
-    accepted,
-    events,
-    failed,
-    finished,
-    request,
-    reused,
-)
+from protocol.messages import Cancel, Failed, Finished, Generate, Goodbye, PromptLogprobs
+from protocol.types import Delta, Media, PromptToken, RequestStatus, Sampling, TokenizeOptions
+from tests.broker.dispatcher_line import FAILOVER_S, SILENT_S, Line
+from tests.factories import GATEWAY, accepted, events, failed, finished, request, reused
 
 SWEEP_S = 0.25
 TEXTS = ["x"] * PROVEN_PIECES
@@ -46,12 +36,12 @@ def line() -> Line:
 
 
 def distinct(id: str) -> Generate:
-    return replace(request(id), prompt=id)
+    return request(id, prompt=id)
 
 
-def board(line: Line, *ids: str) -> list[Flight]:
-    """Flights of clients who stay, each with a request of its own."""
-    return [line.board(distinct(id)) for id in ids]
+def submit(line: Line, *ids: str) -> list[Flight]:
+    """Open flights of distinct requests whose clients stay connected."""
+    return [line.submit(distinct(id)) for id in ids]
 
 
 def text_of(flight: Flight) -> str:
@@ -72,14 +62,14 @@ def generates(line: Line, worker: str) -> list[Generate]:
 def test_a_flight_goes_on_with_the_next_worker_and_takes_its_images_along(line: Line) -> None:
     line.serving("w1", images=True)
     media = [Media(frame=0, mime="image/png", sha256="ab")]
-    asked = replace(request("a"), media=media)
-    with line.dispatcher.board(line.dispatcher.find("m"), [asked], (b"image",)) as [flight]:
+    asked = request("a", media=media)
+    with line.dispatcher.submit(line.dispatcher.find("m"), [asked], (b"image",)) as [flight]:
         line.say("w1", accepted("w1", "a"), reused("w1", "a"), events("w1", "a", "al", "l"))
         line.dispatcher.lost("w1")
-        assert flight.leg is None
+        assert flight.attempt is None
         line.media.clear()
         line.hello("w2")
-        assert line.legs_sent_to("w2") == []
+        assert line.attempts_sent_to("w2") == []
         line.serving("w2")
         assert generates(line, "w2") == [replace(asked, id="a~2", resume=[0, 1])]
         assert line.media == {"a~2": [b"image"]}
@@ -92,11 +82,11 @@ def test_a_flight_goes_on_with_the_next_worker_and_takes_its_images_along(line: 
     assert line.dispatcher.dropped == {"unknown_sender": 1}
 
 
-def test_what_was_to_be_counted_is_counted_by_the_next_worker(line: Line) -> None:
+def test_tokenize_request_is_retried_on_the_next_worker(line: Line) -> None:
     line.serving("w1")
-    asked = replace(request("a"), tokenizing=Tokenizing(tokens=True))
-    told = Accepted(incarnation="w1", id="a", prompt_tokens=2, tokens=[5, 6])
-    with line.dispatcher.board(line.dispatcher.find("m"), [asked], ()) as [flight]:
+    asked = request("a", tokenizing=TokenizeOptions(tokens=True))
+    told = accepted("w1", "a", prompt_tokens=2, tokens=[5, 6])
+    with line.dispatcher.submit(line.dispatcher.find("m"), [asked], ()) as [flight]:
         line.say("w1", told)
         line.dispatcher.lost("w1")
         line.serving("w2")
@@ -111,31 +101,31 @@ def test_another_worker_of_the_same_model_takes_over_at_once_and_one_of_another_
     line: Line,
 ) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.serving("w2", "another")
     line.serving("w3")
     line.dispatcher.lost("w1")
-    assert line.legs_sent_to("w2") == []
-    assert line.legs_sent_to("w3") == ["a~2"]
-    assert flight.leg is not None
-    assert flight.leg.worker == "w3"
+    assert line.attempts_sent_to("w2") == []
+    assert line.attempts_sent_to("w3") == ["a~2"]
+    assert flight.attempt is not None
+    assert flight.attempt.worker == "w3"
 
 
 def test_a_worker_that_cannot_be_reached_is_tried_again_with_the_next_sweep(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.dispatcher.lost("w1")
     line.unreachable.add("w2")
     line.serving("w2")
-    assert flight.leg is None
+    assert flight.attempt is None
     line.unreachable.clear()
     line.dispatcher.sweep()
-    assert flight.leg is not None
+    assert flight.attempt is not None
 
 
 def test_a_request_that_the_next_worker_refuses_fails_like_any_other(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.dispatcher.lost("w1")
     line.serving("w2")
     line.say("w2", failed("w2", "a~2", "context_length_exceeded"))
@@ -144,24 +134,24 @@ def test_a_request_that_the_next_worker_refuses_fails_like_any_other(line: Line)
 
 def test_a_client_that_leaves_while_its_flight_waits_frees_it_at_once(line: Line) -> None:
     line.serving("w1")
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         line.dispatcher.lost("w1")
         line.sent.clear()
     assert len(line.dispatcher.flights) == 0
     assert line.dispatcher.flights.waiting() == []
     line.serving("w2")
-    assert line.legs_sent_to("w2") == []
+    assert line.attempts_sent_to("w2") == []
     assert not [message for _, message in line.sent if isinstance(message, Cancel)]
 
 
-def test_who_comes_while_there_is_no_worker_is_refused_at_once(line: Line) -> None:
+def test_request_without_any_worker_is_refused_at_once(line: Line) -> None:
     line.serving("w1")
     worker = line.dispatcher.find("m")
     line.dispatcher.lost("w1")
     with pytest.raises(RequestError) as caught:
         line.dispatcher.find("m")
     assert caught.value.code is Code.WORKER_UNAVAILABLE
-    with pytest.raises(RequestError) as caught, line.dispatcher.board(worker, [request("b")], ()):
+    with pytest.raises(RequestError) as caught, line.dispatcher.submit(worker, [request("b")], ()):
         pass
     assert caught.value.code is Code.WORKER_UNAVAILABLE
     assert caught.value.retry_after_s is not None
@@ -170,7 +160,7 @@ def test_who_comes_while_there_is_no_worker_is_refused_at_once(line: Line) -> No
 
 def test_the_wait_for_a_worker_ends_after_so_long(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.dispatcher.lost("w1")
     line.clock.now += FAILOVER_S
     line.dispatcher.sweep()
@@ -183,13 +173,13 @@ def test_the_wait_for_a_worker_ends_after_so_long(line: Line) -> None:
 @pytest.mark.parametrize("sign", ["token", "step"])
 def test_the_wait_is_counted_from_the_last_sign_that_somebody_is_at_work(sign: str, line: Line) -> None:
     line.serving("w1")
-    flights = board(line, "a", "b")
+    flights = submit(line, "a", "b")
     line.dispatcher.lost("w1")
     line.serving("w2", rows=1)
-    [leg] = line.legs_sent_to("w2")
+    [attempt] = line.attempts_sent_to("w2")
     line.clock.now += FAILOVER_S - 1
     if sign == "token":
-        line.say("w2", events("w2", leg, "x"))
+        line.say("w2", events("w2", attempt, "x"))
     else:
         line.beat("w2", running=1, steps=1)
     line.clock.now += FAILOVER_S - 1
@@ -204,83 +194,83 @@ def test_the_wait_is_counted_from_the_last_sign_that_somebody_is_at_work(sign: s
 
 def test_a_gateway_that_goes_ends_those_that_wait_too(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.dispatcher.lost("w1")
     line.dispatcher.stop()
-    line.dispatcher.abandon()
+    line.dispatcher.fail_all()
     assert code_of(flight) == Code.SHUTTING_DOWN
 
 
-# --- suspects ----------------------------------------------------------------------------------------
+# --- quarantine --------------------------------------------------------------------------------------
 
 
 def die(line: Line, worker: str, successor: str, rows: int = 64) -> list[str]:
-    """What the successor is sent at once."""
+    """Lose the worker, start its successor, and return the attempts dispatched at once."""
     line.dispatcher.lost(worker)
     line.serving(successor, rows=rows)
-    return line.legs_sent_to(successor)
+    return line.attempts_sent_to(successor)
 
 
 def live(line: Line, worker: str, seconds: float) -> None:
-    """A worker lives, and holds what it was sent."""
+    """Let a worker run for `seconds`, with heartbeats that name its requests."""
     for _ in range(math.ceil(seconds / SWEEP_S)):
         line.clock.now += SWEEP_S
-        held = line.dispatcher.flights.legs(worker)
+        held = line.dispatcher.flights.attempts(worker)
         line.beat(worker, running=len(held), rows=[row(id) for id in held])
         line.dispatcher.sweep()
 
 
-def prove(line: Line, worker: str, *legs: str) -> None:
-    for leg in legs:
-        line.say(worker, events(worker, leg, *TEXTS))
+def prove(line: Line, worker: str, *attempts: str) -> None:
+    for attempt in attempts:
+        line.say(worker, events(worker, attempt, *TEXTS))
 
 
 def deaths_of(line: Line, flight: Flight) -> int:
-    return line.dispatcher.failover.suspects.deaths(flight)
+    return line.dispatcher.failover.crash_attribution.crashes(flight)
 
 
 def test_all_aboard_at_a_death_go_back_together_as_far_as_there_are_rows(line: Line) -> None:
     line.serving("w1")
-    board(line, "a", "b", "c", "d")
+    submit(line, "a", "b", "c", "d")
     prove(line, "w1", "a")
     assert die(line, "w1", "w2", rows=3) == ["a~2", "b~2", "c~2"]
     prove(line, "w2", "a~2", "b~2", "c~2")
-    assert line.legs_sent_to("w2") == []
+    assert line.attempts_sent_to("w2") == []
     line.say("w2", finished("w2", "b~2", 2))
-    assert line.legs_sent_to("w2") == ["d~2"]
+    assert line.attempts_sent_to("w2") == ["d~2"]
 
 
-def test_who_does_not_get_through_the_second_time_is_tried_alone_when_the_others_have(line: Line) -> None:
+def test_request_failing_twice_is_retried_in_isolation_after_the_others(line: Line) -> None:
     line.serving("w1")
-    board(line, "a", "b", "c")
+    submit(line, "a", "b", "c")
     assert die(line, "w1", "w2") == ["a~2", "b~2", "c~2"]
     prove(line, "w2", "a~2")
-    line.say("w2", accepted("w2", "b~2"), events("w2", "b~2", *TEXTS[1:]))  # one token is not enough
+    line.say("w2", accepted("w2", "b~2"), events("w2", "b~2", *TEXTS[1:]))  # one token does not clear it
     assert die(line, "w2", "w3") == ["a~3"]
-    live(line, "w3", SETTLED_S + SWEEP_S)
-    assert line.legs_sent_to("w3") == []
+    live(line, "w3", STABLE_S + SWEEP_S)
+    assert line.attempts_sent_to("w3") == []
     prove(line, "w3", "a~3")
-    assert line.legs_sent_to("w3") == ["b~3"]
-    live(line, "w3", SETTLED_S + SWEEP_S)
-    assert line.legs_sent_to("w3") == []
+    assert line.attempts_sent_to("w3") == ["b~3"]
+    live(line, "w3", STABLE_S + SWEEP_S)
+    assert line.attempts_sent_to("w3") == []
     prove(line, "w3", "b~3")
-    assert line.legs_sent_to("w3") == ["c~3"]
+    assert line.attempts_sent_to("w3") == ["c~3"]
 
 
-def test_nobody_is_tried_alone_by_a_worker_that_has_just_come(line: Line) -> None:
+def test_isolated_retry_waits_until_the_worker_has_settled(line: Line) -> None:
     line.serving("w1")
-    board(line, "a")
+    submit(line, "a")
     assert die(line, "w1", "w2") == ["a~2"]
     assert die(line, "w2", "w3") == []
-    live(line, "w3", SETTLED_S - SWEEP_S)
-    assert line.legs_sent_to("w3") == []
+    live(line, "w3", STABLE_S - SWEEP_S)
+    assert line.attempts_sent_to("w3") == []
     live(line, "w3", 2 * SWEEP_S)
-    assert line.legs_sent_to("w3") == ["a~3"]
+    assert line.attempts_sent_to("w3") == ["a~3"]
 
 
 def test_an_answer_that_is_shorter_than_a_proof_is_one(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     assert die(line, "w1", "w2") == ["a~2"]
     assert deaths_of(line, flight) == 1
     line.say("w2", events("w2", "a~2", "x"), finished("w2", "a~2", 1))
@@ -289,41 +279,41 @@ def test_an_answer_that_is_shorter_than_a_proof_is_one(line: Line) -> None:
 
 def test_newcomers_wait_while_somebody_is_tried_alone(line: Line) -> None:
     line.serving("w1")
-    board(line, "a")
+    submit(line, "a")
     die(line, "w1", "w2")
-    board(line, "company")
-    assert line.legs_sent_to("w2") == ["company"]
+    submit(line, "company")
+    assert line.attempts_sent_to("w2") == ["company"]
     assert die(line, "w2", "w3") == ["company~2"]
-    [newcomer] = board(line, "new")
+    [choose_worker] = submit(line, "new")
     prove(line, "w3", "company~2")
-    live(line, "w3", SETTLED_S + SWEEP_S)
-    assert line.legs_sent_to("w3") == ["a~3"]
+    live(line, "w3", STABLE_S + SWEEP_S)
+    assert line.attempts_sent_to("w3") == ["a~3"]
     prove(line, "w3", "a~3")
     assert generates(line, "w3") == [distinct("new")]
-    assert not newcomer.suspect
+    assert not choose_worker.suspect
 
 
 def test_newcomers_go_to_a_worker_that_tries_nobody(line: Line) -> None:
     line.serving("w1")
-    board(line, "a")
+    submit(line, "a")
     die(line, "w1", "w2")
     die(line, "w2", "w3")
-    live(line, "w3", SETTLED_S + SWEEP_S)
-    assert line.legs_sent_to("w3") == ["a~3"]
+    live(line, "w3", STABLE_S + SWEEP_S)
+    assert line.attempts_sent_to("w3") == ["a~3"]
     line.serving("w4")
     assert line.dispatcher.find("m").incarnation == "w4"
 
 
 def kill_thrice(line: Line) -> tuple[Flight, Flight]:
-    """Of two requests one kills its workers, until it is not tried any more."""
+    """Let one of two requests kill its worker three times, until it is not dispatched any more."""
     line.serving("w1")
-    poison, other = board(line, "poison", "other")
+    poison, other = submit(line, "poison", "other")
     assert die(line, "w1", "w2") == ["poison~2", "other~2"]
     prove(line, "w2", "other~2")
     assert die(line, "w2", "w3") == ["other~3"]
     prove(line, "w3", "other~3")
-    live(line, "w3", SETTLED_S + SWEEP_S)
-    assert line.legs_sent_to("w3") == ["poison~3"]
+    live(line, "w3", STABLE_S + SWEEP_S)
+    assert line.attempts_sent_to("w3") == ["poison~3"]
     assert die(line, "w3", "w4") == ["other~4"]
     prove(line, "w4", "other~4")
     return poison, other
@@ -333,98 +323,98 @@ def test_a_request_that_may_have_caused_three_deaths_is_guilty_and_refused_for_t
     line: Line,
 ) -> None:
     poison, other = kill_thrice(line)
-    live(line, "w4", REMAND_S)
+    live(line, "w4", QUARANTINE_GRACE_S)
     assert poison.terminal is None
     live(line, "w4", SWEEP_S)
     assert code_of(poison) == Code.WORKER_CRASHED
-    assert line.legs_sent_to("w4") == []
+    assert line.attempts_sent_to("w4") == []
     line.say("w4", finished("w4", "other~4"))
     assert isinstance(other.terminal, Finished)
 
     again = replace(distinct("poison"), id="again", sampling=replace(request("a").sampling, seed=2))
     worker = line.dispatcher.find("m")
-    with pytest.raises(RequestError) as caught, line.dispatcher.board(worker, [again], ()):
+    with pytest.raises(RequestError) as caught, line.dispatcher.submit(worker, [again], ()):
         pass
     assert caught.value.code is Code.WORKER_CRASHED
-    assert line.legs_sent_to("w4") == []
+    assert line.attempts_sent_to("w4") == []
     line.clock.now += REMEMBERED_S
     line.beat("w4")
-    with line.dispatcher.board(worker, [again], ()):
-        assert line.legs_sent_to("w4") == ["again"]
+    with line.dispatcher.submit(worker, [again], ()):
+        assert line.attempts_sent_to("w4") == ["again"]
 
 
 def test_while_one_awaits_its_verdict_newcomers_fly_but_not_its_equals(line: Line) -> None:
     poison, _ = kill_thrice(line)
-    equal = line.board(replace(distinct("poison"), id="equal"))
-    board(line, "new")
-    assert line.legs_sent_to("w4") == ["new"]
-    live(line, "w4", REMAND_S + SWEEP_S)
+    equal = line.submit(replace(distinct("poison"), id="equal"))
+    submit(line, "new")
+    assert line.attempts_sent_to("w4") == ["new"]
+    live(line, "w4", QUARANTINE_GRACE_S + SWEEP_S)
     assert [code_of(flight) for flight in (poison, equal)] == [Code.WORKER_CRASHED] * 2
 
 
 def test_a_death_without_it_saves_one_that_awaits_its_verdict(line: Line) -> None:
     suspect, _ = kill_thrice(line)
-    live(line, "w4", REMAND_S - 1)
+    live(line, "w4", QUARANTINE_GRACE_S - 1)
     assert die(line, "w4", "w5") == ["other~5"]
     line.say("w5", finished("w5", "other~5"))
-    live(line, "w5", REMAND_S - 1)
-    assert line.legs_sent_to("w5") == ["poison~4"]
+    live(line, "w5", QUARANTINE_GRACE_S - 1)
+    assert line.attempts_sent_to("w5") == ["poison~4"]
     prove(line, "w5", "poison~4")
     assert (suspect.terminal, deaths_of(line, suspect)) == (None, 0)
 
 
-def test_nobody_waits_for_a_verdict_for_ever(line: Line) -> None:
+def test_request_awaiting_isolated_retry_times_out(line: Line) -> None:
     poison, _ = kill_thrice(line)
     since = line.clock.now
     number = 4
-    while poison.terminal is None:  # workers are replaced in good order, again and again
+    while poison.terminal is None:  # workers are replaced again and again, with Goodbye
         line.say(f"w{number}", Goodbye(incarnation=f"w{number}", reason="asked to stop"))
         number += 1
         line.serving(f"w{number}", rows=64)
         line.say(f"w{number}", events(f"w{number}", f"other~{number}", *TEXTS))
-        live(line, f"w{number}", REMAND_S - 1)
+        live(line, f"w{number}", QUARANTINE_GRACE_S - 1)
     assert code_of(poison) == Code.WORKER_UNAVAILABLE
-    assert FAILOVER_S < line.clock.now - since < FAILOVER_S + REMAND_S
+    assert FAILOVER_S < line.clock.now - since < FAILOVER_S + QUARANTINE_GRACE_S
 
 
 def test_deaths_without_a_cause_raise_the_bar_up_to_a_limit(line: Line) -> None:
     line.serving("w0")
-    for number in range(2 * DEATHS_RAISED_MAX):
+    for number in range(2 * CRASHES_RAISED_MAX):
         die(line, f"w{number}", f"w{number + 1}")
-    name = f"w{2 * DEATHS_RAISED_MAX}"
-    [flight] = board(line, "a")
-    deaths = 0
+    name = f"w{2 * CRASHES_RAISED_MAX}"
+    [flight] = submit(line, "a")
+    crashes = 0
     while flight.terminal is None:
-        live(line, name, SETTLED_S + SWEEP_S)
-        if flight.leg is not None:
-            deaths += 1
-            name, dead = f"x{deaths}", name
+        live(line, name, STABLE_S + SWEEP_S)
+        if flight.attempt is not None:
+            crashes += 1
+            name, dead = f"x{crashes}", name
             die(line, dead, name)
-    assert deaths == DEATHS_RAISED_MAX
+    assert crashes == CRASHES_RAISED_MAX
 
 
 def test_the_death_of_a_worker_that_was_not_ready_says_nothing(line: Line) -> None:
     line.hello("w1")
     line.dispatcher.lost("w1")
-    assert not line.dispatcher.failover.suspects._deaths
+    assert not line.dispatcher.failover.crash_attribution._crashes
 
 
 def test_of_two_that_kill_both_are_found(line: Line) -> None:
     line.serving("w0")
-    both = board(line, "a", "b")
-    deaths = 0
+    both = submit(line, "a", "b")
+    crashes = 0
     while any(flight.terminal is None for flight in both):
-        if line.dispatcher.flights.aboard(f"w{deaths}"):
-            deaths += 1
-            die(line, f"w{deaths - 1}", f"w{deaths}")
-        live(line, f"w{deaths}", SWEEP_S)
+        if line.dispatcher.flights.assigned(f"w{crashes}"):
+            crashes += 1
+            die(line, f"w{crashes - 1}", f"w{crashes}")
+        live(line, f"w{crashes}", SWEEP_S)
     assert [code_of(flight) for flight in both] == [Code.WORKER_CRASHED] * 2
-    assert deaths == 6
+    assert crashes == 6
 
 
-def test_who_has_got_through_beside_one_that_dies_flies_on_unsuspected(line: Line) -> None:
+def test_request_with_progress_is_cleared_of_suspicion_after_crash(line: Line) -> None:
     line.serving("w1")
-    cleared, _ = board(line, "a", "b")
+    cleared, _ = submit(line, "a", "b")
     die(line, "w1", "w2")
     prove(line, "w2", "a~2")
     assert deaths_of(line, cleared) == 0
@@ -434,22 +424,22 @@ def test_who_has_got_through_beside_one_that_dies_flies_on_unsuspected(line: Lin
 
 def test_deaths_are_forgotten_when_the_request_gets_past_the_point(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
-    for number in range(1, 9):  # each time it dies twice, then gets through
+    [flight] = submit(line, "a")
+    for number in range(1, 9):  # each time its worker dies twice, then it succeeds
         name = f"w{number}"
-        assert flight.leg is not None
-        die(line, flight.leg.worker, f"{name}a")
+        assert flight.attempt is not None
+        die(line, flight.attempt.worker, f"{name}a")
         die(line, f"{name}a", f"{name}b")
-        live(line, f"{name}b", SETTLED_S + SWEEP_S)
-        assert flight.leg.worker == f"{name}b"
-        prove(line, f"{name}b", flight.leg.id)
+        live(line, f"{name}b", STABLE_S + SWEEP_S)
+        assert flight.attempt.worker == f"{name}b"
+        prove(line, f"{name}b", flight.attempt.id)
     assert flight.terminal is None
     assert deaths_of(line, flight) == 0
 
 
 def test_the_death_of_a_worker_that_wakes_is_withdrawn(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     die(line, "w1", "w2")
     for _ in range(3):
         line.clock.now += SILENT_S + 1
@@ -458,52 +448,52 @@ def test_the_death_of_a_worker_that_wakes_is_withdrawn(line: Line) -> None:
         line.beat("w2")
         assert deaths_of(line, flight) == 1
     assert flight.terminal is None
-    assert flight.leg is not None
+    assert flight.attempt is not None
 
 
 def test_a_worker_that_is_silent_and_then_gone_has_died_once(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.clock.now += SILENT_S + 1
     line.dispatcher.sweep()
     line.dispatcher.lost("w1")
     assert deaths_of(line, flight) == 1
-    assert len(line.dispatcher.failover.suspects._deaths) == 1
+    assert len(line.dispatcher.failover.crash_attribution._crashes) == 1
 
 
 def test_the_death_of_one_model_says_nothing_of_another(line: Line) -> None:
     line.serving("w1")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     for number in range(5):
         line.serving(f"o{number}", "another")
         line.dispatcher.lost(f"o{number}")
     die(line, "w1", "w2")
     die(line, "w2", "w3")
-    live(line, "w3", SETTLED_S + SWEEP_S)
+    live(line, "w3", STABLE_S + SWEEP_S)
     die(line, "w3", "w4")
-    live(line, "w4", REMAND_S + SWEEP_S)
+    live(line, "w4", QUARANTINE_GRACE_S + SWEEP_S)
     assert code_of(flight) == Code.WORKER_CRASHED
 
 
-def test_nobody_is_suspected_when_a_worker_says_goodbye(line: Line) -> None:
+def test_orderly_worker_exit_raises_no_suspicion(line: Line) -> None:
     line.serving("w1")
-    flights = board(line, "a", "b")
-    line.dispatcher.hear("w1", Goodbye(incarnation="w1", reason="asked to stop"))
+    flights = submit(line, "a", "b")
+    line.dispatcher.on_message("w1", Goodbye(incarnation="w1", reason="asked to stop"))
     assert die(line, "nobody", "w2") == ["a~2", "b~2"]
     assert not any(flight.suspect for flight in flights)
 
 
 def test_deaths_and_verdicts_that_are_remembered_are_bounded(line: Line) -> None:
-    suspects = line.dispatcher.failover.suspects
+    crash_attribution = line.dispatcher.failover.crash_attribution
     line.serving("w", rows=10)
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     for number in range(2 * REMEMBERED_MAX):
         flight.fingerprint = b"%d" % number
-        suspects.died(f"w{number}", "m", [flight])
-        suspects.convict(flight)
-        suspects.died(f"x{number}", "m", [])
-    assert len(suspects._guilty) == REMEMBERED_MAX
-    assert len(suspects._deaths) == DEATHS_REMEMBERED_MAX
+        crash_attribution.on_crash(f"w{number}", "m", [flight])
+        crash_attribution.quarantine(flight)
+        crash_attribution.on_crash(f"x{number}", "m", [])
+    assert len(crash_attribution._quarantined) == REMEMBERED_MAX
+    assert len(crash_attribution._crashes) == CRASHES_REMEMBERED_MAX
 
 
 def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
@@ -512,7 +502,7 @@ def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
     assert fingerprint(one, "m") == fingerprint(same, "m")
     assert fingerprint(one, "m") != fingerprint(one, "another")
     assert fingerprint(replace(one, sampling=replace(one.sampling, logit_bias={7: 1.0, 3: 2.0})), "m")
-    assert fingerprint(replace(one, prompt="\ud83d"), "m") == b""  # cannot be sent either
+    assert fingerprint(replace(one, prompt="\ud83d"), "m") == b""  # it cannot be encoded either
     for other in (
         replace(one, prompt="b"),
         replace(one, max_tokens=3),
@@ -521,7 +511,7 @@ def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
         assert fingerprint(other, "m") != fingerprint(one, "m")
 
 
-# --- what the line has lost --------------------------------------------------------------------------
+# --- lost messages -----------------------------------------------------------------------------------
 
 
 def cancel(id: str) -> Cancel:
@@ -530,7 +520,7 @@ def cancel(id: str) -> Cancel:
 
 def test_a_double_is_dropped_and_counted(line: Line) -> None:
     line.serving("w")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.say("w", events("w", "a", "x"), events("w", "a", "x"), events("w", "a", "y", first=1))
     assert text_of(flight) == "xy"
     assert line.dispatcher.dropped == {"double": 1}
@@ -539,7 +529,7 @@ def test_a_double_is_dropped_and_counted(line: Line) -> None:
 @pytest.mark.parametrize("gap", ["delta", "end"])
 def test_behind_a_gap_the_answer_is_begun_again_where_the_client_is(gap: str, line: Line) -> None:
     line.serving("w")
-    [flight] = board(line, "a")
+    [flight] = submit(line, "a")
     line.say("w", events("w", "a", "x"))
     line.sent_to("w")
     line.say("w", events("w", "a", "z", first=2) if gap == "delta" else finished("w", "a", tokens=3))
@@ -549,39 +539,39 @@ def test_behind_a_gap_the_answer_is_begun_again_where_the_client_is(gap: str, li
     assert isinstance(flight.terminal, Finished)
 
 
-def scored(worker: str, id: str, first: int, count: int) -> Scored:
+def scored(worker: str, id: str, first: int, count: int) -> PromptLogprobs:
     tokens = [PromptToken(bytes=b"x", logprob=-1)] * count
-    return Scored(incarnation=worker, id=id, first=first, tokens=tokens)
+    return PromptLogprobs(incarnation=worker, id=id, first=first, tokens=tokens)
 
 
-def test_who_is_told_more_of_its_prompt_between_deaths_is_not_their_cause(line: Line) -> None:
+def test_request_with_prompt_logprob_progress_is_not_the_crash_cause(line: Line) -> None:
     line.serving("w1")
     asks = replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1))
-    flight = line.board(asks)
+    flight = line.submit(asks)
     told = 0
-    for death in range(1, 2 * DEATHS_MAX):
-        assert flight.leg is not None
-        worker, id = f"w{death}", flight.leg.id
-        line.say(worker, replace(accepted(worker, id), prompt_tokens=1000))
+    for worker_crash in range(1, 2 * CRASHES_MAX):
+        assert flight.attempt is not None
+        worker, id = f"w{worker_crash}", flight.attempt.id
+        line.say(worker, accepted(worker, id, prompt_tokens=1000))
         for first in range(told, told + 20, 10):
             line.say(worker, scored(worker, id, first, 10))
         told += 20
-        assert die(line, worker, f"w{death + 1}") == [f"a~{death + 1}"]
+        assert die(line, worker, f"w{worker_crash + 1}") == [f"a~{worker_crash + 1}"]
     assert flight.scored == told
 
 
-def test_who_dies_over_the_same_token_of_its_prompt_is_their_cause(line: Line) -> None:
+def test_request_crashing_at_the_same_prompt_token_is_the_crash_cause(line: Line) -> None:
     line.serving("w1")
-    flight = line.board(replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1)))
-    for death in range(1, DEATHS_MAX + 1):
-        worker = f"w{death}"
-        live(line, worker, SETTLED_S + SWEEP_S)
-        assert flight.leg is not None
-        line.say(worker, replace(accepted(worker, flight.leg.id), prompt_tokens=1000))
-        if death == 1:
-            line.say(worker, scored(worker, flight.leg.id, 0, 10))
-        die(line, worker, f"w{death + 1}")
-    live(line, f"w{DEATHS_MAX + 1}", REMAND_S + SWEEP_S)
+    flight = line.submit(replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1)))
+    for worker_crash in range(1, CRASHES_MAX + 1):
+        worker = f"w{worker_crash}"
+        live(line, worker, STABLE_S + SWEEP_S)
+        assert flight.attempt is not None
+        line.say(worker, accepted(worker, flight.attempt.id, prompt_tokens=1000))
+        if worker_crash == 1:
+            line.say(worker, scored(worker, flight.attempt.id, 0, 10))
+        die(line, worker, f"w{worker_crash + 1}")
+    live(line, f"w{CRASHES_MAX + 1}", QUARANTINE_GRACE_S + SWEEP_S)
     assert code_of(flight) == Code.WORKER_CRASHED
 
 
@@ -589,7 +579,7 @@ def test_who_dies_over_the_same_token_of_its_prompt_is_their_cause(line: Line) -
 def test_behind_a_gap_in_its_prompt_a_flight_is_told_on_where_the_client_is(gap: str, line: Line) -> None:
     line.serving("w")
     asks = replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1))
-    flight = line.board(asks)
+    flight = line.submit(asks)
     line.say("w", accepted("w", "a"), scored("w", "a", 0, 1), scored("w", "a", 0, 1))
     line.sent_to("w")
     late = {"part": scored("w", "a", 2, 1), "delta": events("w", "a", "x"), "end": finished("w", "a")}
@@ -598,29 +588,29 @@ def test_behind_a_gap_in_its_prompt_a_flight_is_told_on_where_the_client_is(gap:
     line.say("w", accepted("w", "a~2"), scored("w", "a~2", 1, 2), events("w", "a~2", "x"))
     line.say("w", finished("w", "a~2", tokens=1))
     items = flight.take()
-    assert [item.first for item in items if isinstance(item, Scored)] == [0, 1]
+    assert [item.first for item in items if isinstance(item, PromptLogprobs)] == [0, 1]
     assert isinstance(flight.terminal, Finished)
     assert line.dispatcher.dropped["double"] == 1
 
 
 def test_a_line_that_loses_something_every_time_fails_the_flight_in_the_end(line: Line) -> None:
     line.serving("w")
-    [flight] = board(line, "a")
-    for _ in range(MENDS_MAX):
-        assert flight.leg is not None
-        line.say("w", events("w", flight.leg.id, "z", first=1))
-    assert flight.leg is not None
-    line.say("w", events("w", flight.leg.id, "x"))  # one token counts as progress
-    for _ in range(MENDS_MAX + 1):
-        assert flight.leg is not None
-        line.say("w", events("w", flight.leg.id, "z", first=7))
+    [flight] = submit(line, "a")
+    for _ in range(RESENDS_MAX):
+        assert flight.attempt is not None
+        line.say("w", events("w", flight.attempt.id, "z", first=1))
+    assert flight.attempt is not None
+    line.say("w", events("w", flight.attempt.id, "x"))  # one token counts as progress
+    for _ in range(RESENDS_MAX + 1):
+        assert flight.attempt is not None
+        line.say("w", events("w", flight.attempt.id, "z", first=7))
     assert code_of(flight) == Code.INTERNAL_ERROR
 
 
 def test_a_worker_that_says_more_than_was_asked_for_is_not_believed(line: Line) -> None:
     line.serving("w")
     asked = replace(distinct("a"), max_tokens=2)
-    flight = line.board(asked)
+    flight = line.submit(asked)
     line.sent_to("w")
     line.say("w", events("w", "a", "x", "y", "z"))
     assert line.dispatcher.dropped == {"beyond": 1}
@@ -630,12 +620,12 @@ def test_a_worker_that_says_more_than_was_asked_for_is_not_believed(line: Line) 
     assert isinstance(flight.terminal, Finished)
 
 
-def row(id: str) -> RowStatus:
-    return RowStatus(id=id, phase="decode", prompt_tokens=3)
+def row(id: str) -> RequestStatus:
+    return RequestStatus(id=id, phase="decode", prompt_tokens=3)
 
 
 def beats(line: Line, count: int, *rows: str, running: int | None = None, steps: bool = True) -> None:
-    """Heartbeats of a worker that holds these rows, a quarter of a second apart."""
+    """Send `count` heartbeats with these rows, a quarter of a second apart."""
     for _ in range(count):
         line.clock.now += 0.25
         line.steps += steps
@@ -643,13 +633,13 @@ def beats(line: Line, count: int, *rows: str, running: int | None = None, steps:
         line.beat("w", running=held, steps=line.steps, rows=[row(id) for id in rows])
 
 
-LONG_ENOUGH = 4 + BEATS_MISSED_MAX
+LONG_ENOUGH = 4 + MISSED_HEARTBEATS_MAX
 
 
 @pytest.mark.parametrize("was_accepted", [False, True])
 def test_a_flight_that_its_worker_does_not_know_is_sent_again(was_accepted: bool, line: Line) -> None:
     line.serving("w")
-    [_, flight] = board(line, "other", "a")
+    [_, flight] = submit(line, "other", "a")
     if was_accepted:
         line.say("w", accepted("w", "a"), events("w", "a", "x"))
     line.sent_to("w")
@@ -664,16 +654,31 @@ def test_a_flight_that_its_worker_does_not_know_is_sent_again(was_accepted: bool
 
 def test_an_idle_worker_has_lost_whatever_it_was_sent(line: Line) -> None:
     line.serving("w")
-    board(line, "a")
+    submit(line, "a")
     line.sent_to("w")
     beats(line, LONG_ENOUGH, steps=False)
-    assert line.legs_sent_to("w") == ["a~2"]
+    assert line.attempts_sent_to("w") == ["a~2"]
+
+
+def test_worker_that_loses_a_flight_again_and_again_is_taken_out_of_service(line: Line) -> None:
+    line.serving("w")
+    [flight] = submit(line, "a")
+    for _ in range(RESENDS_MAX + 1):
+        beats(line, LONG_ENOUGH)
+    assert flight.attempt is None
+    assert flight.terminal is None
+    line.serving("x")
+    assert line.attempts_sent_to("x") == [f"a~{RESENDS_MAX + 2}"]
+    for _ in range(LONG_ENOUGH):
+        line.clock.now += 0.25
+        line.beat("x")
+    assert code_of(flight) == Code.INTERNAL_ERROR
 
 
 @pytest.mark.parametrize("why", ["known", "young", "stuck", "preparing", "returns"])
 def test_a_flight_that_may_be_there_yet_is_left_in_peace(why: str, line: Line) -> None:
     line.serving("w")
-    board(line, "other", "a")
+    submit(line, "other", "a")
     line.sent_to("w")
     match why:
         case "known":
@@ -686,14 +691,14 @@ def test_a_flight_that_may_be_there_yet_is_left_in_peace(why: str, line: Line) -
             beats(line, 3 * LONG_ENOUGH, "other", running=2)
         case _:
             for _ in range(5):
-                beats(line, BEATS_MISSED_MAX - 1, "other")
+                beats(line, MISSED_HEARTBEATS_MAX - 1, "other")
                 beats(line, 1, "other", "a")
     assert line.sent_to("w") == []
 
 
 def test_a_row_that_no_flight_knows_is_cancelled_when_two_beats_have_named_it(line: Line) -> None:
     line.serving("w")
-    board(line, "a")
+    submit(line, "a")
     line.sent_to("w")
     beats(line, 1, "a", "stray")
     assert line.sent_to("w") == []

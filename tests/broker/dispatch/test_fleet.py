@@ -1,4 +1,4 @@
-"""Which workers live: three verdicts, who gets a request, and what a refusal says."""
+"""Fleet: dead, silent and stalled workers, choice of a worker, and refusals."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from broker.dispatch.fleet import (
     RETRY_ABSENT_S,
     RETRY_LOADING_S_DEFAULT,
     Fleet,
-    Verdict,
+    HealthState,
     Worker,
 )
 from protocol.errors import Code, RequestError
 from protocol.messages import Heartbeat, Hello, Loading, Ready
-from protocol.parts import Capabilities
+from protocol.types import Capabilities
 
 SILENT_S, STALL_S = 3.0, 120.0
 
 
 class Yard:
-    """A fleet and the clock, in the words of a test."""
+    """Fleet with a manual clock."""
 
     def __init__(self) -> None:
         self.fleet = Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S)
         self.now = 1000.0
-        self.aboard: Counter[str] = Counter()
+        self.assigned: Counter[str] = Counter()
 
     def hello(self, incarnation: str = "w", model: str = "m") -> Worker:
         message = Hello(incarnation=incarnation, version=1, model=model, pid=7)
         return self.fleet.hello(message, self.now)
 
     def load(self, worker: Worker, seconds: float = 4.0) -> Worker:
-        """From nothing to ready in so long."""
+        """Load the worker in `seconds`."""
         self.fleet.loading(worker, Loading(incarnation=worker.incarnation, done=0, total=100))
         self.now += seconds
         return self.ready(worker)
@@ -43,7 +43,7 @@ class Yard:
         message = Ready(
             incarnation=worker.incarnation, model=worker.model, context_length=8192, running_max=16
         )
-        self.fleet.heard(worker, self.now)
+        self.fleet.touch(worker, self.now)
         self.fleet.ready(worker, message, self.now)
         return worker
 
@@ -52,11 +52,11 @@ class Yard:
 
     def beat(self, worker: Worker, running: int = 0, steps: int = 0) -> None:
         message = Heartbeat(incarnation=worker.incarnation, running=running, waiting=0, steps=steps)
-        self.fleet.heard(worker, self.now)
+        self.fleet.touch(worker, self.now)
         self.fleet.heartbeat(worker, message, self.now)
 
     def find(self, model: str | None = None) -> Worker:
-        return self.fleet.find(model, self.now, lambda worker: (False, self.aboard[worker.incarnation]))
+        return self.fleet.find(model, self.now, lambda worker: (False, self.assigned[worker.incarnation]))
 
     def refusal(self, model: str | None = None) -> RequestError:
         with pytest.raises(RequestError) as caught:
@@ -97,7 +97,7 @@ def test_a_worker_counts_as_silent_after_so_long_and_is_reported_once(yard: Yard
     assert yard.fleet.sweep(yard.now) == []
     yard.now += 0.01
     assert yard.fleet.sweep(yard.now) == [worker]
-    assert worker.verdict is Verdict.SILENT
+    assert worker.verdict is HealthState.SILENT
     assert yard.fleet.sweep(yard.now + 100) == []
     assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
 
@@ -116,7 +116,7 @@ def test_a_silence_does_not_count_towards_a_stall(yard: Yard) -> None:
     yard.beat(worker, running=1, steps=5)
     yard.now += STALL_S + 1
     assert yard.fleet.sweep(yard.now) == [worker]
-    assert worker.verdict is Verdict.SILENT
+    assert worker.verdict is HealthState.SILENT
     yard.beat(worker, running=1, steps=5)
     assert yard.fleet.sweep(yard.now) == []
     assert yard.find("m") is worker
@@ -134,7 +134,7 @@ def test_a_worker_that_falls_silent_twice_is_reported_twice(yard: Yard) -> None:
 
 
 def stall(yard: Yard, worker: Worker, seconds: float) -> None:
-    """Beats arrive, steps do not advance."""
+    """Send heartbeats whose step count does not advance."""
     until = yard.now + seconds
     while yard.now < until:
         yard.now = min(until, yard.now + 1.0)
@@ -148,7 +148,7 @@ def test_a_worker_counts_as_stalled_when_rows_run_and_no_step_is_made(yard: Yard
     assert yard.fleet.sweep(yard.now) == []
     stall(yard, worker, 1)
     assert yard.fleet.sweep(yard.now) == [worker]
-    assert worker.verdict is Verdict.STALLED
+    assert worker.verdict is HealthState.STALLED
     assert yard.fleet.sweep(yard.now) == []
     assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
 
@@ -193,7 +193,7 @@ def test_the_time_a_worker_was_idle_does_not_count_towards_a_stall(yard: Yard) -
     assert yard.fleet.sweep(yard.now) == []
 
 
-def test_who_stays_under_a_verdict_counts_as_hung_and_who_loads_later(yard: Yard) -> None:
+def test_unresponsive_worker_counts_as_hung_and_loading_worker_later(yard: Yard) -> None:
     hung, wakes, loading = yard.serving("w1"), yard.serving("w2"), yard.hello("w3")
     yard.now += SILENT_S + 1
     yard.fleet.sweep(yard.now)
@@ -210,7 +210,7 @@ def test_who_stays_under_a_verdict_counts_as_hung_and_who_loads_later(yard: Yard
     assert set(yard.fleet.hung(yard.now, after_s=2)) >= {hung, loading}
 
 
-# --- where a request goes ----------------------------------------------------------------------------
+# --- choice of a worker ------------------------------------------------------------------------------
 
 
 def test_a_request_goes_to_a_worker_of_its_model(yard: Yard) -> None:
@@ -226,9 +226,9 @@ def test_a_request_without_a_model_goes_to_any_worker(yard: Yard) -> None:
 
 def test_a_request_goes_where_the_fewest_are_aboard(yard: Yard) -> None:
     workers = [yard.serving(f"w{n}") for n in range(3)]
-    yard.aboard.update(w0=3, w1=1, w2=2)
+    yard.assigned.update(w0=3, w1=1, w2=2)
     assert yard.find("m") is workers[1]
-    yard.aboard.update(w1=3)
+    yard.assigned.update(w1=3)
     assert yard.find("m") is workers[2]
 
 
@@ -236,10 +236,10 @@ def test_a_worker_that_does_not_serve_is_passed_over_however_idle(yard: Yard) ->
     busy, _loading = yard.serving("w1"), yard.hello("w2")
     silent = yard.serving("w3")
     yard.now += SILENT_S + 1
-    yard.aboard.update(w1=9)
+    yard.assigned.update(w1=9)
     yard.beat(busy, running=9, steps=1)
     yard.fleet.sweep(yard.now)
-    assert silent.verdict is Verdict.SILENT
+    assert silent.verdict is HealthState.SILENT
     assert yard.find("m") is busy
 
 
@@ -293,7 +293,7 @@ def test_a_model_that_loads_again_is_expected_when_it_was_ready_the_last_time(ya
 
 
 def test_a_worker_that_was_ready_when_it_came_says_nothing_about_loading(yard: Yard) -> None:
-    # It outlived the gateway before this one, and introduces itself loaded.
+    # It outlived the previous gateway, and its model is loaded.
     yard.load(yard.hello("w1"), seconds=30)
     yard.ready(yard.hello("w1"))
     yard.fleet.gone("w1")
@@ -308,7 +308,7 @@ def test_a_silent_worker_is_not_said_to_be_loading(yard: Yard) -> None:
     assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
 
 
-# --- what is known of a model ------------------------------------------------------------------------
+# --- information about a model -----------------------------------------------------------------------
 
 
 def test_a_model_is_known_from_its_first_hello_on(yard: Yard) -> None:

@@ -1,8 +1,9 @@
-"""A request in flight: one end, nothing after it, text in order, bounded while nobody reads."""
+"""Flight: one end, nothing after it, text in order, bounded while the client does not read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -10,76 +11,57 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.dispatch import flight as flight_module
-from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, Flight, Gain, Item
+from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, DeltaResult, Flight, Item
 from broker.dispatch.flights import Flights
 from protocol.errors import Code
-from protocol.messages import Accepted, Failed, Finished, Generate, Reused, Scored
-from protocol.parts import CallDelta, Delta, Likelihood, PromptToken, Reuse, Sampling, Usage
+from protocol.messages import Accepted, Failed, Finished, Generate, PrefixHit, PromptLogprobs
+from protocol.types import CallDelta, Delta, PrefixReuse, PromptToken, Sampling, TokenLogprob, Usage
+from tests import factories
+from tests.factories import failed, request
 
-WORKER = "worker-1"
-
-
-def request(id: str = "a", max_tokens: int | None = None) -> Generate:
-    return Generate(
-        incarnation="gateway", id=id, sampling=Sampling(seed=1), prompt="x", max_tokens=max_tokens
-    )
+WORKER = "w"
+accepted = partial(factories.accepted, prompt_tokens=5)
+reused = partial(factories.reused, "w", "a", tier="ram", miss="")
+finished = partial(factories.finished, prompt=5, tokens=1)
 
 
 def open_flight(max_tokens: int | None = None) -> Flight:
-    """One that is aboard."""
+    """Return a dispatched flight."""
     flights = Flights()
     flight = flights.open(request(max_tokens=max_tokens), "m", now=10.0)
-    flights.board(flight, WORKER, now=10.0)
+    flights.assign(flight, WORKER, now=10.0)
     return flight
-
-
-def accepted() -> Accepted:
-    return Accepted(incarnation=WORKER, id="a", prompt_tokens=5)
-
-
-def reused(tokens: int = 4) -> Reused:
-    return Reused(incarnation=WORKER, id="a", reuse=Reuse(tokens=tokens, tier="ram"))
 
 
 def delta(sequence: int, text: str = "x", tokens: int = 1) -> Delta:
     return Delta(id="a", sequence=sequence, tokens=[7] * tokens, text=text)
 
 
-def finished() -> Finished:
-    return Finished(
-        incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=5, completion_tokens=1)
-    )
-
-
-def failed(code: str = "engine_error") -> Failed:
-    return Failed(incarnation=WORKER, id="a", code=code, message="")
-
-
 def scoring_flights() -> tuple[Flights, Flight]:
-    """One that asks for the likelihoods of its five tokens."""
-    asks = replace(request(), echo=True, sampling=Sampling(seed=1, logprobs=1))
+    """Return a flight that asks for the logprobs of its five prompt tokens."""
+    asks = request(echo=True, sampling=Sampling(seed=1, logprobs=1))
     flights = Flights()
     flight = flights.open(asks, "m", now=10.0)
-    flights.board(flight, WORKER, now=10.0)
+    flights.assign(flight, WORKER, now=10.0)
     flight.accept(accepted())
     return flights, flight
 
 
-def scored(first: int, count: int) -> Scored:
-    return Scored(
+def scored(first: int, count: int) -> PromptLogprobs:
+    return PromptLogprobs(
         incarnation=WORKER, id="a", first=first, tokens=[PromptToken(bytes=b"x", logprob=-1)] * count
     )
 
 
-# --- what is said of a prompt ------------------------------------------------------------------------
+# --- prompt logprobs ---------------------------------------------------------------------------------
 
 
 def test_the_parts_of_a_prompt_are_taken_in_order_and_once() -> None:
     _, flight = scoring_flights()
-    assert flight.score(scored(0, 3), 11.0) is Gain.TAKEN
-    assert flight.score(scored(0, 3), 11.0) is Gain.DOUBLE
-    assert flight.score(scored(4, 1), 11.0) is Gain.GAP
-    assert flight.score(scored(3, 2), 11.0) is Gain.TAKEN
+    assert flight.score(scored(0, 3), 11.0) is DeltaResult.TAKEN
+    assert flight.score(scored(0, 3), 11.0) is DeltaResult.DUPLICATE
+    assert flight.score(scored(4, 1), 11.0) is DeltaResult.GAP
+    assert flight.score(scored(3, 2), 11.0) is DeltaResult.TAKEN
     assert flight.take() == [accepted(), scored(0, 3), scored(3, 2)]
     assert flight.started_at == 11.0
 
@@ -88,48 +70,48 @@ def test_the_next_worker_is_told_how_much_of_the_prompt_the_client_has() -> None
     flights, flight = scoring_flights()
     flight.score(scored(0, 3), 11.0)
     flights.leave(flight, 12.0)
-    again = flights.board(flight, "worker-2", 13.0)
+    again = flights.assign(flight, "worker-2", 13.0)
     assert (again.scored, again.resume) == (3, [])
     flight.accept(accepted())
-    assert flight.score(scored(3, 2), 14.0) is Gain.TAKEN
-    assert flight.gain(delta(0), 15.0) is Gain.TAKEN
+    assert flight.score(scored(3, 2), 14.0) is DeltaResult.TAKEN
+    assert flight.accept_delta(delta(0), 15.0) is DeltaResult.TAKEN
 
 
 def test_an_answer_before_the_whole_prompt_was_said_is_a_gap() -> None:
     _, flight = scoring_flights()
     flight.score(scored(0, 3), 11.0)
-    assert flight.gain(delta(0), 12.0) is Gain.GAP
+    assert flight.accept_delta(delta(0), 12.0) is DeltaResult.GAP
     assert flight.lacks(finished())
     flight.score(scored(3, 2), 13.0)
-    assert flight.gain(delta(0), 14.0) is Gain.TAKEN
+    assert flight.accept_delta(delta(0), 14.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
 
 
-def test_nothing_is_said_of_a_prompt_before_its_acceptance_or_after_the_end() -> None:
+def test_prompt_logprobs_before_acceptance_or_after_the_end_are_rejected() -> None:
     flight = open_flight()
-    assert flight.score(scored(0, 3), 11.0) is Gain.GAP
+    assert flight.score(scored(0, 3), 11.0) is DeltaResult.GAP
     flight.end(failed())
-    assert flight.score(scored(0, 3), 11.0) is Gain.OVER
+    assert flight.score(scored(0, 3), 11.0) is DeltaResult.OVER
 
 
 def test_another_model_does_not_go_on_with_what_one_has_said_of_a_prompt() -> None:
     _, flight = scoring_flights()
     flight.identity = "one"
-    assert flight.goes_on_with("other")
+    assert flight.can_continue_on("other")
     flight.score(scored(0, 3), 11.0)
-    assert not flight.goes_on_with("other")
+    assert not flight.can_continue_on("other")
 
 
 # --- one flight --------------------------------------------------------------------------------------
 
 
-def test_what_arrived_is_taken_once_and_in_order() -> None:
+def test_messages_are_delivered_once_and_in_order() -> None:
     flight = open_flight()
     flight.accept(accepted())
-    assert flight.gain(delta(0), now=11.0) is Gain.TAKEN
+    assert flight.accept_delta(delta(0), now=11.0) is DeltaResult.TAKEN
     assert flight.take() == [accepted(), delta(0)]
     assert flight.take() == []
-    assert flight.gain(delta(1), now=12.0) is Gain.TAKEN
+    assert flight.accept_delta(delta(1), now=12.0) is DeltaResult.TAKEN
     assert flight.end(finished())
     assert flight.take() == [delta(1), finished()]
 
@@ -138,28 +120,31 @@ def test_a_flight_starts_with_its_first_delta() -> None:
     flight = open_flight()
     flight.accept(accepted())
     assert flight.started_at is None
-    flight.gain(delta(0), now=11.0)
-    flight.gain(delta(1), now=12.0)
+    flight.accept_delta(delta(0), now=11.0)
+    flight.accept_delta(delta(1), now=12.0)
     assert flight.started_at == 11.0
 
 
 def test_tokens_are_kept_whether_or_not_they_brought_text() -> None:
     flight = open_flight()
-    flight.gain(delta(0, text=""), now=11.0)
-    flight.gain(delta(1, tokens=3), now=11.0)
+    flight.accept_delta(delta(0, text=""), now=11.0)
+    flight.accept_delta(delta(1, tokens=3), now=11.0)
     assert flight.tokens == [7] * 4
 
 
 @pytest.mark.parametrize(
-    ("sequence", "gain"), [(0, Gain.DOUBLE), (2, Gain.GAP), (3, Gain.GAP), (1000, Gain.GAP)]
+    ("sequence", "gain"),
+    [(0, DeltaResult.DUPLICATE), (2, DeltaResult.GAP), (3, DeltaResult.GAP), (1000, DeltaResult.GAP)],
 )
-def test_a_gap_and_a_double_are_told_apart_and_their_text_is_left_out(sequence: int, gain: Gain) -> None:
+def test_a_gap_and_a_double_are_told_apart_and_their_text_is_left_out(
+    sequence: int, gain: DeltaResult
+) -> None:
     flight = open_flight()
-    assert flight.gain(delta(0, "first"), now=11.0) is Gain.TAKEN
-    assert flight.gain(delta(sequence, "wrong"), now=11.0) is gain
+    assert flight.accept_delta(delta(0, "first"), now=11.0) is DeltaResult.TAKEN
+    assert flight.accept_delta(delta(sequence, "wrong"), now=11.0) is gain
     assert flight.take() == [delta(0, "first")]
     assert len(flight.tokens) == 1
-    assert flight.gain(delta(1, "second"), now=11.0) is Gain.TAKEN
+    assert flight.accept_delta(delta(1, "second"), now=11.0) is DeltaResult.TAKEN
 
 
 @pytest.mark.parametrize(
@@ -176,10 +161,12 @@ def test_a_flight_has_as_many_tokens_as_were_asked_for_and_fit(
 def test_tokens_beyond_what_a_flight_can_have_are_not_taken() -> None:
     flight = open_flight(max_tokens=3)
     flight.limit(0)
-    assert flight.gain(delta(0, tokens=2), now=11.0) is Gain.TAKEN
-    assert flight.gain(delta(1, tokens=2), now=11.0) is Gain.BEYOND
-    assert flight.gain(delta(1, tokens=1), now=11.0) is Gain.TAKEN
-    assert [flight.gain(delta(2, tokens=count), now=11.0) for count in (1, 1000)] == [Gain.BEYOND] * 2
+    assert flight.accept_delta(delta(0, tokens=2), now=11.0) is DeltaResult.TAKEN
+    assert flight.accept_delta(delta(1, tokens=2), now=11.0) is DeltaResult.EXCESS
+    assert flight.accept_delta(delta(1, tokens=1), now=11.0) is DeltaResult.TAKEN
+    assert [flight.accept_delta(delta(2, tokens=count), now=11.0) for count in (1, 1000)] == [
+        DeltaResult.EXCESS
+    ] * 2
     assert flight.tokens == [7] * 3
     assert flight.take() == [delta(0, tokens=2), delta(1)]
 
@@ -187,14 +174,16 @@ def test_tokens_beyond_what_a_flight_can_have_are_not_taken() -> None:
 def test_deltas_without_tokens_are_not_free() -> None:
     flight = open_flight(max_tokens=3)
     flight.limit(0)
-    gains = [flight.gain(delta(number, tokens=0), now=11.0) for number in range(4)]
-    assert gains == [Gain.TAKEN] * 3 + [Gain.BEYOND]
+    gains = [flight.accept_delta(delta(number, tokens=0), now=11.0) for number in range(4)]
+    assert gains == [DeltaResult.TAKEN] * 3 + [DeltaResult.EXCESS]
 
 
 def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_module, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
-    assert [flight.gain(delta(n), now=11.0) for n in range(6)] == [Gain.TAKEN] * 4 + [Gain.OVER] * 2
+    assert [flight.accept_delta(delta(n), now=11.0) for n in range(6)] == [DeltaResult.TAKEN] * 4 + [
+        DeltaResult.OVER
+    ] * 2
     *deltas, end = flight.take()
     assert deltas == [delta(n) for n in range(4)]
     assert isinstance(end, Failed)
@@ -205,7 +194,7 @@ def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(flight_module, "PENDING_DELTAS_MAX", 4)
     flight = open_flight()
     for number in range(40):
-        assert flight.gain(delta(number), now=11.0) is Gain.TAKEN
+        assert flight.accept_delta(delta(number), now=11.0) is DeltaResult.TAKEN
         if number % 4 == 3:
             assert len(flight.take()) == 4
 
@@ -213,28 +202,25 @@ def test_a_client_that_reads_never_meets_the_bound(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "large",
     [
-        Delta(id="a", sequence=0, tokens=[1], text="x" * 32_000),
-        Delta(
-            id="a",
-            sequence=0,
-            tokens=[1],
-            likelihoods=[Likelihood(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10,
+        factories.delta("x" * 32_000),
+        factories.delta(
+            likelihoods=[TokenLogprob(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10,
         ),
-        Delta(id="a", sequence=0, tokens=[1], calls=[CallDelta(index=0, arguments="x" * 32_000)]),
-        Delta(id="a", sequence=0, tokens=[1], calls=[CallDelta(index=0, name="x" * 32_000)]),
-        Delta(id="a", sequence=0, tokens=[1], calls=[CallDelta(index=n, id="c") for n in range(200)]),
+        factories.delta(calls=[CallDelta(index=0, arguments="x" * 32_000)]),
+        factories.delta(calls=[CallDelta(index=0, name="x" * 32_000)]),
+        factories.delta(calls=[CallDelta(index=n, id="c") for n in range(200)]),
     ],
     ids=["text", "likelihoods", "arguments", "a name", "calls"],
 )
-def test_what_takes_more_room_counts_for_more_until_it_is_taken(large: Delta) -> None:
+def test_undelivered_backlog_limit_counts_delta_size(large: Delta) -> None:
     flight = open_flight()
     taken = 0
-    while flight.gain(replace(large, sequence=taken), now=11.0) is Gain.TAKEN:
+    while flight.accept_delta(replace(large, sequence=taken), now=11.0) is DeltaResult.TAKEN:
         taken += 1
     assert 10 < taken < 20
     again = open_flight()
     for number in range(50):
-        assert again.gain(replace(large, sequence=number), now=11.0) is Gain.TAKEN
+        assert again.accept_delta(replace(large, sequence=number), now=11.0) is DeltaResult.TAKEN
         again.take()
 
 
@@ -245,38 +231,38 @@ def test_a_worker_that_repeats_itself_adds_nothing() -> None:
     assert flight.take() == [accepted()]
 
 
-def test_what_was_reused_is_said_once_between_acceptance_and_the_first_delta() -> None:
+def test_prefix_hit_is_accepted_once_between_acceptance_and_first_delta() -> None:
     flight = open_flight()
     assert not flight.reused(reused())
     flight.accept(accepted())
     assert flight.prompt_tokens == 5
     assert flight.reused(reused(4))
     assert not flight.reused(reused(2))
-    assert flight.reuse == Reuse(tokens=4, tier="ram")
+    assert flight.reuse == PrefixReuse(tokens=4, tier="ram")
     assert flight.take() == [accepted(), reused(4)]
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_what_was_reused_is_not_heard_when_it_comes_late(end: bool) -> None:
+def test_late_prefix_hit_is_ignored(end: bool) -> None:
     flight = open_flight()
     flight.accept(accepted())
     if end:
         flight.end(finished())
     else:
-        flight.gain(delta(0), now=11.0)
+        flight.accept_delta(delta(0), now=11.0)
     flight.take()
     assert not flight.reused(reused())
     assert (flight.reuse, flight.take()) == (None, [])
 
 
 def test_everyone_who_waits_hears_of_each_item() -> None:
-    flight, heard = open_flight(), []
-    flight.on_item = lambda: heard.append(len(flight.pending))
+    flight, touch = open_flight(), []
+    flight.on_item = lambda: touch.append(len(flight.pending))
     flight.accept(accepted())
-    flight.gain(delta(0), now=11.0)
+    flight.accept_delta(delta(0), now=11.0)
     flight.end(finished())
     flight.end(finished())
-    assert heard == [1, 2, 3]
+    assert touch == [1, 2, 3]
 
 
 def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
@@ -293,12 +279,12 @@ def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
 
 @dataclass(frozen=True)
 class Take:
-    """The client reads."""
+    """Event: the client reads."""
 
 
 @dataclass(frozen=True)
 class Abort:
-    """The gateway ends the flight."""
+    """Event: the gateway ends the flight."""
 
     code: Code
 
@@ -308,7 +294,7 @@ histories = st.lists(
         st.just(accepted()),
         st.builds(reused, st.integers(0, 5)),
         st.builds(delta, st.integers(0, 6), st.text(max_size=3)),
-        # Mostly what is due, or hardly any history would come far.
+        # Mostly the expected delta, or most histories would end early.
         st.just("next"),
         st.just("next"),
         st.just("next"),
@@ -338,7 +324,7 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
                     taken += flight.take()
                 case Accepted():
                     flight.accept(event)
-                case Reused():
+                case PrefixHit():
                     flight.reused(event)
                 case Finished() | Failed():
                     assert flight.end(event) != ended
@@ -347,14 +333,14 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
                 case "next" | Delta():
                     given = event if isinstance(event, Delta) else delta(len(expected), str(len(expected)))
                     due = given.sequence == len(expected)
-                    gain = flight.gain(given, now=11.0)
-                    assert (gain is Gain.OVER) == (flight.terminal is not None)
-                    if gain is Gain.TAKEN:
+                    gain = flight.accept_delta(given, now=11.0)
+                    assert (gain is DeltaResult.OVER) == (flight.terminal is not None)
+                    if gain is DeltaResult.TAKEN:
                         assert due
                         assert not ended
                         expected.append(given)
             ends += flight.terminal is not None and not ended
-            # The bound, one Accepted (with what was reused) and the end.
+            # The bound, one `Accepted` (with its `PrefixHit`) and the end.
             assert len(flight.pending) <= bound + 2
     taken += flight.take()
     assert [item for item in taken if isinstance(item, Delta)] == expected
@@ -372,40 +358,40 @@ def test_whatever_is_said_what_was_reused_counts_once_and_in_its_time(history: l
         match event:
             case Accepted():
                 flight.accept(event)
-            case Reused():
+            case PrefixHit():
                 fits = flight.accepted and flight.reuse is None and not flight.tokens and not flight.terminal
                 assert flight.reused(event) == fits
             case "next":
-                flight.gain(delta(len(flight.tokens)), now=11.0)
+                flight.accept_delta(delta(len(flight.tokens)), now=11.0)
             case Finished():
                 flight.end(event)
     kinds = [type(item) for item in flight.take()]
-    assert kinds.count(Reused) == (flight.reuse is not None)
-    if Reused in kinds:
-        assert kinds[: kinds.index(Reused)] == [Accepted]
+    assert kinds.count(PrefixHit) == (flight.reuse is not None)
+    if PrefixHit in kinds:
+        assert kinds[: kinds.index(PrefixHit)] == [Accepted]
 
 
-# --- legs --------------------------------------------------------------------------------------------
+# --- attempts ----------------------------------------------------------------------------------------
 
 
 def aboard_again(flights: Flights, flight: Flight, worker: str = "another") -> Generate:
-    """Its worker is lost; the message that begins its next leg."""
+    """Lose the flight's worker, and return the message of its next attempt."""
     flights.leave(flight, now=20.0)
-    return flights.board(flight, worker, now=21.0)
+    return flights.assign(flight, worker, now=21.0)
 
 
 def test_a_leg_goes_on_behind_the_tokens_of_those_before_it() -> None:
     flights = Flights()
     flight = flights.open(request(), "m", now=0.0)
-    assert flights.board(flight, WORKER, now=0.0) == request()
+    assert flights.assign(flight, WORKER, now=0.0) == request()
     flight.accept(accepted())
-    flight.gain(delta(0, "x", tokens=2), now=1.0)
-    flight.gain(delta(1, "y"), now=1.0)
+    flight.accept_delta(delta(0, "x", tokens=2), now=1.0)
+    flight.accept_delta(delta(1, "y"), now=1.0)
     again = aboard_again(flights, flight)
-    assert again == replace(request(), id="a~2", resume=[7, 7, 7])
-    assert flight.gain(delta(0, "z"), now=2.0) is Gain.TAKEN
+    assert again == request("a~2", resume=[7, 7, 7])
+    assert flight.accept_delta(delta(0, "z"), now=2.0) is DeltaResult.TAKEN
     assert again.resume == [7, 7, 7]
-    assert aboard_again(flights, flight) == replace(request(), id="a~3", resume=[7] * 4)
+    assert aboard_again(flights, flight) == request("a~3", resume=[7] * 4)
     assert [item.text for item in flight.take() if isinstance(item, Delta)] == ["x", "y", "z"]
 
 
@@ -414,11 +400,11 @@ def test_a_flight_between_two_legs_waits_and_nobody_may_speak_of_it() -> None:
     flight = flights.open(request(), "m", now=0.0)
     assert flights.waiting() == flights.waiting("m") == [flight]
     assert flights.waiting("another") == []
-    flights.board(flight, WORKER, now=0.0)
+    flights.assign(flight, WORKER, now=0.0)
     assert flights.waiting() == []
     flights.leave(flight, now=5.0)
     assert flights.find("a", WORKER) is None
-    assert flight.gain(delta(0), now=6.0) is Gain.OVER
+    assert flight.accept_delta(delta(0), now=6.0) is DeltaResult.OVER
     assert (flights.waiting(), flight.waiting_since) == ([flight], 5.0)
     flights.close(flight)
     assert flights.waiting() == []
@@ -427,7 +413,7 @@ def test_a_flight_between_two_legs_waits_and_nobody_may_speak_of_it() -> None:
 def test_a_flight_that_has_ended_waits_for_nobody() -> None:
     flights = Flights()
     flight = flights.open(request(), "m", now=0.0)
-    flights.board(flight, WORKER, now=0.0)
+    flights.assign(flight, WORKER, now=0.0)
     flight.end(finished())
     flights.leave(flight, now=1.0)
     assert flights.waiting() == []
@@ -436,15 +422,15 @@ def test_a_flight_that_has_ended_waits_for_nobody() -> None:
 @pytest.mark.parametrize(("asked", "left"), [(None, None), (30.0, 9.0), (5.0, 0.0)])
 def test_a_deadline_does_not_begin_anew_with_every_leg(asked: float | None, left: float | None) -> None:
     flights = Flights()
-    flight = flights.open(replace(request(), deadline_s=asked), "m", now=0.0)
-    assert flights.board(flight, WORKER, now=0.0).deadline_s == asked
+    flight = flights.open(request(deadline_s=asked), "m", now=0.0)
+    assert flights.assign(flight, WORKER, now=0.0).deadline_s == asked
     assert aboard_again(flights, flight).deadline_s == left
 
 
 def test_acceptance_and_reuse_are_told_once_whatever_later_legs_say() -> None:
     flights = Flights()
     flight = flights.open(request(), "m", now=0.0)
-    flights.board(flight, WORKER, now=0.0)
+    flights.assign(flight, WORKER, now=0.0)
     flight.accept(accepted())
     assert flight.reused(reused(0))
     aboard_again(flights, flight)
@@ -462,14 +448,14 @@ def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
 ) -> None:
     flights = Flights()
     flight = flights.open(request(), "m", now=0.0)
-    flights.board(flight, WORKER, now=0.0)
+    flights.assign(flight, WORKER, now=0.0)
     flight.accept(accepted())
     if told is not None:
         flight.reused(reused(told))
-    flight.gain(delta(0), now=1.0)
+    flight.accept_delta(delta(0), now=1.0)
     aboard_again(flights, flight)
     usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=reported)
-    flight.end(replace(finished(), usage=usage))
+    flight.end(finished(usage=usage))
     assert isinstance(flight.terminal, Finished)
     assert flight.terminal.usage == replace(usage, cached_tokens=cached)
 
@@ -477,7 +463,7 @@ def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
 def test_an_end_that_counts_more_tokens_than_came_shows_what_was_lost() -> None:
     flight = open_flight()
     assert flight.lacks(finished())
-    flight.gain(delta(0), now=1.0)
+    flight.accept_delta(delta(0), now=1.0)
     assert not flight.lacks(finished())
 
 
@@ -485,41 +471,41 @@ def test_an_end_that_counts_more_tokens_than_came_shows_what_was_lost() -> None:
 def test_a_leg_is_proven_by_its_own_deltas(again: bool) -> None:
     flights = Flights()
     flight = flights.open(request(), "m", now=0.0)
-    flights.board(flight, WORKER, now=0.0)
+    flights.assign(flight, WORKER, now=0.0)
     if again:
-        flight.gain(delta(0), now=1.0)
+        flight.accept_delta(delta(0), now=1.0)
         aboard_again(flights, flight)
     seen = []
     for number in range(PROVEN_PIECES):
         seen.append(flight.proven)
-        flight.gain(delta(number), now=1.0)
+        flight.accept_delta(delta(number), now=1.0)
     assert seen == [False] * PROVEN_PIECES
     assert flight.proven
 
 
-# --- all of them -------------------------------------------------------------------------------------
+# --- all flights -------------------------------------------------------------------------------------
 
 
 def test_a_flight_is_found_by_its_leg_and_its_worker_only() -> None:
     flights = Flights()
     flight = flights.open(request("a"), "m", now=0.0)
-    flights.board(flight, WORKER, now=0.0)
+    flights.assign(flight, WORKER, now=0.0)
     assert flights.find("a", WORKER) is flight
     assert flights.find("a", "another") is None
     assert flights.find("b", WORKER) is None
     aboard_again(flights, flight, WORKER)
     assert flights.find("a", WORKER) is None
     assert flights.find("a~2", WORKER) is flight
-    assert list(flights.legs(WORKER)) == ["a~2"]
+    assert list(flights.attempts(WORKER)) == ["a~2"]
     flights.close(flight)
     assert flights.find("a~2", WORKER) is None
-    assert list(flights.legs(WORKER)) == []
+    assert list(flights.attempts(WORKER)) == []
 
 
 def test_two_flights_of_one_id_cannot_be_open() -> None:
     flights = Flights()
     flight = flights.open(request("a"), "m", now=0.0)
-    with pytest.raises(ValueError, match="open already"):
+    with pytest.raises(ValueError, match="already open"):
         flights.open(request("a"), "m", now=1.0)
     assert list(flights) == [flight]
     flights.close(flight)
@@ -539,12 +525,12 @@ def test_aboard_are_those_of_a_worker_that_have_not_ended_oldest_first() -> None
     flights = Flights()
     opened = {id: flights.open(request(id), "m", now=0.0) for id in "abcd"}
     for id, worker in zip("abcd", "1121", strict=True):
-        flights.board(opened[id], worker, now=0.0)
-    assert flights.aboard("1") == [opened["a"], opened["b"], opened["d"]]
+        flights.assign(opened[id], worker, now=0.0)
+    assert flights.assigned("1") == [opened["a"], opened["b"], opened["d"]]
     opened["b"].fail(Code.ENGINE_ERROR)
-    assert flights.aboard("1") == [opened["a"], opened["d"]]
-    assert flights.aboard("2") == [opened["c"]]
-    assert flights.aboard("3") == []
+    assert flights.assigned("1") == [opened["a"], opened["d"]]
+    assert flights.assigned("2") == [opened["c"]]
+    assert flights.assigned("3") == []
 
 
 def test_closing_while_walking_over_all_is_safe() -> None:

@@ -1,4 +1,4 @@
-"""Flights of texts that are answered with numbers: each once, in whatever order, over any number of legs."""
+"""Flights of embedding requests: one vector per text, in any order, over any number of attempts."""
 
 from __future__ import annotations
 
@@ -9,55 +9,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.flight import Flight, Gain
+from broker.dispatch.flight import DeltaResult, Flight
 from broker.dispatch.flights import Flights
-from protocol.conversation import pack
-from protocol.messages import Embed, Encoded, Finished
-from protocol.parts import Delta, Usage
+from protocol.messages import Embed, EmbeddingChunk, Finished
+from tests.factories import delta, embed, encoded, finished
 
-WORKER = "worker-1"
+WORKER = "w"
 COUNT = 4
 
 
 def opened() -> tuple[Flights, Flight]:
     flights = Flights()
-    request = Embed(incarnation="g", id="a", texts=pack(["x"] * COUNT), count=COUNT)
-    flight = flights.open(request, "m", now=10.0)
-    flights.board(flight, WORKER, now=10.0)
+    flight = flights.open(embed(["x"] * COUNT), "m", now=10.0)
+    flights.assign(flight, WORKER, now=10.0)
     return flights, flight
 
 
-def part(sequence: int, *places: int, vectors: bytes | None = None) -> Encoded:
+def part(sequence: int, *places: int, vectors: bytes | None = None) -> EmbeddingChunk:
     packed = struct.pack(f"<{2 * len(places)}f", *range(2 * len(places))) if vectors is None else vectors
-    return Encoded(incarnation=WORKER, id="a", sequence=sequence, places=list(places), vectors=packed)
-
-
-def finished() -> Finished:
-    usage = Usage(prompt_tokens=5, completion_tokens=0)
-    return Finished(incarnation=WORKER, id="a", reason="stop", usage=usage)
+    return encoded(sequence, places, packed)
 
 
 def test_parts_come_in_any_order_of_texts() -> None:
     _, flight = opened()
-    assert flight.encode(part(0, 3, 1), 11.0) is Gain.TAKEN
+    assert flight.encode(part(0, 3, 1), 11.0) is DeltaResult.TAKEN
     assert flight.lacks(finished())
-    assert flight.encode(part(1, 0, 2), 12.0) is Gain.TAKEN
+    assert flight.encode(part(1, 0, 2), 12.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
     assert flight.end(finished())
-    assert [type(item) for item in flight.take()] == [Encoded, Encoded, Finished]
+    assert [type(item) for item in flight.take()] == [EmbeddingChunk, EmbeddingChunk, Finished]
     assert (flight.started_at, flight.progress) == (11.0, 4)
-    assert flight.encode(part(2, 0), 13.0) is Gain.OVER
+    assert flight.encode(part(2, 0), 13.0) is DeltaResult.OVER
 
 
 def test_a_part_that_came_twice_or_too_early_is_not_taken() -> None:
     _, flight = opened()
-    assert flight.encode(part(1, 0), 11.0) is Gain.GAP
-    assert flight.encode(part(0, 0), 11.0) is Gain.TAKEN
-    assert flight.encode(part(0, 0), 11.0) is Gain.DOUBLE
+    assert flight.encode(part(1, 0), 11.0) is DeltaResult.GAP
+    assert flight.encode(part(0, 0), 11.0) is DeltaResult.TAKEN
+    assert flight.encode(part(0, 0), 11.0) is DeltaResult.DUPLICATE
     assert len(flight.take()) == 1
 
 
-UNSOUND: dict[str, Encoded] = {
+UNSOUND: dict[str, EmbeddingChunk] = {
     "a text that is not there": part(0, COUNT),
     "one that was answered": part(0, 3),
     "one twice": part(0, 1, 1),
@@ -69,38 +62,38 @@ UNSOUND: dict[str, Encoded] = {
 
 
 @pytest.mark.parametrize("message", UNSOUND.values(), ids=UNSOUND)
-def test_what_cannot_be_is_not_taken(message: Encoded) -> None:
+def test_invalid_embedding_chunk_is_rejected(message: EmbeddingChunk) -> None:
     flights, flight = opened()
     flight.encode(part(0, 3), 11.0)
     flights.leave(flight, 12.0)
-    flights.board(flight, WORKER, 12.0)
-    assert flight.encode(message, 12.0) is Gain.BEYOND
+    flights.assign(flight, WORKER, 12.0)
+    assert flight.encode(message, 12.0) is DeltaResult.EXCESS
     assert flight.answered == {3}
 
 
 def test_a_text_that_goes_on_has_no_place_here() -> None:
     _, flight = opened()
-    assert flight.gain(Delta(id="a", sequence=0, tokens=[1], text="x"), 11.0) is Gain.BEYOND
+    assert flight.accept_delta(delta("x"), 11.0) is DeltaResult.EXCESS
 
 
 def test_the_next_leg_is_for_the_texts_that_are_left() -> None:
     flights, flight = opened()
     flight.encode(part(0, 2, 0), 11.0)
     flights.leave(flight, 12.0)
-    request: Any = flights.board(flight, "worker-2", 13.0)
+    request: Any = flights.assign(flight, "worker-2", 13.0)
     assert (request.id, request.answered) == ("a~2", [0, 2])
     assert isinstance(request, Embed)
-    assert flight.encode(part(0, 1, 3), 14.0) is Gain.TAKEN
+    assert flight.encode(part(0, 1, 3), 14.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
 
 
 def test_only_the_same_model_goes_on_with_what_another_has_begun() -> None:
     _, flight = opened()
     flight.identity = "one"
-    assert flight.goes_on_with("other")
+    assert flight.can_continue_on("other")
     flight.encode(part(0, 2), 11.0)
-    assert not flight.goes_on_with("other")
-    assert flight.goes_on_with("one")
+    assert not flight.can_continue_on("other")
+    assert flight.can_continue_on("one")
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, COUNT), max_size=3))))
@@ -108,6 +101,6 @@ def test_whatever_a_worker_says_each_text_is_answered_once(said: list[tuple[int,
     _, flight = opened()
     for sequence, places in said:
         flight.encode(part(sequence, *places), 11.0)
-    taken = [place for item in flight.take() if isinstance(item, Encoded) for place in item.places]
+    taken = [place for item in flight.take() if isinstance(item, EmbeddingChunk) for place in item.places]
     assert len(taken) == len(set(taken))
     assert set(taken) == flight.answered <= set(range(COUNT))

@@ -1,4 +1,4 @@
-"""Counts by bounds."""
+"""Histogram with fixed bounds."""
 
 from __future__ import annotations
 

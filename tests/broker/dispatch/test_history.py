@@ -1,4 +1,4 @@
-"""The last minutes: a sample a second, whatever the rhythm in which somebody looks at the clock."""
+"""History of the last minutes: one sample per second, however often `tick` is called."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from broker.dispatch.history import SAMPLES_MAX
 from protocol.messages import Heartbeat
-from protocol.parts import Resources
-from tests.broker.dispatching import Line, accepted, events, request, reused
+from protocol.types import Resources
+from tests.broker.dispatcher_line import Line
+from tests.factories import accepted, events, request, reused
 
 
 def serving() -> Line:
@@ -27,7 +28,7 @@ def pass_s(line: Line, seconds: float) -> None:
 
 def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
     line = serving()
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         line.say("w", accepted("w", "a"), reused("w", "a", 1, "ram"))
         line.clock.now += 0.5
         line.say("w", events("w", "a", "x"))
@@ -52,7 +53,7 @@ def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
 
 def test_requests_that_no_worker_has_wait_too() -> None:
     line = serving()
-    line.board(request("a"))
+    line.submit(request("a"))
     line.dispatcher.lost("w")
     pass_s(line, 1.0)
     assert line.dispatcher.history.samples[-1].waiting == 1
@@ -62,7 +63,7 @@ def test_requests_that_no_worker_has_wait_too() -> None:
 def test_no_token_is_lost_or_counted_twice_however_late_one_looks(passed: list[float]) -> None:
     line = serving()
     history = line.dispatcher.history
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         line.say("w", accepted("w", "a"))
         for number, seconds in enumerate(passed):
             line.say("w", events("w", "a", "x", first=number))

@@ -1,4 +1,4 @@
-"""Answers that another plan goes on with: who may, and who is told."""
+"""Answers continued by another plan: when it is allowed, and how it is reported."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from broker.dispatch.flight import Flight
 from protocol.messages import Failed, Finished
-from tests.broker.dispatching import Line, accepted, events, finished, ready, request
+from tests.broker.dispatcher_line import Line, ready
+from tests.factories import accepted, events, finished, request
 
-ALONE = "small, one process alone"
+ISOLATE = "small, one process alone"
 SET = "big, tensor over 2 processes"
 
 
@@ -23,13 +24,13 @@ def serving(
 ) -> None:
     line.hello(worker)
     told = replace(ready(worker), identity=identity, plan=plan, stands_in=stands_in)
-    line.dispatcher.hear(worker, told)
+    line.dispatcher.on_message(worker, told)
 
 
 def begun(line: Line) -> Flight:
-    """Aboard a set, with a token, which then is gone."""
+    """Return a flight that got one token from a set of ranks, which then is lost."""
     serving(line, "w1", plan=SET)
-    flight = line.board(request("a"))
+    flight = line.submit(request("a"))
     line.say("w1", accepted("w1", "a"), events("w1", "a", ["x"]))
     line.dispatcher.lost("w1")
     return flight
@@ -44,18 +45,18 @@ def end_of(flight: Flight) -> Finished:
 def test_another_model_goes_on_with_an_answer_only_if_it_stands_in(line: Line) -> None:
     flight = begun(line)
     serving(line, "w2", identity="small")
-    assert line.legs_sent_to("w2") == []
+    assert line.attempts_sent_to("w2") == []
     assert isinstance(flight.take()[-1], Failed)
     again = begun(line := Line())
-    serving(line, "w2", identity="small", plan=ALONE, stands_in=True)
-    assert line.legs_sent_to("w2") == ["a~2"]
+    serving(line, "w2", identity="small", plan=ISOLATE, stands_in=True)
+    assert line.attempts_sent_to("w2") == ["a~2"]
     line.say("w2", accepted("w2", "a~2"), finished("w2", "a~2"))
-    assert end_of(again).continued_by == ALONE
-    assert line.dispatcher.failover.continued_by == {ALONE: 1}
+    assert end_of(again).continued_by == ISOLATE
+    assert line.dispatcher.failover.continued_by == {ISOLATE: 1}
 
 
-@pytest.mark.parametrize(("plan", "told"), [(SET, ""), (ALONE, ALONE), ("", "one process alone")])
-def test_who_has_an_answer_from_two_plans_is_told(plan: str, told: str, line: Line) -> None:
+@pytest.mark.parametrize(("plan", "told"), [(SET, ""), (ISOLATE, ISOLATE), ("", "one process alone")])
+def test_answer_from_two_plans_reports_continued_by(plan: str, told: str, line: Line) -> None:
     flight = begun(line)
     serving(line, "w2", plan=plan)
     line.say("w2", accepted("w2", "a~2"), finished("w2", "a~2"))
@@ -63,10 +64,10 @@ def test_who_has_an_answer_from_two_plans_is_told(plan: str, told: str, line: Li
     assert sum(line.dispatcher.failover.continued_by.values()) == bool(told)
 
 
-def test_who_had_nothing_yet_has_all_of_it_from_one_plan(line: Line) -> None:
+def test_attempt_without_output_before_failover_has_no_continued_by(line: Line) -> None:
     serving(line, "w1", plan=SET)
-    flight = line.board(request("a"))
+    flight = line.submit(request("a"))
     line.dispatcher.lost("w1")
-    serving(line, "w2", identity="small", plan=ALONE, stands_in=True)
+    serving(line, "w2", identity="small", plan=ISOLATE, stands_in=True)
     line.say("w2", accepted("w2", "a~2"), events("w2", "a~2", ["x"]), finished("w2", "a~2"))
     assert end_of(flight).continued_by == ""

@@ -1,4 +1,4 @@
-"""Which models are in memory: a world of numbers stands in for supervisor, workers and clients."""
+"""Residency of models, with a simple simulation of supervisor, workers and clients."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.dispatch.residency import PAUSE_S, TURN_S, Decision, Residency, Use
-from protocol.orders import ModelState, Roster, Stage
+from broker.dispatch.residency import PAUSE_S, TURN_S, Decision, ModelDemand, Residency
+from protocol.supervisor_messages import ModelState, ModelStates, Stage
 
 
 class World:
-    """Models by name and weight, their processes, and how many requests each has aboard and waiting."""
+    """Models by name and weight, their processes, and their numbers of assigned and waiting requests."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class World:
         self.weights, self.budget, self.resident, self.known = weights, budget, resident, known
         self.stage: dict[str, Stage] = dict.fromkeys(weights, "parked")
         self.ready: set[str] = set()
-        self.aboard: Counter[str] = Counter()
+        self.assigned: Counter[str] = Counter()
         self.waiting: dict[str, list[float]] = {name: [] for name in weights}
         self.loads: Counter[str] = Counter()
         self.residency = Residency(unload_after_s=unload_after_s)
@@ -36,7 +36,7 @@ class World:
         self.report()
 
     def report(self) -> None:
-        """What the supervisor says."""
+        """Report the models' states, as the supervisor."""
         states = [
             ModelState(
                 name=name,
@@ -47,37 +47,39 @@ class World:
             )
             for name, weight in self.weights.items()
         ]
-        self.residency.told(Roster(models=states, on_demand=True, memory_budget=self.budget), self.now)
+        self.residency.on_model_states(
+            ModelStates(models=states, on_demand=True, memory_budget=self.budget), self.now
+        )
         self.decide()
 
-    def use(self, name: str) -> Use:
+    def use(self, name: str) -> ModelDemand:
         waiting = self.waiting[name]
-        return Use(name in self.ready, self.aboard[name], waiting[0] if waiting else None)
+        return ModelDemand(name in self.ready, self.assigned[name], waiting[0] if waiting else None)
 
     def decide(self) -> None:
-        """What the gateway does after whatever has happened."""
+        """Decide which models are wanted, as the gateway does after each event."""
         before = self.decision.wanted
         self.decision = self.residency.decide({name: self.use(name) for name in self.weights}, self.now)
         for name in before - self.decision.wanted:
-            assert not self.aboard[name], "ended with requests aboard"
-            assert name not in self.resident, "a resident one is ended"
+            assert not self.assigned[name], "a model with assigned requests is ended"
+            assert name not in self.resident, "a resident model is ended"
         for name in self.weights:
             if name in self.ready and name in self.decision.wanted - self.decision.held:
-                self.aboard[name] += len(self.waiting[name])
+                self.assigned[name] += len(self.waiting[name])
                 self.waiting[name].clear()
 
-    # --- what happens ---
+    # --- events ---
 
     def ask(self, name: str) -> None:
         self.waiting[name].append(self.now)
         self.decide()
 
     def finish(self, name: str) -> None:
-        self.aboard[name] -= 1
+        self.assigned[name] -= 1
         self.decide()
 
     def obey(self) -> None:
-        """The supervisor starts and ends what it is told to."""
+        """Start and end processes as decided, as the supervisor."""
         for name in self.weights:
             if name in self.decision.wanted and self.stage[name] == "parked":
                 self.stage[name] = "running"
@@ -88,7 +90,7 @@ class World:
         self.report()
 
     def progress(self) -> None:
-        """What loads is loaded, and what ends has ended."""
+        """Complete all loads and all ends."""
         for name, stage in self.stage.items():
             if stage == "running":
                 self.ready.add(name)
@@ -102,10 +104,10 @@ class World:
             self.progress()
 
     def serve(self, name: str) -> None:
-        """Ask, and be done."""
+        """Serve one request of the model to its end."""
         self.ask(name)
         self.settle()
-        assert self.aboard[name]
+        assert self.assigned[name]
         self.finish(name)
         self.now += PAUSE_S
 
@@ -118,7 +120,7 @@ class World:
         )
 
 
-def test_what_is_asked_for_is_loaded_and_stays() -> None:
+def test_requested_model_is_loaded_and_stays_resident() -> None:
     world = World({"a": 4, "b": 4})
     assert world.decision.wanted == frozenset()
     world.serve("a")
@@ -128,12 +130,12 @@ def test_what_is_asked_for_is_loaded_and_stays() -> None:
     assert world.ready == {"a", "b"}
 
 
-def test_what_runs_when_the_gateway_comes_is_wanted() -> None:
+def test_running_model_is_wanted_after_a_gateway_restart() -> None:
     world = World({"a": 4, "b": 4})
     world.serve("b")
     successor = Residency(unload_after_s=None)
     states = [ModelState(name=name, stage=world.stage[name]) for name in world.weights]
-    successor.told(Roster(models=states, on_demand=True), world.now)
+    successor.on_model_states(ModelStates(models=states, on_demand=True), world.now)
     assert successor.decide({}, world.now).wanted == {"b"}
 
 
@@ -183,20 +185,20 @@ def test_a_load_that_takes_longer_than_that_is_not_broken_off() -> None:
     world = World({"a": 4}, unload_after_s=1.0, budget=None)
     world.ask("a")
     world.obey()
-    world.waiting["a"].clear()  # the client has left
+    world.waiting["a"].clear()  # the client disconnects
     world.now += 100
     world.obey()
     assert world.stage["a"] == "running"
 
 
-def test_one_that_takes_more_than_there_could_be_is_refused() -> None:
+def test_model_larger_than_the_available_budget_is_refused() -> None:
     world = World({"a": 4, "b": 7, "c": 6}, resident=("a",))
     assert "budget" in (world.residency.refusal("b") or "")
     assert world.residency.refusal("c") is None
     assert world.residency.refusal("a") is None
 
 
-def test_one_that_failed_is_refused_and_not_wanted_until_it_may_be_tried_again() -> None:
+def test_failed_model_is_refused_until_it_may_be_retried() -> None:
     world = World({"a": 4})
     world.ask("a")
     world.stage["a"] = "failed"
@@ -217,7 +219,7 @@ def test_one_of_unknown_size_is_loaded_alone_the_first_time() -> None:
     assert world.ready == {"b"}
     world.finish("b")
     world.now += PAUSE_S
-    # Now that both have been seen, they find room together.
+    # Both sizes are known now, so they fit together.
     world.serve("a")
     assert world.ready == {"a", "b"}
 
@@ -227,7 +229,7 @@ def test_one_of_unknown_size_finds_what_a_resident_one_leaves_though_that_has_gr
     world.settle()
     world.known = False
     world.report()
-    uses = {"a": Use(loaded=True, cache_bytes=2), "b": Use(waiting_since=world.now)}
+    uses = {"a": ModelDemand(loaded=True, cache_bytes=2), "b": ModelDemand(waiting_since=world.now)}
     assert world.residency.decide(uses, world.now).wanted == {"a", "b"}
 
 
@@ -235,11 +237,11 @@ def test_caches_that_have_grown_cost_somebody_his_place() -> None:
     world = World({"a": 4, "b": 4})
     world.serve("a")
     world.serve("b")
-    grown = {"a": Use(loaded=True), "b": Use(loaded=True, aboard=1, cache_bytes=3)}
+    grown = {"a": ModelDemand(loaded=True), "b": ModelDemand(loaded=True, assigned=1, cache_bytes=3)}
     assert world.residency.decide(grown, world.now).wanted == {"b"}
 
 
-def test_somebody_small_goes_first_while_there_is_no_room_for_somebody_large_and_then_no_more() -> None:
+def test_small_model_may_overtake_a_waiting_large_model_for_one_turn_only() -> None:
     world = World({"large": 8, "used": 5, "small": 2, "tiny": 1})
     world.ask("used")
     world.settle()
@@ -253,7 +255,7 @@ def test_somebody_small_goes_first_while_there_is_no_room_for_somebody_large_and
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "b", "c")])
 @pytest.mark.parametrize("overlap", [False, True], ids=["one after another", "overlapping"])
-def test_those_in_constant_use_take_turns_and_do_not_thrash(names: tuple[str, ...], overlap: bool) -> None:
+def test_models_in_constant_use_alternate_without_thrashing(names: tuple[str, ...], overlap: bool) -> None:
     world = World(dict.fromkeys(names, 6))
     for name in names:
         world.ask(name)
@@ -263,8 +265,8 @@ def test_those_in_constant_use_take_turns_and_do_not_thrash(names: tuple[str, ..
         world.obey()
         world.progress()
         for name in names:
-            # Each has a client who asks again as soon as he has his answer, or just before.
-            if world.aboard[name]:
+            # Each model has a client that asks again right after its answer, or just before.
+            if world.assigned[name]:
                 served[name] += 1
                 for step in (world.ask, world.finish) if overlap else (world.finish, world.ask):
                     step(name)
@@ -274,7 +276,7 @@ def test_those_in_constant_use_take_turns_and_do_not_thrash(names: tuple[str, ..
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever is asked, and however slow supervisor and workers are."""
+    """Stateful test: any requests, with supervisor and workers of any speed."""
 
     @initialize(
         weights=st.lists(st.integers(1, 6), min_size=2, max_size=5),
@@ -295,10 +297,10 @@ class AnyHistory(RuleBasedStateMachine):
     def one_asks(self, data: st.DataObject) -> None:
         self.world.ask(data.draw(self.names))
 
-    @precondition(lambda self: +self.world.aboard)
+    @precondition(lambda self: +self.world.assigned)
     @rule(data=st.data())
     def one_is_done(self, data: st.DataObject) -> None:
-        self.world.finish(data.draw(st.sampled_from(sorted(+self.world.aboard))))
+        self.world.finish(data.draw(st.sampled_from(sorted(+self.world.assigned))))
 
     @rule()
     def the_supervisor_acts(self) -> None:
@@ -319,7 +321,7 @@ class AnyHistory(RuleBasedStateMachine):
         world = self.world
         name = data.draw(st.sampled_from(sorted(world.ready)))
         world.ready.discard(name)
-        world.waiting[name] += [world.now] * world.aboard.pop(name, 0)
+        world.waiting[name] += [world.now] * world.assigned.pop(name, 0)
         world.report()
 
     @invariant()
@@ -333,7 +335,7 @@ class AnyHistory(RuleBasedStateMachine):
         assert not decision.held & set(self.world.resident)
 
     def teardown(self) -> None:
-        """Everybody who waits is served in the end, if requests end."""
+        """Check that every waiting request is served once running requests end."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -341,8 +343,8 @@ class AnyHistory(RuleBasedStateMachine):
             world.now += TURN_S / 2
             world.settle()
             self.all_of_it_fits()
-            for name in list(+world.aboard):
-                while world.aboard[name]:
+            for name in list(+world.assigned):
+                while world.assigned[name]:
                     world.finish(name)
         assert not any(world.waiting.values())
 

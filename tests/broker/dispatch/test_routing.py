@@ -1,4 +1,4 @@
-"""Which of several workers a request goes to: one that has run its beginning, unless that one is busier."""
+"""Routing: a request goes to a worker that holds its prefix, unless that worker is busier."""
 
 from __future__ import annotations
 
@@ -10,40 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch.affinity import NOTHING, Known
+from broker.dispatch.affinity import NOTHING, PrefixOverlap
+from broker.dispatch.cost_model import Throughput
 from broker.dispatch.fleet import Worker
 from broker.dispatch.routing import (
     EXCESS_BEGUN_ALIKE,
     EXCESS_REQUESTS,
     SHARED_S,
-    Bid,
-    Desk,
+    RouteScore,
+    WorkerLoad,
     best,
     least_loaded,
 )
-from broker.dispatch.workload import Speed
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Finished, Generate
-from protocol.parts import Capabilities, Sampling, Timings, Usage
-from tests.broker.dispatching import GATEWAY, Line, accepted, cleared, events, finished
+from protocol.types import Capabilities, Timings, Usage
+from tests.broker.dispatcher_line import Line
+from tests.factories import accepted, cleared, events, finished, request
 
 SYSTEM = "You answer in short sentences. " * 40
 
 
 def asked(id: str, *turns: str, **told: Any) -> Generate:
-    """A conversation behind the same words for all."""
+    """Return a request whose conversation starts with a shared system prompt."""
     roles = ("user", "assistant")
     said = [{"role": roles[number % 2], "content": turn} for number, turn in enumerate(turns)]
     messages = [{"role": "system", "content": SYSTEM}, *said]
-    return Generate(
-        incarnation=GATEWAY,
-        id=id,
-        sampling=Sampling(seed=1),
-        messages=pack(messages),
-        max_tokens=64,
-        **told,
-    )
+    return request(id, messages=messages, max_tokens=64, **told)
 
 
 def two(**told: Any) -> Line:
@@ -54,35 +48,40 @@ def two(**told: Any) -> Line:
 
 
 def where(line: Line, request: Generate) -> str:
-    """Which worker it goes to; its client stays."""
-    flight = line.board(request)
-    assert flight.leg is not None
-    return flight.leg.worker
+    """Dispatch the request and return its worker. Its client stays connected."""
+    flight = line.submit(request)
+    assert flight.attempt is not None
+    return flight.attempt.worker
 
 
 def ask(line: Line, request: Generate, *, prompt_tokens: int = 3) -> str:
-    """One that comes, is answered and goes."""
-    with line.dispatcher.board(line.dispatcher.find("m"), [request], ()) as [flight]:
-        assert flight.leg is not None
-        worker = flight.leg.worker
-        line.say(worker, accepted(worker, flight.leg.id), events(worker, flight.leg.id, "x"))
-        line.say(worker, finished(worker, flight.leg.id, 1))
+    """Serve the request to its end, and return its worker."""
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request], ()) as [flight]:
+        assert flight.attempt is not None
+        worker = flight.attempt.worker
+        line.say(worker, accepted(worker, flight.attempt.id), events(worker, flight.attempt.id, "x"))
+        line.say(worker, finished(worker, flight.attempt.id, 1))
     return worker
 
 
 # --- the rule ----------------------------------------------------------------------------------------
 
 
-def desk(name: str, load_s: float, aboard: int = 0, speed: float = 30.0) -> Desk:
-    return Desk(Worker(name, "m", 1, met_at=0.0, heard_at=0.0), Speed(1000.0, speed), aboard, load_s)
+def worker_load(name: str, load_s: float, assigned: int = 0, speed: float = 30.0) -> WorkerLoad:
+    return WorkerLoad(
+        Worker(name, "m", 1, connected_at=0.0, last_message_at=0.0),
+        Throughput(1000.0, speed),
+        assigned,
+        load_s,
+    )
 
 
 BIDS = st.lists(
     st.builds(
-        Bid,
-        st.builds(desk, st.just("w"), st.floats(0, 100), st.integers(0, 64), st.floats(1, 100)),
+        RouteScore,
+        st.builds(worker_load, st.just("w"), st.floats(0, 100), st.integers(0, 64), st.floats(1, 100)),
         st.floats(0.1, 20),
-        st.builds(Known, st.floats(0, 1), st.booleans()),
+        st.builds(PrefixOverlap, st.floats(0, 1), st.booleans()),
     ),
     min_size=1,
     max_size=8,
@@ -90,63 +89,68 @@ BIDS = st.lists(
 
 
 @given(BIDS)
-def test_it_goes_to_the_least_loaded_or_to_one_near_it_that_has_more(bids: list[Bid]) -> None:
-    least, chosen = least_loaded(bids), best(bids)
-    assert chosen.known.share >= least.known.share
+def test_it_goes_to_the_least_loaded_or_to_one_near_it_that_has_more(scores: list[RouteScore]) -> None:
+    least, chosen = least_loaded(scores), best(scores)
+    assert chosen.overlap.share >= least.overlap.share
     assert chosen.done_s - least.done_s <= EXCESS_REQUESTS * least.cost_s
-    for other in bids:
-        if other.known.share > chosen.known.share:
-            allowed = other.known.share * (EXCESS_REQUESTS if other.known.own else EXCESS_BEGUN_ALIKE)
+    for other in scores:
+        if other.overlap.share > chosen.overlap.share:
+            allowed = other.overlap.share * (EXCESS_REQUESTS if other.overlap.own else EXCESS_BEGUN_ALIKE)
             is_slow = other.done_s - least.done_s > allowed * least.cost_s
-            pace = other.desk.speed.answer / least.desk.speed.answer
-            is_full = other.desk.aboard - pace * least.desk.aboard > allowed
-            assert is_slow or is_full, "nothing speaks against it"
+            throughput = other.worker_load.speed.answer / least.worker_load.speed.answer
+            is_full = other.worker_load.assigned - throughput * least.worker_load.assigned > allowed
+            assert is_slow or is_full, "no rule excludes the worker with the larger overlap"
 
 
 @given(BIDS)
-def test_where_nobody_has_anything_it_goes_to_the_least_loaded(bids: list[Bid]) -> None:
-    bare = [Bid(bid.desk, bid.cost_s, NOTHING) for bid in bids]
+def test_where_nobody_has_anything_it_goes_to_the_least_loaded(scores: list[RouteScore]) -> None:
+    bare = [RouteScore(score.worker_load, score.cost_s, NOTHING) for score in scores]
     assert best(bare).done_s == least_loaded(bare).done_s
 
 
 @given(BIDS)
 def test_the_least_loaded_is_done_first_unless_it_has_far_more_than_one_that_is_done_soon(
-    bids: list[Bid],
+    scores: list[RouteScore],
 ) -> None:
-    first, least = min(bids, key=lambda bid: (bid.done_s, bid.desk.aboard)), least_loaded(bids)
+    first, least = (
+        min(scores, key=lambda score: (score.done_s, score.worker_load.assigned)),
+        least_loaded(scores),
+    )
     if least is first:
-        for bid in bids:
-            is_late = bid.done_s - first.done_s > EXCESS_REQUESTS * first.cost_s
-            assert is_late or first.ahead_of(bid) <= EXCESS_REQUESTS
+        for score in scores:
+            is_late = score.done_s - first.done_s > EXCESS_REQUESTS * first.cost_s
+            assert is_late or first.ahead_of(score) <= EXCESS_REQUESTS
     else:
         assert first.ahead_of(least) > EXCESS_REQUESTS
         assert least.done_s - first.done_s <= EXCESS_REQUESTS * first.cost_s
 
 
-def test_one_that_was_measured_to_be_quick_at_prompts_does_not_take_a_whole_flood() -> None:
-    quick, other = desk("quick", 0.0), desk("other", 0.0)
+def test_worker_with_fast_prefill_does_not_attract_a_whole_burst() -> None:
+    quick, other = worker_load("quick", 0.0), worker_load("other", 0.0)
     for number in range(64):
-        known = Known(1.0, own=True) if number else NOTHING
-        chosen = best([Bid(quick, 0.5, known), Bid(other, 2.0, known if other.aboard else NOTHING)])
-        chosen.desk.load_s += 0.1  # of each only the answer is to be made
-        chosen.desk.aboard += 1
-    assert quick.aboard - other.aboard <= 2 * EXCESS_REQUESTS
+        known = PrefixOverlap(1.0, own=True) if number else NOTHING
+        chosen = best(
+            [RouteScore(quick, 0.5, known), RouteScore(other, 2.0, known if other.assigned else NOTHING)]
+        )
+        chosen.worker_load.load_s += 0.1  # only the answer remains to be computed
+        chosen.worker_load.assigned += 1
+    assert quick.assigned - other.assigned <= 2 * EXCESS_REQUESTS
 
 
 def test_a_short_beginning_moves_nobody_to_a_busier_worker() -> None:
-    busy, idle = desk("busy", 3.0, 2), Bid(desk("idle", 0.0), 1.0, NOTHING)
-    assert best([Bid(busy, 1.0, Known(0.1, own=True)), idle]) is idle
-    assert best([Bid(busy, 1.0, Known(0.9, own=False)), idle]) is idle, "others begin so, too"
-    assert best([Bid(busy, 1.0, Known(0.9, own=True)), idle]).desk is busy
+    busy, idle = worker_load("busy", 3.0, 2), RouteScore(worker_load("idle", 0.0), 1.0, NOTHING)
+    assert best([RouteScore(busy, 1.0, PrefixOverlap(0.1, own=True)), idle]) is idle
+    assert best([RouteScore(busy, 1.0, PrefixOverlap(0.9, own=False)), idle]) is idle, "a shared prefix"
+    assert best([RouteScore(busy, 1.0, PrefixOverlap(0.9, own=True)), idle]).worker_load is busy
 
 
 def test_a_worker_that_is_twice_as_fast_may_have_twice_as_much() -> None:
-    quick, slow = desk("quick", 0.0, speed=60.0), desk("slow", 0.0, speed=30.0)
+    quick, slow = worker_load("quick", 0.0, speed=60.0), worker_load("slow", 0.0, speed=30.0)
     for _ in range(30):
-        chosen = best([Bid(quick, 0.5, NOTHING), Bid(slow, 1.0, NOTHING)])
-        chosen.desk.load_s += chosen.cost_s
-        chosen.desk.aboard += 1
-    assert (quick.aboard, slow.aboard) == (20, 10)
+        chosen = best([RouteScore(quick, 0.5, NOTHING), RouteScore(slow, 1.0, NOTHING)])
+        chosen.worker_load.load_s += chosen.cost_s
+        chosen.worker_load.assigned += 1
+    assert (quick.assigned, slow.assigned) == (20, 10)
 
 
 # --- through the dispatcher --------------------------------------------------------------------------
@@ -167,7 +171,7 @@ def test_told_to_go_by_load_a_conversation_goes_wherever_less_is_to_do() -> None
     first = where(line, asked("a", "one"))
     second = where(line, asked("b", "one", "two", "three"))
     assert first != second
-    assert len(line.dispatcher.failover.routing.affinity) == 0, "nothing is remembered"
+    assert len(line.dispatcher.failover.routing.affinity) == 0, "prefixes are remembered"
 
 
 def test_a_flood_on_one_prompt_spreads() -> None:
@@ -199,12 +203,14 @@ def test_a_worker_that_was_measured_to_be_slow_gets_less() -> None:
         assert found is not None
         usage = Usage(prompt_tokens=1000, completion_tokens=64)
         timings = Timings(prefill_s=decode_s / 8, decode_s=decode_s)
-        found.pace.observe(Finished(incarnation=worker, id="x", reason="stop", usage=usage, timings=timings))
+        found.throughput.observe(
+            Finished(incarnation=worker, id="x", reason="stop", usage=usage, timings=timings)
+        )
     counts = Counter(where(line, asked(str(number), f"{number}")) for number in range(20))
     assert 3 <= counts["w2"] / counts["w1"] <= 5
 
 
-def test_what_is_full_is_passed_over_for_one_that_has_room() -> None:
+def test_full_worker_is_skipped_for_one_with_free_rows() -> None:
     line = Line(waiting_max=0)
     for name, rows in (("w1", 1), ("w2", 8)):
         line.serving(name, rows=rows)
@@ -212,7 +218,7 @@ def test_what_is_full_is_passed_over_for_one_that_has_room() -> None:
     assert counts == {"w1": 1, "w2": 8}
 
 
-def test_one_that_cannot_do_what_the_request_was_made_for_is_passed_over() -> None:
+def test_worker_without_required_capability_is_skipped() -> None:
     line = Line(waiting_max=64)
     line.serving("seeing", rows=8, images=True)
     line.serving("blind", rows=8)
@@ -220,28 +226,28 @@ def test_one_that_cannot_do_what_the_request_was_made_for_is_passed_over() -> No
     assert found is not None
     assert found.capabilities == Capabilities(images=True)
     for number in range(8):
-        with line.dispatcher.board(found, [asked(str(number), "x")], ()) as [flight]:
-            assert flight.leg is not None
-            assert flight.leg.worker == "seeing"
-            line.contexts.append(line.dispatcher.board(found, [asked(f"more {number}", "x")], ()))
+        with line.dispatcher.submit(found, [asked(str(number), "x")], ()) as [flight]:
+            assert flight.attempt is not None
+            assert flight.attempt.worker == "seeing"
+            line.contexts.append(line.dispatcher.submit(found, [asked(f"more {number}", "x")], ()))
             line.contexts[-1].__enter__()
 
 
 def test_a_model_with_one_worker_has_none_of_its_prompts_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
-    monkeypatch.setattr("broker.dispatch.routing.beginnings", looked.append)
+    monkeypatch.setattr("broker.dispatch.routing.prefix_hashes", looked.append)
     line = Line()
     line.serving("w1")
     ask(line, asked("a", "x"))
-    flight = line.board(asked("b", "x"))
+    flight = line.submit(asked("b", "x"))
     line.dispatcher.lost("w1")
     line.serving("w2")
-    assert flight.leg is not None
-    assert flight.leg.worker == "w2"
+    assert flight.attempt is not None
+    assert flight.attempt.worker == "w2"
     assert looked == []
 
 
-def test_what_one_worker_ran_while_the_other_was_away_is_known_when_that_is_back() -> None:
+def test_affinity_is_recorded_while_only_one_worker_is_connected() -> None:
     line = two()
     ask(line, asked("warm", "up"))
     line.dispatcher.lost("w2")
@@ -254,43 +260,43 @@ def test_what_one_worker_ran_while_the_other_was_away_is_known_when_that_is_back
     line.clock.now += SHARED_S + 1
     remembered = len(line.dispatcher.failover.routing.affinity)
     ask(line, asked("b", "new words"))
-    assert len(line.dispatcher.failover.routing.affinity) == remembered, "it has been alone for long enough"
+    assert len(line.dispatcher.failover.routing.affinity) == remembered, "still recorded"
 
 
-# --- when one is lost --------------------------------------------------------------------------------
+# --- lost workers ------------------------------------------------------------------------------------
 
 
-def test_those_who_have_lost_their_worker_go_on_at_once_where_their_beginnings_are() -> None:
+def test_failover_routes_to_the_worker_with_the_prefix() -> None:
     line = Line(waiting_max=64)
     for name in ("w1", "w2", "w3"):
         line.serving(name, rows=16)
     home = ask(line, asked("a", "x"))
     other, _third = sorted({"w1", "w2", "w3"} - {home})
     known = line.dispatcher.failover.routing
-    flight = line.board(asked("b", "x", "y", "z"))
-    assert flight.leg is not None
-    assert flight.leg.worker == home
+    flight = line.submit(asked("b", "x", "y", "z"))
+    assert flight.attempt is not None
+    assert flight.attempt.worker == home
     knower = line.dispatcher.fleet.get(other)
     assert knower is not None
-    assert flight.beginnings is not None
-    known.affinity.note(flight.beginnings, knower, line.clock())
+    assert flight.prefix_hashes is not None
+    known.affinity.note(flight.prefix_hashes, knower, line.clock())
     where(line, replace(asked("busy", "q"), messages=pack([{"role": "user", "content": "something else"}])))
     line.say(home, accepted(home, "b"), events(home, "b", "1", "2", "3"))
     line.dispatcher.lost(home)
-    assert flight.leg is not None
-    assert flight.leg.worker == other
-    assert flight.legs == 2
+    assert flight.attempt is not None
+    assert flight.attempt.worker == other
+    assert flight.attempts == 2
 
 
-def test_those_of_a_lost_worker_spread_over_the_others() -> None:
+def test_requests_of_a_lost_worker_spread_over_the_others() -> None:
     line = Line(waiting_max=64)
     for name in ("w1", "w2", "w3"):
         line.serving(name, rows=32)
-    flights = [line.board(asked(str(number), f"{number} is said")) for number in range(30)]
-    lost = [flight for flight in flights if flight.leg is not None and flight.leg.worker == "w1"]
+    flights = [line.submit(asked(str(number), f"{number} is said")) for number in range(30)]
+    lost = [flight for flight in flights if flight.attempt is not None and flight.attempt.worker == "w1"]
     assert len(lost) >= 9
     line.dispatcher.lost("w1")
-    counts = Counter(flight.leg.worker for flight in flights if flight.leg is not None)
+    counts = Counter(flight.attempt.worker for flight in flights if flight.attempt is not None)
     assert sum(counts.values()) == 30
     assert abs(counts["w2"] - counts["w3"]) <= EXCESS_REQUESTS
 
@@ -306,7 +312,7 @@ def test_a_successor_is_preferred_for_what_it_finds_on_the_disk() -> None:
     assert ask(line, asked("b", "x", "y", "z")) == "next"
 
 
-def test_one_that_was_told_to_forget_its_prefixes_is_no_home_any_more() -> None:
+def test_cleared_prefix_cache_removes_affinity() -> None:
     line = two()
     home = ask(line, asked("a", "x"))
     other = "w2" if home == "w1" else "w1"
@@ -317,16 +323,16 @@ def test_one_that_was_told_to_forget_its_prefixes_is_no_home_any_more() -> None:
     assert ask(line, asked("b", "x", "y", "z")) in (home, other)
 
 
-def test_who_is_sent_to_a_worker_that_cannot_be_reached_gets_another_one_and_no_refusal() -> None:
+def test_request_to_unreachable_worker_is_dispatched_to_another() -> None:
     line = two()
     home = ask(line, asked("a", "x"))
     other = "w2" if home == "w1" else "w1"
     line.unreachable.add(home)
-    flight = line.board(asked("b", "x", "y", "z"))
+    flight = line.submit(asked("b", "x", "y", "z"))
     line.dispatcher.lost(home)
-    assert flight.leg is not None
-    assert flight.leg.worker == other
+    assert flight.attempt is not None
+    assert flight.attempt.worker == other
     line.unreachable.add(other)
     with pytest.raises(RequestError) as refused:
-        line.board(asked("c", "x"))
+        line.submit(asked("c", "x"))
     assert refused.value.code is Code.WORKER_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""What is counted of requests as they pass, and what is remembered of the last ones."""
+"""Traffic counters of requests, and records of the latest ones."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from broker.dispatch.traffic import CLIENT_LEFT, ENDS_MAX
-from protocol.conversation import pack
 from protocol.errors import RequestError
-from protocol.messages import Embed, Finished
-from protocol.parts import Tokenizing, Usage
-from tests.broker.dispatching import Line, accepted, events, failed, finished, request, reused
+from protocol.messages import Finished
+from protocol.types import TokenizeOptions, Usage
+from tests.broker.dispatcher_line import Line
+from tests.factories import accepted, embed, events, failed, finished, request, reused
 
 
 def answered(line: Line, id: str, *texts: str) -> None:
-    """A request that is served to its end."""
-    with line.dispatcher.board(line.dispatcher.find("m"), [request(id)], ()):
+    """Serve a request to its end."""
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request(id)], ()):
         line.say("w", accepted("w", id), reused("w", id, 2, "ram"), events("w", id, *texts))
         line.say("w", finished("w", id, tokens=len(texts), cached=2))
 
@@ -36,7 +36,7 @@ def test_tokens_prompts_and_ends_are_counted_by_model(line: Line) -> None:
 
 
 def test_the_first_token_is_timed_from_the_request_and_the_others_from_step_to_step(line: Line) -> None:
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a"), request("b")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a"), request("b")], ()):
         line.say("w", accepted("w", "a"), accepted("w", "b"))
         line.clock.now += 0.5
         line.say("w", events("w", "a", "x"))
@@ -45,7 +45,7 @@ def test_the_first_token_is_timed_from_the_request_and_the_others_from_step_to_s
         line.say("w", replace(events("w", "a", "y"), deltas=both))
     traffic = line.dispatcher.traffic.models["m"]
     assert (traffic.first_token_s.count, traffic.first_token_s.sum) == (2, 0.5 + 0.75)
-    # That of b is nobody's second token.
+    # The token of b is a first token, so it adds no interval.
     assert (traffic.inter_token_s.count, traffic.inter_token_s.sum) == (1, 0.25)
 
 
@@ -57,7 +57,7 @@ def test_time_without_anybody_is_no_gap_between_tokens(line: Line) -> None:
 
 
 def test_a_request_that_flies_on_is_one_with_one_first_token(line: Line) -> None:
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         line.say("w", accepted("w", "a"), reused("w", "a"), events("w", "a", "x", "y"))
         line.dispatcher.lost("w")
         line.clock.now += 5
@@ -75,32 +75,32 @@ def test_every_way_to_end_has_its_code(line: Line) -> None:
     ends: list[str] = []
 
     def end_of(id: str, *said: Finished) -> None:
-        with line.dispatcher.board(line.dispatcher.find("m"), [request(id)], ()):
+        with line.dispatcher.submit(line.dispatcher.find("m"), [request(id)], ()):
             line.say("w", *said)
         ends.append(line.dispatcher.traffic.ends[-1].code)
 
     end_of("left")
     usage = Usage(prompt_tokens=1, completion_tokens=0)
-    end_of("length", Finished(incarnation="w", id="length", reason="length", usage=usage))
-    end_of("odd", Finished(incarnation="w", id="odd", reason="my own invention", usage=usage))
-    with line.dispatcher.board(line.dispatcher.find("m"), [request("broken")], ()):
+    end_of("length", finished("w", "length", reason="length", usage=usage))
+    end_of("odd", finished("w", "odd", reason="my own invention", usage=usage))
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("broken")], ()):
         line.say("w", failed("w", "broken", "my own invention"))
     ends.append(line.dispatcher.traffic.ends[-1].code)
     assert ends == [CLIENT_LEFT, "length", "stop", "internal_error"]
     assert [end.id for end in line.dispatcher.traffic.failures] == ["broken"]
 
 
-def test_who_was_refused_a_place_is_no_end(line: Line) -> None:
+def test_refused_request_is_not_counted_as_finished(line: Line) -> None:
     line.unreachable.add("w")
-    with pytest.raises(RequestError), line.dispatcher.board(line.dispatcher.find("m"), [request("a")], ()):
-        raise AssertionError("nobody is aboard")
+    with pytest.raises(RequestError), line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
+        raise AssertionError("no request is in flight")
     assert not line.dispatcher.traffic.ends
 
 
-def test_what_is_asked_tells_requests_apart(line: Line) -> None:
-    counted = replace(request("count"), tokenizing=Tokenizing())
-    embedded = Embed(incarnation="gateway", id="embed", texts=pack(["x"]), count=1)
-    with line.dispatcher.board(line.dispatcher.find("m"), [counted, embedded], ()):
+def test_finished_requests_are_counted_by_task(line: Line) -> None:
+    counted = request("count", tokenizing=TokenizeOptions())
+    embedded = embed(id="embed")
+    with line.dispatcher.submit(line.dispatcher.find("m"), [counted, embedded], ()):
         pass
     assert line.dispatcher.traffic.models["m"].ends == {("count", CLIENT_LEFT): 1, ("embed", CLIENT_LEFT): 1}
 

@@ -1,4 +1,4 @@
-"""API keys: what a file may hold, which keys are in force, and what a request has to offer."""
+"""API keys: contents of the key file, valid keys, and the headers of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from broker.http import auth
-from broker.http.auth import Guard, Key, Keyring, KeysError, offered, parse
+from broker.http.auth import ApiKey, ApiKeys, AuthMiddleware, KeysError, offered, parse
 from broker.http.respond import error_response
 from protocol.errors import Code, RequestError
 from tests.broker.asgi import Exchange, run
@@ -36,11 +36,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """A new file in the place of the old one, in one piece."""
-    aside = path.with_name("aside")
-    aside.write_text(text, encoding="utf-8")
-    aside.chmod(0o600)
-    aside.replace(path)
+    """Replace the file atomically."""
+    offload = path.with_name("aside")
+    offload.write_text(text, encoding="utf-8")
+    offload.chmod(0o600)
+    offload.replace(path)
 
 
 # --- the file ----------------------------------------------------------------------------------------
@@ -94,16 +94,16 @@ def test_any_content_is_keys_or_an_error_that_does_not_show_them(content: bytes)
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "holds no key"),
-        (b"# nobody\n\n", "holds no key"),
+        (b"", "contains no key"),
+        (b"# nobody\n\n", "contains no key"),
         (b"\xff\xfe\n", "not UTF-8"),
-        ("clé\n".encode(), "line 1: a key is one word of printable ASCII"),
-        (b"ok\na\x00b name\n", "line 2: a key is one word of printable ASCII"),
-        (b"a,b\n", "line 1: a key is one word of printable ASCII, without commas"),
-        (b"same ann\nother\nsame bo\n", "line 3: a key that has been there before"),
+        ("clé\n".encode(), "line 1: a key must be one word of printable ASCII"),
+        (b"ok\na\x00b name\n", "line 2: a key must be one word of printable ASCII"),
+        (b"a,b\n", "line 1: a key must be one word of printable ASCII characters without commas"),
+        (b"same ann\nother\nsame bo\n", "line 3: duplicate key"),
     ],
 )
-def test_what_is_no_list_of_keys_is_said_without_the_keys(content: bytes, complaint: str) -> None:
+def test_invalid_keys_file_error_does_not_reveal_keys(content: bytes, complaint: str) -> None:
     with pytest.raises(KeysError) as caught:
         parse(content, "the file")
     assert complaint in str(caught.value)
@@ -111,21 +111,21 @@ def test_what_is_no_list_of_keys_is_said_without_the_keys(content: bytes, compla
 
 
 def test_a_key_does_not_show_itself() -> None:
-    shown = repr(Key.of(GOOD, "ann", "here"))
+    shown = repr(ApiKey.of(GOOD, "ann", "here"))
     assert GOOD not in shown
     assert hashlib.sha256(GOOD.encode()).hexdigest() not in shown
     assert "ann" in shown
 
 
-# --- which are in force ------------------------------------------------------------------------------
+# --- valid keys --------------------------------------------------------------------------------------
 
 
 def test_without_keys_nobody_needs_one() -> None:
-    assert not Keyring().required
+    assert not ApiKeys().required
 
 
 def test_keys_of_the_settings_and_of_the_file_are_in_force_together(file: Path) -> None:
-    ring = Keyring([OTHER], file)
+    ring = ApiKeys([OTHER], file)
     assert ring.required
     assert [key.name for key in map(ring.find, [GOOD.encode(), OTHER.encode()]) if key] == ["ann", "key 1"]
     assert ring.find(b"another") is None
@@ -134,42 +134,42 @@ def test_keys_of_the_settings_and_of_the_file_are_in_force_together(file: Path) 
 @pytest.mark.parametrize("given", ["", "a b", "ключ", "a\n", "a,b"])
 def test_a_key_of_the_settings_that_is_none_is_refused_by_its_number(given: str) -> None:
     with pytest.raises(KeysError, match="API key 2"):
-        Keyring([GOOD, given])
+        ApiKeys([GOOD, given])
 
 
 @pytest.mark.parametrize("permissions", [0o640, 0o604, 0o644, 0o660, 0o620])
 def test_a_file_that_others_can_open_is_refused(permissions: int, file: Path) -> None:
     file.chmod(permissions)
     with pytest.raises(PermissionError, match="0600"):
-        Keyring((), file)
+        ApiKeys((), file)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Keyring((), tmp_path / "missing")
+        ApiKeys((), tmp_path / "missing")
 
 
 def test_a_new_file_counts_from_the_next_request_on(file: Path) -> None:
-    ring = Keyring((), file)
+    ring = ApiKeys((), file)
     for old, new in ((GOOD, OTHER), (OTHER, GOOD)) * 5:
         assert ring.find(old.encode())
         write(file, f"{new} bo\n")
         assert ring.find(old.encode()) is None
-        assert ring.find(new.encode()) == Key.of(new, "bo", "")
+        assert ring.find(new.encode()) == ApiKey.of(new, "bo", "")
 
 
 def test_a_file_written_over_in_place_counts_too_however_quickly(file: Path) -> None:
-    ring = Keyring((), file)
+    ring = ApiKeys((), file)
     for number in range(50):
-        key = f"key-{number:04}"  # of one length, and within one tick of the file system's clock
+        key = f"key-{number:04}"  # same length, within one tick of the file system's clock
         file.write_text(key)
         assert ring.find(key.encode())
         assert ring.find(GOOD.encode()) is None
 
 
 def test_a_file_is_read_again_until_it_has_settled(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring = Keyring((), file)
-    # As if it had been changed within one tick of the file system's clock: nothing shows in its status.
+    ring = ApiKeys((), file)
+    # Simulates a change within one tick of the file system's clock, invisible in the file's status.
     monkeypatch.setattr(auth, "read_private", lambda path: OTHER.encode())
     assert ring.find(OTHER.encode())
     monkeypatch.undo()
@@ -192,7 +192,7 @@ SPOILERS: dict[str, Callable[[Path], None]] = {
 def test_a_file_that_cannot_be_taken_any_more_locks_nobody_out(
     spoil: Callable[[Path], None], file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ring = Keyring((), file)
+    ring = ApiKeys((), file)
     spoil(file)
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_taken_any_more_locks_nobody_out(
 
 def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [f"key-{number}" for number in range(5)]
-    ring = Keyring(given)
+    ring = ApiKeys(given)
     compared: list[tuple[bytes, bytes]] = []
     compare = hmac.compare_digest
 
@@ -225,7 +225,7 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
         assert len({one for one, _ in compared}) == 5
 
 
-# --- what a request offers ---------------------------------------------------------------------------
+# --- keys of a request -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,18 +260,18 @@ def test_a_header_that_comes_twice_is_refused(name: bytes) -> None:
 
 
 async def _inside(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application behind the guard: answers 400, and says whose key it was."""
+    """Application behind the middleware: answers 400 with the name of the request's key."""
     key = scope.get("state", {}).get("key")
     named = key.name if key else "nobody"
     await error_response(RequestError(Code.INVALID_REQUEST, named))(scope, receive, send)
 
 
-def ask(ring: Keyring, headers: Headers = (), path: str = "/v1/models", method: str = "GET") -> Exchange:
-    return Exchange(Guard(_inside, ring), method, path, headers=headers)
+def ask(ring: ApiKeys, headers: Headers = (), path: str = "/v1/models", method: str = "GET") -> Exchange:
+    return Exchange(AuthMiddleware(_inside, ring), method, path, headers=headers)
 
 
 def test_with_a_key_in_force_a_request_goes_in_under_its_name() -> None:
-    ring = Keyring([GOOD, OTHER])
+    ring = ApiKeys([GOOD, OTHER])
 
     async def talk() -> None:
         for headers, name in (
@@ -282,7 +282,7 @@ def test_with_a_key_in_force_a_request_goes_in_under_its_name() -> None:
             ([(b"authorization", b"Bearer " + OTHER.encode()), (b"x-api-key", GOOD.encode())], "key 2"),
         ):
             assert (await ask(ring, headers).end()).error["message"] == name
-        assert (await ask(Keyring()).end()).error["message"] == "nobody"
+        assert (await ask(ApiKeys()).end()).error["message"] == "nobody"
 
     run(talk())
 
@@ -312,7 +312,7 @@ def test_a_wrong_key_is_refused_in_openais_shape_and_named_nowhere(
     offer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    ring = Keyring([GOOD])
+    ring = ApiKeys([GOOD])
 
     async def talk() -> None:
         for headers in ([(b"authorization", b"Bearer " + offer)], [(b"x-api-key", offer)]):
@@ -330,7 +330,7 @@ def test_a_wrong_key_is_refused_in_openais_shape_and_named_nowhere(
 def test_health_and_readiness_are_for_everybody_and_nothing_else_is() -> None:
     async def talk() -> None:
         for path in ("/health", "/ready"):
-            assert (await ask(Keyring([GOOD]), path=path).end()).status == 400
+            assert (await ask(ApiKeys([GOOD]), path=path).end()).status == 400
         for path in (
             "/",
             "/v1/status",
@@ -342,7 +342,7 @@ def test_health_and_readiness_are_for_everybody_and_nothing_else_is() -> None:
             "/health/x",
         ):
             for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
-                assert (await ask(Keyring([GOOD]), path=path, method=method).end()).status == 401
+                assert (await ask(ApiKeys([GOOD]), path=path, method=method).end()).status == 401
 
     run(talk())
 
@@ -351,7 +351,7 @@ def test_a_name_of_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
 
     async def talk() -> None:
-        await ask(Keyring([GOOD]), path="/v1\n12:00:00 gateway all is well").end()
+        await ask(ApiKeys([GOOD]), path="/v1\n12:00:00 gateway all is well").end()
 
     run(talk())
     assert len(caplog.messages) == 1
@@ -363,5 +363,5 @@ def test_an_owner_other_than_us_or_root_is_refused(file: Path, monkeypatch: pyte
     os.chown(file, strangers, -1) if os.geteuid() == 0 else monkeypatch.setattr(
         os, "geteuid", lambda: strangers
     )
-    with pytest.raises(PermissionError, match="yours"):
-        Keyring((), file)
+    with pytest.raises(PermissionError, match="owned by you"):
+        ApiKeys((), file)

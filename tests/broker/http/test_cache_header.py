@@ -1,4 +1,4 @@
-"""What a response's header says of the cache: one form, whatever a worker says."""
+"""Cache header of a response: one format for every report of a worker."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from broker.dispatch.flight import Flight
 from broker.dispatch.flights import Flights
 from broker.http import cache_header
 from protocol.messages import Finished
-from protocol.parts import Reuse
-from tests.broker.dispatching import accepted, events, failed, finished, request, reused
+from protocol.types import PrefixReuse
+from tests.factories import accepted, events, failed, finished, request, reused
 
 FORM = re.compile(rb"hit=(\d+)/(\d+); tier=(ram|disk|none); miss=[A-Za-z0-9_.:-]{1,64}")
 
 
-def flight(*, known: Reuse | None = None, end: Finished | None = None) -> Flight:
-    """One with a prompt of three tokens."""
+def flight(*, known: PrefixReuse | None = None, end: Finished | None = None) -> Flight:
+    """Return a flight with a prompt of three tokens."""
     flights = Flights()
     flight = flights.open(request("a"), "m", now=0.0)
-    flights.board(flight, "w", now=0.0)
+    flights.assign(flight, "w", now=0.0)
     flight.accept(accepted("w", "a"))
     if known is not None:
         assert flight.reused(reused("w", "a", known.tokens, known.tier, known.miss))
@@ -35,21 +35,21 @@ def flight(*, known: Reuse | None = None, end: Finished | None = None) -> Flight
 @pytest.mark.parametrize(
     ("told", "value"),
     [
-        (Reuse(miss="cold"), b"hit=0/3; tier=none; miss=cold"),
-        (Reuse(tokens=2, tier="ram", miss="no_snapshot"), b"hit=2/3; tier=ram; miss=no_snapshot"),
-        (Reuse(tokens=3, tier="disk"), b"hit=3/3; tier=disk; miss=none"),
-        (Reuse(tokens=1, tier="tape", miss="a b;\r\nc: é"), b"hit=1/3; tier=none; miss=a_b___c:__"),
-        (Reuse(miss="x" * 100), b"hit=0/3; tier=none; miss=" + b"x" * 64),
+        (PrefixReuse(miss="cold"), b"hit=0/3; tier=none; miss=cold"),
+        (PrefixReuse(tokens=2, tier="ram", miss="no_snapshot"), b"hit=2/3; tier=ram; miss=no_snapshot"),
+        (PrefixReuse(tokens=3, tier="disk"), b"hit=3/3; tier=disk; miss=none"),
+        (PrefixReuse(tokens=1, tier="tape", miss="a b;\r\nc: é"), b"hit=1/3; tier=none; miss=a_b___c:__"),
+        (PrefixReuse(miss="x" * 100), b"hit=0/3; tier=none; miss=" + b"x" * 64),
     ],
 )
-def test_one_answer_says_what_its_worker_said(told: Reuse, value: bytes) -> None:
+def test_one_answer_says_what_its_worker_said(told: PrefixReuse, value: bytes) -> None:
     assert cache_header.header([flight(known=told)], 1) == value
 
 
 def test_a_worker_that_says_nothing_is_known_by_its_counts_in_the_end() -> None:
     silent = flight()
     assert cache_header.header([silent], 1) is None
-    silent.gain(events("w", "a", "x").deltas[0], now=1.0)
+    silent.accept_delta(events("w", "a", "x").deltas[0], now=1.0)
     assert cache_header.header([silent], 1) is None
     silent.end(finished("w", "a", cached=2))
     assert cache_header.header([silent], 1) == b"hit=2/3; tier=none; miss=unreported"
@@ -62,23 +62,25 @@ def test_a_request_that_failed_says_nothing() -> None:
 
 
 def test_several_answers_to_one_prompt_count_it_once() -> None:
-    first, copy = Reuse(tokens=1, tier="ram", miss="diverged"), Reuse(tokens=2, tier="ram")
+    first, copy = PrefixReuse(tokens=1, tier="ram", miss="diverged"), PrefixReuse(tokens=2, tier="ram")
     flights = [flight(known=copy), flight(known=first), flight()]
     assert cache_header.header(flights, 1) == b"hit=1/3; tier=ram; miss=diverged"
 
 
 def test_several_prompts_are_summed_once_all_are_known() -> None:
-    flights = [flight(known=Reuse(tokens=3, tier="ram")), flight()]
+    flights = [flight(known=PrefixReuse(tokens=3, tier="ram")), flight()]
     assert cache_header.header(flights, 2) is None
     flights[1].reused(reused("w", "a", 1, "disk", "evicted"))
     assert cache_header.header(flights, 2) == b"hit=4/6; tier=disk; miss=evicted"
 
 
-reuses = st.builds(Reuse, tokens=st.integers(0, 3), tier=st.text(max_size=4), miss=st.text(max_size=80))
+reuses = st.builds(PrefixReuse, tokens=st.integers(0, 3), tier=st.text(max_size=4), miss=st.text(max_size=80))
 
 
 @given(st.lists(st.lists(reuses, min_size=2, max_size=2), min_size=1, max_size=3))
-def test_whatever_workers_say_it_is_one_line_of_the_documented_form(prompts: Sequence[list[Reuse]]) -> None:
+def test_whatever_workers_say_it_is_one_line_of_the_documented_form(
+    prompts: Sequence[list[PrefixReuse]],
+) -> None:
     value = cache_header.header([flight(known=told) for group in prompts for told in group], len(prompts))
     assert value is not None
     form = FORM.fullmatch(value)

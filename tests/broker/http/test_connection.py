@@ -1,4 +1,4 @@
-"""What one client may cost before its request is whole: real sockets, and an application that only echoes."""
+"""Limits on a client before its request is complete, over real sockets with an echo application."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from broker.http import connection
-from broker.http.connection import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINED_MAX, Limits, available_connections
+from broker.http.connection import (
+    HEAD_BYTES_MAX,
+    HEADERS_MAX,
+    PIPELINED_MAX,
+    ConnectionLimits,
+    available_connections,
+)
 
 WAIT_S = 20.0
 SOON_S = 0.05
 NEVER_S = 3600.0
 PIECE_BYTES_MAX = 2**18
-"""What asyncio reads at once."""
+"""Most bytes that asyncio reads at once."""
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -33,7 +39,7 @@ def run(talk: Coroutine[Any, Any, None]) -> None:
 
 
 class Echo:
-    """Answers with the body it got, once `go` is set, and begins to before if told so."""
+    """Application that echoes the body once `go` is set. With `begin`, it starts its response before."""
 
     def __init__(self, *, begin: bool = False) -> None:
         self.go = asyncio.Event()
@@ -41,7 +47,9 @@ class Echo:
         self.asked = 0
         self.left = 0
         self.stays = False
-        """Waits for its client to go, and answers nothing."""
+        """Whether to wait for the client's disconnect without an answer."""
+        self.fails = False
+        """Whether to fail in the middle of the response."""
         self._begin = begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +73,9 @@ class Echo:
         await self.go.wait()
         if not self._begin:
             await send(start)
-        await send({"type": "http.response.body", "body": body or b"-", "more_body": False})
+        await send({"type": "http.response.body", "body": body or b"-", "more_body": self.fails})
+        if self.fails:
+            raise RuntimeError("scripted")
 
 
 class Client:
@@ -85,7 +95,7 @@ class Client:
         return await self._reader.readexactly(count)
 
     async def chunked(self) -> bytes:
-        """The body of an answer without a length."""
+        """Read a chunked body."""
         found = b""
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
             found += (await self._reader.readexactly(size + 2))[:-2]
@@ -93,11 +103,11 @@ class Client:
         return found
 
     async def rest(self) -> bytes:
-        """All that comes until the connection is closed."""
+        """Read until the connection is closed."""
         return await self._reader.read()
 
     async def refusal(self) -> tuple[int, str]:
-        """Status and code of an error object that is the last thing on the connection."""
+        """Return status and code of an error response after which the connection is closed."""
         status, headers = await self.head()
         body = await self.rest()
         assert headers["content-type"] == "application/json"
@@ -122,7 +132,7 @@ class Server:
         self.clients.append(client)
         return client
 
-    async def settled(self, connections: int) -> None:
+    async def is_stable(self, connections: int) -> None:
         while len(self.state.connections) != connections:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
@@ -137,7 +147,7 @@ async def serving(
     idle_s: int = 3600,
 ) -> AsyncIterator[Server]:
     echo = Echo(begin=begin)
-    made = connection.connection_type(Limits(connections_max, body_s_max, unread_s_max))
+    made = connection.connection_type(ConnectionLimits(connections_max, body_s_max, unread_s_max))
     config = uvicorn.Config(
         echo, http=made, ws="none", lifespan="off", log_config=None, timeout_keep_alive=idle_s
     )
@@ -154,11 +164,11 @@ async def serving(
         for client in server.clients:
             client.close()
         listener.close()
-        await server.settled(0)
+        await server.is_stable(0)
         await asyncio.gather(*state.tasks)
 
 
-# --- what arrives in time ----------------------------------------------------------------------------
+# --- requests in time --------------------------------------------------------------------------------
 
 
 def test_requests_that_arrive_in_pieces_are_answered_one_after_the_other() -> None:
@@ -188,7 +198,7 @@ def test_the_deadline_is_for_requests_and_not_for_answers() -> None:
             client = await server.client()
             client.send(GET)
             await asyncio.sleep(4 * SOON_S)
-            client.send(b"\r\n")  # some send an empty line too many
+            client.send(b"\r\n")  # some clients send an extra empty line
             await asyncio.sleep(4 * SOON_S)
             server.echo.go.set()
             assert (await client.head())[0] == 200
@@ -213,7 +223,7 @@ def test_a_request_that_waits_for_an_answer_before_it_is_not_late() -> None:
     run(talk())
 
 
-# --- what does not -----------------------------------------------------------------------------------
+# --- requests that time out --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,7 +244,7 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(begun: bytes) -> Non
             client.send(begun)
             assert await client.refusal() == (408, "request_timeout")
             client.close()
-            await server.settled(0)
+            await server.is_stable(0)
             assert server.echo.left == server.echo.asked == (b"\r\n\r\n" in begun)
 
     run(talk())
@@ -257,7 +267,7 @@ def test_a_head_has_less_time_than_a_body(monkeypatch: pytest.MonkeyPatch) -> No
     run(talk())
 
 
-def test_who_sends_a_byte_now_and_then_does_not_buy_time() -> None:
+def test_slow_byte_by_byte_request_times_out() -> None:
     async def talk() -> None:
         async with serving(body_s_max=4 * SOON_S) as server:
             client = await server.client()
@@ -275,12 +285,12 @@ def test_who_sends_a_byte_now_and_then_does_not_buy_time() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"\r\n", b"\r\n\r\n\r\n"])
-def test_who_says_nothing_is_not_waited_for(said: bytes) -> None:
+def test_idle_connection_without_a_request_is_closed(said: bytes) -> None:
     async def talk() -> None:
         async with serving(body_s_max=SOON_S) as server:
             client = await server.client()
             client.send(said)
-            # What is said to a connection that is closed already is answered with a reset.
+            # Bytes sent to a closed connection are answered with a reset.
             with contextlib.suppress(ConnectionResetError):
                 assert await client.rest() == b""
 
@@ -310,36 +320,77 @@ def test_a_connection_without_a_next_request_is_closed() -> None:
     run(talk())
 
 
-# --- who does not read ------------------------------------------------------------------------------
+# --- clients that do not read -----------------------------------------------------------------------
 
 LARGE = 8 * 2**20
 
 
-async def ask_for_much(server: Server) -> Client:
-    """A client whose answer does not fit into the sockets' buffers, and who does not read yet."""
+async def ask_for_much(server: Server, header: bytes = b"") -> Client:
+    """Connect a client that does not read an answer larger than the sockets' buffers."""
     loop, own = asyncio.get_running_loop(), socket.socket()
     own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     own.setblocking(False)
     await loop.sock_connect(own, ("127.0.0.1", server.port))
     client = Client(*await asyncio.open_connection(sock=own, limit=2**10))
     server.clients.append(client)
-    client.send(f"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: {LARGE}\r\n\r\n".encode())
+    client.send(b"POST / HTTP/1.1\r\nhost: here\r\n%bcontent-length: %d\r\n\r\n" % (header, LARGE))
     client.send(b"x" * LARGE)
     return client
 
 
-def test_who_does_not_read_his_answer_loses_his_connection() -> None:
+def test_client_that_does_not_read_its_response_is_disconnected() -> None:
     async def talk() -> None:
         async with serving(unread_s_max=0.2) as server:
             await ask_for_much(server)
-            await server.settled(1)
-            await server.settled(0)
+            await server.is_stable(1)
+            await server.is_stable(0)
             assert server.echo.asked == 1
 
     run(talk())
 
 
-def test_who_reads_on_in_time_may_stay() -> None:
+connection_made = connection.Connection.connection_made
+
+
+def never_paused(self: connection.Connection, transport: asyncio.Transport) -> None:
+    """Replace `connection_made`, so that the transport never pauses writing."""
+    transport.set_write_buffer_limits(high=2 * LARGE)
+    connection_made(self, transport)
+
+
+@pytest.mark.parametrize("asked", [b"connection: close\r\n", b""])
+def test_a_connection_that_is_closed_does_not_wait_for_who_does_not_read_the_rest(
+    asked: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection.Connection, "connection_made", never_paused)
+
+    async def talk() -> None:
+        async with serving(unread_s_max=0.2, idle_s=0) as server:
+            await ask_for_much(server, asked)
+            await server.is_stable(1)
+            await server.is_stable(0)
+            assert server.echo.asked == 1
+
+    run(talk())
+
+
+def test_an_answer_that_fails_in_its_middle_does_not_wait_for_who_does_not_read_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection.Connection, "connection_made", never_paused)
+
+    async def talk() -> None:
+        async with serving(unread_s_max=0.2) as server:
+            server.echo.fails = True
+            await ask_for_much(server)
+            await server.is_stable(1)
+            await server.is_stable(0)
+            assert server.echo.asked == 1
+
+    run(talk())
+
+
+def test_client_that_resumes_reading_in_time_stays_connected() -> None:
     async def talk() -> None:
         async with serving(unread_s_max=1.0) as server:
             client = await ask_for_much(server)
@@ -360,7 +411,7 @@ def headers(count: int) -> bytes:
     return b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % number for number in range(count)) + b"\r\n"
 
 
-def test_as_many_headers_as_there_may_be_and_no_more() -> None:
+def test_header_count_is_limited() -> None:
     async def talk() -> None:
         async with serving() as server:
             client = await server.client()
@@ -390,7 +441,7 @@ def test_a_head_beyond_the_limit_is_refused_however_it_comes(head: bytes, pieces
     async def talk() -> None:
         async with serving() as server:
             client = await server.client()
-            # What came in one piece with its beginning is not counted before a header is whole.
+            # Bytes received together with the start are not counted before a header is complete.
             data = head % (b"a" * (HEAD_BYTES_MAX + PIECE_BYTES_MAX))
             size = -(-len(data) // pieces)
             for start in range(0, len(data), size):
@@ -431,7 +482,7 @@ def test_a_head_just_within_the_limit_behind_a_large_body_is_taken() -> None:
 
 
 @pytest.mark.parametrize("said", [b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n"])
-def test_what_is_not_http_is_told_so(said: bytes) -> None:
+def test_non_http_data_gets_a_400(said: bytes) -> None:
     async def talk() -> None:
         async with serving() as server:
             client = await server.client()
@@ -441,7 +492,7 @@ def test_what_is_not_http_is_told_so(said: bytes) -> None:
     run(talk())
 
 
-def test_nobody_is_asked_to_go_on_with_what_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_request_gets_no_100_continue(caplog: pytest.LogCaptureFixture) -> None:
     async def talk() -> None:
         async with serving() as server:
             client = await server.client()
@@ -498,7 +549,7 @@ def test_a_request_hears_that_its_client_has_gone_whatever_waits_behind_it(behin
     run(talk())
 
 
-# --- who offers another protocol ---------------------------------------------------------------------
+# --- protocol upgrades -------------------------------------------------------------------------------
 
 OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAoAAA\r\n"
 
@@ -559,7 +610,7 @@ def test_a_request_for_a_tunnel_is_a_request_like_others() -> None:
     run(talk())
 
 
-# --- how many ----------------------------------------------------------------------------------------
+# --- number of connections ---------------------------------------------------------------------------
 
 
 def test_a_connection_beyond_the_limit_is_told_so_and_the_next_ones_are_served(
@@ -570,9 +621,9 @@ def test_a_connection_beyond_the_limit_is_told_so_and_the_next_ones_are_served(
     async def talk() -> None:
         async with serving(connections_max=2) as server:
             first, second = await server.client(), await server.client()
-            await server.settled(2)
+            await server.is_stable(2)
             third = await server.client()
-            await server.settled(3)
+            await server.is_stable(3)
             fourth = await server.client()
             assert await fourth.rest() == b""
             third.send(GET)
@@ -580,7 +631,7 @@ def test_a_connection_beyond_the_limit_is_told_so_and_the_next_ones_are_served(
             assert (status, told["retry-after"], told["connection"]) == (503, "1", "close")
             assert json.loads(await third.rest())["error"]["code"] == "too_many_connections"
             second.close()
-            await server.settled(1)
+            await server.is_stable(1)
             for client in (first, await server.client()):
                 client.send(GET)
                 assert (await client.head())[0] == 200
@@ -588,15 +639,15 @@ def test_a_connection_beyond_the_limit_is_told_so_and_the_next_ones_are_served(
     run(talk())
 
 
-def test_who_is_turned_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_over_the_limit_is_closed_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "TURN_AWAY_S_MAX", SOON_S)
 
     async def talk() -> None:
         async with serving(connections_max=1) as server:
             await server.client()
-            await server.settled(1)
+            await server.is_stable(1)
             assert await (await server.client()).rest() == b""
-            await server.settled(1)
+            await server.is_stable(1)
 
     run(talk())
 

@@ -1,4 +1,4 @@
-"""What every request passes before it reaches a worker: keys, shares, budgets, the queue; in process."""
+"""Checks before dispatch, in process: API keys, per-key concurrency, body budget, queue."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from broker.config import GatewaySettings
+from protocol.gateway_settings import GatewaySettings
 from protocol.messages import Cancel
+from tests.broker.application import CHAT, House
 from tests.broker.asgi import Exchange, run, until
-from tests.broker.dispatching import accepted, events, finished, reused
-from tests.broker.house import CHAT, House
+from tests.factories import accepted, events, finished, reused
 
 KEY, OTHER = "rh-one", "rh-two"
 PAGE = "https://page.example"
 
 
 class Doors(House):
-    """A house with keys. Its workers are played by the test."""
+    """Application with API keys, whose workers are played by the test."""
 
     def __init__(self, *, per_key_max: int | None = None, waiting_max: int = 8, **configured: Any) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class Doors(House):
 
 
 def empty(doors: Doors) -> bool:
-    return len(doors.line.dispatcher.flights) == len(doors.gateway.shares) == 0
+    return len(doors.line.dispatcher.flights) == len(doors.gateway.key_concurrency) == 0
 
 
 # --- keys --------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_everything_but_health_and_readiness_needs_a_key(path: str) -> None:
     run(talk())
 
 
-# --- shares ------------------------------------------------------------------------------------------
+# --- per-key concurrency -----------------------------------------------------------------------------
 
 
 def test_a_key_has_its_share_and_another_key_has_its_own() -> None:
@@ -117,7 +117,7 @@ def test_several_answers_are_within_the_share_all_together_or_not_at_all() -> No
     assert empty(doors)
 
 
-def test_who_is_refused_by_the_worker_gives_its_share_back() -> None:
+def test_refused_request_releases_its_key_concurrency() -> None:
     doors = Doors(per_key_max=9, waiting_max=0)
 
     async def talk() -> None:
@@ -219,10 +219,10 @@ def test_an_answer_is_measured_when_it_is_finished_and_not_when_its_client_has_r
     assert doors.line.dispatcher.admission.retry_after_s(1) == 8.0
 
 
-# --- a full house ------------------------------------------------------------------------------------
+# --- full queue --------------------------------------------------------------------------------------
 
 
-def test_who_finds_the_house_full_is_sent_away_before_his_request_is_read() -> None:
+def test_full_gateway_refuses_before_reading_the_body() -> None:
     doors = Doors(waiting_max=1)
 
     async def talk() -> None:
@@ -272,7 +272,7 @@ def test_prompts_that_wait_leave_no_room_for_a_long_one() -> None:
         id = await doors.arrived()
         refused = await doors.ask(filler=24_000).end()
         assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
-        assert refused.error["message"].startswith("The prompts that wait have 12")
+        assert refused.error["message"].startswith("Waiting prompts have 12")
         assert refused.error["waiting_ids"] == [id]
         doors.line.say("w", accepted("w", id))
         second = doors.ask(filler=24_000)
@@ -326,7 +326,7 @@ def test_limits_that_make_no_sense_together_are_refused(fields: dict[str, Any], 
     GatewaySettings(max_per_key=1, api_keys_file=Path("keys"))
 
 
-# --- pages of other origins --------------------------------------------------------------------------
+# --- other origins -----------------------------------------------------------------------------------
 
 
 def preflight(doors: Doors, origin: str = PAGE, method: str = "POST") -> Exchange:

@@ -1,4 +1,4 @@
-"""An API's errors look as that API has them, wherever they come from."""
+"""Errors have the format of the requested API, whichever component raises them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from broker.http import errors
 from protocol.errors import RequestError
+from tests.broker.application import TEXT, House
 from tests.broker.asgi import run
-from tests.broker.dispatching import failed
-from tests.broker.house import TEXT, House
+from tests.factories import failed
 
 
 def terse(error: RequestError, request_id: str) -> dict[str, Any]:
@@ -19,12 +19,12 @@ def terse(error: RequestError, request_id: str) -> dict[str, Any]:
 
 @pytest.fixture
 def two_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if completions were an API with an error object of its own."""
+    """Give completions an error format of its own."""
     monkeypatch.setattr(errors, "ENVELOPES", ((TEXT, terse), *errors.ENVELOPES))
 
 
 @pytest.mark.usefixtures("two_shapes")
-def test_what_is_refused_or_fails_is_told_in_the_shape_of_the_api_that_was_asked(house: House) -> None:
+def test_errors_use_the_format_of_the_requested_api(house: House) -> None:
     async def talk() -> None:
         assert (await house.text(best_of=3).end()).json == {"told": "unsupported_parameter"}
         assert (await house.get(TEXT).end()).json == {"told": "method_not_allowed"}
@@ -37,7 +37,7 @@ def test_what_is_refused_or_fails_is_told_in_the_shape_of_the_api_that_was_asked
 
 
 @pytest.mark.usefixtures("two_shapes")
-def test_who_has_no_key_is_told_in_the_shape_of_the_api_that_was_asked() -> None:
+def test_missing_api_key_error_uses_the_format_of_the_requested_api() -> None:
     house = House(api_keys=("rh-one",))
 
     async def talk() -> None:

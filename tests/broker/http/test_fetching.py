@@ -1,4 +1,4 @@
-"""Images from elsewhere: who is asked, at which address, and when it is enough."""
+"""Fetching of remote images: allowed hosts, resolved addresses, redirects and limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ipaddress import ip_address
 import httpx
 import pytest
 
-from broker.dialects.hosts import Address, Hosts
 from broker.dialects.media import MediaError
+from broker.dialects.media_hosts import Address, AllowedHosts
 from broker.http.fetching import ADDRESSES_MAX, FETCHES_MAX, REDIRECTS_MAX, UNREACHABLE, Fetcher, Internet
 from tests.broker.asgi import run
 from tests.hosts import serving_images
@@ -22,7 +22,7 @@ ONE, TWO, SIX = "93.184.216.34", "93.184.216.35", "2606:4700:4700::1111"
 
 
 class Pieces(httpx.AsyncByteStream):
-    """A body that tells how much of it was read, and whether it was closed."""
+    """Body that records how many of its chunks were read, and whether it was closed."""
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = pieces
@@ -48,8 +48,10 @@ def page(*pieces: bytes, status: int = 200, **headers: str) -> httpx.Response:
 
 @dataclass
 class Net:
-    """A network in which every address answers alike. `changing`: what a name leads to from its second
-    resolution on."""
+    """Network in which every address gives the same answer.
+
+    `changing` has the addresses of a name from its second resolution on.
+    """
 
     answer: Answer
     names: dict[str, list[str]] = field(default_factory=lambda: {"one.test": [ONE], "two.test": [TWO]})
@@ -86,11 +88,11 @@ class Transport(httpx.AsyncBaseTransport):
 def fetch(
     net: Net, url: str, hosts: Sequence[str] = ("*",), expect: Callable[[int], None] | None = None
 ) -> bytes:
-    """What is fetched; afterwards nothing is open."""
+    """Fetch the URL, and assert that no connection stays open."""
     got: list[bytes] = []
 
     async def talk() -> None:
-        fetcher = Fetcher(Hosts(hosts), net, bytes_max=BYTES_MAX)
+        fetcher = Fetcher(AllowedHosts(hosts), net, bytes_max=BYTES_MAX)
         got.append(await fetcher(url, expect or (lambda count: None)))
 
     try:
@@ -107,11 +109,11 @@ def refusal(net: Net, url: str, hosts: Sequence[str] = ("*",)) -> str:
 
 
 def targets(net: Net) -> list[tuple[str, str]]:
-    """(address, Host header) of each request."""
+    """Return the address and the Host header of each request."""
     return [(request.url.host, request.headers["host"]) for request in net.asked]
 
 
-# --- who is asked ------------------------------------------------------------------------------------
+# --- allowed targets ---------------------------------------------------------------------------------
 
 
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to() -> None:
@@ -124,7 +126,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to() -> None:
     assert net.resolved == [("one.test", 8443)]
 
 
-def test_whoever_is_asked_is_told_nothing_of_this_server_or_its_client() -> None:
+def test_fetch_headers_reveal_nothing_about_server_or_client() -> None:
     net = Net(lambda request: page(b"x", set_cookie="a=b"))
     assert fetch(net, "http://one.test/") == b"x"
     [request] = net.asked
@@ -184,7 +186,7 @@ def _raise() -> httpx.Response:
 
 
 def leading(chain: dict[str, str]) -> Answer:
-    """By Host and path, where it leads; what leads nowhere is the image."""
+    """Return an answer that redirects by host and path, and otherwise serves the image."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         location = chain.get(request.headers["host"] + request.url.path)
@@ -202,7 +204,7 @@ def test_redirects_are_followed_by_hand_and_resolved_anew() -> None:
 def test_more_redirects_than_there_may_be_are_refused() -> None:
     chain = {f"one.test/{n}": f"/{n + 1}" for n in range(REDIRECTS_MAX + 1)}
     net = Net(leading(chain))
-    assert "redirected more than" in refusal(net, "http://one.test/0")
+    assert "redirects more than" in refusal(net, "http://one.test/0")
     assert len(net.asked) == REDIRECTS_MAX + 1
     assert fetch(Net(leading(chain)), "http://one.test/1") == b"image"
 
@@ -213,10 +215,10 @@ def test_more_redirects_than_there_may_be_are_refused() -> None:
         ("http://127.0.0.1/", ["*"], UNREACHABLE),
         ("http://inside.test/", ["*"], UNREACHABLE),
         ("http://two.test/", ["one.test"], "not allowed"),
-        ("file:///etc/passwd", ["*"], "file: URLs are refused"),
+        ("file:///etc/passwd", ["*"], "file: URLs are not supported"),
         ("http://2130706433/", ["*"], "not a URL"),
         ("http://me:secret@two.test/", ["*"], "not a URL"),
-        ("", ["*"], "redirected more than"),
+        ("", ["*"], "redirects more than"),
     ],
 )
 def test_each_hop_is_checked_as_the_first_one(location: str, hosts: list[str], why: str) -> None:
@@ -228,7 +230,7 @@ def test_each_hop_is_checked_as_the_first_one(location: str, hosts: list[str], w
     assert {address for address, _ in targets(net)} == {ONE}
 
 
-# --- what comes --------------------------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [201, 204, 206, 300, 304, 404, 500])
@@ -241,14 +243,14 @@ def test_a_redirect_to_nowhere_is_none() -> None:
     assert "status 302" in refusal(Net(lambda request: page(status=302)), "http://one.test/")
 
 
-def test_what_is_declared_too_large_is_not_read() -> None:
+def test_file_with_oversized_content_length_is_not_read() -> None:
     body = Pieces(b"x")
     net = Net(lambda request: httpx.Response(200, headers={"content-length": "1001"}, stream=body))
-    assert refusal(net, "http://one.test/") == "it is too large: 1001 bytes, at most 1000 are allowed"
+    assert refusal(net, "http://one.test/") == "the file is too large: 1001 bytes, at most 1000 are allowed"
     assert (body.read, body.closed) == (0, True)
 
 
-def test_what_turns_out_too_large_is_not_read_to_its_end() -> None:
+def test_oversized_file_is_not_read_to_its_end() -> None:
     body = Pieces(*[b"x" * 400] * 100)
     net = Net(lambda request: httpx.Response(200, stream=body))
     assert "too large" in refusal(net, "http://one.test/")
@@ -256,7 +258,7 @@ def test_what_turns_out_too_large_is_not_read_to_its_end() -> None:
     assert len(fetch(Net(lambda request: page(b"x" * 400, b"x" * 600)), "http://one.test/")) == BYTES_MAX
 
 
-def test_what_is_compressed_is_refused() -> None:
+def test_compressed_file_is_refused() -> None:
     net = Net(lambda request: page(b"x", content_encoding="gzip"))
     assert refusal(net, "http://one.test/") == "its host sends it compressed"
 
@@ -266,7 +268,7 @@ def test_a_connection_that_breaks_is_told_without_its_reason(error: type[httpx.T
     def answer(request: httpx.Request) -> httpx.Response:
         raise error("a secret of this host")
 
-    assert refusal(Net(answer), "http://one.test/") == "it did not arrive whole"
+    assert refusal(Net(answer), "http://one.test/") == "its download was incomplete"
 
 
 def test_every_piece_is_expected_and_who_does_not_want_it_ends_the_fetch() -> None:
@@ -283,19 +285,19 @@ def test_every_piece_is_expected_and_who_does_not_want_it_ends_the_fetch() -> No
     assert (body.read, body.closed) == (1, True)
 
 
-def test_so_many_are_fetched_at_once_and_the_others_in_turn() -> None:
+def test_concurrent_fetches_are_limited() -> None:
     most = 0
 
     async def talk() -> None:
         nonlocal most
         net = Net(lambda request: page(b"x"))
-        fetcher = Fetcher(Hosts(["*"]), net, bytes_max=BYTES_MAX)
+        fetcher = Fetcher(AllowedHosts(["*"]), net, bytes_max=BYTES_MAX)
 
-        def look(count: int) -> None:
+        def poll(count: int) -> None:
             nonlocal most
             most = max(most, net.open)
 
-        got = await asyncio.gather(*(fetcher(f"http://one.test/{n}", look) for n in range(3 * FETCHES_MAX)))
+        got = await asyncio.gather(*(fetcher(f"http://one.test/{n}", poll) for n in range(3 * FETCHES_MAX)))
         assert got == [b"x"] * (3 * FETCHES_MAX)
         assert net.open == 0
 
@@ -324,7 +326,7 @@ def test_the_real_network_resolves_names_and_asks_no_proxy(monkeypatch: pytest.M
 
 def test_loopback_is_refused_whatever_is_allowed() -> None:
     async def talk() -> None:
-        fetcher = Fetcher(Hosts(["*", "127.0.0.1", "localhost"]), Internet(), bytes_max=BYTES_MAX)
+        fetcher = Fetcher(AllowedHosts(["*", "127.0.0.1", "localhost"]), Internet(), bytes_max=BYTES_MAX)
         for host in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0"):
             with pytest.raises(MediaError, match=UNREACHABLE):
                 await fetcher(f"http://{host}:9/", lambda count: None)

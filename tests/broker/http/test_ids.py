@@ -1,4 +1,4 @@
-"""Every answer has a request id."""
+"""Request ids of responses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from tests.broker.application import CHAT, House
 from tests.broker.asgi import run
-from tests.broker.dispatching import accepted, reused
-from tests.broker.house import CHAT, House
+from tests.factories import accepted, reused
 
 
 def test_a_request_id_of_the_client_is_echoed(house: House) -> None:

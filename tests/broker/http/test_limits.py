@@ -1,4 +1,4 @@
-"""What clients may hold: nothing beyond the limit, and nothing after they have gone."""
+"""Concurrency per key and body budget: never beyond the limit, and released at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.http.limits import BodyBudget, Shares
+from broker.http.limits import BodyBudget, KeyConcurrency
 from protocol.errors import Code, RequestError
 
 KEYS = [b"a", b"b", b"c"]
@@ -20,40 +20,40 @@ def at_once(held: int) -> float:
 
 
 def test_a_key_may_have_so_many_and_the_next_is_told_when_to_come_back() -> None:
-    shares = Shares(MOST)
-    with shares.held(b"a", 3, at_once):
-        assert (shares.available(b"a"), shares.available(b"b")) == (1, MOST)
-        with pytest.raises(RequestError) as caught, shares.held(b"a", 2, lambda held: 7.0 * held):
-            raise AssertionError("let in")
+    key_concurrency = KeyConcurrency(MOST)
+    with key_concurrency.held(b"a", 3, at_once):
+        assert (key_concurrency.available(b"a"), key_concurrency.available(b"b")) == (1, MOST)
+        with pytest.raises(RequestError) as caught, key_concurrency.held(b"a", 2, lambda held: 7.0 * held):
+            raise AssertionError("the request was admitted")
         assert caught.value.code is Code.RATE_LIMIT_EXCEEDED
         assert caught.value.kind.status == 429
         assert caught.value.retry_after_s == 21.0
-        assert "has 3 requests in the house, and may have 4" in caught.value.message
-        with shares.held(b"a", 1, at_once), shares.held(b"b", MOST, at_once):
-            assert shares.available(b"a") == shares.available(b"b") == 0
-    assert len(shares) == 0
+        assert "has 3 requests in flight; the limit is 4" in caught.value.message
+        with key_concurrency.held(b"a", 1, at_once), key_concurrency.held(b"b", MOST, at_once):
+            assert key_concurrency.available(b"a") == key_concurrency.available(b"b") == 0
+    assert len(key_concurrency) == 0
 
 
 def test_more_than_a_key_may_ever_have_is_not_worth_a_retry() -> None:
     with pytest.raises(RequestError) as caught:
-        Shares(MOST).allocate(b"a", MOST + 1, at_once)
+        KeyConcurrency(MOST).allocate(b"a", MOST + 1, at_once)
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "n")
     assert caught.value.retry_after_s is None
 
 
 def test_without_a_limit_or_without_a_key_nobody_is_refused() -> None:
-    with Shares().held(b"a", 10**6, at_once):
-        assert Shares().available(b"a") is None
-    shares = Shares(1)
-    with shares.held(None, 10**6, at_once):
-        assert len(shares) == 0
+    with KeyConcurrency().held(b"a", 10**6, at_once):
+        assert KeyConcurrency().available(b"a") is None
+    key_concurrency = KeyConcurrency(1)
+    with key_concurrency.held(None, 10**6, at_once):
+        assert len(key_concurrency) == 0
 
 
-def test_what_fails_meanwhile_gives_back_what_it_held() -> None:
-    shares = Shares(1)
-    with pytest.raises(ZeroDivisionError), shares.held(b"a", 1, at_once):
+def test_exception_releases_the_key_concurrency() -> None:
+    key_concurrency = KeyConcurrency(1)
+    with pytest.raises(ZeroDivisionError), key_concurrency.held(b"a", 1, at_once):
         raise ZeroDivisionError
-    assert len(shares) == 0
+    assert len(key_concurrency) == 0
 
 
 def test_a_budget_is_given_out_to_the_last_byte() -> None:
@@ -65,21 +65,21 @@ def test_a_budget_is_given_out_to_the_last_byte() -> None:
 
 
 class House(RuleBasedStateMachine):
-    """Clients come and go; a plain list of who is in is the oracle."""
+    """Stateful test: clients come and go, checked against a plain list of their requests."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shares = Shares(MOST)
+        self.key_concurrency = KeyConcurrency(MOST)
         self.inside: list[tuple[bytes, int]] = []
 
     @rule(key=st.sampled_from(KEYS), count=st.integers(1, MOST + 1))
     def come(self, key: bytes, count: int) -> None:
         room = MOST - sum(held for who, held in self.inside if who == key)
         try:
-            self.shares.allocate(key, count, at_once)
+            self.key_concurrency.allocate(key, count, at_once)
         except RequestError as error:
             expected = Code.INVALID_REQUEST if count > MOST else Code.RATE_LIMIT_EXCEEDED
-            assert (error.code, count > room) == (expected, True)  # noqa: PT017 - it may be raised or not
+            assert (error.code, count > room) == (expected, True)  # noqa: PT017 - the error is optional
         else:
             assert count <= room
             self.inside.append((key, count))
@@ -87,16 +87,16 @@ class House(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         if self.inside:
-            self.shares.free(*self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1))))
+            self.key_concurrency.free(*self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1))))
 
     @invariant()
     def what_is_held_is_what_is_inside(self) -> None:
         held: Counter[bytes] = Counter()
         for key, count in self.inside:
             held[key] += count
-        assert len(self.shares) == len(held)
+        assert len(self.key_concurrency) == len(held)
         for key in KEYS:
-            assert self.shares.available(key) == MOST - held[key] >= 0
+            assert self.key_concurrency.available(key) == MOST - held[key] >= 0
 
 
 TestHouse = House.TestCase

@@ -1,4 +1,4 @@
-"""Where the gateway listens, and what it says when it cannot."""
+"""Listening sockets of the gateway, and its errors when it cannot listen."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 def test_a_word_about_sockets_that_makes_no_sense_is_an_error() -> None:
     told = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}
-    with pytest.raises(ListenError, match="cannot take over sockets"):
+    with pytest.raises(ListenError, match="cannot use the sockets"):
         open_listeners("127.0.0.1", 0, told, os.getpid())

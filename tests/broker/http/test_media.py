@@ -1,4 +1,4 @@
-"""What requests hold of images: each content once, within a budget, and nothing when all have gone."""
+"""Memory of images in use: each content once, within a budget, and freed after the last request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hashlib import sha256
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from broker.dialects.formats import Frame
-from broker.http.media import Held, MediaMemory
+from broker.dialects.media_types import Frame
+from broker.http.media import MediaLease, MediaMemory
 
 BYTES_MAX = 100
 
@@ -33,7 +33,7 @@ def test_equal_frames_are_one_whoever_sends_them() -> None:
     assert (memory.held, len(memory)) == (0, 0)
 
 
-def test_what_goes_beyond_the_budget_is_not_kept() -> None:
+def test_media_beyond_the_budget_is_not_stored() -> None:
     memory = MediaMemory(BYTES_MAX)
     held = memory.open()
     assert held.keep(A) is A
@@ -67,24 +67,24 @@ def test_bytes_on_their_way_are_counted_once() -> None:
 
 
 class Requests(RuleBasedStateMachine):
-    """Requests come, fetch and keep frames, and go, in any order."""
+    """Stateful test: requests come, fetch and keep frames, and go, in any order."""
 
     here = Bundle("here")
 
     def __init__(self) -> None:
         super().__init__()
         self.memory = MediaMemory(BYTES_MAX)
-        self.kept: dict[Held, set[bytes]] = {}
-        self.arriving: dict[Held, int] = {}
+        self.kept: dict[MediaLease, set[bytes]] = {}
+        self.arriving: dict[MediaLease, int] = {}
 
     @rule(target=here)
-    def come(self) -> Held:
+    def come(self) -> MediaLease:
         held = self.memory.open()
         self.kept[held], self.arriving[held] = set(), 0
         return held
 
     @rule(held=here, data=st.sampled_from([b"a" * 30, b"b" * 45, b"c" * 60, b""]), fetched=st.booleans())
-    def keep(self, held: Held, data: bytes, fetched: bool) -> None:
+    def keep(self, held: MediaLease, data: bytes, fetched: bool) -> None:
         if held not in self.kept:
             return
         room = BYTES_MAX - self.memory.held
@@ -102,12 +102,12 @@ class Requests(RuleBasedStateMachine):
             self.kept[held].add(data)
 
     @rule(held=here, count=st.integers(0, 50))
-    def expect(self, held: Held, count: int) -> None:
+    def expect(self, held: MediaLease, count: int) -> None:
         if held in self.kept and held.expect(count):
             self.arriving[held] += count
 
     @rule(held=here)
-    def go(self, held: Held) -> None:
+    def go(self, held: MediaLease) -> None:
         held.free()
         self.kept.pop(held, None)
         self.arriving.pop(held, None)

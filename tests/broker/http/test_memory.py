@@ -1,4 +1,4 @@
-"""What a request costs the gateway while it waits: about what its body had, whatever is in there."""
+"""Gateway memory of a waiting request: about the size of its body, whatever the contents."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from broker.dispatch.admission import Admission
+from tests.broker.application import House
 from tests.broker.asgi import Exchange, run, until
-from tests.broker.house import House
 
 WAITING = 16
 KEPT_MAX = 2.0
-"""Times the bytes of the body."""
+"""Most bytes kept per byte of the body."""
 
 
 def tools(count: int) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def test_a_request_that_waits_keeps_at_most_about_twice_its_body(fields: dict[st
         asked = []
         for _ in range(count):
             before = len(line.dispatcher.flights)
-            # In pieces of its own: a body that many share would cost nothing.
+            # Sliced for each request: a shared body would cost nothing.
             pieces = [body[:30_000], body[30_000:]]
             asked.append(Exchange(house.app, "POST", "/v1/chat/completions", pieces))
             del pieces
@@ -67,7 +67,7 @@ def test_a_request_that_waits_keeps_at_most_about_twice_its_body(fields: dict[st
         return asked
 
     async def talk() -> None:
-        asked = await ask(2)  # what is made once and kept is not to be counted
+        asked = await ask(2)  # warm-up, so that one-time allocations are not counted
         tracemalloc.start()
         try:
             before, _ = tracemalloc.get_traced_memory()

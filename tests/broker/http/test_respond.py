@@ -1,4 +1,4 @@
-"""Answers over flights: what their headers say, bodies with a limit, clients that come and go."""
+"""Responses of flights: headers, body limits and disconnecting clients."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from broker.dispatch import flight as flight_module
 from broker.http import respond
+from tests.broker.application import CHAT, House
 from tests.broker.asgi import Exchange, run
-from tests.broker.dispatching import accepted, events, finished, reused
-from tests.broker.house import CHAT, House
+from tests.factories import accepted, events, finished, reused
 
-# --- what was reused ---------------------------------------------------------------------------------
+# --- prefix reuse ------------------------------------------------------------------------------------
 
 CACHE = "x-roundhouse-cache"
 
@@ -107,7 +107,7 @@ def test_a_stream_that_waits_in_the_queue_begins_all_the_same(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_what_goes_wrong_while_the_headers_are_held_is_as_before_the_first_word(
+def test_failure_while_headers_are_delayed_is_handled_as_before_the_first_token(
     leaves: bool, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
@@ -176,7 +176,7 @@ def test_a_body_declared_too_large_is_refused_unread() -> None:
     house = House(body_bytes_max=1024)
 
     async def talk() -> None:
-        # The body never comes: who waits for it waits for ever.
+        # The body never arrives, so reading it would never end.
         answer = Exchange(house.app, "POST", CHAT, None, [(b"content-length", b"1025")])
         await answer.end()
         assert (answer.status, answer.error["code"]) == (413, "request_too_large")
@@ -225,7 +225,7 @@ def test_a_client_that_leaves_while_it_sends_is_nobodys_error(
     assert house.requests() == []
 
 
-# --- clients that come and go ------------------------------------------------------------------------
+# --- disconnecting clients ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])

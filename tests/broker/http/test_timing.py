@@ -1,12 +1,12 @@
-"""How long an answer took to begin is said in its headers."""
+"""Timing header: the time until the answer began."""
 
 from __future__ import annotations
 
 import time
 
+from tests.broker.application import House
 from tests.broker.asgi import run, until
-from tests.broker.dispatching import accepted, finished
-from tests.broker.house import House
+from tests.factories import accepted, finished
 
 
 def test_every_answer_says_after_how_many_milliseconds_it_began(house: House) -> None:

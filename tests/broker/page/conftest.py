@@ -1,4 +1,4 @@
-"""Scripts are run where something runs them."""
+"""Fixtures for the page's scripts, whose tests are collected only where node or a browser exists."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ collect_ignore_glob = [] if scripts.runnable() else ["test_script_*.py"]
 
 @pytest.fixture(scope="session")
 def call() -> Iterator[scripts.Call]:
-    """Calls a function of one of the page's modules."""
+    """Function that calls a function of one of the page's modules."""
     with scripts.running() as call:
         yield call

@@ -1,5 +1,4 @@
-"""The page's pure modules, run by node where it is installed, or else by a browser; their answers as JSON has
-them."""
+"""Runner of the page's pure modules, in node where it is installed, else in a browser. Results are JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ NODE = shutil.which("node")
 ANSWER_S_MAX = 60.0
 
 Call = Callable[..., Any]
-"""(module, function, *arguments) -> what it returns."""
+"""Callable of `(module, function, *arguments)` that returns the function's result."""
 
-# Asked line by line, so that many questions cost one start.
+# Reads one call per line, so that many calls need only one process.
 LOOP = """
 import { createInterface } from "node:readline";
 for await (const line of createInterface({ input: process.stdin })) {
@@ -35,13 +34,13 @@ for await (const line of createInterface({ input: process.stdin })) {
 
 
 def runnable() -> bool:
-    """Is there anything that runs them?"""
+    """Return whether node or a browser is installed."""
     return NODE is not None or chromium.find() is not None
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Call]:
-    """Whichever there is."""
+    """Start node, or else a browser."""
     with _node(NODE) if NODE else _browser() as call:
         yield call
 
@@ -105,4 +104,4 @@ def _browser() -> Iterator[Call]:
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing."""

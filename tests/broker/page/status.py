@@ -1,4 +1,4 @@
-"""Status documents, as the server writes them: what is left out is as in a server where nothing happens."""
+"""Status documents as the server writes them; unspecified fields are those of an idle server."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def refusal(status: int, code: str, **told: Any) -> dict[str, Any]:
 
 
 def document(**told: Any) -> dict[str, Any]:
-    """`ends`, `failures`, `refusals`, `events`: what happened lately, the latest first."""
+    """Return a status document. `ends`, `failures`, `refusals` and `events` list the latest first."""
     return {
         "time": NOW,
         "gateway": {"version": "1.2.3", "uptime_s": 3700.0, "stopping": False},

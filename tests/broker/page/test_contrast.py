@@ -1,4 +1,4 @@
-"""The page's colors are far enough apart, light and dark, by WCAG 2.2 (AA)."""
+"""Contrast of the page's colors, light and dark, by WCAG 2.2 (AA)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ COLORS = {theme: {name: both[place] for name, *both in PAIRS} for place, theme i
 
 GROUNDS = ("ground", "surface", "sunken")
 
-# (what, on what, how far apart)
+# (foreground, background, minimum contrast)
 APART = [
-    *((text, ground, TEXT) for text in ("ink", "muted", "accent") for ground in GROUNDS),
+    *((text, on_worker_lost, TEXT) for text in ("ink", "muted", "accent") for on_worker_lost in GROUNDS),
     *((text, "surface", TEXT) for text in ("bad", "busy", "good")),
     *((text, "bad-ground", TEXT) for text in ("ink", "bad")),
     ("on-accent", "accent", TEXT),
@@ -34,7 +34,7 @@ APART = [
 
 
 def luminance(color: str) -> float:
-    """Relative luminance of an sRGB color."""
+    """Return the relative luminance of an sRGB color."""
     channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -71,7 +71,7 @@ def test_no_color_is_named_anywhere_else() -> None:
 
 
 def mixed(share: float, one: str, other: str) -> str:
-    """`color-mix(in srgb, one share, other)`."""
+    """Return `color-mix(in srgb, one share, other)`."""
     pairs = [(int(one[place : place + 2], 16), int(other[place : place + 2], 16)) for place in (1, 3, 5)]
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in pairs)
 

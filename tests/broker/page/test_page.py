@@ -1,4 +1,4 @@
-"""The page's files: how they are served, and what holds of them without a browser."""
+"""Files of the page: how they are served, and checks that need no browser."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from broker.page.page import PATHS, files
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.house import House
 from tests.broker.page.scripts import ASSETS
 
 ROOT = ASSETS.parents[2]
@@ -20,7 +20,7 @@ STYLES = {path.name: path.read_text(encoding="utf-8") for path in ASSETS.glob("*
 
 
 class Markup(HTMLParser):
-    """Every element's name and attributes, in order, and the text that is read."""
+    """Parser that records every element's name and attributes, in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ MARKUP = Markup(INDEX)
 IDS = [attributes["id"] for _, attributes in MARKUP.elements if "id" in attributes]
 
 
-# --- how it is served ---
+# --- serving ---
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
@@ -56,7 +56,7 @@ def test_the_page_needs_no_key_and_runs_nothing_from_elsewhere(path: str) -> Non
     keyed.close()
 
 
-def test_what_the_page_asks_for_needs_the_key() -> None:
+def test_page_data_endpoints_require_the_api_key() -> None:
     keyed = House(api_keys=("sesame",))
 
     async def talk() -> None:
@@ -96,10 +96,10 @@ def test_the_files_are_in_the_wheel() -> None:
     assert {f"broker/page/assets/{path.rpartition('/')[2] or 'index.html'}" for path in PATHS} <= packed
 
 
-# --- what it is made of ---
+# --- contents ---
 
 
-def test_nothing_in_the_markup_runs_or_paints_by_itself() -> None:
+def test_markup_has_no_inline_scripts_or_styles() -> None:
     for tag, attributes in MARKUP.elements:
         assert not [name for name in attributes if name.startswith("on") or name == "style"], (
             tag,
@@ -116,7 +116,7 @@ def test_everything_it_names_is_here() -> None:
     assert set(named) <= PATHS
 
 
-def test_nothing_outside_is_named() -> None:
+def test_page_references_no_external_urls() -> None:
     for name, text in {"index.html": INDEX, **SCRIPTS, **STYLES}.items():
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, name
         assert "@import" not in text
@@ -137,7 +137,7 @@ def test_no_text_becomes_markup_or_code(name: str) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_has_the_shape_of_the_house(name: str) -> None:
     text = SCRIPTS[name]
-    assert text.startswith("/**"), "a module says what it is"
+    assert text.startswith("/**"), "the module has no header comment"
     assert text.count("\n") < 300
     assert max(map(len, text.splitlines())) < 180
     starts = [
@@ -169,7 +169,7 @@ def test_scripts_and_markup_mean_the_same_elements() -> None:
     assert meant <= set(IDS)
 
 
-# --- who reads it otherwise ---
+# --- accessibility ---
 
 
 def test_every_control_has_a_name() -> None:
@@ -185,7 +185,7 @@ def test_every_control_has_a_name() -> None:
             assert attributes.get(name) is None or attributes[name] in IDS
 
 
-def test_what_can_be_clicked_can_be_reached_by_keyboard() -> None:
+def test_clickable_elements_are_keyboard_accessible() -> None:
     clicked = {
         id
         for text in SCRIPTS.values()

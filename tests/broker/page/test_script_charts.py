@@ -1,4 +1,4 @@
-"""`charts.js`, `samples.js` and `pauses.js`: the last minutes, drawn."""
+"""`charts.js`, `samples.js` and `pauses.js`: charts of the last minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def history(*rows: list[float | None]) -> dict[str, Any]:
 def test_samples_are_joined_once_and_forgotten_after_five_minutes(call: Call) -> None:
     first = call("samples.js", "joined", [], history([NOW, 5.0, None], [NOW + 1, 6.0, 2.0]))
     assert first[0] == {"time": NOW, "tokens_per_s": 5.0, "batch": None}
-    # The second was there already; its time is told a little differently.
+    # The second sample is a duplicate with a slightly different time.
     again = call("samples.js", "joined", first, history([NOW + 1.001, 6.0, 2.0], [NOW + 2, 7.0, None]))
     assert [sample["tokens_per_s"] for sample in again] == [5.0, 6.0, 7.0]
     many = call("samples.js", "joined", again, history(*([NOW + 3 + n, n, None] for n in range(400))))
@@ -88,9 +88,9 @@ def test_a_line_goes_through_its_values_and_ends_where_there_are_none(call: Call
     assert drawn["top"] == "100"
 
 
-def test_what_does_not_come_each_second_is_drawn_as_dots(call: Call) -> None:
-    firsts = [sample(30, time_to_first_token_s=0.5), sample(20, time_to_first_token_s=1.0)]
-    drawn = plotted(call, 1, firsts, [])
+def test_sparse_samples_are_drawn_as_dots(call: Call) -> None:
+    first_tokens = [sample(30, time_to_first_token_s=0.5), sample(20, time_to_first_token_s=1.0)]
+    drawn = plotted(call, 1, first_tokens, [])
     assert (drawn["lines"], drawn["area"]) == (["M150.0 50.0h0.01M200.0 0.0h0.01"], "")
     assert drawn["now"] == "1.0 s"
 

@@ -1,4 +1,4 @@
-"""`events.js`, `chat.js` and `settings.js`: what the playground asks, and what it makes of the answer."""
+"""`events.js`, `chat.js` and `settings.js`: requests of the playground, and its view of answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_event_without_a_name_is_a_message(call: Call) -> None:
     assert told == {"events": [{"event": "message", "data": "[DONE]"}], "rest": "data: half"}
 
 
-# --- an answer that grows ---
+# --- streamed answers ---
 
 
 def test_an_answer_grows_by_what_its_chunks_say(call: Call) -> None:
@@ -106,7 +106,7 @@ def test_an_error_in_the_stream_keeps_what_was_said(call: Call) -> None:
     assert (told["text"], told["problem"]) == ("Hel", "It broke.")
 
 
-# --- what is asked ---
+# --- requests ---
 
 
 def test_turns_are_messages(call: Call) -> None:
@@ -215,10 +215,10 @@ def test_fields_are_parameters_of_the_api(call: Call) -> None:
         ({"tools": "[{"}, "The tools must be JSON: "),
         ({"tools": "{}"}, "The tools must be a list."),
         ({"form": "json_schema", "schema": ""}, "The schema must be JSON: "),
-        ({"temperature": "warm"}, "temperature is no number."),
+        ({"temperature": "warm"}, "temperature must be a number."),
     ],
 )
-def test_what_cannot_be_asked_says_why(call: Call, fields: Any, beginning: str) -> None:
+def test_invalid_settings_are_explained(call: Call, fields: Any, beginning: str) -> None:
     told = call("settings.js", "parameters", fields)
     assert told["problem"].startswith(beginning)
     assert told["parameters"] == {}

@@ -1,4 +1,4 @@
-"""`inspection.js`: a request that is looked into."""
+"""`inspection.js`: view of a captured request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kept(**told: Any) -> dict[str, Any]:
     } | told
 
 
-def test_what_came_from_the_cache_is_told_apart(call: Call) -> None:
+def test_cached_prompt_tokens_are_separated_from_computed_ones(call: Call) -> None:
     assert call("inspection.js", "halves", kept()) == {"cached": [1, 2, 3], "computed": [4]}
     assert call("inspection.js", "halves", kept(reuse=None)) == {"cached": [], "computed": [1, 2, 3, 4]}
 
@@ -33,11 +33,11 @@ def test_what_came_from_the_cache_is_told_apart(call: Call) -> None:
 @pytest.mark.parametrize(
     ("reuse", "words"),
     [
-        (None, "Nothing is known of what came from the cache."),
+        (None, "The prefix cache usage is unknown."),
         ({"tokens": 4, "tier": "disk", "miss": ""}, "4 of 4 prompt tokens came from disk (100%)."),
         (
             {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
-            "3 of 4 prompt tokens came from ram (75%). No more, because: diverged at 3.",
+            "3 of 4 prompt tokens came from ram (75%). Miss reason: diverged at 3.",
         ),
     ],
 )
@@ -55,7 +55,7 @@ def test_likelihoods_are_those_of_the_answer_alone(call: Call) -> None:
     }
     told = call("inspection.js", "likelihoods", kept(), {"choices": [{"logprobs": logprobs}]})
     assert [(token["text"], round(token["share"], 6)) for token in told] == [("Hel", 0.5), ("▪", 1)]
-    assert told[0]["label"] == '50%; likeliest: "Hel" 50%, "Yo" 25%'
+    assert told[0]["label"] == '50%; most likely: "Hel" 50%, "Yo" 25%'
 
 
 def test_a_body_is_laid_out_and_its_images_are_shortened(call: Call) -> None:
@@ -68,4 +68,4 @@ def test_a_body_is_laid_out_and_its_images_are_shortened(call: Call) -> None:
 
 def test_a_request_that_runs_says_so(call: Call) -> None:
     [line] = call("inspection.js", "lines", {"data": [kept(code=None)]})
-    assert (line["key"], line["more"]) == ("chatcmpl-1", "runs · 4 prompt tokens · 2 tokens")
+    assert (line["key"], line["more"]) == ("chatcmpl-1", "running · 4 prompt tokens · 2 tokens")

@@ -1,4 +1,4 @@
-"""`formats.js` and `markdown.js`: numbers and answers as they are read."""
+"""`formats.js` and `markdown.js`: formatting of numbers and answers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_code_that_is_still_being_written_is_code(call: Call) -> None:
 
 
 @pytest.mark.parametrize("text", ["2 * 3 * 4", "a*b*c", "**", "`", "<b>x</b>", "snake_case_name"])
-def test_what_is_no_mark_stays(call: Call, text: str) -> None:
+def test_text_that_is_not_markup_is_preserved(call: Call, text: str) -> None:
     assert call("markdown.js", "blocks", text) == [
         {"kind": "paragraph", "spans": [{"kind": "text", "text": text}]}
     ]

@@ -1,4 +1,4 @@
-"""`view.js`: what the overview says of a status document."""
+"""`view.js`: the overview of a status document."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.house import House
 from tests.broker.page import status
 from tests.broker.page.scripts import Call
 from tests.broker.page.status import NOW, document, end, event, model, refusal, request, worker
@@ -23,9 +23,9 @@ LOST = [event("connection lost", NOW - 1.5), event("ready", NOW - 60), event("co
 @pytest.mark.parametrize(
     ("told", "tone", "words"),
     [
-        ({}, "good", "Serving 1 model, no request in the air"),
-        ({"requests": [request()]}, "good", "Serving 1 model, 1 request in the air"),
-        ({"workers": [], "models": []}, "idle", "No worker is there"),
+        ({}, "good", "Serving 1 model, no requests in flight"),
+        ({"requests": [request()]}, "good", "Serving 1 model, 1 request in flight"),
+        ({"workers": [], "models": []}, "idle", "No worker is connected"),
         ({"workers": [worker(state="loading")]}, "busy", "Loading a model"),
         ({"workers": [], "models": [model(state="failed")]}, "bad", "Cannot load org/model"),
         ({"workers": [], "events": LOST}, "bad", "Lost the worker of org/model"),
@@ -43,7 +43,7 @@ def test_one_line_says_whether_all_is_well(call: Call, told: Any, tone: str, wor
 def test_a_gateway_that_stops_says_so_before_anything_else(call: Call) -> None:
     stopping = document(workers=[], events=LOST)
     stopping["gateway"]["stopping"] = True
-    assert call("view.js", "view", stopping)["verdict"]["text"] == "The gateway is told to stop"
+    assert call("view.js", "view", stopping)["verdict"]["text"] == "The gateway is shutting down"
 
 
 def test_a_model_whose_worker_died_says_when_how_and_who_waits(call: Call) -> None:
@@ -72,7 +72,7 @@ def test_a_worker_that_was_told_to_go_and_came_back_is_in_no_pause(call: Call) -
 def test_restarts_are_told_with_how_the_last_one_ended(call: Call, reason: str, told: str) -> None:
     of = model(restarts=2, last_end="a sentence", last_end_reason=reason, answered_tokens=1234)
     [card] = seen(call, models=[of])["models"]
-    assert card["detail"] == f"2 restarts, the last: {told} · 1,234 tokens answered"
+    assert card["detail"] == f"2 restarts, last: {told} · 1,234 tokens generated"
 
 
 def test_a_worker_tells_what_it_holds(call: Call) -> None:
@@ -83,7 +83,7 @@ def test_a_worker_tells_what_it_holds(call: Call) -> None:
     of["images"] = {"bytes": 3, "bytes_max": 12}
     [line] = seen(call, workers=[of])["models"][0]["workers"]
     assert line["line"] == "ready · pid 7 · up 1 min 1 s · context 8,192"
-    assert (line["rows"], line["occupancy"]) == ("3 of 4, 1 wait", 0.75)
+    assert (line["rows"], line["occupancy"]) == ("3 of 4, 1 waiting", 0.75)
     assert (line["cache"], line["cacheShare"]) == ("1 MiB of 4 MiB", 0.25)
     assert (line["ram"], line["ramShare"], line["disk"]) == ("512 MiB of 1 GiB", 0.5, "")
     assert (line["images"], line["imagesShare"]) == ("3 B of 12 B", 0.25)
@@ -101,9 +101,9 @@ def test_a_worker_that_loads_says_how_far_it_is(call: Call) -> None:
 @pytest.mark.parametrize(
     ("told", "phase", "tone"),
     [
-        ({"phase": "queued"}, "waits for a worker", "bad"),
-        ({"phase": "waiting"}, "waits", "busy"),
-        ({"phase": "decode"}, "answers", "good"),
+        ({"phase": "queued"}, "waiting for a worker", "bad"),
+        ({"phase": "waiting"}, "waiting", "busy"),
+        ({"phase": "decode"}, "decode", "good"),
         ({"phase": "unheard of"}, "unheard of", "idle"),
     ],
 )
@@ -119,13 +119,13 @@ def test_a_request_that_reads_its_prompt_says_how_far_it_is(call: Call) -> None:
     assert (line["speed"], line["first"]) == ("", "")
 
 
-def test_what_a_request_has_been_through_is_noted(call: Call) -> None:
+def test_request_line_notes_cache_hits_resumes_and_preemptions(call: Call) -> None:
     of = request(resumes=1, preemptions=2, reuse={"tokens": 96, "tier": "ram"})
-    notes = "96 of 100 prompt tokens from ram · went on elsewhere once · gave way 2 times"
+    notes = "96 of 100 prompt tokens from ram · resumed once · preempted 2 times"
     assert call("view.js", "requestLine", of)["notes"] == notes
 
 
-def test_what_failed_is_told_once(call: Call) -> None:
+def test_failure_is_listed_once(call: Call) -> None:
     told = seen(
         call,
         failures=[end("engine_error", time=NOW - 10)],
@@ -165,8 +165,8 @@ def test_an_end_is_good_or_not(call: Call, code: str, tone: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        ("decode", "answers · 12 tokens · 41/s"),
-        ("queued", "the worker is gone; this goes on with the next one"),
+        ("decode", "decode · 12 tokens · 41/s"),
+        ("queued", "the worker was lost; the next one continues this"),
     ],
 )
 def test_an_awaited_answer_says_what_becomes_of_it(call: Call, phase: str, words: str) -> None:
@@ -176,7 +176,7 @@ def test_an_awaited_answer_says_what_becomes_of_it(call: Call, phase: str, words
     assert call("view.js", "stateOf", told, "chatcmpl-9", "org/model") == ""
     assert call("view.js", "stateOf", None, "", "") == "sent"
     gone = document(workers=[], events=LOST)
-    assert call("view.js", "stateOf", gone, "", "org/model").startswith("the worker is gone")
+    assert call("view.js", "stateOf", gone, "", "org/model").startswith("the worker was lost")
 
 
 def test_a_document_of_the_server_itself_can_be_shown(call: Call, house: House) -> None:

@@ -1,4 +1,4 @@
-"""What operators see of the prefix caches, and how they empty them."""
+"""Prefix cache routes for operators: status and clearing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from broker.routes import cache
 from protocol.messages import ClearCache
-from protocol.parts import PrefixStatus
+from protocol.types import PrefixStatus
+from tests.broker.application import House
 from tests.broker.asgi import run, until
-from tests.broker.dispatching import cleared
-from tests.broker.house import House
+from tests.factories import cleared
 
 
 def cleared_by(house: House, worker: str) -> str:
-    """The id of the order to clear its cache that a worker got."""
+    """Return the id of the cache-clear order sent to a worker."""
     [id] = [m.id for to, m in house.line.sent if to == worker and isinstance(m, ClearCache)]
     return id
 

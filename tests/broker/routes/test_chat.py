@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, on its way to a worker and back."""
+"""POST /v1/chat/completions, to a worker and back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 import pytest
 
 from protocol.conversation import unpack
+from tests.broker.application import House
 from tests.broker.asgi import run, until
-from tests.broker.dispatching import accepted, events, failed, finished, reused
-from tests.broker.house import House
+from tests.factories import accepted, events, failed, finished, reused
 from tests.images import picture
 
 PNG = picture()
@@ -60,7 +60,7 @@ def test_a_stream_is_sent_as_it_comes(house: House) -> None:
     assert len(house.line.dispatcher.flights) == 0
 
 
-def test_nothing_is_sent_before_the_workers_first_word() -> None:
+def test_stream_sends_nothing_before_the_workers_first_message() -> None:
     house = House(keepalive_s=0.01)
     house.line.serving("w")
 

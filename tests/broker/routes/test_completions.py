@@ -1,10 +1,10 @@
-"""POST /v1/completions, on its way to a worker and back."""
+"""POST /v1/completions, to a worker and back."""
 
 from __future__ import annotations
 
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.dispatching import accepted, events, finished, reused
-from tests.broker.house import House
+from tests.factories import accepted, events, finished, reused
 
 
 def test_a_completion_goes_on_with_its_prompts(roomy: House) -> None:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and /v1/rerank, on their way to a worker and back, over deaths and refusals."""
+"""POST /v1/embeddings and /v1/rerank, to a worker and back, with lost workers and refusals."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from broker.dialects import embeddings, rerank
-from broker.http.aside import LARGE_BODY_BYTES
-from protocol.messages import Embed, Encoded, Finished, Rank
-from protocol.parts import Capabilities, Usage
+from broker.http.offload import LARGE_BODY_BYTES
+from protocol.messages import Embed, EmbeddingChunk, Rank
+from protocol.types import Capabilities
+from tests.broker.application import CHAT, MESSAGES, House
 from tests.broker.asgi import Exchange, run, until
-from tests.broker.dispatching import accepted, events, finished, ready
-from tests.broker.house import CHAT, MESSAGES, House
+from tests.broker.dispatcher_line import ready
+from tests.factories import accepted, encoded, events, finished
 
 EMBEDS = Capabilities(generation=False, embeddings=True)
 KEY = "rh-one"
@@ -43,20 +44,15 @@ async def arrived(house: House, worker: str, number: int = 1) -> Embed | Rank:
     return asked(house, worker)[number - 1]
 
 
-def part(worker: str, id: str, sequence: int, *places: int) -> Encoded:
-    """Each text's vector is its place."""
+def part(worker: str, id: str, sequence: int, *places: int) -> EmbeddingChunk:
+    """Return a chunk in which each text's vector is its index."""
     vectors = struct.pack(f"<{len(places)}f", *places)
-    return Encoded(incarnation=worker, id=id, sequence=sequence, places=list(places), vectors=vectors)
-
-
-def ended(worker: str, id: str) -> Finished:
-    usage = Usage(prompt_tokens=6, completion_tokens=0)
-    return Finished(incarnation=worker, id=id, reason="stop", usage=usage)
+    return encoded(sequence, places, vectors, worker, id)
 
 
 @pytest.fixture
 def mixed() -> Iterator[House]:
-    """A chat, an embedding and a reranking model, each with a worker."""
+    """Application with a chat, an embedding and a reranking model, each with a worker."""
     house = House()
     house.line.serving("c", "chat")
     serving(house, "e", "embeds", EMBEDS)
@@ -70,7 +66,7 @@ def test_vectors_come_back_in_one_document(mixed: House) -> None:
         answer = post(mixed, "/v1/embeddings", model="embeds", input=["a", "b", "c"])
         request = await arrived(mixed, "e")
         mixed.line.say("e", accepted("e", request.id), part("e", request.id, 0, 2, 0))
-        mixed.line.say("e", part("e", request.id, 1, 1), ended("e", request.id))
+        mixed.line.say("e", part("e", request.id, 1, 1), finished("e", request.id, prompt=6))
         document = (await answer.end()).json
         assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0]]
         assert document["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
@@ -87,7 +83,7 @@ def test_documents_are_ranked_under_each_of_its_names(mixed: House, path: str) -
         request = await arrived(mixed, "r")
         assert isinstance(request, Rank)
         mixed.line.say("r", accepted("r", request.id), part("r", request.id, 0, 0, 1))
-        mixed.line.say("r", ended("r", request.id))
+        mixed.line.say("r", finished("r", request.id, prompt=6))
         document = (await answer.end()).json
         assert [result["index"] for result in document["results"]] == [1, 0]
         assert document["id"] == request.id
@@ -96,8 +92,16 @@ def test_documents_are_ranked_under_each_of_its_names(mixed: House, path: str) -
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "vectors of a chat model": ("/v1/embeddings", {"model": "chat", "input": "a"}, "makes no embeddings"),
-    "vectors of a ranking one": ("/v1/embeddings", {"model": "ranks", "input": "a"}, "makes no embeddings"),
+    "vectors of a chat model": (
+        "/v1/embeddings",
+        {"model": "chat", "input": "a"},
+        "does not compute embeddings",
+    ),
+    "vectors of a ranking one": (
+        "/v1/embeddings",
+        {"model": "ranks", "input": "a"},
+        "does not compute embeddings",
+    ),
     "ranks of an embedding one": (
         "/v1/rerank",
         {"model": "embeds", "query": "q", "documents": ["a"]},
@@ -106,7 +110,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a chat with an embedding one": (
         CHAT,
         {"model": "embeds", "messages": [{"role": "user", "content": "a"}]},
-        "does not generate text. It makes embeddings",
+        "does not generate text. It is an embedding model",
     ),
     "text of a ranking one": ("/v1/completions", {"model": "ranks", "prompt": "a"}, "does not generate text"),
     "a response of an embedding one": (
@@ -146,15 +150,15 @@ def test_a_message_to_one_that_ranks_is_refused_as_messages_are(mixed: House) ->
     run(talk())
 
 
-def test_who_names_no_model_gets_one_that_is_made_for_it(mixed: House) -> None:
+def test_request_without_model_gets_a_model_for_its_task(mixed: House) -> None:
     async def talk() -> None:
         vectors = post(mixed, "/v1/embeddings", input="a")
         request = await arrived(mixed, "e")
-        mixed.line.say("e", part("e", request.id, 0, 0), ended("e", request.id))
+        mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
         assert (await vectors.end()).json["model"] == "embeds"
         ranks = post(mixed, "/v1/rerank", query="q", documents=["a"])
         request = await arrived(mixed, "r")
-        mixed.line.say("r", part("r", request.id, 0, 0), ended("r", request.id))
+        mixed.line.say("r", part("r", request.id, 0, 0), finished("r", request.id, prompt=6))
         assert (await ranks.end()).json["model"] == "ranks"
         chat = mixed.chat()
         await until(lambda: mixed.requests("c"))
@@ -196,11 +200,11 @@ def test_a_large_body_is_read_beside_the_loop(
     async def talk() -> None:
         vectors = post(mixed, "/v1/embeddings", model="embeds", input="a" * size)
         request = await arrived(mixed, "e")
-        mixed.line.say("e", part("e", request.id, 0, 0), ended("e", request.id))
+        mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
         assert (await vectors.end()).status == 200
         ranks = post(mixed, "/v1/rerank", model="ranks", query="q", documents=["a" * size])
         request = await arrived(mixed, "r")
-        mixed.line.say("r", part("r", request.id, 0, 0), ended("r", request.id))
+        mixed.line.say("r", part("r", request.id, 0, 0), finished("r", request.id, prompt=6))
         assert (await ranks.end()).status == 200
 
     run(talk())
@@ -220,7 +224,7 @@ def test_after_a_death_the_next_worker_gets_the_texts_that_are_left() -> None:
         request = await arrived(house, "w2")
         assert request.answered == [1, 3]
         house.line.say("w2", accepted("w2", request.id), part("w2", request.id, 0, 0, 2))
-        house.line.say("w2", ended("w2", request.id))
+        house.line.say("w2", finished("w2", request.id, prompt=6))
         document = (await answer.end()).json
         assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0], [3.0]]
 
@@ -235,12 +239,12 @@ def test_a_part_that_was_lost_has_the_rest_sent_again() -> None:
         answer = post(house, "/v1/embeddings", input=["a"] * 3)
         request = await arrived(house, "w")
         house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 0))
-        house.line.say("w", part("w", request.id, 2, 2))  # behind a gap
+        house.line.say("w", part("w", request.id, 2, 2))  # after a gap
         again = await arrived(house, "w", 2)
         assert (again.id, again.answered) == (f"{request.id}~2", [0])
-        house.line.say("w", accepted("w", again.id), ended("w", again.id))  # without any
+        house.line.say("w", accepted("w", again.id), finished("w", again.id, prompt=6))  # without any vectors
         again = await arrived(house, "w", 3)
-        house.line.say("w", part("w", again.id, 0, 1, 2), ended("w", again.id))
+        house.line.say("w", part("w", again.id, 0, 1, 2), finished("w", again.id, prompt=6))
         assert len((await answer.end()).json["data"]) == 3
 
     run(talk())
@@ -274,7 +278,7 @@ def test_a_key_has_its_share() -> None:
         request = await arrived(house, "w")
         second = await post(house, "/v1/embeddings", input="a").end()
         assert (second.status, second.error["code"]) == (429, "rate_limit_exceeded")
-        house.line.say("w", part("w", request.id, 0, 0), ended("w", request.id))
+        house.line.say("w", part("w", request.id, 0, 0), finished("w", request.id, prompt=6))
         assert (await first.end()).status == 200
 
     run(talk())

@@ -1,12 +1,12 @@
-"""What is no route, and what goes wrong in one."""
+"""Unknown routes, and exceptions in a route."""
 
 from __future__ import annotations
 
 import pytest
 
 from broker.dialects import chat_body
+from tests.broker.application import CHAT, House
 from tests.broker.asgi import run
-from tests.broker.house import CHAT, House
 
 
 @pytest.mark.parametrize("path", ["/page", "/v1", "/v1/chat", "/nothing", "/v1/%00", "/v1/status/"])

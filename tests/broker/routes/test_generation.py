@@ -1,4 +1,4 @@
-"""Several answers to one request, and requests that are refused or fail."""
+"""Requests with several choices, and requests that are refused or fail."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.dispatching import accepted, events, failed, finished, reused
-from tests.broker.house import House
+from tests.factories import accepted, events, failed, finished, reused
 
-# --- several answers to one request ------------------------------------------------------------------
+# --- several choices ---------------------------------------------------------------------------------
 
 
 def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) -> None:
@@ -37,14 +37,14 @@ def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) -> Non
 
 def test_without_room_for_all_answers_none_is_begun(roomy: House) -> None:
     async def talk() -> None:
-        aboard = [roomy.chat(stream=True) for _ in range(3)]
+        assigned = [roomy.chat(stream=True) for _ in range(3)]
         await roomy.arrived(3)
         answer = await roomy.chat(n=3).end()
         assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
         assert len(roomy.requests()) == 3
         never = await roomy.chat(n=6).end()
         assert (never.status, never.error["param"]) == (400, "n")
-        for exchange in aboard:
+        for exchange in assigned:
             exchange.leave()
             await exchange.end()
 
@@ -137,7 +137,7 @@ def test_a_model_nobody_serves_is_not_found(house: House) -> None:
 
 def test_beyond_capacity_the_answer_is_no_at_once(house: House) -> None:
     async def talk() -> None:
-        aboard = [house.chat(stream=True) for _ in range(2)]
+        assigned = [house.chat(stream=True) for _ in range(2)]
         await house.arrived(2)
         answer = await house.chat().end()
         assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
@@ -145,7 +145,7 @@ def test_beyond_capacity_the_answer_is_no_at_once(house: House) -> None:
         assert answer.error["waiting_ids"] == [request.id for request in house.requests()]
         assert int(answer.headers["retry-after"]) >= 1
         assert "x-should-retry" not in answer.headers
-        for exchange in aboard:
+        for exchange in assigned:
             exchange.leave()
             await exchange.end()
         following = house.chat()
@@ -166,7 +166,7 @@ def test_beyond_capacity_the_answer_is_no_at_once(house: House) -> None:
         ("a_later_code", 500, False),
     ],
 )
-def test_what_fails_before_it_began_has_its_status(
+def test_failure_before_the_first_token_has_its_http_status(
     stream: bool, code: str, status: int, retry: bool, house: House
 ) -> None:
     async def talk() -> None:
@@ -208,7 +208,7 @@ def test_a_gateway_that_stops_says_so_to_newcomers_and_to_those_aboard(house: Ho
         house.line.dispatcher.stop()
         late = await house.chat().end()
         assert (late.status, late.error["code"]) == (503, "shutting_down")
-        house.line.dispatcher.abandon()
+        house.line.dispatcher.fail_all()
         await answer.end()
         assert b"shutting_down" in answer.body
         assert answer.body.endswith(b"data: [DONE]\n\n")

@@ -1,4 +1,4 @@
-"""GET /v1/inspect: the last requests as they came, where `--inspect` says so."""
+"""GET /v1/inspect: the latest requests as received, with `--inspect` only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 
 from broker.dispatch import inspection
 from broker.dispatch.flight import Flight
-from broker.dispatch.inspection import Inspection, Kept
-from protocol.messages import Accepted
-from protocol.parts import Tokenizing
+from broker.dispatch.inspection import CapturedRequest, Inspection
+from protocol.types import TokenizeOptions
+from tests.broker.application import CHAT, House
 from tests.broker.asgi import run
-from tests.broker.dispatching import accepted, events, finished, reused
-from tests.broker.house import CHAT, House
+from tests.factories import accepted, events, finished, reused
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def inspected() -> Iterator[House]:
 
 
 async def answered(house: House, content: str, **fields: object) -> str:
-    """A chat from end to end; the id of its request."""
+    """Serve a chat request to its end, and return its id."""
     before = len(house.requests())
     exchange = house.chat(content, **fields)
     id = await house.arrived(before + 1)
@@ -38,7 +37,7 @@ async def answered(house: House, content: str, **fields: object) -> str:
     return id
 
 
-def test_nothing_is_kept_unless_it_was_asked_for(house: House) -> None:
+def test_requests_are_not_captured_unless_inspection_is_enabled(house: House) -> None:
     async def talk() -> None:
         id = await answered(house, "secret")
         told = (await house.get("/v1/inspect").end()).json
@@ -69,21 +68,21 @@ def test_one_is_told_as_it_came_and_as_its_model_was_given_it(inspected: House) 
         asked = inspected.get(f"/v1/inspect/{id}")
         wanted = await inspected.arrived(2)
         original, again = inspected.requests()
-        assert again.tokenizing == Tokenizing(tokens=True)
+        assert again.tokenizing == TokenizeOptions(tokens=True)
         assert again.messages == original.messages
-        said = Accepted(incarnation="w", id=wanted, prompt_tokens=3, tokens=[7, 8, 9])
+        said = accepted("w", wanted, tokens=[7, 8, 9])
         inspected.line.say("w", said, finished("w", wanted))
         told = (await asked.end()).json
         assert msgspec.json.decode(told["body"])["temperature"] == 0.5
         assert told["prompt"] == {"tokens": [7, 8, 9]}
         assert told["answer"] == {"tokens": [0, 1]}
-        # That it was looked into is none of what is kept.
+        # The inspection request itself is not captured.
         assert len((await inspected.get("/v1/inspect").end()).json["data"]) == 1
 
     run(talk())
 
 
-def test_who_asks_after_likelihoods_only_is_not_kept(inspected: House) -> None:
+def test_scoring_request_is_not_captured(inspected: House) -> None:
     async def talk() -> None:
         scoring = inspected.text([7, 8], echo=True, logprobs=1, max_tokens=0)
         await inspected.arrived()
@@ -93,7 +92,7 @@ def test_who_asks_after_likelihoods_only_is_not_kept(inspected: House) -> None:
     run(talk())
 
 
-def test_what_is_kept_needs_the_key() -> None:
+def test_captured_requests_require_the_api_key() -> None:
     keyed = House(inspect=True, api_keys=("sesame",))
 
     async def talk() -> None:
@@ -104,12 +103,12 @@ def test_what_is_kept_needs_the_key() -> None:
     keyed.close()
 
 
-def kept(id: str, nbytes: int) -> Kept:
+def kept(id: str, nbytes: int) -> CapturedRequest:
     flight = SimpleNamespace(id=id, media=(bytes(nbytes - 10),))
-    return Kept("/v1/chat/completions", bytes(10), cast(Flight, flight), cast(Any, None))
+    return CapturedRequest("/v1/chat/completions", bytes(10), cast(Flight, flight), cast(Any, None))
 
 
-def test_as_many_are_kept_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_requests_are_limited_by_bytes_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "KEPT_BYTES_MAX", 100)
     some = Inspection()
     for number in range(5):

@@ -1,4 +1,4 @@
-"""The images of a request on their way to its worker: fetched, held and let go."""
+"""Images of a request: fetched, kept for its worker, and freed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from broker.dialects.media import MediaError
-from broker.http.aside import LARGE_BODY_BYTES
+from broker.http.offload import LARGE_BODY_BYTES
 from broker.routes.media import FETCHES_PER_REQUEST_MAX
+from tests.broker.application import House
 from tests.broker.asgi import Exchange, run, until
-from tests.broker.dispatching import accepted, events, finished
-from tests.broker.house import House
+from tests.factories import accepted, events, finished
 from tests.images import data_url, noise, picture
 
 RED, BLUE = picture("red"), picture("blue")
@@ -22,7 +22,7 @@ ROOM = 200_000
 
 
 class Elsewhere:
-    """Answers fetches: at once, or when it is told to."""
+    """Fetcher that answers at once, or when `may_answer` is set."""
 
     def __init__(self, pages: dict[str, bytes]) -> None:
         self.pages = pages
@@ -80,7 +80,7 @@ def finish(house: House) -> None:
         )
 
 
-def test_what_is_here_and_what_is_elsewhere_keep_their_order(house: House, elsewhere: Elsewhere) -> None:
+def test_inline_and_remote_images_preserve_their_order(house: House, elsewhere: Elsewhere) -> None:
     async def talk() -> None:
         answer = seeing(house, "https://a/blue", data_url(RED), "https://a/red", "https://a/blue")
         id = await house.arrived()
@@ -115,7 +115,7 @@ def test_a_request_that_finds_no_room_for_its_images_is_refused_at_once(house: H
     others = [noise((400, 300 - n)) for n in range(1, most + 1)]
 
     async def talk() -> None:
-        aboard = [seeing(house, data_url(image)) for image in others]
+        assigned = [seeing(house, data_url(image)) for image in others]
         await house.arrived(len(others))
         refused = await seeing(house, data_url(LARGE)).end()
         assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
@@ -126,7 +126,7 @@ def test_a_request_that_finds_no_room_for_its_images_is_refused_at_once(house: H
         same = seeing(house, data_url(others[0]))
         await house.arrived(len(others) + 1)
         finish(house)
-        for exchange in (*aboard, same):
+        for exchange in (*assigned, same):
             assert (await exchange.end()).status == 200
         later = seeing(house, data_url(LARGE))
         await house.arrived(len(others) + 2)
@@ -212,7 +212,7 @@ def test_a_slow_fetch_ends_in_time_and_holds_nobody_up(elsewhere: Elsewhere) -> 
     run(talk())
 
 
-def test_so_many_of_one_request_are_fetched_at_once(house: House, elsewhere: Elsewhere) -> None:
+def test_concurrent_fetches_of_one_request_are_limited(house: House, elsewhere: Elsewhere) -> None:
     urls = [f"https://a/{n}" for n in range(3 * FETCHES_PER_REQUEST_MAX)]
     elsewhere.pages |= dict.fromkeys(urls, RED)
 
@@ -240,13 +240,13 @@ def test_without_hosts_nothing_is_fetched() -> None:
 
 def test_a_large_image_is_looked_at_beside_the_loop(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    work = house.gateway.aside.work
+    work = house.gateway.offload.work
 
     async def watched(size: int, job: Callable[[], Any]) -> Any:
         sizes.append(size)
         return await work(size, job)
 
-    monkeypatch.setattr(type(house.gateway.aside), "work", lambda aside, size, job: watched(size, job))
+    monkeypatch.setattr(type(house.gateway.offload), "work", lambda offload, size, job: watched(size, job))
 
     async def talk() -> None:
         answer = seeing(house, data_url(LARGE), "https://a/red")

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, on their way to a worker and back."""
+"""POST /v1/messages and /v1/messages/count_tokens, to a worker and back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 
 from broker.dialects.messages.answer import PING
 from protocol.conversation import unpack
-from protocol.messages import Accepted
-from protocol.parts import Tokenizing
+from protocol.types import TokenizeOptions
+from tests.broker.application import MESSAGES, House
 from tests.broker.asgi import Exchange, run
-from tests.broker.dispatching import accepted, events, failed, finished, reused
-from tests.broker.house import MESSAGES, House
+from tests.factories import accepted, events, failed, finished, reused
 from tests.images import picture
 
 PNG = picture()
@@ -22,7 +21,7 @@ HI = [{"role": "user", "content": "hello"}]
 
 
 def error_of(answer: Exchange) -> dict[str, Any]:
-    """The error of a refusal, after a look at its envelope."""
+    """Return the error object of a refusal, after its envelope is checked."""
     document = answer.json
     assert document.keys() == {"type", "error", "request_id"}
     assert document["type"] == "error"
@@ -70,7 +69,7 @@ def test_a_stream_is_sent_as_it_comes_and_kept_alive_with_pings() -> None:
     run(talk())
 
 
-def test_what_fails_in_a_stream_is_an_event_with_the_requests_id(house: House) -> None:
+def test_stream_failure_is_an_error_event_with_the_request_id(house: House) -> None:
     async def talk() -> None:
         answer = house.message(stream=True)
         id = await house.arrived()
@@ -177,8 +176,8 @@ def test_tokens_are_counted_without_a_run_and_say_nothing_of_caches(house: House
     async def talk() -> None:
         answer = house.post(MESSAGES + "/count_tokens", model="org/model", messages=HI, system="S")
         id = await house.arrived()
-        assert house.requests()[0].tokenizing == Tokenizing()
-        house.line.say("w", Accepted(incarnation="w", id=id, prompt_tokens=12), finished("w", id))
+        assert house.requests()[0].tokenizing == TokenizeOptions()
+        house.line.say("w", accepted("w", id, prompt_tokens=12), finished("w", id))
         assert (await answer.end()).json == {"input_tokens": 12}
         assert "x-roundhouse-cache" not in answer.headers
 
@@ -186,7 +185,7 @@ def test_tokens_are_counted_without_a_run_and_say_nothing_of_caches(house: House
     assert len(house.line.dispatcher.flights) == 0
 
 
-def test_what_cannot_be_counted_is_refused(house: House) -> None:
+def test_invalid_count_tokens_request_is_refused(house: House) -> None:
     async def talk() -> None:
         empty = await house.post(MESSAGES + "/count_tokens", messages=[]).end()
         assert (empty.status, error_of(empty)["type"]) == (400, "invalid_request_error")
@@ -197,10 +196,10 @@ def test_what_cannot_be_counted_is_refused(house: House) -> None:
     run(talk())
 
 
-def test_somebody_is_there(house: House) -> None:
+def test_head_of_root_returns_200(house: House) -> None:
     async def talk() -> None:
         answer = await house.get("/", "HEAD").end()
-        assert answer.status == 200  # the server sends no body, whatever there is
+        assert answer.status == 200  # the server drops the body
         assert answer.headers["request-id"]
 
     run(talk())

@@ -1,4 +1,4 @@
-"""GET /metrics: what it counts, by which labels, who may read it; and the dashboard names nothing else."""
+"""GET /metrics: metrics, labels and access; the dashboard uses only exported names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.routes.figures import REASONS_MAX
+from broker.routes.prometheus import REASONS_MAX
 from protocol.messages import Heartbeat
-from protocol.orders import ModelState, Roster
-from protocol.parts import PrefixStatus, RankTaken, Resources
+from protocol.supervisor_messages import ModelState, ModelStates
+from protocol.types import PrefixStatus, RankMemory, Resources
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.dispatching import accepted, events, finished, request, reused
-from tests.broker.house import House
+from tests.factories import accepted, events, finished, request, reused
 
 MODEL = "org/model"
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,10 +40,10 @@ def figure(figures: Figures, name: str, **labels: str) -> float:
 
 
 def use(house: House) -> None:
-    """A request that is answered by two workers, one of which dies, and all that a worker may tell."""
+    """Serve a request by two workers, one of which is lost, and report all that a worker can report."""
     line = house.line
-    line.dispatcher.catalogue.told(Roster(models=[ModelState(name=MODEL, restarts=4)]))
-    with line.dispatcher.board(line.dispatcher.find(MODEL), [request("chatcmpl-secret")], ()):
+    line.dispatcher.catalogue.on_model_states(ModelStates(models=[ModelState(name=MODEL, restarts=4)]))
+    with line.dispatcher.submit(line.dispatcher.find(MODEL), [request("chatcmpl-secret")], ()):
         line.say("w", accepted("w", "chatcmpl-secret"), reused("w", "chatcmpl-secret", 2, "ram"))
         line.say("w", events("w", "chatcmpl-secret", "x"))
         line.clock.now += 0.04
@@ -61,7 +61,7 @@ def use(house: House) -> None:
         resources=Resources(
             resident_bytes=1000,
             device_bytes=2000,
-            ranks=[RankTaken(rank=1, resident_bytes=30, device_bytes=40)],
+            ranks=[RankMemory(rank=1, resident_bytes=30, device_bytes=40)],
         ),
         prefix=PrefixStatus(
             ram_bytes=10,
@@ -76,7 +76,7 @@ def use(house: House) -> None:
     house.link.errors["decode"] += 1
 
 
-def test_what_happened_is_counted_by_model(house: House) -> None:
+def test_metrics_are_counted_by_model(house: House) -> None:
     async def talk() -> None:
         use(house)
         assert (await house.get("/nowhere").end()).status == 404
@@ -140,14 +140,14 @@ def test_it_needs_a_key_unless_the_settings_say_otherwise(keyless: bool, status:
         assert (await keyed.get("/metrics").end()).status == status
         assert (await keyed.get("/metrics", x_api_key="sesame").end()).status == 200
         assert (await keyed.get("/v1/status").end()).status == 401
-        assert keyed.gateway.tally.errors["invalid_api_key"] == (1 if keyless else 2)
+        assert keyed.gateway.http_counters.errors["invalid_api_key"] == (1 if keyless else 2)
 
     run(talk())
     keyed.close()
 
 
 def expressions(document: Any) -> list[str]:
-    """Of a dashboard: what its panels and its variables ask for."""
+    """Return the queries of a dashboard's panels and variables."""
     asked = [target["expr"] for panel in document["panels"] for target in panel["targets"]]
     return asked + [each["definition"] for each in document["templating"]["list"] if "definition" in each]
 
@@ -174,7 +174,7 @@ def test_the_dashboard_names_what_is_there_by_labels_that_are_there(house: House
     run(talk())
 
 
-def test_what_the_documents_name_is_measured(house: House) -> None:
+def test_documented_metrics_are_exported(house: House) -> None:
     async def talk() -> None:
         use(house)
         await house.get("/nowhere").end()

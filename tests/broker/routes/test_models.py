@@ -1,12 +1,12 @@
-"""Which models there are."""
+"""GET /v1/models."""
 
 from __future__ import annotations
 
 import time
 from datetime import datetime
 
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.house import House
 
 
 def test_models_are_those_that_workers_have_named() -> None:

@@ -13,15 +13,15 @@ from broker.http.errors import ENVELOPES
 from broker.http.probes import PROBES
 from broker.page import page
 from protocol.errors import Code, RequestError
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.house import House
 
 UNTOLD = {("GET", "/")} | {(method, path) for path in page.PATHS - {"/"} for method in ("GET", "HEAD")}
-"""The page, which is for people; that somebody is there, `HEAD /` tells programs too."""
+"""Undocumented routes: those of the page, except `HEAD /`, which programs use as a liveness check."""
 
 
 def routed() -> set[tuple[str, str]]:
-    """Method and path; HEAD only where GET is not."""
+    """Return method and path of each documented route, HEAD only where there is no GET."""
     found = {
         (method, route.path.replace(":path", "")) for route in app.ROUTES for method in route.methods or ()
     }

@@ -1,33 +1,33 @@
-"""What operators are told of workers and caches, and that nobody's text is in it."""
+"""Status reports of workers and caches, which contain no text of clients."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.tally import Tally
+from broker.dispatch.http_counters import HttpCounters
 from broker.routes import report
-from broker.routes.progress import Moment
+from broker.routes.progress import StatusSnapshot
 from protocol.messages import Heartbeat, Loading
-from protocol.orders import ModelState, Roster
-from protocol.parts import (
-    DraftStatus,
-    DraftTally,
+from protocol.supervisor_messages import ModelState, ModelStates
+from protocol.types import (
     ImageStatus,
+    PrefixReuse,
     PrefixStatus,
-    RankTaken,
+    RankMemory,
+    RequestStatus,
     Resources,
-    Reuse,
-    RowStatus,
+    SpecDecodeStats,
+    SpecDecodeStatus,
     TopPrefix,
 )
-from tests.broker.dispatching import SILENT_S, STALL_S, Line, finished, request
+from tests.broker.dispatcher_line import SILENT_S, STALL_S, Line
+from tests.factories import finished, request
 
-DECODING = RowStatus(
+DECODING = RequestStatus(
     id="a",
     phase="decode",
     prompt_tokens=100,
@@ -35,10 +35,10 @@ DECODING = RowStatus(
     answered=21,
     seconds=3.0,
     first_token_s=1.0,
-    reuse=Reuse(tokens=96, tier="disk", miss="diverged"),
+    reuse=PrefixReuse(tokens=96, tier="disk", miss="diverged"),
     preemptions=3,
 )
-WAITING = RowStatus(id="b", phase="waiting", prompt_tokens=7, seconds=0.5)
+WAITING = RequestStatus(id="b", phase="waiting", prompt_tokens=7, seconds=0.5)
 
 
 def prefix(**fields: Any) -> PrefixStatus:
@@ -50,11 +50,13 @@ def prefix(**fields: Any) -> PrefixStatus:
 
 
 def status(
-    line: Line, line_errors: dict[str, int] | None = None, tally: Tally | None = None
+    line: Line, line_errors: dict[str, int] | None = None, http_counters: HttpCounters | None = None
 ) -> dict[str, Any]:
-    """Half a minute after its start; the world's clock is 500 s behind."""
-    moment = Moment(line.clock.now, line.clock.now - 500.0)
-    return report.status(line.dispatcher, tally or Tally(), line_errors or {}, moment, line.clock.now - 30.0)
+    """Return the status of a gateway that runs for 30 s, with a wall clock 500 s behind the monotonic one."""
+    moment = StatusSnapshot(line.clock.now, line.clock.now - 500.0)
+    return report.status(
+        line.dispatcher, http_counters or HttpCounters(), line_errors or {}, moment, line.clock.now - 30.0
+    )
 
 
 def workers(line: Line) -> list[dict[str, Any]]:
@@ -64,9 +66,9 @@ def workers(line: Line) -> list[dict[str, Any]]:
 
 def test_a_gateway_alone_tells_of_itself() -> None:
     line = Line()
-    tally = Tally()
-    tally.answered(200)
-    told = status(line, {"decode": 3}, tally)
+    http_counters = HttpCounters()
+    http_counters.answered(200)
+    told = status(line, {"decode": 3}, http_counters)
     assert told["gateway"].pop("version").count(".") == 2
     assert told == {
         "object": "status",
@@ -93,8 +95,8 @@ def test_a_gateway_alone_tells_of_itself() -> None:
 
 def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
     line = Line()
-    line.dispatcher.catalogue.told(
-        Roster(
+    line.dispatcher.catalogue.on_model_states(
+        ModelStates(
             models=[
                 ModelState(
                     name="kept",
@@ -103,7 +105,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
                     resident=True,
                     memory_bytes=7,
                     restarts=2,
-                    last_end="worker (pid 9) was ended by SIGKILL after 3.0 s",
+                    last_end="worker (pid 9) was killed by SIGKILL after 3.0 s",
                     last_end_reason="sigkill",
                 ),
                 ModelState(name="other"),
@@ -111,7 +113,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
             on_demand=True,
         )
     )
-    with line.dispatcher.board(line.dispatcher.find("other"), [request("x")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("other"), [request("x")], ()):
         kept, other = status(line)["models"]
     assert kept == {
         "model": "kept",
@@ -122,7 +124,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "waiting": 0,
         "replicas": 1,
         "restarts": 2,
-        "last_end": "worker (pid 9) was ended by SIGKILL after 3.0 s",
+        "last_end": "worker (pid 9) was killed by SIGKILL after 3.0 s",
         "last_end_reason": "sigkill",
         "losses": {},
         "answered_tokens": 0,
@@ -132,8 +134,8 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
     assert other["last_end_reason"] == ""
 
 
-def heard() -> dict[str, Any]:
-    """What is told of a worker that has told all of itself, 2.5 s ago."""
+def touch() -> dict[str, Any]:
+    """Return the report of a worker whose last heartbeat, 2.5 s ago, had every field."""
     line = Line()
     line.serving("w", "org/model", host="mac.local")
     beat = Heartbeat(
@@ -150,19 +152,19 @@ def heard() -> dict[str, Any]:
             device_peak_bytes=13,
             device_spare_bytes=14,
             uptime_s=99.5,
-            ranks=[RankTaken(rank=1, host="mac-2", resident_bytes=21, device_bytes=22)],
+            ranks=[RankMemory(rank=1, host="mac-2", resident_bytes=21, device_bytes=22)],
         ),
         images=ImageStatus(bytes=10, bytes_max=100, kept=2, encoded=3, hits=4),
-        drafts=DraftStatus(accepted=30, rejected=5, sources={"model": DraftTally(accepted=30)}),
+        drafts=SpecDecodeStatus(accepted=30, rejected=5, sources={"model": SpecDecodeStats(accepted=30)}),
     )
-    line.dispatcher.hear("w", beat)
+    line.dispatcher.on_message("w", beat)
     line.clock.now += 2.5
     [worker] = workers(line)
     return worker
 
 
 def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
-    worker = heard()
+    worker = touch()
     del worker["rows"], worker["prefix"]
     assert worker.pop("drafts") == {
         "accepted": 30,
@@ -195,10 +197,11 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         },
         "running": 1,
         "waiting": 2,
-        "boarded": 0,
-        "aboard": 0,
+        "dispatched": 0,
+        "assigned": 0,
         "speed": {"prompt_tokens_per_s": None, "answer_tokens_per_s": None},
         "steps": 5,
+        "starved": 0,
         "cache_bytes": 77,
         "cache_bytes_max": 2**30,
         "tokens_max": 4096,
@@ -206,7 +209,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
 
 
 def test_a_worker_is_told_with_its_rows_and_its_prefixes() -> None:
-    worker = heard()
+    worker = touch()
     rows, cache = worker["rows"], worker["prefix"]
     assert rows == [
         {
@@ -241,7 +244,7 @@ def test_a_worker_is_told_with_its_rows_and_its_prefixes() -> None:
 def test_every_state_of_a_worker_has_its_name() -> None:
     line = Line()
     line.hello("w")
-    line.dispatcher.hear("w", Loading(incarnation="w", done=0, total=9))
+    line.dispatcher.on_message("w", Loading(incarnation="w", done=0, total=9))
     [loading] = workers(line)
     assert (loading["state"], loading["rows"], loading["prefix"]) == ("loading", [], None)
     assert loading["loading"] == {"done": 0, "total": 9}
@@ -261,10 +264,10 @@ def test_every_state_of_a_worker_has_its_name() -> None:
     assert workers(line) == []
 
 
-def test_what_was_lost_and_who_flew_on_is_counted() -> None:
+def test_failovers_and_dropped_messages_are_counted() -> None:
     line = Line()
     line.serving("w1")
-    line.board(request("a"))
+    line.submit(request("a"))
     line.dispatcher.lost("w1")
     assert status(line)["gateway"]["between_workers"] == 1
     line.serving("w2")
@@ -278,8 +281,8 @@ def test_what_was_lost_and_who_flew_on_is_counted() -> None:
 def test_requests_in_flight_are_counted_and_no_text_of_theirs_is_told() -> None:
     line = Line()
     line.serving("w")
-    secret = msgspec.structs.replace(request("a"), prompt="secret prompt", cache_salt="secret salt")
-    with line.dispatcher.board(line.dispatcher.find("m"), [secret], ()):
+    secret = request("a", prompt="secret prompt", cache_salt="secret salt")
+    with line.dispatcher.submit(line.dispatcher.find("m"), [secret], ()):
         line.beat("w", running=1, rows=[DECODING], prefix=prefix())
         told = status(line)
         assert told["gateway"]["in_flight"] == 1
@@ -296,7 +299,7 @@ def test_speed_is_that_of_the_tokens_behind_the_first(
 ) -> None:
     line = Line()
     line.serving("w")
-    row = RowStatus(
+    row = RequestStatus(
         id="a",
         phase="decode",
         prompt_tokens=1,
@@ -334,6 +337,7 @@ def test_the_cache_of_a_model_is_that_of_all_its_workers() -> None:
         "hits": 6,
         "prompt_tokens": 2000,
         "reused_tokens": 1800,
+        "read_timeouts": 0,
         "hit_rate": 0.6,
         "token_hit_rate": 0.9,
         "misses": {"cold": 3, "evicted": 2},

@@ -1,4 +1,4 @@
-"""POST /v1/responses and what becomes of a response, on its way to a worker and back."""
+"""POST /v1/responses, to a worker and back, and the routes of stored responses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from protocol.conversation import unpack
+from tests.broker.application import RESPONSES, House
 from tests.broker.asgi import Exchange, run
-from tests.broker.dispatching import accepted, events, failed, finished, reused
-from tests.broker.house import RESPONSES, House
+from tests.factories import accepted, events, failed, finished, reused
 
 ANN, BOB = "key-of-ann", "key-of-bob"
 
@@ -23,7 +23,7 @@ def keyed() -> House:
 
 
 async def answered(house: House, text: str = "all aboard", **fields: Any) -> Any:
-    """A whole response."""
+    """Serve a request of the responses API, and return the response document."""
     sent = len(house.requests())
     exchange = house.respond(**fields)
     id = await house.arrived(sent + 1)
@@ -110,7 +110,7 @@ def test_a_response_can_be_asked_for_again_until_it_is_deleted(house: House) -> 
 
 
 @pytest.mark.parametrize("configured", [{"responses_max": 0}, {}])
-def test_what_is_not_to_be_kept_is_not(configured: dict[str, Any]) -> None:
+def test_response_is_not_stored_when_storing_is_disabled(configured: dict[str, Any]) -> None:
     house = House(**configured)
     house.line.serving("w")
 
@@ -168,7 +168,7 @@ def test_a_response_that_runs_can_be_seen_and_cancelled() -> None:
     assert len(house.line.dispatcher.flights) == 0
 
 
-def test_one_that_is_over_cannot_be_cancelled(house: House) -> None:
+def test_finished_response_cannot_be_cancelled(house: House) -> None:
     async def talk() -> None:
         document = await answered(house)
         exchange = await post(house, f"{RESPONSES}/{document['id']}/cancel").end()
@@ -215,7 +215,7 @@ def test_an_image_that_cannot_be_served_is_named(house: House) -> None:
     run(talk())
 
 
-def test_what_was_streamed_is_not_streamed_again(house: House) -> None:
+def test_stored_response_cannot_be_streamed(house: House) -> None:
     async def talk() -> None:
         document = await answered(house)
         answer = await house.get(f"{RESPONSES}/{document['id']}?stream=true").end()

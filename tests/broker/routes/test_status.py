@@ -1,21 +1,21 @@
-"""What operators see of the gateway."""
+"""GET /v1/status."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from broker.dispatch.tally import PATH_CHARS_MAX
+from broker.dispatch.http_counters import PATH_CHARS_MAX
 from broker.routes.status import WATCHERS_MAX
-from protocol.parts import RowStatus
+from protocol.types import RequestStatus
+from tests.broker.application import House
 from tests.broker.asgi import run, until
-from tests.broker.dispatching import accepted, events, reused
-from tests.broker.house import House
+from tests.factories import accepted, events, reused
 
 
 def test_the_status_names_workers_and_their_requests(house: House) -> None:
     async def talk() -> None:
-        row = RowStatus(id="chatcmpl-1", phase="prefill", prompt_tokens=100, prefilled=64, seconds=0.5)
+        row = RequestStatus(id="chatcmpl-1", phase="prefill", prompt_tokens=100, prefilled=64, seconds=0.5)
         house.line.beat("w", running=1, steps=3, rows=[row])
         answer = (await house.get("/v1/status").end()).json
         assert answer["gateway"]["uptime_s"] >= 0
@@ -95,7 +95,7 @@ def test_requests_are_told_wherever_they_stand(house: House) -> None:
         asked = house.chat("secret", stream=True)
         await until(lambda: house.line.dispatcher.flights)
         [flight] = house.line.dispatcher.flights
-        await until(lambda: flight.leg)
+        await until(lambda: flight.attempt)
 
         async def told() -> dict[str, Any]:
             [request] = (await house.get("/v1/status").end()).json["requests"]
@@ -104,7 +104,7 @@ def test_requests_are_told_wherever_they_stand(house: House) -> None:
         assert (await told())["phase"] == "preparing"
         house.line.say("w", accepted("w", flight.id))
         assert ((await told())["phase"], (await told())["prompt_tokens"]) == ("waiting", 3)
-        row = RowStatus(id=flight.id, phase="prefill", prompt_tokens=3, prefilled=2, preemptions=1)
+        row = RequestStatus(id=flight.id, phase="prefill", prompt_tokens=3, prefilled=2, preemptions=1)
         house.line.beat("w", running=1, steps=1, rows=[row])
         prefilling = await told()
         assert (prefilling["phase"], prefilling["prefilled"], prefilling["preemptions"]) == ("prefill", 2, 1)

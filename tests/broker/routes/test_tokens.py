@@ -6,18 +6,17 @@ import pytest
 
 from protocol.conversation import unpack
 from protocol.messages import Accepted
-from protocol.parts import Tokenizing
+from protocol.types import TokenizeOptions
+from tests.broker.application import House
 from tests.broker.asgi import run
-from tests.broker.dispatching import failed, finished
-from tests.broker.house import House
+from tests.factories import accepted, failed, finished
 
 HI = [{"role": "user", "content": "hello"}]
 
 
 def told(id: str, *tokens: int, pieces: tuple[str, ...] = (), prompt: str = "") -> Accepted:
-    return Accepted(
-        incarnation="w", id=id, prompt_tokens=len(tokens), tokens=[*tokens], pieces=[*pieces], prompt=prompt
-    )
+    taken = {"tokens": [*tokens], "pieces": [*pieces], "prompt": prompt}
+    return accepted("w", id, prompt_tokens=len(tokens), **taken)
 
 
 def test_a_text_is_taken_apart(house: House) -> None:
@@ -26,7 +25,7 @@ def test_a_text_is_taken_apart(house: House) -> None:
         id = await house.arrived()
         [asked] = house.requests()
         assert asked.prompt == "Hi there"
-        assert asked.tokenizing == Tokenizing(tokens=True, special=False)
+        assert asked.tokenizing == TokenizeOptions(tokens=True, special=False)
         house.line.say("w", told(id, 5, 6), finished("w", id))
         assert (await answer.end()).json == {
             "count": 2,
@@ -47,7 +46,7 @@ def test_a_conversation_is_taken_apart_as_chat_would_run_it(house: House) -> Non
         [asked] = house.requests()
         assert unpack(asked).messages == HI
         assert unpack(asked).tools == [tool]
-        assert asked.tokenizing == Tokenizing(tokens=True, pieces=True, opens_turn=False)
+        assert asked.tokenizing == TokenizeOptions(tokens=True, pieces=True, opens_turn=False)
         house.line.say("w", told(id, 5, pieces=("Hi",)), finished("w", id))
         document = (await answer.end()).json
         assert (document["tokens"], document["token_strs"]) == ([5], ["Hi"])
@@ -60,7 +59,7 @@ def test_tokens_become_text(house: House) -> None:
         answer = house.post("/detokenize", tokens=[5, 6])
         id = await house.arrived()
         [asked] = house.requests()
-        assert (asked.tokens, asked.echo, asked.tokenizing) == ([5, 6], True, Tokenizing())
+        assert (asked.tokens, asked.echo, asked.tokenizing) == ([5, 6], True, TokenizeOptions())
         house.line.say("w", told(id, 5, 6, prompt="Hi there"), finished("w", id))
         assert (await answer.end()).json == {"prompt": "Hi there"}
 
@@ -90,7 +89,7 @@ def test_a_wrong_body_is_refused_by_name(
     run(talk())
 
 
-def test_what_the_worker_refuses_is_refused(house: House) -> None:
+def test_worker_refusal_is_returned_to_the_client(house: House) -> None:
     async def talk() -> None:
         answer = house.post("/detokenize", tokens=[99999])
         house.line.say("w", failed("w", await house.arrived(), "invalid_request"))

@@ -1,5 +1,5 @@
-"""Checks of a smoke: a line for each, and `passed/total` last. Told by BASE_URL, MODEL and API_KEY, and by
-variables of what is to be expected of the server beside that."""
+"""Checks of a smoke test: a line for each, and `passed/total` last. Configured by BASE_URL, MODEL, API_KEY
+and variables that describe the server."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class Thing(BaseModel):
 
 
 def check(function: Callable[[], None]) -> Callable[[], None]:
-    """`function` is one, and passes unless it raises."""
+    """Register `function` as a check, which passes unless it raises."""
     _checks.append(function)
     return function
 
 
 def when(variable: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """A check that is about a server of which that variable tells."""
+    """Register a check that only runs if the environment variable is set."""
     return check if os.environ.get(variable) else lambda function: function
 
 
 def refused(error: type[Exception], function: Callable[..., object], **told: object) -> Any:
-    """The error of that type that `function` raises. Raises `AssertionError` if it does not."""
+    """Return the `error` that `function` raises. Raises `AssertionError` if it does not."""
     try:
         function(**told)
     except error as found:
@@ -53,7 +53,7 @@ def refused(error: type[Exception], function: Callable[..., object], **told: obj
 
 
 def main() -> None:
-    """Ends the process: status 0 if all have passed."""
+    """Run the checks and exit; the status is 0 if all have passed."""
     passed = sum([_passes(function) for function in _checks])
     print(f"{passed}/{len(_checks)}")
     raise SystemExit(passed != len(_checks))

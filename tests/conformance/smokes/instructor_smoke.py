@@ -1,4 +1,4 @@
-"""instructor: objects by tools and by schema, whole and streamed, over chat, responses and messages."""
+"""instructor: objects by tools and by schema, streamed or not, over chat, responses and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LiteLLM's providers for servers like ours: OpenAI's, vLLM's and Anthropic's."""
+"""LiteLLM's providers for such servers: OpenAI's, vLLM's and Anthropic's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 from checks import ASKED, BASE, FUNCTION, KEY, MODEL, V1, Thing, check, main
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it is not to be fetched from the network
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # do not fetch it from the network
 import litellm
 
 litellm.suppress_debug_info = True

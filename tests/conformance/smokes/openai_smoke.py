@@ -24,7 +24,7 @@ def chat() -> None:
 
 @check
 def chat_streamed() -> None:
-    asked = {"model": MODEL, "messages": messages, "max_tokens": 200}  # one cut short is an error there
+    asked = {"model": MODEL, "messages": messages, "max_tokens": 200}  # a truncated answer is an error there
     with client.chat.completions.stream(**asked, stream_options={"include_usage": True}) as stream:
         pieces = [event.delta for event in stream if event.type == "content.delta"]
         whole = stream.get_final_completion()

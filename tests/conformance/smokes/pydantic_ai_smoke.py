@@ -14,7 +14,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 openai = OpenAIProvider(base_url=V1, api_key=KEY)
 anthropic = AnthropicProvider(anthropic_client=AsyncAnthropic(base_url=BASE, api_key=KEY))
-structured = ModelProfile(supports_json_schema_output=True)  # it is not known by its name
+structured = ModelProfile(supports_json_schema_output=True)  # it does not know the model's name
 MODELS: dict[str, Model] = {
     "chat": OpenAIChatModel(MODEL, provider=openai),
     "responses": OpenAIResponsesModel(MODEL, provider=openai),

@@ -1,4 +1,4 @@
-"""A small HTTP server that answers what it is told to, and remembers who asked."""
+"""Small HTTP server with fixed answers, which records its requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP_WAIT_S = 10.0
 
 @dataclass
 class Served:
-    """`asked`: path and Authorization of each request."""
+    """Running server. `asked` has path and Authorization of each request."""
 
     url: str
     asked: list[tuple[str, str | None]] = field(default_factory=list)
@@ -21,7 +21,7 @@ class Served:
 
 @contextmanager
 def endpoint_that_answers(answers: Mapping[str, tuple[int, bytes]]) -> Iterator[Served]:
-    """By path, a status and a body; `/health` is 200, and all else 404, unless said."""
+    """Run a server with a status and a body per path. By default `/health` is 200 and all else 404."""
     served = Served("")
     known = {"/health": (200, b'{"status": "ok"}'), **answers}
 
@@ -35,7 +35,7 @@ def endpoint_that_answers(answers: Mapping[str, tuple[int, bytes]]) -> Iterator[
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Not in the output of the tests."""
+            """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         served.url = f"http://127.0.0.1:{server.server_port}"

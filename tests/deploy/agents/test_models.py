@@ -1,13 +1,15 @@
-"""Which models an endpoint has, and which one is meant."""
+"""Models of an endpoint, and the choice of one."""
 
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
+from deploy.agents import models as models_module
 from deploy.agents.models import LaunchError, ask, choose, is_near, read
-from deploy.agents.setups import Endpoint, Model
+from deploy.agents.profiles import Endpoint, Model
 from tests.deploy.agents.endpoints import endpoint_that_answers
 from tests.system import free_port
 
@@ -15,7 +17,7 @@ LARGE = Model("large", 131072, loaded=False)
 SMALL = Model("small", 4096, ("gpt-4o-mini",))
 
 
-def test_those_that_generate_are_read_as_the_gateway_lists_them() -> None:
+def test_generating_models_are_read_in_listed_order() -> None:
     listed = [
         {"id": "large", "object": "model", "created": 1, "context_length": 131072, "state": "unloaded"},
         {"id": "small", "context_length": 4096, "state": "loaded", "aliases": ["gpt-4o-mini"]},
@@ -27,8 +29,8 @@ def test_those_that_generate_are_read_as_the_gateway_lists_them() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"data": [{"name": "x"}]}', b'{"data": "\xff"}'])
-def test_what_is_no_list_of_models_is_said_to_be_none(body: bytes) -> None:
-    with pytest.raises(LaunchError, match="no list of models"):
+def test_malformed_model_list_is_an_error(body: bytes) -> None:
+    with pytest.raises(LaunchError, match="did not return a list of models"):
         read(body)
 
 
@@ -43,14 +45,14 @@ def test_a_name_and_an_alias_are_found(name: str) -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_one_that_may_be_meant_or_all() -> None:
-    with pytest.raises(LaunchError, match=r"no model smal is served there; did you mean small\?"):
+    with pytest.raises(LaunchError, match=r"does not serve a model smal; did you mean small\?"):
         choose([LARGE, SMALL], "smal")
-    with pytest.raises(LaunchError, match="there is: large, small, gpt-4o-mini"):
+    with pytest.raises(LaunchError, match="available: large, small, gpt-4o-mini"):
         choose([LARGE, SMALL], "qwen")
 
 
 def test_an_endpoint_without_models_is_not_ready_yet() -> None:
-    with pytest.raises(LaunchError, match="no model is served there yet"):
+    with pytest.raises(LaunchError, match="serves no model yet"):
         choose([], None)
 
 
@@ -62,16 +64,16 @@ def test_models_are_asked_for_with_the_key() -> None:
 
 def test_where_nothing_runs_it_says_how_to_start_it() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(LaunchError, match=rf"nothing answers at {url} .* `roundhouse serve`"):
+    with pytest.raises(LaunchError, match=rf"cannot connect to {url} .* `roundhouse serve`"):
         ask(Endpoint(url))
 
 
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, b"{}", "wants an API key"),
+        (401, b"{}", "requires an API key"),
         (503, b'{"error": {"message": "The server is shutting down."}}', "503: The server is shutting down."),
-        (404, b"<html>", "404: that is no endpoint of ours"),
+        (404, b"<html>", "404: this is not a Roundhouse endpoint"),
     ],
 )
 def test_a_refusal_is_handed_on_in_a_sentence(status: int, body: bytes, said: str) -> None:
@@ -85,8 +87,8 @@ def test_a_refusal_is_handed_on_in_a_sentence(status: int, body: bytes, said: st
 @pytest.mark.parametrize(
     "url", ["", "127.0.0.1:8000", "file:///etc", "http://", "http://127.0.0.1:port", "http://[::1"]
 )
-def test_what_is_no_address_is_not_asked(url: str) -> None:
-    with pytest.raises(LaunchError, match="is no address"):
+def test_invalid_endpoint_url_is_refused(url: str) -> None:
+    with pytest.raises(LaunchError, match="is not a valid URL"):
         ask(Endpoint(url))
 
 
@@ -102,3 +104,12 @@ def test_what_is_no_address_is_not_asked(url: str) -> None:
 )
 def test_no_proxy_leads_to_this_machine(url: str, near: bool) -> None:
     assert is_near(url) is near
+
+
+def test_an_endpoint_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_module, "ANSWER_WAIT_S", 0.05)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        with pytest.raises(LaunchError, match="cannot connect"):
+            models_module.ask(Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}"))

@@ -1,4 +1,4 @@
-"""The `roundhouse` command: what it becomes, and how it says that something is wrong."""
+"""The `roundhouse` command: the processes it starts, and its error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deploy.command.cli import app
 from deploy.command.keys import KEY_FILES
 from deploy.serving.settings import ServeSettings
-from tests.deploy.supervisor.told import Begin, Told
+from tests.deploy.supervisor.process_output import Begin, ProcessOutput
 from tests.system import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +33,7 @@ if "--once" not in sys.argv:
 
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes started now find a `broker` and a `worker` that only say how they were called."""
+    """Replace the packages `broker` and `worker` in new processes by ones that print their arguments."""
     for package in ("broker", "worker"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
@@ -65,7 +65,7 @@ def test_misspelt_settings_of_models_that_start_much_later_end_it_at_once_with_7
 
 
 @pytest.mark.parametrize("missing", ["folder", "file"])
-def test_what_the_system_refuses_ends_it_with_78(
+def test_operating_system_error_exits_with_78(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
@@ -104,7 +104,7 @@ def test_keys_are_written_for_their_owner_only_and_never_over_others(tmp_path: P
     before = {file: file.read_bytes() for file in folder.iterdir()}
     again = CliRunner().invoke(app, ["keys", str(folder)])
     assert again.exit_code == 78
-    assert "already holds" in again.stderr
+    assert "already contains" in again.stderr
     assert before == {file: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -135,23 +135,23 @@ def test_a_reload_is_answered_by_the_serve_at_that_port(begin: Begin, tmp_path: 
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     flags = ["--port", "8765"]
 
-    def reload() -> tuple[Told, int]:
+    def reload() -> tuple[ProcessOutput, int]:
         told = begin([sys.executable, "-m", "deploy", "reload", *flags], cwd=tmp_path, env=env)
         return told, told.wait()
 
     nobody, status = reload()
     assert status == 78
-    assert "no `roundhouse serve` listens at" in "".join(nobody.lines)
+    assert "no `roundhouse serve` is listening at" in "".join(nobody.lines)
     serve = begin(
         [sys.executable, "-m", "deploy", "serve", "--ready-timeout", "0.5", *flags], cwd=tmp_path, env=env
     )
     serve.wait_line("broker", "--endpoint=")
-    # The stand-in for the gateway never says that anybody is ready.
+    # The stand-in for the gateway never reports a ready worker.
     failed, status = reload()
     assert status == 1
     assert failed.lines == ["worker-2 was not ready within 0.5 s"]
     other = begin([sys.executable, "-m", "deploy", "serve", *flags], cwd=tmp_path, env=env)
-    other.wait_line("nothing can be reloaded: another supervisor listens at")
+    other.wait_line("`roundhouse reload` will not work: another supervisor is listening at")
     for told in (other, serve):
         told.signal(signal.SIGTERM)
         assert told.wait() == 0

@@ -1,4 +1,4 @@
-"""`roundhouse launch`: an agent takes its place, with the environment that leads to the endpoint."""
+"""`roundhouse launch`: the process becomes an agent whose environment selects the endpoint."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deploy.agents.setups import API_KEY, Agent
+from deploy.agents.profiles import API_KEY, Agent
 from deploy.command.cli import app
 from tests.deploy.agents.endpoints import Served, endpoint_that_answers
-from tests.deploy.supervisor.told import Begin
+from tests.deploy.supervisor.process_output import Begin
 from tests.system import free_port
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 LISTED = {"data": [{"id": "pocket", "context_length": 4096, "state": "loaded"}, {"id": "other"}]}
 
-# Says who it is, how it was called and what it finds, and ends as it is told.
+# Prints its pid, arguments and environment, then exits or waits for a signal.
 STAND_IN = f"""#!{sys.executable}
 import json, os, signal, sys
 seen = {{name: os.environ.get(name) for name in ("ROUNDHOUSE_API_KEY", "ANTHROPIC_API_KEY", "HOME")}}
@@ -42,7 +42,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with stand-ins for all agents, and nothing else to be found."""
+    """Folder with stand-ins for all agents, as the only entry of PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for agent in Agent:
@@ -106,7 +106,7 @@ def test_a_key_of_a_file_is_not_sent_elsewhere(served: Served, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("agents")
-def test_nothing_is_written_anywhere(served: Served, begin: Begin, tmp_path: Path) -> None:
+def test_launch_writes_no_files(served: Served, begin: Begin, tmp_path: Path) -> None:
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     for folder in (home, scratch):
         folder.mkdir()
@@ -124,7 +124,7 @@ def test_the_environment_is_printed_for_any_client(served: Served) -> None:
     assert "export OPENAI_MODEL=other" in found.stdout.splitlines()
 
 
-def test_what_is_printed_for_an_agent_starts_nothing(served: Served) -> None:
+def test_print_option_starts_no_agent(served: Served) -> None:
     found = CliRunner().invoke(app, ["launch", "codex", "--print", "--url", served.url])
     assert found.exit_code == 0
     assert found.stdout.splitlines()[-1].startswith("# codex -c ")
@@ -133,12 +133,12 @@ def test_what_is_printed_for_an_agent_starts_nothing(served: Served) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["codex"], "nothing answers at"),
-        (["codex", "--url", "nowhere"], "'nowhere' is no address"),
+        (["codex"], "cannot connect to"),
+        (["codex", "--url", "nowhere"], "'nowhere' is not a valid URL"),
         (["codex", "--port", "0"], "port: "),
     ],
 )
-def test_what_only_a_person_can_mend_ends_it_with_78_and_a_sentence(words: list[str], said: str) -> None:
+def test_configuration_error_exits_with_78_and_one_line(words: list[str], said: str) -> None:
     environ = {"ROUNDHOUSE_PORT": str(free_port())}
     found = CliRunner().invoke(app, ["launch", *words], env=environ)
     assert found.exit_code == 78

@@ -1,4 +1,4 @@
-"""What somebody new gets wrong: each mistake is answered at once, in a line or two that say what to do."""
+"""Mistakes of new users: each fails at once, with one or two lines that say what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("runtime_folder", "elsewhere")
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with models that are none, and files of settings that are wrong."""
+    """Folder with invalid models and invalid settings files, as the working directory."""
     monkeypatch.chdir(tmp_path)
     for name in ("bare", "foreign", "weightless", "halfway", "odd"):
         Path(name).mkdir()
@@ -33,24 +33,24 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 MISTAKES = [
     (["--prot", "8001"], "--prot: no such flag; did you mean --port?"),
-    (["--xyzzy=3"], "--xyzzy: no such flag; roundhouse serve --help shows all"),
+    (["--xyzzy=3"], "--xyzzy: no such flag; see roundhouse serve --help"),
     (["--memory-headroom", "0.2"], "set ROUNDHOUSE_MEMORY_HEADROOM, or memory_headroom under [worker]"),
-    (["8001"], "8001: nothing is expected there; roundhouse serve --help shows what is"),
+    (["8001"], "8001: unexpected argument; see roundhouse serve --help"),
     (["--port", "99999"], "port: Expected `int` <= 65535 (from --port)"),
-    (["--config", "none.toml"], "none.toml: there is no such file or folder"),
-    (["--config", "."], ".: that is a folder, and a file is wanted"),
+    (["--config", "none.toml"], "none.toml: no such file or folder"),
+    (["--config", "."], ".: is a folder, but a file is required"),
     (["--config", "typo.toml"], "unknown key max_runing in [serve]; did you mean max_running?"),
-    (["--config", "broken.toml"], "broken.toml is no TOML"),
-    (["--api-keys-file", "none"], "none: there is no such file or folder"),
-    (["--model", "./nowhere"], "there is no such folder. Name a model's folder or a Hugging Face id."),
+    (["--config", "broken.toml"], "broken.toml is not valid TOML"),
+    (["--api-keys-file", "none"], "none: no such file or folder"),
+    (["--model", "./nowhere"], "no such folder. Give a model folder or a Hugging Face id."),
     (["--model", "./weightles"], "did you mean weightless?"),
-    (["--model", "./bare"], "there is no config.json in bare; name a model's folder"),
-    (["--model", "./foreign"], "only .gguf, which MLX cannot load: take a conversion"),
-    (["--model", "foreign/model-Q4.gguf"], "is a file, which MLX cannot load: take a conversion"),
-    (["--model", "typo.toml"], "typo.toml is a file. Name a model's folder, with config.json in it."),
-    (["--model", "./weightless"], "there are no weights (model*.safetensors) in weightless. Download"),
-    (["--model", "./halfway"], "only .bin, which MLX cannot load: take a conversion"),
-    (["--model", "./odd"], "odd/config.json: that is a folder, and a file is wanted"),
+    (["--model", "./bare"], "bare contains no config.json; give a model folder"),
+    (["--model", "./foreign"], "only .gguf, which MLX cannot load: use a conversion"),
+    (["--model", "foreign/model-Q4.gguf"], "is a file, which MLX cannot load: use a conversion"),
+    (["--model", "typo.toml"], "typo.toml is a file. Give a model folder that contains config.json."),
+    (["--model", "./weightless"], "weightless contains no weights (model*.safetensors). Download"),
+    (["--model", "./halfway"], "only .bin, which MLX cannot load: use a conversion"),
+    (["--model", "./odd"], "odd/config.json: is a folder, but a file is required"),
     (["--model", "a=./bare", "--model", "b=./bare", "--memory-budget", "much"], "memory_budget: "),
 ]
 
@@ -76,7 +76,7 @@ def test_a_port_that_is_taken_is_answered_with_another(taken: int) -> None:
     result = CliRunner().invoke(app, ["serve", "--port", str(taken)])
     assert result.exit_code == 78
     [line] = result.stderr.splitlines()
-    assert f"port {taken} is taken by another program" in line
+    assert f"port {taken} is in use by another program" in line
     assert "which is free" in line
 
 
@@ -84,10 +84,10 @@ def test_a_folder_that_is_others_is_said_to_be(monkeypatch: pytest.MonkeyPatch) 
     def refuse(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "is_file", refuse)  # who runs the tests may read everything
+    monkeypatch.setattr(Path, "is_file", refuse)  # the user that runs the tests can read every file
     result = CliRunner().invoke(app, ["serve", "--model", "./bare"])
     assert (result.exit_code, len(result.stderr.splitlines())) == (78, 1)
-    assert "you may not read or write it: look at its permissions" in result.stderr
+    assert "permission denied: check its permissions" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What has been said, as it is asked."""
+"""Conversation history, as sent in requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deploy.console import conversation
 from deploy.console.conversation import Conversation, ImageError, read_image
 
 
-def test_what_was_said_is_told_in_order_under_its_system_prompt() -> None:
+def test_messages_are_sent_in_order_after_the_system_prompt() -> None:
     said = Conversation(system="be brief")
     said.ask("one?")
     said.answered("1")
@@ -32,7 +32,7 @@ def test_what_was_said_is_told_in_order_under_its_system_prompt() -> None:
     assert said.told() == [{"role": "system", "content": "be brief"}]
 
 
-def test_what_got_no_answer_is_asked_no_more_once_something_else_is() -> None:
+def test_unanswered_message_is_dropped_by_the_next_one() -> None:
     said = Conversation()
     said.ask("lost")
     said.ask("two?")
@@ -55,16 +55,14 @@ def test_an_image_is_sent_as_it_lies_there(tmp_path: Path) -> None:
     assert read_image(path) == f"data:image/jpeg;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def test_what_is_no_image_or_not_there_or_too_large_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_or_oversized_image_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = tmp_path / "large.png"
     large.write_bytes(b"12345")
     monkeypatch.setattr(conversation, "IMAGE_BYTES_MAX", 4)
     for path, why in (
-        (tmp_path / "a.txt", "is no image"),
+        (tmp_path / "a.txt", "does not have the suffix of an image"),
         (tmp_path / "no.png", "cannot be read"),
-        (large, "has 5 bytes"),
+        (large, "too large: 5 bytes"),
     ):
         with pytest.raises(ImageError, match=why):
             read_image(path)

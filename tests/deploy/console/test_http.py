@@ -1,16 +1,17 @@
-"""Asking an endpoint, and what is said when that goes wrong."""
+"""HTTP client of the console, and its error messages."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
-from deploy.agents.setups import Endpoint
+from deploy.agents.profiles import Endpoint
 from deploy.console import http
-from deploy.console.http import ConsoleError, Piece
+from deploy.console.http import AnswerDelta, ConsoleError
 from tests.ports import free_port
 
 ENDPOINT = Endpoint("http://127.0.0.1:8000", "sesame")
@@ -47,7 +48,7 @@ def test_an_answer_comes_in_pieces_thoughts_apart() -> None:
 
     with client(answer) as asking:
         pieces = list(http.stream(asking, {"model": "m"}))
-    assert pieces == [Piece("thought", "hm"), Piece("text", "駅"), Piece("end", "stop")]
+    assert pieces == [AnswerDelta("thought", "hm"), AnswerDelta("text", "駅"), AnswerDelta("end", "stop")]
     assert json.loads(asked[0]) == {"model": "m", "stream": True}
 
 
@@ -56,7 +57,7 @@ def test_an_error_in_the_middle_of_an_answer_is_told() -> None:
     with client(lambda request: httpx.Response(200, content=body)) as asking:
         pieces = http.stream(asking, {})
         assert next(pieces).text == "a"
-        with pytest.raises(ConsoleError, match="broke off: the worker is gone"):
+        with pytest.raises(ConsoleError, match="failed: the worker is gone"):
             next(pieces)
 
 
@@ -64,10 +65,10 @@ def test_an_error_in_the_middle_of_an_answer_is_told() -> None:
     ("answer", "told"),
     [
         (httpx.Response(404, json={"error": {"message": "No model `x`."}}), "No model `x`."),
-        (httpx.Response(401, json={"error": {"message": "Incorrect."}}), "put one into ROUNDHOUSE_API_KEYS"),
-        (httpx.Response(502, content=b"<html>"), "answers 502: that is no endpoint"),
-        (httpx.Response(200, content=b"[1]"), "no document of OpenAI"),
-        (httpx.Response(200, content=b"\xff"), "no document of OpenAI"),
+        (httpx.Response(401, json={"error": {"message": "Incorrect."}}), "set ROUNDHOUSE_API_KEYS"),
+        (httpx.Response(502, content=b"<html>"), "returned 502: this is not an OpenAI"),
+        (httpx.Response(200, content=b"[1]"), "not a JSON object"),
+        (httpx.Response(200, content=b"\xff"), "not a JSON object"),
     ],
 )
 def test_refusals_are_sentences(answer: httpx.Response, told: str) -> None:
@@ -79,11 +80,32 @@ def test_where_nobody_answers_it_is_said_what_to_do() -> None:
     endpoint = Endpoint(f"http://127.0.0.1:{free_port()}")
     with http.open_client(endpoint) as asking, pytest.raises(ConsoleError, match="roundhouse serve"):
         http.get(asking, "/v1/status")
-    with http.open_client(endpoint) as asking, pytest.raises(ConsoleError, match="nothing answers"):
+    with http.open_client(endpoint) as asking, pytest.raises(ConsoleError, match="cannot connect"):
         next(http.stream(asking, {}))
 
 
-def test_who_has_a_key_offers_it() -> None:
+def test_client_with_api_key_sends_it() -> None:
     with http.open_client(ENDPOINT) as keyed, http.open_client(Endpoint(ENDPOINT.url)) as bare:
         assert keyed.headers["authorization"] == "Bearer sesame"
         assert "authorization" not in bare.headers
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Endpoint that accepts connections and never answers."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_an_endpoint_that_says_nothing_is_not_waited_for(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "DOCUMENT_S_MAX", 0.05)
+    monkeypatch.setattr(http, "SILENCE_S_MAX", 0.05)
+    with http.open_client(Endpoint(silent)) as client:
+        with pytest.raises(ConsoleError, match="timed out"):
+            http.get(client, "/v1/status")
+        with pytest.raises(ConsoleError, match="timed out"):
+            list(http.stream(client, {}))

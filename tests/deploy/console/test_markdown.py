@@ -1,4 +1,4 @@
-"""Where Markdown is settled."""
+"""Complete blocks of streamed Markdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pieces = st.lists(st.sampled_from(["a", " ", "\n", "\n\n", "```\n", "~~~", "- ",
 
 
 @given(pieces)
-def test_what_is_settled_stays_so_whatever_follows(parts: list[str]) -> None:
+def test_settled_markdown_prefix_never_shrinks(parts: list[str]) -> None:
     text, before = "", 0
     for part in parts:
         text += part

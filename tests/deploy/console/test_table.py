@@ -1,4 +1,4 @@
-"""The status as a screen."""
+"""Status screen."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from broker.dispatch.tally import Tally
+from broker.dispatch.http_counters import HttpCounters
 from broker.routes import progress, report
-from broker.routes.progress import Moment
+from broker.routes.progress import StatusSnapshot
 from deploy.console import table
 from protocol.messages import Heartbeat, Loading
-from protocol.orders import ModelState, Roster
-from protocol.parts import Resources, RowStatus
-from tests.broker.dispatching import Line, accepted, events, finished, request, reused
+from protocol.supervisor_messages import ModelState, ModelStates
+from protocol.types import RequestStatus, Resources
+from tests.broker.dispatcher_line import Line
+from tests.factories import accepted, events, finished, request, reused
 
 
 def status(line: Line) -> dict[str, Any]:
-    """As the gateway tells it."""
-    moment = Moment(line.clock.now, line.clock.now)
-    told = report.status(line.dispatcher, Tally(), {}, moment, line.clock.now - 3700.0)
+    """Return a status document as the gateway does."""
+    moment = StatusSnapshot(line.clock.now, line.clock.now)
+    told = report.status(line.dispatcher, HttpCounters(), {}, moment, line.clock.now - 3700.0)
     return told | {"history": progress.history(line.dispatcher.history.since(0), moment)}
 
 
@@ -34,11 +35,11 @@ def shown(document: dict[str, Any], width: int = 160) -> str:
 
 
 def busy() -> Line:
-    """Two models, requests in every phase, one that has ended."""
+    """Return a dispatcher with two models, one of which has restarted."""
     line = Line()
     line.dispatcher.sweep()
     states = [ModelState(name="m", restarts=2, last_end_reason="exit_70"), ModelState(name="other[/]")]
-    line.dispatcher.catalogue.told(Roster(models=states))
+    line.dispatcher.catalogue.on_model_states(ModelStates(models=states))
     return line
 
 
@@ -57,14 +58,14 @@ def test_a_worker_that_loads_says_how_far_it_is() -> None:
 def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> None:
     line = busy()
     line.serving("w")
-    line.board(request("chat-a"))
-    line.board(request("chat-b"))
-    line.board(request("chat-c"))
+    line.submit(request("chat-a"))
+    line.submit(request("chat-b"))
+    line.submit(request("chat-c"))
     line.say("w", accepted("w", "chat-a"), reused("w", "chat-a", 2, "disk"), events("w", "chat-a", "x"))
     line.clock.now += 0.5
     line.say("w", events("w", "chat-a", "y", first=1), accepted("w", "chat-b"), reused("w", "chat-b"))
     line.say("w", accepted("w", "chat-c"))
-    rows = [RowStatus(id="chat-b", phase="prefill", prompt_tokens=3, prefilled=1, preemptions=2)]
+    rows = [RequestStatus(id="chat-b", phase="prefill", prompt_tokens=3, prefilled=1, preemptions=2)]
     line.say(
         "w",
         Heartbeat(
@@ -100,7 +101,7 @@ def test_many_requests_are_counted_beyond_those_shown() -> None:
     line = Line(waiting_max=100)
     line.serving("w", rows=100)
     for number in range(table.REQUESTS_SHOWN_MAX + 5):
-        line.board(request(f"r{number}"))
+        line.submit(request(f"r{number}"))
     assert "5 more" in shown(status(line))
 
 
@@ -137,7 +138,7 @@ def test_a_narrow_screen_shows_every_number_of_every_request() -> None:
     line = Line()
     line.serving("w")
     id = "chatcmpl-0a3f77d1674bdd8401b5b6520b"
-    line.board(request(id))
+    line.submit(request(id))
     line.say("w", accepted("w", id), reused("w", id, 2, "disk"), events("w", id, "x"))
     line.clock.now += 12.5
     line.say("w", events("w", id, *"yz" * 60, first=1))

@@ -1,4 +1,4 @@
-"""What requests came to."""
+"""Samples of a load's requests, and their summaries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_times_are_those_of_what_was_answered_and_errors_are_counted() -> None:
         ]
     )
     assert (told.requests, told.seconds) == (4, 9.5)
-    assert told.errors == {"503 text_generation_busy": 1, "nothing came": 1}
+    assert told.errors == {"503 text_generation_busy": 1, "empty answer": 1}
     assert (told.tokens, told.prompt_tokens, told.cached_tokens) == (3 + 5, 20, 8)
     assert told.tokens_per_s == pytest.approx(8 / 9.5)
     assert told.requests_per_s == pytest.approx(2 / 9.5)

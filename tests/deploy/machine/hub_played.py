@@ -1,4 +1,4 @@
-"""A hub of one's own: as much of Hugging Face's as `huggingface_hub` asks for to fetch a model."""
+"""Local hub with the part of Hugging Face's API that `huggingface_hub` uses to fetch a model."""
 
 from __future__ import annotations
 
@@ -74,13 +74,17 @@ def _entry(name: str, data: bytes) -> dict[str, object]:
 
 @contextlib.contextmanager
 def hub_that_has(models: Mapping[str, Files]) -> Iterator[tuple[str, list[str]]]:
-    """Its address, and what it is asked."""
-    handler = type("Handler", (_Handler,), {"models": models, "asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    """Run a hub with these models. Yields its URL and the list of its requests."""
+
+    class Handler(_Handler):
+        """Handler class with the state of this server, because the server instantiates handlers itself."""
+
+    Handler.models, Handler.asked = models, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", handler.asked
+        yield f"http://127.0.0.1:{server.server_port}", Handler.asked
     finally:
         server.shutdown()
         server.server_close()

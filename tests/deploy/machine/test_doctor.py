@@ -1,4 +1,4 @@
-"""What is said of a machine."""
+"""Checks of a machine by `roundhouse doctor`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from deploy.machine import facts as facts_module
 from deploy.machine.doctor import Finding, Verdict, examine
-from deploy.machine.facts import Facts, who_listens
-from deploy.machine.memory import Memory
+from deploy.machine.facts import MachineFacts, listening_process
+from deploy.machine.memory import MachineMemory
 from tests.ports import free_port
 
 GB = 10**9
@@ -25,7 +26,7 @@ WELL: dict[str, Any] = {
     "system": "Darwin",
     "release": "15.1",
     "machine": "arm64",
-    "memory": Memory(64 * GB, 40 * GB, 48 * GB, wired_limit=48 * GB),
+    "memory": MachineMemory(64 * GB, 40 * GB, 48 * GB, wired_limit=48 * GB),
     "mlx": "Device(gpu, 0)",
     "cache": "/caches/hub",
     "disk_free": 500 * GB,
@@ -34,7 +35,7 @@ WELL: dict[str, Any] = {
 
 
 def findings(**wrong: Any) -> list[Finding]:
-    return examine(Facts(**WELL | wrong))
+    return examine(MachineFacts(**WELL | wrong))
 
 
 def test_where_all_is_well_nothing_is_to_be_done() -> None:
@@ -51,7 +52,7 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
         ({"python": (3, 10, 4)}, "Python", Verdict.WRONG, "PYTHON=python3.12"),
         ({"release": "13.6"}, "system", Verdict.WRONG, "macOS 14"),
         ({"machine": "x86_64"}, "system", Verdict.WRONG, "Rosetta"),
-        ({"mlx": "", "mlx_error": "ImportError: libmlx"}, "MLX", Verdict.WRONG, "install it again"),
+        ({"mlx": "", "mlx_error": "ImportError: libmlx"}, "MLX", Verdict.WRONG, "reinstall it"),
         ({"cache_writable": False}, "models here", Verdict.WRONG, "HF_HUB_CACHE"),
         ({"disk_free": 3 * GB}, "disk", Verdict.NOTE, "roundhouse rm"),
         ({"port_user": "another program"}, "port 8000", Verdict.NOTE, "--port"),
@@ -59,8 +60,13 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
         ({"runtime_error": "too long"}, "sockets", Verdict.WRONG, "XDG_RUNTIME_DIR"),
         ({"files_max": 256}, "open files", Verdict.NOTE, "ulimit -n"),
         ({"keeps_awake": False}, "sleep", Verdict.NOTE, "asleep"),
-        ({"memory": Memory(2 * GB, GB, GB)}, "models that fit", Verdict.NOTE, "more memory"),
-        ({"memory": Memory(64 * GB, 9 * GB, 48 * GB)}, "memory", Verdict.WELL, "iogpu.wired_limit_mb=51879"),
+        ({"memory": MachineMemory(2 * GB, GB, GB)}, "models that fit", Verdict.NOTE, "more memory"),
+        (
+            {"memory": MachineMemory(64 * GB, 9 * GB, 48 * GB)},
+            "memory",
+            Verdict.WELL,
+            "iogpu.wired_limit_mb=51879",
+        ),
         ({"system": "Linux", "has_compiler": False}, "compiler", Verdict.NOTE, "apt install g++"),
     ],
 )
@@ -96,12 +102,12 @@ def other_server() -> Iterator[int]:
 
 
 def test_a_port_is_free_or_somebodys(other_server: int) -> None:
-    assert who_listens("127.0.0.1", free_port()) == ""
-    assert who_listens("127.0.0.1", other_server) == "another program"
+    assert listening_process("127.0.0.1", free_port()) == ""
+    assert listening_process("127.0.0.1", other_server) == "another program"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        assert who_listens("127.0.0.1", silent.getsockname()[1]) == "another program"
+        assert listening_process("127.0.0.1", silent.getsockname()[1]) == "another program"
 
 
 def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
@@ -112,5 +118,13 @@ def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
     )  # fmt: skip
     assert told.returncode == 0, told.stdout + told.stderr
     lines = {line[6:22].strip(): line for line in told.stdout.splitlines() if line[0] != " "}
-    assert "computes on Device" in lines["MLX"]
+    assert "uses Device" in lines["MLX"]
     assert lines["models here"].startswith("ok")
+
+
+def test_an_mlx_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts_module, "MLX_S_MAX", 0.05)
+    monkeypatch.setattr(facts_module, "_TRY_MLX", "import threading; threading.Event().wait()")
+    device, why = facts_module._try_mlx()
+    assert device == ""
+    assert "timed out after 0.05 seconds" in why

@@ -1,31 +1,33 @@
-"""The machines of a hostfile: what they are asked, and what is said of their answers."""
+"""Checks of a hostfile's machines: the remote query, and findings from its answers."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
+from deploy.machine import hosts as hosts_module
 from deploy.machine.doctor import Verdict
-from deploy.machine.hosts import PACKAGES, Asked, Told, ask, examine
+from deploy.machine.hosts import PACKAGES, HostAnswer, HostReport, ask, examine
 from protocol.hosts import Backend, Host, Hosts
 from tests.worker.ranks.test_lives import STAND_IN
 
 FILE = Path("hosts.json")
 VERSIONS = dict.fromkeys(PACKAGES, "1.0")
-WELL = Told("mac", VERSIONS, model=True, rdma=True)
+WELL = HostReport("mac", VERSIONS, model=True, rdma=True)
 HERE = Host("127.0.0.1", ["10.0.0.1"], [None, "rdma_en2"])
-THERE = Host("mac-2", ["10.0.0.2"], ["rdma_en2", None])
-HOSTS = Hosts([HERE, THERE])
+READY = Host("mac-2", ["10.0.0.2"], ["rdma_en2", None])
+HOSTS = Hosts([HERE, READY])
 
 
-def told(second: Told | None, backend: Backend = "ring", why: str = "") -> dict[str, str]:
-    """Of the second machine, and beside it, what is not well, with the advice."""
-    findings = examine(FILE, HOSTS, backend, [Asked(HERE, WELL), Asked(THERE, second, why)])
+def told(second: HostReport | None, backend: Backend = "ring", why: str = "") -> dict[str, str]:
+    """Return the problems found with this report of the second machine, each with its advice."""
+    findings = examine(FILE, HOSTS, backend, [HostAnswer(HERE, WELL), HostAnswer(READY, second, why)])
     return {f.told: f.advice for f in findings if f.verdict is Verdict.WRONG}
 
 
@@ -38,14 +40,14 @@ def test_machines_that_are_alike_are_well() -> None:
     ("second", "backend", "words", "advice"),
     [
         (None, "ring", "mac-2: Permission denied", "without a password"),
-        (Told("m", VERSIONS | {"mlx": ""}, True, True), "ring", "has no mlx", "install"),
-        (Told("m", VERSIONS | {"mlx": "0.9"}, True, True), "ring", "has mlx 0.9", "same versions"),
-        (Told("m", VERSIONS, False, True), "ring", "no such model", "same folder"),
-        (Told("m", VERSIONS, True, False), "jaccl", "no RDMA", "rdma_ctl enable"),
+        (HostReport("m", VERSIONS | {"mlx": ""}, True, True), "ring", "has no mlx", "install"),
+        (HostReport("m", VERSIONS | {"mlx": "0.9"}, True, True), "ring", "has mlx 0.9", "same versions"),
+        (HostReport("m", VERSIONS, False, True), "ring", "no such model", "same folder"),
+        (HostReport("m", VERSIONS, True, False), "jaccl", "no RDMA", "rdma_ctl enable"),
     ],
 )
-def test_what_a_machine_lacks_is_named_with_what_to_do(
-    second: Told | None, backend: Backend, words: str, advice: str
+def test_missing_host_requirement_is_reported_with_advice(
+    second: HostReport | None, backend: Backend, words: str, advice: str
 ) -> None:
     [(said, what)] = told(second, backend, "Permission denied").items()
     assert words in said
@@ -57,12 +59,12 @@ def test_a_hostfile_that_cannot_be_used_is_all_there_is_to_say() -> None:
     [finding] = examine(FILE, Hosts([HERE, Host("mac-2")]), "ring", [])
     assert (finding.verdict, finding.told) == (
         Verdict.WRONG,
-        "hosts.json: no `ips` of mac-2, which a ring needs",
+        "hosts.json: `ips` is missing for mac-2; the ring backend requires it",
     )
 
 
 def test_a_ring_beyond_this_machine_is_said_to_have_no_key() -> None:
-    findings = examine(FILE, HOSTS, "ring", [Asked(HERE, WELL), Asked(THERE, WELL)])
+    findings = examine(FILE, HOSTS, "ring", [HostAnswer(HERE, WELL), HostAnswer(READY, WELL)])
     assert [f.about for f in findings if f.verdict is Verdict.NOTE] == ["ring"]
 
 
@@ -71,7 +73,7 @@ def test_machines_are_asked_here_and_over_ssh(tmp_path: Path, monkeypatch: pytes
     ssh.write_text(STAND_IN)
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    here, there, lost = ask(Hosts([HERE, THERE, Host("mac-3", python="/no/python")]), str(tmp_path))
+    here, there, lost = ask(Hosts([HERE, READY, Host("mac-3", python="/no/python")]), str(tmp_path))
     assert here.told is not None
     assert here.told.versions["mlx"]
     assert not here.told.model
@@ -90,3 +92,14 @@ def test_the_command_says_so_and_its_status_does(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["doctor", "--hosts", str(file), "--model", str(tmp_path)])
     assert wrong.exit_code == 1
     assert "no such model" in wrong.output
+
+
+def test_a_machine_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text(f"#!{sys.executable}\nimport threading\nthreading.Event().wait()\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(hosts_module, "ANSWER_S_MAX", 0.05)
+    [asked] = ask(Hosts([Host("127.0.0.1", ["10.0.0.1"], [None], python=str(hangs))]), "")
+    assert (asked.told, asked.why) == (None, "no answer within 0.05 s")

@@ -1,4 +1,4 @@
-"""What fits: memory and models."""
+"""Suggested models by available memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.machine.memory import Memory, look, usable_of_mac
-from deploy.machine.suggestions import CONTEXT_WANTED, SUGGESTIONS, context_that_fits, that_fit
+from deploy.machine.memory import MachineMemory, read_memory, usable_of_mac
+from deploy.machine.suggestions import CONTEXT_WANTED, SUGGESTIONS, context_that_fits, models_that_fit
 from protocol.naming import is_folder
 
 GB = 10**9
@@ -18,15 +18,17 @@ GIB = 2**30
 
 
 @given(st.integers(0, 200 * GB))
-def test_what_is_suggested_fits_with_its_context(room: int) -> None:
-    for suggestion, context in that_fit(room):
+def test_suggested_models_fit_into_memory_with_their_context(room: int) -> None:
+    for suggestion, context in models_that_fit(room):
         assert CONTEXT_WANTED <= context <= suggestion.context_length
         assert suggestion.weight_bytes + context * suggestion.token_bytes <= room
 
 
 @given(st.integers(0, 100 * GB), st.integers(0, 100 * GB))
 def test_more_memory_never_means_less(room: int, more: int) -> None:
-    before, after = ({each.id: context for each, context in that_fit(size)} for size in (room, room + more))
+    before, after = (
+        {each.id: context for each, context in models_that_fit(size)} for size in (room, room + more)
+    )
     assert before.keys() <= after.keys()
     assert all(context <= after[id] for id, context in before.items())
 
@@ -41,8 +43,8 @@ def test_more_memory_never_means_less(room: int, more: int) -> None:
     ],
 )
 def test_macs_are_suggested_the_largest_that_leaves_room_to_talk(machine: int, id: str) -> None:
-    memory = Memory(machine, machine, usable_of_mac(machine, None))
-    assert that_fit(memory.for_model)[0][0].id == id
+    memory = MachineMemory(machine, machine, usable_of_mac(machine, None))
+    assert models_that_fit(memory.for_model)[0][0].id == id
 
 
 def test_the_largest_comes_first_and_each_is_an_id() -> None:
@@ -59,11 +61,11 @@ def test_a_limit_that_somebody_has_set_counts_and_no_more_than_there_is() -> Non
 
 
 def test_this_machine_has_memory() -> None:
-    memory = look()
+    memory = read_memory()
     assert 0 < memory.for_model < memory.usable <= memory.total
 
 
-# --- docs/mac.md tells the same --------------------------------------------------------------------
+# --- docs/mac.md agrees ----------------------------------------------------------------------------
 
 MAC = (Path(__file__).resolve().parents[3] / "docs" / "mac.md").read_text()
 SHOWN = re.findall(
@@ -87,8 +89,8 @@ def test_the_contexts_that_fit_are_as_the_page_about_macs_has_them(row: tuple[st
     gigabytes, raised, room, contexts = row
     total = int(gigabytes) * GIB
     limit = total * 85 // 100 // 2**20 * 2**20 if raised else None
-    memory = Memory(total, total, usable_of_mac(total, limit), limit)
-    fitting = dict(that_fit(memory.for_model))
+    memory = MachineMemory(total, total, usable_of_mac(total, limit), limit)
+    fitting = dict(models_that_fit(memory.for_model))
     found = [fitting.get(BY_NAME[name]) for name, *_ in SHOWN]
     assert f"{memory.for_model / GB:.1f}" == room
     assert " | ".join("–" if each is None else f"{each:,}" for each in found) == contexts

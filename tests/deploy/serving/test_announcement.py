@@ -1,4 +1,4 @@
-"""The first line of `serve`."""
+"""First line printed by `serve`."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def test_of_several_it_says_what_is_loaded_first_and_what_when_asked_for(tmp_pat
         ServedModel(name="c", model="org/never-fetched-model", resident=True),
     ]
     line = announcement(URL, models)
-    assert line == (f"opening {URL}/v1, loading b (2.5 GB), c (not on this machine yet); when asked for: a")
+    assert line == (f"opening {URL}/v1, loading b (2.5 GB), c (not downloaded yet); on demand: a")

@@ -1,4 +1,4 @@
-"""Where clients find a `serve` that is told the same."""
+"""Endpoint that clients derive from the same settings as `serve`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_keys_come_from_the_variable_and_from_the_file(tmp_path: Path) -> None:
     assert clients.keys([], environ) == ["a", "filed", "other"]
 
 
-def test_what_the_file_says_to_the_gateway_alone_counts_too(tmp_path: Path) -> None:
+def test_api_keys_of_the_gateway_section_are_used(tmp_path: Path) -> None:
     keys = private(tmp_path / "keys", "filed\n")
     file = config(tmp_path, f"[gateway]\napi_keys = ['a', 'b']\napi_keys_file = '{keys}'\n")
     assert clients.keys([file], {}) == ["a", "b", "filed"]
@@ -73,5 +73,5 @@ def test_a_file_of_keys_that_others_can_read_is_not_read(tmp_path: Path) -> None
 
 
 def test_keys_at_hand_are_those_of_the_variable(tmp_path: Path) -> None:
-    assert clients.keys_at_hand({"ROUNDHOUSE_API_KEYS": " a,b,"}) == ["a", "b"]
-    assert clients.keys_at_hand({}) == []
+    assert clients.existing_keys({"ROUNDHOUSE_API_KEYS": " a,b,"}) == ["a", "b"]
+    assert clients.existing_keys({}) == []

@@ -1,4 +1,4 @@
-"""Which models `serve` is told to serve, what they are called, and what they take."""
+"""Models that `serve` runs: selection, names and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deploy.serving.settings import ServeSettings
 from deploy.supervisor.models import ServedModel, Setting
 from protocol import settings
 from protocol.settings import SettingsError
-from protocol.workersettings import WorkerSettings
+from protocol.worker_settings import WorkerSettings
 from tests.deploy.weights import weights
 
 
@@ -62,7 +62,7 @@ def test_a_folder_whose_name_has_an_equals_sign_is_a_folder(
     assert found(("a=b",), None) == [ServedModel(name="a=b", model="a=b")]
 
 
-def test_those_named_come_before_those_of_the_file_and_win_over_them(tmp_path: Path) -> None:
+def test_command_line_models_precede_and_override_those_of_the_file(tmp_path: Path) -> None:
     file = config(
         tmp_path, '[models.a]\nmodel = "org/a"\naliases = ["x"]\nmax_running = 2\n[models.b]\nresident = true'
     )
@@ -84,8 +84,8 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
         f"[models.a] aliases: Expected `array`, got `str` (from {file})",
         f"[models.b] resident: Expected `bool`, got `int` (from {file})",
         f"[models.f] max_running: Expected `int`, got `array` (from {file})",
-        "model 'e]': not a name",
-        "model 'd': the name of two",
+        "model 'e]': invalid name",
+        "model 'd': duplicate name",
     ]
 
 
@@ -107,7 +107,7 @@ def test_of_each_table_names_come_first_with_what_may_be_meant(tmp_path: Path) -
 
 def test_models_that_are_no_tables_are_refused(tmp_path: Path) -> None:
     file = config(tmp_path, 'models = "a"')
-    assert wrong(file) == [f"{file}: models must be tables, as [models.NAME]"]
+    assert wrong(file) == [f"{file}: models must be tables like [models.NAME]"]
     file = config(tmp_path, 'models.a = "b"')
     assert wrong(file) == [f"[models.a]: must be a table (from {file})"]
 
@@ -178,4 +178,4 @@ def test_replicas_take_their_weights_each_and_share_the_budget(tmp_path: Path) -
     assert "--memory-budget=100" in worker_flags(ServeSettings(memory_budget=300), model, several=False)
     alone = ServedModel(name="a", model=model.model)
     assert memory_budget(None, [alone]) is None
-    assert memory_budget(None, [model]) is not None, "each would take what there is"
+    assert memory_budget(None, [model]) is not None, "without a budget each replica would use all memory"

@@ -1,4 +1,4 @@
-"""Whether a port is free."""
+"""Check for a free port."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from deploy.serving import ports as ports_module
 from deploy.serving.ports import PortError, check
 from tests.ports import free_port
 
@@ -18,9 +19,9 @@ def test_a_free_port_is_none_to_talk_about() -> None:
 
 
 def test_a_taken_one_is_said_with_one_that_is_free() -> None:
-    port = free_port()  # not the kernel's: those beside it go to anybody's connections
+    port = free_port()  # not an ephemeral port: its neighbours may be in use
     with socket.create_server((HERE, port)):
-        with pytest.raises(PortError, match=f"port {port} is taken by another program") as caught:
+        with pytest.raises(PortError, match=f"port {port} is in use by another program") as caught:
             check(HERE, port, {})
         found = re.search(r"--port (\d+), which is free", str(caught.value))
         assert found
@@ -34,6 +35,14 @@ def test_a_port_that_a_service_manager_keeps_for_us_is_ours() -> None:
         check(HERE, kept.getsockname()[1], {"LISTEN_FDS": "1"})
 
 
-def test_what_is_wrong_with_an_address_the_gateway_says() -> None:
+def test_port_check_leaves_invalid_addresses_to_the_gateway() -> None:
     check("no such host", free_port(), {})
     check("203.0.113.1", free_port(), {})
+
+
+def test_silent_listener_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports_module, "ANSWER_S_MAX", 0.05)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        assert not ports_module.is_ours("127.0.0.1", silent.getsockname()[1])

@@ -1,22 +1,23 @@
-"""What `serve` runs, out of flags, variables and the TOML file: what each child is told."""
+"""Processes of `serve` and their flags, from flags, variables and the TOML file."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import msgspec
 import pytest
 
-from broker.config import GatewaySettings
 from deploy.serving import serve
-from deploy.serving.commandlines import GATEWAY_FLAGS, WORKER_FLAGS, python_module
+from deploy.serving.commandlines import python_module
 from deploy.serving.models import SPARE_BYTES
-from deploy.serving.settings import ServeSettings
+from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
 from protocol import settings
+from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
 from protocol.sockets import EndpointError
-from protocol.workersettings import WorkerSettings
+from protocol.worker_settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,7 +28,7 @@ SWITCHES = ("insecure_no_keys", "inspect", "keep_awake", "keyless_metrics", "log
 
 
 def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:
-    """What each child is told after `-m package`."""
+    """Return the arguments of each child after `-m package`."""
     _, children = serve.read(argv, environ or {})
     told = {}
     for child in children:
@@ -64,7 +65,7 @@ def test_each_child_gets_the_flags_that_are_its_own() -> None:
 
 
 def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
-    """Some value of a setting, on a command line."""
+    """Return a valid command-line value of a setting."""
     match kind:
         case msgspec.inspect.Metadata(inner):
             return a_value_for(name, inner)
@@ -82,6 +83,21 @@ def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
             return "https://a,https://b"
         case _:
             return f"/some/{name}"
+
+
+def test_what_serve_declares_of_a_childs_settings_has_the_childs_type() -> None:
+    own, *_ = ServeSettings.__bases__
+    children = get_type_hints(GatewaySettings) | get_type_hints(WorkerSettings)
+    declared = {
+        name: hint
+        for name, hint in get_type_hints(own).items()
+        if name in {"api_keys", *GATEWAY_FLAGS, *WORKER_FLAGS}
+    }
+    assert {"port", "hosts"} <= declared.keys()
+    for name, hint in declared.items():
+        assert hint == (children[name] if getattr(ServeSettings(), name) == () else children[name] | None), (
+            name
+        )
 
 
 def test_everything_that_serve_is_told_for_others_reaches_them(tmp_path: Path) -> None:
@@ -167,10 +183,10 @@ resident = true
     assert pocket.model is not None
     assert (small.model.aliases, small.model.resident) == (("gpt-4o-mini",), False)
     assert pocket.model.resident
-    # The last of two flags counts.
+    # Of two equal flags, the last one is used.
     assert small.argv[-3:] == ["--max-running=4", f"--memory-budget={2**30 - SPARE_BYTES}", "--max-running=8"]
 
-    # Said outright, so that no variable and no [worker] table makes it another model.
+    # Set explicitly, so that no variable or [worker] table selects another model.
     assert "--model=" in pocket.argv
 
 
@@ -208,7 +224,7 @@ def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str,
     assert not any("rh-" in word for child in (gateway, worker) for word in child.argv)
 
 
-def test_who_may_come_in_is_for_the_gateway_and_curve_keys_are_for_both(tmp_path: Path) -> None:
+def test_access_flags_go_to_the_gateway_and_curve_keys_to_both(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     argv = ["--api-keys-file", str(file), "--max-per-key=2", "--queue-timeout=9", "--max-connections=10"]
     told = flags([*argv, "--cors-origin=https://a", "--cors-origin=https://b", "--curve-keys=/curve"])
@@ -275,7 +291,7 @@ def refused(argv: list[str], environ: dict[str, str] | None = None) -> list[str]
     return str(caught.value).splitlines()
 
 
-def test_what_is_wrong_with_serve_its_models_and_the_workers_section_is_one_message(tmp_path: Path) -> None:
+def test_errors_of_serve_models_and_worker_sections_are_one_message(tmp_path: Path) -> None:
     text = """
 [serve]
 max_runing = 1
@@ -289,19 +305,19 @@ prefill_tokens = 0
     file = config(tmp_path, text)
     assert refused(["--config", file, "--port=x"]) == [
         f"{file}: unknown key max_runing in [serve]; did you mean max_running?",
-        "port: Expected `int | null`, got `str` (from --port)",
+        "port: Expected `int`, got `str` (from --port)",
         f"[models.small] max_runing: unknown key; did you mean max_running? (from {file})",
         f"[models.large] prefill_tokens: Expected `int` >= 1 (from {file})",
         f"{file}: unknown key prefil_tokens in [worker]; did you mean prefill_tokens?",
     ]
 
 
-def test_what_only_a_worker_would_refuse_is_refused_before_it_starts_and_once(tmp_path: Path) -> None:
+def test_invalid_worker_settings_are_reported_once_before_start(tmp_path: Path) -> None:
     text = "[worker]\nprefill_tokens = 0\n[models.a]\nmax_runing = 1\n[models.b]\n[models.c]\n"
     file = config(tmp_path, text)
     assert refused(["--config", file, "--max-running=5000"], {"ROUNDHOUSE_INTER_TOKEN_TARGET": "0"}) == [
-        f"[models.a] max_runing: unknown key; did you mean max_running? (from {file})",
         "max_running: Expected `int` <= 4096 (from --max-running)",
+        f"[models.a] max_runing: unknown key; did you mean max_running? (from {file})",
         "inter_token_target: Expected `float` > 0.0 (from ROUNDHOUSE_INTER_TOKEN_TARGET)",
         f"prefill_tokens: Expected `int` >= 1 (from {file} [worker])",
     ]
@@ -319,7 +335,7 @@ def test_a_wrong_value_in_the_workers_section_does_no_harm_where_each_model_has_
     ("argv", "said"),
     [
         (["--config"], "argument --config: expected one argument"),
-        (["--config=no-such-file"], "no-such-file: there is no such file or folder"),
+        (["--config=no-such-file"], "no-such-file: no such file or folder"),
     ],
 )
 def test_a_file_that_is_not_there_is_said_once(argv: list[str], said: str) -> None:
@@ -333,7 +349,7 @@ def test_a_runtime_folder_that_others_can_enter_is_refused(runtime_folder: Path)
         serve.read([], {})
 
 
-def test_somebody_elses_worker_in_the_current_folder_is_not_ours(
+def test_foreign_worker_module_in_the_current_folder_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

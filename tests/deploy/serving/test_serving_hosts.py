@@ -1,4 +1,4 @@
-"""What `serve` is told of several machines, what it tells the workers, and what it refuses."""
+"""Settings of `serve` for several machines: validation, and flags of the workers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import GatewaySettings
 from deploy.serving import serve
-from deploy.serving.hosts import FAILOVER_TIMEOUT_S
 from deploy.supervisor.child import Child
-from deploy.supervisor.models import parted
+from deploy.supervisor.models import split_models
 from protocol.settings import SettingsError
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
@@ -84,7 +82,7 @@ def test_plans_follow_one_another_in_the_order_in_which_they_are_named(tmp_path:
     ],
 )
 def test_a_plan_is_a_model_hosts_or_both(word: str, named: tuple[str | None, str | None]) -> None:
-    assert parted(word) == named
+    assert split_models(word) == named
 
 
 def test_the_hostfile_of_each_plan_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
@@ -95,7 +93,6 @@ def test_the_hostfile_of_each_plan_is_looked_at_before_anything_starts(tmp_path:
 
 def test_streams_are_still_there_when_the_last_plan_takes_over(tmp_path: Path) -> None:
     file = f"--hosts={hostfile(tmp_path)}"
-    assert GatewaySettings().failover_timeout_s == FAILOVER_TIMEOUT_S
     alone = worker("--model=m", file, "--fallback=small")
     assert alone.fallback_after_s == 60
     patient = worker("--model=m", file, "--fallback=small", "--fallback=less", "--failover-timeout=600")
@@ -127,18 +124,18 @@ def test_the_file_says_it_of_each_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "flags", "why"),
     [
-        ([], [], "names 0 hosts"),
+        ([], [], "lists 0 hosts"),
         ([{"ips": ["10.0.0.1"]}] * 2, [], "ssh"),
-        ([{"ssh": "a"}, {"ssh": "b"}], [], "no `ips` of a, b"),
+        ([{"ssh": "a"}, {"ssh": "b"}], [], "`ips` is missing for a, b"),
         (
             [{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b"}],
             ["--backend=jaccl"],
-            "`rdma` of a names 0 devices",
+            "`rdma` of a lists 0 devices",
         ),
         (
             [{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [None, None]}, {"ssh": "b", "rdma": ["x", None]}],
             ["--backend=jaccl"],
-            "`rdma` of a names no device towards b",
+            "`rdma` of a has no device for b",
         ),
     ],
 )
@@ -152,5 +149,5 @@ def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_starts(
 
 
 def test_of_several_models_hosts_are_said_of_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"hosts: of several models, say it of one"):
+    with pytest.raises(SettingsError, match=r"hosts: with several models, set it for one"):
         worker("--model=a", "--model=b", f"--hosts={hostfile(tmp_path)}")

@@ -1,4 +1,4 @@
-"""Hands a listening socket to a process as sd_listen_fds(3) has it."""
+"""Socket handover to a process, as in sd_listen_fds(3)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-# Only the process itself knows its id beforehand: so it sets the variables, and becomes the command.
+# LISTEN_PID must be the process's own pid: so the process sets the variables, then executes the command.
 _TAKE = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -16,12 +16,12 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def handing_over(listener: socket.socket, command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` with the socket; for `Popen` with it in `pass_fds`."""
+    """Return a command line that runs `command` with the socket, for `Popen` with `pass_fds`."""
     return [sys.executable, "-S", "-c", _TAKE, str(listener.fileno()), *command]
 
 
 def listening(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A socket that a service manager would keep."""
+    """Return a listening socket, as a service manager would create it."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))

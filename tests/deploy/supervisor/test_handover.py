@@ -1,4 +1,4 @@
-"""A listening socket outlives the gateway that serves on it: who connects meanwhile waits and is answered."""
+"""Socket handover between gateways: clients that connect meanwhile wait and are answered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def start(listener: socket.socket, tmp_path: Path) -> Iterator[Start]:
-    """Starts gateways with a socket handed over, gone when the test is over."""
+    """Function that starts gateways with an inherited socket, killed after the test."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def begin(handed: socket.socket = listener, port: int = 1) -> subprocess.Popen[bytes]:
@@ -55,7 +55,7 @@ def healthy(listener: socket.socket) -> bool:
 
 
 def answer(client: socket.socket) -> bytes:
-    """All that comes until the connection is closed."""
+    """Read until the connection is closed."""
     chunks = iter(lambda: client.recv(65536), b"")
     return b"".join(chunks)
 
@@ -88,12 +88,12 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_who_has_just_connected_to_a_gateway_that_stops_is_still_answered(tmp_path: Path) -> None:
+def test_new_connection_to_a_stopping_gateway_is_answered(tmp_path: Path) -> None:
     with (
         running_system(tmp_path) as system,
         socket.create_connection(("127.0.0.1", system.port), timeout=STOP_S_MAX) as client,
     ):
-        system.wait_for("/health")  # so it has come to those who connected later
+        system.wait_for("/health")  # later connections, as that of `client`, are accepted too
         system.http.close()
         system.gateway.kill(signal.SIGTERM)
         eventually(lambda: refuses(system.port), within_s=STOP_S_MAX, what="the gateway stops listening")
@@ -113,10 +113,10 @@ def test_where_it_really_listens_is_what_it_says(
 def test_a_socket_that_does_not_listen_is_refused_for_good(start: Start, tmp_path: Path) -> None:
     with socket.socket() as deaf:
         assert start(deaf).wait(START_S_MAX) == 78
-    assert "descriptor 3 does not listen" in (tmp_path / "gateway.log").read_text()
+    assert "descriptor 3 is not a listening TCP socket" in (tmp_path / "gateway.log").read_text()
 
 
-def test_what_was_meant_for_another_process_is_left_alone() -> None:
+def test_sockets_for_another_process_are_ignored() -> None:
     told = {"LISTEN_PID": str(os.getpid() + 1), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "x", "OTHER": "y"}
     assert take_over(told, os.getpid()) == []
     assert told == {"OTHER": "y"}

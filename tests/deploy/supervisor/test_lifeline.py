@@ -1,4 +1,4 @@
-"""A child ends with its supervisor, also when that one has no chance to tell it."""
+"""Lifeline: a child ends with its supervisor, even if the supervisor is killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from tests.deploy.supervisor.told import Begin, Supervise
+from tests.deploy.supervisor.process_output import Begin, Supervise
 
 FOLLOWS = """
 import os, signal, time
@@ -58,7 +58,7 @@ def test_a_process_without_a_supervisor_follows_nobody(begin: Begin) -> None:
     assert told.wait() == 0
 
 
-def test_what_a_child_starts_itself_inherits_neither_the_lifeline_nor_its_number() -> None:
+def test_grandchild_inherits_neither_the_lifeline_nor_its_variable() -> None:
     grandchild = """
 import os, sys
 print("ROUNDHOUSE_LIFELINE_FD" in os.environ, os.path.exists("/dev/fd/" + sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What models take, as far as their files tell."""
+"""Memory estimates of models from their files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deploy.supervisor.models import ServedModel
 from tests.deploy.weights import weights
 
 
-def test_what_a_model_takes_is_the_size_of_its_weight_files(tmp_path: Path) -> None:
+def test_model_memory_is_the_size_of_its_weight_files(tmp_path: Path) -> None:
     folder = weights(tmp_path / "two", 1000, 500)
     (tmp_path / "two" / "other.safetensors").write_bytes(b"x" * 9)
     assert weight_bytes(folder) == 1500
@@ -26,7 +26,7 @@ def test_what_a_model_takes_is_the_size_of_its_weight_files(tmp_path: Path) -> N
     assert embedded > 10**5
 
 
-def test_what_a_repository_takes_is_known_once_it_is_here(
+def test_repository_memory_is_available_after_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = tmp_path / "models--org--a" / "snapshots" / "0123"

@@ -1,4 +1,4 @@
-"""Which of the models a supervisor starts with."""
+"""Models that are loaded when the supervisor starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the supervisor decides about children that run on demand, and about swaps, without processes."""
+"""Supervisor policy for children on demand and for swaps, without processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Collection
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.supervisor.children import State, other_name
+from deploy.supervisor.children import ChildState, other_name
 from deploy.supervisor.events import (
     Decision,
     Died,
     Event,
     Idle,
     Kill,
+    ModelsWanted,
     ReloadAsked,
     Reloaded,
     Report,
@@ -21,7 +22,6 @@ from deploy.supervisor.events import (
     Start,
     StopAsked,
     Terminate,
-    Wanted,
 )
 from deploy.supervisor.lifecycle import FAILED_S, LEAVE_S_MAX, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
@@ -32,7 +32,7 @@ SWAP_AFTER = ReloadAsked("a", beside=False, swap=True)
 
 
 def lifecycle(*wanted: str, deaths_max: int = 10) -> Lifecycle:
-    """A gateway, and two workers that run on demand."""
+    """Return the policy of a gateway and two workers on demand."""
     limits = RestartLimits(deaths_max=deaths_max)
     return Lifecycle(
         ["gateway", "a", "b"],
@@ -47,7 +47,7 @@ def lifecycle(*wanted: str, deaths_max: int = 10) -> Lifecycle:
 
 
 def running(*events: Event) -> Lifecycle:
-    """With the first worker, after these events."""
+    """Return the policy with the first worker started, after these events."""
     children = lifecycle("a")
     children.handle(None, 0.0)
     for event in events:
@@ -55,8 +55,8 @@ def running(*events: Event) -> Lifecycle:
     return children
 
 
-def want(*names: str) -> Wanted:
-    return Wanted(frozenset(names))
+def want(*names: str) -> ModelsWanted:
+    return ModelsWanted(frozenset(names))
 
 
 def deeds(decisions: Collection[Decision]) -> list[Decision]:
@@ -70,7 +70,7 @@ def test_only_what_is_wanted_starts() -> None:
     assert children.wake_at() is None
 
 
-def test_one_that_is_wanted_starts_and_one_that_is_not_ends() -> None:
+def test_wanted_model_starts_and_unwanted_model_ends() -> None:
     children = running()
     assert deeds(children.handle(want("b"), 1.0)) == [Terminate("a"), Start("b")]
     assert children.stage("a") == "ending"
@@ -80,20 +80,20 @@ def test_one_that_is_wanted_starts_and_one_that_is_not_ends() -> None:
     assert deeds(children.handle(want("a", "b"), 3.0)) == [Start("a")]
 
 
-def test_one_that_is_wanted_again_while_it_ends_starts_when_it_has() -> None:
+def test_ending_model_that_is_wanted_again_restarts_after_its_exit() -> None:
     children = running(want())
     assert deeds(children.handle(want("a"), 2.0)) == []
     assert deeds(children.handle(Died("a", 1, 0), 3.0)) == [Start("a")]
 
 
-def test_one_that_died_is_not_started_again_if_it_is_not_wanted() -> None:
+def test_crashed_model_is_not_restarted_if_unwanted() -> None:
     children = running(Died("a", 1, -9))
     assert children.stage("a") == "running"
     assert deeds(children.handle(want(), 1.1)) == []
     assert (children.stage("a"), children.wake_at()) == ("parked", None)
 
 
-def test_one_that_cannot_be_loaded_is_left_alone_for_a_while_and_the_others_run_on() -> None:
+def test_unloadable_model_pauses_while_other_models_run() -> None:
     children = running()
     decisions = children.handle(Died("a", 1, 78), 1.0)
     assert deeds(decisions) == []
@@ -104,7 +104,7 @@ def test_one_that_cannot_be_loaded_is_left_alone_for_a_while_and_the_others_run_
     assert children.status is None
 
 
-def test_one_that_dies_too_often_is_left_alone_and_the_others_run_on() -> None:
+def test_crash_looping_model_fails_while_other_models_run() -> None:
     children = lifecycle("a", "b", deaths_max=1)
     children.handle(None, 0.0)
     children.handle(Died("b", 2, -9), 1.0)
@@ -120,10 +120,10 @@ def test_the_gateways_failure_still_stops_everything() -> None:
     assert deeds(children.handle(Died("gateway", 1, 78), 1.0)) == [Terminate("a")]
     children.handle(Died("a", 2, 0), 2.0)
     assert children.status == 78
-    assert set(children.states().values()) == {State.GONE}
+    assert set(children.states().values()) == {ChildState.GONE}
 
 
-def test_one_that_is_reloaded_does_not_end_before_that_is_over() -> None:
+def test_unwanted_model_ends_only_after_its_reload() -> None:
     children = running(ReloadAsked("a", beside=True))
     assert deeds(children.handle(want(), 2.0)) == []
     assert deeds(children.handle(Serving("a-2"), 3.0)) == [Terminate("a")]
@@ -136,7 +136,7 @@ def test_one_that_is_reloaded_does_not_end_before_that_is_over() -> None:
     assert deeds(children.handle(want("a"), 6.0)) == [Start("a-2")]
 
 
-def test_what_does_not_run_is_new_when_it_starts() -> None:
+def test_reload_of_a_stopped_model_starts_it() -> None:
     children = running(Died("a", 1, 78))
     done, start = deeds(children.handle(ReloadAsked("a", beside=True), 2.0))
     assert isinstance(done, Reloaded)
@@ -159,16 +159,20 @@ def test_the_old_one_is_leaving_until_it_has_nothing_to_do() -> None:
     assert deeds(children.handle(Died("a", 1, 0), 5.0)) == [Reloaded(True, "a-2 has taken over from a")]
 
 
-def test_one_that_does_not_get_done_is_told_to_end_at_last() -> None:
+def test_leaving_model_is_terminated_after_the_timeout() -> None:
     children = running(SWAP, Serving("a-2"))
     assert children.wake_at() == 1.0 + LEAVE_S_MAX
     assert deeds(children.handle(None, 1.0 + LEAVE_S_MAX)) == [Terminate("a")]
 
 
-def test_one_that_dies_while_it_is_leaving_is_not_started_again() -> None:
+def test_model_that_crashes_while_leaving_is_not_restarted() -> None:
     children = running(SWAP, Serving("a-2"))
     assert deeds(children.handle(Died("a", 1, -9), 2.0)) == [Reloaded(True, "a-2 has taken over from a")]
-    assert children.states() == {"gateway": State.RUNNING, "b": State.PARKED, "a-2": State.RUNNING}
+    assert children.states() == {
+        "gateway": ChildState.RUNNING,
+        "b": ChildState.PARKED,
+        "a-2": ChildState.RUNNING,
+    }
 
 
 def test_without_room_the_old_one_ends_its_requests_first() -> None:
@@ -177,7 +181,7 @@ def test_without_room_the_old_one_ends_its_requests_first() -> None:
     assert deeds(children.handle(Serving("a"), 2.0)) == []
     assert deeds(children.handle(Idle("a"), 3.0)) == [Terminate("a")]
     assert deeds(children.handle(Died("a", 1, 0), 4.0)) == [Start("a")]
-    assert deeds(children.handle(Serving("a"), 5.0)) == [Reloaded(True, "a ended, and runs anew")]
+    assert deeds(children.handle(Serving("a"), 5.0)) == [Reloaded(True, "a was stopped and started again")]
 
 
 def test_a_successor_that_fails_without_room_gives_its_place_back() -> None:
@@ -188,7 +192,7 @@ def test_a_successor_that_fails_without_room_gives_its_place_back() -> None:
     assert start == Start("a")
 
 
-def test_one_that_does_not_get_ready_in_time_gives_its_place_back_even_where_there_is_one_model() -> None:
+def test_replacement_not_ready_in_time_is_terminated_and_the_old_model_restarts() -> None:
     children = Lifecycle(
         ["gateway", "a"],
         RestartPolicy(RestartLimits()),
@@ -205,7 +209,7 @@ def test_one_that_does_not_get_ready_in_time_gives_its_place_back_even_where_the
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever is wanted, reloaded and swapped, and whoever dies."""
+    """Stateful test: any order of wanted models, reloads, swaps and crashes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,7 +285,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def it_knows_who_runs(self) -> None:
         states = self.children.states()
-        alive = State.RUNNING, State.ENDING, State.KILLED
+        alive = ChildState.RUNNING, ChildState.ENDING, ChildState.KILLED
         assert {name for name, state in states.items() if state in alive} <= self.alive
         assert {"gateway"} < states.keys()
         for child in ("a", "b"):
@@ -297,12 +301,12 @@ class AnyHistory(RuleBasedStateMachine):
             assert stage != "parked" or self.children.wake_at() is not None or self.unsettled(child)
 
     def unsettled(self, child: str) -> bool:
-        """What is decided at the next look."""
+        """Return whether a child without a wake-up time is started at the next tick."""
         self.feed(None)
         return self.children.stage(child) != "parked"
 
     def teardown(self) -> None:
-        """From wherever the history led, a stop comes to an end with nobody's help but time."""
+        """Check that a stop completes from any state, by the passage of time alone."""
         self.feed(StopAsked("SIGTERM"))
         self.stopping = True
         for _ in range(20):

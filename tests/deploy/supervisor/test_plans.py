@@ -1,15 +1,15 @@
-"""By which of its plans a child is run, and what a reload brings."""
+"""Plans of a child: the one it runs by, and the effect of a reload."""
 
 from __future__ import annotations
 
 from deploy.supervisor.child import Child
 from deploy.supervisor.events import ReloadAsked
 from deploy.supervisor.models import ServedModel, plans
-from deploy.supervisor.reloading import Order, Reloads
+from deploy.supervisor.reloading import ReloadOrder, Reloads
 
 
 def chain(*fallback: str) -> Child:
-    """A worker with these plans behind its first."""
+    """Return a worker with these fallback plans."""
     model = ServedModel(name="big", model="big", fallback=fallback)
     child: Child | None = None
     for each in reversed([model, *plans(model)]):
@@ -30,7 +30,7 @@ def runs(made: Reloads) -> str | None:
 
 
 def reloaded(made: Reloads, *, done: bool, swap_for: str | None = None) -> ReloadAsked:
-    assert made.begin(Order(swap_for=swap_for), ["worker"]) is None
+    assert made.begin(ReloadOrder(swap_for=swap_for), ["worker"]) is None
     asked = made.ask("worker", runs=True, beside=False)
     assert made.ended(done, "") == (done, "")
     return asked

@@ -1,11 +1,11 @@
-"""What the supervisor decides about a reload, without processes."""
+"""Supervisor policy for reloads, without processes."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.supervisor.children import KILL_WAIT_S_MAX, State, other_name
+from deploy.supervisor.children import KILL_WAIT_S_MAX, ChildState, other_name
 from deploy.supervisor.events import (
     Decision,
     Died,
@@ -28,7 +28,7 @@ BESIDE, AFTER = ReloadAsked("worker", beside=True), ReloadAsked("worker", beside
 
 
 def lifecycle(deaths_max: int = 10) -> Lifecycle:
-    """The gateway and the worker."""
+    """Return the policy of a gateway and a worker."""
     return Lifecycle(
         ["gateway", "worker"],
         RestartPolicy(RestartLimits(deaths_max=deaths_max)),
@@ -67,7 +67,9 @@ def test_without_room_the_old_one_ends_first() -> None:
     assert deeds(children.handle(AFTER, 1.0)) == [Terminate("worker")]
     assert deeds(children.handle(Serving("worker"), 1.5)) == []
     assert deeds(children.handle(Died("worker", 1, 0), 2.0)) == [Start("worker")]
-    assert deeds(children.handle(Serving("worker"), 3.0)) == [Reloaded(True, "worker ended, and runs anew")]
+    assert deeds(children.handle(Serving("worker"), 3.0)) == [
+        Reloaded(True, "worker was stopped and started again")
+    ]
 
 
 def test_a_successor_that_dies_counts_as_no_death_and_changes_nothing() -> None:
@@ -76,7 +78,7 @@ def test_a_successor_that_dies_counts_as_no_death_and_changes_nothing() -> None:
         (failed,) = deeds(children.handle(death, 2.0))
         assert isinstance(failed, Reloaded)
         assert not failed.done
-        assert children.states() == {"gateway": State.RUNNING, "worker": State.RUNNING}
+        assert children.states() == {"gateway": ChildState.RUNNING, "worker": ChildState.RUNNING}
         assert children.wake_at() is None
 
 
@@ -86,7 +88,7 @@ def test_a_successor_that_takes_too_long_is_told_to_end() -> None:
     failed, told = deeds(children.handle(None, 1.0 + READY_S))
     assert failed == Reloaded(False, "worker-2 was not ready within 600 s")
     assert told == Terminate("worker-2")
-    assert deeds(children.handle(BESIDE, 602.0)) == [Reloaded(False, "a reload is under way")]
+    assert deeds(children.handle(BESIDE, 602.0)) == [Reloaded(False, "a reload is already in progress")]
     assert deeds(children.handle(Died("worker-2", 2, 0), 603.0)) == []
     assert deeds(children.handle(BESIDE, 604.0)) == [Start("worker-2")]
 
@@ -105,7 +107,7 @@ def test_the_new_one_takes_over_from_one_that_has_died_meanwhile() -> None:
     assert deeds(children.handle(Serving("worker-2"), 1.1)) == [
         Reloaded(True, "worker-2 has taken over from worker")
     ]
-    assert children.states() == {"gateway": State.RUNNING, "worker-2": State.RUNNING}
+    assert children.states() == {"gateway": ChildState.RUNNING, "worker-2": ChildState.RUNNING}
 
 
 def test_the_new_one_that_dies_once_it_served_is_started_again() -> None:
@@ -114,14 +116,14 @@ def test_the_new_one_that_dies_once_it_served_is_started_again() -> None:
     assert deeds(children.handle(None, 2.5)) == [Start("worker-2")]
 
 
-def test_who_does_not_run_is_not_reloaded() -> None:
+def test_stopped_worker_is_not_reloaded() -> None:
     (refused,) = deeds(running(Died("worker", 1, -9)).handle(BESIDE, 1.0))
     assert isinstance(refused, Reloaded)
     assert not refused.done
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever happens, in whatever order."""
+    """Stateful test: any events in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +143,7 @@ class AnyHistory(RuleBasedStateMachine):
             match decision:
                 case Start(name):
                     assert not self.stopping, "started during a stop"
-                    # One that outlives SIGKILL is left behind; its death is not told any more.
+                    # A process that survives SIGKILL is abandoned, and its end is not reported any more.
                     assert name not in self.alive or name in self.killed, "started twice"
                     self.alive.add(name)
                     self.killed.discard(name)
@@ -194,7 +196,7 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def it_knows_who_runs(self) -> None:
         states = self.children.states()
-        held = {name for name, state in states.items() if state not in (State.WAITING, State.GONE)}
+        held = {name for name, state in states.items() if state not in (ChildState.WAITING, ChildState.GONE)}
         assert held <= self.alive
         assert len(states) <= 3
 

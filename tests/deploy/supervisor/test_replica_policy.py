@@ -1,8 +1,8 @@
-"""Replicas: children that stand in for each other, each with deaths, delays and reloads of its own."""
+"""Replica policy: children that replace each other, each with its own crashes, delays and reloads."""
 
 from __future__ import annotations
 
-from deploy.supervisor.children import State
+from deploy.supervisor.children import ChildState
 from deploy.supervisor.events import (
     Decision,
     Died,
@@ -39,7 +39,7 @@ def deeds(decisions: list[Decision]) -> list[Decision]:
 
 
 def die(children: Lifecycle, name: str, now: float, *, times: int = 1, status: int = 1) -> float:
-    """So often, whenever it has been started again; the time by which it was not any more."""
+    """Let a child crash `times` times, after each restart. Return the time after the last crash."""
     for _ in range(times):
         children.handle(Died(name, 7, status), now)
         now += 20.0
@@ -47,11 +47,15 @@ def die(children: Lifecycle, name: str, now: float, *, times: int = 1, status: i
     return now
 
 
-def test_one_that_cannot_be_kept_alive_is_left_alone_while_the_other_one_serves() -> None:
+def test_crash_looping_replica_fails_while_the_other_serves() -> None:
     children = running()
     now = die(children, ONE, 1.0, times=LIMITS.deaths_max + 1)
     assert children.status is None
-    assert children.states() == {"gateway": State.RUNNING, ONE: State.FAILED, OTHER: State.RUNNING}
+    assert children.states() == {
+        "gateway": ChildState.RUNNING,
+        ONE: ChildState.FAILED,
+        OTHER: ChildState.RUNNING,
+    }
     assert children.stage(ONE, OTHER) == "running"
     assert children.wake_at() is not None
     assert deeds(children.handle(None, now + FAILED_S)) == [Start(ONE)]
@@ -82,7 +86,11 @@ def test_deaths_of_the_one_do_not_count_against_the_other() -> None:
     children = running()
     die(children, ONE, 1.0, times=LIMITS.deaths_max)
     die(children, OTHER, 2.0, times=LIMITS.deaths_max)
-    assert children.states() == {"gateway": State.RUNNING, ONE: State.RUNNING, OTHER: State.RUNNING}
+    assert children.states() == {
+        "gateway": ChildState.RUNNING,
+        ONE: ChildState.RUNNING,
+        OTHER: ChildState.RUNNING,
+    }
     ends = children.ends(ONE, OTHER)
     assert ends.count == 2 * LIMITS.deaths_max
     assert ends.last.startswith(OTHER)
@@ -97,9 +105,9 @@ def test_each_is_reloaded_by_itself_and_the_other_is_not_touched() -> None:
         ended = deeds(children.handle(Died(name, 7, 0), 3.0))
         assert ended == [Reloaded(True, f"{name}-2 has taken over from {name}")]
     assert children.states() == {
-        "gateway": State.RUNNING,
-        f"{ONE}-2": State.RUNNING,
-        f"{OTHER}-2": State.RUNNING,
+        "gateway": ChildState.RUNNING,
+        f"{ONE}-2": ChildState.RUNNING,
+        f"{OTHER}-2": ChildState.RUNNING,
     }
 
 

@@ -1,9 +1,10 @@
-"""What a child said of its end, and that what it says goes on to the log whole."""
+"""Stderr of a child: its last error line, and complete forwarding to the log."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import threading
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.supervisor.stderr import LINES_KEPT, WORDS_MAX, Stderr, last_words
-from tests.deploy.supervisor.told import Supervise
+from deploy.supervisor.stderr import LINES_KEPT, WORDS_MAX, Stderr, stderr_tail
+from tests.deploy.supervisor.process_output import Supervise
 
+WAIT_S = 10.0
 METAL = "libc++abi: terminating due to uncaught exception of type std::runtime_error: [METAL] Out of memory"
 TRACEBACK = [
     "Traceback (most recent call last):",
@@ -38,11 +40,11 @@ def record(level: str, message: str, **fields: str) -> str:
         (["roundhouse worker: port: wrong (from --port)"], "roundhouse worker: port: wrong (from --port)"),
         (["12:00:00 worker   critical: no step for 120 s"], "no step for 120 s"),
         ([record("critical", "no step for 120 s")], "no step for 120 s"),
-        # Stacks are no words.
+        # Stack dumps are ignored.
         (["12:00:00 worker   error: over", "Thread 0x7f (most recent call first):", '  File "x"'], "over"),
-        # An old trouble that it got over is not what it died of.
+        # An error followed by normal lines is not the cause of the end.
         (["12:00:00 worker   error: no space left", "12:00:09 worker   serving fake"], ""),
-        # The message of an exception may quote a prompt.
+        # Only the type of an exception, whose message may quote a prompt.
         ([*TRACEBACK, "ValueError: cannot tokenize 'my secret'"], "ValueError"),
         ([*TRACEBACK, "some.module.SyntaxError: my secret"], "some.module.SyntaxError"),
         (["12:00:00 worker   critical: it ended: KeyError('my secret')"], "it ended: KeyError"),
@@ -55,12 +57,12 @@ def record(level: str, message: str, **fields: str) -> str:
     ],
 )
 def test_the_last_words_are_the_last_line_that_tells_of_an_end(lines: list[str], words: str) -> None:
-    assert last_words(lines) == words
+    assert stderr_tail(lines) == words
 
 
 @given(st.lists(st.text(max_size=300), max_size=5))
 def test_last_words_are_one_short_printable_line_whatever_was_written(lines: list[str]) -> None:
-    words = last_words(lines)
+    words = stderr_tail(lines)
     assert words.isprintable()
     assert len(words) <= WORDS_MAX
 
@@ -68,7 +70,7 @@ def test_last_words_are_one_short_printable_line_whatever_was_written(lines: lis
 @given(st.lists(st.binary(max_size=50), max_size=20))
 def test_all_that_is_written_is_passed_on_in_order(chunks: list[bytes]) -> None:
     reader, writer = os.pipe()
-    stderr = Stderr("child", to=writer)
+    stderr = Stderr("child", to=writer, write_s_max=0.01)
     for chunk in chunks:
         os.write(stderr.writer, chunk)
     stderr.close()
@@ -91,11 +93,30 @@ def test_a_log_that_nobody_reads_any_more_does_not_hold_the_child_up() -> None:
     os.close(writer)
 
 
+def test_a_log_that_is_not_read_just_now_does_not_hold_the_child_up() -> None:
+    reader, writer = os.pipe()
+    stderr = Stderr("child", to=writer, write_s_max=0.01)
+    words: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def live() -> None:
+        for _ in range(2 * LINES_KEPT):
+            os.write(stderr.writer, b"x" * 4096 + b"\n")
+        os.write(stderr.writer, METAL.encode())
+        words.put(stderr.close())
+
+    threading.Thread(target=live, daemon=True).start()
+    try:
+        assert words.get(timeout=WAIT_S) == METAL
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
 def test_a_death_is_told_with_the_last_words(supervise: Supervise) -> None:
     script = f"import os, sys; print({METAL!r}, file=sys.stderr, flush=True); os.abort()"
     told = supervise(worker=script, limits={"deaths_max": 0})
     line = told.wait_line("worker (pid", "SIGABRT")
-    assert f"saying '{METAL}'" in line
+    assert f"last output '{METAL}'" in line
     assert told.lines.count(METAL) == 1
     assert told.wait() == 1
 
@@ -118,7 +139,7 @@ os._exit(3)
         os.kill(int(note.read_text()), signal.SIGKILL)
 
 
-def test_what_a_child_has_written_comes_before_the_line_about_its_death(supervise: Supervise) -> None:
+def test_child_stderr_precedes_the_report_of_its_exit(supervise: Supervise) -> None:
     script = f"import sys; sys.stderr.write('line\\n' * {10 * LINES_KEPT}); sys.exit(3)"
     told = supervise(worker=script, limits={"deaths_max": 0})
     told.wait_line("exited with status 3")

@@ -1,4 +1,4 @@
-"""The supervisor with real processes: what it starts again, how it stops, that it leaves nothing behind."""
+"""Supervisor with real processes: restarts, stops, and no process left behind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.deploy.supervisor.told import Begin, Supervise
+from tests.deploy.supervisor.process_output import Begin, Supervise
 
 SAY = """
 import os, signal, sys, time
 def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 """
-# `signal.pause` could miss a signal that comes just before it; waiting for it blocked cannot.
+# `signal.pause` could miss a signal that arrives just before it; `sigwait` on a blocked one cannot.
 UNTIL_TOLD = """
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
 say("{0} up", os.getpid())
@@ -27,12 +27,12 @@ say("{0} ended")
 
 
 def obedient(name: str, first: str = "") -> str:
-    """A child that says when it is up and when it was told to end."""
+    """Return a script that prints when it is up and when it gets SIGTERM."""
     return SAY + first + UNTIL_TOLD.format(name)
 
 
 def deaf(name: str) -> str:
-    """A child that does not listen to SIGTERM."""
+    """Return a script that ignores SIGTERM."""
     return SAY + (
         "signal.signal(signal.SIGTERM, lambda *_: say('no'))\n"
         f"say('{name} up', os.getpid())\n"
@@ -41,7 +41,7 @@ def deaf(name: str) -> str:
 
 
 def crashing(name: str, times: int, counter: Path) -> str:
-    """A child that dies as often as said, and then stays."""
+    """Return a script that kills itself on its first `times` starts, and then runs."""
     dies = f"""
 with open({str(counter)!r}, "a+") as file:
     file.seek(0)
@@ -58,7 +58,7 @@ def pid_in(line: str) -> int:
     return int(line.split()[-1])
 
 
-def test_one_that_crashes_is_started_again_later_each_time_and_the_other_stays(
+def test_crashed_child_restarts_with_backoff_while_the_other_stays(
     supervise: Supervise, tmp_path: Path
 ) -> None:
     told = supervise(gateway=obedient("gateway"), worker=crashing("worker", 2, tmp_path / "lives"))
@@ -68,7 +68,7 @@ def test_one_that_crashes_is_started_again_later_each_time_and_the_other_stays(
 
     text = "\n".join(told.lines)
     lines = re.findall(
-        r"warning: worker \(pid \d+\) was ended by SIGKILL after \d\.\d s; starts again in (\S+) s", text
+        r"warning: worker \(pid \d+\) was killed by SIGKILL after \d\.\d s; restarting in (\S+) s", text
     )
     assert lines == ["0.2", "0.4"]
     births = [float(line.split()[-1]) for line in told.lines if line.startswith("worker at")]
@@ -77,7 +77,7 @@ def test_one_that_crashes_is_started_again_later_each_time_and_the_other_stays(
     assert sum(line.startswith("gateway up") for line in told.lines) == 1
 
 
-def test_nobody_dead_is_left_unreaped(supervise: Supervise, tmp_path: Path) -> None:
+def test_dead_children_are_reaped(supervise: Supervise, tmp_path: Path) -> None:
     told = supervise(worker=crashing("worker", 2, tmp_path / "lives"), limits={"delay_s": 0.01})
     up = pid_in(told.wait_line("worker up"))
     assert [child.pid for child in psutil.Process(told.process.pid).children(recursive=True)] == [up]
@@ -96,7 +96,7 @@ def test_deaths_that_come_too_fast_end_it_with_status_1(supervise: Supervise) ->
     assert sum("giving up" in line for line in told.lines) == 1
 
 
-def test_one_that_cannot_be_started_is_tried_again_until_it_gives_up(supervise: Supervise) -> None:
+def test_child_that_cannot_be_started_is_retried_up_to_the_limit(supervise: Supervise) -> None:
     told = supervise(worker=["/nonexistent/worker"], limits={"deaths_max": 1, "delay_s": 0.01})
     assert told.wait() == 1
     assert sum("worker could not be started" in line for line in told.lines) == 2
@@ -104,7 +104,7 @@ def test_one_that_cannot_be_started_is_tried_again_until_it_gives_up(supervise: 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_asked_to_stop_it_stops_each_in_its_turn(supervise: Supervise, number: signal.Signals) -> None:
-    # The gateway takes its time; the worker must not hear of it before the gateway is gone.
+    # The gateway stops slowly; the worker must not be signalled before it has ended.
     slow = obedient("gateway") + "time.sleep(0.2); say('gateway gone')"
     told = supervise(gateway=slow, worker=obedient("worker"))
     told.wait_line("up")
@@ -134,14 +134,14 @@ sys.exit(Supervisor([child]).run())
     assert begin([sys.executable, "-c", script]).wait() == 0
 
 
-def test_one_that_does_not_listen_is_killed_when_its_time_is_up(supervise: Supervise) -> None:
+def test_child_ignoring_sigterm_is_killed_after_the_stop_timeout(supervise: Supervise) -> None:
     told = supervise(gateway=deaf("gateway"), worker=obedient("worker"), stop_timeout_s=0.2)
     told.wait_line("up")
     told.wait_line("up")
     told.signal(signal.SIGTERM)
     assert told.wait() == 0
     assert told.index("no") < told.index("gateway did not end within 0.2 s") < told.index("worker ended")
-    assert told.index("gateway", "was ended by SIGKILL")
+    assert told.index("gateway", "was killed by SIGKILL")
 
 
 def test_a_second_signal_kills_all_at_once(supervise: Supervise) -> None:
@@ -152,18 +152,18 @@ def test_a_second_signal_kills_all_at_once(supervise: Supervise) -> None:
     told.wait_line("stopping (again to stop at once)")
     told.signal(signal.SIGINT)
     assert told.wait() == 0
-    assert sum("was ended by SIGKILL" in line for line in told.lines) == 2
+    assert sum("was killed by SIGKILL" in line for line in told.lines) == 2
 
 
-def test_what_a_child_started_does_not_outlive_it(supervise: Supervise) -> None:
+def test_grandchildren_do_not_outlive_their_child(supervise: Supervise) -> None:
     helper = "import signal; signal.pause()"
     script = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {helper!r}])"
     told = supervise(worker=obedient("worker", script))
     os.kill(pid_in(told.wait_line("worker up")), signal.SIGKILL)
-    told.wait_line("starts again")
+    told.wait_line("restarting")
     told.wait_line("worker up")
     told.signal(signal.SIGTERM)
-    # Falls silent only when both helpers, which hold the same stdout, are gone.
+    # The stdout closes only when both helpers, which share it, have ended.
     assert told.wait() == 0
 
 
@@ -185,7 +185,7 @@ open_ones = [fd for fd in range(256) if is_open(fd)]
 say("open:", *(fd for fd in open_ones if fd not in (line, book)), "and", {line, book} <= set(open_ones))
 import select; say("parent lives:", select.select([line], [], [], 0) == ([], [], []))
 """
-    # The last of two: had a sibling's end of the pipe been left open for it, it would be seen here.
+    # The second of two children: an inherited pipe end of its sibling would show here.
     told = supervise(gateway=obedient("gateway"), worker=obedient("worker", script))
     assert told.wait_line("open:") == "open: 0 1 2 and True"
     assert told.wait_line("parent lives:") == "parent lives: True"

@@ -1,4 +1,4 @@
-"""The supervisor's decisions, without processes: a world of numbers stands in for them."""
+"""Supervisor policy, with a simulation in place of processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.supervisor.children import KILL_WAIT_S_MAX, State
+from deploy.supervisor.children import KILL_WAIT_S_MAX, ChildState
 from deploy.supervisor.events import (
     Decision,
     Died,
-    Ends,
     Event,
+    ExitStats,
     Kill,
     NotStarted,
     Report,
@@ -104,15 +104,15 @@ def test_two_children_of_one_name_are_refused() -> None:
 
 def test_ends_that_nobody_asked_for_are_counted_and_the_last_one_is_told() -> None:
     children = running()
-    assert children.ends("worker") == Ends()
+    assert children.ends("worker") == ExitStats()
     children.handle(Died("worker", 123, -9), 3.0)
     assert (children.ends("worker").count, children.ends("worker").reason) == (1, "sigkill")
     children.handle(None, 4.0)
     children.handle(Died("worker", 124, 3, "RuntimeError"), 5.0)
-    assert children.ends("worker") == Ends(
-        2, "worker (pid 124) exited with status 3 after 1.0 s, saying 'RuntimeError'", "exit_3"
+    assert children.ends("worker") == ExitStats(
+        2, "worker (pid 124) exited with status 3 after 1.0 s, last output 'RuntimeError'", "exit_3"
     )
-    assert children.ends("gateway") == Ends()
+    assert children.ends("gateway") == ExitStats()
 
 
 @pytest.mark.parametrize(
@@ -132,21 +132,21 @@ def test_an_end_that_was_asked_for_is_not_counted() -> None:
     children = running()
     children.handle(StopAsked("SIGTERM"), 1.0)
     children.handle(Died("gateway", 1, 0), 2.0)
-    assert children.ends("gateway") == Ends()
+    assert children.ends("gateway") == ExitStats()
 
 
 def test_a_death_is_one_line_that_says_who_how_and_what_now() -> None:
     children = running()
     (line,) = children.handle(Died("worker", 123, -11), 4.34)
     assert line == Report(
-        "worker (pid 123) was ended by SIGSEGV after 4.3 s; starts again in 0.2 s", logging.WARNING
+        "worker (pid 123) was killed by SIGSEGV after 4.3 s; restarting in 0.2 s", logging.WARNING
     )
     children.handle(None, 13.0)
     died = Died("worker", 124, 3, "RuntimeError", "at step 7 with 1 request aboard: a (decode, 3)")
     (line,) = children.handle(died, 14.0)
     assert line == Report(
         "worker (pid 124) exited with status 3 after 1.0 s, at step 7 with 1 request aboard: a (decode, 3), "
-        "saying 'RuntimeError'; starts again in 0.4 s",
+        "last output 'RuntimeError'; restarting in 0.4 s",
         logging.WARNING,
     )
 
@@ -165,10 +165,10 @@ def test_only_the_one_that_died_is_started_again_and_not_before_its_time() -> No
     assert children.wake_at() is None
 
 
-def test_one_that_cannot_be_started_is_tried_again() -> None:
+def test_child_that_cannot_be_started_is_retried() -> None:
     children = running("worker")
     (line,) = children.handle(NotStarted("worker", "no such file"), 0.0)
-    assert line == Report("worker could not be started: no such file; starts again in 0.2 s", logging.WARNING)
+    assert line == Report("worker could not be started: no such file; restarting in 0.2 s", logging.WARNING)
     assert children.handle(None, 0.2) == [Start("worker")]
 
 
@@ -190,7 +190,7 @@ def test_too_many_deaths_stop_everything_with_status_1_and_one_clear_line() -> N
     decisions = children.handle(Died("worker", 2, 1), 2.0)
     assert deeds(decisions) == [Terminate("gateway")]
     assert [
-        (line.level, "more than 1 ends within 300 s, giving up" in line.text) for line in reports(decisions)
+        (line.level, "more than 1 exits within 300 s, giving up" in line.text) for line in reports(decisions)
     ] == [(logging.ERROR, True)]
     children.handle(Died("gateway", 3, 0), 3.0)
     assert children.status == 1
@@ -213,7 +213,7 @@ def test_the_time_to_stop_is_counted_for_each_child_from_its_own_turn() -> None:
     assert children.wake_at() == 17.0 + STOP_S
 
 
-def test_one_that_waits_for_its_restart_when_a_stop_comes_is_never_started() -> None:
+def test_child_waiting_for_restart_is_not_started_after_a_stop() -> None:
     children = running()
     children.handle(Died("gateway", 1, 1), 1.0)
     assert deeds(children.handle(StopAsked("SIGINT"), 1.1)) == [Terminate("worker")]
@@ -241,7 +241,7 @@ def test_the_first_asking_while_it_stops_by_itself_kills_nobody() -> None:
     assert children.status == 78
 
 
-def test_one_that_outlives_sigkill_does_not_hold_up_the_end() -> None:
+def test_child_surviving_sigkill_does_not_delay_shutdown() -> None:
     children = running("worker")
     children.handle(StopAsked("SIGTERM"), 0.0)
     children.handle(None, STOP_S)
@@ -252,7 +252,7 @@ def test_one_that_outlives_sigkill_does_not_hold_up_the_end() -> None:
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever happens, in whatever order: what the module promises holds after each step."""
+    """Stateful test: the module's guarantees hold after any events in any order."""
 
     names = ("gateway", "first worker", "second worker")
 
@@ -276,15 +276,15 @@ class AnyHistory(RuleBasedStateMachine):
                     self.alive.add(name)
                 case Terminate(name):
                     self.stopping = True
-                    assert name in self.alive, "told to end though it does not run"
+                    assert name in self.alive, "terminated although it does not run"
                     assert not self.held() & set(self.names[: self.names.index(name)]), "out of order"
                 case Kill(name):
                     assert self.stopping
                     assert name in self.alive
 
     def held(self) -> set[str]:
-        """Who is alive and not given up on."""
-        return {name for name in self.alive if self.children.states()[name] is not State.GONE}
+        """Return the children that are alive and not abandoned."""
+        return {name for name in self.alive if self.children.states()[name] is not ChildState.GONE}
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data(), returncode=st.sampled_from([0, 1, 78, -9, -11]), passed_s=st.floats(0, 100))
@@ -308,13 +308,13 @@ class AnyHistory(RuleBasedStateMachine):
     @invariant()
     def it_knows_who_runs(self) -> None:
         states = self.children.states()
-        assert all(states[name] is not State.WAITING for name in self.alive)
-        assert self.held() == {n for n, s in states.items() if s not in (State.WAITING, State.GONE)}
+        assert all(states[name] is not ChildState.WAITING for name in self.alive)
+        assert self.held() == {n for n, s in states.items() if s not in (ChildState.WAITING, ChildState.GONE)}
 
     @invariant()
     def a_status_means_that_nobody_will_run(self) -> None:
         states = set(self.children.states().values())
-        assert (self.children.status is not None) == (states == {State.GONE})
+        assert (self.children.status is not None) == (states == {ChildState.GONE})
 
     @invariant()
     def it_does_not_wake_for_what_is_done(self) -> None:
@@ -323,11 +323,11 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_left_without_a_way_on(self) -> None:
-        # Either a process is alive whose death will be told, or there is a time to wake at, or it is over.
+        # A live process will report its end, or a wake-up time is set, or the supervisor has finished.
         assert self.children.status is not None or self.held() or self.children.wake_at() is not None
 
     def teardown(self) -> None:
-        """From wherever the history led, a stop comes to an end with nobody's help but time."""
+        """Check that a stop completes from any state, by the passage of time alone."""
         self.feed(StopAsked("SIGTERM"))
         self.stopping = True
         for _ in range(3 * len(self.names)):

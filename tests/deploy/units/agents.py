@@ -1,8 +1,8 @@
-"""A small launchd: runs plists for real, and answers as `launchctl` does.
+"""Small launchd: runs plists as real processes, and answers as `launchctl` does.
 
-It obeys Label, ProgramArguments, EnvironmentVariables, WorkingDirectory, RunAtLoad, KeepAlive, ExitTimeOut,
-ThrottleInterval (cut short), StandardErrorPath, StandardOutPath and Sockets. A job's environment is what its
-plist says and little else, as there. Sockets are handed over at once, not asked for: that is launchd's own.
+It supports Label, ProgramArguments, EnvironmentVariables, WorkingDirectory, RunAtLoad, KeepAlive,
+ExitTimeOut, ThrottleInterval (shortened), StandardErrorPath, StandardOutPath and Sockets. As in launchd, a
+job's environment is little more than its plist's. Sockets are handed over at the start, not on request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ END_S_MAX = 30.0
 
 
 class Agent:
-    """One loaded job."""
+    """Loaded job."""
 
     def __init__(self, plist: dict[str, Any], throttle_s: float) -> None:
         self.plist = plist
@@ -93,7 +93,7 @@ class Agent:
             made.close()
 
     def describe(self) -> str:
-        """As `launchctl print` does, with a nested part that names the same things."""
+        """Describe the job as `launchctl print` does, with a nested section that has the same keys."""
         lines = [f"{DOMAIN}/{self.plist['Label']} = {{", "\tactive count = 1"]
         lines += [f"\texit timeout = {self.plist['ExitTimeOut']}"]
         lines += [f"\tstate = {'running' if self.pid else 'not running'}"]
@@ -110,7 +110,7 @@ class Agent:
 
 
 class Agents:
-    """All jobs of one user. Call it with the words of a `launchctl` command."""
+    """Jobs of one user. Call it with the arguments of a `launchctl` command."""
 
     def __init__(self, throttle_s: float = 0.2) -> None:
         self.loaded: dict[str, Agent] = {}

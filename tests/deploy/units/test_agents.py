@@ -1,4 +1,4 @@
-"""The rendered plists under a small launchd, with a real gateway and the scripted worker."""
+"""Rendered plists under a small launchd, with a real gateway and the scripted worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.system import START_S_MAX, eventually, free_port
 
 @dataclass(slots=True)
 class Installed:
-    """What `roundhouse service install` has made, and how to ask the server it runs."""
+    """Installation by `roundhouse service install`, with a client of its server."""
 
     home: Path
     manager: Launchd
@@ -37,7 +37,7 @@ class Installed:
         return self.agents.loaded[PREFIX + name]
 
     def worker_pid(self) -> int | None:
-        """Of the worker that the gateway says is ready."""
+        """Return the pid of the ready worker, or None."""
         with contextlib.suppress(httpx.TransportError):
             workers: list[dict[str, Any]] = self.http.get("/v1/status").json()["workers"]
             return next((worker["pid"] for worker in workers if worker["state"] == "ready"), None)
@@ -51,13 +51,15 @@ class Installed:
 
 
 def scripted(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs, with the scripted engine for a model."""
-    return [replace(job, argv=["worker.fake" if w == "worker" else w for w in job.argv]) for job in jobs]
+    """Return the jobs with the scripted engine in place of a model."""
+    return [
+        replace(job, argv=["tests.scripted_worker" if w == "worker" else w for w in job.argv]) for job in jobs
+    ]
 
 
 @pytest.fixture
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Sockets go into the test's folder."""
+    """Environment whose runtime folder is in the test's folder."""
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     return {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
@@ -65,14 +67,14 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def installed(tmp_path: Path, environ: dict[str, str]) -> Iterator[Installed]:
-    """Its worker is the job itself."""
+    """Installation without a spare, in which the worker is the job itself."""
     with installing(tmp_path, environ, "--spare=0") as system:
         yield system
 
 
 @contextlib.contextmanager
 def installing(tmp_path: Path, environ: dict[str, str], *flags: str) -> Iterator[Installed]:
-    """Ready; gone afterwards."""
+    """Install the service, wait until it is ready, and remove it afterwards."""
     port = free_port()
     agents, home = Agents(), tmp_path / "home"
     manager = Launchd(home, environ, os.getuid(), agents)
@@ -102,7 +104,7 @@ def test_a_worker_with_a_spare_comes_back_within_its_job(tmp_path: Path, environ
         assert agent.pid is not None
         assert worker is not None
         assert psutil.Process(worker).ppid() == agent.pid
-        eventually(lambda: "spare is there" in system.logs(), within_s=START_S_MAX, what="the spare")
+        eventually(lambda: "spare is ready" in system.logs(), within_s=START_S_MAX, what="the spare is ready")
         os.kill(worker, signal.SIGKILL)
         eventually(
             lambda: system.worker_pid() not in (None, worker), within_s=START_S_MAX, what="a new worker"
@@ -118,7 +120,7 @@ def test_a_gateway_that_is_killed_comes_back_refuses_nobody_and_finds_its_worker
     assert gateway is not None
     os.kill(gateway, signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(gateway), within_s=10, what="the gateway is gone")
-    # Asked while there is no gateway: the connection waits for the next one.
+    # Sent while no gateway runs: the connection waits for the next one.
     assert httpx.get(installed.http.base_url.join("/health"), timeout=START_S_MAX).status_code == 200
     installed.wait_ready()
     assert installed.worker_pid() == worker == installed.agent("worker").pid
@@ -130,11 +132,11 @@ def test_a_worker_that_is_asked_to_stop_stays_stopped_and_status_says_so(install
     assert worker.pid is not None
     lines, runs = service.status(installed.manager)
     assert runs
-    assert f"worker     runs as pid {worker.pid} since " in lines[1]
+    assert f"worker     is running as pid {worker.pid} since " in lines[1]
     os.kill(worker.pid, signal.SIGTERM)
     eventually(lambda: worker.pid is None, within_s=10, what="the worker has ended")
     lines, runs = service.status(installed.manager)
-    assert (lines[1], runs, worker.starts) == ("worker     does not run; last exit: 0", False, 1)
+    assert (lines[1], runs, worker.starts) == ("worker     is not running; last exit: 0", False, 1)
 
 
 def test_a_reload_lets_the_worker_end_its_requests_and_starts_it_anew(installed: Installed) -> None:
@@ -180,7 +182,7 @@ def test_removed_it_leaves_no_process_no_socket_and_no_file(installed: Installed
     assert service.remove(installed.manager) == []
 
 
-def test_one_that_is_set_up_wrongly_is_not_started_for_ever(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_misconfigured_agent_gives_up_after_the_crash_limit(tmp_path: Path, environ: dict[str, str]) -> None:
     agents = Agents(throttle_s=0.0)
     manager = Launchd(tmp_path, environ, os.getuid(), agents)
     jobs = read_jobs(["--port", str(free_port()), "--deaths-max=2", "--spare=0"], environ)
@@ -188,15 +190,13 @@ def test_one_that_is_set_up_wrongly_is_not_started_for_ever(tmp_path: Path, envi
     with contextlib.closing(agents):
         service.install(manager, broken)
         agent = agents.loaded[f"{PREFIX}worker"]
-        eventually(
-            lambda: agent.last_exit == 0, within_s=START_S_MAX, what="launchd is told to leave it at that"
-        )
-        assert agent.starts == 4  # the first one, two more, and the one that gives up
+        eventually(lambda: agent.last_exit == 0, within_s=START_S_MAX, what="the job exits with success")
+        assert agent.starts == 4  # first start, two restarts, and the start that gives up
         (line,), runs = service.status(manager)
         assert not runs
         assert "started 3 times within 300 s, giving up" in line
         assert (tmp_path / "Library/Logs/roundhouse/worker.log").read_text().count("no-such-flag") == 3
-        # A person who installs anew, with better flags or not, gets new attempts.
+        # A new installation, with better flags or not, gets new attempts.
         service.install(manager, [replace(job, argv=[*job.argv, "--again"]) for job in broken])
         again = agents.loaded[f"{PREFIX}worker"]
-        eventually(lambda: again.starts >= 2, within_s=START_S_MAX, what="it is tried again")
+        eventually(lambda: again.starts >= 2, within_s=START_S_MAX, what="the job is started again")

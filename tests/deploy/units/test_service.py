@@ -1,4 +1,4 @@
-"""`roundhouse service`: which files it makes of which flags, and what it does to them and to the manager."""
+"""`roundhouse service`: unit files rendered from flags, and commands to the service manager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from deploy.units import jobs, service
 from deploy.units.jobs import Job
 from deploy.units.launchd import Launchd
 from deploy.units.launchd import read_status as read_launchd
-from deploy.units.manager import COMMAND_S_MAX, ServiceError, Status
+from deploy.units.manager import COMMAND_S_MAX, ServiceError, Status, run_command
 from deploy.units.systemd import Systemd, service_unit
 from deploy.units.systemd import read_status as read_systemd
 from protocol import lifeline
@@ -43,7 +43,7 @@ Unit = dict[str, dict[str, list[str]]]
 
 @pytest.fixture(autouse=True)
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Everything of the user's is in the test's folder, and no variable of theirs has a say."""
+    """Environment with home and runtime folder in the test's folder, and without the user's variables."""
     for name in [name for name in os.environ if name.startswith(("ROUNDHOUSE_", "HF_", "XDG_"))]:
         monkeypatch.delenv(name)
     (tmp_path / "run").mkdir()
@@ -53,7 +53,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def plists(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """The plists by label."""
+    """Return the rendered plists by label."""
     files = Launchd(home, environ, 501, Agents()).files(jobs.read(argv, environ))
     parsed = {name: plistlib.loads(text.encode()) for name, text in files.items()}
     assert all(name == f"{plist['Label']}.plist" for name, plist in parsed.items())
@@ -61,7 +61,7 @@ def plists(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, di
 
 
 def parse(text: str) -> Unit:
-    """A unit's sections, each key with its values in order."""
+    """Parse a unit into sections, each key with its values in order."""
     unit: Unit = {}
     for line in filter(None, text.splitlines()):
         if line.startswith("["):
@@ -76,7 +76,7 @@ def units(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, str
     return Systemd(home, {}).files(jobs.read(argv, environ))
 
 
-# --- what is rendered ------------------------------------------------------------------------------------
+# --- rendering -------------------------------------------------------------------------------------------
 
 
 def test_the_gateways_plist_key_by_key(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -114,12 +114,12 @@ def test_the_gateways_plist_key_by_key(tmp_path: Path, environ: dict[str, str]) 
     }
     assert Path(program[0]).is_absolute()
     end = program.index("--")
-    assert program[program.index("deploy.units.launched") + 1 : end] == [
+    assert program[program.index("deploy.units.launchd_shim") + 1 : end] == [
         f"--starts-file={logs / 'gateway.starts'}",
         "--starts-max=5",
         "--socket=http",
     ]
-    # No endpoint: it makes the folder of the default one itself, anew after a reboot.
+    # No endpoint: the gateway creates the default one's folder itself, again after a reboot.
     command = program[end + 1 :]
     assert command[0] == program[0]
     assert command[command.index("broker") + 1 :] == ["--port=8123", "--max-waiting=3", "--log-level=debug"]
@@ -131,7 +131,7 @@ def test_a_worker_is_a_job_of_its_own_that_goes_where_the_gateway_is(
     worker = plists(tmp_path, ["--port=8123", "--model=some/model"], environ)["mlx-roundhouse.worker"]
     assert "Sockets" not in worker
     program = worker["ProgramArguments"]
-    keeping = program[program.index("deploy.units.kept") + 1 :]
+    keeping = program[program.index("deploy.units.worker_with_spare") + 1 :]
     told = [f"--endpoint=ipc://{tmp_path}/run/roundhouse/8123.sock", "--model=some/model"]
     assert keeping[: keeping.index("--")] == [
         "--port=8123",
@@ -148,7 +148,7 @@ def test_a_worker_is_a_job_of_its_own_that_goes_where_the_gateway_is(
     assert not any(word.startswith("--socket") for word in program)
     alone = plists(tmp_path, ["--port=8123", "--model=some/model", "--spare=0"], environ)
     program = alone["mlx-roundhouse.worker"]["ProgramArguments"]
-    assert "deploy.units.kept" not in program
+    assert "deploy.units.worker_with_spare" not in program
     assert program[program.index("worker") + 1 :] == told
 
 
@@ -212,12 +212,12 @@ def test_systemd_finds_nothing_to_say_against_the_units(tmp_path: Path, environ:
     folder.mkdir()
     for name, text in files.items():
         (folder / name).write_text(text)
-        # What verify would refuse and can be told without it: a file it cannot read as sections and keys.
+        # Checked without systemd: the file must consist of sections and keys.
         assert all(section in ("Unit", "Service", "Socket", "Install") for section in parse(text))
     if shutil.which("systemd-analyze"):
         words = ["systemd-analyze", "verify", "--user", "--man=no", *map(str, folder.iterdir())]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-        # Of the machine's own units there may be something to say.
+        # The machine's own units may cause warnings.
         said = [line for line in done.stderr.splitlines() if any(name in line for name in files)]
         assert (done.returncode, said) == (0, [])
 
@@ -229,17 +229,17 @@ def test_a_word_reaches_the_process_as_it_was_given(word: str) -> None:
         stop_timeout_s=1, starts_max=1, window_s=1,
     )  # fmt: skip
     (line,) = parse(service_unit(job))["Service"]["ExecStart"]
-    # Neither a variable nor a specifier is left for systemd to fill in.
+    # No variable or specifier is left for systemd to expand.
     assert "%" not in line.replace("%%", "")
     assert "$" not in line.replace("$$", "")
     assert shlex.split(line.replace("%%", "%").replace("$$", "$")) == ["/python", word]
 
 
-# --- what is installed -----------------------------------------------------------------------------------
+# --- installation ----------------------------------------------------------------------------------------
 
 
 class Systemctl:
-    """systemd's part in it: what is known, enabled, active, and how often each was started."""
+    """Stand-in for systemctl: units that are known, enabled and active, and each start."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -249,7 +249,7 @@ class Systemctl:
         self.starts: list[str] = []
         self.refuses = ""
         self.patience_s: dict[str, float] = {}
-        """How long the last command of each kind was waited for."""
+        """Timeout of the last command of each kind, in seconds."""
 
     def __call__(
         self, words: Sequence[str], within_s: float = COMMAND_S_MAX
@@ -304,7 +304,7 @@ def test_installed_all_is_enabled_and_runs_and_its_files_are_private(
     ("flags", "restarted"),
     [
         ([], []),
-        (["--max-waiting=1"], [GATEWAY]),  # its socket goes on listening
+        (["--max-waiting=1"], [GATEWAY]),  # its socket keeps listening
         (["--model=x"], [WORKER]),
         (["--port=9000"], [GATEWAY, SOCKET, WORKER]),
     ],
@@ -333,7 +333,7 @@ def test_a_reload_restarts_the_worker_alone(
     [("nowhere", 10, 10), ("flag", 10, 600), ("variable", 600, 600), ("serve", 10, 600), ("worker", 10, 600),
      ("gateway", 600, 10)],
 )  # fmt: skip
-def test_who_has_longer_to_end_requests_is_killed_later(
+def test_drain_timeout_extends_the_kill_timeout(
     way: str, gateway_s: float, worker_s: float, tmp_path: Path, environ: dict[str, str]
 ) -> None:
     file = tmp_path / "roundhouse.toml"
@@ -342,7 +342,7 @@ def test_who_has_longer_to_end_requests_is_killed_later(
     if way == "variable":
         environ |= {"ROUNDHOUSE_DRAIN_TIMEOUT": "600"}
     timeouts_s = {job.name: job.stop_timeout_s for job in jobs.read(flags, environ)}
-    # Who keeps the worker and its spare is given what SIGKILL may take, on top.
+    # The launcher of worker and spare gets the time for SIGKILL in addition.
     kept_s = 7 + worker_s + KILL_WAIT_S_MAX
     assert timeouts_s == {"gateway": 7 + gateway_s, "worker": kept_s}
     agents = plists(tmp_path, flags, environ)
@@ -352,7 +352,7 @@ def test_who_has_longer_to_end_requests_is_killed_later(
     assert without == {"gateway": 7 + gateway_s, "worker": 7 + worker_s}
 
 
-def test_whoever_stops_a_worker_that_drains_for_long_waits_as_long(
+def test_service_commands_wait_for_the_drain_timeout(
     manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
     service.install(manager, jobs.read(["--drain-timeout=600"], environ))
@@ -399,18 +399,18 @@ def test_a_manager_that_does_not_answer_is_an_error_before_anything_is_written(
     assert not manager.folder.exists()
 
 
-def test_what_the_manager_refuses_is_told_in_its_words(
+def test_manager_refusal_is_reported_verbatim(
     manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
     systemctl.refuses = "enable"
     with pytest.raises(ServiceError, match=r"systemctl --user enable .*No medium found"):
         service.install(manager, jobs.read([], environ))
-    # And can be undone all the same.
+    # The partial installation can be removed.
     assert len(service.remove(manager)) == 3
     assert list(manager.folder.iterdir()) == []
 
 
-# --- what runs -------------------------------------------------------------------------------------------
+# --- status ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_what_the_manager_refuses_is_told_in_its_words(
         ("LoadState=loaded MainPID=0 ExecMainCode=0 ExecMainStatus=0 Result=success", None, ""),
     ],
 )
-def test_what_systemd_shows_is_understood(shown: str, pid: int | None, last_exit: str) -> None:
+def test_systemd_status_is_parsed(shown: str, pid: int | None, last_exit: str) -> None:
     assert read_systemd("worker", shown.replace(" ", "\n") + "\n") == Status("worker", pid, last_exit)
 
 
@@ -441,7 +441,7 @@ def test_what_systemd_shows_is_understood(shown: str, pid: int | None, last_exit
         ("\tsockets = {\n\t\tpid = 7\n\t}\n\tlast terminating signal = Killed: 9", None, "Killed: 9"),
     ],
 )
-def test_what_launchctl_prints_is_understood(printed: str | None, pid: int | None, last_exit: str) -> None:
+def test_launchctl_status_is_parsed(printed: str | None, pid: int | None, last_exit: str) -> None:
     text = None if printed is None else f"gui/501/x = {{\n{printed}\n}}\n"
     assert read_launchd("worker", text) == Status("worker", pid, last_exit)
 
@@ -472,7 +472,10 @@ def test_without_a_service_manager_it_says_so_and_leaves_nothing(
     monkeypatch.setattr("deploy.units.service.sys.platform", platform)
     monkeypatch.setenv("PATH", "")
     result = CliRunner().invoke(app, ["service", "install"])
-    assert (result.exit_code, result.stderr) == (78, f"roundhouse service: {tool} is not on this machine\n")
+    assert (result.exit_code, result.stderr) == (
+        78,
+        f"roundhouse service: {tool} is not installed on this machine\n",
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -509,7 +512,7 @@ def test_a_command_that_is_there_is_run_and_its_failure_told(
     monkeypatch.setenv("PATH", str(tmp_path))
     result = CliRunner().invoke(app, ["service", "install"])
     assert result.exit_code == 78
-    assert "no systemd of yours to talk to: no bus for --user daemon-reload" in result.stderr
+    assert "cannot reach your user's systemd: no bus for --user daemon-reload" in result.stderr
 
 
 def test_api_keys_are_the_gateways_alone_and_on_no_command_line(environ: dict[str, str]) -> None:
@@ -540,7 +543,7 @@ def test_several_models_are_one_job_that_decides_who_runs(environ: dict[str, str
     assert job.address is None
     files = Systemd(tmp_path, environ, Agents()).files([job])
     assert list(files) == ["roundhouse-serve.service"]
-    with pytest.raises(SettingsError, match="name a file"):
+    with pytest.raises(SettingsError, match="use --api-keys-file"):
         jobs.read([*argv, "--api-key=rh-2"], environ)
 
 
@@ -562,3 +565,8 @@ def test_a_model_with_further_plans_is_kept_by_what_knows_them(
     _, (_, worker) = serve.read(told, environ)
     assert (worker.plans, worker.fallback_after_s) == (2, 9)
     assert len(jobs.read(argv[:2], environ)) == 2
+
+
+def test_a_command_of_the_manager_that_does_not_end_is_given_up() -> None:
+    with pytest.raises(ServiceError, match=r"did not end within 0.05 s"):
+        run_command([sys.executable, "-c", "import threading; threading.Event().wait()"], 0.05)

@@ -1,4 +1,4 @@
-"""Batches of caches against the plainest model there is: each row's tokens in a list of its own."""
+"""Cache batches against the simplest reference: one list of tokens per row."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mlx_lm.models.cache import (
 )
 
 from worker.engine.caches import grouping
-from worker.engine.caches.batch import Batch, arrange
+from worker.engine.caches.batch import CacheBatch, arrange
 
 HEADS, WIDTH = 2, 32
 STEP = 4
-"""Small, so that buffers are outgrown often."""
+"""Growth step of the buffers, small so that they are outgrown often."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,12 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Rows:
-    """Drives a batch of one layer and the model side by side. A token is a number that fills its vectors."""
+    """Drives a batch of one layer and the reference side by side. A token is the value that fills its
+    vectors."""
 
     def __init__(self, make: Any, seed: int) -> None:
         self.make = make
-        self.batch = Batch([make()])
+        self.batch = CacheBatch([make()])
         self.tokens: list[list[int]] = []
         self.random = random.Random(seed)
         self.drawn = 0
@@ -48,7 +49,7 @@ class _Rows:
         return list(range(self.drawn - count + 1, self.drawn + 1))
 
     def row_of(self, tokens: Sequence[int]) -> Any:
-        """A single row's cache that was fed `tokens` in chunks, as upstream does."""
+        """Return a single row's cache, filled with `tokens` in chunks by upstream."""
         cache, left = self.make(), list(tokens)
         while left:
             size = self.random.choice([1, 2, 3, len(left)])
@@ -56,9 +57,9 @@ class _Rows:
             cache.update_and_fetch(_vectors([chunk]), -_vectors([chunk]))
         return cache
 
-    def reseat(self, leaving: list[int], lengths: list[int]) -> None:
+    def rearrange(self, leaving: list[int], lengths: list[int]) -> None:
         joining = [self.new_tokens(length) for length in lengths]
-        order = self.batch.reseat(leaving, [[self.row_of(tokens)] for tokens in joining], lengths)
+        order = self.batch.rearrange(leaving, [[self.row_of(tokens)] for tokens in joining], lengths)
         everybody = [*self.tokens, *joining]
         assert sorted(order) == [row for row in range(len(everybody)) if row not in leaving]
         self.tokens = [everybody[row] for row in order]
@@ -115,7 +116,7 @@ def test_every_row_sees_its_own_tokens_and_nothing_else(kind: str, seed: int) ->
         joining = rows.random.choices([0, 1, 2, 4], [6, 3, 1, 1])[0]
         lengths = [rows.random.choice([0, 1, 2, 5, 9, 17, 40]) for _ in range(joining)]
         if leaving or joining:
-            rows.reseat(leaving, lengths)
+            rows.rearrange(leaving, lengths)
         for _ in range(rows.random.randint(0, 6)):
             if rows.tokens:
                 rows.step()
@@ -124,7 +125,7 @@ def test_every_row_sees_its_own_tokens_and_nothing_else(kind: str, seed: int) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_taken_out_as_it_would_be_alone(kind: str) -> None:
     rows = _Rows(KINDS[kind], seed=1)
-    rows.reseat([], [3, 11, 1, 30])
+    rows.rearrange([], [3, 11, 1, 30])
     for _ in range(9):
         rows.step()
     for row, tokens in enumerate(rows.tokens):
@@ -141,7 +142,7 @@ def test_a_row_is_taken_out_as_it_would_be_alone(kind: str) -> None:
 
 def test_a_row_that_was_taken_out_stays_as_it_was() -> None:
     rows = _Rows(KVCache, seed=2)
-    rows.reseat([], [3, 6])
+    rows.rearrange([], [3, 6])
     rows.step()
     taken = rows.batch.extract(0, [KVCache()])[0]
     before = np.array(taken.keys_and_values()[0])
@@ -156,11 +157,11 @@ def test_states_follow_their_rows() -> None:
         cache[0], cache[1] = mx.full((1, 3), number), mx.full((1, 2, 2), -number)
         return [CacheList(cache)]
 
-    batch = Batch([CacheList(ArraysCache(size=2))])
+    batch = CacheBatch([CacheList(ArraysCache(size=2))])
     rows = [1, 2, 3]
     for leaving, joining in (([], [1, 2, 3]), ([0], [4]), ([1], []), ([], [5, 6]), ([0, 1, 2], [7])):
         old = [] if batch.lengths == [] else rows
-        order = batch.reseat(leaving, [state(number) for number in joining], [1] * len(joining))
+        order = batch.rearrange(leaving, [state(number) for number in joining], [1] * len(joining))
         everybody = [*old, *joining]
         rows = [everybody[row] for row in order]
         held = batch.caches[0][0]
@@ -172,7 +173,7 @@ def test_room_is_bounded_while_rows_come_and_go() -> None:
     rows = _Rows(KVCache, seed=3)
     for _ in range(60):
         leaving = [0] if len(rows.tokens) > 5 else []
-        rows.reseat(leaving, [rows.random.choice([20, 24, 28])])
+        rows.rearrange(leaving, [rows.random.choice([20, 24, 28])])
         rows.step()
         token_bytes = HEADS * WIDTH * 4 * 2
         widest = max(len(tokens) for tokens in rows.tokens) + STEP
@@ -181,10 +182,10 @@ def test_room_is_bounded_while_rows_come_and_go() -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_arrange_moves_no_more_than_it_must(seed: int) -> None:
-    draw = random.Random(seed)
-    rows = draw.randint(0, 8)
-    leaving = [row for row in range(rows) if draw.random() < 0.4]
-    joining = draw.randint(0, 4)
+    sampling = random.Random(seed)
+    rows = sampling.randint(0, 8)
+    leaving = [row for row in range(rows) if sampling.random() < 0.4]
+    joining = sampling.randint(0, 4)
     order = arrange(rows, leaving, joining)
     assert sorted(order) == sorted({*range(rows + joining)} - {*leaving})
     moved = sum(place != row < rows for place, row in enumerate(order))
@@ -194,6 +195,6 @@ def test_arrange_moves_no_more_than_it_must(seed: int) -> None:
 @pytest.mark.parametrize(
     "make", [lambda: ChunkedKVCache(chunk_size=8), lambda: RotatingKVCache(max_size=8, keep=4)]
 )
-def test_what_cannot_be_batched_says_so(make: Any) -> None:
+def test_unbatchable_caches_raise_value_error(make: Any) -> None:
     with pytest.raises(ValueError, match="unequal lengths"):
-        Batch([KVCache(), CacheList(make())])
+        CacheBatch([KVCache(), CacheList(make())])

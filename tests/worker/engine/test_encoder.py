@@ -1,4 +1,5 @@
-"""Batches of texts through a network: padding, types, dimensions, and networks that see padding."""
+"""Batches of texts through an embedding network: padding, dtypes, dimensions, and networks affected by
+padding."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from worker.contract.texts import Text
 from worker.engine.encoder import BatchEncoder
-from worker.texts import Text
 
 TEXTS = [Text((5, 6, 7)), Text((9,)), Text((2, 4, 8, 16, 3)), Text((7, 7, 7))]
 
 
 class Network:
-    """Sums of tokens, of their squares, and of types. One that `sees_padding` says how wide its batch was."""
+    """Returns sums of tokens, of their squares and of types. With `sees_padding` the batch's width is
+    added."""
 
     def __init__(self, *, sees_padding: bool = False) -> None:
         self.sees_padding = sees_padding

@@ -1,4 +1,4 @@
-"""The engine against upstream alone: however rows join, leave and are chunked, the tokens are the same."""
+"""The engine against upstream alone: tokens are equal however rows join, leave and are chunked."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 from mlx_lm import stream_generate
 from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
 
 from tests.models.fixtures import model_folder
-from tests.worker import proven
-from worker.contract import Draw
+from tests.worker import probed_networks
+from worker.contract.engine import SamplingParams
 from worker.engine import engine as engine_module
+from worker.engine.caches.prefill import prefill_abreast
 from worker.engine.engine import BatchEngine
 
 MODELS = ("dense", "hybrid", "sliding")
 WINDOW = 32
-"""Of the sliding model, in tokens."""
+"""Attention window of the sliding model, in tokens."""
 
 
-GREEDY = Draw()
+GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Job:
     name: str
     prompt: tuple[int, ...]
     tokens: int
-    draw: Draw = GREEDY
+    sampling: SamplingParams = GREEDY
 
 
 @cache
@@ -44,7 +46,7 @@ def network(name: str) -> nn.Module:
 
 
 def engine_of(name: str) -> BatchEngine:
-    return proven.engine(network, name)
+    return probed_networks.engine(network, name)
 
 
 @cache
@@ -55,7 +57,7 @@ def endless_tokenizer(name: str) -> Any:
 
 
 def alone(name: str, job: Job) -> list[int]:
-    """What upstream's own generator says."""
+    """Return the tokens of upstream's own generator."""
     answers = stream_generate(
         network(name), endless_tokenizer(name), list(job.prompt), max_tokens=job.tokens, prefill_step_size=512
     )
@@ -68,8 +70,8 @@ def play(
     rng: random.Random,
     prefilled: Mapping[str, int] | None = None,
 ) -> dict[str, list[int]]:
-    """Run the jobs, joining at random steps, prefilled in random chunks, leaving when they are done.
-    `prefilled`: how much of their prompts has been run of those that are there already."""
+    """Run the jobs: they join at random steps, prefill in random chunks and leave when done. `prefilled`:
+    computed prompt tokens of the jobs whose prefill has begun."""
     prefilled = dict(prefilled or {})
     waiting = [job for job in jobs if job.name not in prefilled]
     by_name = {job.name: job for job in jobs}
@@ -80,7 +82,7 @@ def play(
         for name in list(prefilled):
             job, done = by_name[name], prefilled[name]
             if done == len(job.prompt) - 1:
-                engine.start(name, job.prompt, len(job.prompt), job.draw)
+                engine.start(name, job.prompt, len(job.prompt), job.sampling)
                 answers[name] = []
                 del prefilled[name]
             else:
@@ -95,7 +97,7 @@ def play(
 
 
 def play_abreast(engine: BatchEngine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
-    """Run the jobs with all prompts side by side, in pieces of one length for all that go on so far."""
+    """Run the jobs with lock-step prefill: all unfinished prompts advance by chunks of one length."""
     done, going = 0, [job for job in jobs if len(job.prompt) > 1]
     while going:
         width = min(rng.randint(1, 45), *(len(job.prompt) - 1 - done for job in going))
@@ -105,8 +107,8 @@ def play_abreast(engine: BatchEngine, jobs: Sequence[Job], rng: random.Random) -
     return play(engine, jobs, rng, prefilled={job.name: len(job.prompt) - 1 for job in jobs})
 
 
-def draw_jobs(rng: random.Random, draws: Iterable[Draw] = (GREEDY,)) -> list[Job]:
-    """Prompts of one token, within the window and far beyond; short and long answers."""
+def draw_jobs(rng: random.Random, draws: Iterable[SamplingParams] = (GREEDY,)) -> list[Job]:
+    """Return jobs with prompts of one token, around the window and far beyond, and short and long answers."""
     lengths = [1, 1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, *(rng.randint(3, 100) for _ in range(6))]
     rng.shuffle(lengths)
     settings = list(draws)
@@ -115,7 +117,7 @@ def draw_jobs(rng: random.Random, draws: Iterable[Draw] = (GREEDY,)) -> list[Job
             name=f"row {index}",
             prompt=tuple(rng.randrange(2000) for _ in range(length)),
             tokens=rng.choice([1, 2, rng.randint(3, 20), rng.randint(20, 60)]),
-            draw=settings[index % len(settings)],
+            sampling=settings[index % len(settings)],
         )
         for index, length in enumerate(lengths)
     ]
@@ -126,10 +128,12 @@ def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng, calls = random.Random(3), []
-    together = engine_module.prefill_abreast
-    monkeypatch.setattr(
-        engine_module, "prefill_abreast", lambda *given: calls.append(given) or together(*given)
-    )
+
+    def recorded(*given: Any) -> Any:
+        calls.append(given)
+        return prefill_abreast(*given)
+
+    monkeypatch.setattr(engine_module, "prefill_abreast", recorded)
     jobs = draw_jobs(rng)[:6]
     answers = play_abreast(engine_of(name), jobs, rng)
     assert calls
@@ -158,7 +162,7 @@ def test_rows_that_start_together_decode_past_the_window_together(name: str) -> 
     for job in jobs:
         if job.prompt[:-1]:
             engine.prefill({job.name: job.prompt[:-1]})
-        engine.start(job.name, job.prompt, len(job.prompt), Draw())
+        engine.start(job.name, job.prompt, len(job.prompt), SamplingParams())
     steps = [engine.step().tokens for _ in range(81)][1:]
     for job in jobs:
         assert [step[job.name] for step in steps] == alone(name, job)
@@ -168,28 +172,28 @@ def test_rows_that_start_together_decode_past_the_window_together(name: str) -> 
 def test_sampled_rows_say_the_same_alone_and_in_a_batch(name: str) -> None:
     rng = random.Random(5)
     draws = [
-        Draw(seed=1, temperature=1.0),
-        Draw(seed=2**62 + 5, temperature=0.8, top_p=0.9),
-        Draw(),
-        Draw(seed=3, temperature=1.5, top_k=40, min_p=0.02),
+        SamplingParams(seed=1, temperature=1.0),
+        SamplingParams(seed=2**62 + 5, temperature=0.8, top_p=0.9),
+        SamplingParams(),
+        SamplingParams(seed=3, temperature=1.5, top_k=40, min_p=0.02),
     ]
     jobs = draw_jobs(rng, draws)
     engine = engine_of(name)
     together = play(engine, jobs, rng)
     for job in jobs:
         assert play(engine, [job], rng) == {job.name: together[job.name]}
-    greedy = [job for job in jobs if job.draw == Draw()]
+    greedy = [job for job in jobs if job.sampling == SamplingParams()]
     assert all(together[job.name] == alone(name, job) for job in greedy)
 
 
 def test_a_sampled_row_resumed_after_some_tokens_goes_on_the_same() -> None:
-    draw = Draw(seed=9, temperature=1.0, top_p=0.95)
-    job = Job("whole", (5, 6, 7, 8), 30, draw)
+    sampling = SamplingParams(seed=9, temperature=1.0, top_p=0.95)
+    job = Job("whole", (5, 6, 7, 8), 30, sampling)
     whole = play(engine_of("hybrid"), [job], random.Random(0))["whole"]
     engine = engine_of("hybrid")
     tokens = (*job.prompt, *whole[:13])
     engine.prefill({"rest": tokens[:-1]})
-    engine.start("rest", tokens, len(job.prompt), draw)
+    engine.start("rest", tokens, len(job.prompt), sampling)
     assert [engine.step().tokens for _ in range(18)][1:] == [{"rest": token} for token in whole[13:]]
 
 
@@ -200,12 +204,12 @@ def test_a_row_can_be_dropped_wherever_it_stands() -> None:
     engine.prefill({"prefilling": [1, 2, 3]})
     engine.drop("prefilling")
     engine.prefill({"stays": stays.prompt[:-1]})
-    engine.start("stays", stays.prompt, 3, Draw())
+    engine.start("stays", stays.prompt, 3, SamplingParams())
     assert engine.step().tokens == {}
     answers = [engine.step().tokens["stays"] for _ in range(2)]
     for round_ in range(3):
-        engine.start("joins", [4], 1, Draw())
-        engine.start("never", [5], 1, Draw())
+        engine.start("joins", [4], 1, SamplingParams())
+        engine.start("never", [5], 1, SamplingParams())
         engine.drop("never")
         first = engine.step().tokens
         assert first.keys() == {"stays"}
@@ -215,8 +219,8 @@ def test_a_row_can_be_dropped_wherever_it_stands() -> None:
         answers.append(both["stays"])
         engine.drop("joins")
         engine.drop("joins")
-        if round_ == 1:  # the same name again, while its hole is still open
-            engine.start("joins", [6], 1, Draw())
+        if round_ == 1:  # reuses the name before the batch has closed its slot
+            engine.start("joins", [6], 1, SamplingParams())
             engine.drop("joins")
         answers.append(engine.step().tokens["stays"])
     assert answers == alone("hybrid", stays)[: len(answers)]
@@ -229,9 +233,9 @@ def test_a_reset_engine_serves_on() -> None:
     engine = engine_of("sliding")
     engine.prefill({"prefilling": [1, 2, 3]})
     for row in ("a", "b"):
-        engine.start(row, [4], 1, Draw())
+        engine.start(row, [4], 1, SamplingParams())
     engine.step()
-    engine.start("joining", [4], 1, Draw())
+    engine.start("joining", [4], 1, SamplingParams())
     assert engine.cache_bytes() > 0
     engine.reset()
     assert engine.cache_bytes() == 0
@@ -268,7 +272,7 @@ def test_caches_in_a_list_are_batched_by_what_they_can_do() -> None:
     ("make", "batched"),
     [
         (lambda: QuantizedKVCache(group_size=32, bits=8), True),
-        (lambda: ChunkedKVCache(chunk_size=4096), False),  # tells the model where it starts, as one number
+        (lambda: ChunkedKVCache(chunk_size=4096), False),  # stores its start position as one number
     ],
 )
 def test_rows_whose_caches_upstream_cannot_merge(make: Any, batched: bool) -> None:
@@ -283,16 +287,16 @@ def test_rows_whose_caches_upstream_cannot_merge(make: Any, batched: bool) -> No
 
 
 def loop_alone(network: nn.Module, job: Job) -> list[int]:
-    """The plainest generation there is."""
+    """Generate greedily with a minimal loop."""
     caches, said, tokens = make_prompt_cache(network), [], mx.array([job.prompt])
     for _ in range(job.tokens):
         tokens = mx.argmax(network(tokens, caches)[:, -1:], axis=-1)
-        said.append(int(tokens.item()))
+        said.append(int(np.array(tokens).item()))
     return said
 
 
 class CountingCache(KVCache):
-    """Keeps a lazy count that no output needs, as offsets are in layers without positions."""
+    """A cache with a lazy count that no output needs, like offsets in layers without positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,8 +310,12 @@ class CountingCache(KVCache):
     def state(self) -> Any:
         return self.keys, self.values, self.count
 
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.keys, self.values, self.count = state
 
-def test_nothing_lazy_piles_up_over_the_steps() -> None:
+
+def test_lazy_graph_does_not_grow_over_steps() -> None:
     made: list[CountingCache] = []
 
     def make() -> CountingCache:
@@ -315,7 +323,7 @@ def test_nothing_lazy_piles_up_over_the_steps() -> None:
         return made[-1]
 
     engine = BatchEngine(Rewrapped(make))
-    engine.start("row", [3], 1, Draw())
+    engine.start("row", [3], 1, SamplingParams())
     for _ in range(50):
         engine.step()
     graph = io.StringIO()

@@ -1,4 +1,4 @@
-"""Thoughts with a budget: closed at exactly their token, whatever is drawn, whenever it is read."""
+"""Thinking budgets: reasoning is closed at exactly its limit, whatever is sampled and whenever it is read."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.engine.test_engine_parity import MODELS, Job, engine_of, play
-from worker.contract import Draw, ThoughtLimit
+from worker.contract.engine import SamplingParams, ThinkingBudget
 from worker.engine.engine import BatchEngine
-from worker.engine.sampling.forcing import ThoughtGuard
+from worker.engine.sampling.forcing import ThinkingGuard
 
 END, BREAK, CALL = 7, 8, 9
 OPENINGS = [(5,), (5, 6)]
 
 
-def closed(limit: ThoughtLimit, drawn: Sequence[int]) -> list[int]:
-    """What becomes of the drawn tokens, by one who knows every token before."""
+def closed(limit: ThinkingBudget, drawn: Sequence[int]) -> list[int]:
+    """Reference: return the answer for the sampled tokens when every earlier token is available."""
     answer: list[int] = []
-    thought = 0 if limit.is_open else None
+    hidden = 0 if limit.is_open else None
     ordered: list[int] = []
     for token in drawn:
-        if thought == limit.tokens:
+        if hidden == limit.tokens:
             ordered = [*limit.closing]
         token = ordered.pop(0) if ordered else token
         answer.append(token)
-        if thought is not None:
-            thought = None if token in (limit.closing[0], limit.calling) else thought + 1
+        if hidden is not None:
+            hidden = None if token in (limit.closing[0], limit.calling) else hidden + 1
         elif tuple(answer[-len(limit.opening) :]) == limit.opening:
-            thought = 0
+            hidden = 0
     return answer
 
 
 def guarded(
-    limit: ThoughtLimit, drawn: Sequence[int], resumed: int = 0, *, is_prompt: bool = False
+    limit: ThinkingBudget, drawn: Sequence[int], resumed: int = 0, *, is_prompt: bool = False
 ) -> list[int]:
-    """What becomes of them where a token is read only when the next one has been set out to be drawn; or
-    where that is prompt, before."""
+    """Return the answer when a token is read only after the next one is dispatched. `is_prompt`: it is read
+    before."""
     answer = [*drawn[:resumed]]
-    guard = ThoughtGuard(limit, answer)
+    guard = ThinkingGuard(limit, answer)
     unread: list[int] = []
     for index in range(resumed, len(drawn)):
         if is_prompt:
             for token in unread:
-                guard.saw(token)
+                guard.accept_token(token)
             unread = []
         forced = guard.forced(index)
         before = answer[-1] if answer else None
         is_forced = forced is not None and (before not in forced.unless_after)
         for token in unread:
-            guard.saw(token)
+            guard.accept_token(token)
         unread = [forced.token if is_forced and forced else drawn[index]]
         answer += unread
     return answer
 
 
 limits = st.builds(
-    ThoughtLimit,
+    ThinkingBudget,
     tokens=st.integers(1, 6),
     opening=st.sampled_from(OPENINGS),
     closing=st.sampled_from([(END,), (END, BREAK), (END, BREAK, 4, 5)]),
@@ -70,7 +70,7 @@ limits = st.builds(
 
 @given(limits, st.lists(st.integers(4, 9), max_size=40))
 def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_answer_is_resumed(
-    limit: ThoughtLimit, drawn: list[int]
+    limit: ThinkingBudget, drawn: list[int]
 ) -> None:
     expected = closed(limit, drawn)
     assert guarded(limit, drawn) == expected
@@ -81,33 +81,37 @@ def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_ans
 
 
 def test_a_thought_that_ends_with_its_last_token_is_not_ended_twice() -> None:
-    limit = ThoughtLimit(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True)
+    limit = ThinkingBudget(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True)
     assert guarded(limit, [4, 4, END, 9, 9, 9]) == [4, 4, END, 9, 9, 9]
     assert guarded(limit, [4, 4, 4, 9, 9, 9]) == [4, 4, 4, END, BREAK, 9]
 
 
 def test_a_call_that_begins_in_a_thought_is_not_broken_by_its_end() -> None:
-    limit = ThoughtLimit(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True, calling=CALL)
+    limit = ThinkingBudget(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True, calling=CALL)
     for drawn in ([CALL, 4, 4, 4, 4, 4], [4, 4, CALL, 4, 4, 4]):
         assert guarded(limit, drawn) == drawn
     assert guarded(limit, [4, 4, 4, CALL, 4, 4]) == [4, 4, 4, END, BREAK, 4]
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("draw", [Draw(), Draw(seed=4, temperature=1.0, repetition_penalty=1.1)])
-def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str, draw: Draw) -> None:
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(seed=4, temperature=1.0, repetition_penalty=1.1)]
+)
+def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(
+    name: str, sampling: SamplingParams
+) -> None:
     prompt = (5, 6, 7, 8)
-    free = play(engine_of(name), [Job("free", prompt, 40, draw)], random.Random(0))["free"]
-    jobs = [Job("free", prompt, 40, draw)]
+    free = play(engine_of(name), [Job("free", prompt, 40, sampling)], random.Random(0))["free"]
+    jobs = [Job("free", prompt, 40, sampling)]
     for tokens in (1, 2, 9):
-        opened = ThoughtLimit(tokens, opening=(1998,), closing=(1999, 10), is_open=True)
-        begun = ThoughtLimit(tokens, opening=(free[3],), closing=(1999, 10), is_open=False)
+        opened = ThinkingBudget(tokens, opening=(1998,), closing=(1999, 10), is_open=True)
+        begun = ThinkingBudget(tokens, opening=(free[3],), closing=(1999, 10), is_open=False)
         jobs += [
-            Job(f"opened{tokens}", prompt, 40, _with(draw, opened)),
-            Job(f"begun{tokens}", prompt, 40, _with(draw, begun)),
+            Job(f"opened{tokens}", prompt, 40, _with(sampling, opened)),
+            Job(f"begun{tokens}", prompt, 40, _with(sampling, begun)),
         ]
-    called = ThoughtLimit(5, opening=(1998,), closing=(1999, 10), is_open=True, calling=free[4])
-    jobs.append(Job("called", prompt, 40, _with(draw, called)))
+    called = ThinkingBudget(5, opening=(1998,), closing=(1999, 10), is_open=True, calling=free[4])
+    jobs.append(Job("called", prompt, 40, _with(sampling, called)))
     together = play(engine_of(name), jobs, random.Random(1))
     assert together["free"] == free == together["called"]
     first = free.index(free[3]) + 1
@@ -116,7 +120,7 @@ def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(name: str,
         assert opened_answer[: tokens + 2] == [*free[:tokens], 1999, 10]
         assert begun_answer[: first + tokens + 2] == [*free[: first + tokens], 1999, 10]
     cuts = [(job, cut) for job in jobs[1:] for cut in range(0, 20, 3)]
-    alone = [[each] for each in cuts[::8]]  # of each job at another place
+    alone = [[each] for each in cuts[::8]]  # cuts of each job at different positions
     for begun in (cuts, *alone):
         steps = _resume(engine_of(name), prompt, together, begun)
         for number, (job, cut) in enumerate(begun):
@@ -130,28 +134,28 @@ def _resume(
     answers: dict[str, list[int]],
     begun: Sequence[tuple[Job, int]],
 ) -> list[dict[str, int]]:
-    """What rows say next that have said so many tokens of their answers, by the number of each."""
+    """Resume rows after a part of their answers; return the next steps' tokens by index in `begun`."""
     for number, (job, cut) in enumerate(begun):
         tokens = (*prompt, *answers[job.name][:cut])
         engine.prefill({str(number): tokens[:-1]})
-        engine.start(str(number), tokens, len(prompt), job.draw)
+        engine.start(str(number), tokens, len(prompt), job.sampling)
     return [dict(engine.step().tokens) for _ in range(15)][1:]
 
 
-def _with(draw: Draw, limit: ThoughtLimit) -> Draw:
-    return Draw(
-        seed=draw.seed,
-        temperature=draw.temperature,
-        repetition_penalty=draw.repetition_penalty,
-        thoughts=limit,
+def _with(sampling: SamplingParams, limit: ThinkingBudget) -> SamplingParams:
+    return SamplingParams(
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        repetition_penalty=sampling.repetition_penalty,
+        thinking_budget=limit,
     )
 
 
 @given(limits, st.lists(st.integers(4, 9), max_size=40))
-def test_what_is_coming_of_a_closing_is_what_is_forced(limit: ThoughtLimit, drawn: list[int]) -> None:
+def test_coming_tokens_match_the_forced_closing_sequence(limit: ThinkingBudget, drawn: list[int]) -> None:
     answer = closed(limit, drawn)
     for index in range(len(answer)):
-        guard = ThoughtGuard(limit, answer[:index])
+        guard = ThinkingGuard(limit, answer[:index])
         coming = guard.coming()
         rest = answer[index:]
         assert tuple(rest[: len(coming)]) == coming[: len(rest)]

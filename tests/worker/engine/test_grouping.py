@@ -1,4 +1,4 @@
-"""Which rows share a batch: within bounds, in as few groups as that takes."""
+"""Grouping of rows into batches: bounded padding, in as few groups as possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def by_length(numbers: list[int], groups: list[list[int]]) -> list[list[int]]:
 
 
 def best_ratio(numbers: list[int], count: int) -> float:
-    """Over all ways to cut the rows, in order of length, into `count` groups."""
+    """Return the best ratio over all ways to split the rows, ordered by length, into `count` groups."""
     ordered = sorted(numbers)
     ratios = []
     for cuts in itertools.combinations(range(1, len(ordered)), count - 1):

@@ -1,4 +1,4 @@
-"""Drawing under masks: only what may follow is drawn, and filters count nothing else, whatever the logits."""
+"""Sampling under masks: only allowed tokens are drawn, and filters ignore all others, whatever the logits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import pytest
 
 from tests.worker.engine.test_sampling import VOCABULARY, WAYS, random_logits
 from tests.worker.engine.test_sampling_filters import FILTERS, upstream_logprobs
-from worker.contract import Draw
-from worker.engine.sampling.guiding import Held, Masks
-from worker.engine.sampling.row import Row
+from tests.worker.rules import Unforeseeing
+from worker.contract.engine import SamplingParams
+from worker.engine.sampling.grammar_masks import GuidedRow, Masks
 from worker.engine.sampling.sampler import Sampler
+from worker.engine.sampling.state import SamplingState
 
 
 @dataclass(frozen=True)
-class Only:
-    """A grammar, and its guide: only these may ever follow."""
+class Only(Unforeseeing):
+    """A grammar and its guide: only these tokens are ever allowed."""
 
     tokens: tuple[int, ...]
 
     def open(self, answered: Sequence[int]) -> Only:
         return self
 
-    def saw(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         pass
 
     def fill(self, mask: memoryview) -> bool:
@@ -36,10 +37,10 @@ class Only:
         return True
 
 
-def drawn(draws: Sequence[Draw], logits: mx.array, position: int = 3) -> list[int]:
-    sampler = Sampler([Row(draw, [1, 2, 3], 2) for draw in draws])
-    tokens: list[int] = sampler(logits, [position] * len(draws)).tokens.tolist()
-    return tokens
+def drawn(draws: Sequence[SamplingParams], logits: mx.array, position: int = 3) -> list[int]:
+    sampler = Sampler([SamplingState(sampling, [1, 2, 3], 2) for sampling in draws])
+    tokens = sampler(logits, [position] * len(draws)).tokens
+    return list(map(int, np.array(tokens)))
 
 
 SOME = tuple(range(5, VOCABULARY, 7))
@@ -50,7 +51,7 @@ def test_only_what_may_follow_counts_for_filters() -> None:
     may = np.isin(np.arange(VOCABULARY), SOME)
     masked = mx.where(mx.array(may), logits, -mx.inf)
     for way in FILTERS:
-        # At this temperature what is kept is all but equally likely: every token turns up.
+        # At this temperature the remaining tokens are almost equally likely: every one of them is drawn.
         draws = [replace(way, seed=seed, temperature=1e4, grammar=Only(SOME)) for seed in range(1500)]
         tokens = drawn(draws, mx.broadcast_to(logits, (len(draws), VOCABULARY)))
         kept = np.flatnonzero(np.array(upstream_logprobs(masked, way))[0] > -np.inf)
@@ -61,7 +62,10 @@ def test_only_what_may_follow_counts_for_filters() -> None:
 def test_greedy_rows_draw_the_likeliest_that_may_follow(dtype: mx.Dtype) -> None:
     # Small logits in a narrow type: many round to the same log-probability, as they do upstream.
     logits = (0.01 * random_logits(64, vocabulary=4000)).astype(dtype)
-    draws = [Draw(grammar=Only(tuple(range(row, 4000, 64)))) if row % 3 else Draw() for row in range(64)]
+    draws = [
+        SamplingParams(grammar=Only(tuple(range(row, 4000, 64)))) if row % 3 else SamplingParams()
+        for row in range(64)
+    ]
     may = mx.array([[row % 3 == 0 or token % 64 == row for token in range(4000)] for row in range(64)])
     masked = mx.where(may, logits, -mx.inf)
     expected = mx.argmax(masked - mx.logsumexp(masked, axis=-1, keepdims=True), axis=-1)
@@ -71,9 +75,9 @@ def test_greedy_rows_draw_the_likeliest_that_may_follow(dtype: mx.Dtype) -> None
 def test_a_mask_is_set_behind_bias_and_penalties() -> None:
     logits = mx.broadcast_to(mx.arange(VOCABULARY, dtype=mx.float32), (3, VOCABULARY))
     draws = [
-        Draw(grammar=Only((7, 8)), logit_bias=((9, 1000.0), (7, 50.0))),
-        Draw(grammar=Only((3, 8)), frequency_penalty=1e5),  # 3 was answered
-        Draw(grammar=Only((3, 8)), logit_bias=((8, -math.inf),)),
+        SamplingParams(grammar=Only((7, 8)), logit_bias=((9, 1000.0), (7, 50.0))),
+        SamplingParams(grammar=Only((3, 8)), frequency_penalty=1e5),  # 3 is in the answer
+        SamplingParams(grammar=Only((3, 8)), logit_bias=((8, -math.inf),)),
     ]
     assert drawn(draws, logits) == [7, 8, 3]
 
@@ -83,10 +87,11 @@ def test_a_mask_is_set_behind_bias_and_penalties() -> None:
 def test_no_logits_make_a_row_draw_what_may_not_follow(poison: float, where: str) -> None:
     may = np.isin(np.arange(VOCABULARY), SOME)
     held = [replace(way, grammar=Only(SOME)) for way in WAYS]
-    draws = [draw for pair in zip(held, WAYS, strict=True) for draw in pair]
+    draws = [sampling for pair in zip(held, WAYS, strict=True) for sampling in pair]
     logits = np.array(random_logits(len(draws)))
     clean = drawn(draws, mx.array(logits))
-    logits[::2, {"all": slice(None), "what may follow": may, "what may not": ~may}[where]] = poison
+    poisoned = {"all": np.full(VOCABULARY, True), "what may follow": may, "what may not": ~may}[where]
+    logits[::2, poisoned] = poison
     tokens = drawn(draws, mx.array(logits))
     assert set(tokens[::2]) <= set(SOME)
     assert set(clean[::2]) <= set(SOME)
@@ -95,7 +100,11 @@ def test_no_logits_make_a_row_draw_what_may_not_follow(poison: float, where: str
 
 def test_a_banned_token_is_drawn_only_where_no_other_may_follow() -> None:
     ban = ((5, -math.inf), (12, -math.inf))
-    for way in (Draw(), Draw(temperature=1.0), Draw(temperature=1.0, top_k=3, top_p=0.9)):
+    for way in (
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=1.0, top_k=3, top_p=0.9),
+    ):
         draws = [replace(way, logit_bias=ban, grammar=Only(only)) for only in ((5, 12, 19), (5, 12))]
         tokens = drawn(draws, random_logits(2))
         assert tokens[0] == 19
@@ -107,7 +116,7 @@ def test_held_rows_draw_the_same_alone_and_free_rows_as_if_they_were() -> None:
     draws = [*held, *WAYS]
     logits = random_logits(len(draws))
     together = drawn(draws, logits)
-    assert together == [drawn([draw], logits[row : row + 1])[0] for row, draw in enumerate(draws)]
+    assert together == [drawn([sampling], logits[row : row + 1])[0] for row, sampling in enumerate(draws)]
     assert together[len(held) :] == drawn(WAYS, logits[len(held) :])
 
 
@@ -116,7 +125,7 @@ def test_there_is_no_mask_where_all_rows_are_free() -> None:
     masks.clear(40)
     masks.spare(1)
     assert masks.gather() is None
-    masks.ask(0, Held(Only((39,))))
+    masks.ask(0, GuidedRow(Only((39,))))
     mask = masks.gather()
     assert mask is not None
     assert mask.apply(mx.ones((2, 40))).tolist() == [[-math.inf] * 39 + [1.0], [1.0] * 40]
@@ -131,7 +140,7 @@ def test_a_mask_is_as_wide_as_the_logits_and_no_wider(vocabulary: int) -> None:
             mask[-1] = 2**32 - 1
             return True
 
-    masks, held = Masks(2), Held(All(()))
+    masks, held = Masks(2), GuidedRow(All(()))
     for _ in range(2):
         masks.clear(vocabulary)
         masks.ask(1, held)

@@ -1,4 +1,4 @@
-"""The sampler against upstream's greedy one, against statistics, and against itself in other company."""
+"""The sampler against upstream's greedy one, against statistics, and against itself in other batches."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ import numpy as np
 import pytest
 from mlx_lm.sample_utils import greedy_sampler
 
-from worker.contract import Draw
-from worker.engine.sampling.row import Row
+from worker.contract.engine import SamplingParams
 from worker.engine.sampling.sampler import Sampler
+from worker.engine.sampling.state import SamplingState
 
 VOCABULARY = 300
 WAYS = [
-    Draw(),
-    Draw(seed=1, temperature=1.0),
-    Draw(seed=2, temperature=1.0, top_p=0.9, top_k=20, min_p=0.01),
-    Draw(seed=3, temperature=0.8, top_p=0.9, min_p=0.01),
-    Draw(seed=4, temperature=0.8, top_k=280),
-    Draw(seed=5, temperature=0.8, top_k=40, repetition_penalty=1.2, presence_penalty=0.1),
-    Draw(logit_bias=((3, 1.0),), logprobs=3),
+    SamplingParams(),
+    SamplingParams(seed=1, temperature=1.0),
+    SamplingParams(seed=2, temperature=1.0, top_p=0.9, top_k=20, min_p=0.01),
+    SamplingParams(seed=3, temperature=0.8, top_p=0.9, min_p=0.01),
+    SamplingParams(seed=4, temperature=0.8, top_k=280),
+    SamplingParams(seed=5, temperature=0.8, top_k=40, repetition_penalty=1.2, presence_penalty=0.1),
+    SamplingParams(logit_bias=((3, 1.0),), logprobs=3),
 ]
 
 
-def sampler(draws: Sequence[Draw]) -> Sampler:
-    return Sampler([Row(draw, [1, 2, 3], 2) for draw in draws])
+def sampler(draws: Sequence[SamplingParams]) -> Sampler:
+    return Sampler([SamplingState(sampling, [1, 2, 3], 2) for sampling in draws])
 
 
-def drawn(draws: Sequence[Draw], logits: mx.array, positions: Sequence[int] | None = None) -> list[int]:
-    tokens: list[int] = sampler(draws)(logits, positions or [3] * len(draws)).tokens.tolist()
-    return tokens
+def drawn(
+    draws: Sequence[SamplingParams], logits: mx.array, positions: Sequence[int] | None = None
+) -> list[int]:
+    tokens = sampler(draws)(logits, positions or [3] * len(draws)).tokens
+    return list(map(int, np.array(tokens)))
 
 
 def random_logits(rows: int, seed: int = 0, vocabulary: int = VOCABULARY) -> mx.array:
@@ -43,12 +45,12 @@ def random_logits(rows: int, seed: int = 0, vocabulary: int = VOCABULARY) -> mx.
 def test_draws_follow_the_distribution() -> None:
     logits = mx.array([2.0, 1.0, 0.0, -0.5, 1.5, -2.0, 0.3, 0.3])
     temperature, rows = 0.7, 20_000
-    draw = Draw(seed=11, temperature=temperature)
-    tokens = drawn([draw] * rows, mx.broadcast_to(logits, (rows, 8)), range(rows))
-    expected = (mx.softmax(logits / temperature) * rows).tolist()
+    sampling = SamplingParams(seed=11, temperature=temperature)
+    tokens = drawn([sampling] * rows, mx.broadcast_to(logits, (rows, 8)), range(rows))
+    expected = np.array(mx.softmax(logits / temperature) * rows)
     counts = Counter(tokens)
     chi_square = sum((counts[token] - mean) ** 2 / mean for token, mean in enumerate(expected))
-    assert chi_square < 24.3  # 99.9% of honest samplers, 7 degrees of freedom
+    assert chi_square < 24.3  # 99.9% of correct samplers, 7 degrees of freedom
 
 
 @pytest.mark.parametrize("peak", [0.0, 12.0])
@@ -58,11 +60,11 @@ def test_draws_from_a_large_vocabulary_follow_the_distribution_into_its_tail(pea
     logits[1234] += peak
     weights = np.exp(logits - logits.max())
     probabilities = weights / weights.sum()
-    # Bins across the whole vocabulary: equally many tokens each, rare and frequent ones apart.
+    # Bins over the whole vocabulary: equally many tokens each, rare and frequent ones apart.
     order = np.argsort(logits)
     bin_of = np.empty(vocabulary, np.int64)
     bin_of[order] = np.arange(vocabulary) * bins // vocabulary
-    draw_all = sampler([Draw(seed=seed, temperature=1.0) for seed in range(rows)])
+    draw_all = sampler([SamplingParams(seed=seed, temperature=1.0) for seed in range(rows)])
     batch = mx.broadcast_to(mx.array(logits.astype(np.float32)), (rows, vocabulary))
     tokens = np.concatenate([np.array(draw_all(batch, [call] * rows).tokens) for call in range(calls)])
     expected = np.bincount(bin_of, probabilities) * rows * calls
@@ -74,10 +76,10 @@ def test_draws_from_a_large_vocabulary_follow_the_distribution_into_its_tail(pea
 
 
 def test_seeds_and_positions_draw_independently() -> None:
-    """Neighbouring keys: all pairs of 60 seeds and 60 positions, on one flat distribution."""
+    """Tests neighbouring keys: all pairs of 60 seeds and 60 positions, on one flat distribution."""
     seeds = positions = range(60)
     pairs = [(seed, position) for seed in seeds for position in positions]
-    draws = [Draw(seed=seed, temperature=1.0) for seed, _ in pairs]
+    draws = [SamplingParams(seed=seed, temperature=1.0) for seed, _ in pairs]
     tokens = drawn(draws, mx.zeros((len(pairs), 100)), [position for _, position in pairs])
     chi_square = sum((count - 36) ** 2 / 36 for count in Counter(tokens).values())
     assert chi_square < 149  # 99.9%, 99 degrees of freedom
@@ -90,7 +92,7 @@ def test_seeds_and_positions_draw_independently() -> None:
 
 def test_large_seeds_count_in_all_their_bits() -> None:
     seeds = [1 << bit for bit in range(63)] + [2**63 - 1, 0]
-    draws = [Draw(seed=seed, temperature=1.0) for seed in seeds]
+    draws = [SamplingParams(seed=seed, temperature=1.0) for seed in seeds]
     assert len(set(drawn(draws, mx.zeros((len(seeds), 10_000))))) > len(seeds) - 4
 
 
@@ -100,7 +102,7 @@ def test_a_row_draws_the_same_alone_and_in_any_order() -> None:
     together = drawn(WAYS, logits, positions)
     again = drawn(WAYS, logits, positions)
     backwards = drawn(WAYS[::-1], logits[::-1], positions[::-1])
-    alone = [drawn([draw], logits[i : i + 1], [positions[i]])[0] for i, draw in enumerate(WAYS)]
+    alone = [drawn([sampling], logits[i : i + 1], [positions[i]])[0] for i, sampling in enumerate(WAYS)]
     assert together == again == backwards[::-1] == alone
     assert all(0 <= token < VOCABULARY for token in together)
 
@@ -110,33 +112,33 @@ def test_greedy_rows_are_upstreams_argmax_with_other_neighbours_or_without(dtype
     # Small logits in a narrow type: many round to the same log-probability.
     logits = (0.01 * random_logits(64, vocabulary=4000)).astype(dtype)
     expected = greedy_sampler(logits - mx.logsumexp(logits, axis=-1, keepdims=True)).tolist()
-    assert drawn([Draw()] * 64, logits) == expected
-    mixed = [Draw() if row % 2 else WAYS[1 + row % 5] for row in range(64)]
+    assert drawn([SamplingParams()] * 64, logits) == expected
+    mixed = [SamplingParams() if row % 2 else WAYS[1 + row % 5] for row in range(64)]
     assert drawn(mixed, logits)[1::2] == expected[1::2]
 
 
 @pytest.mark.parametrize(
-    "draw",
+    "sampling",
     [
-        Draw(temperature=1.0, top_k=1),
-        Draw(temperature=1.0, top_p=0.0),
-        Draw(temperature=1.0, top_p=1e-9),
-        Draw(temperature=1.0, top_p=1e-9, top_k=50),
-        Draw(temperature=1.0, min_p=1.0),
-        Draw(temperature=1.0, min_p=1.0, top_k=50),
-        Draw(temperature=1e-9),
-        Draw(temperature=1e-4),
-        Draw(temperature=1e-4, top_k=50),
+        SamplingParams(temperature=1.0, top_k=1),
+        SamplingParams(temperature=1.0, top_p=0.0),
+        SamplingParams(temperature=1.0, top_p=1e-9),
+        SamplingParams(temperature=1.0, top_p=1e-9, top_k=50),
+        SamplingParams(temperature=1.0, min_p=1.0),
+        SamplingParams(temperature=1.0, min_p=1.0, top_k=50),
+        SamplingParams(temperature=1e-9),
+        SamplingParams(temperature=1e-4),
+        SamplingParams(temperature=1e-4, top_k=50),
     ],
 )
-def test_the_narrowest_settings_leave_the_most_likely_token(draw: Draw) -> None:
+def test_the_narrowest_settings_leave_the_most_likely_token(sampling: SamplingParams) -> None:
     logits = random_logits(4)
-    assert drawn([draw] * 4, logits) == mx.argmax(logits, axis=-1).tolist()
+    assert drawn([sampling] * 4, logits) == mx.argmax(logits, axis=-1).tolist()
 
 
 @pytest.mark.parametrize("poison", [math.nan, -math.nan, math.inf, -math.inf])
 def test_a_row_without_finite_logits_disturbs_no_other(poison: float) -> None:
-    draws = [draw for way in WAYS for draw in (way, way)]
+    draws = [sampling for way in WAYS for sampling in (way, way)]
     logits = random_logits(len(draws))
     clean = drawn(draws, logits)
     for row in range(0, len(draws), 2):
@@ -157,15 +159,15 @@ def test_tokens_are_unsigned_and_one_per_row() -> None:
 def test_an_answer_begins_with_the_forced_tokens_and_then_draws() -> None:
     forced = (7, 290, 7)
     rows = [
-        Row(Draw(forced=forced), [5, 5], 2),
-        Row(Draw(), [5, 5], 2),
-        Row(Draw(forced=forced), [5, 5, 7], 2),
+        SamplingState(SamplingParams(forced=forced), [5, 5], 2),
+        SamplingState(SamplingParams(), [5, 5], 2),
+        SamplingState(SamplingParams(forced=forced), [5, 5, 7], 2),
     ]
     sampling = Sampler(rows)
     logits = random_logits(3)
-    best = mx.argmax(logits, axis=-1).tolist()
+    best = list(map(int, np.array(mx.argmax(logits, axis=-1))))
     assert not set(best) & set(forced)
-    steps = [sampling(logits, [2 + step, 2 + step, 3 + step]).tokens.tolist() for step in range(4)]
+    steps = [np.array(sampling(logits, [2 + step, 2 + step, 3 + step]).tokens) for step in range(4)]
     assert [step[0] for step in steps] == [*forced, best[0]]
     assert [step[1] for step in steps] == [best[1]] * 4
     assert [step[2] for step in steps] == [*forced[1:], best[2], best[2]]

@@ -1,8 +1,9 @@
-"""What top-p, top-k and min-p leave, against upstream's own functions and against sorting."""
+"""Top-p, top-k and min-p against upstream's own functions and against sorting."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,49 +12,51 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
-from worker.contract import Draw
+from worker.contract.engine import SamplingParams
 from worker.engine.sampling.distribution import LEADING_MAX
 from worker.engine.sampling.ranking import leading, normalizer, nucleus
-from worker.engine.sampling.row import Row
 from worker.engine.sampling.sampler import Sampler
+from worker.engine.sampling.state import SamplingState
 
 VOCABULARY = 700
 FILTERS = [
-    Draw(top_p=0.9),
-    Draw(top_p=0.4, top_k=7),
-    Draw(top_k=12),
-    Draw(min_p=0.2),
-    Draw(top_p=0.95, top_k=40, min_p=0.05),
-    Draw(top_p=0.95, min_p=0.02),
-    Draw(top_p=0.01),
-    Draw(),
-    Draw(top_k=LEADING_MAX),
-    Draw(top_k=LEADING_MAX + 1),
-    Draw(top_k=400, top_p=0.999),
-    Draw(top_k=VOCABULARY),
-    Draw(top_k=VOCABULARY + 1000),
+    SamplingParams(top_p=0.9),
+    SamplingParams(top_p=0.4, top_k=7),
+    SamplingParams(top_k=12),
+    SamplingParams(min_p=0.2),
+    SamplingParams(top_p=0.95, top_k=40, min_p=0.05),
+    SamplingParams(top_p=0.95, min_p=0.02),
+    SamplingParams(top_p=0.01),
+    SamplingParams(),
+    SamplingParams(top_k=LEADING_MAX),
+    SamplingParams(top_k=LEADING_MAX + 1),
+    SamplingParams(top_k=400, top_p=0.999),
+    SamplingParams(top_k=VOCABULARY),
+    SamplingParams(top_k=VOCABULARY + 1000),
 ]
 
 
-def with_temperature(draw: Draw, seed: int, temperature: float) -> Draw:
-    return Draw(seed=seed, temperature=temperature, top_p=draw.top_p, top_k=draw.top_k, min_p=draw.min_p)
+def with_temperature(sampling: SamplingParams, seed: int, temperature: float) -> SamplingParams:
+    return SamplingParams(
+        seed=seed, temperature=temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
+    )
 
 
-def upstream_logprobs(logits: mx.array, draw: Draw) -> mx.array:
+def upstream_logprobs(logits: mx.array, sampling: SamplingParams) -> mx.array:
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    if draw.top_p < 1:
-        logprobs = apply_top_p(logprobs, draw.top_p)
-    if draw.min_p:
-        logprobs = apply_min_p(logprobs, draw.min_p)
-    if 0 < draw.top_k < logits.shape[-1]:
-        logprobs = apply_top_k(logprobs, draw.top_k)
+    if sampling.top_p < 1:
+        logprobs = apply_top_p(logprobs, sampling.top_p)
+    if sampling.min_p:
+        logprobs = apply_min_p(logprobs, sampling.min_p)
+    if 0 < sampling.top_k < logits.shape[-1]:
+        logprobs = apply_top_k(logprobs, sampling.top_k)
     return logprobs
 
 
 def drawn_tokens(logits: mx.array, temperature: float, calls: int) -> list[list[int]]:
-    """For each filter the tokens of 1,000 rows in each of so many calls, all filters in one batch."""
-    draws = [with_temperature(draw, seed, temperature) for draw in FILTERS for seed in range(1000)]
-    sampler = Sampler([Row(draw, [0], 1) for draw in draws])
+    """Return for each filter the tokens of 1,000 rows in each of `calls` calls, all filters in one batch."""
+    draws = [with_temperature(sampling, seed, temperature) for sampling in FILTERS for seed in range(1000)]
+    sampler = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])
     batch = mx.broadcast_to(logits, (len(draws), VOCABULARY))
     tokens = [np.array(sampler(batch, [1 + call] * len(draws)).tokens) for call in range(calls)]
     result: list[list[int]] = np.stack(tokens, axis=-1).reshape(len(FILTERS), -1).tolist()
@@ -62,22 +65,22 @@ def drawn_tokens(logits: mx.array, temperature: float, calls: int) -> list[list[
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_draw_every_token_that_upstream_keeps_and_no_other(seed: int) -> None:
-    # At this temperature what is kept is all but equally likely: every token turns up.
+    # At this temperature the remaining tokens are almost equally likely: every one of them is drawn.
     logits = 3 * mx.random.normal((1, VOCABULARY), key=mx.random.key(seed))
-    for draw, tokens in zip(FILTERS, drawn_tokens(logits, 1e4, 8), strict=True):
-        kept = np.flatnonzero(np.array(upstream_logprobs(logits, draw))[0] > -np.inf)
-        assert sorted(set(tokens)) == kept.tolist(), draw
+    for sampling, tokens in zip(FILTERS, drawn_tokens(logits, 1e4, 8), strict=True):
+        kept = np.flatnonzero(np.array(upstream_logprobs(logits, sampling))[0] > -np.inf)
+        assert sorted(set(tokens)) == kept.tolist(), sampling
 
 
-def test_what_is_left_is_drawn_at_the_temperature() -> None:
+def test_filtered_tokens_are_sampled_at_the_temperature() -> None:
     calls, temperature = 4, 0.6
     logits = mx.random.normal((1, VOCABULARY), key=mx.random.key(5))
-    for draw, tokens in zip(FILTERS, drawn_tokens(logits, temperature, calls), strict=True):
-        expected = 1000 * calls * np.array(mx.softmax(upstream_logprobs(logits, draw) / temperature))[0]
+    for sampling, tokens in zip(FILTERS, drawn_tokens(logits, temperature, calls), strict=True):
+        expected = 1000 * calls * np.array(mx.softmax(upstream_logprobs(logits, sampling) / temperature))[0]
         counts = Counter(tokens)
         often = [token for token in range(VOCABULARY) if expected[token] > 5]
         chi_square = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in often)
-        assert chi_square < len(often) + 4 * (2 * len(often)) ** 0.5 + 6, draw
+        assert chi_square < len(often) + 4 * (2 * len(often)) ** 0.5 + 6, sampling
 
 
 rows_of_logits = st.tuples(
@@ -87,7 +90,7 @@ rows_of_logits = st.tuples(
 
 def made(seed: int, rows: int, vocabulary: int, spread: float, is_coarse: bool) -> np.ndarray:
     logits = spread * np.random.default_rng(seed).standard_normal((rows, vocabulary))
-    return (np.round(logits) if is_coarse else logits).astype(np.float32)  # coarse: many equals
+    return (np.round(logits) if is_coarse else logits).astype(np.float32)  # coarse: many equal values
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,7 +115,7 @@ def test_the_nucleus_is_the_fewest_likeliest_tokens_with_enough_mass(
     for row, is_kept in zip(logits.astype(np.float64), kept, strict=True):
         probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
         assert is_kept.any()
-        # What differs by less than the rounding of an exponential, or of a fixed-point mass, counts as equal.
+        # Differences below the rounding of an exponential, or of a fixed-point mass, count as equal.
         bar = probabilities[is_kept].min() * (1 + 1e-5) + 2e-9
         assert not (probabilities[~is_kept] > bar).any()
         assert probabilities[is_kept].sum() >= top_p - 1e-5
@@ -131,8 +134,10 @@ def test_a_row_without_filters_keeps_its_whole_tail_beside_one_with() -> None:
     # A sharp peak: the mass above the tail rounds to exactly 1.
     logits = mx.concatenate([mx.array([[60.0]]), mx.zeros((1, VOCABULARY - 1))], axis=1)
     rows = 6000
-    draws = [Draw(seed=seed, temperature=1e4, top_p=0.5 if seed % 2 else 1.0) for seed in range(rows)]
-    sampler = Sampler([Row(draw, [0], 1) for draw in draws])
-    tokens = sampler(mx.broadcast_to(logits, (rows, VOCABULARY)), [1] * rows).tokens.tolist()
+    draws = [
+        SamplingParams(seed=seed, temperature=1e4, top_p=0.5 if seed % 2 else 1.0) for seed in range(rows)
+    ]
+    sampler = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])
+    tokens: Any = sampler(mx.broadcast_to(logits, (rows, VOCABULARY)), [1] * rows).tokens.tolist()
     assert len(set(tokens[::2])) > 0.95 * VOCABULARY
     assert set(tokens[1::2]) == {0}

@@ -1,4 +1,4 @@
-"""Bias, penalties and their counts, likelihoods: against NumPy, token by token, and in changing company."""
+"""Bias, penalties and logprobs against NumPy, token by token, and in changing batches."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rules import RuleGrammar, allows
-from worker.contract import Draw, Likelihood
-from worker.engine.sampling.row import Row
+from worker.contract.engine import Logprob, SamplingParams
 from worker.engine.sampling.sampler import Sampled, Sampler
+from worker.engine.sampling.state import SamplingState
 
 VOCABULARY = 130
 PENALIZED = [
-    Draw(repetition_penalty=1.7),
-    Draw(repetition_penalty=0.6),
-    Draw(presence_penalty=1.5),
-    Draw(frequency_penalty=0.8),
-    Draw(frequency_penalty=-0.2, presence_penalty=-0.3),
-    Draw(
+    SamplingParams(repetition_penalty=1.7),
+    SamplingParams(repetition_penalty=0.6),
+    SamplingParams(presence_penalty=1.5),
+    SamplingParams(frequency_penalty=0.8),
+    SamplingParams(frequency_penalty=-0.2, presence_penalty=-0.3),
+    SamplingParams(
         repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4, logit_bias=((9, 2.5), (4, -1.0))
     ),
-    Draw(repetition_penalty=1.3, logit_bias=((3, -inf), (5, -100.0), (6, 100.0))),
-    Draw(logit_bias=((8, -inf), (9, 1.5))),
-    Draw(),
+    SamplingParams(repetition_penalty=1.3, logit_bias=((3, -inf), (5, -100.0), (6, 100.0))),
+    SamplingParams(logit_bias=((8, -inf), (9, 1.5))),
+    SamplingParams(),
 ]
 
 
-def adjusted(logits: np.ndarray, draw: Draw, prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
-    """What the fields of `Draw` say, one token at a time."""
+def adjusted(
+    logits: np.ndarray, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
+) -> np.ndarray:
+    """Apply the fields of `SamplingParams`, one token at a time."""
     result = logits.astype(np.float64)
-    for token, bias in draw.logit_bias:
+    for token, bias in sampling.logit_bias:
         result[token] += bias
     for token in {*prompt, *answer}:
-        factor = draw.repetition_penalty
+        factor = sampling.repetition_penalty
         result[token] = result[token] / factor if result[token] > 0 else result[token] * factor
     for token in set(answer):
-        result[token] -= draw.presence_penalty + draw.frequency_penalty * list(answer).count(token)
+        result[token] -= sampling.presence_penalty + sampling.frequency_penalty * list(answer).count(token)
     return result
 
 
 def logits_at(name: int, position: int) -> mx.array:
-    """What a model would say in a row at a position: [vocabulary], the same in every company."""
+    """Return the logits of a row at a position: [vocabulary], the same in every batch."""
     return 1.5 * mx.random.normal((VOCABULARY,), key=mx.random.key(1000 * name + position))
 
 
@@ -55,45 +57,60 @@ def logits_at(name: int, position: int) -> mx.array:
 def test_greedy_rows_take_the_best_token_by_numpys_count_of_all_before(answered: int) -> None:
     prompts = [[row, 9, 9, 50] for row in range(len(PENALIZED))]
     answers = [[60, 61, 60, 62, 9][:answered] for _ in PENALIZED]
-    sampler = Sampler([Row(draw, p + a, 4) for draw, p, a in zip(PENALIZED, prompts, answers, strict=True)])
+    sampler = Sampler(
+        [
+            SamplingState(sampling, p + a, 4)
+            for sampling, p, a in zip(PENALIZED, prompts, answers, strict=True)
+        ]
+    )
     changed = 0
     for step in range(60):
-        logits = mx.stack([logits_at(0, step % 3)] * len(PENALIZED))  # few different ones: tokens come again
+        logits = mx.stack([logits_at(0, step % 3)] * len(PENALIZED))  # few, so that tokens repeat
         tokens = sampler(logits, [4 + answered + step] * len(PENALIZED)).tokens.tolist()
-        for row, draw in enumerate(PENALIZED):
-            expected = adjusted(np.array(logits[row]), draw, prompts[row], answers[row])
-            assert tokens[row] == int(expected.argmax()), (draw, step)
+        for row, sampling in enumerate(PENALIZED):
+            expected = adjusted(np.array(logits[row]), sampling, prompts[row], answers[row])
+            assert tokens[row] == int(expected.argmax()), (sampling, step)
             changed += tokens[row] != tokens[-1]
             answers[row].append(tokens[row])
     assert changed > 200
 
 
 def test_penalties_come_before_the_filters_and_the_temperature() -> None:
-    draw = Draw(temperature=1e4, top_k=5, presence_penalty=50.0, logit_bias=((7, 60.0), (100, -inf)))
+    sampling = SamplingParams(
+        temperature=1e4, top_k=5, presence_penalty=50.0, logit_bias=((7, 60.0), (100, -inf))
+    )
     logits = mx.broadcast_to(mx.arange(VOCABULARY, dtype=mx.float32) / 10, (3000, VOCABULARY))
-    rows = [Row(replace(draw, seed=seed), [129, 128, 127, 3], 2) for seed in range(3000)]
+    rows = [SamplingState(replace(sampling, seed=seed), [129, 128, 127, 3], 2) for seed in range(3000)]
     tokens = set(Sampler(rows)(logits, [4] * 3000).tokens.tolist())
-    assert tokens == {7, 129, 128, 126, 125}  # 127 was answered; the prompt's tokens are not penalized
+    assert tokens == {7, 129, 128, 126, 125}  # 127 is in the answer; the prompt's tokens are not penalized
 
 
 def test_a_banned_token_is_never_drawn_and_a_bias_of_minus_100_is_only_an_addition() -> None:
     logits = mx.zeros((2000, 4)) + mx.array([[500.0, 450.0, 1.0, 0.0]])
-    draws = [Draw(seed=s, temperature=1e3, logit_bias=((0, -inf), (1, -100.0))) for s in range(2000)]
-    tokens = Sampler([Row(draw, [0], 1) for draw in draws])(logits, [1] * 2000).tokens.tolist()
+    draws = [
+        SamplingParams(seed=s, temperature=1e3, logit_bias=((0, -inf), (1, -100.0))) for s in range(2000)
+    ]
+    tokens = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])(
+        logits, [1] * 2000
+    ).tokens.tolist()
     assert set(tokens) == {1, 2, 3}
-    greedy = [Row(Draw(logit_bias=((0, bias),)), [0], 1) for bias in (-inf, -100.0, -10.0)]
+    greedy = [
+        SamplingState(SamplingParams(logit_bias=((0, bias),)), [0], 1) for bias in (-inf, -100.0, -10.0)
+    ]
     assert Sampler(greedy)(logits[:3], [1] * 3).tokens.tolist() == [1, 1, 0]
 
 
 def test_tokens_beyond_the_vocabulary_are_passed_over() -> None:
-    draw = Draw(repetition_penalty=2.0, frequency_penalty=1.0, logit_bias=((4, 9.0), (10**9, 9.0), (-1, 9.0)))
+    sampling = SamplingParams(
+        repetition_penalty=2.0, frequency_penalty=1.0, logit_bias=((4, 9.0), (10**9, 9.0), (-1, 9.0))
+    )
     logits = mx.array([[1.0, 3.0, 2.5, 0.0]])
-    sampler = Sampler([Row(draw, [10**6, 4, 1, 2**31], 3)])
+    sampler = Sampler([SamplingState(sampling, [10**6, 4, 1, 2**31], 3)])
     assert [sampler(logits, [4 + step]).tokens.item() for step in range(2)] == [2, 1]
 
 
 def test_the_counts_belong_to_one_sampler_at_a_time() -> None:
-    row = Row(Draw(presence_penalty=1.0), [1, 2], 1)
+    row = SamplingState(SamplingParams(presence_penalty=1.0), [1, 2], 1)
     logits = logits_at(0, 0)[None]
     sampler = Sampler([row])
     sampler(logits, [2])
@@ -107,14 +124,14 @@ def test_the_counts_belong_to_one_sampler_at_a_time() -> None:
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_likelihoods_are_the_models_own_whatever_is_done_to_the_logits(dtype: mx.Dtype) -> None:
     draws = [
-        Draw(logprobs=0),
-        Draw(),
-        Draw(logprobs=4, temperature=2.0, top_k=3, seed=5),
-        Draw(logprobs=2, logit_bias=((7, 50.0),), repetition_penalty=1.5),
-        Draw(logprobs=VOCABULARY + 5, forced=(11,)),
+        SamplingParams(logprobs=0),
+        SamplingParams(),
+        SamplingParams(logprobs=4, temperature=2.0, top_k=3, seed=5),
+        SamplingParams(logprobs=2, logit_bias=((7, 50.0),), repetition_penalty=1.5),
+        SamplingParams(logprobs=VOCABULARY + 5, forced=(11,)),
     ]
     logits = mx.stack([logits_at(1, 0)] * len(draws)).astype(dtype)
-    sampled = Sampler([Row(draw, [7], 1) for draw in draws])(logits, [1] * len(draws))
+    sampled = Sampler([SamplingState(sampling, [7], 1) for sampling in draws])(logits, [1] * len(draws))
     mx.eval(sampled.tokens, sampled.arrays)
     tokens, likelihoods = sampled.tokens.tolist(), sampled.likelihoods()
     assert tokens[3:] == [7, 11]
@@ -129,13 +146,15 @@ def test_likelihoods_are_the_models_own_whatever_is_done_to_the_logits(dtype: mx
 
 
 def test_no_row_asks_for_likelihoods_and_none_are_computed() -> None:
-    sampled = Sampler([Row(Draw(), [1], 1), Row(Draw(temperature=1.0), [1], 1)])(mx.zeros((2, 5)), [1, 1])
+    sampled = Sampler(
+        [SamplingState(SamplingParams(), [1], 1), SamplingState(SamplingParams(temperature=1.0), [1], 1)]
+    )(mx.zeros((2, 5)), [1, 1])
     assert sampled.arrays == []
     assert sampled.likelihoods() == {}
 
 
 settings_of_rows = st.builds(
-    Draw,
+    SamplingParams,
     seed=st.integers(0, 2**63 - 1),
     temperature=st.sampled_from([0.0, 0.7, 1.0, 1.5]),
     top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3]),
@@ -153,18 +172,19 @@ settings_of_rows = st.builds(
 
 @dataclass
 class Request:
-    """A row of the simulation: it joins at one step, draws so many tokens, and is made anew at another."""
+    """A row of the simulation: it joins at step `joins`, draws `length` tokens, and is rebuilt at
+    `renewed`."""
 
-    draw: Draw
+    sampling: SamplingParams
     joins: int
     length: int
     renewed: int
     answer: list[int]
-    likelihoods: list[Likelihood | None]
+    likelihoods: list[Logprob | None]
 
 
-def request_of(draw: Draw, joins: int, length: int, renewed: int) -> Request:
-    return Request(draw, joins, length, renewed, [], [])
+def request_of(sampling: SamplingParams, joins: int, length: int, renewed: int) -> Request:
+    return Request(sampling, joins, length, renewed, [], [])
 
 
 requests = st.lists(
@@ -176,10 +196,11 @@ PROMPT = [1, 5, 20]
 
 
 def run(batch: dict[int, Request]) -> None:
-    """All requests as an engine would: rebuilt when the rows change, a step dispatched before one is read."""
-    rows: dict[int, Row] = {}
+    """Run all requests as an engine does: rebuild when rows change, and dispatch a step before reading the
+    last."""
+    rows: dict[int, SamplingState] = {}
     sampler = Sampler([])
-    pending: tuple[dict[int, Row], Sampled] | None = None
+    pending: tuple[dict[int, SamplingState], Sampled] | None = None
     for step in range(max(request.joins + request.length for request in batch.values())):
         active = [name for name, r in batch.items() if r.joins <= step < r.joins + r.length]
         renewed = {name for name in active if step - batch[name].joins in (0, batch[name].renewed)}
@@ -188,7 +209,9 @@ def run(batch: dict[int, Request]) -> None:
             if pending:
                 read(batch, *pending)
             pending = None
-            made = {n: Row(batch[n].draw, PROMPT + batch[n].answer, len(PROMPT)) for n in renewed}
+            made = {
+                n: SamplingState(batch[n].sampling, PROMPT + batch[n].answer, len(PROMPT)) for n in renewed
+            }
             rows = {name: made.get(name) or rows[name] for name in active}
             sampler = Sampler(list(rows.values()))
         if not rows:
@@ -208,10 +231,10 @@ def run(batch: dict[int, Request]) -> None:
         read(batch, *pending)
 
 
-def read(batch: dict[int, Request], rows: dict[int, Row], sampled: Sampled) -> None:
+def read(batch: dict[int, Request], rows: dict[int, SamplingState], sampled: Sampled) -> None:
     likelihoods = sampled.likelihoods()
     for index, (name, token) in enumerate(zip(rows, sampled.tokens.tolist(), strict=True)):
-        rows[name].saw(token)
+        rows[name].accept_token(token)
         batch[name].answer.append(token)
         batch[name].likelihoods.append(likelihoods.get(index))
 
@@ -221,17 +244,19 @@ def read(batch: dict[int, Request], rows: dict[int, Row], sampled: Sampled) -> N
 def test_a_row_draws_the_same_alone_and_among_rows_that_come_go_and_resume(batch: list[Request]) -> None:
     run(dict(enumerate(batch)))
     for name, request in enumerate(batch):
-        alone = request_of(request.draw, 0, request.length, 100)
+        alone = request_of(request.sampling, 0, request.length, 100)
         run({name: alone})
         assert request.answer == alone.answer
         assert request.likelihoods == alone.likelihoods
-        assert request.answer[: len(request.draw.forced)] == list(request.draw.forced[: request.length])
+        assert request.answer[: len(request.sampling.forced)] == list(
+            request.sampling.forced[: request.length]
+        )
         assert len(request.answer) == request.length
         check_grammar(request)
 
 
 def check_grammar(request: Request) -> None:
-    if isinstance(request.draw.grammar, RuleGrammar):
-        for index in range(len(request.draw.forced), request.length):
-            rule = allows(request.draw.grammar.seed, request.answer[:index])
+    if isinstance(request.sampling.grammar, RuleGrammar):
+        for index in range(len(request.sampling.forced), request.length):
+            rule = allows(request.sampling.grammar.seed, request.answer[:index])
             assert rule is None or request.answer[index] % rule[0] == rule[1]

@@ -1,4 +1,4 @@
-"""How likely a prompt's tokens are, against one forward pass of upstream's model over all of it."""
+"""Prompt logprobs against one forward pass of upstream's model over the whole prompt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
-from tests.worker import proven
-from worker.contract import Draw, Likelihood, Targets
+from tests.worker import probed_networks
+from worker.contract.engine import Logprob, LogprobTargets, SamplingParams
 from worker.engine import scoring
 from worker.engine.engine import BatchEngine
 
@@ -27,7 +27,7 @@ def network(name: str) -> nn.Module:
 
 
 def engine_of(name: str) -> BatchEngine:
-    return proven.engine(network, name)
+    return probed_networks.engine(network, name)
 
 
 def prompt_of(seed: int, length: int) -> tuple[int, ...]:
@@ -36,13 +36,13 @@ def prompt_of(seed: int, length: int) -> tuple[int, ...]:
 
 
 def whole(name: str, tokens: Sequence[int]) -> mx.array:
-    """Log-probabilities [positions, vocabulary] of one pass."""
+    """Return the log-probabilities [positions, vocabulary] of one pass."""
     logits = network(name)(mx.array([list(tokens)]))[0].astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def check(name: str, tokens: Sequence[int], found: Sequence[Likelihood], top: int, first: int = 1) -> None:
-    """`found`: of the tokens from number `first` on."""
+def check(name: str, tokens: Sequence[int], found: Sequence[Logprob], top: int, first: int = 1) -> None:
+    """Compare `found`, the logprobs of the tokens from index `first` on, with upstream's."""
     expected = whole(name, tokens)
     assert len(found) == len(tokens) - first
     for position, likelihood in enumerate(found, start=first):
@@ -55,17 +55,17 @@ def check(name: str, tokens: Sequence[int], found: Sequence[Likelihood], top: in
             assert each == pytest.approx(row[token].item(), abs=TOLERANCE)
 
 
-def scored(engine: BatchEngine, row: str, prompt: Sequence[int], chunk: int, top: int) -> list[Likelihood]:
-    found: list[Likelihood] = []
+def scored(engine: BatchEngine, row: str, prompt: Sequence[int], chunk: int, top: int) -> list[Logprob]:
+    found: list[Logprob] = []
     for first in range(0, len(prompt) - 1, chunk):
         last = min(first + chunk, len(prompt) - 1)
-        asked = Targets(tuple(prompt[first + 1 : last + 1]), top)
+        asked = LogprobTargets(tuple(prompt[first + 1 : last + 1]), top)
         found += engine.prefill({row: prompt[first:last]}, {row: asked})[row]
     return found
 
 
 def answered(engine: BatchEngine, row: str, prompt: Sequence[int], count: int) -> list[int]:
-    engine.start(row, prompt, len(prompt), Draw())
+    engine.start(row, prompt, len(prompt), SamplingParams())
     steps = [engine.step() for _ in range(count + 1)]
     engine.drop(row)
     return [step.tokens[row] for step in steps if row in step.tokens]
@@ -90,7 +90,7 @@ def test_a_prompts_likelihoods_are_those_of_one_pass_however_it_is_cut(
 def test_rows_that_ask_and_rows_that_do_not_run_in_one_call(name: str) -> None:
     prompts = {row: prompt_of(seed, 20 + seed) for seed, row in enumerate("abcd", start=1)}
     engine, plain = engine_of(name), engine_of(name)
-    targets = {"b": Targets(prompts["b"][1:], 0), "d": Targets(prompts["d"][1:], 2)}
+    targets = {"b": LogprobTargets(prompts["b"][1:], 0), "d": LogprobTargets(prompts["d"][1:], 2)}
     found = engine.prefill({row: prompt[:-1] for row, prompt in prompts.items()}, targets)
     assert found.keys() == {"b", "d"}
     check(name, prompts["b"], found["b"], top=0)
@@ -105,13 +105,13 @@ def test_only_the_end_of_a_chunk_may_be_asked_for(first: int, monkeypatch: pytes
     monkeypatch.setattr(scoring, "LOGITS_MAX", 10 * 2048)
     prompt = prompt_of(3, 61)
     engine = engine_of("dense")
-    found = engine.prefill({"a": prompt[:-1]}, {"a": Targets(prompt[first:], 1)})["a"]
+    found = engine.prefill({"a": prompt[:-1]}, {"a": LogprobTargets(prompt[first:], 1)})["a"]
     check("dense", prompt, found, top=1, first=first)
 
 
 def test_the_logits_of_a_long_chunk_are_never_all_there() -> None:
     class Wide(nn.Module):
-        """A vocabulary so large that the logits of all positions would be 512 MB."""
+        """A vocabulary so large that the logits of all positions would take 512 MB."""
 
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -126,6 +126,6 @@ def test_the_logits_of_a_long_chunk_are_never_all_there() -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    found = engine.prefill({"a": prompt[:-1]}, {"a": Targets(prompt[1:], 5)})["a"]
+    found = engine.prefill({"a": prompt[:-1]}, {"a": LogprobTargets(prompt[1:], 5)})["a"]
     assert len(found) == 1024
     assert mx.get_peak_memory() - before < 400 * 2**20

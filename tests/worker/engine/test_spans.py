@@ -1,18 +1,18 @@
-"""Which columns are there and looked at, by counting them."""
+"""Which columns exist and are attended to, checked by counting them."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.caches.seats import Seats
+from worker.engine.caches.batch_positions import BatchPositions
 from worker.engine.caches.spans import NO_GAPS, Gaps
 
 LENGTH = 60
 
 
 def gaps() -> st.SearchStrategy[Gaps]:
-    """Up to four, apart or next to each other."""
+    """Draw up to four gaps, apart or adjacent."""
 
     def cut(places: list[int]) -> Gaps:
         ordered = sorted(places)
@@ -24,7 +24,7 @@ def gaps() -> st.SearchStrategy[Gaps]:
 
 
 def there(gaps: Gaps) -> list[int]:
-    """The positions that have columns."""
+    """Return the positions that have columns."""
     return [at for at in range(LENGTH) if not any(first <= at < last for first, last in gaps.spans)]
 
 
@@ -45,8 +45,8 @@ def test_the_last_columns_stand_where_nothing_was_left_out(gaps: Gaps, data: st.
 
 @given(st.lists(gaps(), min_size=1, max_size=4), st.integers(1, LENGTH + 9))
 def test_a_window_holds_what_stands_within_it(rows: list[Gaps], window: int) -> None:
-    seats = Seats()
-    seats.seat([LENGTH - each.total for each in rows], rows)
+    seats = BatchPositions()
+    seats.assign([LENGTH - each.total for each in rows], rows)
     seen = [sum(at > LENGTH - window for at in there(each)) + 1 for each in rows]
     assert seats.seen([window]) == seats.seen([window + 3, window]) == seen
     assert seats.seen([]) == [len(there(each)) + 1 for each in rows]

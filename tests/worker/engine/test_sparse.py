@@ -1,5 +1,4 @@
-"""Rows of which parts of the prompt are left out say, alone and in company, what a row says that has those
-parts where nothing can see them."""
+"""Rows with skipped prompt spans, alone and in a batch, equal a row in which these spans are masked."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
-from tests.worker import proven
+from tests.worker import probed_networks
 from tests.worker.sparse import Sparse, begin, chunked, hidden, played
-from worker.contract import Draw, Piece
-from worker.engine.caches import stored
-from worker.engine.caches.gaps import hiding
+from worker.contract.engine import CacheSegment, SamplingParams
+from worker.engine.caches import snapshots
+from worker.engine.caches.sparse_rows import hiding
+from worker.engine.draft_model import DraftModelProposer
 from worker.engine.engine import BatchEngine
-from worker.engine.following import Followers
 
 WINDOWED = ("sliding", "gpt_oss", "gemma3n")
 ARCHITECTURES = (
@@ -35,7 +34,7 @@ def network(name: str) -> Any:
 
 
 def engine_of(name: str) -> BatchEngine:
-    return proven.engine(network, name)
+    return probed_networks.engine(network, name)
 
 
 def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
@@ -44,9 +43,9 @@ def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_what_is_said_is_what_is_said_where_the_rest_is_hidden(name: str) -> None:
+def test_sparse_prefill_output_equals_dense_output_with_masked_tokens(name: str) -> None:
     engine = engine_of(name)
-    assert engine.can_leave_out
+    assert engine.can_skip_tokens
     rows = {
         "two": Sparse(prompt_of(1, 60), ((10, 24), (30, 41))),
         "dense": Sparse(prompt_of(2, 33)),
@@ -59,7 +58,7 @@ def test_what_is_said_is_what_is_said_where_the_rest_is_hidden(name: str) -> Non
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_a_window_is_one_of_positions(name: str) -> None:
-    """What was left out within it is not made up for by what stands before it."""
+    """Skipped tokens within a window are not replaced by earlier ones."""
     engine, row = engine_of(name), Sparse(prompt_of(8, 60), ((36, 52),))
     closed_up = Sparse((*row.prompt[:36], *row.prompt[52:]))
     [said] = played(engine, {"a": row}, 12).values()
@@ -77,11 +76,11 @@ def test_all_of_a_prompt_chunk_by_chunk_where_it_stands_is_the_prompt(name: str)
 def test_a_copy_begins_where_the_row_stands() -> None:
     engine, prompt = engine_of("hybrid"), prompt_of(4, 40)
     engine.prefill({"a": prompt[:12]})
-    engine.leave_out("a", 12, 22)
+    engine.skip_tokens("a", 12, 22)
     engine.prefill({"a": prompt[22:-1]})
     engine.fork("a", "b")
     for row in "ab":
-        engine.start(row, prompt, len(prompt), Draw())
+        engine.start(row, prompt, len(prompt), SamplingParams())
     steps = [engine.step().tokens for _ in range(6)][1:]
     assert [step["a"] for step in steps] == [step["b"] for step in steps]
     assert [step["a"] for step in steps] == hidden(engine, Sparse(prompt, ((12, 22),)), 5).tokens
@@ -90,27 +89,30 @@ def test_a_copy_begins_where_the_row_stands() -> None:
 def test_a_dropped_row_leaves_no_gap_to_the_next_of_its_name() -> None:
     engine, prompt = engine_of("dense"), prompt_of(5, 30)
     engine.prefill({"a": prompt[:10]})
-    engine.leave_out("a", 10, 15)
+    engine.skip_tokens("a", 10, 15)
     engine.drop("a")
     begin(engine, "a", Sparse(prompt))
     said = [engine.step().tokens for _ in range(5)][1:]
     assert [step["a"] for step in said] == hidden(engine, Sparse(prompt), 4).tokens
 
 
-def weighed(follower: Followers, last: int) -> list[Any]:
-    """What it answers until it is done."""
-    parts: list[Any] = [follower.weigh("a", last)]
+def weighed(follower: DraftModelProposer, last: int) -> list[Any]:
+    """Return the results of `score_tokens` until it has finished."""
+    parts: list[Any] = [follower.score_tokens("a", last)]
     while parts[-1] is None:
-        parts.append(follower.weigh("a", last))
+        parts.append(follower.score_tokens("a", last))
     return parts
 
 
 def test_a_row_that_goes_is_weighed_anew_when_it_comes_again() -> None:
-    follower, rows = Followers(network("dense"), 0.1, 2048), [prompt_of(seed, 50) for seed in (10, 11)]
+    follower, rows = (
+        DraftModelProposer(network("dense"), 0.1, 2048),
+        [prompt_of(seed, 50) for seed in (10, 11)],
+    )
     told = []
     for prompt in (*rows, rows[1]):
         follower.read("a", prompt[:-1])
-        assert follower.weigh("a", prompt[-1]) is None
+        assert follower.score_tokens("a", prompt[-1]) is None
         if prompt is rows[1]:
             told.append(weighed(follower, prompt[-1])[-1])
         follower.drop("a")
@@ -119,32 +121,32 @@ def test_a_row_that_goes_is_weighed_anew_when_it_comes_again() -> None:
 
 @pytest.mark.parametrize("name", ["dense", "hybrid", "sliding", "deepseek_v3"])
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
-    follower, prompt = Followers(network(name), 0.1, 2048), prompt_of(6, 50)
+    follower, prompt = DraftModelProposer(network(name), 0.1, 2048), prompt_of(6, 50)
     follower.read("a", prompt[:-1])
-    before = [cache.offset for cache in follower._flocks.own("a") if hasattr(cache, "offset")]
+    before = [cache.offset for cache in follower._draft_batches.own("a") if hasattr(cache, "offset")]
     parts = weighed(follower, prompt[-1])
     weights = parts[-1]
-    assert len(parts) > 4, "others step between them"
+    assert len(parts) > 4, "the work is divided so that other rows can step in between"
     assert len(weights) == len(prompt) - 1
     assert all(weight >= 0 for weight in weights)
     assert sum(weights) > 0
     assert follower.length("a") == len(prompt) - 1
-    assert [cache.offset for cache in follower._flocks.own("a") if hasattr(cache, "offset")] == before
+    assert [cache.offset for cache in follower._draft_batches.own("a") if hasattr(cache, "offset")] == before
 
 
-def test_what_weighs_most_changes_the_answer_most() -> None:
-    """By differences: each token's column hidden in turn."""
+def test_most_important_tokens_change_the_logits_most() -> None:
+    """Masks each token's column in turn and compares the logits."""
     prompt, model = prompt_of(7, 24), network("dense")
-    follower = Followers(model, 0.1, 2048)
+    follower = DraftModelProposer(model, 0.1, 2048)
     follower.read("a", prompt[:-1])
     weights = weighed(follower, prompt[-1])[-1]
-    caches = follower._flocks.own("a")
+    caches = follower._draft_batches.own("a")
     last = mx.array([prompt[-1:]], mx.uint32)
 
     def logits(place: int) -> mx.array:
         rows = make_prompt_cache(model)
-        columns, _ = stored.columns_of(caches, 0, 0, len(prompt) - 1)
-        stored.rebuild(rows, [Piece(columns, 0, len(prompt) - 1, len(prompt) - 1)], None)
+        columns, _ = snapshots.columns_of(caches, 0, 0, len(prompt) - 1)
+        snapshots.rebuild(rows, [CacheSegment(columns, 0, len(prompt) - 1, len(prompt) - 1)], None)
         out: mx.array = model(last, cache=hiding(rows, (place, place + 1)))
         return out[0, -1]
 
@@ -158,5 +160,10 @@ def test_what_weighs_most_changes_the_answer_most() -> None:
 
 def test_a_network_that_has_only_states_weighs_nothing() -> None:
     target = network("dense")
-    assert BatchEngine(target, drafter=Followers(network("mamba"), 0.1, 2048)).weigher is None
-    assert BatchEngine(target, drafter=Followers(network("hybrid"), 0.1, 2048)).weigher is not None
+    assert (
+        BatchEngine(target, drafter=DraftModelProposer(network("mamba"), 0.1, 2048)).importance_scorer is None
+    )
+    assert (
+        BatchEngine(target, drafter=DraftModelProposer(network("hybrid"), 0.1, 2048)).importance_scorer
+        is not None
+    )

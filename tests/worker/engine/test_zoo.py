@@ -1,21 +1,20 @@
-"""An architecture for each kind of layer, mask, threshold and refusal: rows say what upstream says alone,
-whatever happens around them. `make zoo` plays every family that upstream has."""
+"""Architectures for each kind of layer, mask, threshold and refusal: rows generate what upstream generates
+alone, whatever other rows do. `make zoo` runs every family of upstream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.models.heads import HEADS
+from tests.models.mtp_models import HEADS
 from tests.oracle import Oracle
 from tests.worker import zoo
 from tests.worker.zoo import ARCHITECTURES, differences, load
-from worker.engine.ahead import AheadGroup
 from worker.engine.caches import grouping
-from worker.engine.heads import Heads
+from worker.engine.hidden_state_proposer import HiddenStateProposer
 from worker.engine.sampling.penalties import is_penalized
+from worker.engine.spec_decode import VerifyBatch
 
 ROWS = 9
 FIRST = 0
@@ -34,8 +33,8 @@ OTHERS = {
     "family-minimax_m3_vl": 1,
     "family-z1t": 1,
 }
-"""The first seed of a scenario with so few rows in which rows are forked, restored, and cancelled or
-preempted, if it is another. `python -m tests.worker.zoo` plays as many as one likes, larger ones."""
+"""First seed, where it is not the default, of a small scenario in which rows are forked, restored, and
+cancelled or preempted. `python -m tests.worker.zoo` runs any number of larger ones."""
 
 DRAFTED = (
     "dense",
@@ -48,7 +47,7 @@ DRAFTED = (
     "kimi_linear",
     "lfm2",
 )
-"""One for each kind of layer that rows which run ahead may have."""
+"""One architecture for each kind of layer that speculative verification supports."""
 
 
 DRAFT_MODELS = (
@@ -62,8 +61,8 @@ DRAFT_MODELS = (
     ("hybrid", "hybrid_eagle3"),
     ("hybrid", "hybrid_dflash"),
 )
-"""Models and who drafts for them: itself, which is always right, another one, which hardly is, or a drafter
-that was trained for it."""
+"""Models and their drafters: the model itself (always accepted), another one (almost never), or a trained
+drafter."""
 
 ALIKE = {
     "exaone4": "sliding",
@@ -76,26 +75,20 @@ ALIKE = {
     "olmo3": "sliding",
     "qwen3_moe": "gpt_oss",
 }
-"""Of the zoo, those whose layers, caches and masks another one has as well: `make zoo` plays them."""
+"""Architectures of the zoo whose layers, caches and masks another one also has: only `make zoo` runs them."""
 MECHANISMS = (
     *(name for name in ARCHITECTURES if name not in ALIKE),
-    "family-gpt_bigcode",  # learned positions, found by one number for all rows
-    "family-minimax_m3_vl",  # blocks of keys, cut where a row happens to lie
-    "family-cohere_compass",  # of mlx-vlm's: positions that it is told, in one axis
-    "family-minimax_m3",  # of mlx-vlm's: caches of its own class, which keep more than keys and values
-    "family-z1t",  # of mlx-vlm's: caches that do not say how large they are
+    "family-gpt_bigcode",  # learned positions, looked up by one number for all rows
+    "family-minimax_m3_vl",  # blocks of keys, cut wherever a row happens to be
+    "family-cohere_compass",  # mlx-vlm: explicit positions in one axis
+    "family-minimax_m3",  # mlx-vlm: caches of its own class, with more than keys and values
+    "family-z1t",  # mlx-vlm: caches that do not report their size
 )
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    with Oracle() as oracle:
-        yield oracle
 
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that in lives this short buffers are outgrown and rows are grouped by length."""
+    """Shrink buffers and group steps so that short runs outgrow them and rows are grouped by length."""
     monkeypatch.setattr(grouping, "COLUMNS_STEP", 16)
 
 
@@ -119,8 +112,8 @@ def test_rows_with_a_draft_model_say_what_they_say_alone(
 
 
 def test_rows_with_layers_that_guess_say_what_they_say_alone(oracle: Oracle) -> None:
-    model = load(HEADS, uses_heads=True)
-    assert isinstance(model.engine.drafter, Heads)
+    model = load(HEADS, use_mtp=True)
+    assert isinstance(model.engine.drafter, HiddenStateProposer)
     assert differences(model, HEADS, FIRST, oracle, ROWS, drafted=True) == []
 
 
@@ -130,17 +123,17 @@ def test_so_do_rows_whose_drafts_are_all_drawn_at_once(
 ) -> None:
     """No draw depends on the tokens before it: there are no grammars and no penalties."""
     monkeypatch.setattr(zoo, "_grammar", lambda row: None)
-    draws = [draw for draw in zoo._DRAWS if not is_penalized(draw)]
+    draws = [sampling for sampling in zoo._DRAWS if not is_penalized(sampling)]
     monkeypatch.setattr(zoo, "_DRAWS", draws)
     assert len(draws) > 2
     drawn = 0
-    at_once = AheadGroup._drawn_at_once
+    at_once = VerifyBatch._drawn_at_once
 
-    def counted(group: AheadGroup, *given: Any) -> Any:
+    def counted(group: VerifyBatch, *given: Any) -> Any:
         nonlocal drawn
         drawn += 1
         return at_once(group, *given)
 
-    monkeypatch.setattr(AheadGroup, "_drawn_at_once", counted)
+    monkeypatch.setattr(VerifyBatch, "_drawn_at_once", counted)
     assert differences(load(architecture), architecture, FIRST, oracle, ROWS, drafted=True) == []
     assert drawn > 20

@@ -1,10 +1,10 @@
-"""Random schemas asked of a running server: every answer that ends by itself must be valid by its schema.
+"""Random schemas sent to a running server: every complete answer must be valid by its schema.
 
     python -m tests.worker.grammars.endpoint [--url http://127.0.0.1:8000/v1] [--model NAME] [--schemas 300]
         [--seed 0] [--streams 8] [--max-tokens 600] [--key KEY]
 
-Temperature 1. Prints what is wrong, with its number, and how many answers ended, were cut or refused; ends
-with 1 if any was invalid or failed. The schemas follow from `--seed`.
+Temperature 1. Prints invalid answers with their numbers, and how many answers were complete, truncated or
+refused. Exits with 1 if any was invalid or failed. The schemas are determined by `--seed`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REQUEST_S_MAX = 600.0
 
 
 def made_up(count: int, seed: int) -> list[Schema]:
-    """So many schemas, the same ones for one seed."""
+    """Return `count` schemas, deterministic in `seed`."""
     found: list[Schema] = []
 
     @hypothesis.seed(seed)
@@ -47,7 +47,7 @@ def made_up(count: int, seed: int) -> list[Schema]:
 
 
 def ask(client: httpx.Client, options: argparse.Namespace, number: int, schema: Schema) -> str:
-    """How it went: `ended`, `cut`, `refused`, `invalid` or `failed`."""
+    """Return the outcome: `ended`, `cut`, `refused`, `invalid` or `failed`."""
     body = {
         "model": options.model,
         "messages": [{"role": "user", "content": "Make something up."}],

@@ -1,4 +1,4 @@
-"""Answers drawn at random from what a guide allows, without a model; and vocabularies to draw them from."""
+"""Random answers from the tokens that a guide allows, without a model; and vocabularies to draw them from."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from tokenizers import Tokenizer
 
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import ADDED_TOKENS, token_bytes
+from worker.contract.guides import Grammar, Guide
 from worker.grammars.compiler import Compiler
-from worker.grammars.guide import HeldGrammar
-from worker.grammars.lexicon import Lexicon
-from worker.grammars.reading import Markup
-from worker.guides import Grammar, Guide
+from worker.grammars.guide import AnswerGrammar
+from worker.grammars.tokenizer import GrammarTokenizer
+from worker.grammars.trigger import Markup
 
 TOKENS_MAX = 500
 HURRIED_AFTER = 100
-"""Tokens after which an answer is brought to its end."""
+"""Number of tokens after which an answer is steered to its end."""
 WIDE = 151_936
 _CLOSING = (b'"', b"}", b"]", b"<", b"\n")
 
 
 @dataclass(frozen=True)
 class Words:
-    """A vocabulary. `pieces`: the bytes of each token, of special ones their names."""
+    """A vocabulary. `pieces`: the bytes of each token; for special tokens, their names."""
 
     pieces: tuple[bytes, ...]
     ends: tuple[int, ...]
-    lexicon: Lexicon
+    lexicon: GrammarTokenizer
     compiler: Compiler
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What a client would see; raises where that is no UTF-8."""
+        """Return the text that a client would get; raises if it is not valid UTF-8."""
         return b"".join(self.pieces[token] for token in tokens if token not in self.lexicon.special).decode()
 
     def spell_out(self, text: str) -> list[int]:
-        """In tokens of one byte each, and special ones by their names."""
+        """Encode `text` as one-byte tokens, and special tokens by their names."""
         names = sorted(self.lexicon.names, key=len, reverse=True)
         tokens, rest = [], text
         while rest:
@@ -53,27 +53,34 @@ class Words:
             rest = rest[1:]
         return tokens
 
-    def grammar(self, lark: str) -> HeldGrammar:
-        return HeldGrammar((self.compiler.compile(lark),), self.lexicon, Markup({}, self.lexicon))
+    def grammar(self, lark: str) -> AnswerGrammar:
+        return AnswerGrammar((self.compiler.compile(lark),), self.lexicon, Markup({}, self.lexicon))
 
 
 def words_of(pieces: Sequence[bytes], names: dict[int, str], ends: Sequence[int]) -> Words:
-    lexicon = Lexicon(pieces.__getitem__, len(pieces), names, ends)
+    lexicon = GrammarTokenizer(pieces.__getitem__, len(pieces), names, ends)
     return Words(tuple(pieces), tuple(ends), lexicon, Compiler(lexicon))
 
 
 @cache
 def small() -> Words:
-    """The tests' own tokenizer: byte-level, 2000 tokens, and ids behind them that nothing is known of."""
+    """Return the test tokenizer's vocabulary: byte-level, 2000 tokens, followed by ids without tokens."""
     tokenizer = Tokenizer.from_file(str(model_folder("dense") / "tokenizer.json"))
     pieces = token_bytes(tokenizer)
-    names = {tokenizer.token_to_id(name): name for name in ADDED_TOKENS}
-    return words_of([*pieces, *[b""] * 48], names, [tokenizer.token_to_id("<|im_end|>")])
+    ids = {name: _id(tokenizer, name) for name in ADDED_TOKENS}
+    names = {id: name for name, id in ids.items()}
+    return words_of([*pieces, *[b""] * 48], names, [ids["<|im_end|>"]])
+
+
+def _id(tokenizer: Tokenizer, name: str) -> int:
+    id = tokenizer.token_to_id(name)
+    assert id is not None
+    return id
 
 
 @cache
 def wide() -> Words:
-    """As many tokens as Qwen's: bytes, and words, numbers and punctuation put together."""
+    """Return a vocabulary as large as Qwen's: bytes, and combinations of words, numbers and punctuation."""
     starts = [b"", b" ", b'"', b"\n", b"{", b'{"', b', "', b": ", b'": "', b"[", b"\n  ", b"'"]
     letters = [bytes([byte]) for byte in range(ord("a"), ord("z") + 1)]
     middles = [b"".join(part) for count in (1, 2, 3) for part in itertools.product(letters, repeat=count)]
@@ -88,15 +95,15 @@ def wide() -> Words:
 
 
 class Mask:
-    """What a guide allows."""
+    """The tokens that a guide allows."""
 
     def __init__(self, width: int) -> None:
         self._width = width
         self._bytes = bytearray(4 * ((width + 31) // 32))
 
     def of(self, guide: Guide) -> bytes | None:
-        """None: anything."""
-        self._bytes[:] = b"\xff" * len(self._bytes)  # whatever was there before
+        """Return the mask; None: every token is allowed."""
+        self._bytes[:] = b"\xff" * len(self._bytes)  # whatever its previous contents
         return bytes(self._bytes) if guide.fill(memoryview(self._bytes)) else None
 
     def allowed(self, guide: Guide) -> np.ndarray | None:
@@ -104,33 +111,33 @@ class Mask:
         if mask is None:
             return None
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-        assert not bits[self._width :].any(), "a token beyond the last"
+        assert not bits[self._width :].any(), "the mask allows a token beyond the vocabulary"
         return np.nonzero(bits)[0]
 
 
 Free = Callable[[random.Random], int]
-"""What is drawn where anything may come, an end excepted or not."""
+"""Draws a token where every token is allowed, with or without ends."""
 
 
 def draw(
     words: Words, grammar: Grammar, seed: int, free: Free | None = None, limit: int = TOKENS_MAX
 ) -> tuple[list[int], bool]:
-    """An answer, its end left out, and whether it has come to one."""
+    """Return a random answer without its end token, and whether it reached the end."""
     rng, guide, mask = random.Random(seed), grammar.open(()), Mask(words.lexicon.width)
     tokens: list[int] = []
     while len(tokens) < limit:
         allowed = mask.allowed(guide)
         if allowed is None or allowed.size == words.lexicon.width - len(words.ends):
-            assert free is not None, "nothing of this is free"
+            assert free is not None, "this grammar never allows every token"
             token = free(rng)
             if allowed is not None and token in words.ends:
                 continue
         else:
-            assert allowed.size, "some token is always allowed"
+            assert allowed.size, "at least one token must be allowed"
             token = _drawn(words, allowed, rng, is_hurried=len(tokens) > HURRIED_AFTER)
         if token in words.ends:
             return tokens, True
-        guide.saw(token)
+        guide.accept_token(token)
         tokens.append(token)
     return tokens, False
 

@@ -1,4 +1,4 @@
-"""Random JSON schemas that something fits, by Hypothesis."""
+"""Random satisfiable JSON schemas, by Hypothesis."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _composed(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 @st.composite
 def schemas(draw: st.DrawFn) -> Schema:
-    """An object's, with a definition that refers to itself."""
+    """Draw an object's schema with a recursive definition."""
     inner = st.recursive(_LEAVES, _composed, max_leaves=6)
     node = {
         "type": "object",

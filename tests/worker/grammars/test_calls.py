@@ -1,4 +1,5 @@
-"""Calls drawn at random from their grammars are read by upstream's own parsers, and have valid arguments."""
+"""Tool calls drawn at random from their grammars are parsed by upstream's own parsers and have valid
+arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import jsonschema
 import pytest
 
 from tests.worker.grammars.sampling import Words, draw, small, words_of
-from worker.grammars.calls import Calls, Form, Tool
+from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
 from worker.grammars.parameters import STYLES
 from worker.grammars.schema import SchemaError
 
@@ -35,7 +36,7 @@ PARAMETERS: dict[str, Any] = {
     "say": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     "now": {"type": "object", "properties": {}},
 }
-TOOLS = [Tool(name, schema) for name, schema in PARAMETERS.items()]
+TOOLS = [ToolSchema(name, schema) for name, schema in PARAMETERS.items()]
 OFFERED = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in PARAMETERS.items()]
 MARKERS = {
     "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
@@ -47,12 +48,12 @@ MARKERS = {
     "glm47 in plain text": (),
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
 }  # fmt: skip
-"""Of some forms the special tokens of their models."""
+"""Special tokens of the models of some formats."""
 KINDS = sorted({"json_tools", *MARKERS, *STYLES} - {"laguna"})
 
 
-def form_of(kind: str) -> tuple[Form, Words]:
-    """A form, and the tests' vocabulary with its special tokens in the place of what nothing is known of."""
+def form_of(kind: str) -> tuple[CallForm, Words]:
+    """Return a format, and the test vocabulary with its special tokens at unused ids."""
     words, name = small(), kind.split(" ")[0]
     pieces, names = list(words.pieces), dict(words.lexicon.names)
     for token, marker in enumerate(MARKERS.get(kind, ()), len(pieces) - 20):
@@ -63,7 +64,7 @@ def form_of(kind: str) -> tuple[Form, Words]:
         pieces = [b"" if piece.startswith(b"<") and len(piece) > 4 else piece for piece in pieces]
         pieces[words.ends[0]] = b"<|im_end|>"
     module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    form = Form(
+    form = CallForm(
         None if name == "json_tools" else name,
         module.tool_call_start,
         module.tool_call_end,
@@ -73,12 +74,12 @@ def form_of(kind: str) -> tuple[Form, Words]:
 
 
 def said(words: Words, tokens: list[int]) -> str:
-    """With the names of special tokens."""
+    """Return the text with the names of special tokens."""
     return b"".join(words.pieces[token] for token in tokens).decode()
 
 
-def read(form: Form, kind: str, text: str) -> list[dict[str, Any]]:
-    """The calls in an answer that is nothing but calls, by upstream's parser between its markers."""
+def read(form: CallForm, kind: str, text: str) -> list[dict[str, Any]]:
+    """Parse an answer that consists only of calls, by upstream's parser between its markers."""
     parse = importlib.import_module(f"mlx_lm.tool_parsers.{kind.split(' ')[0]}").parse_tool_call
     assert text.startswith(form.start)
     parts = [text.removeprefix(form.start)]
@@ -100,7 +101,7 @@ def check(calls: list[dict[str, Any]], schemas: Mapping[str, Any] = PARAMETERS) 
 
 
 def drawn(words: Words, lark: str, seeds: int) -> list[str]:
-    """The answers that have come to an end."""
+    """Return the answers that reached their end."""
     grammar = words.grammar(lark)
     found = [draw(words, grammar, seed) for seed in range(seeds)]
     texts = [said(words, tokens) for tokens, has_ended in found if has_ended]
@@ -111,14 +112,14 @@ def drawn(words: Words, lark: str, seeds: int) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_required_calls_are_read_by_upstream_and_fit_their_schemas(kind: str) -> None:
     form, words = form_of(kind)
-    for text in drawn(words, Calls(form, TOOLS).required(single=False), 30):
+    for text in drawn(words, CallsGrammar(form, TOOLS).required(single=False), 30):
         check(read(form, kind, text))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_are_several_calls_unless_one_is_asked_for(kind: str) -> None:
     form, words = form_of(kind)
-    calls = Calls(form, TOOLS[2:])
+    calls = CallsGrammar(form, TOOLS[2:])
     for single in (True, False):
         counts = {len(read(form, kind, text)) for text in drawn(words, calls.required(single=single), 30)}
         assert counts == {1} if single else max(counts) > 1
@@ -127,22 +128,22 @@ def test_there_are_several_calls_unless_one_is_asked_for(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_behind_its_marker_a_call_goes_to_where_it_ends(kind: str) -> None:
     form, words = form_of(kind)
-    for text in drawn(words, Calls(form, TOOLS).behind(single=True), 15):
+    for text in drawn(words, CallsGrammar(form, TOOLS).behind(single=True), 15):
         check(read(form, kind, form.start + text))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tool_without_parameters_takes_any_object(kind: str) -> None:
     form, words = form_of(kind)
-    for text in drawn(words, Calls(form, [Tool("say")]).required(single=True), 15):
+    for text in drawn(words, CallsGrammar(form, [ToolSchema("say")]).required(single=True), 15):
         check(read(form, kind, text), {"say": {"type": "object"}})
 
 
 def test_calls_are_written_with_the_white_space_of_the_template() -> None:
     spaces = {("<tool_call>", "{"): " ", ("}", "</tool_call>"): "", ("</tool_call>", "<tool_call>"): "\n\n"}
-    form = Form(None, spacing=lambda left, right, default: spaces.get((left, right), default))
+    form = CallForm(None, spacing=lambda left, right, default: spaces.get((left, right), default))
     words = small()
-    matcher = words.compiler.compile(Calls(form, TOOLS[2:]).required(single=False)).deep_copy()
+    matcher = words.compiler.compile(CallsGrammar(form, TOOLS[2:]).required(single=False)).deep_copy()
     text = '<tool_call> {"name": "now", "arguments": {}}</tool_call>\n\n<tool_call> {"name": "now", "argum'
     assert matcher.try_consume_tokens([words.pieces.index(bytes([b])) for b in text.encode()]) == len(text)
 
@@ -156,20 +157,22 @@ def test_calls_are_written_with_the_white_space_of_the_template() -> None:
         ({"type": "object", "patternProperties": {}}, "patternProperties"),
     ],
 )
-def test_what_a_form_has_no_place_for_is_refused_by_name(schema: dict[str, Any], keyword: str) -> None:
+def test_schema_keyword_unsupported_by_call_format_is_refused_by_name(
+    schema: dict[str, Any], keyword: str
+) -> None:
     form, _ = form_of("qwen3_coder")
     with pytest.raises(SchemaError, match=f"look_up.*{keyword}"):
-        Calls(form, [Tool("look_up", schema)])
+        CallsGrammar(form, [ToolSchema("look_up", schema)])
 
 
 def test_any_schema_that_is_none_is_refused() -> None:
     with pytest.raises(SchemaError, match="of the tool 'bad' is not an object"):
-        Calls(Form(None), [Tool("bad", [1])])
+        CallsGrammar(CallForm(None), [ToolSchema("bad", [1])])
 
 
 def test_json_arguments_are_held_to_definitions_of_their_own() -> None:
     form, words = form_of("json_tools")
     schema = {"type": "object", "properties": {"at": {"$ref": "#/$defs/place"}}, "required": ["at"]}
     schema |= {"additionalProperties": False, "$defs": {"place": PLACE}}
-    for text in drawn(words, Calls(form, [Tool("go", schema)]).required(single=True), 15):
+    for text in drawn(words, CallsGrammar(form, [ToolSchema("go", schema)]).required(single=True), 15):
         check(read(form, "json_tools", text), {"go": schema})

@@ -1,4 +1,4 @@
-"""Compiling: each grammar once, and whatever is sent, within its limits."""
+"""Compilation: each grammar once, and within limits for any input."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from protocol.parts import Form
+from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import small, wide
 from worker.grammars import compiler as compilers
 from worker.grammars.compiler import KEPT_MAX, RUNNING_MAX, Compiler, GrammarError
-from worker.grammars.forms import FormError, grammar_of
+from worker.grammars.response_formats import ResponseFormatError, grammar_of
 
-SOME = grammar_of(Form(kind="regex", text="[a-z]+"))
+SOME = grammar_of(StructuredOutput(kind="regex", text="[a-z]+"))
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The grammars that llguidance was asked to compile."""
+    """Record the grammars passed to llguidance."""
     asked: list[str] = []
     real = compilers._compiled
 
@@ -44,14 +44,16 @@ def test_a_grammar_is_compiled_once_even_for_two_at_once(compiled: list[str]) ->
 def test_so_is_one_that_is_refused(compiled: list[str]) -> None:
     compiler = Compiler(small().lexicon)
     for _ in range(2):
-        with pytest.raises(GrammarError, match="nothing fits it"):
+        with pytest.raises(GrammarError, match="no text can match it"):
             compiler.compile(grammar_of(schema_of({"$ref": "#"})))
     assert len(compiled) == 1
 
 
-def test_what_was_not_asked_for_longest_is_forgotten(compiled: list[str]) -> None:
+def test_least_recently_used_grammar_is_evicted(compiled: list[str]) -> None:
     compiler = Compiler(small().lexicon)
-    grammars = [grammar_of(Form(kind="regex", text=f"x{number}")) for number in range(KEPT_MAX + 1)]
+    grammars = [
+        grammar_of(StructuredOutput(kind="regex", text=f"x{number}")) for number in range(KEPT_MAX + 1)
+    ]
     for grammar in [*grammars[:-1], grammars[0], grammars[-1], grammars[0], grammars[1]]:
         compiler.compile(grammar)
     assert compiled == [*grammars, grammars[1]]
@@ -59,7 +61,7 @@ def test_what_was_not_asked_for_longest_is_forgotten(compiled: list[str]) -> Non
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Compiling waits until it is let go."""
+    """Block compilation until it is released."""
     gate = threading.Event()
 
     def waiting(_lexicon: Any, _grammar: str) -> str:
@@ -71,19 +73,19 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Any:
     gate.set()
 
 
-def test_nobody_waits_for_ever_and_few_threads_work_at_once(stuck: threading.Event) -> None:
+def test_compilation_times_out_and_threads_are_limited(stuck: threading.Event) -> None:
     compiler = Compiler(small().lexicon)
 
-    def threads() -> int:
-        return sum(thread.name == "compile" for thread in threading.enumerate())
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "compile"}
 
-    before = threads()
+    before = threads()  # of earlier tests: they may end at any time
     for number in range(RUNNING_MAX):
         with pytest.raises(GrammarError, match="longer than"):
             compiler.compile(f"{SOME}// {number}", 0.01)
-    with pytest.raises(GrammarError, match="others"):
+    with pytest.raises(GrammarError, match="other grammars"):
         compiler.compile(SOME, 0.01)
-    assert threads() - before == RUNNING_MAX
+    assert len(threads() - before) == RUNNING_MAX
     stuck.set()
     with pytest.raises(GrammarError, match="let go"):
         compiler.compile(SOME, 60)
@@ -105,19 +107,19 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
-def schema_of(schema: Any) -> Form:
-    return Form(kind="json_schema", text=json.dumps(schema))
+def schema_of(schema: Any) -> StructuredOutput:
+    return StructuredOutput(kind="json_schema", text=json.dumps(schema))
 
 
-def regex(pattern: str) -> Form:
-    return Form(kind="regex", text=pattern)
+def regex(pattern: str) -> StructuredOutput:
+    return StructuredOutput(kind="regex", text=pattern)
 
 
 INTEGER = {"type": "integer"}
 HUNDRED = {f"p{number}": INTEGER for number in range(100)}
 CLOSED = {"type": "object", "additionalProperties": False}
 EITHER = [{"anyOf": [{"required": [f"{side}{place}"]} for side in "ab"]} for place in range(20)]
-EXPLODING: dict[str, Callable[[], Form]] = {
+EXPLODING: dict[str, Callable[[], StructuredOutput]] = {
     "nesting": lambda: schema_of(nested(300)),
     "a product of alternatives": lambda: schema_of({"allOf": EITHER, "type": "object"}),
     "a megabyte": lambda: schema_of({"properties": {f"property_{n}": INTEGER for n in range(40_000)}}),
@@ -125,7 +127,7 @@ EXPLODING: dict[str, Callable[[], Form]] = {
         {"type": "object", "patternProperties": {f"^a{n}x.*{n}.*$": INTEGER for n in range(800)}}
     ),
     "division by a large number": lambda: schema_of({"type": "integer", "multipleOf": 999_983}),
-    "many choices": lambda: Form(kind="choice", text=json.dumps([f"{n}" for n in range(10_001)])),
+    "many choices": lambda: StructuredOutput(kind="choice", text=json.dumps([f"{n}" for n in range(10_001)])),
     "a reference to itself": lambda: schema_of({"$ref": "#"}),
     "two to each other": lambda: schema_of(
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
@@ -134,12 +136,12 @@ EXPLODING: dict[str, Callable[[], Form]] = {
 
 
 @pytest.mark.parametrize("name", EXPLODING)
-def test_what_explodes_is_refused(name: str) -> None:
-    with pytest.raises((FormError, GrammarError)):
+def test_pathological_grammar_is_refused(name: str) -> None:
+    with pytest.raises((ResponseFormatError, GrammarError)):
         wide().compiler.compile(grammar_of(EXPLODING[name]()))
 
 
-LARGE: dict[str, Form] = {
+LARGE: dict[str, StructuredOutput] = {
     "a long list": schema_of({"type": "array", "items": INTEGER, "maxItems": 10**6}),
     "a long text": schema_of({"type": "string", "minLength": 10**5, "maxLength": 10**6}),
     "deep enough": schema_of(nested(40)),
@@ -153,5 +155,5 @@ LARGE: dict[str, Form] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_what_is_merely_large_is_compiled(name: str) -> None:
+def test_large_grammar_is_compiled(name: str) -> None:
     wide().compiler.compile(grammar_of(LARGE[name]))

@@ -1,4 +1,4 @@
-"""Guides: where an answer stands, by its tokens alone; thoughts before it, and calls within it."""
+"""Guides: the state depends only on the answer's tokens; reasoning before it, and calls within it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.parts import Form
+from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
-from worker.grammars import body as bodies
+from worker.contract.guides import Grammar, Guide
 from worker.grammars import guide as guides
-from worker.grammars.body import GuideError
-from worker.grammars.calls import Calls, Tool
-from worker.grammars.calls import Form as CallForm
-from worker.grammars.forms import grammar_of
-from worker.grammars.guide import CALL, CallGrammar, HeldGrammar
-from worker.grammars.reading import Edges, Markup
-from worker.guides import Grammar, Guide
+from worker.grammars import matcher as bodies
+from worker.grammars.calls import CallForm as CallForm
+from worker.grammars.calls import CallsGrammar, ToolSchema
+from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
+from worker.grammars.matcher import GuideError
+from worker.grammars.response_formats import grammar_of
+from worker.grammars.trigger import Edges, Markup
 from worker.output.channels import CONTENT, REASONING
 
 EDGES: Edges = {
@@ -33,27 +33,32 @@ SCHEMA = {
     "required": ["n"],
     "additionalProperties": False,
 }
-DIGITS = Form(kind="regex", text="[0-9]{2,4}")
-JSON = Form(kind="json_schema", text=json.dumps(SCHEMA))
-TOOLS = [Tool("add", SCHEMA), Tool("now")]
+DIGITS = StructuredOutput(kind="regex", text="[0-9]{2,4}")
+JSON = StructuredOutput(kind="json_schema", text=json.dumps(SCHEMA))
+TOOLS = [ToolSchema("add", SCHEMA), ToolSchema("now")]
 
 
 def held(
-    words: Words, form: Form, *, opening: str = CONTENT, thinks: bool = False, has_blanks: bool = False
-) -> HeldGrammar:
+    words: Words,
+    form: StructuredOutput,
+    *,
+    opening: str = CONTENT,
+    thinks: bool = False,
+    has_blanks: bool = False,
+) -> AnswerGrammar:
     body = words.compiler.compile(grammar_of(form))
-    thought = (words.lexicon.names["<think>"],) if thinks else ()
-    return HeldGrammar((body,), words.lexicon, Markup(EDGES, words.lexicon), opening, thought, has_blanks)
+    hidden = (words.lexicon.names["<think>"],) if thinks else ()
+    return AnswerGrammar((body,), words.lexicon, Markup(EDGES, words.lexicon), opening, hidden, has_blanks)
 
 
 def strict(words: Words, *, single: bool = False) -> CallGrammar:
     form = CallForm(None, names=words.lexicon.names)
-    body = words.compiler.compile(Calls(form, TOOLS).behind(single=single))
+    body = words.compiler.compile(CallsGrammar(form, TOOLS).behind(single=single))
     return CallGrammar(body, Markup(EDGES, words.lexicon))
 
 
 def allowed(words: Words, grammar: Grammar, text: str | list[int]) -> set[str] | None:
-    """What may follow a text, of tokens that are text or special ones; None: anything."""
+    """Return the tokens allowed after a text, given as text or tokens; None: all."""
     tokens = words.spell_out(text) if isinstance(text, str) else text
     found = Mask(words.lexicon.width).allowed(grammar.open(tokens))
     if found is None:
@@ -65,7 +70,7 @@ END = "<|im_end|>"
 
 
 def in_thought(words: Words) -> set[str]:
-    """What may come in a thought: all but an end of the answer."""
+    """Return the tokens allowed in reasoning: all but end tokens."""
     return {piece.decode(errors="replace") for piece in words.pieces} - {END}
 
 
@@ -79,7 +84,7 @@ def test_content_is_held_from_its_first_token_and_then_ends() -> None:
 
 
 def test_special_tokens_never_stand_for_text() -> None:
-    grammar = held(small(), Form(kind="regex", text="(.|\n)*"))
+    grammar = held(small(), StructuredOutput(kind="regex", text="(.|\n)*"))
     found = allowed(small(), grammar, "x") or set()
     assert len(found) > 1000
     assert found & set(small().lexicon.names) == {END}
@@ -99,13 +104,13 @@ def test_a_marker_in_plain_tokens_ends_a_thought_as_well() -> None:
     assert allowed(words, grammar, plain) == allowed(words, held(words, DIGITS), "7")
 
 
-def test_what_stands_in_one_token_with_a_marker_belongs_to_the_body() -> None:
+def test_text_in_one_token_with_a_marker_belongs_to_the_body() -> None:
     words = small()
     edges = {CONTENT: EDGES[CONTENT], REASONING: [("</t", CONTENT)]}
     token = next(token for token, piece in enumerate(words.pieces) if piece.startswith(b"the"))
-    body = words.compiler.compile(grammar_of(Form(kind="regex", text="[a-z]{3,9}!")))
-    grammar = HeldGrammar((body,), words.lexicon, Markup(edges, words.lexicon), REASONING)
-    plain = HeldGrammar((body,), words.lexicon, Markup(edges, words.lexicon))
+    body = words.compiler.compile(grammar_of(StructuredOutput(kind="regex", text="[a-z]{3,9}!")))
+    grammar = AnswerGrammar((body,), words.lexicon, Markup(edges, words.lexicon), REASONING)
+    plain = AnswerGrammar((body,), words.lexicon, Markup(edges, words.lexicon))
     rest = words.pieces[token].decode()[1:]
     tokens = [*words.spell_out("</"), token]
     assert allowed(words, grammar, tokens) == allowed(words, plain, rest)
@@ -123,9 +128,9 @@ def test_a_model_may_begin_a_thought_itself_but_once_and_first() -> None:
 def test_some_tokens_may_begin_a_thought_that_is_no_single_token() -> None:
     words = small()
     opening = tuple(words.spell_out("<c>"))
-    body = words.compiler.compile(grammar_of(Form(kind="regex", text="<[0-9]+")))
+    body = words.compiler.compile(grammar_of(StructuredOutput(kind="regex", text="<[0-9]+")))
     edges = {CONTENT: [("<c>", REASONING)], REASONING: [("</think>", CONTENT)]}
-    grammar = HeldGrammar((body,), words.lexicon, Markup(edges, words.lexicon), thought=opening)
+    grammar = AnswerGrammar((body,), words.lexicon, Markup(edges, words.lexicon), hidden=opening)
     digits = {text for text in map(str, range(1000)) if text.encode() in words.pieces}
     assert allowed(words, grammar, "") == {"<"}
     assert allowed(words, grammar, "<") == digits | {"c"}
@@ -148,7 +153,7 @@ def test_an_exact_form_has_none_but_passes_over_what_was_forced() -> None:
     grammar = held(small(), DIGITS, opening=REASONING)
     assert "\n" not in (allowed(small(), grammar, "</think>") or {"\n"})
     assert allowed(small(), grammar, "</think>\n\n12") == allowed(small(), grammar, "</think>12")
-    spaced = held(small(), Form(kind="regex", text="\n[0-9]"), opening=REASONING)
+    spaced = held(small(), StructuredOutput(kind="regex", text="\n[0-9]"), opening=REASONING)
     assert allowed(small(), spaced, "</think>\n") != {"\n"}
 
 
@@ -159,17 +164,17 @@ def test_a_token_that_does_not_fit_frees_what_follows(text: str) -> None:
     assert allowed(small(), held(small(), DIGITS, opening=opening), text + "12") is None
 
 
-def test_what_follows_an_end_is_not_asked_for() -> None:
-    """Who ignores ends may go on behind one."""
+def test_tokens_after_an_end_token_are_not_constrained() -> None:
+    """A request with `ignore_eos` may continue after an end token."""
     assert allowed(small(), held(small(), DIGITS), "12" + END) == {END}
     assert allowed(small(), held(small(), DIGITS), "12" + END + "x") is None
 
 
 def test_either_of_two_bodies_may_come() -> None:
     words = small()
-    calls = Calls(CallForm(None, names=words.lexicon.names), TOOLS)
+    calls = CallsGrammar(CallForm(None, names=words.lexicon.names), TOOLS)
     either = tuple(map(words.compiler.compile, (grammar_of(DIGITS), calls.required(single=True))))
-    grammar = HeldGrammar(either, words.lexicon, Markup(EDGES, words.lexicon))
+    grammar = AnswerGrammar(either, words.lexicon, Markup(EDGES, words.lexicon))
     begun = allowed(words, grammar, "") or set()
     assert {"<tool_call>", "1"} <= begun
     assert allowed(words, grammar, "<tool_call>") == {"\n"}
@@ -204,7 +209,7 @@ def thinking(words: Words) -> list[Grammar]:
     return [
         held(words, JSON, opening=REASONING, has_blanks=True),
         held(words, JSON, thinks=True),
-        held(words, Form(kind="json_object")),
+        held(words, StructuredOutput(kind="json_object")),
         strict(words),
     ]
 
@@ -213,7 +218,7 @@ SPOKEN = ["Let", " me", "\n", "<think>", "</think>", "<tool_call>", "é"]
 
 
 def spoken(words: Words, rng: random.Random) -> int:
-    """What is drawn where anything may come: now and then a marker, or an end."""
+    """Draw a token where all are allowed: sometimes a marker or an end token."""
     text = rng.choice([*SPOKEN, END]) if rng.random() < 0.6 else ""
     tokens = words.spell_out(text) if text else [rng.randrange(words.lexicon.width)]
     return tokens[0]
@@ -230,7 +235,7 @@ def test_a_resumed_answer_stands_where_it_stood(which: int, is_wide: bool) -> No
         for place in range(len(tokens) + 1):
             assert mask.of(grammar.open(tokens[:place])) == mask.of(guide), (seed, place)
             if place < len(tokens):
-                guide.saw(tokens[place])
+                guide.accept_token(tokens[place])
 
 
 @given(tokens=st.lists(st.integers(0, 1999), max_size=30), which=st.integers(0, 3))
@@ -246,14 +251,14 @@ def test_guides_of_one_grammar_do_not_see_each_other() -> None:
     one, other = grammar.open(()), grammar.open(())
     before = mask.of(other)
     for token in small().spell_out("1234"):
-        one.saw(token)
+        one.accept_token(token)
         mask.of(one)
     assert mask.of(other) == before == mask.of(grammar.open(()))
 
 
 def fed(lark: str, text: str) -> Guide:
     words = small()
-    return held(words, Form(kind="lark", text=lark)).open(words.spell_out(text))
+    return held(words, StructuredOutput(kind="lark", text=lark)).open(words.spell_out(text))
 
 
 def test_a_grammar_that_llguidance_gives_up_fails_its_row() -> None:
@@ -265,7 +270,7 @@ def test_a_grammar_that_llguidance_gives_up_fails_its_row() -> None:
 def test_a_grammar_that_takes_ever_longer_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "SLOW_S", 0.002)
     guide = fed('start: e\ne: e e | e e e | "x"', "x" * 300)
-    with pytest.raises(GuideError, match="a token"):
+    with pytest.raises(GuideError, match="per token"):
         Mask(small().lexicon.width).of(guide)
 
 

@@ -1,4 +1,5 @@
-"""Schemas that are none: whatever stands at a keyword, the request is refused or served; nothing breaks."""
+"""Malformed schemas: whatever a keyword's value is, the request is refused or served without an internal
+error."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.parts import Form
+from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import small
-from worker.grammars.calls import Calls, Tool
-from worker.grammars.calls import Form as CallForm
+from worker.grammars.calls import CallForm as CallForm
+from worker.grammars.calls import CallsGrammar, ToolSchema
 from worker.grammars.compiler import GrammarError
-from worker.grammars.forms import FormError, grammar_of
+from worker.grammars.response_formats import ResponseFormatError, grammar_of
 from worker.grammars.schema import SchemaError
 
 KEYWORDS = [
@@ -57,10 +58,10 @@ SCHEMAS = st.dictionaries(st.sampled_from(KEYWORDS), VALUES, max_size=5)
 
 
 def refusal(grammar: Callable[[], str]) -> str:
-    """Empty where it is served. Whatever else is raised, is raised."""
+    """Return the refusal, empty if it is served. Other exceptions propagate."""
     try:
         small().compiler.compile(grammar())
-    except (FormError, SchemaError, GrammarError) as error:
+    except (ResponseFormatError, SchemaError, GrammarError) as error:
         return str(error)
     return ""
 
@@ -68,7 +69,7 @@ def refusal(grammar: Callable[[], str]) -> str:
 @given(schema=SCHEMAS)
 @settings(max_examples=300)
 def test_a_malformed_schema_breaks_nothing(schema: Any) -> None:
-    form = Form(kind="json_schema", text=json.dumps(schema))
+    form = StructuredOutput(kind="json_schema", text=json.dumps(schema))
     assert "cannot be compiled" not in refusal(lambda: grammar_of(form))
 
 
@@ -76,5 +77,5 @@ def test_a_malformed_schema_breaks_nothing(schema: Any) -> None:
 @given(schema=SCHEMAS | VALUES, name=st.sampled_from(["a", 'q"uo\\te', "</tool_call>", "日"]))
 @settings(max_examples=80)
 def test_malformed_parameters_of_a_tool_break_nothing(kind: str | None, schema: Any, name: str) -> None:
-    form, tools = CallForm(kind, names=small().lexicon.names), [Tool(name, schema)]
-    assert "cannot be compiled" not in refusal(lambda: Calls(form, tools).required(single=False))
+    form, tools = CallForm(kind, names=small().lexicon.names), [ToolSchema(name, schema)]
+    assert "cannot be compiled" not in refusal(lambda: CallsGrammar(form, tools).required(single=False))

@@ -1,4 +1,4 @@
-"""What of JSON Schema is held to, and what is refused by its name: keyword by keyword of draft 2020-12."""
+"""JSON Schema support by keyword of draft 2020-12: enforced, or refused by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from protocol.parts import Form
+from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import small
 from worker.grammars.compiler import GrammarError
-from worker.grammars.forms import FormError, grammar_of
+from worker.grammars.response_formats import ResponseFormatError, grammar_of
 from worker.grammars.schema import SchemaError, checked, parse
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -34,7 +34,7 @@ REFUSED: dict[str, Any] = {
 
 
 def compile_schema(schema: Any) -> None:
-    small().compiler.compile(grammar_of(Form(kind="json_schema", text=json.dumps(schema))))
+    small().compiler.compile(grammar_of(StructuredOutput(kind="json_schema", text=json.dumps(schema))))
 
 
 def schema_with(keyword: str, value: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_these_are_refused_by_their_names(keyword: str) -> None:
         ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "min/maxProperties"),
     ],
 )
-def test_what_cannot_be_held_to_is_refused(schema: dict[str, Any], said: str) -> None:
+def test_unenforceable_schema_is_refused(schema: dict[str, Any], said: str) -> None:
     with pytest.raises(GrammarError, match=said):
         compile_schema(schema)
 
@@ -88,7 +88,7 @@ def test_what_cannot_be_held_to_is_refused(schema: dict[str, Any], said: str) ->
         ({"properties": {str(number): {} for number in range(2001)}}, "optional 'properties'"),
     ],
 )
-def test_what_would_be_held_to_loosely_is_refused(schema: dict[str, Any], said: str) -> None:
+def test_loosely_enforced_schema_is_refused(schema: dict[str, Any], said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         checked(schema)
 
@@ -126,5 +126,5 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     text = '{"items":' * 150 + "{}" + "}" * 150
     with pytest.raises(SchemaError, match="nested"):
         parse(text)
-    with pytest.raises((FormError, SchemaError), match=r"JSON|nested"):
+    with pytest.raises((ResponseFormatError, SchemaError), match=r"JSON|nested"):
         parse('{"items":' * 20_000 + "{}" + "}" * 20_000)

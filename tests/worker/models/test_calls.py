@@ -1,4 +1,4 @@
-"""Calls in the tokens of real tokenizers: markers that are special tokens, added ones, or plain text."""
+"""Tool calls in the tokens of real tokenizers: markers as special tokens, added tokens or plain text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlx_lm.chat_templates.muse_spark import RESPONSE_FORMAT
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
-from tests.worker.output.calls.saying import (
+from tests.worker.output.calls.parsed_answers import (
     Model,
     bare_tokenizer,
     grown,
@@ -23,9 +23,9 @@ from tests.worker.output.calls.saying import (
     schemas_in,
 )
 from tests.worker.output.calls.written import FORMATS, calls_in, tools_for, without
-from worker.models.format import CallFormat
-from worker.output.calls.writer import Calls
-from worker.output.channels import CONTENT, REASONING, ChannelPipeline
+from worker.models.prompts.format import CallFormat
+from worker.output.calls.writer import CallNumbering
+from worker.output.channels import CONTENT, REASONING, ChannelProcessor
 from worker.output.text import Vocabulary
 
 SPECIAL = {
@@ -73,7 +73,7 @@ def test_tokens_say_the_same_calls_as_the_text(name: str, kind: str, data: st.Da
     tools = schemas_in(tools_for(calls))
     tokens = it.encode(text)
     if any(mark in str(calls) for mark in SPECIAL[name]):
-        return  # as tokens they have no text, and no string could hold them
+        return  # as tokens they have no text, so no string can contain them
     said = in_tokens(it.open(tools), tokens)
     expected = in_pieces(tools, [text])
     assert (said.text, said.calls) == (expected.text, expected.calls)
@@ -125,7 +125,7 @@ def test_an_added_token_that_calls_nobody_is_text() -> None:
     assert in_tokens(it.open(TOOLS), it.encode(text)).text == text
 
 
-# --- content, and what is none ---------------------------------------------------------------------------
+# --- content and what is none ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")])
@@ -141,19 +141,19 @@ def test_stop_strings_count_in_the_content_alone(special: tuple[str, ...]) -> No
 def test_only_tokens_of_content_have_likelihoods() -> None:
     it = model(special=("<tool_call>", "</tool_call>"))
     before, call, after = it.encode("See"), it.encode(CALL + "\n"), it.encode("so")
-    pipeline = it.open(TOOLS)
-    likely = [pipeline.push(token).is_content for token in [*before, *call, *after]]
+    output_processor = it.open(TOOLS)
+    likely = [output_processor.push(token).is_content for token in [*before, *call, *after]]
     assert likely == [True] * len(before) + [False] * len(call) + [True] * len(after)
 
 
 def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
     it = model(added=("<tool_call>", "</tool_call>"))
     tokens = it.encode("Se" + CALL + CALL)
-    pipeline = it.open(TOOLS, stop=["See"], single=True)
-    growths = [pipeline.push(token) for token in tokens]
+    output_processor = it.open(TOOLS, stop=["See"], single=True)
+    growths = [output_processor.push(token) for token in tokens]
     said = grown(growths)
-    assert pipeline.stopped
-    assert pipeline.has_called
+    assert output_processor.stopped
+    assert output_processor.has_called
     assert (said.text, said.parsed()) == ("Se", [("get", {"city": "Quito"})])
     stopped_at = len(it.encode("Se" + CALL[: CALL.index("\n</")]))
     assert not any(growth.calls or growth.text for growth in growths[stopped_at:])
@@ -161,15 +161,15 @@ def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
 
 def test_half_a_call_is_none() -> None:
     it = model()
-    pipeline = it.open(TOOLS)
+    output_processor = it.open(TOOLS)
     for token in it.encode(CALL[: CALL.index("}}") + 1]):
-        pipeline.push(token)
-    assert not pipeline.has_called
-    assert pipeline.push(it.encode("}")[0]).calls[0].arguments == "}"
-    assert pipeline.has_called
+        output_processor.push(token)
+    assert not output_processor.has_called
+    assert output_processor.push(it.encode("}")[0]).calls[0].arguments == "}"
+    assert output_processor.has_called
 
 
-# --- thoughts --------------------------------------------------------------------------------------------
+# --- reasoning -------------------------------------------------------------------------------------------
 
 
 def thinking(special: bool) -> Model:
@@ -184,23 +184,23 @@ def thinking(special: bool) -> Model:
 @pytest.mark.parametrize("special", [False, True])
 def test_a_call_ends_the_thought_that_it_stands_in(special: bool) -> None:
     it = thinking(special)
-    pipeline = it.open(TOOLS, REASONING)
-    said = in_tokens(pipeline, it.encode(f"I look it up.\n{CALL}\nDone."))
+    output_processor = it.open(TOOLS, REASONING)
+    said = in_tokens(output_processor, it.encode(f"I look it up.\n{CALL}\nDone."))
     assert (said.reasoning, said.text) == ("I look it up.\n", "\nDone.")
     assert said.parsed() == [("get", {"city": "Quito"})]
-    assert pipeline.reasoning_tokens == len(it.encode("I look it up.\n"))
+    assert output_processor.reasoning_tokens == len(it.encode("I look it up.\n"))
 
 
 @pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize("words", ["<tool_call>", '<tool_call>{"name": "nobody"}', "<tool_call>get it"])
 def test_a_marker_that_calls_nobody_is_thought(special: bool, words: str) -> None:
     it = thinking(special)
-    pipeline = it.open(TOOLS, REASONING)
+    output_processor = it.open(TOOLS, REASONING)
     tokens = it.encode(f"Is {words} right?")
-    said = in_tokens(pipeline, [*tokens, *it.encode("</think>Yes")])
+    said = in_tokens(output_processor, [*tokens, *it.encode("</think>Yes")])
     shown = words.replace("<tool_call>", "") if special else words
     assert (said.reasoning, said.text, said.calls) == (f"Is {shown} right?", "Yes", [])
-    assert pipeline.reasoning_tokens == len(tokens)
+    assert output_processor.reasoning_tokens == len(tokens)
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -232,10 +232,10 @@ def spelled_out(it: Model, text: str) -> list[int]:
 
 def test_behind_a_call_thoughts_go_on_as_ever() -> None:
     it = thinking(False)
-    pipeline = it.open(TOOLS)
-    said = in_tokens(pipeline, it.encode(f"<think>one</think>{CALL}\n<think>two</think>Yes"))
+    output_processor = it.open(TOOLS)
+    said = in_tokens(output_processor, it.encode(f"<think>one</think>{CALL}\n<think>two</think>Yes"))
     assert (said.reasoning, said.text, len(said.calls)) == ("onetwo", "\nYes", 1)
-    assert pipeline.reasoning_tokens == len(it.encode("one")) + len(it.encode("two"))
+    assert output_processor.reasoning_tokens == len(it.encode("one")) + len(it.encode("two"))
 
 
 def test_an_object_at_the_beginning_of_the_content_is_a_call_behind_a_thought_too() -> None:
@@ -246,12 +246,12 @@ def test_an_object_at_the_beginning_of_the_content_is_a_call_behind_a_thought_to
     assert in_tokens(it.open(TOOLS), it.encode(f"So: {bare}")).calls == []
 
 
-# --- heads -----------------------------------------------------------------------------------------------
+# --- headers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_heads_lead_to_calls_and_are_not_shown(plain: bool) -> None:
-    """As Muse Spark's."""
+    """In Muse Spark's format."""
     backend = bare_tokenizer()
     backend.add_special_tokens(["<|message|>", "<|eom|>", "<|eot|>", "<|start|>"])
     inner = PreTrainedTokenizerFast(tokenizer_object=backend)
@@ -273,11 +273,11 @@ def test_heads_lead_to_calls_and_are_not_shown(plain: bool) -> None:
         tokens = spelled_out(Model(tokenizer, vocabulary, form), text)
     opening = tokenizer.response_initial_state
     assert opening is not None
-    calls = Calls(TOOLS, named, single=False)
-    said = in_tokens(ChannelPipeline(vocabulary, form.open(opening, calls), form.signs, ()), tokens)
+    calls = CallNumbering(TOOLS, named, single=False)
+    said = in_tokens(ChannelProcessor(vocabulary, form.open(opening, calls), form.signs, ()), tokens)
     assert (said.reasoning, said.text) == ("Hm", "Yes, to=self.")
     assert said.parsed() == [("get", {"city": "Quito"})]
-    said = in_tokens(ChannelPipeline(vocabulary, form.open(opening, calls), form.signs, ()), tokens[:2])
+    said = in_tokens(ChannelProcessor(vocabulary, form.open(opening, calls), form.signs, ()), tokens[:2])
     assert said.text
 
 

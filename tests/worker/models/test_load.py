@@ -1,4 +1,4 @@
-"""Loading a model: what it is, whether it fits, and with which compiler it runs."""
+"""Loading a model: its properties, whether it fits into memory, and the compiler that it uses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ import pytest
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
-from worker.contract import Draw, Model, NoRoomError
-from worker.engine.caches import trial
-from worker.laps import Laps
-from worker.models import load, memory, vision
+from worker.contract.engine import InsufficientMemoryError, Model, SamplingParams
+from worker.engine.caches import capability_probe
+from worker.models import load, memory, weights
 from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.models.load import ModelLoader
-from worker.models.memory import Memory
+from worker.models.media import vision
+from worker.models.memory import AvailableMemory
+from worker.startup_timer import StartupTimer
 
 NAMES = ("dense", "hybrid", "sliding")
 
@@ -37,7 +38,7 @@ def test_a_folder_is_loaded_warmed_up_and_described(name: str, caplog: pytest.Lo
     assert loader.name == name
     with caplog.at_level(logging.INFO):
         model = loader.load(lambda done, total: reports.append((done, total)))
-    facts = model.facts
+    facts = model.info
     assert facts.name == name
     assert facts.context_length == {"dense": 4096, "hybrid": 32768, "sliding": 4096}[name]
     assert 400_000 < facts.parameters < 800_000
@@ -58,8 +59,8 @@ def test_the_embedded_model_is_loaded_when_none_is_named() -> None:
     loader = ModelLoader(None)
     assert loader.name == "pocket"
     model = loader.load(nothing)
-    assert model.facts.name == "pocket"
-    model.engine.start("row", [5], 1, Draw())
+    assert model.info.name == "pocket"
+    model.engine.start("row", [5], 1, SamplingParams())
     assert model.engine.step().tokens == {}
     assert 0 <= model.engine.step().tokens["row"] < 2048
 
@@ -67,9 +68,9 @@ def test_the_embedded_model_is_loaded_when_none_is_named() -> None:
 def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laps = Laps()
-    first = ModelLoader(None, trials=tmp_path, laps=laps).load(nothing)
-    assert list(laps.seconds) == [
+    timer = StartupTimer()
+    first = ModelLoader(None, probe_cache_folder=tmp_path, timer=timer).load(nothing)
+    assert list(timer.seconds) == [
         "start",
         "imports",
         "eyes",
@@ -80,29 +81,30 @@ def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
         "fingerprint",
     ]
     assert isinstance(first, Model)
-    monkeypatch.setattr(trial, "find_abilities", None)  # nobody may call them
+    monkeypatch.setattr(capability_probe, "probe_capabilities", None)  # must not be called
     monkeypatch.setattr(vision, "try_eyes", None)
-    second = ModelLoader(None, trials=tmp_path).load(nothing)
+    second = ModelLoader(None, probe_cache_folder=tmp_path).load(nothing)
     assert isinstance(second, Model)
-    assert second.facts.batched
-    assert second.facts.capabilities.images
+    assert second.info.batched
+    assert second.info.capabilities.images
     assert second.engine.shape == first.engine.shape is not None
 
 
 def test_the_log_says_what_a_model_cannot_do_and_why(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         model = ModelLoader(str(model_folder("family-minimax_m3_vl"))).load(nothing)
-    assert not model.facts.batched
+    assert not model.info.batched
     assert any(
-        re.search(r"no batches: logits change by [\d.]+ of their spread", line) for line in caplog.messages
+        re.search(r"cannot be batched: logits change by [\d.]+ of their spread", line)
+        for line in caplog.messages
     )
     assert any("requests not batched" in line for line in caplog.messages)
 
 
 def test_weights_are_evaluated_and_reported_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "GROUP_BYTES", 200_000)
+    monkeypatch.setattr(weights, "GROUP_BYTES", 200_000)
     reports: list[tuple[int, int]] = []
-    load.load_weights(model_folder("dense"), lambda done, total: reports.append((done, total)))
+    weights.load_weights(model_folder("dense"), lambda done, total: reports.append((done, total)))
     done = [done for done, _ in reports]
     assert len(done) > 4
     assert done == sorted(done)
@@ -114,7 +116,7 @@ def test_a_vision_models_text_half_runs_and_says_so(tmp_path: Path, caplog: pyte
     assert read_config(folder, "x").kind == "vision"
     with caplog.at_level(logging.INFO):
         model = ModelLoader(str(folder)).load(nothing)
-    assert not model.facts.capabilities.images
+    assert not model.info.capabilities.images
     assert any("its images are not served, only text" in line for line in caplog.messages)
 
 
@@ -141,7 +143,7 @@ def test_a_broken_generation_config_is_passed_over(tmp_path: Path, caplog: pytes
     folder = copied(tmp_path)
     (folder / "generation_config.json").write_text("{")
     ModelLoader(str(folder)).load(nothing)
-    assert any("generation_config.json is passed over" in line for line in caplog.messages)
+    assert any("generation_config.json is ignored" in line for line in caplog.messages)
 
 
 # --- memory -------------------------------------------------------------------------------------------
@@ -154,10 +156,10 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
     size = (folder / "model.safetensors").stat().st_size
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("loaded all the same"))
     message = failure(folder, memory_limit_bytes=int(1.05 * size))
-    assert "its weights take 1.7 MB, and of 1.8 MB there may be used 1.6 MB" in message
+    assert "its weights take 1.7 MB, and of 1.8 MB only 1.6 MB may be used" in message
     assert "smaller" in message
     assert "its weights" in failure(folder, memory_limit_bytes=2 * size, memory_headroom=0.6)
-    monkeypatch.setattr(memory, "look", lambda: Memory(total=1000, free=1000))
+    monkeypatch.setattr(memory, "read_memory", lambda: AvailableMemory(total=1000, free=1000))
     assert "0.0 MB" in failure(folder)
 
 
@@ -165,24 +167,26 @@ def test_a_share_of_the_memory_holds_however_much_there_is() -> None:
     folder = model_folder("dense")
     size = (folder / "model.safetensors").stat().st_size
     model = ModelLoader(str(folder), memory_budget=size + 7, memory_headroom=0.0).load(nothing)
-    assert model.facts.cache_bytes_max == 7
+    assert model.info.cache_bytes_max == 7
     assert "its weights" in failure(folder, memory_budget=size - 1)
 
 
 def test_a_model_is_called_as_it_is_told_and_is_what_it_is() -> None:
     folder = str(model_folder("dense"))
-    one, other = (ModelLoader(folder, served_name=name).load(nothing).facts for name in ("small", None))
+    one, other = (ModelLoader(folder, served_name=name).load(nothing).info for name in ("small", None))
     assert (one.name, other.name) == ("small", Path(folder).name)
     assert one.identity == other.identity != one.fingerprint
-    another = ModelLoader(str(model_folder("hybrid"))).load(nothing).facts
+    another = ModelLoader(str(model_folder("hybrid"))).load(nothing).info
     assert another.identity != one.identity
 
 
 def memory_becomes_free(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
-    """What is found free at each look; at further ones, what was found last."""
+    """Patch the free memory found by successive queries; the last value repeats."""
     found = iter(free)
-    monkeypatch.setattr(memory, "ROOM_LOOK_S", 0.0)
-    monkeypatch.setattr(memory, "look", lambda: Memory(total=2**30, free=next(found, free[-1])))
+    monkeypatch.setattr(memory, "MEMORY_POLL_S", 0.0)
+    monkeypatch.setattr(
+        memory, "read_memory", lambda: AvailableMemory(total=2**30, free=next(found, free[-1]))
+    )
 
 
 def test_a_model_is_loaded_once_there_is_room_for_it(
@@ -190,16 +194,16 @@ def test_a_model_is_loaded_once_there_is_room_for_it(
 ) -> None:
     memory_becomes_free(monkeypatch, 0, 1000, 2000, 2**28)
     model = ModelLoader(str(model_folder("dense"))).load(nothing)
-    assert model.facts.cache_bytes_max is not None
-    assert model.facts.cache_bytes_max < 2**28
+    assert model.info.cache_bytes_max is not None
+    assert model.info.cache_bytes_max < 2**28
     assert caplog.text.count("waiting for memory") == 1
 
 
 def test_a_model_without_room_is_not_loaded_and_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     memory_becomes_free(monkeypatch, 1000)
-    monkeypatch.setattr(memory, "ROOM_WAIT_S", 0.01)
+    monkeypatch.setattr(memory, "MEMORY_WAIT_S", 0.01)
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("loaded all the same"))
-    with pytest.raises(NoRoomError, match="Close other programs"):
+    with pytest.raises(InsufficientMemoryError, match="Close other programs"):
         ModelLoader(str(model_folder("dense"))).load(nothing)
 
 
@@ -210,31 +214,31 @@ NVIDIA = {"total_memory": 80 * 2**30, "free_memory": 30 * 2**30}
 @pytest.mark.parametrize(
     ("device", "wired", "found"),
     [
-        (APPLE, 4, Memory(48 * 2**30, 48 * 2**30)),
-        (APPLE, 40, Memory(48 * 2**30, 24 * 2**30)),
-        (NVIDIA, 0, Memory(80 * 2**30, 30 * 2**30)),
-        ({}, 0, Memory(64 * 2**30, 50 * 2**30)),
+        (APPLE, 4, AvailableMemory(48 * 2**30, 48 * 2**30)),
+        (APPLE, 40, AvailableMemory(48 * 2**30, 24 * 2**30)),
+        (NVIDIA, 0, AvailableMemory(80 * 2**30, 30 * 2**30)),
+        ({}, 0, AvailableMemory(64 * 2**30, 50 * 2**30)),
     ],
     ids=["Apple", "Apple with much wired", "NVIDIA", "no GPU"],
 )
-def test_what_there_is_depends_on_the_machine(
-    device: dict[str, int], wired: int, found: Memory, monkeypatch: pytest.MonkeyPatch
+def test_available_memory_depends_on_the_machine(
+    device: dict[str, int], wired: int, found: AvailableMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = SimpleNamespace(total=64 * 2**30, available=50 * 2**30, wired=wired * 2**30)
     monkeypatch.setattr(memory.mx, "device_info", lambda: device)
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: machine)
-    assert memory.look() == found
+    assert memory.read_memory() == found
 
 
 def test_a_model_that_just_fits_is_loaded() -> None:
     folder = model_folder("dense")
     size = (folder / "model.safetensors").stat().st_size
     model = ModelLoader(str(folder), memory_limit_bytes=size + 7, memory_headroom=0.0).load(nothing)
-    assert model.facts.cache_bytes_max == 7
+    assert model.info.cache_bytes_max == 7
 
 
 def test_the_machine_has_memory() -> None:
-    found = memory.look()
+    found = memory.read_memory()
     assert 2**20 < found.free <= found.total
 
 
@@ -245,16 +249,16 @@ import logging, sys
 logging.basicConfig(level="INFO", format="%(message)s")
 import mlx.core as mx
 mx.set_default_device(mx.cpu)  # a GPU's kernels need no C++ compiler
-from worker.contract import Draw
+from worker.contract.engine import SamplingParams
 from worker.models.load import ModelLoader
 engine = ModelLoader(sys.argv[1]).load(lambda done, total: None).engine
-engine.start("row", [5], 1, Draw())
+engine.start("row", [5], 1, SamplingParams())
 print([engine.step().tokens.get("row") for _ in range(9)][1:])
 """
 
 
 def run_with_path(path: str, temporary: Path) -> tuple[str, str]:
-    """Load and run the sliding model, which has compiled functions, in a process that sees only `path`."""
+    """Load and run the sliding model, which has compiled functions, in a process whose PATH is `path`."""
     temporary.mkdir()
     ran = subprocess.run(
         [sys.executable, "-c", _LOAD_AND_STEP, str(model_folder("sliding"))],

@@ -1,4 +1,4 @@
-"""Models that cannot be loaded: the words for it, and what is left of them."""
+"""Models that cannot be loaded: error messages and cleanup."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import mlx.core as mx
 import pytest
 from huggingface_hub import constants, errors
 
-from protocol.hub import transport_errors
+from protocol.huggingface import transport_errors
 from tests.worker.folders import copied, failure, nothing
-from worker.contract import Draw, ModelError
+from worker.contract.engine import ModelError, SamplingParams
 from worker.models import load
 from worker.models.config import read_config, require_known
 from worker.models.explain import explain
@@ -23,11 +23,11 @@ from worker.models.source import find_folder
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    assert "there is no such folder" in failure(tmp_path / "nowhere")
+    assert "no such folder" in failure(tmp_path / "nowhere")
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
-    assert f"there is no config.json in {tmp_path}" in failure(tmp_path)
+    assert f"{tmp_path} contains no config.json" in failure(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '"text"', "\xff"])
@@ -71,7 +71,7 @@ def test_a_config_the_architecture_cannot_be_built_from_is_named(tmp_path: Path)
 def test_a_folder_without_weights_says_what_it_has_instead(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     (folder / "model.safetensors").unlink()
-    assert "there are no weights" in failure(folder)
+    assert "contains no weights" in failure(folder)
     (folder / "pytorch_model.bin").touch()
     assert "only .bin, which MLX cannot load" in failure(folder)
 
@@ -113,7 +113,7 @@ def test_a_failed_load_leaves_no_weights_behind(
         (folder / "tokenizer.json").write_text("{}")
     if fault == "warm-up":
         monkeypatch.setattr(
-            load, "warm_up", lambda engine, rows: engine.start("row", ["no token"], 1, Draw())
+            load, "warm_up", lambda engine, rows: engine.start("row", ["no token"], 1, SamplingParams())
         )
     before = mx.get_active_memory()
     with pytest.raises(ModelError) as caught:
@@ -128,7 +128,7 @@ def test_a_failed_load_leaves_no_weights_behind(
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of a machine that is offline."""
+    """An empty Hub cache on a machine that is offline."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return tmp_path
@@ -145,12 +145,12 @@ def test_a_repository_that_is_not_here_is_not_fetched_offline(hub: Path) -> None
     ("error", "words"),
     [
         (errors.RepositoryNotFoundError, "no such model"),
-        (errors.GatedRepoError, "consent"),
-        (errors.HfHubHTTPError, "cannot be fetched"),
+        (errors.GatedRepoError, "gated"),
+        (errors.HfHubHTTPError, "cannot be downloaded"),
         (OSError, "No space left"),
     ],
 )
-def test_what_hugging_face_answers_is_put_in_words(
+def test_hugging_face_error_is_explained(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], words: str
 ) -> None:
     def refuse(*args: object, **kwargs: object) -> str:
@@ -179,7 +179,7 @@ def test_a_hub_that_hangs_up_is_said_not_to_be_reached(
         raise kind("Server disconnected")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hang_up)
-    assert "cannot be reached. Look at the network" in failure("some/model")
+    assert "cannot be reached. Check the network" in failure("some/model")
 
 
 def test_a_config_that_is_others_is_not_to_be_downloaded_again(
@@ -191,7 +191,7 @@ def test_a_config_that_is_others_is_not_to_be_downloaded_again(
     folder = copied(tmp_path)
     monkeypatch.setattr(Path, "read_bytes", refuse)
     message = failure(folder)
-    assert "config.json: you may not read or write it" in message
+    assert "config.json: permission denied" in message
     assert "ownload" not in message
 
 
@@ -206,7 +206,7 @@ def test_a_repository_is_looked_at_before_its_weights_are_fetched(
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert ModelLoader("some/model").load(nothing).facts.name == "some/model"
+    assert ModelLoader("some/model").load(nothing).info.name == "some/model"
     assert fetched[0] == ["config.json"]
     assert "model*.safetensors" in fetched[1]
     (folder / "config.json").write_text('{"model_type": "abacus9"}')

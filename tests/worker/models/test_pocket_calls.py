@@ -1,4 +1,4 @@
-"""The embedded model calls tools that it has never seen: what it says comes out as calls."""
+"""The embedded model calls tools that were not in its training, and its output is parsed as calls."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from functools import cache
 import pytest
 from mlx_lm.tool_parsers.json_tools import parse_tool_call
 
-from protocol.conversation import pack
-from protocol.messages import Generate
-from protocol.parts import Sampling
+from protocol.types import Sampling
 from recipes.pocket.dialogue import Dialogue
 from recipes.pocket.fillers import Fillers
 from recipes.pocket.tools import NO_TOOL, tools
+from tests.factories import request
 from tests.worker.folders import nothing
-from tests.worker.output.calls.saying import Said, grown
-from worker.contract import Model, Prepared, Preparer
+from tests.worker.output.calls.parsed_answers import ParsedAnswer, grown
+from worker.contract.engine import EngineRequest, Model, Preparer
 from worker.models.load import ModelLoader
 
 ANSWER_TOKENS_MAX = 120
@@ -29,7 +28,7 @@ def pocket() -> tuple[Model, Preparer]:
 
 
 def held_out(seed: int, *, calls: bool) -> Dialogue:
-    """A dialogue that the model was not trained on: its last turn is to be answered."""
+    """Return a dialogue that was not in the training data; its last turn is to be answered."""
     for attempt in range(1000):
         dialogue = tools(
             Fillers(random.Random(f"{seed} {attempt}"), held_out=True), counts=(2,), questions=(1,)
@@ -37,58 +36,56 @@ def held_out(seed: int, *, calls: bool) -> Dialogue:
         last = dialogue.messages[-1]
         if bool(last.get("tool_calls")) == calls and (calls or dialogue.answer == NO_TOOL):
             return dialogue
-    raise AssertionError("no such dialogue")
+    raise AssertionError("no dialogue of this kind was found")
 
 
-def prepare(dialogue: Dialogue) -> Prepared:
-    request = Generate(
-        incarnation="g",
-        id="r",
+def prepare(dialogue: Dialogue) -> EngineRequest:
+    asked = request(
         sampling=Sampling(seed=1, temperature=0.0),
-        messages=pack(dialogue.messages[:-1]),
-        tools=pack(dialogue.tools),
-        template_kwargs=pack({"enable_thinking": False}),
+        messages=dialogue.messages[:-1],
+        tools=dialogue.tools,
+        template_kwargs={"enable_thinking": False},
     )
-    return pocket()[1].prepare(request, ())
+    return pocket()[1].prepare(asked, ())
 
 
-def answer(prepared: Prepared) -> tuple[Said, bool]:
-    """What is said, and whether a call was whole."""
+def answer(engine_request: EngineRequest) -> tuple[ParsedAnswer, bool]:
+    """Return the answer, and whether a call was complete."""
     model, _ = pocket()
-    engine, pipeline = model.engine, model.open_pipeline(prepared)
-    engine.prefill({"row": prepared.tokens[:-1]})
-    engine.start("row", prepared.tokens, len(prepared.tokens), prepared.draw)
+    engine, output_processor = model.engine, model.open_output_processor(engine_request)
+    engine.prefill({"row": engine_request.tokens[:-1]})
+    engine.start("row", engine_request.tokens, len(engine_request.tokens), engine_request.sampling)
     growths = []
     try:
         for _ in range(ANSWER_TOKENS_MAX):
             for token in engine.step().tokens.values():
-                if token in prepared.end_tokens:
-                    return grown([*growths, pipeline.flush()]), pipeline.has_called
-                growths.append(pipeline.push(token))
+                if token in engine_request.end_tokens:
+                    return grown([*growths, output_processor.flush()]), output_processor.has_called
+                growths.append(output_processor.push(token))
     finally:
         engine.drop("row")
-    raise AssertionError("the answer has no end")
+    raise AssertionError("the answer does not end")
 
 
-def without_tools(prepared: Prepared) -> Prepared:
-    """The same prompt, of whose answer nothing is a call."""
-    fields = {name: getattr(prepared, name) for name in Prepared.__slots__}
-    return Prepared(**fields | {"tools": {}})
+def without_tools(engine_request: EngineRequest) -> EngineRequest:
+    """Return the same prompt with tool calls disabled."""
+    fields = {name: getattr(engine_request, name) for name in EngineRequest.__slots__}
+    return EngineRequest(**fields | {"tools": {}})
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tools_never_seen_before_are_called(seed: int) -> None:
     dialogue = held_out(seed, calls=True)
-    prepared = prepare(dialogue)
-    said, has_called = answer(prepared)
+    engine_request = prepare(dialogue)
+    said, has_called = answer(engine_request)
     assert has_called
     assert said.text == ""
     assert all(len(id) == len("call_") + 24 for id, _, _ in said.calls)
-    plain, nothing_called = answer(without_tools(prepared))
+    plain, nothing_called = answer(without_tools(engine_request))
     assert not nothing_called
     bodies = [part.strip().removeprefix("<tool_call>") for part in plain.text.split("</tool_call>")[:-1]]
     assert said.parsed() == [(call["name"], call["arguments"]) for call in map(parse_tool_call, bodies)]
-    assert {name for name, _ in said.parsed()} <= prepared.tools.keys()
+    assert {name for name, _ in said.parsed()} <= engine_request.tools.keys()
 
 
 def test_most_of_them_are_the_right_ones() -> None:

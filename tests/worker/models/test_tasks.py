@@ -1,4 +1,4 @@
-"""What a folder is taken to be made for."""
+"""Detection of the task for which a model folder is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protocol.tasks import Task
-from worker.contract import ModelError
+from worker.contract.engine import ModelError
 from worker.models.config import ModelConfig
 from worker.models.tasks import find_task
 
@@ -46,7 +46,7 @@ def test_files_of_sentence_transformers_make_a_decoder_embed(
     assert find_task(tmp_path, config(architecture), "org/model", None) == task
 
 
-def test_whoever_says_what_it_is_to_do_is_heeded_where_it_can(tmp_path: Path) -> None:
+def test_explicit_task_is_used_where_the_model_supports_it(tmp_path: Path) -> None:
     assert find_task(tmp_path, config("qwen3"), "Qwen3-Embedding-0.6B", "generate") == "generate"
     assert find_task(tmp_path, config("qwen3"), "Qwen3-0.6B", "rerank") == "rerank"
     with pytest.raises(ModelError, match="'llama' cannot embed texts here"):

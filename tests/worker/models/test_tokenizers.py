@@ -1,29 +1,46 @@
-"""Tokenizers that are opened ahead: each is given to one alone."""
+"""Tokenizers that are opened in advance: each has one user only."""
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.models.fixtures import model_folder
+from worker.models import tokenizers as module
 from worker.models.config import read_config
 from worker.models.tokenizers import Tokenizers
+
+WAIT_S = 10.0
 
 
 def test_each_is_taken_once_and_those_beyond_are_opened_when_they_are() -> None:
     folder = model_folder("dense")
-    tokenizers = Tokenizers(folder, read_config(folder, "dense"), ahead=2)
+    tokenizers = Tokenizers(folder, read_config(folder, "dense"), prefetch=2)
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda _: tokenizers.take(), range(4)))
     assert len({id(tokenizer) for tokenizer in taken}) == 4
     assert {tuple(tokenizer.encode("a word")) for tokenizer in taken} == {tuple(taken[0].encode("a word"))}
 
 
-def test_what_is_wrong_is_told_to_whoever_takes_one(tmp_path: Path) -> None:
+def test_slow_tokenizer_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(module, "open_tokenizer", lambda folder, ends: gate.wait(WAIT_S))
+    monkeypatch.setattr(module, "OPEN_S_MAX", 0.05)
+    folder = model_folder("dense")
+    tokenizers = Tokenizers(folder, read_config(folder, "dense"), prefetch=1)
+    try:
+        with pytest.raises(TimeoutError, match=r"not opened within 0.05 s"):
+            tokenizers.take()
+    finally:
+        gate.set()
+
+
+def test_tokenizer_error_is_raised_on_each_take(tmp_path: Path) -> None:
     config = read_config(model_folder("dense"), "dense")
-    tokenizers = Tokenizers(tmp_path, config, ahead=1)
+    tokenizers = Tokenizers(tmp_path, config, prefetch=1)
     for _ in range(2):
         with pytest.raises((OSError, ValueError)):
             tokenizers.take()

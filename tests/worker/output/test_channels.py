@@ -1,4 +1,4 @@
-"""Streamed channels against the whole: upstream's state machine over all of the text, wherever it is cut."""
+"""Streamed channels, split anywhere, against upstream's state machine over the whole text."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.models.fixtures import model_folder
-from worker.contract import Growth, Pipeline
-from worker.models.format import Format
-from worker.output.channels import CONTENT, REASONING, SIGNS_MAX, ChannelPipeline, signs_of
+from worker.contract.engine import OutputDelta, OutputProcessor
+from worker.models.prompts.format import Format
+from worker.output.channels import CONTENT, REASONING, SIGNS_MAX, ChannelProcessor, signs_of
 from worker.output.text import Vocabulary
 
 MARKERS = {
@@ -46,7 +46,7 @@ WORDS = [
 
 @dataclass(frozen=True)
 class Kind:
-    """A tokenizer with its markers, and the parts that texts are made of."""
+    """A tokenizer with its markers, and the parts of which texts are made."""
 
     tokenizer: TokenizerWrapper
     vocabulary: Vocabulary
@@ -54,19 +54,19 @@ class Kind:
     start: str
     end: str
 
-    def open(self, state: str = CONTENT, stop: Sequence[str] = ()) -> Pipeline:
-        return ChannelPipeline(self.vocabulary, self.form.open(state), self.form.signs, stop)
+    def open(self, state: str = CONTENT, stop: Sequence[str] = ()) -> OutputProcessor:
+        return ChannelProcessor(self.vocabulary, self.form.open(state), self.form.signs, stop)
 
     def encode(self, text: str) -> list[int]:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
     def spelled_out(self, text: str) -> list[int]:
-        """One token for each byte: no marker is a token of its own."""
+        """Return one token per byte, so that no marker is a token of its own."""
         return [_byte_tokens()[byte] for byte in text.encode()]
 
     def whole(self, tokens: Iterable[int]) -> str:
-        """All that was said, with signs for the special tokens that belong to markers."""
+        """Return the whole text, with stand-in characters for the special tokens of markers."""
         runs: list[list[int]] = [[]]
         text = ""
         for token in tokens:
@@ -78,7 +78,7 @@ class Kind:
         return text + self.vocabulary.decode(runs[-1])
 
     def named(self, text: str) -> str:
-        """With the names of special tokens in the place of their signs."""
+        """Replace the stand-in characters by the names of their special tokens."""
         for token, sign in self.form.signs.of.items():
             text = text.replace(sign, self.vocabulary.spell(token).decode())
         return text
@@ -107,12 +107,12 @@ def kind(name: str) -> Kind:
     return Kind(tokenizer, vocabulary, Format(tokenizer, vocabulary), *MARKERS[name])
 
 
-def said(pipeline: Pipeline, tokens: Sequence[int]) -> list[Growth]:
-    return [*map(pipeline.push, tokens), pipeline.flush()]
+def said(output_processor: OutputProcessor, tokens: Sequence[int]) -> list[OutputDelta]:
+    return [*map(output_processor.push, tokens), output_processor.flush()]
 
 
-def joined(growths: Iterable[Growth]) -> tuple[str, str]:
-    """The thoughts, and the content."""
+def joined(growths: Iterable[OutputDelta]) -> tuple[str, str]:
+    """Return the reasoning and the content."""
     growths = list(growths)
     return "".join(growth.reasoning for growth in growths), "".join(growth.text for growth in growths)
 
@@ -129,7 +129,7 @@ def by_upstream(tokenizer: TokenizerWrapper, text: str, state: str = CONTENT) ->
 
 
 def by_splitting(it: Kind, text: str, state: str = CONTENT) -> tuple[str, str]:
-    """With every marker taken out, wherever it stands, and then the signs that belong to none."""
+    """Reference: remove every marker anywhere, and then the stand-in characters outside markers."""
     names = {it.vocabulary.spell(token).decode(): sign for token, sign in it.form.signs.of.items()}
     markers = [it.start, it.end, *it.tokenizer.structural_markers]
     named = "|".join(map(re.escape, names)) or "(?!)"
@@ -150,7 +150,7 @@ names = st.sampled_from(KINDS)
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[str, str, list[int]]:
-    """A kind, a state to begin in, and tokens of an answer: markers anywhere, as tokens or spelled out."""
+    """Draw a kind, an initial state, and an answer's tokens: markers anywhere, as tokens or spelled out."""
     name = draw(names)
     it = kind(name)
     state = draw(st.sampled_from([CONTENT, REASONING]))
@@ -186,7 +186,7 @@ def test_where_markers_stand_in_their_places_upstream_says_the_same(
         text += markers[place % 2] + part
     tokens = it.spelled_out(text) if plain else it.encode(text)
     expected = by_upstream(it.tokenizer, it.named(it.whole(tokens)), opening)
-    if by_splitting(it, it.whole(tokens), opening) == expected:  # no marker was made of two neighbours
+    if by_splitting(it, it.whole(tokens), opening) == expected:  # no marker was formed from two neighbours
         assert joined(said(it.open(opening), tokens)) == expected
 
 
@@ -218,20 +218,20 @@ def test_an_answer_cut_anywhere_loses_nothing_and_invents_nothing(
 def test_stop_strings_count_in_the_content_alone(answer: tuple[str, str, list[int]], stop: list[str]) -> None:
     name, state, tokens = answer
     it = kind(name)
-    pipeline = it.open(state, stop)
+    output_processor = it.open(state, stop)
     growths = []
     for token in tokens:
-        growths.append(pipeline.push(token))
-        if pipeline.stopped:
+        growths.append(output_processor.push(token))
+        if output_processor.stopped:
             break
-    growths.append(pipeline.flush())
+    growths.append(output_processor.flush())
     thoughts, content = joined(growths)
     all_thoughts, all_content = by_splitting(it, it.whole(tokens), state)
     ends = [all_content.find(each) + len(each) for each in stop if each in all_content]
-    assert pipeline.stopped == bool(ends)
-    assert pipeline.stop_string in (stop if ends else [""])
+    assert output_processor.stopped == bool(ends)
+    assert output_processor.stop_string in (stop if ends else [""])
     if ends:
-        assert all_content.startswith(content + pipeline.stop_string)
+        assert all_content.startswith(content + output_processor.stop_string)
         assert all_content.startswith(content)
         assert not any(each in content for each in stop)
         assert all_thoughts.startswith(thoughts)
@@ -239,7 +239,7 @@ def test_stop_strings_count_in_the_content_alone(answer: tuple[str, str, list[in
         assert (thoughts, content) == (all_thoughts, all_content)
 
 
-# --- one by one ----------------------------------------------------------------------------------------
+# --- single cases --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -254,10 +254,10 @@ def test_a_thought_and_an_answer_are_told_apart_with_the_line_breaks_between(nam
 @pytest.mark.parametrize("name", KINDS)
 def test_a_thought_that_is_never_closed_is_all_thought(name: str) -> None:
     it = kind(name)
-    pipeline = it.open(REASONING)
+    output_processor = it.open(REASONING)
     tokens = it.encode("So. <b>And </b> so on")
-    assert joined(said(pipeline, tokens)) == ("So. <b>And </b> so on", "")
-    assert pipeline.reasoning_tokens == len(tokens)
+    assert joined(said(output_processor, tokens)) == ("So. <b>And </b> so on", "")
+    assert output_processor.reasoning_tokens == len(tokens)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -300,30 +300,30 @@ def test_a_special_token_divides_a_character_that_stands_around_it() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_text_is_given_out_with_the_token_that_completes_it(name: str) -> None:
     it = kind(name)
-    pipeline = it.open(REASONING)
+    output_processor = it.open(REASONING)
     for token in it.encode("What is the capital of France?"):
-        assert pipeline.push(token).reasoning == it.vocabulary.decode([token])
+        assert output_processor.push(token).reasoning == it.vocabulary.decode([token])
 
 
 def test_no_more_is_held_back_than_may_become_a_marker() -> None:
-    """Upstream's machine holds all of a run of `<`."""
+    """Upstream's machine holds back a whole run of `<`."""
     it = kind("ordinary")
-    pipeline = it.open()
-    given_out = "".join(pipeline.push(token).text for token in it.spelled_out("<" * 100))
+    output_processor = it.open()
+    given_out = "".join(output_processor.push(token).text for token in it.spelled_out("<" * 100))
     assert len(given_out) > 100 - len(it.end)
-    assert given_out + pipeline.flush().text == "<" * 100
+    assert given_out + output_processor.flush().text == "<" * 100
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_thoughts_are_counted_without_their_markers_and_only_content_has_likelihoods(name: str) -> None:
     it = kind(name)
-    thought, content = it.encode("Hm, well"), it.encode("Yes")
-    pipeline = it.open(REASONING)
-    growths = [pipeline.push(token) for token in [*thought, *it.encode(it.end), *content]]
+    hidden, content = it.encode("Hm, well"), it.encode("Yes")
+    output_processor = it.open(REASONING)
+    growths = [output_processor.push(token) for token in [*hidden, *it.encode(it.end), *content]]
     marker = len(it.encode(it.end))
-    assert pipeline.reasoning_tokens == len(thought) + marker - 1
+    assert output_processor.reasoning_tokens == len(hidden) + marker - 1
     likely = [growth.is_content for growth in growths]
-    assert likely == [False] * (len(thought) + marker) + [True] * len(content)
+    assert likely == [False] * (len(hidden) + marker) + [True] * len(content)
 
 
 def test_random_tokens_stream_as_the_whole_text_is_divided() -> None:
@@ -344,7 +344,7 @@ def test_a_model_without_markers_needs_no_channels() -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_format_of_headers_is_followed_as_upstream_describes_it(plain: bool) -> None:
-    """As Muse Spark's, whose answers begin with whom they are for."""
+    """In Muse Spark's format, whose answers begin with their recipient."""
     backend = _bare()
     names = ["<|message|>", "<|eom|>", "<|eot|>"]
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])

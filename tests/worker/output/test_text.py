@@ -1,4 +1,4 @@
-"""Streamed text against the whole: equal, whatever the tokens are, up to the first stop string."""
+"""Streamed text equals the whole text for any tokens, up to the first stop sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
 
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import token_bytes
-from worker.output.text import WINDOW_TOKENS_MAX, StopMatcher, TextPipeline, TextStream, Vocabulary
+from worker.output.text import WINDOW_TOKENS_MAX, StopMatcher, TextProcessor, TextStream, Vocabulary
 
 ALPHABET = [
     *"abc XYZ 0123 .,!?\n\t",
@@ -40,7 +40,8 @@ def byte_level() -> PreTrainedTokenizerBase:
 
 @cache
 def byte_fallback() -> Tokenizer:
-    """As in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens for everything unknown."""
+    """A tokenizer as in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens for unknown
+    characters."""
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
     for piece in ("▁", "▁▁", "▁the", "a", "b", "c", "X", "é", "你", "\ufffd", "▁\ufffd", "\n", "\u200d"):
         vocabulary[piece] = len(vocabulary)
@@ -67,12 +68,12 @@ FALLBACK_DECODERS: dict[str, Callable[[], decoders.Decoder]] = {
 
 
 def streamed(vocabulary: Vocabulary, tokens: list[int]) -> str:
-    pipeline = TextPipeline(vocabulary, ())
-    return "".join(pushed(pipeline, tokens)) + pipeline.flush().text
+    output_processor = TextProcessor(vocabulary, ())
+    return "".join(pushed(output_processor, tokens)) + output_processor.flush().text
 
 
-def pushed(pipeline: TextPipeline, tokens: Iterable[int]) -> Iterator[str]:
-    return (pipeline.push(token).text for token in tokens)
+def pushed(output_processor: TextProcessor, tokens: Iterable[int]) -> Iterator[str]:
+    return (output_processor.push(token).text for token in tokens)
 
 
 def random_text(rng: random.Random) -> str:
@@ -80,7 +81,7 @@ def random_text(rng: random.Random) -> str:
 
 
 def test_ten_thousand_random_strings_stream_to_their_whole_text() -> None:
-    """Half as the tokenizer cuts them; half with any ids in between: special, unknown, broken UTF-8."""
+    """Half are tokenized normally; half have random ids in between: special, unknown, broken UTF-8."""
     rng = random.Random(0)
     tokenizer, vocabulary = byte_level(), Vocabulary(byte_level())
     for index in range(STRINGS):
@@ -113,9 +114,9 @@ def test_a_valid_run_of_bytes_that_turns_out_invalid_is_never_half_given() -> No
     backend = byte_fallback()
     vocabulary = vocabulary_of(backend, FALLBACK_DECODERS["gemma"]())
     run = [byte + 1 for byte in "你".encode()] + [0xFF + 1]
-    pipeline = TextPipeline(vocabulary, ())
-    assert [pipeline.push(token).text for token in run] == [""] * 4
-    assert pipeline.push(backend.token_to_id("a")).text == "\ufffd" * 4 + "a"
+    output_processor = TextProcessor(vocabulary, ())
+    assert [output_processor.push(token).text for token in run] == [""] * 4
+    assert output_processor.push(backend.token_to_id("a")).text == "\ufffd" * 4 + "a"
 
 
 def test_a_tokenizer_without_a_fast_backend_streams_to_its_whole_text() -> None:
@@ -131,13 +132,13 @@ def test_a_tokenizer_without_a_fast_backend_streams_to_its_whole_text() -> None:
 
 def test_text_is_given_out_with_the_token_that_completes_it() -> None:
     tokenizer = byte_level()
-    pipeline = TextPipeline(Vocabulary(tokenizer), ())
+    output_processor = TextProcessor(Vocabulary(tokenizer), ())
     for token in tokenizer.encode("What is the capital of France?"):
-        assert pipeline.push(token).text == tokenizer.decode([token])
-    pieces = [pipeline.push(token).text for token in tokenizer.encode("😀")]
+        assert output_processor.push(token).text == tokenizer.decode([token])
+    pieces = [output_processor.push(token).text for token in tokenizer.encode("😀")]
     assert pieces[-1] == "😀"
     assert not any(pieces[:-1])
-    assert pipeline.flush().text == ""
+    assert output_processor.flush().text == ""
 
 
 def test_a_long_run_of_broken_bytes_is_given_out_on_the_way_and_in_linear_time() -> None:
@@ -157,17 +158,17 @@ def test_a_long_run_of_broken_bytes_is_given_out_on_the_way_and_in_linear_time()
 def test_an_unfinished_character_is_flushed_as_the_whole_text_has_it() -> None:
     tokenizer = byte_level()
     tokens = tokenizer.encode("ok😀")[:-1]
-    pipeline = TextPipeline(Vocabulary(tokenizer), ())
-    assert "".join(pushed(pipeline, tokens)) == "ok"
-    assert "ok" + pipeline.flush().text == tokenizer.decode(tokens)
+    output_processor = TextProcessor(Vocabulary(tokenizer), ())
+    assert "".join(pushed(output_processor, tokens)) == "ok"
+    assert "ok" + output_processor.flush().text == tokenizer.decode(tokens)
 
 
 # --- spelling ------------------------------------------------------------------------------------------
 
 
 def spelled(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
-    pipeline = TextPipeline(vocabulary, ())
-    return b"".join(map(pipeline.spell, tokens))
+    output_processor = TextProcessor(vocabulary, ())
+    return b"".join(map(output_processor.spell, tokens))
 
 
 def test_byte_level_tokens_spell_the_text_whatever_they_divide() -> None:
@@ -194,7 +195,7 @@ def test_byte_fallback_tokens_spell_the_text_and_the_space_it_began_with(name: s
     vocabulary = vocabulary_of(backend, FALLBACK_DECODERS[name]())
     for _ in range(500):
         tokens = backend.encode(random_text(rng).replace(" ", "▁")).ids
-        if name == "metaspace":  # which does not know of bytes
+        if name == "metaspace":  # has no byte tokens
             tokens = [token for token in tokens if token not in vocabulary.byte_tokens]
         text = backend.decode(tokens)
         assert spelled(vocabulary, tokens).decode() in (text, " " + text)
@@ -227,11 +228,11 @@ def test_a_tokenizer_without_a_fast_backend_spells_by_its_own_map_or_its_own_dec
     assert spelled(Vocabulary(letters), letters.encode("駅", add_special_tokens=False)) == "駅".encode()
 
 
-# --- stop strings --------------------------------------------------------------------------------------
+# --- stop sequences ------------------------------------------------------------------------------------
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: the first prefix that ends in a stop string, without the longest such."""
+    """Reference: return the first prefix that ends in a stop sequence, without the longest such sequence."""
     for end in range(1, len(text) + 1):
         if found := [stop for stop in stops if stop and text[:end].endswith(stop)]:
             return text[: end - max(map(len, found))], True
@@ -252,13 +253,13 @@ def test_text_is_cut_at_the_first_stop_string_wherever_its_pieces_end(
     given_out = ""
     for start, end in itertools.pairwise(places):
         given_out += matcher.push(text[start:end])
-        # All that is certain is out: what is held begins a stop string.
+        # All certain text is out: held-back text begins a stop sequence.
         held = text[len(given_out) : end]
         if not matcher.matched and held:
             assert any(stop.startswith(held) for stop in stops)
     assert given_out + matcher.rest() == expected
     assert matcher.matched == matched
-    # What it names is the one that stands where the text ends.
+    # The reported sequence is the one at the end of the text.
     assert text.startswith(expected + matcher.found)
     assert matcher.found in (stops if matched else [""])
 
@@ -271,43 +272,43 @@ def test_streamed_tokens_are_cut_as_the_whole_text_is(text: str, data: st.DataOb
     starts = st.integers(0, max(0, len(text) - 1))
     pieces = st.builds(lambda start, length: text[start : start + length], starts, st.integers(1, 4))
     stops = data.draw(st.lists(pieces, max_size=3))
-    pipeline = TextPipeline(Vocabulary(byte_level()), stops)
+    output_processor = TextProcessor(Vocabulary(byte_level()), stops)
     given_out = ""
     for token in byte_level().encode(text, add_special_tokens=False):
-        given_out += pipeline.push(token).text
-        if pipeline.stopped:
+        given_out += output_processor.push(token).text
+        if output_processor.stopped:
             break
-    given_out += pipeline.flush().text
-    assert (given_out, pipeline.stopped) == cut(text, stops)
-    assert pipeline.push(5).text == "" if pipeline.stopped else True
+    given_out += output_processor.flush().text
+    assert (given_out, output_processor.stopped) == cut(text, stops)
+    assert output_processor.push(5).text == "" if output_processor.stopped else True
 
 
 def test_a_stop_string_across_tokens_is_never_half_given() -> None:
     tokenizer = byte_level()
-    pipeline = TextPipeline(Vocabulary(tokenizer), ["\n\nHuman:"])
+    output_processor = TextProcessor(Vocabulary(tokenizer), ["\n\nHuman:"])
     given_out = ""
     for token in tokenizer.encode("Fine.\n\nHuman: and you?"):
-        given_out += pipeline.push(token).text
+        given_out += output_processor.push(token).text
         assert given_out in "Fine."
-        if pipeline.stopped:
+        if output_processor.stopped:
             break
-    assert pipeline.stopped
-    assert given_out + pipeline.flush().text == "Fine."
-    assert pipeline.stop_string == "\n\nHuman:"
+    assert output_processor.stopped
+    assert given_out + output_processor.flush().text == "Fine."
+    assert output_processor.stop_string == "\n\nHuman:"
 
 
-def test_what_only_looked_like_a_stop_string_is_given_out() -> None:
+def test_partial_stop_string_match_is_emitted() -> None:
     tokenizer = byte_level()
-    pipeline = TextPipeline(Vocabulary(tokenizer), ["ends here!"])
+    output_processor = TextProcessor(Vocabulary(tokenizer), ["ends here!"])
     text = "it ends here?"
-    assert "".join(pushed(pipeline, tokenizer.encode(text))) + pipeline.flush().text == text
-    assert (pipeline.stopped, pipeline.stop_string) == (False, "")
+    assert "".join(pushed(output_processor, tokenizer.encode(text))) + output_processor.flush().text == text
+    assert (output_processor.stopped, output_processor.stop_string) == (False, "")
 
 
 def test_a_stop_string_may_show_itself_only_at_the_end() -> None:
     tokenizer = byte_level()
     tokens = tokenizer.encode("ok😀")[:-1]
-    pipeline = TextPipeline(Vocabulary(tokenizer), ["k\ufffd"])
-    given_out = "".join(pushed(pipeline, tokens)) + pipeline.flush().text
-    assert pipeline.stopped
+    output_processor = TextProcessor(Vocabulary(tokenizer), ["k\ufffd"])
+    given_out = "".join(pushed(output_processor, tokens)) + output_processor.flush().text
+    assert output_processor.stopped
     assert given_out == "o"

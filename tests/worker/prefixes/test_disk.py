@@ -1,4 +1,4 @@
-"""Stored items on disk: what was written comes back bit for bit, and anything else is a miss."""
+"""Stored items on disk: what was written is read back bit for bit, and anything else is a miss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.system import eventually
-from worker.pictures import ITEM_BYTES, Blob
+from worker.contract.images import ITEM_BYTES, ArrayBytes
 from worker.prefixes import files
 from worker.prefixes.disk import FAILURES_MAX, PAUSE_S, DiskTier
 from worker.prefixes.files import FILE_BYTES_MAX, HEADER_BYTES_MAX, Record
@@ -61,7 +61,7 @@ def tier(open_tier: Open) -> DiskTier:
 
 
 class Answers:
-    """What `done` was called with, from the tier's thread."""
+    """The arguments of `done`, called on the tier's thread."""
 
     def __init__(self) -> None:
         self.written: list[tuple[str, int | None]] = []
@@ -78,11 +78,11 @@ def digest_of(name: object) -> str:
     return hashlib.sha256(str(name).encode()).hexdigest()
 
 
-def blob(dtype: str, *shape: int, seed: int = 0) -> Blob:
-    return Blob(dtype, shape, random.Random(seed).randbytes(math.prod(shape) * ITEM_BYTES[dtype]))
+def blob(dtype: str, *shape: int, seed: int = 0) -> ArrayBytes:
+    return ArrayBytes(dtype, shape, random.Random(seed).randbytes(math.prod(shape) * ITEM_BYTES[dtype]))
 
 
-def record(name: object = "a", **blobs: Blob) -> Record:
+def record(name: object = "a", **blobs: ArrayBytes) -> Record:
     about = {"parent": None, "first": 0, "keys": [1, 2, 2**40], "salt": "naïve"}
     return Record(digest_of(name), about, blobs or {"k": blob("F32", 2, 3), "v": blob("BF16", 1, 5)})
 
@@ -109,14 +109,14 @@ def path_of(folder: Path, record: Record) -> Path:
 
 
 def plain(record: Record | None) -> object:
-    """To be compared: whatever holds the bytes."""
+    """Return a record's contents for comparison, whatever object holds the bytes."""
     assert record is not None
     blobs = {name: (b.dtype, tuple(b.shape), bytes(b.data)) for name, b in record.blobs.items()}
     return record.digest, record.about, blobs
 
 
 class Gate:
-    """Keeps the tier's thread in a `done` until it is opened."""
+    """Blocks the tier's thread in `done` until it is opened."""
 
     def __init__(self, tier: DiskTier) -> None:
         self._open, self._reached = threading.Event(), threading.Event()
@@ -131,7 +131,7 @@ class Gate:
         self._open.set()
 
 
-# --- there and back ---
+# --- round trips ---
 
 
 @pytest.mark.parametrize("dtype", ITEM_BYTES)
@@ -182,7 +182,7 @@ _json = st.recursive(
 
 @given(st.dictionaries(_names, _json, max_size=5), st.dictionaries(_names, _arrays, max_size=5))
 @settings(max_examples=150)
-def test_whatever_is_stored_comes_back(about: dict[str, Any], blobs: dict[str, Blob]) -> None:
+def test_whatever_is_stored_comes_back(about: dict[str, Any], blobs: dict[str, ArrayBytes]) -> None:
     stored = Record(digest_of("any"), about, blobs)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
@@ -196,8 +196,8 @@ def test_whatever_is_stored_comes_back(about: dict[str, Any], blobs: dict[str, B
 
 def test_no_views_are_kept_once_an_item_is_written(tier: DiskTier) -> None:
     data = bytearray(3 * 2**20)
-    write(tier, record(x=Blob("U8", (len(data),), memoryview(data))))
-    data.append(0)  # raises BufferError while anyone has a view
+    write(tier, record(x=ArrayBytes("U8", (len(data),), memoryview(data))))
+    data.append(0)  # raises BufferError while a view exists
 
 
 def test_an_item_is_found_again_by_another_tier(tier: DiskTier, open_tier: Open) -> None:
@@ -248,7 +248,7 @@ def test_a_folder_that_vanishes_is_made_again(tier: DiskTier, folder: Path) -> N
 )
 def test_an_array_that_contradicts_itself_is_refused(dtype: str, shape: tuple[int, ...], data: bytes) -> None:
     with pytest.raises(ValueError, match=dtype):
-        Blob(dtype, shape, data)
+        ArrayBytes(dtype, shape, data)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_array_that_contradicts_itself_is_refused(dtype: str, shape: tuple[in
     [{"x": object()}, {"x": "\ud800"}, {"keys": "k" * HEADER_BYTES_MAX}],
     ids=["object", "half", "long"],
 )
-def test_what_no_file_can_hold_is_not_taken(tier: DiskTier, about: dict[str, Any]) -> None:
+def test_record_that_cannot_be_serialized_is_refused(tier: DiskTier, about: dict[str, Any]) -> None:
     answers = Answers()
     assert not tier.write(Record(digest_of("a"), about, {}), answers.on_written)
     assert not tier.write(record(__metadata__=blob("U8", 1)), answers.on_written)
@@ -275,14 +275,14 @@ def small(tier: DiskTier, folder: Path) -> tuple[Record, bytes]:
 
 
 def assert_missed(tier: DiskTier, folder: Path, stored: Record, content: bytes) -> None:
-    """Neither a read nor a scan believes such a file, and both end it."""
+    """Check that neither a read nor a scan accepts such a file, and that both delete it."""
     path = path_of(folder, stored)
     path.write_bytes(content)
     assert read(tier, stored.digest) == {stored.digest: None}
     assert not path.exists()
     path.write_bytes(content)
     assert [f.digest for f in tier.scan()] in ([], [stored.digest])
-    if path.exists():  # its header was whole
+    if path.exists():  # its header was complete
         assert read(tier, stored.digest) == {stored.digest: None}
     assert not path.exists()
     assert tier.usage == 0
@@ -338,7 +338,7 @@ def test_files_of_another_model_are_removed(folder: Path, open_tier: Open) -> No
 
 
 def resealed(whole: bytes, old: bytes, new: bytes) -> bytes:
-    """The same file with another header, under a checksum that holds."""
+    """Return the file with another header and a valid checksum."""
     assert whole.count(old) == 1
     length = int.from_bytes(whole[:8], "little")
     header = whole[8 : 8 + length].replace(old, new)
@@ -400,7 +400,7 @@ def test_a_file_of_many_gigabytes_is_not_believed(
     )
     path = path_of(folder, stored)
     path.write_bytes(forged)
-    os.truncate(path, len(forged) - 5 + 2**40)  # a hole: nothing of it is on the disk
+    os.truncate(path, len(forged) - 5 + 2**40)  # a hole: none of it is on the disk
     assert tier.scan() == []
     assert not path.exists()
 
@@ -411,12 +411,14 @@ def test_a_huge_claimed_header_is_not_read(tier: DiskTier, folder: Path, length:
     for size in (100, FILE_BYTES_MAX, 2**40):
         with path.open("wb") as file:
             file.write(length.to_bytes(8, "little"))
-            file.truncate(size)  # a hole: nothing of it is on the disk
+            file.truncate(size)  # a hole: none of it is on the disk
         assert tier.scan() == []
         assert not path.exists()
 
 
-def test_what_is_no_file_is_a_miss_and_holds_nothing_up(tier: DiskTier, folder: Path, tmp_path: Path) -> None:
+def test_path_that_is_not_a_regular_file_is_a_miss_and_does_not_block(
+    tier: DiskTier, folder: Path, tmp_path: Path
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     stored = record("linked")
     write(tier, stored)
@@ -490,19 +492,19 @@ def test_two_tiers_in_one_folder_do_each_other_no_harm(tier: DiskTier, open_tier
     assert tier.usage == other.usage
 
 
-# --- writing that fails ---
+# --- failed writes ---
 
 _WITH_LITTLE_ROOM = """
 import resource, sys
 from pathlib import Path
 from worker.prefixes.disk import DiskTier
-from worker.prefixes.files import Blob, Record
+from worker.prefixes.files import ArrayBytes, Record
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 tier = DiskTier(Path(sys.argv[1]), "f1")
 written = {}
 for name, size in (("aa" * 8, 100), ("bb" * 8, 200_000), ("cc" * 8, 60_000), ("aa" * 8, 200_000)):
-    assert tier.write(Record(name, {}, {"x": Blob("U8", (size,), bytes(size))}), written.__setitem__)
+    assert tier.write(Record(name, {}, {"x": ArrayBytes("U8", (size,), bytes(size))}), written.__setitem__)
     assert tier.flush(20)
     print(written.get(name) is not None, [path.name[:2] for path in sorted(Path(sys.argv[1]).iterdir())])
 tier.read(["aa" * 8, "cc" * 8], lambda found: print([name[:2] for name, r in found.items() if r]))
@@ -544,7 +546,7 @@ def test_after_repeated_failures_writing_pauses(
     clock = Clock()
     tier = open_tier(blocked, clock=clock)
     assert tier.scan() == []
-    assert "no folder" in caplog.text
+    assert "folder cannot be used" in caplog.text
     for _ in range(FAILURES_MAX):
         assert write(tier, record()) is None
     assert caplog.text.count("cannot be stored") == 1
@@ -561,7 +563,7 @@ def test_after_repeated_failures_writing_pauses(
     assert plain(read(tier, record().digest)[record().digest]) == plain(record())
 
 
-def test_what_is_queued_when_writing_pauses_is_told_so(tmp_path: Path, open_tier: Open) -> None:
+def test_queued_writes_are_reported_failed_when_writing_pauses(tmp_path: Path, open_tier: Open) -> None:
     blocked = tmp_path / "taken"
     blocked.write_text("a file where the folder should be")
     tier, answers = open_tier(blocked), Answers()
@@ -582,7 +584,7 @@ def deny(*_: object) -> int:
 def test_a_folder_that_cannot_be_written_is_read(
     tier: DiskTier, folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    # Not by permissions: to root they mean nothing.
+    # Not by permissions, which root bypasses.
     stored = record()
     write(tier, stored)
     monkeypatch.setattr(step, deny)

@@ -1,4 +1,4 @@
-"""The name of a folder of stored prefixes: who shares it knows by that what others will find."""
+"""The folder name of stored prefixes: equal for exactly the workers that can share them."""
 
 from __future__ import annotations
 

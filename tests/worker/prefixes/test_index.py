@@ -1,4 +1,4 @@
-"""The index of stored prefixes: what is found, why no more, what is forgotten first, and what comes back."""
+"""The prefix index: matches, reasons for misses, eviction order and reloads."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from worker.contract import Shape
-from worker.pictures import MEDIA_KEYS
+from worker.contract.engine import CacheSpec
+from worker.contract.images import MEDIA_KEYS
 from worker.prefixes.eviction import FORGOTTEN_MAX
 from worker.prefixes.index import Block, Item, Match, PrefixIndex, Snapshot
 from worker.prefixes.items import memory_of, snapshot_behind
 
 Keys = tuple[int, ...]
 
-DENSE = Shape()
-HYBRID = Shape(has_states=True)
-SLIDING = Shape(window=4)
+DENSE = CacheSpec()
+HYBRID = CacheSpec(has_states=True)
+SLIDING = CacheSpec(window=4)
 A = tuple(range(100, 140))
 NBYTES = 10_000
 
@@ -34,7 +34,7 @@ class File:
 
 
 def branch(keys: Keys, at: int, key: int, length: int | None = None) -> Keys:
-    """A prompt that parts from another at a position, with a key of its own."""
+    """Return a prompt that diverges from `keys` at position `at`, with its own `key` there."""
     length = len(keys) if length is None else length
     return (*keys[:at], *(key + n for n in range(length - at)))
 
@@ -42,7 +42,7 @@ def branch(keys: Keys, at: int, key: int, length: int | None = None) -> Keys:
 def store(
     index: PrefixIndex, keys: Keys, last: int, *, size: int = 8, salt: str = "", window_from: int = 0
 ) -> list[Block]:
-    """What is not known of `keys[:last]`, in blocks of `size` keys."""
+    """Store the unknown part of `keys[:last]` in blocks of `size` keys."""
     known, _ = index.reach(keys, salt=salt, end=last)
     return [
         index.add(keys, at, min(at + size, last), f"{at}", NBYTES, salt=salt, window_from=window_from)
@@ -62,7 +62,7 @@ def found(index: PrefixIndex, keys: Keys, *, salt: str = "", ram_only: bool = Fa
 
 
 def use(index: PrefixIndex, keys: Keys, *, salt: str = "") -> Match:
-    """A request that begins with what is stored."""
+    """Match a request that begins with stored keys."""
     match = index.find(keys, salt=salt, limit=len(keys))
     index.count(match, prompt_tokens=len(keys), miss=match.miss)
     return match
@@ -84,10 +84,10 @@ def in_tree(index: PrefixIndex, item: Item) -> bool:
     return item.payload is not None or item.disk_bytes > 0
 
 
-# --- what is found ---
+# --- matches ---
 
 
-def test_nothing_is_found_where_nothing_is_stored() -> None:
+def test_empty_index_finds_no_prefix() -> None:
     index = PrefixIndex(DENSE)
     assert index.find(A, limit=39) == Match(miss="empty")
     assert index.find((), limit=0) == Match()
@@ -161,7 +161,7 @@ def test_an_image_that_differs_is_said_to() -> None:
     assert found(index, A) == (5, "media_differs")
     assert found(index, branch(pictured, 20, 900)) == (20, "diverged_at_20")
     assert found(index, (*pictured, MEDIA_KEYS + 9)) == (40, "diverged_at_40")
-    store(index, branch(pictured, 8, 900), 40)  # a child that parts at an image
+    store(index, branch(pictured, 8, 900), 40)  # a child that diverges at an image
     assert found(index, branch(pictured, 8, 1900)) == (8, "media_differs")
 
 
@@ -196,7 +196,7 @@ def test_a_snapshot_behind_the_fork_in_the_same_block_is_not_the_branch_s() -> N
 def test_a_sliding_layer_needs_its_window_before_a_position() -> None:
     index = PrefixIndex(SLIDING)
     store(index, A, 10, size=10)
-    index.add(A, 10, 30, "hole", NBYTES, window_from=20)  # 10 to 19 are not there
+    index.add(A, 10, 30, "hole", NBYTES, window_from=20)  # 10 to 19 are missing
     whole = {*range(10), *range(20, 30)}
     for limit in range(31):
         good = [p for p in range(limit + 1) if set(range(max(0, p - 4), p)) <= whole]
@@ -207,12 +207,12 @@ def test_a_sliding_layer_needs_its_window_before_a_position() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_position_with_any_hole_in_its_window_is_passed_over(seed: int) -> None:
-    draw = random.Random(seed)
-    window = draw.randint(1, 12)
-    index = PrefixIndex(Shape(window=window))
+    sampling = random.Random(seed)
+    window = sampling.randint(1, 12)
+    index = PrefixIndex(CacheSpec(window=window))
     whole: set[int] = set()
     for first in range(0, 40, 5):
-        window_from = draw.choice([first, draw.randint(first, first + 5)])
+        window_from = sampling.choice([first, sampling.randint(first, first + 5)])
         index.add(A, first, first + 5, "p", NBYTES, window_from=window_from)
         whole |= set(range(window_from, first + 5))
     for limit in range(41):
@@ -232,7 +232,7 @@ def test_a_branch_inside_of_a_hole_is_whole_a_window_later() -> None:
 
 
 def test_a_snapshot_without_its_window_is_no_use() -> None:
-    index = PrefixIndex(Shape(window=4, has_states=True))
+    index = PrefixIndex(CacheSpec(window=4, has_states=True))
     index.add(A, 0, 20, "hole", NBYTES, window_from=10)
     index.add_snapshot(A, 12, "12", NBYTES)
     assert found(index, A[:20]) == (0, "no_snapshot")
@@ -254,27 +254,27 @@ def test_reach_says_what_need_not_be_stored_again() -> None:
     assert index.reach(branch(A, 18, 900), end=20) == (18, False)
 
 
-# --- what is stored ---
+# --- storing ---
 
 
-def test_what_goes_on_from_nothing_is_refused() -> None:
+def test_block_or_snapshot_without_its_prefix_is_refused() -> None:
     index = PrefixIndex(HYBRID)
     store(index, A, 10, size=10)
     before = index.ram_bytes
     for first, last in ((11, 20), (9, 20), (10, 10), (20, 10), (10, 41)):
-        with pytest.raises(ValueError, match="go on"):
+        with pytest.raises(ValueError, match="do not continue"):
             index.add(A, first, last, "p", NBYTES)
     for at in (0, 11):
-        with pytest.raises(ValueError, match="no position"):
+        with pytest.raises(ValueError, match="cannot add a snapshot"):
             index.add_snapshot(A, at, "p", NBYTES)
-    with pytest.raises(ValueError, match="go on"):
+    with pytest.raises(ValueError, match="do not continue"):
         index.add(branch(A, 5, 900), 10, 20, "p", NBYTES)
-    with pytest.raises(ValueError, match="go on"):
+    with pytest.raises(ValueError, match="do not continue"):
         index.add(A, 10, 20, "p", NBYTES, salt="another")
     assert index.ram_bytes == before
 
 
-def test_what_is_known_is_not_stored_twice() -> None:
+def test_stored_prefix_is_not_stored_twice() -> None:
     index = PrefixIndex(HYBRID)
     one, two = store(index, A, 16)
     snapshot = index.add_snapshot(A, 16, "s", NBYTES)
@@ -287,7 +287,7 @@ def test_what_is_known_is_not_stored_twice() -> None:
     assert index.ram_bytes == before == taken((one, two, snapshot))
 
 
-def test_what_is_on_the_disk_only_is_filled_in() -> None:
+def test_block_that_is_only_on_disk_is_refilled_in_ram() -> None:
     index = PrefixIndex(SLIDING)
     block = index.add(A, 0, 8, "p", NBYTES, window_from=4)
     write(index, [block])
@@ -300,12 +300,12 @@ def test_what_is_on_the_disk_only_is_filled_in() -> None:
 
 
 def test_every_item_has_a_name_of_its_own() -> None:
-    index = PrefixIndex(Shape(window=4, has_states=True))
+    index = PrefixIndex(CacheSpec(window=4, has_states=True))
     items: list[Item] = []
     for salt, keys in itertools.product(("", "a"), (A, branch(A, 9, 900), branch(A, 0, 900))):
         items += store(index, keys, 40, salt=salt)
         items += [index.add_snapshot(keys, at, "s", NBYTES, salt=salt) for at in (9, 16, 17)]
-    other = PrefixIndex(Shape(window=4, has_states=True))
+    other = PrefixIndex(CacheSpec(window=4, has_states=True))
     hole = other.add(A, 0, 8, "p", NBYTES, window_from=7)
     distinct = {id(item) for item in items}
     assert len({item.digest for item in [*items, hole]}) == len(distinct) + 1
@@ -340,7 +340,7 @@ def test_the_version_moves_when_something_else_can_be_found() -> None:
     assert moved()
 
 
-# --- what is forgotten ---
+# --- eviction ---
 
 
 def test_leaves_go_before_what_they_hang_on() -> None:
@@ -383,7 +383,7 @@ def test_the_longest_unused_goes_first() -> None:
     ]
 
 
-def test_what_was_never_used_again_goes_before_what_was_and_shared_beginnings_last() -> None:
+def test_unused_prefixes_are_evicted_before_reused_ones_and_shared_ones_last() -> None:
     index = PrefixIndex(DENSE)
     shared, used, fresh = (branch(A, 0, 1000 * n) for n in range(1, 4))
     store(index, shared, 16)
@@ -401,7 +401,7 @@ def test_what_was_never_used_again_goes_before_what_was_and_shared_beginnings_la
     assert order[-1].keys == shared[:8]
 
 
-def test_what_was_used_long_ago_goes_before_what_is_new() -> None:
+def test_reused_prefix_ages_and_is_evicted_before_new_ones() -> None:
     index = PrefixIndex(DENSE)
     old = branch(A, 0, 1000)
     store(index, old, 8)
@@ -519,7 +519,7 @@ def test_held_items_and_what_they_hang_on_stay() -> None:
         index.release([snapshot])
 
 
-def test_what_was_evicted_is_remembered_for_a_while() -> None:
+def test_evicted_keys_are_remembered_for_a_while() -> None:
     index = PrefixIndex(HYBRID)
     store(index, A, 24, size=8)
     index.add_snapshot(A, 8, "s", NBYTES)
@@ -548,7 +548,7 @@ def test_a_beginning_that_was_evicted_behind_others_is_remembered() -> None:
 # --- the disk ---
 
 
-def test_what_is_on_the_disk_stays_findable() -> None:
+def test_prefix_on_disk_stays_findable() -> None:
     index = PrefixIndex(HYBRID)
     items: list[Item] = [*store(index, A, 16), index.add_snapshot(A, 16, "s", NBYTES)]
     write(index, items)
@@ -653,7 +653,7 @@ def test_a_block_with_another_hole_is_not_mistaken_for_a_file_written_late() -> 
 
 
 def stored_files() -> tuple[list[File], list[Keys]]:
-    index = PrefixIndex(Shape(window=4, has_states=True))
+    index = PrefixIndex(CacheSpec(window=4, has_states=True))
     prompts = [A, branch(A, 12, 900), branch(A, 30, 1900), branch(A, 0, 2900)]
     items: dict[str, Item] = {}
     for salt, keys in itertools.product(("", "tenant"), prompts):
@@ -667,7 +667,7 @@ def stored_files() -> tuple[list[File], list[Keys]]:
 def test_files_are_found_again_in_any_order(seed: int) -> None:
     files, prompts = stored_files()
     random.Random(seed).shuffle(files)
-    index = PrefixIndex(Shape(window=4, has_states=True))
+    index = PrefixIndex(CacheSpec(window=4, has_states=True))
     assert index.restore_from_disk([*files]) == []
     assert (index.disk_bytes, index.ram_bytes) == (500 * len(files), 0)
     for salt, keys in itertools.product(("", "tenant"), prompts):
@@ -682,16 +682,16 @@ def test_files_are_found_again_in_any_order(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_files_whose_beginning_is_gone_are_orphans(seed: int) -> None:
     files, _ = stored_files()
-    draw = random.Random(seed)
-    draw.shuffle(files)
-    gone = {file.digest for file in files[: draw.randint(1, 8)]}
+    sampling = random.Random(seed)
+    sampling.shuffle(files)
+    gone = {file.digest for file in files[: sampling.randint(1, 8)]}
     parents = {file.digest: file.about["parent"] for file in files}
     places = {file.digest for file in files}
 
     def is_cut_off(digest: str) -> bool:
         return digest in places and (digest in gone or is_cut_off(parents[digest]))
 
-    index = PrefixIndex(Shape(window=4, has_states=True))
+    index = PrefixIndex(CacheSpec(window=4, has_states=True))
     orphans = index.restore_from_disk(file for file in files if file.digest not in gone)
     assert sorted(orphans) == sorted(d for d in places if d not in gone and is_cut_off(d))
     assert index.disk_bytes == 500 * (len(files) - len(gone) - len(orphans))
@@ -746,7 +746,7 @@ def test_of_two_files_for_one_place_the_longer_is_taken() -> None:
     assert found(index, A) == (40, "")
 
 
-# --- what is counted ---
+# --- counters ---
 
 
 def test_after_clear_nothing_is_left_but_what_is_held() -> None:
@@ -811,7 +811,7 @@ def test_a_snapshot_is_no_block() -> None:
     assert (index.status().blocks, index.status().snapshots) == (1, 1)
 
 
-def test_what_the_index_takes_for_an_item_counts_as_well() -> None:
+def test_index_overhead_counts_towards_ram_bytes() -> None:
     index = PrefixIndex(HYBRID)
     index.add(A, 0, 40, (), 0)
     assert index.ram_bytes > 8 * 40

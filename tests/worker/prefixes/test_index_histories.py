@@ -1,4 +1,4 @@
-"""Any history of the prefix index, beside a naive one: a dictionary of full prefixes."""
+"""Any history of the prefix index, compared with a naive reference: a dictionary of full prefixes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from worker.contract import Shape
-from worker.pictures import MEDIA_KEYS
+from worker.contract.engine import CacheSpec
+from worker.contract.images import MEDIA_KEYS
 from worker.prefixes.index import Block, Item, PrefixIndex, Snapshot
 from worker.prefixes.items import memory_of
 
 Keys = tuple[int, ...]
 Place = tuple[str, Keys]
-"""A salt and all keys up to a position."""
+"""Salt, and all keys up to a position."""
 
 NBYTES = 3000
 
@@ -31,7 +31,7 @@ rarely = st.sampled_from([False] * 7 + [True])
 
 @dataclass(eq=False)
 class Thing:
-    """Something stored, as the naive index knows it. `parent`: what holds the position before it."""
+    """A stored item in the naive index. `parent`: the item of the previous position."""
 
     item: Item
     salt: str
@@ -66,9 +66,9 @@ class File:
 
 
 class Naive:
-    """Every position of every prefix by itself."""
+    """A naive index with an entry for every position of every prefix."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: CacheSpec) -> None:
         self.shape = shape
         self.columns: dict[Place, Thing] = {}
         self.snapshots: dict[Place, Thing] = {}
@@ -78,7 +78,7 @@ class Naive:
         return list(dict.fromkeys([*self.columns.values(), *self.snapshots.values()]))
 
     def bury(self) -> None:
-        """Forget what is nowhere, and what hangs on it."""
+        """Remove items that are neither in memory nor on disk, and their descendants."""
         self.dead += [thing for thing in self.things() if not thing.is_there]
         for places in (self.columns, self.snapshots):
             for place in [place for place, thing in places.items() if not thing.is_there]:
@@ -91,7 +91,7 @@ class Naive:
         return at
 
     def can_restore(self, salt: str, keys: Keys, *, states: bool, ram_only: bool) -> bool:
-        """A row that stands behind all of `keys`."""
+        """Return whether a row with exactly `keys` can be restored."""
         needed = [self.columns.get((salt, keys[: at + 1])) for at in range(len(keys))]
         for at, thing in enumerate(needed):
             if thing is None or (ram_only and not thing.in_ram):
@@ -126,7 +126,7 @@ class Naive:
         return f"diverged_at_{known}"
 
     def was_evicted(self, salt: str, keys: Keys, length: int) -> bool:
-        """Whether something is gone that began as `keys` do, and was longer."""
+        """Return whether a longer stored prefix that began like `keys` has been evicted."""
         known = self.known(salt, keys)
         return any(
             thing.salt == salt
@@ -140,11 +140,11 @@ class Naive:
 
 
 class Histories(RuleBasedStateMachine):
-    """What the index says and does, and what follows from the dictionary."""
+    """State machine: the index must behave as the naive dictionary does."""
 
     @initialize(window=st.sampled_from([0, 0, 3]), has_states=st.booleans(), start=keys_drawn, first=numbers)
     def open(self, window: int, has_states: bool, start: Keys, first: int) -> None:
-        self.index = PrefixIndex(Shape(window, has_states))
+        self.index = PrefixIndex(CacheSpec(window, has_states))
         self.naive = Naive(self.index.shape)
         self.files: set[str] = set()
         self.held: list[Thing] = []
@@ -157,11 +157,11 @@ class Histories(RuleBasedStateMachine):
     def has_children(self, thing: Thing) -> bool:
         return any(each.parent is thing for each in self.naive.things())
 
-    # --- storing and finding ---
+    # --- storing and matching ---
 
     @rule(number=numbers, cut=st.integers(0, KEYS_MAX), tail=keys_drawn, hole=numbers, ends=st.booleans())
     def store_more(self, number: int, cut: int, tail: Keys, hole: int, ends: bool) -> None:
-        """Behind something that is stored, or beside it."""
+        """Store keys after a stored prefix or beside it."""
         if thing := self.pick(number):
             self.store((thing.keys[:cut] + tail)[:KEYS_MAX], thing.salt, 1 + number % 6, hole, ends)
 
@@ -211,7 +211,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=numbers, cut=st.integers(0, KEYS_MAX), tail=keys_drawn, use=st.booleans())
     def find_everywhere(self, number: int, cut: int, tail: Keys, use: bool) -> None:
-        """Something that is stored, and what parts from it, up to every position."""
+        """Match stored prefixes and branches of them, up to every position."""
         thing = self.pick(number)
         if thing is None:
             return
@@ -262,7 +262,7 @@ class Histories(RuleBasedStateMachine):
         self.naive.bury()
         left = [thing for thing in before if thing.in_ram]
         assert self.index.ram_bytes <= limit or all(thing.holds for thing in left)
-        # Not one too many, and what hangs on another goes before it.
+        # Not one too many, and descendants before their parents.
         assert not evicted or self.index.ram_bytes + max(thing.size for thing in evicted) > limit
         assert not any(thing in other.path for other in left for thing in evicted)
         if any(thing.is_pinned for thing in evicted):
@@ -340,7 +340,7 @@ class Histories(RuleBasedStateMachine):
             return
         current = {each.item.digest: each for each in self.naive.things()}.get(thing.item.digest)
         assert self.index.to_disk(thing.item, file_bytes) == (current is not None)
-        self.files.discard(thing.item.digest)  # what was there of that name
+        self.files.discard(thing.item.digest)  # the existing file of that name
         if current is not None:
             self.files.add(current.item.digest)
             current.on_disk = True
@@ -392,7 +392,7 @@ class Histories(RuleBasedStateMachine):
         for digest, thing in left.items():
             thing.item = items[digest]
 
-    # --- always ---
+    # --- invariants ---
 
     @invariant()
     def everything_is_as_counted(self) -> None:

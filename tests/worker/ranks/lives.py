@@ -1,11 +1,11 @@
-"""Random lives of rows on a set of ranks over loopback, held against upstream alone in one process.
+"""Random scenarios of rows on a group of ranks over loopback, compared with upstream in one process.
 
     python -m tests.worker.ranks.lives --seeds 4 qwen3:tensor:2 qwen3_5:pipeline:3 qwen3:tensor:2:itself
 
-plays so many seeds on each, in a process of its own, and tells what is wrong. Without names: all families
-that upstream can split, both ways, over `--ranks`. The fourth part says who drafts: `lookup`, which is right
-now and then; `itself`, the whole model on the first rank, or another family; `heads`, layers of its own. With
-`sparse` rows of which parts of the prompts are left out are held against those of one process.
+Plays that many seeds on each, in a process of its own, and prints what is wrong. Without names: all families
+that upstream can shard, both ways, over `--ranks`. The fourth part names the drafter: `lookup` (n-grams,
+sometimes right), `itself` (the whole model on the first rank), another family, or `heads` (the model's MTP
+layers). With `sparse`, rows with skipped prompt spans are compared with those of one process.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from protocol.hosts import Mode
-from protocol.workersettings import WorkerSettings
+from protocol.worker_settings import WorkerSettings
 from tests.models.families import PREFIX, REFUSED, THIRDS
 from tests.models.fixtures import model_folder
-from tests.models.heads import UNTIED
+from tests.models.mtp_models import UNTIED
 from tests.oracle import Oracle
 from tests.ports import free_ports
 from tests.worker.families import ROWS, is_tie
 from tests.worker.ranks.sparse import differing
 from tests.worker.zoo import play, possible
-from worker.contract import Model
+from worker.contract.engine import Model
 from worker.preload import preload_openblas
 
 LIFE_S_MAX = 600.0
@@ -96,11 +96,11 @@ OTHERS = (
     "deepseek_v3:pipeline:2:sparse",
 )
 ODD: dict[str, tuple[Mode, ...]] = {}
-"""Families that cannot be split over three ranks in these ways."""
+"""Families that cannot be sharded over three ranks in these modes."""
 
 
 class Case(NamedTuple):
-    """A family, how it is split, and who drafts."""
+    """A family, how it is sharded, and its drafter."""
 
     family: str
     mode: Mode
@@ -117,14 +117,14 @@ class Case(NamedTuple):
 
     @property
     def model(self) -> str:
-        """The name of its tiny model."""
+        """Name of the tiny model."""
         if self.drafts == "heads":
             return UNTIED
         return (THIRDS if self.ranks % 2 else PREFIX) + self.family
 
     @property
     def draft_model(self) -> str | None:
-        """The name of the one that drafts for it."""
+        """Name of the draft model; None: there is none."""
         if self.drafts in ("", "lookup", "heads", SPARSE):
             return None
         return self.model if self.drafts == "itself" else PREFIX + self.drafts
@@ -132,7 +132,8 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is wrong; nothing: equal. `seen`: what has happened to rows."""
+    """Outcome of a case. `wrong`: differences, empty if all rows are equal; `seen`: events that happened to
+    rows."""
 
     wrong: list[str]
     seen: list[str]
@@ -140,7 +141,7 @@ class Outcome:
 
 
 def hostfile(folder: Path, ranks: int, host: str = HERE) -> Path:
-    """Of so many ranks on this machine. `host`: how those beyond the first are reached."""
+    """Write a hostfile of `ranks` ranks on this machine. `host`: the ssh host of those beyond the first."""
     path = folder / "hosts.json"
     hosts = [{"ssh": each, "ips": [HERE]} for each in (HERE, *[host] * (ranks - 1))]
     path.write_text(json.dumps(hosts))
@@ -148,8 +149,8 @@ def hostfile(folder: Path, ranks: int, host: str = HERE) -> Path:
 
 
 def live(case: Case, seeds: range, host: str = HERE, rows: int = ROWS) -> Outcome:
-    """In a process of its own, which becomes the first rank. `host`: see `hostfile`. `rows`: in each life.
-    Raises `AssertionError` where it dies."""
+    """Run the case in a process of its own, which becomes the first rank. `host`: see `hostfile`. `rows`: per
+    scenario. Raises `AssertionError` if the process dies."""
     began = time.monotonic()
     command = [sys.executable, "-m", "tests.worker.ranks.lives", "--host", host]
     flags = {"first-seed": seeds.start, "seeds": len(seeds), "rows": rows}
@@ -184,9 +185,9 @@ def _live_here(case: Case, seeds: range, host: str, rows: int) -> Outcome:
 
 
 def load(case: Case, folder: Path, host: str = HERE) -> Model:
-    """The tiny model of a family as a set, of which this process is the first rank from now on."""
+    """Load the tiny model of a case; this process becomes the first rank of its group."""
     from worker.ranks.loader import SetLoader
-    from worker.ranks.meeting import Meeting
+    from worker.ranks.rendezvous import Rendezvous
 
     settings = WorkerSettings(
         model=str(model_folder(case.model)),
@@ -197,7 +198,7 @@ def load(case: Case, folder: Path, host: str = HERE) -> Model:
         split=case.mode,
         text_only=True,
     )
-    meeting = Meeting(settings, "ring", None)
+    meeting = Rendezvous(settings, "ring", None)
     return SetLoader(settings, meeting).load(lambda done, total: None)
 
 
@@ -231,7 +232,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def every_case(ranks: int) -> list[Case]:
-    """Over so many; those that cannot be split over an odd number are left out. Over two, `OTHERS` too."""
+    """Return all cases over `ranks` ranks, except those that an odd number cannot shard. For two ranks,
+    `OTHERS` too."""
     modes: list[tuple[Mode, list[str]]] = [("tensor", TENSOR), ("pipeline", PIPELINE)]
     plain = [
         Case(family, mode, ranks)

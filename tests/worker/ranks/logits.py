@@ -1,7 +1,8 @@
-"""Whether all ranks of a set see the same logits: `python -m tests.worker.ranks.logits qwen3:tensor:2`.
+"""Check that all ranks of a group compute the same logits: `python -m tests.worker.ranks.logits
+qwen3:tensor:2`.
 
-Each rank is a process that runs prompts and steps on its part of a tiny model, and tells the others a
-checksum of what it sees. Prints the number of the passes, and in how many of them a rank saw something else.
+Each rank is a process that runs prompts and steps on its shard of a tiny model and sends the others a
+checksum of its logits. Prints the number of passes, and in how many of them a rank's logits differed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.models.families import PREFIX
 from tests.models.fixtures import model_folder
 from tests.ports import free_ports
 from tests.worker.ranks.lives import Case
-from worker.models.split import Split
+from worker.models.sharded.parallelism import ShardGroup
 
 PROMPTS = ((1, 2, 3, 4, 5), (7, 8), tuple(range(3, 60)))
 STEPS = 8
@@ -29,7 +30,7 @@ WAIT_S = 120.0
 
 
 def compare(case: Case) -> tuple[int, int]:
-    """Passes, and those in which ranks differ."""
+    """Return the number of passes, and of those in which ranks differ."""
     folder = model_folder(PREFIX + case.family)
     with tempfile.TemporaryDirectory() as home:
         hosts = Path(home) / "hosts"
@@ -52,7 +53,7 @@ def compare(case: Case) -> tuple[int, int]:
     return passes, differing
 
 
-def _run(split: Split, folder: Path) -> tuple[int, int]:
+def _run(split: ShardGroup, folder: Path) -> tuple[int, int]:
     network = split.open(folder)
     mx.eval(network.parameters())
     seen: list[bool] = []
@@ -63,7 +64,7 @@ def _run(split: Split, folder: Path) -> tuple[int, int]:
             logits = network(mx.array([tokens], mx.uint32), cache=caches)[0, -1]
             told = split.gather(zlib.crc32(np.array(logits.astype(mx.float32)).tobytes()))
             seen.append(len(set(told)) == 1)
-            tokens = [int(mx.argmax(logits).item())]
+            tokens = [int(np.array(mx.argmax(logits)))]
     return len(seen), seen.count(False)
 
 
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> int:
             passes, differing = compare(Case.of(name))
             print(f"{name}: {passes} passes, {differing} differ")
         return 0
-    split = Split("ring", arguments[0])  # type: ignore[arg-type]
+    split = ShardGroup("ring", arguments[0])  # type: ignore[arg-type]
     split.join()
     print(json.dumps(_run(split, Path(arguments[1]))), flush=True)
     os._exit(0)

@@ -1,67 +1,64 @@
-"""A leader and a follower in one process: what is called is encoded, decoded, and obeyed a call later, so
-that what the leader has drawn is there when the follower draws."""
+"""A leader and a follower in one process. Calls are encoded, decoded and executed one call later, so that the
+leader's samples exist when the follower samples."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import mlx.core as mx
 
-from worker.contract import Engine, Step
-from worker.drafts import NO_DRAFTS
-from worker.ranks import calls
+from tests.worker.wrapper import EngineWrapper
+from worker.contract.drafts import NO_DRAFTS
+from worker.contract.engine import Engine, StepOutput
+from worker.ranks import rpc
 from worker.ranks.follower import Follower
 from worker.ranks.leader import Leader
 
 
-class Recording:
-    """An engine whose steps are kept."""
+class Recording(EngineWrapper):
+    """An engine that records its steps."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self.steps: list[dict[str, int]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> Step:
-        step = self._engine.step(drafts)
+    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
+        step = self.engine.step(drafts)
         self.steps.append(dict(step.tokens))
         return step
 
 
 class Pair:
-    """`leader` for whoever runs rows; `follower` obeys when the next call comes, or at `flush`."""
+    """`leader` runs rows; `follower` executes a call when the next one comes, or at `flush`."""
 
     def __init__(self) -> None:
         self._drawn: deque[mx.array] = deque()
         self._frames: deque[bytes] = deque()
-        self.called: list[calls.Call] = []
+        self.called: list[rpc.Call] = []
 
     def join(self, own: Engine, other: Engine) -> None:
         self.own, self.other = Recording(own), Recording(other)
-        self.leader = Leader(self.own, self)  # type: ignore[arg-type]
-        self.follower = Follower(self.other)  # type: ignore[arg-type]
+        self.leader = Leader(self.own, self)
+        self.follower = Follower(self.other)
 
     def lead(self, tokens: mx.array) -> mx.array:
-        """For the leader's sampler: what it draws is kept."""
+        """Record the tokens that the leader's sampler draws."""
         self._drawn.append(tokens)
         return tokens
 
     def follow(self, tokens: mx.array) -> mx.array:
-        """For the follower's: what the leader has drawn."""
+        """Return the leader's tokens to the follower's sampler."""
         drawn = self._drawn.popleft()
         assert drawn.shape == tokens.shape
         return drawn
 
-    def call(self, called: calls.Call) -> None:
+    def call(self, called: rpc.Call) -> None:
         self.flush()
-        self._frames.append(calls.encode(called))
+        self._frames.append(rpc.encode(called))
 
     def flush(self) -> None:
         while self._frames:
-            call = calls.decode_call(self._frames.popleft())
+            call = rpc.decode_call(self._frames.popleft())
             self.called.append(call)
             self.follower.obey(call)

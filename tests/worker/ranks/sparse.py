@@ -1,4 +1,4 @@
-"""Rows of which parts of the prompt are left out, on a set as on one process alone."""
+"""Rows with skipped prompt spans: a group of ranks against one process."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import random
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
-from worker.contract import Draw, Engine
+from worker.contract.engine import Engine, SamplingParams
 from worker.engine.engine import BatchEngine
 
 ROWS = 4
 STEPS = 24
 _DRAFTED = range(10, 14)
-"""Steps in which some are fed drafts: those without gaps."""
+"""Steps in which rows without gaps get drafts."""
 
 Jobs = dict[str, tuple[tuple[int, ...], list[tuple[int, int]]]]
-"""The prompt of each row, and the spans of it that are not run."""
+"""Each row's prompt, and its skipped spans."""
 
 
 def draw_jobs(seed: int) -> Jobs:
-    """One row in four is run whole."""
+    """Draw prompts with skipped spans; one row in four has none."""
     rng = random.Random(seed)
     jobs: Jobs = {}
     for number in range(ROWS):
@@ -32,7 +32,7 @@ def draw_jobs(seed: int) -> Jobs:
 
 
 def says(engine: Engine, jobs: Jobs) -> dict[str, list[int]]:
-    """What all rows say; they come one after another."""
+    """Return the answers of all rows, which join one after another."""
     said: dict[str, list[int]] = {row: [] for row in jobs}
     coming = list(jobs)
     for step in range(STEPS):
@@ -50,14 +50,14 @@ def _begin(engine: Engine, row: str, prompt: tuple[int, ...], spans: list[tuple[
     at = 0
     for first, last in spans:
         engine.prefill({row: prompt[at:first]})
-        engine.leave_out(row, first, last)
+        engine.skip_tokens(row, first, last)
         at = last
     engine.prefill({row: prompt[at:-1]})
-    engine.start(row, prompt, len(prompt), Draw())
+    engine.start(row, prompt, len(prompt), SamplingParams())
 
 
 def differing(engine: Engine, model: str, seed: int) -> list[str]:
-    """The rows that say something else than on one process."""
+    """Return the rows whose answers differ from those of one process."""
     jobs = draw_jobs(seed)
     alone = says(BatchEngine(load_model(model_folder(model))[0]), jobs)
     said = says(engine, jobs)

@@ -1,4 +1,4 @@
-"""The leader passes on all that happens to rows, and a follower that obeys holds the same ones."""
+"""The leader forwards every call that concerns rows, and a follower that executes them has the same rows."""
 
 from __future__ import annotations
 
@@ -16,41 +16,38 @@ from tests.worker.engines import Broken, ScriptedEngine
 from tests.worker.ranks.pair import Pair
 from tests.worker.ranks.sparse import differing
 from tests.worker.zoo import Life, draw_jobs, play
-from worker.contract import Draw, Facts, Model, Shape
+from worker.contract.engine import CacheSpec, Model, ModelInfo, SamplingParams
+from worker.engine.draft_model import DraftModelProposer
 from worker.engine.engine import BatchEngine
-from worker.engine.following import Followers
-from worker.ranks import calls
+from worker.ranks import rpc
 from worker.ranks.line import RankGoneError
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    with Oracle() as oracle:
-        yield oracle
 
 
 @pytest.fixture(autouse=True)
 def engines_are_let_go_of() -> Iterator[None]:
-    """And their threads: a pair is a circle."""
+    """Collect engines and their threads: a pair is a reference cycle."""
     yield
     gc.collect()
 
 
 def pair(architecture: str, *, drafts: bool = False) -> Pair:
-    """Two engines on one network, each with its rows. `drafts`: it drafts for the first one, too."""
+    """Return two engines on one network, each with its rows. `drafts`: the network also drafts for the first
+    one."""
     network, _ = load_model(model_folder(architecture))
     both = Pair()
-    own = BatchEngine(network, drafter=Followers(network, 0.5, 2048) if drafts else None, agree=both.lead)
-    both.join(own, BatchEngine(network, own.abilities, agree=both.follow))
+    own = BatchEngine(
+        network, drafter=DraftModelProposer(network, 0.5, 2048) if drafts else None, agree=both.lead
+    )
+    both.join(own, BatchEngine(network, own.capabilities, agree=both.follow))
     return both
 
 
 @pytest.mark.parametrize("architecture", ["dense", "hybrid"])
 def test_rows_of_random_lives_are_the_same_on_both(architecture: str, oracle: Oracle) -> None:
     both = pair(architecture)
-    model = Model(Facts("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
+    model = Model(ModelInfo("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
     seen: set[str] = set()
-    for seed in range(3):
+    for seed in range(2):  # `make soak LANES=sets` runs more of these on all families
         played = play(model, architecture, seed, oracle, 9)
         assert played.differences == []
         seen |= played.seen
@@ -59,7 +56,7 @@ def test_rows_of_random_lives_are_the_same_on_both(architecture: str, oracle: Or
     assert sum(map(len, both.own.steps)) > 100
     assert {"forked", "dropped"} <= seen
     gc.collect()
-    both.leader.reset()  # tells who is let go of
+    both.leader.reset()  # releases the remaining rows
     both.flush()
     assert both.follower.kept == {}
     assert both.other.cache_bytes() == both.own.cache_bytes() == 0
@@ -67,46 +64,46 @@ def test_rows_of_random_lives_are_the_same_on_both(architecture: str, oracle: Or
 
 def test_drafts_are_run_by_both(oracle: Oracle) -> None:
     both = pair("dense")
-    jobs = [replace(job, draw=Draw()) for job in draw_jobs(random.Random(1), 6)]
+    jobs = [replace(job, sampling=SamplingParams()) for job in draw_jobs(random.Random(1), 6)]
     alone = {job.name: Life(both.leader, [job], random.Random(2)).play(calm=True)[job.name] for job in jobs}
     said = Life(both.leader, jobs, random.Random(3), expected=alone).play(calm=True)
     both.flush()
     assert said == alone
     assert both.own.steps == both.other.steps
-    assert any(isinstance(call, calls.Step) and call.drafts for call in both.called)
+    assert any(isinstance(call, rpc.RunStep) and call.drafts for call in both.called)
 
 
 @pytest.mark.parametrize("architecture", ["dense", "hybrid"])
 def test_one_guesses_and_both_try_it(architecture: str, oracle: Oracle) -> None:
     both = pair(architecture, drafts=True)
     assert both.other.drafter is None
-    model = Model(Facts("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
+    model = Model(ModelInfo("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
     assert play(model, architecture, 1, oracle, 6, drafted=True).differences == []
     both.flush()
     assert both.own.steps == both.other.steps
-    assert any(isinstance(call, calls.Step) and call.drafts for call in both.called)
+    assert any(isinstance(call, rpc.RunStep) and call.drafts for call in both.called)
 
 
 def test_one_weighs_and_both_leave_out() -> None:
     both = pair("dense", drafts=True)
-    assert both.leader.can_leave_out
-    assert both.leader.weigher is both.own.drafter is not None
+    assert both.leader.can_skip_tokens
+    assert both.leader.importance_scorer is both.own.drafter is not None
     assert differing(both.leader, "dense", 0) == []
     both.flush()
     assert both.own.steps == both.other.steps
-    assert any(isinstance(call, calls.LeaveOut) for call in both.called)
+    assert any(isinstance(call, rpc.LeaveOut) for call in both.called)
 
 
-def test_what_fails_where_others_have_been_told_ends_it_all() -> None:
+def test_failure_after_a_broadcast_call_is_fatal() -> None:
     both = Pair()
     both.join(ScriptedEngine(), ScriptedEngine())
 
     def fail() -> None:
         raise Broken("prefill")
 
-    both.own._engine.prompts["a"] = (1, 2, 3)  # type: ignore[attr-defined]
-    both.own._engine.at["prefill", 0] = fail  # type: ignore[attr-defined]
-    with pytest.raises(RankGoneError, match="Prefill has failed"):
+    both.own.engine.prompts["a"] = (1, 2, 3)  # type: ignore[attr-defined]
+    both.own.engine.at["prefill", 0] = fail  # type: ignore[attr-defined]
+    with pytest.raises(RankGoneError, match="Prefill failed"):
         both.leader.prefill({"a": [1, 2]})
     assert not isinstance(RankGoneError(), Exception)
 
@@ -115,27 +112,27 @@ def test_a_row_that_fails_to_start_is_an_ordinary_failure_and_is_dropped_everywh
     both = Pair()
     both.join(ScriptedEngine(), ScriptedEngine())
     for engine in (both.own, both.other):
-        engine._engine.prompts["a"] = (1,)  # type: ignore[attr-defined]
+        engine.engine.prompts["a"] = (1,)  # type: ignore[attr-defined]
 
     def fail() -> None:
         raise Broken("start")
 
-    both.own._engine.at["start", 0] = fail  # type: ignore[attr-defined]
+    both.own.engine.at["start", 0] = fail  # type: ignore[attr-defined]
     with pytest.raises(Broken):
-        both.leader.start("a", (1,), 1, Draw())
+        both.leader.start("a", (1,), 1, SamplingParams())
     both.leader.drop("a")
     both.flush()
-    assert both.other._engine.decoding == {}  # type: ignore[attr-defined]
+    assert both.other.engine.decoding == {}  # type: ignore[attr-defined]
 
 
 def test_cuts_are_numbered_and_let_go_of_with_the_next_call() -> None:
     both = Pair()
     both.join(ScriptedEngine(), ScriptedEngine())
     for engine in (both.own, both.other):
-        scripted: ScriptedEngine = engine._engine  # type: ignore[assignment]
-        scripted.shape, scripted.prompts["a"] = Shape(has_states=True), (1, 2, 3, 4)
+        scripted: ScriptedEngine = engine.engine  # type: ignore[assignment]
+        scripted.shape, scripted.prompts["a"] = CacheSpec(has_states=True), (1, 2, 3, 4)
     both.leader.prefill({"a": (1, 2, 3)})
-    cuts, states = both.leader.cut("a", [(0, 2), (2, 3)], states=True)
+    cuts, states = both.leader.copy_cache("a", [(0, 2), (2, 3)], states=True)
     both.flush()
     assert states is not None
     assert dict(both.follower.kept) == {0: (1, 2), 1: (3,), 2: (1, 2, 3)}

@@ -1,4 +1,4 @@
-"""Sets of real processes over loopback: a few of what `python -m tests.worker.ranks.lives` plays on all."""
+"""Groups of real processes over loopback: a few of the scenarios of `python -m tests.worker.ranks.lives`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 from tests.models.families import REFUSED
 from tests.worker.ranks.lives import PIPELINE, TENSOR, Case, live
 
+ROWS = 5
+"""Rows per scenario; `make soak LANES=sets` runs more scenarios with more rows."""
 STAND_IN = """#!/bin/bash
 # In place of ssh: options, a host, and a command that is run here.
 while [[ $1 == -* ]]; do [[ $1 == -o ]] && shift; shift; done
@@ -20,15 +22,15 @@ exec bash -c "$2"
 """
 
 HERITAGE = {"qwen3_5_moe"}
-"""Families that can be split by what they inherit."""
+"""Families that inherit their sharding method."""
 NO_ROOM = {"bailing_hybrid"}
-"""Split between groups of layers, of which a tiny model has one."""
+"""Families sharded between groups of layers, of which a tiny model has one."""
 
 
 @pytest.mark.parametrize("case", ["qwen3:tensor:2:itself", "qwen3_5:pipeline:2"])
 @pytest.mark.timeout(200)
 def test_two_ranks_say_what_one_process_says(case: str) -> None:
-    assert live(Case.of(case), range(1)).wrong == []
+    assert live(Case.of(case), range(1), rows=ROWS).wrong == []
 
 
 @pytest.mark.timeout(200)
@@ -39,7 +41,7 @@ def test_a_rank_over_ssh_is_started_as_mlx_launch_would(
     ssh.write_text(STAND_IN)
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert live(Case.of("qwen3_moe:pipeline:2"), range(1), host="mac-2").wrong == []
+    assert live(Case.of("qwen3_moe:pipeline:2"), range(1), host="mac-2", rows=ROWS).wrong == []
     assert (tmp_path / "asked").read_text() == "mac-2\n"
 
 
@@ -56,7 +58,7 @@ def test_every_family_that_upstream_can_split_is_named() -> None:
     piped = {
         name for name, text in sources.items() if "PipelineMixin" in text or _has_method(text, "pipeline")
     }
-    piped.remove("pipeline")  # where the mixin is
+    piped.remove("pipeline")  # the module that defines the mixin
     assert sharded - set(REFUSED) == set(TENSOR) - HERITAGE
     assert piped - set(REFUSED) - NO_ROOM == set(PIPELINE)
 

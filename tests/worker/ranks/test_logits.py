@@ -1,4 +1,4 @@
-"""What ranks compute, all of them have: the last of their logits' bits are the same."""
+"""Logits are bit-identical on all ranks."""
 
 from __future__ import annotations
 

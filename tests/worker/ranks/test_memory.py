@@ -1,4 +1,4 @@
-"""What ranks take is told by each, now and then, and known by the first one."""
+"""Each rank reports its memory periodically, and the first rank records it."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections import deque
 
 import msgspec
 
-from protocol.parts import RankTaken, Resources, Taken
-from worker.ranks import calls
-from worker.ranks.memory import TELL_EVERY_S, Ledger, Telling
+from protocol.types import MemoryUsage, RankMemory, Resources
+from worker.ranks import rpc
+from worker.ranks.memory import TELL_EVERY_S, MemoryReporter, RankMemoryTable
 
 
 class Line:
-    """Words of a rank, as they are decoded at the other end; and its clock."""
+    """A rank's messages, decoded at the other end, and its clock."""
 
     def __init__(self) -> None:
-        self.words: deque[calls.Word] = deque()
+        self.words: deque[rpc.Word] = deque()
         self.now = 0.0
 
-    def say(self, word: calls.Word, wait_s: float) -> bool:
-        self.words.append(calls.decode_word(calls.encode(word)))
+    def send(self, word: rpc.Word, wait_s: float) -> bool:
+        self.words.append(rpc.decode_word(rpc.encode(word)))
         return True
 
-    def hear(self, wait_s: float) -> calls.Word | None:
+    def receive(self, wait_s: float) -> rpc.Word | None:
         return self.words.popleft() if self.words else None
 
 
-def device() -> Taken:
+def device() -> MemoryUsage:
     return Resources(device_bytes=2, device_peak_bytes=3, device_spare_bytes=4, uptime_s=5.0)
 
 
 def test_news_are_told_when_the_last_ones_are_old_and_nothing_else_is() -> None:
     line = Line()
-    telling = Telling(1, line.say, device, lambda: line.now)
+    telling = MemoryReporter(1, line.send, device, lambda: line.now)
     telling.tell()
-    telling.after(calls.Reset())
+    telling.after(rpc.Reset())
     assert len(line.words) == 1
     line.now += TELL_EVERY_S
     telling.after(None)
@@ -43,22 +43,22 @@ def test_news_are_told_when_the_last_ones_are_old_and_nothing_else_is() -> None:
         line.now += TELL_EVERY_S
         telling.after(None)
     assert len(line.words) == 2
-    telling.after(calls.Reset())
+    telling.after(rpc.Reset())
     assert len(line.words) == 3
 
 
 def test_the_last_word_of_each_rank_counts() -> None:
     line, now = Line(), [0.0]
-    ledger = Ledger(line.hear)
+    ledger = RankMemoryTable(line.receive)
     for rank in (2, 1):
-        Telling(rank, line.say, device, lambda: now[0]).tell()
+        MemoryReporter(rank, line.send, device, lambda: now[0]).tell()
     ledger.await_all(2)
     one, two = ledger.read()
     assert (one.rank, two.rank) == (1, 2)
     assert one.resident_bytes > 2**20
     assert (one.device_bytes, one.device_peak_bytes, one.device_spare_bytes) == (2, 3, 4)
     later = msgspec.structs.replace(two, device_bytes=9)
-    line.say(calls.Told(later), 0.0)
-    line.say(calls.Here(1, "mac-1"), 0.0)
+    line.send(rpc.MemoryReport(later), 0.0)
+    line.send(rpc.RankUp(1, "mac-1"), 0.0)
     assert ledger.read() == [one, later]
-    assert isinstance(later, RankTaken)
+    assert isinstance(later, RankMemory)

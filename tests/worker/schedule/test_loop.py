@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.messages import Events, Failed, Finished, Generate, Message
-from protocol.parts import Resources, Sampling
+from protocol.errors import Code
+from protocol.messages import Failed, Finished, Message, StepOutputs
+from protocol.types import Resources
+from tests.factories import request
+from tests.scripted_worker.loader import FakeLoader
 from tests.worker.engines import (
     END,
     INCARNATION,
@@ -18,13 +21,12 @@ from tests.worker.engines import (
     ScriptedPipeline,
     breaking,
 )
-from worker.fake.loader import FakeLoader
 from worker.schedule import loop as loop_module
-from worker.schedule.commands import Command, Drop, Stop, Submit
+from worker.schedule.commands import Abort, Command, Stop, Submit
 from worker.schedule.failures import FAILURES_MAX, EngineKeepsFailing
 from worker.schedule.loop import Loop
 from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Policy, Scheduler
+from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
 WAIT_S = 20.0
 
@@ -103,7 +105,7 @@ def test_phases_are_timed() -> None:
     assert isinstance(second, Finished)
     assert first.timings.queued_s == 0.0
     assert first.timings.prefill_s == pytest.approx(2 * step_s)
-    # The first step of a row only sets out to draw its first token.
+    # The first step of a row only dispatches its first token.
     assert first.timings.decode_s == pytest.approx(3 * step_s)
     assert second.timings.queued_s == pytest.approx(5 * step_s)
 
@@ -126,7 +128,7 @@ def test_a_copy_is_queued_until_it_is_made_and_a_preempted_row_decodes_all_the_w
         assert end.timings.decode_s > 110
 
 
-def test_who_is_in_a_prefill_counts_as_running() -> None:
+def test_row_in_prefill_counts_as_running() -> None:
     house = House()
     counted: list[tuple[int, int]] = []
 
@@ -158,7 +160,7 @@ def test_the_heartbeat_is_told_who_gave_way_and_what_the_model_takes_before_anyb
     assert most == {"old": 0, "young": 1}
 
 
-# --- one message a step ------------------------------------------------------------------------------
+# --- one message per step ----------------------------------------------------------------------------
 
 
 def test_a_step_is_one_message_with_every_row() -> None:
@@ -166,7 +168,7 @@ def test_a_step_is_one_message_with_every_row() -> None:
     for id, length in (("a", 1), ("b", 2), ("c", 3), ("d", 3)):
         house.submit(id, *range(10, 10 + length))
     house.run()
-    carried = [[d.id for d in m.deltas] for m in house.published if isinstance(m, Events)]
+    carried = [[d.id for d in m.deltas] for m in house.published if isinstance(m, StepOutputs)]
     assert carried == [list("abcd"), list("abcd"), list("bcd"), list("cd")]
     assert all(house.reason(id) == "stop" for id in "abcd")
 
@@ -187,7 +189,7 @@ def test_rows_decode_between_the_chunks_of_a_long_prompt() -> None:
     house.submit("quick", *range(1, 30), prompt=1, max_tokens=10)
     house.submit("long", 5, prompt=41)
     house.run()
-    events = [m for m in house.published if isinstance(m, Events)]
+    events = [m for m in house.published if isinstance(m, StepOutputs)]
     alone = [m for m in events if [d.id for d in m.deltas] == ["quick"]]
     assert len(alone) >= 8
     assert house.reason("long") == "stop"
@@ -197,7 +199,7 @@ def test_every_step_is_counted_that_did_something() -> None:
     house = House(prefill_tokens=4)
     house.submit("a", 5, 6, prompt=9)
     house.run()
-    # Two chunks of prompt, and three tokens, the first of which is read by the second step.
+    # Two prompt chunks and three tokens, the first of which is read by the second step.
     assert house.loop.counters.steps == 6
 
 
@@ -219,7 +221,7 @@ def test_a_cancel_in_each_phase_ends_that_row_alone_and_says_nothing_of_it() -> 
     said: list[int] = []
     house.engine.at["step", 5] = cancel
     house.run()
-    # The step that was under way when the cancel came still counts.
+    # The step that was in flight when the cancel arrived still counts.
     assert house.tokens("decoding") == [*said, len(said) + 1]
     assert [house.ends(id) for id in ("decoding", "prefilling", "waiting")] == [[], [], []]
     assert house.text("next") == "<7>"
@@ -245,7 +247,7 @@ def test_a_cancel_of_all_leaves_nobody() -> None:
 
 
 def test_a_cancel_before_its_request_is_taken_does_not_reach_it() -> None:
-    # The I/O thread hands on only what was not cancelled before; what comes after that is another request.
+    # The I/O thread forwards only requests that were not cancelled; a later one is another request.
     house = House()
     house.drop("a")
     house.submit("a", 5)
@@ -271,7 +273,7 @@ def test_a_prompt_that_fails_costs_its_own_row_only(kind: str) -> None:
     house.submit("before", *range(1, 9), prompt=3)
     house.submit("bad", 5, prompt=30)
     house.submit("after", 6, prompt=3)
-    # The two short ones are run and started together.
+    # The two short prompts are run and started together.
     number = {"prefill": 1, "start": 2}[kind]
     house.engine.at[kind, number] = breaking("out of memory")
     house.run()
@@ -344,7 +346,7 @@ def test_prompts_that_fail_only_together_all_get_their_answers() -> None:
 
 
 def slow_house() -> House:
-    """Long prompts of which there is time for small pieces only, so that they are run side by side."""
+    """Return a loop whose long prompts get only small chunks per step, so that they prefill in lock step."""
     house = House(prefill_tokens=64)
 
     def take_long() -> None:
@@ -415,7 +417,7 @@ def test_a_step_that_fails_costs_the_rows_in_it_and_the_others_go_on() -> None:
     assert house.failed("d1")
     assert house.failed("d2")
     assert house.text("d1") == "<1><2><3>"
-    # Its cache was lost half way: that its prompt was run anew from the start, the engine has checked.
+    # Its cache was lost halfway. The engine has checked that its prompt was prefilled again from the start.
     assert house.text("prefilling") == "<5><6>"
     assert house.text("waiting") == "<7>"
     assert house.engine.resets == 1
@@ -442,13 +444,13 @@ def test_a_step_that_works_in_between_makes_failures_bearable(kind: str) -> None
     total = 3 * FAILURES_MAX
     for n in range(total):
         house.submit(f"r{n}", 5, prompt=2)
-    # Every ninth request is well; those before it fail, at their prefill or at their first step.
+    # Every ninth request succeeds; those before it fail at their prefill or at their first step.
     well = [n for n in range(total) if n % (FAILURES_MAX - 1) == FAILURES_MAX - 2]
     ill, calls = [n for n in range(total) if n not in well], 0
     for n in range(total):
         if n in ill:
             house.engine.at[kind, calls] = breaking("again")
-        # A request that is well makes three steps: the one that sets out, one for its token, one for its end.
+        # A successful request takes three steps: one that dispatches, one for its token, one for its end.
         calls += 3 if kind == "step" and n in well else 1
     house.run()
     assert [n for n in range(total) if house.failed(f"r{n}")] == ill
@@ -542,27 +544,26 @@ def test_a_stop_ends_an_idle_thread_and_what_comes_behind_it_is_not_begun() -> N
     assert len(house.inbox.commands) == 1
 
 
-# --- on a thread, with the engine that ships ---------------------------------------------------------
+# --- on a thread, with the real engine ---------------------------------------------------------------
 
 
 class Thread:
-    """The loop as the service runs it."""
+    """Runs the loop as the service does."""
 
     def __init__(self, published: Callable[[Message], None]) -> None:
         model = FakeLoader("fake").load(lambda done, total: None)
-        self.preparer = model.open_preparer(model.facts.context_length)
+        self.preparer = model.open_preparer(model.info.context_length)
         self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self.loop = Loop(
             model=model,
-            scheduler=Scheduler(Policy(rows_max=4, prefill_tokens=16)),
+            scheduler=Scheduler(SchedulerConfig(rows_max=4, prefill_tokens=16)),
             inbox=self.inbox,
             publisher=Publisher(INCARNATION, published, lambda: 0),
         )
         self.thread = threading.Thread(target=self.loop.run)
 
     def submit(self, id: str, prompt: str) -> None:
-        request = Generate(incarnation="g", id=id, sampling=Sampling(seed=1), prompt=prompt)
-        self.inbox.put(Submit(self.preparer.prepare(request, ())))
+        self.inbox.put(Submit(self.preparer.prepare(request(id, prompt=prompt), ())))
 
 
 def test_the_loop_runs_on_a_thread_of_its_own_until_it_is_told_to_stop() -> None:
@@ -582,10 +583,28 @@ def test_the_loop_runs_on_a_thread_of_its_own_until_it_is_told_to_stop() -> None
         assert {id: end.usage.completion_tokens for id, end in ends.items() if isinstance(end, Finished)} == {
             f"r{n}": n + 1 for n in range(12)
         }
-        running.inbox.put(Drop("endless"))
+        running.inbox.put(Abort("endless"))
     finally:
         running.inbox.put(Stop())
         running.thread.join(WAIT_S)
     assert not running.thread.is_alive()
     counters = running.loop.counters
     assert (counters.running, counters.waiting, counters.cache_bytes) == (0, 0, 0)
+
+
+def test_deadline_passes_while_nobody_takes_what_was_said() -> None:
+    house = House()
+    house.submit("late", 5, 6, 7, deadline_s=1.0)
+
+    def clog() -> None:
+        house.backlog = lambda: loop_module.OUTBOX_MESSAGES_MAX
+
+    def pause() -> None:
+        house.now += 0.3
+
+    house.engine.at["step", 1] = clog
+    house.inbox.on_wait = pause
+    house.run()
+    end = house.end("late")
+    assert isinstance(end, Failed)
+    assert end.code == Code.DEADLINE_EXCEEDED

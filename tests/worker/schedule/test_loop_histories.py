@@ -39,7 +39,7 @@ happenings = st.lists(
 
 
 def placed(images: list[tuple[str, int, int]], prompt: int) -> list[Image]:
-    """Images one behind the other, each behind so many tokens of text, as far as the prompt goes."""
+    """Place images one after another, each after some text tokens, as far as the prompt is long enough."""
     found: list[Image] = []
     end = 0
     for name, gap, tokens in images:
@@ -120,7 +120,7 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
         assert said == whole[: len(said)]
         assert house.text(id) == "".join(f"<{token}>" for token in said if token != END)
         if id in dropped:
-            # It may have ended in the very step in which it was dropped.
+            # It may have ended in the same step in which it was dropped.
             assert len(house.ends(id)) <= 1
         elif not house.failed(id):
             ended_by_memory = bytes_max is not None and len(house.engine.prompts[id]) + len(said) >= bytes_max

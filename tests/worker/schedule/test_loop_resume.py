@@ -1,15 +1,15 @@
-"""Requests that another worker has begun to answer: the answer goes on where it stopped."""
+"""Resent requests: an answer that another worker began continues where it stopped."""
 
 from __future__ import annotations
 
 import pytest
 
 from protocol.messages import Finished
-from protocol.parts import CallDelta
+from protocol.types import CallDelta
+from tests.scripted_worker.script import Script
+from tests.scripted_worker.text import FakePipeline
 from tests.worker.engines import END, House, ScriptedEngine, ScriptedPipeline
-from worker.contract import Shape
-from worker.fake.script import Script
-from worker.fake.text import FakePipeline
+from worker.contract.engine import CacheSpec
 
 
 def test_the_answer_goes_on_behind_what_was_said() -> None:
@@ -95,8 +95,8 @@ def test_a_pipeline_that_fails_over_it_fails_its_row_alone() -> None:
     assert house.text("b") == "<21>"
 
 
-def test_what_is_stored_of_prompt_and_answer_is_not_run_again() -> None:
-    house = House(engine=ScriptedEngine(shape=Shape()), store_bytes=10**9)
+def test_resumed_request_reuses_stored_prompt_and_output() -> None:
+    house = House(engine=ScriptedEngine(shape=CacheSpec()), store_bytes=10**9)
     script = tuple(range(1, 60))
     house.submit("a", *script, prompt=600, max_tokens=40)
     house.run()

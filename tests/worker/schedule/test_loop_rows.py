@@ -1,4 +1,4 @@
-"""What the loop does with its rows: the pace, copies, preemption, deadlines, order, log-probabilities."""
+"""Rows in the loop: pacing, copies, preemption, deadlines, order and logprobs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.worker.engines import (
     House,
     breaking,
 )
-from worker.contract import Draw
+from worker.contract.engine import SamplingParams
 from worker.schedule import loop as loop_module
-from worker.schedule.admission import WINDOW_ALONE_S
+from worker.schedule.batching_window import WINDOW_ALONE_S
 
-# --- the pace ----------------------------------------------------------------------------------------
+# --- pacing ------------------------------------------------------------------------------------------
 
 
 def paced(house: House) -> None:
-    """A token of prefill takes a millisecond, a decode step 40, to set out for one nearly nothing."""
+    """Set the times: a prefill token takes 1 ms, a decode step 40 ms, and its dispatch almost nothing."""
 
     def take(kind: str, size: int) -> None:
         house.now += 0.001 * size if kind == "prefill" else 0.04 if size else 0.0001
@@ -37,7 +37,7 @@ def test_a_running_stream_is_kept_waiting_no_longer_than_the_target() -> None:
     house.publish_also = lambda: read_at.append(house.now)
     house.run()
     gaps = [later - earlier for earlier, later in itertools.pairwise(read_at)]
-    # Nothing is known of the first chunk. Of the others each fits between two decode steps.
+    # No cost is known for the first chunk. Each of the others fits between two decode steps.
     assert house.engine.sizes[0] == 64
     assert set(house.engine.sizes[1:-1]) == {32}
     assert sorted(gaps)[-2] < 0.1
@@ -48,7 +48,7 @@ def test_chunks_grow_with_what_is_known_while_nobody_decodes() -> None:
     paced(house)
     house.submit("long", 5, prompt=1500)
     house.run()
-    # Each at most four times the one before, and no longer than a second.
+    # Each chunk is at most four times the previous one, and takes no longer than a second.
     assert house.engine.sizes == [64, 256, 768, 411]
 
 
@@ -87,7 +87,7 @@ def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:
     assert set(house.engine.sizes[1:-1]) == {32}
 
 
-# --- several rows of one prompt ----------------------------------------------------------------------
+# --- several rows with one prompt --------------------------------------------------------------------
 
 
 def test_copies_of_a_prompt_are_made_of_the_row_that_runs_it() -> None:
@@ -178,12 +178,12 @@ def test_a_more_important_request_goes_before_those_that_wait() -> None:
     assert [m.id for m in house.published if isinstance(m, Finished)] == ["urgent", "first", "second"]
 
 
-# --- log-probabilities -------------------------------------------------------------------------------
+# --- logprobs ----------------------------------------------------------------------------------------
 
 
 def test_log_probabilities_are_told_in_bytes_and_only_to_those_who_ask() -> None:
     house = House()
-    house.submit("asks", 5, draw=Draw(logprobs=2))
+    house.submit("asks", 5, sampling=SamplingParams(logprobs=2))
     house.submit("asks not", 5)
     house.run()
     first, last = house.deltas("asks")
@@ -194,7 +194,7 @@ def test_log_probabilities_are_told_in_bytes_and_only_to_those_who_ask() -> None
     assert all(delta.likelihoods == [] for delta in house.deltas("asks not"))
 
 
-# --- the admission window ----------------------------------------------------------------------------
+# --- the batching window -----------------------------------------------------------------------------
 
 
 def test_an_idle_loop_waits_a_little_so_that_those_who_come_together_share_a_call() -> None:
@@ -231,7 +231,7 @@ def test_one_who_comes_alone_time_and_again_hardly_waits() -> None:
     assert house.inbox.timeouts[1:] == [pytest.approx(WINDOW_ALONE_S)] * 2
 
 
-def test_who_was_joined_by_others_waits_for_them_the_next_time() -> None:
+def test_batching_window_is_longer_after_requests_arrived_together() -> None:
     house = House(admission_window_s=0.005)
     house.submit("alone", 11)
     house.run()

@@ -1,4 +1,4 @@
-"""Who runs in a step: first come first served, within the rows and the budget there are."""
+"""Scheduling of rows in a step: first come, first served, within row limit and token budget."""
 
 from __future__ import annotations
 
@@ -7,40 +7,39 @@ from typing import Any
 import pytest
 
 from protocol.errors import Code, RequestError
-from worker.contract import Draw, Prepared
-from worker.schedule.rows import Phase, Plan
-from worker.schedule.scheduler import AHEAD_MAX, Policy, Scheduler
-from worker.schedule.sharing import SHORT_TOKENS_MAX
+from tests.factories import engine_request
+from worker.contract.engine import EngineRequest
+from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX
+from worker.schedule.rows import Phase, SchedulerOutput
+from worker.schedule.scheduler import AHEAD_MAX, Scheduler, SchedulerConfig
 
 
-def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> Prepared:
-    """A prompt whose tokens are 0, 1, 2…: each says where it belongs. `first`: it begins with that one."""
-    tokens = (first, *range(1, prompt))
-    return Prepared(
-        id=id, tokens=tokens, draw=Draw(), stop=(), max_tokens=9, end_tokens=frozenset(), **fields
-    )
+def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> EngineRequest:
+    """Return a request whose prompt tokens are 0, 1, 2…, so that each shows its position. `first`: the first
+    token."""
+    return engine_request(id, (first, *range(1, prompt)), **fields)
 
 
 def scheduler(rows_max: int = 4, prefill_tokens: int = 8, **policy: Any) -> Scheduler:
-    return Scheduler(Policy(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy))
+    return Scheduler(SchedulerConfig(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy))
 
 
 def add(s: Scheduler, id: str, prompt: int, **fields: Any) -> None:
-    """A request with a prompt of its own."""
+    """Add a request with a prompt of its own."""
     s.add(request(id, prompt, first=1000 + len(s), **fields), now=0.0)
 
 
-def carry_out(s: Scheduler, plan: Plan) -> None:
+def carry_out(s: Scheduler, plan: SchedulerOutput) -> None:
     for group in plan.groups:
         s.ran(group)
         for chunk in group:
             for row in (*chunk.copies, chunk.row) if chunk.last else ():
                 s.started(row)
-    s.lap(0.0, decoded=True)
+    s.on_step_end(0.0, decoded=True)
 
 
 def run(s: Scheduler) -> list[list[tuple[str, int, bool]]]:
-    """One step, carried out; its groups by id and number of tokens."""
+    """Plan and execute one step; return its groups by id and number of tokens."""
     plan = s.plan()
     carry_out(s, plan)
     return [[(chunk.row.id, len(chunk.tokens), chunk.last) for chunk in group] for group in plan.groups]
@@ -54,7 +53,7 @@ def phases(s: Scheduler) -> dict[str, Phase]:
     return {row.id: row.phase for row in s}
 
 
-# --- one thing at a time -----------------------------------------------------------------------------
+# --- one group at a time -----------------------------------------------------------------------------
 
 
 def test_with_nothing_to_do_there_is_no_step() -> None:
@@ -92,7 +91,7 @@ def test_a_prompt_that_fills_the_budget_exactly_is_done_with_it() -> None:
     assert run(s) == [[("a", 4, True)]]
 
 
-def test_what_is_left_of_the_budget_goes_to_whom_it_is_enough_for() -> None:
+def test_remaining_budget_goes_to_rows_that_fit() -> None:
     s = scheduler(prefill_tokens=48)
     for id, prompt in (("a", 33), ("b", 17), ("c", 40), ("d", 2)):
         add(s, id, prompt)
@@ -162,11 +161,11 @@ def test_the_more_important_is_prefilled_before_one_that_is_half_way() -> None:
     assert run(s) == [[("a", 4, False)]]
 
 
-# --- together ----------------------------------------------------------------------------------------
+# --- batching ----------------------------------------------------------------------------------------
 
 
 def warm(prefill_tokens: int = 4096, rows_max: int = 8, **policy: Any) -> Scheduler:
-    """A scheduler that has seen a big prefill, which took no time to speak of."""
+    """Return a scheduler that has measured a large prefill that took almost no time."""
     s = scheduler(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy)
     for _ in range(4):
         add(s, "warming", 4097)
@@ -189,14 +188,14 @@ def test_short_prompts_without_a_place_run_along_and_start_when_there_is_one() -
         add(s, id, prompt)
     [group] = run(s)
     assert group == [("a", 19, True), ("b", 21, True), ("c", 20, False), ("d", 19, False)]
-    assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "c": Phase.AHEAD, "d": Phase.AHEAD}
+    assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "c": Phase.PREFILLED, "d": Phase.PREFILLED}
     assert run(s) == []
     s.drop("b")
     assert run(s) == [[("c", 0, True)]]
-    assert phases(s) == {"a": Phase.DECODE, "c": Phase.DECODE, "d": Phase.AHEAD}
+    assert phases(s) == {"a": Phase.DECODE, "c": Phase.DECODE, "d": Phase.PREFILLED}
 
 
-def test_so_many_rows_run_ahead_and_not_more() -> None:
+def test_rows_prefilled_ahead_are_limited() -> None:
     s = warm(rows_max=1)
     for n in range(2 * AHEAD_MAX):
         add(s, f"r{n}", 20)
@@ -205,14 +204,14 @@ def test_so_many_rows_run_ahead_and_not_more() -> None:
     assert run(s) == [[("r1", 0, True)]]
 
 
-def test_nobody_runs_ahead_of_one_who_cannot() -> None:
+def test_row_is_not_prefilled_ahead_of_one_that_cannot_be() -> None:
     s = warm(rows_max=1)
     for id, prompt in (("a", 20), ("b", 20), ("long", 300), ("c", 20)):
         add(s, id, prompt)
     assert ids(s) == [["a", "b"]]
 
 
-def test_who_runs_ahead_waits_for_the_more_important() -> None:
+def test_row_prefilled_ahead_waits_for_a_higher_priority_row() -> None:
     s = warm(rows_max=1)
     for id in "ab":
         add(s, id, 20)
@@ -220,10 +219,10 @@ def test_who_runs_ahead_waits_for_the_more_important() -> None:
     add(s, "urgent", 300, priority=-1)
     s.drop("a")
     assert ids(s) == [["urgent"]]
-    assert phases(s) == {"b": Phase.AHEAD, "urgent": Phase.DECODE}
+    assert phases(s) == {"b": Phase.PREFILLED, "urgent": Phase.DECODE}
 
 
-def test_who_runs_ahead_gives_way_to_the_more_important() -> None:
+def test_row_prefilled_ahead_is_preempted_by_a_higher_priority_row() -> None:
     s = scheduler(rows_max=1, prefill_tokens=400, bytes_max=350, row_bytes=lambda tokens: tokens)
     for id in "ab":
         add(s, id, 20)
@@ -236,7 +235,7 @@ def test_who_runs_ahead_gives_way_to_the_more_important() -> None:
     assert phases(s)["b"] is Phase.WAITING
 
 
-def test_who_runs_ahead_gives_way_to_those_who_grow() -> None:
+def test_row_prefilled_ahead_is_preempted_by_growing_rows() -> None:
     s = scheduler(rows_max=1, prefill_tokens=400, bytes_max=300, row_bytes=lambda tokens: tokens)
     for id in "ab":
         add(s, id, 20)
@@ -294,7 +293,7 @@ def test_of_equal_prompts_one_is_run_and_the_others_are_copies() -> None:
     assert set(phases(s).values()) == {Phase.DECODE}
 
 
-def test_who_comes_late_is_still_a_copy_and_lends_its_importance() -> None:
+def test_late_duplicate_prompt_raises_the_priority_of_the_shared_prefill() -> None:
     s = scheduler(prefill_tokens=64)
     s.add(request("a", 150), 0.0)
     run(s)
@@ -328,7 +327,7 @@ def test_where_the_leader_leaves_another_one_leads() -> None:
 
 def test_prompts_that_merely_have_the_same_hash_are_strangers() -> None:
     s = scheduler(prefill_tokens=64)
-    # -1 and -2 have the same hash in Python, and so have tuples of them.
+    # -1 and -2 have the same hash in Python, as do tuples of them.
     for id, first in (("a", -1), ("b", -2)):
         s.add(request(id, 9, first=first), 0.0)
     assert hash((-1, 1)) == hash((-2, 1))
@@ -364,12 +363,12 @@ def test_a_prompt_that_never_fits_is_refused_with_what_would() -> None:
         limited(10).add(request("a", 5), 0.0)
 
 
-def test_nobody_is_admitted_who_would_leave_the_others_no_room_to_grow() -> None:
+def test_row_that_leaves_no_memory_for_growth_is_not_admitted() -> None:
     s = limited(64 * 5)
     add(s, "a", 100)
     add(s, "b", 60)
     add(s, "c", 10)
-    # 128 for a, 64 to grow, 64 for b, 64 to grow: c would fit, and must wait for room to grow.
+    # 128 for a, 64 to grow, 64 for b, 64 to grow: c would fit, but must leave room to grow.
     while s.count(Phase.PREFILL) or s.count(Phase.WAITING) > 1:
         run(s)
     assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "c": Phase.WAITING}
@@ -378,7 +377,7 @@ def test_nobody_is_admitted_who_would_leave_the_others_no_room_to_grow() -> None
     assert ids(s) == [["c"]]
 
 
-def test_what_caches_really_take_keeps_others_waiting_too() -> None:
+def test_actual_cache_memory_limits_admission() -> None:
     s = limited(64 * 5)
     add(s, "a", 10)
     run(s)
@@ -387,7 +386,7 @@ def test_what_caches_really_take_keeps_others_waiting_too() -> None:
     assert s.plan(cache_bytes=64 * 2).groups
 
 
-def test_who_is_alone_is_admitted_whatever_caches_seem_to_take() -> None:
+def test_sole_row_is_admitted_regardless_of_cache_memory() -> None:
     s = limited(64 * 5)
     add(s, "a", 10)
     assert s.plan(cache_bytes=10**9).groups
@@ -410,7 +409,7 @@ def test_the_youngest_of_the_least_important_makes_room() -> None:
     assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "minor": Phase.WAITING}
 
 
-def test_who_was_preempted_keeps_its_answer_and_its_place_in_line() -> None:
+def test_preempted_row_keeps_its_output_and_queue_position() -> None:
     s = limited(64 * 4)
     for id in ("a", "b"):
         add(s, id, 31)
@@ -420,7 +419,7 @@ def test_who_was_preempted_keeps_its_answer_and_its_place_in_line() -> None:
     add(s, "c", 10)
     plan = s.plan()
     assert [(row.id, row.preemptions) for row in plan.preempted] == [("b", 1)]
-    assert not plan.groups  # c would fit, and b comes first
+    assert not plan.groups  # c would fit, but b comes first
     s.drop("a")
     [[chunk]] = s.plan().groups
     assert chunk.row.id == "b"
@@ -436,7 +435,7 @@ def test_caches_that_take_more_than_was_thought_cost_one_row_at_a_time() -> None
         add(s, id, 10)
     run(s)
     preempted = [[row.id for row in s.plan(cache_bytes=10**6).preempted] for _ in range(9)]
-    # After each the engine has time to give back the bytes; the last one stays.
+    # After each preemption the engine has time to free the memory; the last row stays.
     assert preempted == [["c"], [], [], ["b"], [], [], [], [], []]
 
 
@@ -455,7 +454,7 @@ def test_a_row_that_surprised_is_not_let_in_only_to_be_preempted_again() -> None
             if row.phase is Phase.DECODE and row.length < 300:
                 assert s.answered(row, 7)
     assert preempted == 1
-    # Who comes when others have left gets another chance, in time.
+    # A request that arrives after others have left is admitted in time.
     s.drop("a")
     for n in range(30):
         add(s, f"c{n}", 1)
@@ -495,7 +494,7 @@ def test_a_dropped_row_is_gone_whatever_its_phase() -> None:
 def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None:
     s = scheduler()
     add(s, "a", 5)
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match="exists already"):
         add(s, "a", 3)
     s.drop("a")
     add(s, "a", 3)
@@ -534,12 +533,12 @@ def test_rows_are_counted_by_phase() -> None:
     assert s.count(*Phase) == len(s) == 4
 
 
-# --- streams of a worker that has died -----------------------------------------------------------------
+# --- streams of a lost worker --------------------------------------------------------------------------
 
 
 class Slow:
-    """A scheduler whose steps take a millisecond for each token of prefill, which it knows: the target holds
-    one short prompt beside those who decode."""
+    """A scheduler with known costs of a millisecond per prefill token: the target allows one short prompt
+    beside the decoding rows."""
 
     def __init__(self) -> None:
         self.s = scheduler(rows_max=16, prefill_tokens=512, inter_token_target_s=0.1)
@@ -550,7 +549,7 @@ class Slow:
             self.s.drop("warming")
 
     def run(self) -> int:
-        """One step; how many prompts it has run, or parts of them."""
+        """Run one step; return how many prompts, or chunks of them, it has run."""
         groups = self.s.plan().groups
         for group in groups:
             self.s.ran(group)
@@ -558,12 +557,12 @@ class Slow:
                 for row in (*chunk.copies, chunk.row) if chunk.last else ():
                     self.s.started(row)
         self._now += sum(len(chunk.tokens) for group in groups for chunk in group) / 1000
-        self.s.lap(self._now, decoded=False)
+        self.s.on_step_end(self._now, decoded=False)
         return sum(map(len, groups))
 
 
 @pytest.mark.parametrize(("interrupted", "least", "most"), [((7,), 4, 4), ((), 1, 2)])
-def test_those_that_are_resumed_catch_up_only_with_those_that_were_interrupted_too(
+def test_resumed_rows_exceed_the_target_only_beside_resumed_rows(
     interrupted: tuple[int, ...], least: int, most: int
 ) -> None:
     slow = Slow()

@@ -1,4 +1,4 @@
-"""The scheduler with a simulated engine, over thousands of histories: nobody is lost, nobody starves."""
+"""The scheduler with a simulated engine over thousands of histories: no row is lost and none starves."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ from dataclasses import dataclass, field
 import pytest
 
 from protocol.errors import RequestError
+from protocol.progress import ProgressWatch
+from tests.factories import engine_request
 from tests.worker.engines import picture
-from worker.contract import Draw, Prepared
-from worker.pictures import Picture
-from worker.schedule.groups import PADDING_MAX
-from worker.schedule.pace import CHUNK_TOKENS_MIN
-from worker.schedule.rows import Chunk, Group, Look, Phase, Plan, Row
-from worker.schedule.scheduler import AHEAD_MAX, Policy, Scheduler
-from worker.schedule.sharing import SHORT_TOKENS_MAX
+from worker.contract.engine import EngineRequest
+from worker.contract.images import ImageInput
+from worker.schedule.burst_gate import GATHERED_S
+from worker.schedule.prefill_batches import PADDING_MAX
+from worker.schedule.prefill_cost import CHUNK_TOKENS_MIN
+from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX
+from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput
+from worker.schedule.scheduler import AHEAD_MAX, Scheduler, SchedulerConfig
+from worker.schedule.starvation import watched
 
 SEEDS = 400
-"""`python -m tests.worker.schedule.test_scheduler_simulated 0 10000` plays so many."""
+"""Number of histories; `python -m tests.worker.schedule.test_scheduler_simulated 0 10000` runs more."""
 BATCHES = 8
+STARVED_S_MAX = 3 * GATHERED_S
+"""Simulated seconds, a few hundred steps, within which every row that should not wait makes progress."""
 
 
-def drawn(request: Prepared, number: int) -> int:
-    """The n-th token of an answer: of the request alone, as the engine promises."""
+def drawn(request: EngineRequest, number: int) -> int:
+    """Return the n-th token of an answer. It depends only on the request, as the engine guarantees."""
     return 10_000 + 97 * len(request.tokens) + 31 * request.tokens[0] + number
 
 
 @dataclass
 class Account:
-    """What a request has been through, kept beside the scheduler."""
+    """A request's history, recorded independently of the scheduler."""
 
-    request: Prepared
+    request: EngineRequest
     came_at: float
     answered: list[int] = field(default_factory=list)
     end: str = ""
@@ -41,21 +47,21 @@ class Account:
 
 @dataclass
 class Simulation:
-    """Requests come, are cancelled, fail, are late; an engine that checks what it is told to do."""
+    """Requests arrive, are cancelled, fail and expire; the engine checks every order."""
 
     seed: int
     now: float = 0.0
     cached: dict[str, list[int]] = field(default_factory=dict)
     fed: dict[str, bool] = field(default_factory=dict)
-    """Started rows, and whether a step has set out to draw for them."""
+    """Started rows, and whether a step has dispatched a token for them."""
     accounts: dict[str, Account] = field(default_factory=dict)
     preemptions: int = 0
     forks: int = 0
     together: int = 0
     ahead: int = 0
-    abreast: int = 0
+    lockstep: int = 0
     kept: dict[str, int] = field(default_factory=dict)
-    """The encoded images, and their bytes."""
+    """Encoded images and their bytes."""
     looks: int = 0
     gathered: int = 0
     found: int = 0
@@ -63,7 +69,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         chance = self.random
-        self.policy = Policy(
+        self.policy = SchedulerConfig(
             rows_max=chance.choice((1, 3, 8)),
             prefill_tokens=chance.choice((4, 64, 500)),
             inter_token_target_s=chance.choice((0.01, 0.1)),
@@ -74,10 +80,11 @@ class Simulation:
         self.speed = chance.choice((1e-5, 1e-4, 1e-3))
         self.failures = chance.choice((0, 0, 0.02))
         self.overhead = chance.choice((1.0, 1.0, 1.3))
-        """What caches really take, by what they were thought to."""
+        """Ratio of the caches' actual to their estimated size."""
         self.scheduler = Scheduler(self.policy)
+        self.watch = ProgressWatch(STARVED_S_MAX)
 
-    # --- what happens ---
+    # --- events ---
 
     def history(self) -> None:
         for _ in range(self.random.randint(5, 25)):
@@ -86,7 +93,7 @@ class Simulation:
         left = sum(len(account.request.tokens) + 400 for account in self.here())
         while len(self.scheduler):
             left -= 1
-            assert left > 0, "somebody never ends"
+            assert left > 0, "some request never ends"
             self.step()
         self.check_end()
 
@@ -101,24 +108,21 @@ class Simulation:
     def come(self) -> None:
         chance = self.random
         known = [account.request for account in self.accounts.values()]
-        pictures: tuple[Picture, ...] = ()
+        images: tuple[ImageInput, ...] = ()
         if known and chance.random() < 0.3:
-            tokens, pictures = known[-1].tokens, known[-1].pictures
+            tokens, images = known[-1].tokens, known[-1].images
         else:
             tokens = (len(known), *range(1, round(10 ** chance.uniform(0, 2.6))))
-            pictures = self.images(len(tokens))
-            for each in pictures:
+            images = self.images(len(tokens))
+            for each in images:
                 tokens = (*tokens[: each.first], *each.keys(), *tokens[each.end :])
-        request = Prepared(
-            id=f"r{len(known)}",
-            tokens=tokens,
-            draw=Draw(),
-            stop=(),
+        request = engine_request(
+            f"r{len(known)}",
+            tokens,
             max_tokens=chance.choice((1, 20, 60, 200)),
-            end_tokens=frozenset(),
             priority=chance.choice((0, 0, 0, 1)),
             deadline_s=chance.choice((None, None, None, None, None, 0.5)),
-            pictures=pictures,
+            images=images,
         )
         account = self.accounts[request.id] = Account(request, self.now)
         try:
@@ -128,8 +132,8 @@ class Simulation:
             assert self.policy.bytes_max is not None
             assert self.policy.row_bytes(len(tokens) + 64) > self.policy.bytes_max
 
-    def images(self, tokens: int) -> tuple[Picture, ...]:
-        """Often none; else some of a few, behind the first token, as far as there is room."""
+    def images(self, tokens: int) -> tuple[ImageInput, ...]:
+        """Draw images after the first token, as far as there is room; often none, otherwise from a few."""
         names = self.random.choices("abcdef", k=self.random.choice((0, 0, 1, 3)))
         drawn = (picture(name, 1 + 13 * place, 3 + ord(name) % 7) for place, name in enumerate(names))
         return tuple(each for each in drawn if each.end < tokens)
@@ -156,8 +160,8 @@ class Simulation:
         if decodes := self.scheduler.decodes:
             self.decode()
         else:
-            self.scheduler.lap(self.now, decoded=None)
-        waited = [row for row in self.scheduler if row.phase in (Phase.WAITING, Phase.AHEAD)]
+            self.scheduler.on_step_end(self.now, decoded=None)
+        waited = [row for row in self.scheduler if row.phase in (Phase.WAITING, Phase.PREFILLED)]
         plan = self.scheduler.plan(self.cache_bytes())
         self.check_plan(plan, waited)
         for row in plan.preempted:
@@ -166,15 +170,17 @@ class Simulation:
             self.fed.pop(row.id, None)
         for group in plan.groups[: self.random.choice((1, 99))]:
             self.prefill(group)
-        if plan.look:
-            self.look(plan.look)
+        if plan.to_encode:
+            self.look(plan.to_encode)
         if not decodes:
-            self.scheduler.lap(self.now, decoded=False)
+            self.scheduler.on_step_end(self.now, decoded=False)
+        has_room = self.scheduler.has_room(self.cache_bytes())
+        assert self.watch.check(map(watched, self.scheduler), self.now, has_room=has_room) == []
         if self.random.random() < 0.25:
             self.check()
 
-    def look(self, look: Look) -> None:
-        row, image = look.row, look.picture
+    def look(self, look: EncodeImage) -> None:
+        row, image = look.row, look.image
         assert image.digest not in self.kept
         self.looks += 1
         for digest in look.forgotten:
@@ -186,7 +192,7 @@ class Simulation:
             self.leave(row.id, "failed")
             return
         self.kept[image.digest] = image.nbytes
-        assert self.scheduler.looked(row, image, image.nbytes) == []
+        assert self.scheduler.on_image_encoded(row, image, image.nbytes) == []
         limit = self.policy.image_bytes_max
         assert limit is None or sum(self.kept.values()) <= limit
 
@@ -202,7 +208,7 @@ class Simulation:
             self.cached = {id: [] for id in self.cached}
             self.scheduler.rewind()
             return
-        self.scheduler.lap(self.now, decoded=any(self.fed.values()) or None)
+        self.scheduler.on_step_end(self.now, decoded=any(self.fed.values()) or None)
         for id in [id for id, fed in self.fed.items() if fed]:
             account = self.accounts[id]
             row = self.scheduler.get(id)
@@ -224,11 +230,11 @@ class Simulation:
             return
         for chunk in group:
             cached = self.cached.setdefault(chunk.row.id, [])
-            for image in chunk.row.pictures:
-                if image.first < len(cached) + len(chunk.tokens) and image.end > len(cached):
-                    assert image.digest in self.kept
+            for each in chunk.row.images:
+                if each.first < len(cached) + len(chunk.tokens) and each.end > len(cached):
+                    assert each.digest in self.kept
                     assert len(group) == 1
-                    self.found += image.first >= len(cached)
+                    self.found += each.first >= len(cached)
             assert chunk.row.tokens[len(cached) :][: len(chunk.tokens)] == chunk.tokens
             cached.extend(chunk.tokens)
             self.now += self.speed * len(chunk.tokens) * (1 + len(cached) / 200) * self.random.uniform(0.5, 2)
@@ -246,29 +252,29 @@ class Simulation:
         for row in (*chunk.copies, chunk.row):
             account = self.accounts[row.id]
             assert row.id not in self.fed
-            # Whatever it has been through, it goes on with the prompt and all of its answer.
+            # Whatever has happened to it, it resumes with the prompt and its whole answer so far.
             assert row.tokens == (*account.request.tokens, *account.answered)
             assert tuple(self.cached[row.id]) == row.tokens[:-1]
             self.cached[row.id].append(row.tokens[-1])
             self.fed[row.id] = False
             self.scheduler.started(row)
 
-    # --- what must hold ---
+    # --- invariants ---
 
-    def check_plan(self, plan: Plan, waited: list[Row]) -> None:
-        # Somebody always gets on, as long as anybody is here.
-        runs = bool(plan.groups or plan.look)
+    def check_plan(self, plan: SchedulerOutput, waited: list[Row]) -> None:
+        # Some row always makes progress while there are any.
+        runs = bool(plan.groups or plan.to_encode)
         decoding = self.scheduler.decoding
         if self.scheduler.decodes != bool(decoding):
             self.gathered += 1
-            assert runs, "whoever waits does so for somebody"
+            assert runs, "decoding waits only while a prompt is run"
             assert not any(row.answered for row in decoding)
         assert (self.scheduler.decodes or runs) == bool(len(self.scheduler))
-        if plan.look:
-            assert plan.look.row.phase is Phase.PREFILL
+        if plan.to_encode:
+            assert plan.to_encode.row.phase is Phase.PREFILL
             assert not any(chunk.tokens for group in plan.groups for chunk in group)
             return
-        # Whoever is there fits: rows grow by blocks, and make room before they take one.
+        # All rows fit: rows grow by blocks, and preempt others before they take one.
         assert self.policy.bytes_max is None or self.reserved() <= self.policy.bytes_max
         once = [row.id for group in plan.groups for c in group for row in (c.row, *c.copies)]
         assert len(once) == len(set(once))
@@ -278,8 +284,8 @@ class Simulation:
             if len(group) > 1:
                 self.check_together(group, size)
             assert group[0].row.phase is Phase.PREFILL
-            # The one that comes first is cut to the budget, those with images before these too.
-            if not group[0].last and not group[0].row.pictures:
+            # The first chunk is cut to the budget; chunks with images before them too.
+            if not group[0].last and not group[0].row.images:
                 assert not any(c.tokens for c in plan.groups[0]) or group is plan.groups[0]
                 assert len(group[0].tokens) >= min(CHUNK_TOKENS_MIN, self.policy.prefill_tokens)
         self.check_order(waited)
@@ -287,11 +293,13 @@ class Simulation:
     def check_together(self, group: Group, size: int) -> None:
         self.together += 1
         if any(not c.last and c.row.phase is Phase.PREFILL for c in group):
-            # Pieces side by side.
-            self.abreast += 1
-            assert len({(c.begin, len(c.tokens), c.row.order[0]) for c in group}) == 1
-            assert not any(c.row.pictures or c.match or c.row.phase is not Phase.PREFILL for c in group)
-            assert not any(c.begin < cut < c.begin + len(c.tokens) for c in group for cut in c.row.cuts)
+            # Lock-step chunks.
+            self.lockstep += 1
+            assert len({(c.begin, len(c.tokens), c.row.queue_key[0]) for c in group}) == 1
+            assert not any(c.row.images or c.match or c.row.phase is not Phase.PREFILL for c in group)
+            assert not any(
+                c.begin < cut < c.begin + len(c.tokens) for c in group for cut in c.row.snapshot_positions
+            )
             return
         if group[0].row.prefilled:
             assert len({(c.begin, len(c.tokens)) for c in group}) == 1
@@ -303,16 +311,16 @@ class Simulation:
         assert sum(len(c.tokens) for c in group) > (1 - PADDING_MAX) * size
 
     def check_order(self, waited: list[Row]) -> None:
-        """Whoever was passed over in this plan can still have a place, and the bytes, in the next one."""
+        """Check that rows passed over in this plan have a slot and memory in the next one."""
         placed = [row for row in waited if row.phase is Phase.PREFILL]
         if not placed:
             return
-        last = max(row.order for row in placed)
-        passed_over = [row for row in waited if row.phase is not Phase.PREFILL and row.order < last]
+        last = max(row.queue_key for row in placed)
+        passed_over = [row for row in waited if row.phase is not Phase.PREFILL and row.queue_key < last]
         running = [row for row in self.scheduler if row.phase in (Phase.PREFILL, Phase.DECODE)]
         assert len(running) + len(passed_over) <= self.policy.rows_max
         if self.policy.bytes_max is not None:
-            # Who runs ahead gives way.
+            # Rows that are prefilled ahead give way.
             reserved = sum(row.bytes for row in running)
             needed = sum(self.policy.row_bytes(row.length // 64 * 64 + 64) for row in passed_over)
             assert reserved + needed <= self.policy.bytes_max
@@ -332,10 +340,10 @@ class Simulation:
         for row in by_phase[Phase.WAITING]:
             assert not self.cached.get(row.id)
             assert (row.prefilled, row.bytes) == (0, 0)
-        assert sum(row.prefilled > 0 for row in by_phase[Phase.AHEAD]) <= AHEAD_MAX
-        for row in by_phase[Phase.AHEAD]:
+        assert sum(row.prefilled > 0 for row in by_phase[Phase.PREFILLED]) <= AHEAD_MAX
+        for row in by_phase[Phase.PREFILLED]:
             assert row.prefilled in (0, len(row.tokens) - 1)
-        for row in by_phase[Phase.PREFILL] + by_phase[Phase.AHEAD]:
+        for row in by_phase[Phase.PREFILL] + by_phase[Phase.PREFILLED]:
             assert row.prefilled == len(self.cached.get(row.id, ()))
         for row in rows:
             assert row.answered == self.accounts[row.id].answered
@@ -374,7 +382,7 @@ def test_in_every_history_the_rules_hold_and_everyone_ends(batch: int) -> None:
 
 
 def play(seeds: Iterable[int]) -> None:
-    """A history of each."""
+    """Play a history for each seed."""
     for seed in seeds:
         try:
             Simulation(seed).history()
@@ -394,7 +402,7 @@ def test_the_histories_have_everything_in_them() -> None:
     assert sum(simulation.forks for simulation in simulations) > 50
     assert sum(simulation.together for simulation in simulations) > 30
     assert sum(simulation.ahead for simulation in simulations) > 30
-    assert sum(simulation.abreast for simulation in simulations) > 3
+    assert sum(simulation.lockstep for simulation in simulations) > 3
     assert sum(simulation.gathered for simulation in simulations) > 100
     looks = sum(simulation.looks for simulation in simulations)
     assert looks > 300

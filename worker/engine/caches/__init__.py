@@ -1,1 +1,1 @@
-"""The caches of rows: over upstream's, in batches, and as they are stored."""
+"""KV caches over upstream's: batched, rolled back, stored and restored."""

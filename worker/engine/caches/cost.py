@@ -1,4 +1,4 @@
-"""What a row's caches will take in bytes, known from their shapes before anything is computed."""
+"""Row cost: bytes of a row's caches, from their shapes, before anything is computed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from worker.engine.caches.grouping import columns_for
 from worker.engine.trees import held_bytes
 
 _MORE_TOKENS = 1024
-"""Fed to a row, never evaluated, to see how much its caches grow."""
+"""Tokens fed to a row, but never evaluated, to measure the growth of its caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCost:
-    """`growing`: for each layer that keeps its tokens, bytes for one of them and the most it keeps."""
+    """Cost of a row's caches. `growing`: for each layer that stores tokens, bytes per token and maximum
+    tokens."""
 
     fixed: int
     growing: tuple[tuple[int, int | None], ...]
 
     def __call__(self, tokens: int) -> int:
-        """Bytes for a row of so many tokens."""
+        """Return the bytes for a row of `tokens` tokens."""
         columns = columns_for(tokens)
         return self.fixed + sum(
             each * (columns if most is None else min(columns, most)) for each, most in self.growing
@@ -33,7 +34,8 @@ class RowCost:
 
 
 def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
-    """Found from one token that is fed, but never evaluated. `caches`: empty ones of a single row."""
+    """Measure a model's row cost with a token that is fed, but never evaluated. `caches`: empty, of a single
+    row."""
     caches = make_prompt_cache(model) if caches is None else caches
     model(mx.array([[0]], mx.uint32), cache=caches)
     fixed, growing, strange = 0, list[tuple[int, int | None]](), []
@@ -55,7 +57,7 @@ def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
 
 
 def is_strange(cache: Any) -> bool:
-    """Whether it is none of the kinds that say how they grow."""
+    """Return whether the cache is of an unknown kind, whose growth must be measured."""
     grows = hasattr(cache, "update_and_fetch")
     return not hasattr(cache, "nbytes") or (
         grows and not (hasattr(cache, "keys") and hasattr(cache, "empty"))

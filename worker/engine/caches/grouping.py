@@ -1,7 +1,8 @@
-"""Which rows share a batch. Pure.
+"""Batch grouping: which rows share a batch. Pure.
 
-A batch gives every row as much room as its longest has. When that takes too much more than the rows would
-alone, they are put into groups of like length; each group costs a forward pass of its own in every step.
+A batch gives every row as much memory as its longest row needs. When that takes too much more than the rows
+would take alone, they are split into groups of similar length. Each group costs a forward pass of its own in
+each step.
 """
 
 from __future__ import annotations
@@ -9,37 +10,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COLUMNS_STEP = 256
-"""Buffers grow by so many tokens at a time, as upstream's do."""
+"""Number of columns by which buffers grow at a time, as upstream's do."""
 
 RATIO_MAX = 1.4
-"""The room that all rows take in their groups, in terms of what they would take alone."""
+"""Maximum of the memory that all rows take in their groups, relative to what they would take alone."""
 
 SLACK = 1.07
-"""The room of a buffer, in terms of what its rows take. With `RATIO_MAX` it stays below one and a half."""
+"""Memory of a buffer relative to what its rows take. Times `RATIO_MAX` it is below 1.5."""
 
 RATIO_JOINED = 1.25
-"""Groups are joined again only when they then stay below this, or rows would be moved to and fro."""
+"""Groups are merged only if the ratio then stays below this, to avoid moving rows back and forth."""
 
 
 def columns_for(tokens: int) -> int:
-    """Columns of a buffer that has to hold so many tokens."""
+    """Return the columns of a buffer for `tokens` tokens."""
     return -(-tokens // COLUMNS_STEP) * COLUMNS_STEP
 
 
 def room(length: int) -> int:
-    """Columns that a row of `length` tokens, with the one it feeds next, takes alone."""
+    """Return the columns that a row of `length` tokens, including the one it feeds next, takes alone."""
     return columns_for(length)
 
 
 def ratio(groups: Sequence[Sequence[int]]) -> float:
-    """The room that `groups` of rows, given by their lengths, take for one unit of what they need."""
+    """Return the memory of `groups`, lists of row lengths, relative to what the rows take alone."""
     alone = sum(room(length) for group in groups for length in group)
     taken = sum(room(max(group)) * len(group) for group in groups if group)
     return taken / alone if alone else 1.0
 
 
 def partition(lengths: Sequence[int], ratio_max: float = RATIO_MAX) -> list[list[int]]:
-    """The fewest groups of row numbers that stay within `ratio_max`, of these the ones with least room."""
+    """Return the fewest groups of row indices that stay within `ratio_max`; of these the ones with least
+    memory."""
     by_length = sorted(range(len(lengths)), key=lambda row: lengths[row])
     ordered = [lengths[row] for row in by_length]
     for count in range(1, len(ordered) + 1):
@@ -51,9 +53,9 @@ def partition(lengths: Sequence[int], ratio_max: float = RATIO_MAX) -> list[list
 
 
 def _best_cuts(ordered: Sequence[int], count: int) -> list[int]:
-    """Where to cut rows in order of length into `count` groups so that they take the least room."""
+    """Return where to cut rows, sorted by length, into `count` groups with the least memory."""
     rows = len(ordered)
-    # best[end]: least room for the first `end` rows, with the cuts that lead there.
+    # best[end]: the least memory for the first `end` rows, with the cuts that give it.
     best: list[tuple[int, list[int]]] = [(room(ordered[end - 1]) * end, []) for end in range(1, rows + 1)]
     best.insert(0, (0, []))
     for _ in range(count - 1):
@@ -68,7 +70,7 @@ def _best_cuts(ordered: Sequence[int], count: int) -> list[int]:
 
 
 def place(groups: Sequence[Sequence[int]], length: int) -> int:
-    """The group that a row should join; `len(groups)` for a new one."""
+    """Return the group that a row should join; `len(groups)` for a new one."""
     best, best_ratio = len(groups), RATIO_MAX
     for index in range(len(groups)):
         joined = [[*group, length] if index == at else group for at, group in enumerate(groups)]
@@ -78,7 +80,7 @@ def place(groups: Sequence[Sequence[int]], length: int) -> int:
 
 
 def is_fine(groups: Sequence[Sequence[int]]) -> bool:
-    """Whether the groups can stay as they are: within bounds, and no two of them better joined."""
+    """Return whether the groups can stay: within bounds, and no two of them worth merging."""
     if ratio(groups) > RATIO_MAX:
         return False
     if len(groups) < 2:

@@ -1,8 +1,8 @@
-"""One layer's cache for a batch of rows, whatever kind of layer upstream's model makes.
+"""Batch caches of one layer, for whatever kind of layer upstream's model makes.
 
-Layers that keep something for each token are ours (`positional`). All others keep a state of fixed size,
-which each step writes anew: there upstream's `merge`, `extend` and `filter` cost no more than a step, and are
-used. What a layer is, is found by what it can do, never by its class.
+KV layers, which store something for each token, are ours (`positional`). All others keep a state of fixed
+size that each step rewrites. There upstream's `merge`, `extend` and `filter` cost no more than a step, and
+are used. The kind of a layer is found by its methods, never by its class.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from worker.engine.trees import arrays_of
 
 
 class StateLayer:
-    """A layer whose state has one size whatever the row's length, kept in upstream's own batch cache."""
+    """A layer whose state has one size whatever the row's length, in upstream's own batch cache."""
 
     def __init__(self, like: Any) -> None:
         self._like = like
         self.cache: Any = None
 
-    def lift(self, order: Order, old: int) -> list[mx.array]:
-        """Nothing is written in place here."""
+    def copy_moving_rows(self, order: Order, old: int) -> list[mx.array]:
+        """Return nothing: this layer needs no copies."""
         return []
 
-    def reseat(self, order: Order, old: int, joining: Sequence[Any]) -> None:
-        """See `PositionalLayer.reseat`."""
+    def rearrange(self, order: Order, old: int, joining: Sequence[Any]) -> None:
+        """Rearrange the rows, as `PositionalLayer.rearrange`."""
         if joining:
             merged = self._like.merge(list(joining))
             if not old:
@@ -43,9 +43,10 @@ class StateLayer:
             self.cache.filter(mx.array(list(order), mx.int32))
 
     def _replace(self, order: Order, old: int, merged: Any) -> bool:
-        """Write the joining rows over those that have left, if that is all there is to do.
+        """Overwrite the rows that have left with the joining ones, if that suffices.
 
-        A row's state is then all that is copied; `extend` and `filter` would copy everybody's, twice.
+        Only the states of those rows are copied; `extend` and `filter` would copy the states of all rows,
+        twice.
         """
         if len(order) != old or any(place != row < old for place, row in enumerate(order)):
             return False
@@ -59,15 +60,15 @@ class StateLayer:
         return True
 
     def make_room(self) -> None:
-        """Nothing grows here."""
+        """Do nothing: the state has a fixed size."""
 
     def extract(self, row: int, fresh: Any) -> Any:
-        """See `PositionalLayer.extract`."""
-        # Of rows that nothing was fed yet there is no state, and upstream takes none out.
+        """Return a copy of a row as a cache of a single row."""
+        # Rows that have been fed nothing have no state, and upstream cannot extract one.
         return fresh if self.cache.empty() else self.cache.extract(row)
 
     def parts(self) -> list[Layer]:
-        """See `CompositeLayer.parts`."""
+        """Return the layer itself, its only part."""
         return [self]
 
     @property
@@ -88,33 +89,33 @@ class CompositeLayer:
 
     @property
     def cache(self) -> Any:
-        """See `PositionalLayer.cache`."""
+        """The cache that the model is given."""
         whole = copy.copy(self._like)
         whole.caches = tuple(part.cache for part in self._parts)
         return whole
 
-    def lift(self, order: Order, old: int) -> list[mx.array]:
-        """See `PositionalLayer.lift`."""
-        return [leaf for part in self._parts for leaf in part.lift(order, old)]
+    def copy_moving_rows(self, order: Order, old: int) -> list[mx.array]:
+        """Copy the moving rows of every part."""
+        return [leaf for part in self._parts for leaf in part.copy_moving_rows(order, old)]
 
-    def reseat(self, order: Order, old: int, joining: Sequence[Any]) -> None:
-        """See `PositionalLayer.reseat`."""
+    def rearrange(self, order: Order, old: int, joining: Sequence[Any]) -> None:
+        """Rearrange the rows in every part."""
         for index, part in enumerate(self._parts):
-            part.reseat(order, old, [row.caches[index] for row in joining])
+            part.rearrange(order, old, [row.caches[index] for row in joining])
 
     def make_room(self) -> None:
-        """See `PositionalLayer.make_room`."""
+        """Make room for the next token in every part."""
         for part in self._parts:
             part.make_room()
 
     def extract(self, row: int, fresh: Any) -> Any:
-        """See `PositionalLayer.extract`."""
+        """Copy a row into `fresh`, part by part."""
         parts = zip(self._parts, fresh.caches, strict=True)
         fresh.caches = tuple(part.extract(row, like) for part, like in parts)
         return fresh
 
     def parts(self) -> list[Layer]:
-        """The caches it is made of, however deep."""
+        """Return the caches that it is made of, at any depth."""
         return [leaf for part in self._parts for leaf in part.parts()]
 
     @property
@@ -128,20 +129,20 @@ class CompositeLayer:
 
 Layer = PositionalLayer | StateLayer | CompositeLayer
 Build = Callable[[Any], Any]
-"""Makes the batch of a layer of which it is given a row's cache."""
+"""Makes a layer's batch cache from a single row's cache."""
 
 
 def batch_layer(like: Any, positional: Build, state: Build = StateLayer) -> Any:
-    """The batch of a layer, by what a row's cache `like` can do: made by `positional` if it keeps something
-    for each token, by `state` otherwise.
+    """Make the batch cache of a layer from a row's cache `like`: by `positional` for a KV cache, by `state`
+    otherwise.
 
-    Raises `ValueError` where it cannot be batched.
+    Raises `ValueError` if it cannot be batched.
     """
     if hasattr(like, "caches"):
         return CompositeLayer(like, positional, state)
     if hasattr(like, "update_and_fetch"):
         if not is_positional(like):
-            raise ValueError(f"{type(like).__name__} has no place for rows of unequal lengths")
+            raise ValueError(f"{type(like).__name__} does not support rows of unequal lengths")
         return positional(like)
     if not all(hasattr(like, able) for able in ("merge", "extend", "filter", "extract")):
         raise ValueError(f"{type(like).__name__} cannot be merged, extended and filtered")

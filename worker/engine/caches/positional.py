@@ -1,8 +1,8 @@
-"""Keys and values of a batch of rows in one layer: of all their tokens, or of a sliding window.
+"""Batch KV cache of one layer, with full attention or a sliding window.
 
-The rows share one buffer, a slot each, aligned at their ends. A decode step then writes one column, whatever
-the rows' lengths; a row joins by copying itself into a slot, and when one leaves, another moves into its
-slot. Upstream's batch caches copy every row each time.
+The rows share one buffer, one slot each, aligned at their ends. So a decode step writes one column, whatever
+the rows' lengths. A joining row is copied into a slot; when a row leaves, another moves into its slot.
+Upstream's batch caches copy every row each time.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import Any
 import mlx.core as mx
 
 from worker.engine.caches import grouping
-from worker.engine.caches.seats import Seats
-from worker.engine.caches.single import fill, temporal
+from worker.engine.caches.batch_positions import BatchPositions
+from worker.engine.caches.single import fill, in_time_order
 
 Order = Sequence[int]
-"""Which row comes to sit at each place: the number of an old row; joining ones are counted on from these."""
+"""The row for each place: the index of an old row, or from the number of old rows on that of a joining
+one."""
 
 
 class Buffers:
-    """Keys and values, or with scales and biases three arrays for each: part of a cache of upstream's."""
+    """Keys and values of a cache; if quantized, three arrays for each with scales and biases."""
 
     _leaves: list[mx.array]
 
     @property
     def keys(self) -> mx.array:
-        """The buffer itself: some models tie to it what must be evaluated with it."""
+        """The buffer itself: some models attach arrays that must be evaluated with it."""
         return self._leaves[0]
 
     @keys.setter
@@ -53,43 +54,43 @@ class Buffers:
         return sum(leaf.nbytes for leaf in self._leaves)
 
     def parts(self) -> list[Any]:
-        """See `CompositeLayer.parts`."""
+        """Return the layer itself, its only part."""
         return [self]
 
     @property
     def cache(self) -> Any:
-        """What the model is given."""
+        """The cache that the model is given."""
         return self
 
 
 class PositionalLayer(Buffers):
-    """One layer of a batch. Towards upstream's models it is a cache, for one token a row and step.
+    """One layer of a batch, used as a cache by upstream's models. Takes one token per row and step.
 
-    The buffers, one for keys and one for values, or with scales and biases three for each, are
-    [slots, heads, columns, width]. Column `c` lies at `c - base`; once the buffer of a sliding window is as
-    wide as the window, at `c` modulo its width.
+    The buffers, one for keys and one for values, or three for each with scales and biases, are [slots, heads,
+    columns, width]. Column `c` is at index `c - base`. Once a sliding window's buffer is as wide as the
+    window, it is at `c` modulo its width.
     """
 
-    def __init__(self, seats: Seats, like: Any) -> None:
+    def __init__(self, seats: BatchPositions, like: Any) -> None:
         """`like`: a single row's cache of this layer."""
-        self._seats = seats
+        self._positions_of_rows = seats
         self._window: int | None = getattr(like, "max_size", None)
         self._quantized = hasattr(like, "bits")
         if self._quantized:
-            # Upstream's attention looks for these to know that it is given quantized keys.
+            # Upstream's attention recognizes quantized keys by these.
             self.bits, self.group_size = like.bits, like.group_size
         self._leaves: list[mx.array] = []
         self._lifted: list[mx.array] = []
         self._base = 0
         self._updated = -1
 
-    # --- what upstream's models use ---
+    # --- called by upstream's models ---
 
     @property
     def offset(self) -> mx.array:
-        """[rows] int32: the position of the step's token before it is written, of the next one after."""
-        offset = self._seats.offset
-        return offset + 1 if self._updated == self._seats.column else offset
+        """The position of the step's token before it is written, and of the next one after: [rows] int32."""
+        offset = self._positions_of_rows.offset
+        return offset + 1 if self._updated == self._positions_of_rows.column else offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the step's token of each row, [rows, heads, 1, width]; see `keys_and_values`."""
@@ -98,15 +99,16 @@ class PositionalLayer(Buffers):
             tokens = [part for leaf in tokens for part in mx.quantize(leaf, self.group_size, self.bits)]
         if not self._leaves:
             self._lay_out(tokens)
-        rows, column = len(self._seats.lengths), self._place(self._seats.column)
+        rows, column = len(self._positions_of_rows.lengths), self._place(self._positions_of_rows.column)
         for leaf, token in zip(self._leaves, tokens, strict=True):
             leaf[:rows, :, column : column + 1] = token
-        self._updated = self._seats.column
+        self._updated = self._positions_of_rows.column
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """The columns that some row looks at, after the step's update: each [rows, heads, columns, width]."""
-        rows, end = len(self._seats.lengths), self._place(self._seats.column) + 1
+        """Return the columns that some row attends to, after the step's update: each [rows, heads, columns,
+        width]."""
+        rows, end = len(self._positions_of_rows.lengths), self._place(self._positions_of_rows.column) + 1
         start, end = (0, self._columns) if self._is_ring else (end - self._width, end)
         seen = [leaf[:rows, :, start:end] for leaf in self._leaves]
         return (tuple(seen[:3]), tuple(seen[3:])) if self._quantized else (seen[0], seen[1])
@@ -114,35 +116,39 @@ class PositionalLayer(Buffers):
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """[rows, 1, 1, columns] bool: a row's own columns within the window; None when all of them are."""
+        """Return the mask of each row's own columns within the window, [rows, 1, 1, columns] bool; None if
+        all true."""
         if N != 1:
             raise ValueError("a batch takes one token of each row at a time")
         width = self._columns if self._is_ring else self._width
         sizes = [size for size in (self._window, window_size) if size is not None]
-        limits = self._seats.seen(sizes)
+        limits = self._positions_of_rows.seen(sizes)
         if min(limits) >= width:
             return None
         if self._is_ring:
-            ages = (self._seats.column - mx.arange(width)) % width
+            ages = (self._positions_of_rows.column - mx.arange(width)) % width
         else:
             ages = mx.arange(width - 1, -1, -1)
         return ages < mx.array(limits, mx.int32)[:, None, None, None]
 
-    # --- what the batch uses ---
+    # --- called by the batch ---
 
-    def lift(self, order: Order, old: int) -> list[mx.array]:
-        """Copies of the rows that will change places: to be evaluated before `reseat`.
+    def copy_moving_rows(self, order: Order, old: int) -> list[mx.array]:
+        """Return copies of the rows that will move, to be evaluated before `rearrange`.
 
-        While a read of the buffer is under way, a write to it would copy all of it.
+        Writing to a buffer while a read of it is pending would copy all of it.
         """
         moving = [row for place, row in enumerate(order) if place != row < old]
         self._lifted = [leaf[mx.array(moving)] for leaf in self._leaves] if moving else []
         return self._lifted
 
-    def reseat(self, order: Order, old: int, joining: Sequence[Any]) -> None:
-        """Seat the rows anew, of which there were `old`; the seats stand at the new ones already."""
-        news = {place: temporal(joining[row - old]) for place, row in enumerate(order) if row >= old}
-        filled = next((leaves for leaves in news.values() if leaves), None)
+    def rearrange(self, order: Order, old: int, joining: Sequence[Any]) -> None:
+        """Rearrange the rows, of which there were `old`. The shared positions are those of the new rows
+        already."""
+        new_tokens = {
+            place: in_time_order(joining[row - old]) for place, row in enumerate(order) if row >= old
+        }
+        filled = next((leaves for leaves in new_tokens.values() if leaves), None)
         if not order or (not self._leaves and filled is None):
             self._leaves = []
             return
@@ -154,31 +160,36 @@ class PositionalLayer(Buffers):
                 for leaf, copied in zip(self._leaves, self._lifted, strict=True):
                     leaf[place : place + 1] = copied[index : index + 1]
         self._lifted = []
-        for place, leaves in news.items():
+        for place, leaves in new_tokens.items():
             self._write(place, leaves)
 
     def make_room(self) -> None:
-        """See that the next token's column is there, before a mask is made for it."""
-        if self._leaves and not self._is_ring and self._seats.column - self._base >= self._columns:
+        """Make room for the next token's column, before a mask is made for it."""
+        if (
+            self._leaves
+            and not self._is_ring
+            and self._positions_of_rows.column - self._base >= self._columns
+        ):
             self._lay_out(self._leaves)
 
     def extract(self, row: int, fresh: Any) -> Any:
-        """A copy of a row that pins nothing of the batch, in `fresh`, an empty cache of a single row."""
-        length = self._seats.lengths[row]
+        """Copy a row into `fresh`, an empty cache of a single row; the copy keeps nothing of the batch
+        alive."""
+        length = self._positions_of_rows.lengths[row]
         parts = [mx.contiguous(leaf) for leaf in self.columns(row, 0, length)]
         fill(fresh, parts, length)
         return fresh
 
     def columns(self, row: int, first: int, last: int) -> list[mx.array]:
-        """A row's leaves for its positions from `first` to before `last`, as far as they are there: parts of
-        the buffers, which must be computed before these are written to."""
-        length = self._seats.lengths[row]
-        shift = self._seats.column - length
+        """Return a row's leaves for its positions `first` to before `last`, as far as they are there. They
+        are views of the buffers, and must be evaluated before these are written to."""
+        length = self._positions_of_rows.lengths[row]
+        shift = self._positions_of_rows.column - length
         first = max(first, length - min(length, self._reach))
         mine = [leaf[row : row + 1] for leaf in self._leaves]
         return [self._columns_of(leaf, first + shift, last + shift) for leaf in mine]
 
-    # --- where things lie ---
+    # --- layout ---
 
     @property
     def _slots(self) -> int:
@@ -186,7 +197,7 @@ class PositionalLayer(Buffers):
 
     @property
     def _columns(self) -> int:
-        """Columns of the buffer, or those it will have."""
+        """Number of columns of the buffer, or of the one to be allocated."""
         return int(self._leaves[0].shape[2]) if self._leaves else self._columns_needed()
 
     def _columns_needed(self) -> int:
@@ -199,19 +210,19 @@ class PositionalLayer(Buffers):
 
     @property
     def _reach(self) -> int:
-        """How many tokens before the next one can still be looked at."""
+        """Number of tokens before the next one that are still visible."""
         return 1 << 62 if self._window is None else self._window - 1
 
     @property
     def _width(self) -> int:
-        """Columns that some row looks at, the step's own among them."""
-        return min(max(self._seats.lengths), self._reach) + 1
+        """Number of columns that some row attends to, including the step's own."""
+        return min(max(self._positions_of_rows.lengths), self._reach) + 1
 
     def _place(self, column: int) -> int:
         return column % self._columns if self._is_ring else column - self._base
 
     def _runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The columns from `first` to before `last` as runs in the buffer: (column, place, count)."""
+        """Yield columns `first` to before `last` as runs in the buffer: (column, index, count)."""
         while first < last:
             place = self._place(first)
             count = min(last - first, self._columns - place)
@@ -219,17 +230,17 @@ class PositionalLayer(Buffers):
             first += count
 
     def _columns_of(self, leaf: mx.array, first: int, last: int) -> mx.array:
-        """The columns of `leaf` from `first` to before `last`, in their order."""
+        """Return the columns of `leaf` from `first` to before `last`, in order."""
         runs = [leaf[:, :, place : place + count] for _, place, count in self._runs(first, last)]
         return mx.concatenate(runs, axis=2) if len(runs) > 1 else runs[0] if runs else leaf[:, :, :0]
 
     def _fits(self, rows: int) -> bool:
-        """Whether the buffer has room for the rows as they are seated, and not much more than that."""
+        """Return whether the buffer has room for the rows, and not much more than that."""
         if not self._leaves or rows > self._slots:
             return False
         if self._slots * self._columns > grouping.SLACK * rows * self._columns_needed():
             return False
-        column = self._seats.column
+        column = self._positions_of_rows.column
         return self._is_ring or (
             self._base <= column - self._width + 1 and column - self._base < self._columns
         )
@@ -237,19 +248,23 @@ class PositionalLayer(Buffers):
     # --- moving data ---
 
     def _lay_out(self, like: Sequence[mx.array], order: Order | None = None) -> None:
-        """New buffers for the rows as they are seated, with what the old ones hold of them.
+        """Allocate new buffers for the rows, with the contents of the old ones.
 
         `like`: arrays with the heads, widths and dtypes of the leaves. `order`: the old row for each place,
         -1 for none; by default every row keeps its place.
         """
         old, held = self._leaves, []
-        first = self._seats.column - self._width + 1
+        first = self._positions_of_rows.column - self._width + 1
         if old:
-            rows = mx.array([max(row, 0) for row in order]) if order else slice(len(self._seats.lengths))
+            rows = (
+                mx.array([max(row, 0) for row in order])
+                if order
+                else slice(len(self._positions_of_rows.lengths))
+            )
             first_held = first if self._is_ring else max(first, self._base)
-            held = [self._columns_of(leaf, first_held, self._seats.column)[rows] for leaf in old]
+            held = [self._columns_of(leaf, first_held, self._positions_of_rows.column)[rows] for leaf in old]
         columns = self._columns_needed()
-        slots = int(grouping.SLACK * len(self._seats.lengths))
+        slots = int(grouping.SLACK * len(self._positions_of_rows.lengths))
         self._leaves = [mx.zeros((slots, leaf.shape[1], columns, leaf.shape[3]), leaf.dtype) for leaf in like]
         self._base = first
         for place, leaf in enumerate(held):
@@ -262,7 +277,7 @@ class PositionalLayer(Buffers):
 
     def _put(self, index: int, rows: slice, leaf: mx.array) -> None:
         """Write `leaf`, whose last column is the one before the next token's, into the buffer."""
-        first = self._seats.column - leaf.shape[2]
-        for column, place, count in self._runs(first, self._seats.column):
+        first = self._positions_of_rows.column - leaf.shape[2]
+        for column, place, count in self._runs(first, self._positions_of_rows.column):
             part = leaf[:, :, column - first : column - first + count]
             self._leaves[index][rows, :, place : place + count] = part

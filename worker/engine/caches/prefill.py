@@ -1,5 +1,4 @@
-"""Several prompts in one forward pass, on upstream's batch caches: whole and padded on the right, or a piece
-of each."""
+"""Batched prefill on upstream's batch caches: whole prompts, padded on the right, or a chunk of each."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ Chunks = Mapping[str, Sequence[int]]
 
 
 def prefill_together(model: nn.Module, prompts: Chunks) -> dict[str, RowCaches]:
-    """Each row's own caches after its prompt, lazily. No row may have been run before.
+    """Return each row's own caches after its prompt, lazily. The rows must be new.
 
-    Raises what upstream's caches raise where they cannot leave padding out.
+    Raises what upstream's caches raise if they cannot leave padding out.
     """
     return prefill_abreast(model, prompts, {row: make_prompt_cache(model) for row in prompts})
 
@@ -25,7 +24,8 @@ def prefill_together(model: nn.Module, prompts: Chunks) -> dict[str, RowCaches]:
 def prefill_abreast(
     model: nn.Module, chunks: Chunks, before: Mapping[str, RowCaches]
 ) -> dict[str, RowCaches]:
-    """The same of rows that have been run `before`: all up to one position, and by chunks of one length."""
+    """Run a chunk of each row, whose caches are in `before`: all at one position, with chunks of one
+    length."""
     lengths = [len(tokens) for tokens in chunks.values()]
     longest = max(lengths)
     padding = [longest - length for length in lengths]

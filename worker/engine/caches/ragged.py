@@ -1,8 +1,8 @@
-"""Keys and values of a batch whose rows take several tokens a step, each as many as it can.
+"""Ragged KV cache: keys and values of a batch whose rows take different numbers of tokens in a step.
 
-A row's token at position `p` lies in column `p`, in a sliding window at `p` modulo the buffer's width: rows
-begin together instead of ending together. What a row was fed and then not kept is written over by what comes
-at the same positions; until then no mask lets it be seen.
+A row's token at position `p` is in column `p`; in a sliding window it is at `p` modulo the buffer's width. So
+rows are aligned at their beginnings, not at their ends. Rejected tokens are overwritten by later ones at the
+same positions; until then the mask hides them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import mlx.core as mx
 
 from worker.engine.caches import grouping
 from worker.engine.caches.positional import Buffers, Order
-from worker.engine.caches.single import fill, temporal
+from worker.engine.caches.single import fill, in_time_order
 
 FED_MAX = 16
-"""Tokens of a row in one step."""
+"""Maximum number of tokens of a row in one step."""
 
 
-class Feed:
-    """Shared by the layers of a batch: `lengths`, tokens that each row has in its caches, and `width`, how
-    many each is fed in the step that is under way."""
+class RaggedPositions:
+    """Positions shared by the layers of a batch. `lengths`: tokens in each row's caches. `width`: tokens that
+    each row is fed in the current step, with padding."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -30,22 +30,22 @@ class Feed:
         self._offset: mx.array | None = None
         self._places: dict[tuple[int, int | None], mx.array] = {}
 
-    def seat(self, lengths: list[int]) -> None:
-        """So many tokens are in the caches now."""
+    def assign(self, lengths: list[int]) -> None:
+        """Set the number of tokens in the caches."""
         self.lengths = lengths
         self._offset = None
         self._places.clear()
 
     @property
     def offset(self) -> mx.array:
-        """[rows] int32: the position of each row's next token."""
+        """The position of each row's next token, [rows] int32."""
         if self._offset is None:
             self._offset = mx.array(self.lengths, mx.int32)
         return self._offset
 
     def places(self, ring: int | None) -> mx.array:
-        """[rows, 1, width, 1] int32: in which column each of the step's tokens is written. `ring`: the width
-        at which the buffer starts anew."""
+        """Return the column that each of the step's tokens is written to, [rows, 1, width, 1] int32. `ring`:
+        the width at which the buffer wraps around."""
         key = self.width, ring
         if key not in self._places:
             places = self.offset[:, None] + mx.arange(self.width)
@@ -54,15 +54,15 @@ class Feed:
 
     @property
     def end(self) -> int:
-        """The position behind the last that is written in the step."""
+        """The position behind the last one written in the step."""
         return max(self.lengths) + self.width
 
 
 class RaggedLayer(Buffers):
-    """One layer of a batch; towards upstream's models a cache. Its buffers, as `PositionalLayer`'s, are
-    [rows, heads, columns, width]."""
+    """One layer of a batch, used as a cache by upstream's models. Its buffers, like those of
+    `PositionalLayer`, are [rows, heads, columns, width]."""
 
-    def __init__(self, feed: Feed, like: Any) -> None:
+    def __init__(self, feed: RaggedPositions, like: Any) -> None:
         """`like`: a single row's cache of this layer."""
         self._feed = feed
         self._window: int | None = getattr(like, "max_size", None)
@@ -72,15 +72,16 @@ class RaggedLayer(Buffers):
         self._leaves: list[mx.array] = []
         self._is_fed = False
 
-    # --- what upstream's models use ---
+    # --- called by upstream's models ---
 
     @property
     def offset(self) -> mx.array:
-        """[rows] int32: the position of the step's first token, once it is written that behind its last."""
+        """The position of the step's first token before it is written, and of the next one after: [rows]
+        int32."""
         return self._feed.offset + self._feed.width if self._is_fed else self._feed.offset
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write the step's tokens, [rows, heads, width, …]; give out all columns that some row looks at."""
+        """Write the step's tokens, [rows, heads, width, …]; return all columns that some row attends to."""
         tokens = [keys, values]
         if self._quantized:
             tokens = [part for leaf in tokens for part in mx.quantize(leaf, self.group_size, self.bits)]
@@ -99,52 +100,55 @@ class RaggedLayer(Buffers):
             self._leaves[index] = mx.put_along_axis(self._leaves[index], where, token, axis=2)
 
     def _put_one(self, tokens: Sequence[mx.array]) -> None:
-        """As `_put`, of a single row whose columns follow each other: quicker."""
+        """As `_put`, for a single row, whose columns are contiguous: faster."""
         first = self._feed.lengths[0]
         for leaf, token in zip(self._leaves, tokens, strict=True):
             leaf[:, :, first : first + self._feed.width] = token
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """See `update_and_fetch`."""
+        """Return all columns that some row attends to."""
         seen = [leaf[:, :, : self._seen] for leaf in self._leaves]
         return (tuple(seen[:3]), tuple(seen[3:])) if self._quantized else (seen[0], seen[1])
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """[rows, 1, width, columns] bool: what each token may look at; None where that is everything."""
-        assert self._feed.width == N, "the step is as wide as was said"
+        """Return the attention mask, [rows, 1, width, columns] bool; None if it would be all true."""
+        assert self._feed.width == N, "the mask must be as wide as the step"
         windows = [size for size in (self._window, window_size) if size is not None]
         if N == 1 and len(self._feed.lengths) == 1 and not windows:
             return None
         last = (self._feed.offset + (N - 1))[:, None, None, None]
         columns = mx.arange(self._seen)
-        # Of the positions that a column of a ring can hold, the last one up to the step's end.
+        # The last position up to the step's end that each column of a ring can hold.
         positions = last - (last - columns) % self._ring if self._ring else columns
         asking = self._feed.offset[:, None, None, None] + mx.arange(N)[:, None]
         mask = (positions <= asking) & (positions >= 0)
         return mask & (positions > asking - min(windows)) if windows else mask
 
-    # --- what the batch uses ---
+    # --- called by the batch ---
 
     def begin(self, counts: Sequence[int]) -> None:
-        """A step is to come."""
+        """Begin a step."""
         self._is_fed = False
 
     def finish(self) -> None:
-        """A step has been dispatched."""
+        """Do nothing: a KV layer has nothing to finish."""
 
     def revert(self, rows: Sequence[bool]) -> None:
-        """Nothing to do: what is not kept is written over."""
+        """Do nothing: rejected tokens are overwritten."""
 
-    def reseat(self, order: Order, old: int, joining: Sequence[Any]) -> None:
-        """Seat the rows anew, of which there were `old`; the feed stands at the new ones already."""
-        news = {place: temporal(joining[row - old]) for place, row in enumerate(order) if row >= old}
+    def rearrange(self, order: Order, old: int, joining: Sequence[Any]) -> None:
+        """Rearrange the rows, of which there were `old`. The shared positions are those of the new rows
+        already."""
+        new_tokens = {
+            place: in_time_order(joining[row - old]) for place, row in enumerate(order) if row >= old
+        }
         self._is_fed = False
-        if not order or not (self._leaves or any(news.values())):
+        if not order or not (self._leaves or any(new_tokens.values())):
             self._leaves = []
             return
-        like = self._leaves or next(leaves for leaves in news.values() if leaves)
+        like = self._leaves or next(leaves for leaves in new_tokens.values() if leaves)
         kept = mx.array([row if row < old else 0 for row in order])
         columns = self._columns_needed()
         self._leaves = [
@@ -153,34 +157,35 @@ class RaggedLayer(Buffers):
             else mx.zeros((len(order), leaf.shape[1], columns, leaf.shape[3]), leaf.dtype)
             for leaf in like
         ]
-        for place, leaves in news.items():
+        for place, leaves in new_tokens.items():
             self._write(place, leaves)
 
     def extract(self, row: int, fresh: Any) -> Any:
-        """A copy of a row that pins nothing of the batch, in `fresh`, an empty cache of a single row."""
+        """Copy a row into `fresh`, an empty cache of a single row; the copy keeps nothing of the batch
+        alive."""
         length = self._feed.lengths[row]
         fill(fresh, [mx.contiguous(leaf) for leaf in self.columns(row, 0, length)], length)
         return fresh
 
     def columns(self, row: int, first: int, last: int) -> list[mx.array]:
-        """See `PositionalLayer.columns`."""
+        """Return a row's leaves for its positions `first` to before `last`, as far as they are there."""
         length = self._feed.lengths[row]
         reach = length if self._window is None else self._window - 1
         places = mx.arange(max(first, length - min(length, reach)), last)
         places = places % self._ring if self._ring else places
         return [mx.take(leaf[row : row + 1], places, axis=2) for leaf in self._leaves]
 
-    # --- where things lie ---
+    # --- layout ---
 
     @property
     def _ring(self) -> int | None:
-        """The width at which a sliding window's buffer starts anew: what is fed and not kept must not lie
-        over what can still be seen."""
+        """The width at which a sliding window's buffer wraps around; None: no window. Rejected tokens must
+        not overwrite visible ones."""
         return None if self._window is None else grouping.columns_for(self._window - 1 + FED_MAX)
 
     @property
     def _seen(self) -> int:
-        """Columns that some row looks at."""
+        """Number of columns that some row attends to."""
         return min(self._feed.end, self._ring) if self._ring else self._feed.end
 
     def _columns_needed(self) -> int:

@@ -1,4 +1,4 @@
-"""A single row's cache of one layer, as upstream has it: what its kind is, what is in it, and filling it."""
+"""Helpers for upstream's cache of a single row and layer: its kind, its contents, and filling it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import mlx.core as mx
 
 
 def is_positional(like: Any) -> bool:
-    """Whether a single row's cache keeps something for each token, in columns that are all alike."""
-    # Some keep their first tokens whatever the window, or tell the model where they start as one number.
+    """Return whether a single row's cache stores something for each token, in columns that are all alike."""
+    # Some keep their first tokens whatever the window, or report their start position as one number.
     return (
         hasattr(like, "update_and_fetch")
         and hasattr(like, "keys_and_values")
@@ -19,8 +19,8 @@ def is_positional(like: Any) -> bool:
     )
 
 
-def temporal(row: Any) -> list[mx.array]:
-    """The leaves of a single row's cache, oldest token first; none if it is empty."""
+def in_time_order(row: Any) -> list[mx.array]:
+    """Return the leaves of a single row's cache, oldest token first; empty if the cache is."""
     if row.empty():
         return []
     keys, values = row.keys_and_values()
@@ -32,15 +32,15 @@ def temporal(row: Any) -> list[mx.array]:
 
 
 def fill(fresh: Any, leaves: Sequence[mx.array], length: int) -> None:
-    """Put a row of `length` tokens into an empty cache. `leaves`: of all of them, or of what its window sees
-    of them before the next token, oldest first; nobody else may write to them."""
+    """Fill an empty cache with a row of `length` tokens. `leaves`: of all of them, or of those that its
+    window shows to the next token, oldest first; nothing else may write to them."""
     if not leaves or not length:
         return
     parts, window = list(leaves), getattr(fresh, "max_size", None)
     _, _, _, *rest = fresh.state
     if window is not None:
         if length >= window:
-            # Upstream's is as wide as the window; its oldest column is written over before it is looked at.
+            # Upstream's cache is as wide as the window; its oldest column is overwritten before it is read.
             parts = [mx.concatenate([part[:, :, :1], part], axis=2) for part in parts]
         rest[-1] = parts[0].shape[2]
     pair = (tuple(parts[:3]), tuple(parts[3:])) if len(parts) > 2 else (parts[0], parts[1])

@@ -1,4 +1,4 @@
-"""Which tokens of a row were left out, and so have no columns. Pure."""
+"""Gaps: the tokens that sparse prefill skipped in a row, and which so have no columns. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Gaps:
-    """`spans`: what was left out of a row, in order; all of it lies before the row's next token."""
+    """`spans`: the skipped spans of a row, in order; all lie before the row's next token."""
 
     spans: tuple[Span, ...] = ()
 
     @cached_property
     def total(self) -> int:
-        """Tokens that were left out."""
+        """Number of skipped tokens."""
         return sum(last - first for first, last in self.spans)
 
     def and_also(self, first: int, last: int) -> Gaps:
-        """With what comes behind them."""
+        """Return the gaps extended by a span behind them."""
         return Gaps((*self.spans, (first, last)))
 
     def columns(self, first: int, last: int) -> int:
-        """How many of the positions from `first` to before `last` have a column."""
+        """Count the positions from `first` to before `last` that have a column."""
         first = max(first, 0)
         found = last - first
         for begin, end in reversed(self.spans):
@@ -36,7 +36,7 @@ class Gaps:
         return found
 
     def runs(self, count: int, last: int) -> list[Span]:
-        """The positions of the `count` columns before position `last`, in order."""
+        """Return the positions of the `count` columns before position `last`, in order."""
         return sorted(run for run in self._back(count, last) if run[0] < run[1])
 
     def _back(self, count: int, last: int) -> Iterator[Span]:

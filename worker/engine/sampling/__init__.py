@@ -1,1 +1,1 @@
-"""How tokens are drawn, for all rows at once."""
+"""Sampling for all rows of a batch at once."""

@@ -1,4 +1,4 @@
-"""What rows are drawn from: filters, temperature, and the randomness that a seed and a position give."""
+"""Sampling distributions: filters, temperature, and random numbers from a seed and a position."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from worker.contract import Draw
+from worker.contract.engine import SamplingParams
 from worker.engine.sampling.ranking import BLOCK, blocks, exponential, leading, normalizer, nucleus
 
 LEADING_MAX = 256
-"""The largest top-k whose tokens are drawn from by themselves. A larger one masks the vocabulary, which costs
-ten times as much, and keeps all equals at its bar."""
+"""Largest top-k that samples from the top tokens alone. A larger one masks the vocabulary, which takes ten
+times as long, and keeps all tokens that tie with the last."""
 
 _WORD = 2**32
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Filters(NamedTuple):
-    """Which filters a row asks for. `wide_top_k`: a top-k above `LEADING_MAX`."""
+    """The filters that a row needs. `wide_top_k`: a top-k above `LEADING_MAX`."""
 
     top_p: bool
     min_p: bool
@@ -28,25 +28,28 @@ class Filters(NamedTuple):
     wide_top_k: bool
 
 
-def filters_of(draw: Draw) -> Filters:
-    """The filters of a row that is not greedy."""
-    is_wide = draw.top_k > LEADING_MAX
-    return Filters(draw.top_p < 1, draw.min_p > 0, draw.top_k > 0 and not is_wide, is_wide)
+def filters_of(sampling: SamplingParams) -> Filters:
+    """Return the filters of a row that is not greedy."""
+    is_wide = sampling.top_k > LEADING_MAX
+    return Filters(sampling.top_p < 1, sampling.min_p > 0, sampling.top_k > 0 and not is_wide, is_wide)
 
 
 class Distribution:
-    """Draws tokens for rows that all ask for the same filters, each with its own parameters."""
+    """Samples tokens for rows that need the same filters, each with its own parameters."""
 
-    def __init__(self, filters: Filters, draws: Sequence[Draw]) -> None:
+    def __init__(self, filters: Filters, draws: Sequence[SamplingParams]) -> None:
         self._filters = filters
-        self._sharpness = _column([1 / draw.temperature for draw in draws])
-        self._top_p = _column([draw.top_p for draw in draws])
-        self._min_p = _column([math.log(draw.min_p) if draw.min_p > 0 else -math.inf for draw in draws])
-        self._top_k = mx.array([[draw.top_k] for draw in draws], mx.int32)
-        self._width = max(draw.top_k for draw in draws)
+        self._sharpness = _column([1 / sampling.temperature for sampling in draws])
+        self._top_p = _column([sampling.top_p for sampling in draws])
+        self._min_p = _column(
+            [math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf for sampling in draws]
+        )
+        self._top_k = mx.array([[sampling.top_k] for sampling in draws], mx.int32)
+        self._width = max(sampling.top_k for sampling in draws)
 
     def __call__(self, logits: mx.array, uniforms: mx.array) -> mx.array:
-        """Tokens [rows] uint32 for `logits` [rows, vocabulary] float32 and `uniforms` [rows, 2] in (0, 1]."""
+        """Sample tokens, [rows] uint32, from `logits`, [rows, vocabulary] float32, and `uniforms`, [rows, 2]
+        in (0, 1]."""
         if self._filters.top_k:
             tokens, values = self._leading(logits)
             index = _inverted(self._weights(values), uniforms[:, :1])
@@ -54,7 +57,7 @@ class Distribution:
         weights = self._weights(logits)
         for kept in self._kept(logits):
             weights = weights * kept
-        # Two stages need no running sum over the vocabulary, which would lose the rare tokens to rounding.
+        # Two stages avoid a running sum over the vocabulary, in which rare tokens would be lost to rounding.
         divided = blocks(weights, 0)
         block = _inverted(mx.sum(divided, axis=-1), uniforms[:, :1])
         within = _inverted(mx.take_along_axis(divided, block[:, :, None], axis=1)[:, 0], uniforms[:, 1:])
@@ -64,7 +67,7 @@ class Distribution:
         return exponential((logits - mx.max(logits, axis=-1, keepdims=True)) * self._sharpness)
 
     def _leading(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        """The likeliest tokens, as many as some row keeps, and their logits: -inf where a row drops one."""
+        """Return the top tokens, as many as any row keeps, and their logits: -inf where a row drops one."""
         tokens, values = leading(logits, self._width)
         kept = mx.arange(values.shape[-1], dtype=mx.int32) < self._top_k
         if self._filters.top_p:
@@ -75,7 +78,7 @@ class Distribution:
         return tokens, mx.where(kept, values, -mx.inf)
 
     def _kept(self, logits: mx.array) -> Iterator[mx.array]:
-        """Whether each filter keeps each token: bool. Equals at a filter's bar are all kept."""
+        """Yield whether each filter keeps each token: bool. Ties at a threshold are all kept."""
         if self._filters.top_p:
             yield nucleus(logits, self._top_p)
         if self._filters.min_p:
@@ -87,10 +90,10 @@ class Distribution:
 
 
 def most_likely(logits: mx.array) -> mx.array:
-    """Tokens [rows] uint32, as upstream's greedy sampler picks them.
+    """Return the greedy tokens, [rows] uint32, as upstream's greedy sampler does.
 
-    Upstream compares log-probabilities. In a 16-bit type the subtraction can round two different logits to
-    one value, and the first of the two wins; in float32 it all but cannot, and is saved.
+    Upstream compares logprobs. In a 16-bit type the subtraction can round two different logits to one value,
+    and the first of the two wins. In float32 that hardly happens, and the subtraction is saved.
     """
     if logits.dtype != mx.float32:
         logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
@@ -98,7 +101,8 @@ def most_likely(logits: mx.array) -> mx.array:
 
 
 def mixed(value: int) -> int:
-    """SplitMix64's finalizer: a bijection of 64 bits in which every bit of input moves half the output."""
+    """Apply SplitMix64's finalizer: a bijection of 64 bits in which each input bit flips half of the output
+    bits."""
     value = (value + _GOLDEN) % _WORD**2
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % _WORD**2
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % _WORD**2
@@ -106,10 +110,10 @@ def mixed(value: int) -> int:
 
 
 def uniforms_at(mixed_seed: int, position: int) -> tuple[float, float]:
-    """Two numbers in (0, 1], multiples of 2^-32, for a position. `mixed_seed`: the seed, `mixed`.
+    """Return two numbers in (0, 1], multiples of 2^-32, for a position. `mixed_seed`: the seed after `mixed`.
 
-    SplitMix64 (Steele et al., 2014): the mixed seed is the start of a sequence, the position the step in it.
-    For one seed no two positions share a key; for two seeds keys meet by a chance of 2^-64.
+    SplitMix64 (Steele et al., 2014): the mixed seed starts a sequence, the position is the step in it. No two
+    positions of a seed share a key; keys of two seeds collide with probability 2^-64.
     """
     key = mixed((mixed_seed + position * _GOLDEN) % _WORD**2)
     high, low = divmod(key, _WORD)
@@ -117,8 +121,8 @@ def uniforms_at(mixed_seed: int, position: int) -> tuple[float, float]:
 
 
 def _inverted(weights: mx.array, uniforms: mx.array) -> mx.array:
-    """Indices [rows, 1] uint32 drawn in proportion to `weights` [rows, n], never one of weight 0."""
-    # A parallel scan need not be monotone to the last bit, so the sums at weight 0 are not to be looked at.
+    """Sample indices, [rows, 1] uint32, in proportion to `weights`, [rows, n]; never one of weight 0."""
+    # A parallel scan may not be monotone to the last bit, so sums at weight 0 are ignored.
     sums = mx.where(weights > 0, mx.cumsum(weights, axis=-1), 0)
     return mx.argmax(sums >= uniforms * mx.max(sums, axis=-1, keepdims=True), axis=-1, keepdims=True)
 

@@ -1,10 +1,10 @@
-"""What is done to the logits before anything is drawn: bias, and penalties for tokens that have been.
+"""Logit bias and repetition, presence and frequency penalties, applied before sampling.
 
-How often a row has used each token is kept on the device. Between samplers a row owns its counts; a sampler
-that the row takes part in borrows them, stacked with those of its neighbours, adds each token as it is drawn
-(before anybody has read it), and gives them back. At most one sampler has them at a time.
+Token counts are kept on the device. Between samplers a row owns its counts. A sampler borrows those of its
+rows, stacked, adds each token when it is sampled, before the host has read it, and gives them back. At most
+one sampler has a row's counts at a time.
 
-A count is twice the token's occurrences in the answer, plus one if the prompt has it.
+A count is twice the token's occurrences in the output, plus one if the prompt has it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from worker.contract import Draw
+from worker.contract.engine import SamplingParams
 
 _IN_PROMPT = 1
 _ANSWER_SHIFT = 1
 _IN_ANSWER = 1 << _ANSWER_SHIFT
 
 
-def is_penalized(draw: Draw) -> bool:
-    """Whether a request's draws depend on the tokens before them."""
-    return draw.repetition_penalty != 1 or draw.presence_penalty != 0 or draw.frequency_penalty != 0
+def is_penalized(sampling: SamplingParams) -> bool:
+    """Return whether a request's samples depend on the tokens before them."""
+    return (
+        sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+    )
 
 
-class Counts:
-    """How often one row has used each token: [vocabulary] uint32, made when the vocabulary is known."""
+class TokenCounts:
+    """Token counts of one row, [vocabulary] uint32, allocated when the vocabulary is known."""
 
     def __init__(self, tokens: Sequence[int], prompt_tokens: int) -> None:
-        """`tokens`: the prompt, the first `prompt_tokens` of them, and what has been answered."""
+        """`tokens`: the prompt, the first `prompt_tokens` of them, and the output so far."""
         self._used: tuple[Sequence[int], Sequence[int]] | None = (
             tokens[:prompt_tokens],
             tokens[prompt_tokens:],
@@ -38,7 +40,7 @@ class Counts:
         self._counts: mx.array | None = None
 
     def borrow(self, vocabulary: int) -> mx.array:
-        """The counts, which are not kept here: until they are given back there are none."""
+        """Return the counts and keep no reference; they must be given back before the next call."""
         if self._used is not None:
             prompt, answer = (_ids(tokens, vocabulary) for tokens in self._used)
             self._used = None
@@ -49,27 +51,30 @@ class Counts:
         return counts
 
     def give_back(self, counts: mx.array) -> None:
-        """As they stand after the last token drawn."""
+        """Take back the counts, after the last sampled token."""
         self._counts = counts
 
 
 class Penalties:
     """The penalties of some rows of a batch."""
 
-    def __init__(self, draws: Sequence[Draw], counts: Sequence[Counts]) -> None:
+    def __init__(self, draws: Sequence[SamplingParams], counts: Sequence[TokenCounts]) -> None:
         self._owners = counts
         self._counts: mx.array | None = None
         self._rows = mx.arange(len(draws))
-        self._presence = _column([draw.presence_penalty for draw in draws])
-        self._frequency = _column([draw.frequency_penalty for draw in draws])
-        repeats = [draw.repetition_penalty for draw in draws]
+        self._presence = _column([sampling.presence_penalty for sampling in draws])
+        self._frequency = _column([sampling.frequency_penalty for sampling in draws])
+        repeats = [sampling.repetition_penalty for sampling in draws]
         self._repetition = _column(repeats) if any(penalty != 1 for penalty in repeats) else None
-        self._is_answer_counted = any(draw.presence_penalty or draw.frequency_penalty for draw in draws)
+        self._is_answer_counted = any(
+            sampling.presence_penalty or sampling.frequency_penalty for sampling in draws
+        )
 
     def __call__(self, logits: mx.array) -> mx.array:
-        """Penalized `logits` [rows, vocabulary] float32. Dividing by 1 and subtracting 0 change nothing.
+        """Return penalized `logits`, [rows, vocabulary] float32. Dividing by 1 and subtracting 0 change
+        nothing.
 
-        Without selections: on a CPU those that cannot be predicted take ten times as long as arithmetic.
+        No selections: on a CPU unpredictable ones take ten times as long as arithmetic.
         """
         if self._counts is None:
             self._counts = mx.stack([owner.borrow(logits.shape[-1]) for owner in self._owners])
@@ -82,15 +87,15 @@ class Penalties:
         return logits
 
     def add(self, tokens: mx.array, going: Sequence[bool] | None = None) -> mx.array:
-        """Count `tokens` [rows], drawn from the logits of the last call, of the rows that are `going`; None:
-        all are. Returns what is to be evaluated."""
+        """Count `tokens`, [rows], sampled from the last call's logits, in the rows that are `going`; None: in
+        all. Return what must be evaluated."""
         assert self._counts is not None, "tokens were counted before any were drawn"
         times = _IN_ANSWER if going is None else mx.array(list(going)).astype(mx.uint32) * _IN_ANSWER
         self._counts = self._counts.at[self._rows, tokens].add(times)
         return self._counts
 
     def release(self) -> None:
-        """Each row takes its counts back."""
+        """Give the counts back to the rows."""
         if self._counts is None:
             return
         for row, owner in enumerate(self._owners):
@@ -99,17 +104,17 @@ class Penalties:
 
 
 class Bias:
-    """What some rows of a batch add to the logits of single tokens; minus infinity bans one."""
+    """Logit biases of some rows of a batch; minus infinity bans a token."""
 
-    def __init__(self, draws: Sequence[Draw]) -> None:
-        entries = [(row, *entry) for row, draw in enumerate(draws) for entry in draw.logit_bias]
+    def __init__(self, draws: Sequence[SamplingParams]) -> None:
+        entries = [(row, *entry) for row, sampling in enumerate(draws) for entry in sampling.logit_bias]
         self._rows = np.array([row for row, _, _ in entries], np.int64)
         self._tokens = np.array([token for _, token, _ in entries], np.int64)
         self._values = np.array([value for _, _, value in entries], np.float32)
         self._scatter: tuple[mx.array, mx.array, mx.array] | None = None
 
     def __call__(self, logits: mx.array) -> mx.array:
-        """Biased `logits` [rows, vocabulary] float32. Tokens beyond the vocabulary are passed over."""
+        """Return biased `logits`, [rows, vocabulary] float32. Tokens beyond the vocabulary are ignored."""
         if self._scatter is None:
             known = (self._tokens >= 0) & (self._tokens < logits.shape[-1])
             rows, tokens = (mx.array(each[known].astype(np.uint32)) for each in (self._rows, self._tokens))
@@ -119,7 +124,7 @@ class Bias:
 
 
 def _ids(tokens: Sequence[int], vocabulary: int) -> mx.array:
-    # Placeholders of images may lie beyond the logits, and MLX does not check where it writes.
+    # Image placeholders may lie beyond the logits, and MLX does not check where it writes.
     ids = np.asarray(tokens, np.int64)
     return mx.array(ids[(ids >= 0) & (ids < vocabulary)].astype(np.uint32))
 

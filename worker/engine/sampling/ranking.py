@@ -1,7 +1,7 @@
-"""Which tokens are the likeliest: the first few of a vocabulary, and its nucleus. Neither sorts all of it.
+"""Top tokens of a vocabulary, and its nucleus, without sorting all of it.
 
-Everything here treats each row by itself, bit for bit: no row's answer depends on how many stand beside it.
-Logits are [rows, vocabulary] float32. A row that is not finite gets some answer, the others theirs.
+Every function treats each row separately, bit for bit: no result depends on the number of rows. Logits are
+[rows, vocabulary] float32. A row that is not finite gets an arbitrary result; the others are not affected.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import math
 import mlx.core as mx
 
 BLOCK = 64
-"""Tokens to a block. A few times smaller or larger costs about the same."""
+"""Tokens per block. A few times smaller or larger costs about the same."""
 
 _MASS_BITS = 30
 _MASS = 2**_MASS_BITS - 2**10
-"""The fixed-point mass of all tokens of a row: a little room, because rounding may add to it."""
+"""Fixed-point mass of all tokens of a row, with some headroom, because rounding may add to it."""
 
 _LOW_WORD = 2**31 - 1
 
 
 def exponential(values: mx.array) -> mx.array:
-    """e to the `values`, to within 2e-6 of it where that matters. MLX's own takes twice as long on a CPU."""
+    """Return exp(`values`), to within 2e-6 of it where that matters. MLX's own takes twice as long on a
+    CPU."""
     return mx.power(2.0, values * math.log2(math.e))
 
 
 def normalizer(logits: mx.array) -> mx.array:
-    """log(sum(exp(logits))) of each row: [rows, 1]."""
+    """Return log(sum(exp(logits))) of each row: [rows, 1]."""
     peak = mx.max(logits, axis=-1, keepdims=True)
     return peak + mx.log(mx.sum(exponential(logits - peak), axis=-1, keepdims=True))
 
 
 def blocks(values: mx.array, padding: float) -> mx.array:
-    """[rows, vocabulary] -> [rows, blocks, BLOCK]; what the last block lacks is `padding`."""
+    """Reshape [rows, vocabulary] to [rows, blocks, BLOCK], filling the last block with `padding`."""
     rows, length = values.shape
     if length % BLOCK:
         values = mx.pad(values, [(0, 0), (0, -length % BLOCK)], constant_values=padding)
@@ -40,10 +41,10 @@ def blocks(values: mx.array, padding: float) -> mx.array:
 
 
 def leading(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` likeliest tokens of each row, the likeliest first, equals by id: (tokens uint32, logits).
+    """Return the `count` likeliest tokens of each row in order, ties by id: (tokens uint32, logits).
 
-    Fewer if the vocabulary has no more. The first `count` tokens lie in the `count` blocks with the highest
-    peaks: for a token elsewhere, each of those blocks has one that goes before it.
+    Returns fewer if the vocabulary has no more. The top `count` tokens are in the `count` blocks with the
+    highest peaks: any other token is preceded by one of each of these blocks.
     """
     rows, length = logits.shape
     count = min(count, length)
@@ -59,11 +60,12 @@ def leading(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
 
 
 def nucleus(logits: mx.array, top_p: mx.array) -> mx.array:
-    """Whether each token is among the likeliest that together have the mass `top_p` [rows, 1]: bool.
+    """Return whether each token is in the nucleus, the likeliest tokens with total mass `top_p`, [rows, 1]:
+    bool.
 
-    The bar is found a bit at a time, from the highest, as the largest mass such that all tokens of at least
-    that much have enough together; equals at the bar are all kept. Masses are integers of about 1e-9: their
-    sums are exact in any order, and many times quicker than those of floats on a CPU.
+    The threshold is found bit by bit, from the highest, as the largest mass such that all tokens of at least
+    that mass have enough in total; ties are all kept. Masses are integers of about 1e-9. Their sums are exact
+    in any order, and many times faster on a CPU than those of floats.
     """
     weights = exponential(logits - mx.max(logits, axis=-1, keepdims=True))
     masses = (weights * (_MASS / mx.sum(weights, axis=-1, keepdims=True))).astype(mx.uint32)
@@ -72,7 +74,7 @@ def nucleus(logits: mx.array, top_p: mx.array) -> mx.array:
     bar = mx.zeros_like(enough)
     for bit in reversed(range(_MASS_BITS)):
         trial = bar | (1 << bit)
-        # The sum over max(mass, trial), less what is not above it: no selection, and it may wrap unharmed.
+        # Sum of max(mass, trial), less the part that is not above it: no selection, and overflow is harmless.
         below = mx.sum(masses < trial, axis=-1, keepdims=True).astype(mx.uint32)
         above = mx.sum(mx.maximum(masses, trial), axis=-1, keepdims=True) - trial * below
         bar = mx.where(above >= enough, trial, bar)
@@ -81,9 +83,9 @@ def nucleus(logits: mx.array, top_p: mx.array) -> mx.array:
 
 
 def _keys(logits: mx.array, positions: mx.array) -> mx.array:
-    """int64 that are ordered as the logits are, and equal logits by position, the first the largest."""
-    bits = (logits + 0.0).view(mx.int32)  # the sum has one zero only
-    # Of negative floats the larger has the smaller bits: turn those around, and keep the sign.
+    """Return int64 keys ordered as the logits, and among equal logits by position, the first the largest."""
+    bits = (logits + 0.0).view(mx.int32)  # adding 0.0 turns -0.0 into 0.0
+    # Larger negative floats have smaller bits: invert those, and keep the sign.
     ordered = bits ^ ((bits >> 31) & _LOW_WORD)
     return (ordered.astype(mx.int64) << 32) | (_LOW_WORD - positions)
 
@@ -93,6 +95,6 @@ def _positions(keys: mx.array) -> mx.array:
 
 
 def _last(keys: mx.array, count: int) -> mx.array:
-    """The `count` largest, in no order; all if there are no more."""
+    """Return the `count` largest keys, unordered; all if there are no more."""
     surplus = keys.shape[-1] - count
     return keys if surplus <= 0 else mx.partition(keys, surplus, axis=-1)[:, surplus:]

@@ -1,14 +1,14 @@
-"""One sampler for a whole batch: every row by its own settings, without waiting for the device.
+"""Batch sampler: samples every row by its own settings, without waiting for the device.
 
-A row's token depends on its logits, its settings, its seed, its position and the tokens before it: no row
-sees another. Rows that need the same work are drawn together, and none pays for what only another needs.
+A row's token depends on its logits, settings, seed, position and the tokens before it, never on other rows.
+Rows that need the same operations are sampled together, and no row pays for what only another needs.
 
-The order is that of `mlx_lm`: bias, penalties, what the grammar lets follow, then top-p, min-p and top-k on
-the probabilities at temperature 1, and only then the temperature.
+The order is that of `mlx_lm`: bias, penalties, grammar mask, then top-p, min-p and top-k on the probabilities
+at temperature 1, and only then the temperature.
 
-Rows with a grammar are the exception to not waiting: their guides must have seen the token before. So a
-`Drawing` is in two parts. `begin` draws for all other rows; once the tokens before have been read, the guides
-are asked, and `finish` draws for their rows.
+Rows with a grammar do have to wait: their guides must have seen the token before. So sampling has two parts.
+`begin` samples all other rows. Once the tokens before have been read, the guides are called, and `finish`
+samples their rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from worker.contract import Draw, Likelihood
+from worker.contract.engine import Logprob, SamplingParams
 from worker.engine.sampling.distribution import (
     Distribution,
     Filters,
@@ -28,42 +28,43 @@ from worker.engine.sampling.distribution import (
     most_likely,
     uniforms_at,
 )
-from worker.engine.sampling.guiding import Masks
-from worker.engine.sampling.helpers import Job
+from worker.engine.sampling.grammar_masks import Masks
+from worker.engine.sampling.logprobs import LogprobReport
+from worker.engine.sampling.mask_threads import Job
 from worker.engine.sampling.penalties import Bias, Penalties, is_penalized
-from worker.engine.sampling.report import Report
-from worker.engine.sampling.row import Row
+from worker.engine.sampling.state import SamplingState
 
 Agree = Callable[[mx.array], mx.array]
-"""Of tokens that were drawn, [rows] uint32, those that count: of several processes that draw, one says."""
+"""Returns the tokens that count, given those sampled, [rows] uint32: of several processes that sample, one
+decides."""
 
 TEMPERATURE_MIN = 1e-5
-"""Below it the most likely token is drawn: dividing by less leaves nothing else, or overflows."""
+"""Below this sampling is greedy: dividing by less leaves only the most likely token, or overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one step draws. Lazy: nothing is evaluated."""
+    """The samples of one step. Lazy: nothing is evaluated."""
 
     tokens: mx.array
-    """[rows] uint32."""
+    """Sampled tokens, [rows] uint32."""
     arrays: list[mx.array]
-    """All else that is to be evaluated with the step."""
-    report: Report | None = None
+    """Everything else that must be evaluated with the step."""
+    report: LogprobReport | None = None
     reported: Sequence[int] = ()
-    """The rows that the report is about, by their index in the batch."""
+    """The batch indices of the rows in the report."""
 
-    def likelihoods(self) -> dict[int, Likelihood]:
-        """Of the rows that ask for them, by the row's index in the batch. Waits for the step."""
+    def likelihoods(self) -> dict[int, Logprob]:
+        """Return the logprobs of the rows that request them, by batch index. Waits for the step."""
         return dict(zip(self.reported, self.report.read(), strict=True)) if self.report else {}
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """A step that has begun. Lazy: nothing is evaluated.
+class PendingSample:
+    """A step between `begin` and `finish`. Lazy: nothing is evaluated.
 
-    `drawn`: the tokens of each group, None where its guides must be asked first. `questions`: what asks them,
-    one of each row: to be called once, in any threads, when all tokens before have been seen.
+    `drawn`: the tokens of each group, None if its guides must be called first. `questions`: the jobs that
+    call them, one per row. Run each once, in any thread, when the guides have seen all tokens before.
     """
 
     logits: mx.array
@@ -74,43 +75,43 @@ class Drawing:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All that can be evaluated before it is finished."""
+        """Everything that can be evaluated before `finish`."""
         return [self.logits, *(tokens for tokens in self.drawn if tokens is not None)]
 
 
 class Sampler:
-    """Draws one token for each row of a batch. Built anew whenever the rows change."""
+    """Samples one token for each row of a batch. Built anew whenever the rows change."""
 
-    def __init__(self, rows: Sequence[Row], agree: Agree | None = None) -> None:
-        """`rows`: in the order of the rows of the logits. None may belong to another, unreleased sampler.
-        `agree`: None: nobody else draws."""
+    def __init__(self, rows: Sequence[SamplingState], agree: Agree | None = None) -> None:
+        """`rows`: in the order of the logits. None may belong to another, unreleased sampler. `agree`: None
+        if no other process samples."""
         members: dict[_Needs, list[int]] = {}
         for index, row in enumerate(rows):
-            members.setdefault(_needs(row.draw), []).append(index)
+            members.setdefault(_needs(row.sampling), []).append(index)
         self._rows = rows
         self._agree = agree
         self._groups = [_Group(needs, indices, rows) for needs, indices in members.items()]
         order = [index for group in self._groups for index in group.members]
-        # Where the groups' tokens, one after the other, have that of each row.
+        # The index of each row's token in the concatenated tokens of the groups.
         self._places = mx.argsort(mx.array(order, mx.uint32)) if order != list(range(len(rows))) else None
         self._forced = [index for index, row in enumerate(rows) if row.may_force]
-        self._reported = [index for index, row in enumerate(rows) if row.draw.logprobs is not None]
+        self._reported = [index for index, row in enumerate(rows) if row.sampling.logprobs is not None]
 
     @property
     def is_memoryless(self) -> bool:
-        """Whether each row's token depends on its logits and its position alone, on no token before it."""
+        """Whether each row's token depends only on its logits and its position, on no token before it."""
         return not self._forced and not any(group.is_guided or group.penalties for group in self._groups)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether all rows are."""
+        """Whether all rows are greedy."""
         return not any(group.is_drawn for group in self._groups)
 
     def __call__(self, logits: mx.array, positions: Sequence[int], fed: mx.array | None = None) -> Sampled:
-        """Draw from `logits` [rows, vocabulary], at least one row, at `positions` of the sequences.
+        """Sample from `logits`, [rows, vocabulary], at least one row, at `positions` of the sequences.
 
-        `fed`: the tokens at the positions before, which the host need not have read; [rows] uint32.
-        A row whose logits are not finite gets some token, the others theirs.
+        `fed`: the tokens at the positions before, which the host need not have read; [rows] uint32. A row
+        whose logits are not finite gets an arbitrary token; the others are not affected.
         """
         drawing = self.begin(logits, positions, fed)
         for question in drawing.questions:
@@ -123,16 +124,16 @@ class Sampler:
         positions: Sequence[int],
         fed: mx.array | None = None,
         going: Sequence[bool] | None = None,
-    ) -> Drawing:
-        """As a call, up to where the rows' tokens before must have been seen. One at a time. `going`: whose
-        tokens count; what is drawn for the others is not to be looked at."""
+    ) -> PendingSample:
+        """Begin a call; do what does not depend on the guides. Only one step can be pending. `going`: the
+        rows whose tokens count; those of the others are to be ignored."""
         drawn = [None if group.is_guided else group.draw(logits, positions) for group in self._groups]
         vocabulary = logits.shape[-1]
         questions = [ask for group in self._groups for ask in group.questions(positions, vocabulary, going)]
-        return Drawing(logits, positions, fed, drawn, questions)
+        return PendingSample(logits, positions, fed, drawn, questions)
 
-    def finish(self, drawing: Drawing, going: Sequence[bool] | None = None) -> Sampled:
-        """The rest of it, when all its questions have been called."""
+    def finish(self, drawing: PendingSample, going: Sequence[bool] | None = None) -> Sampled:
+        """Complete the step, after all its `questions` have been run."""
         logits, positions = drawing.logits, drawing.positions
         parts = [
             group.draw(logits, positions) if tokens is None else tokens
@@ -151,7 +152,7 @@ class Sampler:
         return Sampled(tokens, [*counts, *report.arrays], report, self._reported)
 
     def release(self) -> None:
-        """The rows take back what they have lent. To be called before another sampler is built of them."""
+        """Give borrowed counts back to the rows. Must be called before these join another sampler."""
         for group in self._groups:
             if group.penalties:
                 group.penalties.release()
@@ -169,16 +170,16 @@ class Sampler:
             is_forced = is_forced & ~_is_among(fed, spared)
         return mx.where(is_forced, chosen, tokens)
 
-    def _report(self, logits: mx.array, tokens: mx.array) -> Report:
-        asked = [cast(int, self._rows[index].draw.logprobs) for index in self._reported]
+    def _report(self, logits: mx.array, tokens: mx.array) -> LogprobReport:
+        asked = [cast(int, self._rows[index].sampling.logprobs) for index in self._reported]
         if len(asked) < len(self._rows):
             chosen = mx.array(self._reported, mx.uint32)
             logits, tokens = logits[chosen], tokens[chosen]
-        return Report.of(logits, tokens, asked)
+        return LogprobReport.of(logits, tokens, asked)
 
 
 def _is_among(tokens: mx.array, others: Sequence[Sequence[int]]) -> mx.array:
-    """Whether the token of each row, [rows] uint32, is one of others that are that row's: [rows] bool."""
+    """Return whether the token of each row, [rows] uint32, is among the `others` of that row: [rows] bool."""
     width = max(map(len, others))
     padded = [[*row, *[-1] * (width - len(row))] for row in others]
     found: mx.array = mx.any(tokens[:, None].astype(mx.int64) == mx.array(padded, mx.int64), axis=-1)
@@ -186,7 +187,7 @@ def _is_among(tokens: mx.array, others: Sequence[Sequence[int]]) -> mx.array:
 
 
 class _Needs(NamedTuple):
-    """What has to be done for a row. `filters` None: it is greedy."""
+    """The operations that a row needs. `filters` None: it is greedy."""
 
     is_penalized: bool
     is_biased: bool
@@ -194,18 +195,18 @@ class _Needs(NamedTuple):
     filters: Filters | None
 
 
-def _needs(draw: Draw) -> _Needs:
-    is_greedy = draw.temperature < TEMPERATURE_MIN or draw.top_k == 1 or draw.top_p <= 0
-    filters = None if is_greedy else filters_of(draw)
-    return _Needs(is_penalized(draw), bool(draw.logit_bias), draw.grammar is not None, filters)
+def _needs(sampling: SamplingParams) -> _Needs:
+    is_greedy = sampling.temperature < TEMPERATURE_MIN or sampling.top_k == 1 or sampling.top_p <= 0
+    filters = None if is_greedy else filters_of(sampling)
+    return _Needs(is_penalized(sampling), bool(sampling.logit_bias), sampling.grammar is not None, filters)
 
 
 class _Group:
-    """Rows of a batch that need the same."""
+    """Rows of a batch that need the same operations."""
 
-    def __init__(self, needs: _Needs, members: list[int], rows: Sequence[Row]) -> None:
+    def __init__(self, needs: _Needs, members: list[int], rows: Sequence[SamplingState]) -> None:
         chosen = [rows[index] for index in members]
-        draws = [row.draw for row in chosen]
+        draws = [row.sampling for row in chosen]
         self.members = members
         self.is_guided = needs.is_guided
         self.is_drawn = needs.filters is not None
@@ -222,7 +223,7 @@ class _Group:
     def questions(
         self, positions: Sequence[int], vocabulary: int, going: Sequence[bool] | None = None
     ) -> list[Job]:
-        """See `Drawing`."""
+        """Return the jobs that fill the grammar masks of the group's rows."""
         if self._masks is None:
             return []
         self._masks.clear(vocabulary)
@@ -234,7 +235,8 @@ class _Group:
         ]
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """The tokens of the group's rows, in the order of `members`, from the logits of the whole batch."""
+        """Return the tokens of the group's rows, in the order of `members`, from the logits of the whole
+        batch."""
         if self._chosen is not None:
             logits = logits[self._chosen]
         if self._distribution or self._bias or self.penalties:
@@ -255,13 +257,14 @@ class _Group:
         return self._distribution(logits, mx.array([uniforms_at(*key) for key in keys], mx.float32))
 
     def count(self, tokens: mx.array, going: Sequence[bool] | None = None) -> mx.array:
-        """Count what the group's rows have of the tokens of the whole batch; returns what to evaluate."""
+        """Count the tokens of the group's rows, from those of the whole batch; return what must be
+        evaluated."""
         assert self.penalties is not None, "the group counts nothing"
         mine = tokens if self._chosen is None else tokens[self._chosen]
         return self.penalties.add(mine, going and [going[index] for index in self.members])
 
 
 def _places(members: list[int]) -> mx.array | slice:
-    """What takes these out of all rows, in order: neighbours without a copy."""
+    """Return an index that selects `members`, in order; a slice, without a copy, if they are contiguous."""
     first, last = members[0], members[-1]
     return slice(first, last + 1) if last - first + 1 == len(members) else mx.array(members, mx.uint32)

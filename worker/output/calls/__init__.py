@@ -1,1 +1,1 @@
-"""Calls of tools in what a model says: found, read as they grow, and given out as JSON."""
+"""Streaming tool-call parsers: find calls in a model's output and stream their arguments as JSON."""

@@ -1,4 +1,4 @@
-"""Calls that look like code: `[name(key=value)]`, and Gemma's `call:name{key:value}`."""
+"""Tool calls that look like code: `[name(key=value)]`, and Gemma's `call:name{key:value}`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORD = re.compile(r"\w+")
 
 
 def read_gemma(writer: CallWriter, dialect: Dialect, end: str) -> Steps[None]:
-    """One call or more."""
+    """Read one or more calls."""
     source = writer.source
     yield from source.spaces()
     yield from source.expect("call:")
@@ -30,7 +30,7 @@ def read_gemma(writer: CallWriter, dialect: Dialect, end: str) -> Steps[None]:
 
 
 def read_pythonic(writer: CallWriter, end: str) -> Steps[None]:
-    """A list of calls; also one of objects, which some models write here."""
+    """Read a list of calls, or JSON objects, which some models write instead."""
     source = writer.source
     if (yield from source.ahead()) == "{":
         yield from read_objects(writer)
@@ -49,7 +49,7 @@ def read_pythonic(writer: CallWriter, end: str) -> Steps[None]:
 
 
 def _read_call(writer: CallWriter) -> Steps[None]:
-    """Given out once it has an argument by name, or none at all: others nobody could name."""
+    """Read a call. It is emitted once it has a keyword argument, or none: positional ones have no name."""
     source = writer.source
     name, _ = yield from read_name(writer, "(")
     has_begun = False

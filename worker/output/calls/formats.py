@@ -1,7 +1,7 @@
-"""The formats that models are known to call tools in, by the markers that open them.
+"""Tool-call formats, by the markers that open them.
 
-Those of upstream's parsers (`mlx_lm.tool_parsers`), and what models fall back to that were trained on several
-formats. Some share a marker; then what follows it tells which one it is.
+These are the formats of upstream's parsers (`mlx_lm.tool_parsers`), and those that models trained on several
+formats fall back to. Formats that share a marker are told apart by what follows it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from worker.output.calls.writer import CallWriter
 from worker.output.calls.xtml import read_xtml
 
 Reader = Callable[[CallWriter], Steps[None]]
-"""Reads what stands behind a marker, all of its calls."""
+"""Reads all calls behind a marker."""
 
 _FUNCTIONS = {"<function=": FUNCTION, "<function name=": PARAM}
 _INVOKES, _INVOKES_END = {"<invoke name=": INVOKE}, "</minimax:tool_call>"
@@ -51,13 +51,13 @@ def _read_tagged(writer: CallWriter, openings: Mapping[str, Tags], end: str) -> 
 
 
 def _read_opened(writer: CallWriter, tags: Tags, end: str) -> Steps[None]:
-    """The marker was the opening of the call's own tag."""
+    """Read a call whose own opening tag was the marker."""
     yield from read_call(writer, tags)
     yield from read_end(writer, end)
 
 
 def _read_named(writer: CallWriter, tags: Tags) -> Steps[None]:
-    """The name stands by itself."""
+    """Read a call that begins with its bare name."""
     name, end = yield from read_name(writer, tags.key, tags.end, "{")
     writer.source.back()
     writer.begin(name)
@@ -70,7 +70,7 @@ def _read_named(writer: CallWriter, tags: Tags) -> Steps[None]:
 
 
 def _read_any(writer: CallWriter, tags: Tags, openings: Mapping[str, Tags]) -> Steps[None]:
-    """Objects, tags, or a name by itself, as it begins."""
+    """Read objects, tags or a call with a bare name, depending on the first character."""
     match (yield from writer.source.ahead()):
         case "{" | "[":
             yield from _read_objects(writer, tags.end)
@@ -102,7 +102,7 @@ READERS: Mapping[str, Reader] = {
     "<|open|>tools<|sep|>": read_xtml,
     "<|python_tag|>": read_objects,
 }
-"""By marker. What has none, `objects.read_bare_object` reads."""
+"""Readers by marker. Calls without a marker are read by `objects.read_bare_object`."""
 
 
 LITERALS = frozenset(
@@ -116,4 +116,4 @@ LITERALS = frozenset(
         *(tag for tags in (FUNCTION, INVOKE, PARAM, ATEM, ARG_KEY, LONGCAT) for tag in tags.literals),
     ]
 )
-"""All that readers look for and a model may have special tokens for."""
+"""All literals that readers search for and that may be special tokens of a model."""

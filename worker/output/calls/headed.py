@@ -1,4 +1,4 @@
-"""Calls whose arguments are one JSON object behind a head with the name: Mistral's and Kimi K2's."""
+"""Tool calls with a header for the name, followed by one JSON object of arguments: Mistral and Kimi K2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KIMI_HEAD = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?", re.DOTALL)
 
 
 def read_mistral(writer: CallWriter) -> Steps[None]:
-    """`name[ARGS]{…}`, once or more, or objects as older models have them. Nothing marks the end."""
+    """Read one or more `name[ARGS]{…}`, or JSON objects as older models write. There is no end marker."""
     source = writer.source
     if (yield from source.ahead()) in ("[", "{"):
         return (yield from read_objects(writer))
@@ -31,14 +31,14 @@ def read_mistral(writer: CallWriter) -> Steps[None]:
 
 
 def read_kimi_section(writer: CallWriter) -> Steps[None]:
-    """What stands between the markers of a section."""
+    """Read the calls of a section, up to its end marker."""
     yield from writer.source.spaces()
     yield from writer.source.expect(KIMI_CALL)
     yield from read_kimi(writer)
 
 
 def read_kimi(writer: CallWriter) -> Steps[None]:
-    """One call or more. Their ids are the model's own: its template says them again as the calls' names."""
+    """Read one or more calls. They keep the model's own ids, which its template renders as call names."""
     source = writer.source
     while True:
         head, _ = yield from source.until("<|tool_call_argument_begin|>", characters_max=HEAD_CHARACTERS_MAX)

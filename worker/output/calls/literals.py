@@ -1,7 +1,7 @@
-"""Values as models write them, read strictly and given out as JSON while they come.
+"""Streaming readers of literal values, strict, with JSON output.
 
-JSON goes through as it was written. Python's literals and Gemma's (bare keys, strings between special tokens)
-are told as JSON; text in strings goes out as it comes, other values when they are whole.
+JSON is passed through unchanged. Python literals and Gemma's (bare keys, strings between special tokens) are
+converted to JSON. The text of strings is emitted as it arrives, other values when they are complete.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from worker.output.calls.source import BrokenError, Source, Spelling, Steps
+from worker.output.calls.source import BrokenError, CallSource, Spelling, Steps
 
 Emit = Callable[[str], None]
 
 DEPTH_MAX = 64
 ATOM_CHARACTERS_MAX = 4096
-"""Of a number, a word or a bare key."""
+"""Maximum length of a number, a word or a bare key."""
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _ATOM = re.compile(r"[-+.\w]+")
@@ -42,9 +42,10 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How values are written. `words`: what JSON they are. `quotes`: how Python's strings may begin, the
-    longest first. `delimiter`: what stands on both sides of strings in which nothing is escaped.
-    `has_bare_values`: what is no number and no word is a string. `keeps`: it is JSON, and goes out as it is.
+    """Syntax of literal values. `words`: constants, with their JSON. `quotes`: opening quotes of Python
+    strings, longest first. `delimiter`: encloses strings without escapes. `has_bare_values`: a value that is
+    neither a number nor a word is a string. `keeps_draft_kv`: the syntax is JSON and is passed through
+    unchanged.
     """
 
     words: Mapping[str, str]
@@ -52,41 +53,41 @@ class Dialect:
     delimiter: str = ""
     has_bare_keys: bool = False
     has_bare_values: bool = False
-    keeps: bool = False
+    keeps_draft_kv: bool = False
     closings: Mapping[str, str] = field(default_factory=lambda: {"{": "}", "[": "]"})
 
 
-JSON = Dialect(_JSON_WORDS, keeps=True)
+JSON = Dialect(_JSON_WORDS, keeps_draft_kv=True)
 PYTHON = Dialect(_PYTHON_WORDS, quotes=('"""', "'''", '"', "'"), closings={"{": "}", "[": "]", "(": ")"})
-"""And what JSON has besides: its words, and its escapes. Line breaks may stand in any string."""
+"""Python literals, plus JSON's words and escapes. Any string may contain line breaks."""
 GEMMA = Dialect(_JSON_WORDS, delimiter='<|"|>', has_bare_keys=True)
 FUNCTION_GEMMA = Dialect(_JSON_WORDS, delimiter="<escape>", has_bare_keys=True, has_bare_values=True)
 
 
 def quote(text: str) -> str:
-    """A JSON string."""
+    """Encode a text as a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def escape(text: str) -> str:
-    """What stands for this text within a JSON string."""
+    """Escape a text for use within a JSON string."""
     return quote(text)[1:-1]
 
 
 def transcode(text: str, dialect: Dialect) -> str | None:
-    """A whole value as JSON; None: it is none of this dialect."""
-    source, said = Source(Spelling({})), list[str]()
+    """Convert a complete value to JSON; None: it is not a value of this dialect."""
+    source, said = CallSource(Spelling({})), list[str]()
     source.feed(text)
     source.end(is_whole=True)
     try:
         for _ in _read_whole(source, dialect, said.append):
-            raise AssertionError("a source that has ended is waited for")
+            raise AssertionError("a reader waits for more text after the end of its source")
     except BrokenError:
         return None
     return "".join(said)
 
 
-def _read_whole(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+def _read_whole(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     yield from source.spaces()
     yield from read_value(source, dialect, emit)
     yield from source.spaces()
@@ -94,16 +95,16 @@ def _read_whole(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
         raise BrokenError
 
 
-def read_object(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
-    """An object, but for its closing brace, which is read and not given out: what is unfinished without it
-    nobody can take for finished."""
+def read_object(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
+    """Read an object. The closing brace is consumed but not emitted, so that an unfinished call is never
+    valid JSON."""
     yield from source.expect("{")
     emit("{")
     yield from _read_items(source, dialect, emit, "}", 1)
 
 
-def read_value(source: Source, dialect: Dialect, emit: Emit, depth: int = 0) -> Steps[None]:
-    """Any value."""
+def read_value(source: CallSource, dialect: Dialect, emit: Emit, depth: int = 0) -> Steps[None]:
+    """Read any value."""
     character = yield from source.peek()
     closing = dialect.closings.get(character)
     if closing is None:
@@ -118,15 +119,15 @@ def read_value(source: Source, dialect: Dialect, emit: Emit, depth: int = 0) -> 
         emit(closing)
 
 
-def _read_items(source: Source, dialect: Dialect, emit: Emit, closing: str, depth: int) -> Steps[int]:
-    """All up to `closing`, which is read and not given out. How many there are; negative: not counting what
-    a comma behind the last one promises."""
+def _read_items(source: CallSource, dialect: Dialect, emit: Emit, closing: str, depth: int) -> Steps[int]:
+    """Read all items up to `closing`, which is consumed but not emitted. Returns their number, negated after
+    a trailing comma."""
     count = 0
     while True:
         yield from _read_spaces(source, dialect, emit)
-        if not (count and dialect.keeps) and (yield from source.skip(closing)):
+        if not (count and dialect.keeps_draft_kv) and (yield from source.skip(closing)):
             return -count
-        if count and not dialect.keeps:
+        if count and not dialect.keeps_draft_kv:
             emit(", ")
         if closing == "}":
             yield from _read_key(source, dialect, emit)
@@ -135,18 +136,18 @@ def _read_items(source: Source, dialect: Dialect, emit: Emit, closing: str, dept
         yield from _read_spaces(source, dialect, emit)
         if (yield from source.expect(",", closing)) == closing:
             return count
-        if dialect.keeps:
+        if dialect.keeps_draft_kv:
             emit(",")
 
 
-def _read_spaces(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+def _read_spaces(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     spaces = yield from source.spaces()
-    if spaces and dialect.keeps:
+    if spaces and dialect.keeps_draft_kv:
         emit(spaces)
 
 
-def _read_tuple(source: Source, dialect: Dialect, emit: Emit, depth: int) -> Steps[None]:
-    """A list, or a value in parentheses: what it is, its end tells."""
+def _read_tuple(source: CallSource, dialect: Dialect, emit: Emit, depth: int) -> Steps[None]:
+    """Read a tuple, emitted as a list, or a value in parentheses. Only the end decides which it is."""
     source.accept()
     said: list[str] = []
     count = yield from _read_items(source, dialect, said.append, ")", depth)
@@ -154,7 +155,7 @@ def _read_tuple(source: Source, dialect: Dialect, emit: Emit, depth: int) -> Ste
     emit(text if count == 1 else f"[{text}]")
 
 
-def _read_key(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+def _read_key(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     said: list[str] = []
     if not dialect.has_bare_keys:
         yield from _read_scalar(source, dialect, said.append)
@@ -163,16 +164,16 @@ def _read_key(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
     else:
         said.append((yield from source.run(_KEY, ATOM_CHARACTERS_MAX)))
     key = "".join(said)
-    if not key or (dialect.keeps and not key.startswith('"')):
+    if not key or (dialect.keeps_draft_kv and not key.startswith('"')):
         raise BrokenError
     emit(key if key.startswith('"') else quote(key))
     yield from _read_spaces(source, dialect, emit)
     yield from source.expect(":")
-    emit(":" if dialect.keeps else ": ")
+    emit(":" if dialect.keeps_draft_kv else ": ")
     yield from _read_spaces(source, dialect, emit)
 
 
-def _read_scalar(source: Source, dialect: Dialect, emit: Emit) -> Steps[None]:
+def _read_scalar(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     if dialect.delimiter and (yield from source.skip(dialect.delimiter)):
         yield from _read_delimited(source, dialect.delimiter, emit)
     elif dialect.quotes and (opening := (yield from source.skip(*dialect.quotes))):
@@ -198,7 +199,7 @@ def _atom(text: str, dialect: Dialect) -> str | None:
 
 
 def python_number(text: str) -> str | None:
-    """A number that only Python would read, as JSON has it; None: it is none, or no finite one."""
+    """Convert a number in Python syntax to JSON; None: it is not a number, or not finite."""
     try:
         if _INTEGER.fullmatch(text):
             return str(int(text))
@@ -210,8 +211,8 @@ def python_number(text: str) -> str | None:
     return json.dumps(number) if math.isfinite(number) and not text.lstrip("+-").isdigit() else None
 
 
-def read_json_string(source: Source, emit: Emit) -> Steps[None]:
-    """Behind its opening quote."""
+def read_json_string(source: CallSource, emit: Emit) -> Steps[None]:
+    """Read a JSON string whose opening quote was consumed."""
     emit('"')
     while True:
         if run := source.match(_JSON_RUN):
@@ -226,7 +227,7 @@ def read_json_string(source: Source, emit: Emit) -> Steps[None]:
             raise BrokenError
 
 
-def _read_json_escape(source: Source, emit: Emit) -> Steps[None]:
+def _read_json_escape(source: CallSource, emit: Emit) -> Steps[None]:
     source.accept()
     letter = yield from source.peek()
     if not letter or letter not in '"\\/bfnrtu':
@@ -236,7 +237,7 @@ def _read_json_escape(source: Source, emit: Emit) -> Steps[None]:
     emit(f"\\{letter}{digits}")
 
 
-def _digits(source: Source, count: int) -> Steps[str]:
+def _digits(source: CallSource, count: int) -> Steps[str]:
     text = ""
     while len(text) < count:
         if not _HEX.fullmatch((yield from source.peek())):
@@ -245,7 +246,7 @@ def _digits(source: Source, count: int) -> Steps[str]:
     return text
 
 
-def _read_delimited(source: Source, delimiter: str, emit: Emit) -> Steps[None]:
+def _read_delimited(source: CallSource, delimiter: str, emit: Emit) -> Steps[None]:
     emit('"')
     end = ""
     while not end:
@@ -254,7 +255,7 @@ def _read_delimited(source: Source, delimiter: str, emit: Emit) -> Steps[None]:
     emit('"')
 
 
-def _read_python_string(source: Source, closing: str, emit: Emit) -> Steps[None]:
+def _read_python_string(source: CallSource, closing: str, emit: Emit) -> Steps[None]:
     emit('"')
     while True:
         if run := source.match(_PYTHON_RUN):
@@ -272,8 +273,8 @@ def _read_python_string(source: Source, closing: str, emit: Emit) -> Steps[None]
     emit('"')
 
 
-def _python_escape(source: Source) -> Steps[str]:
-    """What stands behind a backslash, as it stands within a JSON string."""
+def _python_escape(source: CallSource) -> Steps[str]:
+    """Read the rest of an escape sequence; return its text, escaped for JSON."""
     letter = yield from source.peek()
     if not letter:
         raise BrokenError
@@ -285,7 +286,7 @@ def _python_escape(source: Source) -> Steps[str]:
     return escape(_ESCAPES.get(letter, "\\" + letter))
 
 
-def _octal(source: Source) -> Steps[str]:
+def _octal(source: CallSource) -> Steps[str]:
     text = ""
     while len(text) < 3 and (character := (yield from source.peek())) and _OCTAL.match(character):
         text += source.accept()
@@ -296,5 +297,5 @@ def _character(digits: str) -> str:
     code = int(digits, 16)
     if code > 0x10FFFF:
         raise BrokenError
-    # Half a surrogate pair is no text that could be sent; JSON has a way to write it all the same.
+    # A lone surrogate cannot be encoded as UTF-8, but JSON can escape it.
     return f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else escape(chr(code))

@@ -1,44 +1,44 @@
-"""Calls that are JSON objects: `{"name": …, "arguments": {…}}`, alone, in a row, or in a list."""
+"""Tool calls as JSON objects: `{"name": …, "arguments": {…}}`, alone, in sequence, or in a list."""
 
 from __future__ import annotations
 
 import json
 
 from worker.output.calls.literals import JSON, Emit, read_json_string, read_object, read_value, transcode
-from worker.output.calls.source import BrokenError, Source, Steps
+from worker.output.calls.source import BrokenError, CallSource, Steps
 from worker.output.calls.writer import CallWriter
 
 UNDECIDED_CHARACTERS_MAX = 8192
-"""Read of an object before its name: where it turns out to be no call, it is read again as text."""
+"""Maximum text of an object before its call begins. If it is not a call, it is parsed again as text."""
 NAME_CHARACTERS_MAX = 1024
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS_BESIDE = ("type", "id")
-"""What else may be said of a call. With any other key it might be called without what it needs."""
+"""Other keys that are ignored. Any further key breaks the call: it could be something the tool needs."""
 
 
-class _Held:
-    """What is read before it is known to belong to a call."""
+class _TextBuffer:
+    """Buffer of text that is not yet known to belong to a call."""
 
     def __init__(self) -> None:
         self.text = ""
 
     def add(self, text: str) -> None:
-        """Raises `BrokenError` where it becomes too much."""
+        """Append text. Raises `BrokenError` beyond `UNDECIDED_CHARACTERS_MAX` characters."""
         self.text += text
         if len(self.text) > UNDECIDED_CHARACTERS_MAX:
             raise BrokenError
 
 
-class _Known:
-    """What is read of a name, as long as a tool may be called so."""
+class _NameCheck:
+    """Check of a partly read name against the names of the tools."""
 
     def __init__(self, writer: CallWriter) -> None:
         self._writer = writer
         self._text = ""
 
     def add(self, text: str) -> None:
-        """Raises `BrokenError` as soon as none is."""
+        """Append text. Raises `BrokenError` as soon as no tool's name begins with it."""
         self._text += text
         if "\\" not in self._text and not self._writer.may_know(self._text.strip('"')):
             raise BrokenError
@@ -47,7 +47,7 @@ class _Known:
 
 
 def read_objects(writer: CallWriter, *, is_list: bool = False) -> Steps[None]:
-    """One call, or more in a row or in a list. `is_list`: its opening was read."""
+    """Read one or more calls, in sequence or in a list. `is_list`: the opening bracket was consumed."""
     source = writer.source
     yield from source.spaces()
     is_list = is_list or bool((yield from source.skip("[")))
@@ -64,12 +64,12 @@ def read_objects(writer: CallWriter, *, is_list: bool = False) -> Steps[None]:
 
 
 def read_bare_object(writer: CallWriter) -> Steps[None]:
-    """A call that nothing marks: it must look like one from its beginning up to its arguments."""
+    """Read a call without a marker: it must look like a call from its start to its arguments."""
     yield from _Object(writer, is_bare=True).read()
 
 
 class _Object:
-    """One call as it is read."""
+    """Reader of one call."""
 
     def __init__(self, writer: CallWriter, *, is_bare: bool = False) -> None:
         self._writer = writer
@@ -77,7 +77,7 @@ class _Object:
         self._name = ""
         self._has_begun = False
         self._has_arguments = False
-        self._held = _Held()
+        self._held = _TextBuffer()
 
     def read(self) -> Steps[None]:
         source = self._writer.source
@@ -86,7 +86,7 @@ class _Object:
         while end == ",":
             yield from source.spaces()
             yield from source.expect('"')
-            key = yield from _read_text(source, _Held().add)
+            key = yield from _read_text(source, _TextBuffer().add)
             yield from source.spaces()
             yield from source.expect(":")
             yield from source.spaces()
@@ -103,14 +103,14 @@ class _Object:
         elif key in _ARGUMENTS and not self._has_arguments and (self._name or not self._is_bare):
             yield from self._read_arguments()
         elif key in _KEYS_BESIDE:
-            yield from read_value(self._writer.source, JSON, _Held().add)
+            yield from read_value(self._writer.source, JSON, _TextBuffer().add)
         else:
             raise BrokenError
 
     def _read_name(self) -> Steps[None]:
         yield from self._writer.source.expect('"')
-        self._name = yield from _read_text(self._writer.source, _Known(self._writer).add)
-        if not self._writer.knows(self._name):
+        self._name = yield from _read_text(self._writer.source, _NameCheck(self._writer).add)
+        if not self._writer.has_parameter(self._name):
             raise BrokenError
         if not self._is_bare:
             self._begin()
@@ -124,7 +124,7 @@ class _Object:
                 yield from read_object(source, JSON, self._say)
             case '"':
                 source.accept()
-                text = yield from _read_text(source, None if self._has_begun else _Held().add)
+                text = yield from _read_text(source, None if self._has_begun else _TextBuffer().add)
                 arguments = _object_in(text)
                 self._begin()
                 self._say(arguments)
@@ -134,7 +134,7 @@ class _Object:
                 self._say("{")
 
     def _begin(self) -> None:
-        """Once its name is known."""
+        """Emit the call, if its name is complete."""
         if self._name and not self._has_begun:
             self._writer.begin(self._name)
             self._has_begun = True
@@ -147,8 +147,8 @@ class _Object:
             self._held.add(text)
 
 
-def _read_text(source: Source, check: Emit | None) -> Steps[str]:
-    """A string, behind its opening quote. `check`: told what is read of it, as it is read."""
+def _read_text(source: CallSource, check: Emit | None) -> Steps[str]:
+    """Read a string whose opening quote was consumed. `check`: called with each part as it is read."""
     said: list[str] = []
 
     def add(text: str) -> None:
@@ -161,7 +161,7 @@ def _read_text(source: Source, check: Emit | None) -> Steps[str]:
 
 
 def _object_in(text: str) -> str:
-    """Arguments that were given as a string, but for their closing brace."""
+    """Convert arguments given as a string to a JSON object without its closing brace."""
     arguments = transcode(text.strip(), JSON)
     if arguments is None or not arguments.startswith("{"):
         raise BrokenError

@@ -1,4 +1,4 @@
-"""What a tool's schema says its arguments are, and text as the value that it stands for."""
+"""Argument types from a tool's JSON schema, and conversion of text to typed JSON values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from worker.output.calls.literals import JSON, NUMBER, PYTHON, python_number, qu
 Schema = Mapping[str, Any]
 
 DEPTH_MAX = 16
-"""Of alternatives and references within a schema."""
+"""Maximum nesting of alternatives and references that are followed in a schema."""
 _KINDS = {
     "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
     "int": "integer", "uint": "integer", "long": "integer", "short": "integer", "unsigned": "integer",
     "num": "number", "float": "number", "double": "number", "bool": "boolean", "binary": "boolean",
     "obj": "object", "dict": "object", "list": "array", "arr": "array", "null": "null", "none": "null",
 }  # fmt: skip
-"""The kinds of JSON, by how the names begin that tools from all kinds of languages have for them."""
+"""JSON types, by prefixes of the type names that tools written in various languages use."""
 _BOOLEANS = {
     "true": "true", "1": "true", "yes": "true", "on": "true",
     "false": "false", "0": "false", "no": "false", "off": "false",
@@ -26,8 +26,10 @@ NULLS = ("null", "none", "nil")
 
 
 def kinds_of(schema: Schema, name: str) -> frozenset[str] | None:
-    """The kinds of value that this argument may be, by JSON's names; empty: nothing is said of that. None:
-    there is no such argument. `schema`: of all arguments, as a client has sent it: anything may be in it."""
+    """Return the JSON types that the argument `name` may have; empty: unspecified; None: unknown argument.
+
+    `schema`: the schema of all arguments as the client sent it, unvalidated.
+    """
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or name not in properties:
         return None
@@ -81,8 +83,8 @@ def _find(root: Schema, reference: str) -> Any:
 
 
 def typed(text: str, kinds: frozenset[str]) -> str:
-    """What the text stands for, as JSON: the most particular of these kinds that it can be. What can be none
-    of them is what it looks like, a string if nothing else."""
+    """Convert text to JSON as the most specific of `kinds` that fits. If none fits, infer the type from the
+    text, a string in the last resort."""
     stripped = text.strip()
     lowered = stripped.lower()
     if "null" in kinds and lowered in NULLS:
@@ -100,7 +102,7 @@ def typed(text: str, kinds: frozenset[str]) -> str:
 
 
 def guessed(text: str) -> str:
-    """The text as JSON: the value that it is in JSON or in Python, else a string."""
+    """Convert text to JSON with an inferred type: a JSON or Python literal, else a string."""
     return transcode(text, JSON) or transcode(text, PYTHON) or quote(text)
 
 

@@ -1,10 +1,10 @@
-"""The text of one possible call, read by generators that pause where it has not been generated yet.
+"""Incremental text source for tool-call readers, which are generators that yield when they need more text.
 
-A reader asks for what should stand next. Where that cannot be told yet, it yields, and goes on when there is
-more; so what it finds is a function of the text, not of the pieces it came in. What has been given out for
-good is *taken*: whatever turns out to be no call, it is the text behind that which stays text.
+A reader requests what must come next and yields until that can be decided, so its result depends on the text
+and not on how it was split into pieces. Text whose output has been emitted is *taken*; if the call breaks,
+the text after that point remains text.
 
-Special tokens stand in the text as signs (`worker.output.channels`), so a literal has two spellings.
+Special tokens appear in the text as signs (`worker.output.channels`), so a literal has two spellings.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A reader on its way: yields where it needs more text, returns what it has read, raises `BrokenError`."""
+"""A running reader: yields when it needs more text, returns its result, raises `BrokenError`."""
 
 _SPACES = re.compile(r"[ \t\r\n]*")
 
 
 class BrokenError(Exception):
-    """What stands here is no call, or none any more."""
+    """The text is not a call, or not the rest of one."""
 
 
 class Spelling:
-    """How literals are spelled in one model's text. One per model."""
+    """Spellings of literals in one model's text. One per model."""
 
     def __init__(self, signs: Mapping[str, str]) -> None:
-        """`signs`: of special tokens, by their names."""
+        """`signs`: by the names of their special tokens."""
         self._signs = sorted(signs.items(), key=lambda item: -len(item[0]))
         self.forms: Callable[[str], tuple[str, ...]] = functools.cache(self._forms)
-        self.ends: Callable[[tuple[str, ...]], Ends] = functools.cache(
-            lambda literals: Ends({form: literal for literal in literals for form in self.forms(literal)})
+        self.ends: Callable[[tuple[str, ...]], EndLiterals] = functools.cache(
+            lambda literals: EndLiterals(
+                {form: literal for literal in literals for form in self.forms(literal)}
+            )
         )
 
     def _forms(self, literal: str) -> tuple[str, ...]:
@@ -43,25 +45,25 @@ class Spelling:
         return (literal,) if signed == literal else (signed, literal)
 
 
-class Ends:
-    """Literals of which the first one is sought."""
+class EndLiterals:
+    """Search for the first of several literals."""
 
     def __init__(self, literals: Mapping[str, str]) -> None:
-        """`literals`: each spelling, with what it spells."""
+        """`literals`: each spelling, with its literal."""
         self.literals = literals
         self.pattern = re.compile("|".join(map(re.escape, literals)))
         self._held_max = max(map(len, literals)) - 1
 
     def hold(self, text: str) -> int:
-        """How many characters at the end of the text begin one of them."""
+        """Return how many characters at the end of `text` may be the beginning of a literal."""
         for length in range(min(self._held_max, len(text)), 0, -1):
             if any(form.startswith(text[-length:]) for form in self.literals):
                 return length
         return 0
 
 
-class Source:
-    """What has been said behind a marker."""
+class CallSource:
+    """Buffer of the text behind a marker, with a read position."""
 
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
@@ -73,47 +75,47 @@ class Source:
         self._is_whole = False
 
     def feed(self, text: str) -> None:
-        """More of it."""
+        """Append text."""
         self._text = self._text[self._taken :] + text
         self._at -= self._taken
         self._taken = 0
 
     def end(self, *, is_whole: bool = False) -> None:
-        """There is no more. `is_whole`: nothing was cut off, so what stands at the end ends there."""
+        """Mark the end. `is_whole`: the text is complete, so a token at its end is complete too."""
         self._has_ended = True
         self._is_whole = is_whole
 
     def take(self, *, but: int = 0) -> None:
-        """What was read is given out for good, but for so many characters."""
+        """Mark the text read so far as emitted, except its last `but` characters."""
         self._taken = self._at - but
 
     def left(self) -> str:
-        """What was not taken."""
+        """Return the text that was not taken."""
         return self._text[self._taken :]
 
     def more(self) -> Steps[None]:
-        """Wait for more. Raises `BrokenError` if there is none."""
+        """Wait for more text. Raises `BrokenError` at the end."""
         if self._has_ended:
             raise BrokenError
         yield
 
     def peek(self) -> Steps[str]:
-        """The next character; empty at the end."""
+        """Return the next character without consuming it; empty at the end."""
         while self._at == len(self._text) and not self._has_ended:
             yield
         return self._text[self._at : self._at + 1]
 
     def accept(self) -> str:
-        """The character that was peeked at, read."""
+        """Consume and return the next character, which was peeked at."""
         self._at += 1
         return self._text[self._at - 1]
 
     def back(self) -> None:
-        """Unread the end of the part that was read last."""
+        """Unread the literal that ended the last `part`."""
         self._at = self._ended_at
 
     def skip(self, *literals: str) -> Steps[str]:
-        """The first of these that stands here, read; empty if none does."""
+        """Consume and return the first of `literals` that comes next; empty: none does."""
         for literal in literals:
             if (yield from self._skip(literal)):
                 return literal
@@ -134,14 +136,14 @@ class Source:
             yield from self.more()
 
     def expect(self, *literals: str) -> Steps[str]:
-        """One of these must stand here, and is read."""
+        """Consume and return one of `literals`. Raises `BrokenError` if none comes next."""
         found = yield from self.skip(*literals)
         if not found:
             raise BrokenError
         return found
 
     def match(self, pattern: re.Pattern[str]) -> str:
-        """What fits of the text that is there already; read."""
+        """Consume and return what `pattern` matches in the buffered text."""
         found = pattern.match(self._text, self._at)
         if found is None:
             return ""
@@ -149,7 +151,7 @@ class Source:
         return found[0]
 
     def run(self, pattern: re.Pattern[str], characters_max: int) -> Steps[str]:
-        """All that fits, until something else follows."""
+        """Consume and return all that `pattern` matches, waiting until something else follows."""
         read = ""
         while (yield from self.peek()) and (more := self.match(pattern)):
             read += more
@@ -160,22 +162,22 @@ class Source:
         return read
 
     def spaces(self) -> Steps[str]:
-        """White space, read."""
+        """Consume and return white space."""
         read = self.match(_SPACES)
         while (yield from self.peek()) and (more := self.match(_SPACES)):
             read += more
         return read
 
     def ahead(self) -> Steps[str]:
-        """The next character behind white space, nothing of it read; empty at the end."""
+        """Return the next character behind white space, consuming nothing; empty at the end."""
         read = self._at - self._taken
         yield from self.spaces()
         character = yield from self.peek()
-        self._at = self._taken + read  # text that is taken already may be gone by now
+        self._at = self._taken + read  # taken text may have been dropped from the buffer
         return character
 
     def part(self, *literals: str) -> Steps[tuple[str, str]]:
-        """More of the text before the first of these, and that one, read, where it is met."""
+        """Consume some text before the first of `literals`; return it, and the literal once reached."""
         ends = self._spelling.ends(literals)
         while True:
             found = ends.pattern.search(self._text, self._at)
@@ -190,7 +192,7 @@ class Source:
             yield from self.more()
 
     def until(self, *literals: str, characters_max: int | None = None) -> Steps[tuple[str, str]]:
-        """All of the text before the first of these, and that one, read."""
+        """Consume all text before the first of `literals`; return it and the literal."""
         read = ""
         while True:
             text, end = yield from self.part(*literals)

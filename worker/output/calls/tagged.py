@@ -1,4 +1,4 @@
-"""Calls whose arguments stand between tags, each by itself, as text: what it is, the tool's schema says."""
+"""Tool calls with each argument as text between tags; the tool's schema determines its type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.output.calls.source import BrokenError, Steps
 from worker.output.calls.writer import CallWriter
 
 HEAD_CHARACTERS_MAX = 512
-"""Of a tag's name and attributes, or of a key."""
+"""Maximum length of a tag's name and attributes, or of a key."""
 _NAME = re.compile(r"""\bname\s*=\s*("[^"]*"|'[^']*'|[^\s"'<>]+)""")
 _CDATA = ("<![CDATA[", "]]>")
 _STRING = frozenset(["string"])
@@ -23,7 +23,7 @@ _EDGE = re.compile(r"[ \t\r\n]*\Z")
 
 
 class Trim(Enum):
-    """What around a value belongs to the format: nothing, a line break on either side, all white space."""
+    """White space around a value that belongs to the format: none, a line break on either side, or all."""
 
     NOTHING = 0
     LINES = 1
@@ -31,20 +31,20 @@ class Trim(Enum):
 
 
 def unquoted(text: str) -> str:
-    """A name, with or without quotes."""
+    """Strip white space and quotes from a name."""
     text = text.strip()
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
 def attribute(text: str) -> str:
-    """The name among a tag's attributes."""
+    """Return the `name` among a tag's attributes; empty: none."""
     found = _NAME.search(text)
     return unquoted(found[1]) if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """`<key>…<key_end> … <value>…<value_end>`, again and again until `end`."""
+    """Tags of one format: `<key>…<key_end> … <value>…<value_end>`, repeated until `end`."""
 
     key: str
     key_end: str
@@ -53,15 +53,15 @@ class Tags:
     value: str = ""
     trim: Trim = Trim.SPACES
     guesses: bool = False
-    """Of what the schema does not say it is whatever it looks like; else a list, an object, or text."""
+    """Infer any type for arguments without one in the schema; otherwise only lists, objects and text."""
     name_in: Callable[[str], str] = unquoted
     has_cdata: bool = False
     may_quote: bool = False
-    """Strings may stand as JSON has them."""
+    """Strings may be quoted as in JSON."""
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """What is looked for."""
+        """All literals that are searched for."""
         return (self.key, self.key_end, self.value, self.value_end, self.end)
 
 
@@ -82,7 +82,7 @@ LONGCAT = Tags(
 def read_name(
     writer: CallWriter, *ends: str, name_in: Callable[[str], str] = unquoted
 ) -> Steps[tuple[str, str]]:
-    """The name of a tool, and what ended it. Raises `BrokenError` as soon as no tool is called so."""
+    """Read a tool's name; return it and the literal that ended it. Raises `BrokenError` once no tool fits."""
     text = ""
     while True:
         more, end = yield from writer.source.part(*ends)
@@ -95,14 +95,14 @@ def read_name(
 
 
 def read_end(writer: CallWriter, end: str) -> Steps[None]:
-    """The end of a section, if it is there; what else follows is none of the calls' business."""
+    """Consume the end of a section, if it comes next."""
     yield from writer.source.spaces()
     if (yield from writer.source.skip(end)):
         writer.source.take()
 
 
 def read_call(writer: CallWriter, tags: Tags) -> Steps[None]:
-    """A call, behind the opening of its tag: name, arguments, end. Some give the arguments as one object."""
+    """Read a call behind its opening tag: name, arguments, end. The arguments may also be one JSON object."""
     name, _ = yield from read_name(writer, ">", name_in=tags.name_in)
     writer.begin(name)
     yield from writer.source.spaces()
@@ -115,7 +115,7 @@ def read_call(writer: CallWriter, tags: Tags) -> Steps[None]:
 
 
 def read_arguments(writer: CallWriter, tags: Tags) -> Steps[None]:
-    """All arguments, up to the end of the call."""
+    """Read all arguments, up to the end of the call."""
     source = writer.source
     while True:
         yield from source.spaces()
@@ -126,7 +126,7 @@ def read_arguments(writer: CallWriter, tags: Tags) -> Steps[None]:
 
 
 def read_argument(writer: CallWriter, tags: Tags) -> Steps[None]:
-    """Behind the opening of its tag."""
+    """Read an argument behind its opening tag."""
     source = writer.source
     head, _ = yield from source.until(tags.key_end, characters_max=HEAD_CHARACTERS_MAX)
     key = tags.name_in(head)
@@ -142,7 +142,7 @@ def read_argument(writer: CallWriter, tags: Tags) -> Steps[None]:
 
 
 def read_text(writer: CallWriter, tags: Tags, kinds: frozenset[str] | None) -> Steps[None]:
-    """A value, up to the end of its tag. `kinds`: as `kinds_of` says."""
+    """Read a value, up to the end of its tag. `kinds`: the result of `kinds_of`."""
     nulls = NULLS if kinds and "null" in kinds else () if kinds else _NULL
     if kinds:
         streams = kinds <= _TEXTUAL and "string" in kinds
@@ -167,7 +167,7 @@ def _valued(text: str, tags: Tags, kinds: frozenset[str] | None) -> str:
 
 
 def stream_text(writer: CallWriter, value_end: str, trim: Trim, nulls: Sequence[str]) -> Steps[None]:
-    """A string, as it comes, unless it is one of `nulls`. What may be trimmed at its end is held back."""
+    """Stream a string, unless it is one of `nulls`. White space that may have to be trimmed is withheld."""
     source = writer.source
     held, end = "", ""
     if trim is Trim.SPACES:
@@ -190,7 +190,7 @@ def stream_text(writer: CallWriter, value_end: str, trim: Trim, nulls: Sequence[
 
 
 def _edge(text: str, trim: Trim) -> str:
-    """What at the end of a value is trimmed."""
+    """Return the end of a value that `trim` would remove."""
     match trim:
         case Trim.NOTHING:
             return ""

@@ -1,22 +1,22 @@
-"""The calls of one answer, as they grow: what has been given out of them stays, and nothing is finished that
-the model has not finished."""
+"""Output side of tool-call parsing: streams the calls of one answer as deltas. Emitted text is final, and no
+call is completed that the model has not completed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from protocol.parts import CallDelta
+from protocol.types import CallDelta
 from worker.output.calls.literals import quote
 from worker.output.calls.schemas import Schema
-from worker.output.calls.source import BrokenError, Source
+from worker.output.calls.source import BrokenError, CallSource
 from worker.output.channels import CALL, CALLED, Piece
 
 
-class Calls:
-    """All of one answer, numbered."""
+class CallNumbering:
+    """Numbered calls of one answer, with their pending deltas."""
 
     def __init__(self, tools: Mapping[str, Schema], identify: Callable[[int], str], *, single: bool) -> None:
-        """`identify`: a call's id by its number. `single`: there is one at most."""
+        """`identify`: returns the id of a call by its number. `single`: at most one call is allowed."""
         self.tools = tools
         self.whole = 0
         self.begun = 0
@@ -29,11 +29,11 @@ class Calls:
 
     @property
     def is_complete(self) -> bool:
-        """There is the one call that there may be."""
+        """Whether the only allowed call is complete."""
         return self._single and self.whole > 0
 
     def begin(self, name: str, own_id: str = "") -> None:
-        """`own_id`: what the model calls it, if it does. Raises `BrokenError` for an unknown tool."""
+        """Begin a call. `own_id`: the model's id for it, if any. Raises `BrokenError` for an unknown tool."""
         if name not in self.tools or self.is_complete:
             raise BrokenError
         self._settle(CALL)
@@ -43,16 +43,16 @@ class Calls:
         self.begun += 1
 
     def say(self, arguments: str) -> None:
-        """More of the arguments of the call that was begun last, as JSON."""
+        """Append JSON to the arguments of the current call."""
         self._said.append(arguments)
 
     def close(self) -> None:
-        """The call is whole."""
+        """Complete the current call."""
         self._settle(CALLED)
         self.whole += 1
 
     def drain(self) -> list[Piece]:
-        """What has been given out since."""
+        """Return and clear the pending pieces."""
         self._settle(CALL)
         pieces, self._pieces = self._pieces, []
         return pieces
@@ -67,59 +67,59 @@ class Calls:
 
 
 class CallWriter:
-    """What readers need: the text behind one marker, and the calls that they make of it.
+    """Interface of readers: the text behind one marker, and the calls parsed from it.
 
-    Whatever is given out takes what has been read for it from the text.
+    Emitting output marks the text read for it as taken.
     """
 
-    def __init__(self, source: Source, calls: Calls) -> None:
+    def __init__(self, source: CallSource, calls: CallNumbering) -> None:
         self.source = source
         self.name = ""
-        """The call that is being made."""
+        """Name of the tool of the current call."""
         self._calls = calls
         self._begun_before = calls.begun
         self._has_arguments = False
 
     @property
     def has_begun(self) -> bool:
-        """A call was given out."""
+        """Whether a call has been emitted."""
         return self._calls.begun > self._begun_before
 
     @property
     def schema(self) -> Schema:
-        """Of the arguments of the call."""
+        """Schema of the current call's arguments."""
         return self._calls.tools[self.name]
 
-    def knows(self, name: str) -> bool:
-        """Whether there is such a tool."""
+    def has_parameter(self, name: str) -> bool:
+        """Whether a tool is named `name`."""
         return name in self._calls.tools
 
     def may_know(self, text: str) -> bool:
-        """Whether the name of a tool begins so."""
+        """Whether the name of a tool begins with `text`."""
         return any(name.startswith(text) for name in self._calls.tools)
 
     def begin(self, name: str, own_id: str = "") -> None:
-        """A call, by name. Raises `BrokenError` for an unknown tool."""
+        """Begin a call of the tool `name`. Raises `BrokenError` for an unknown tool."""
         self._calls.begin(name, own_id)
         self.name = name
         self._has_arguments = False
         self.source.take()
 
     def say(self, arguments: str, *, but: int = 0) -> None:
-        """More JSON of its arguments. `but`: so many characters of what was read are not part of it."""
+        """Append JSON to the arguments. `but`: number of read characters that are not part of it."""
         self._calls.say(arguments)
         self.source.take(but=but)
 
     def key(self, name: str) -> None:
-        """The value of this argument follows."""
+        """Begin the argument `name`; its value follows."""
         self.say(("{" if not self._has_arguments else ", ") + quote(name) + ": ")
         self._has_arguments = True
 
     def close_keys(self) -> None:
-        """The call is whole, after all its arguments one by one."""
+        """Complete a call whose arguments were written one by one with `key`."""
         self.close("}" if self._has_arguments else "{}")
 
     def close(self, last: str = "}") -> None:
-        """The call is whole, with the last of its arguments."""
+        """Complete the call with `last`, the end of its arguments."""
         self.say(last)
         self._calls.close()

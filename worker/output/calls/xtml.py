@@ -1,4 +1,4 @@
-"""Kimi K3's calls: tags made of special tokens, whose attributes say what kind a value is."""
+"""Kimi K3's tool calls: tags made of special tokens, with attributes for the types of values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ARGUMENT = Tags(OPEN_ARGUMENT, SEPARATOR, CLOSE_ARGUMENT, CLOSE_CALL, trim=Trim
 
 
 def read_xtml(writer: CallWriter) -> Steps[None]:
-    """All calls of a section."""
+    """Read all calls of a section."""
     source = writer.source
     yield from source.spaces()
     yield from source.expect(OPEN_CALL)
@@ -50,7 +50,7 @@ def _read_body(writer: CallWriter) -> Steps[None]:
 
 
 def _read_argument(writer: CallWriter) -> Steps[None]:
-    """Its kind is what the schema says, and only then what the model says."""
+    """Read an argument. Its type is that of the schema, else the one the model wrote."""
     attributes = yield from _read_attributes(writer)
     if "key" not in attributes:
         raise BrokenError

@@ -1,9 +1,10 @@
-"""What a flight brings -> Anthropic's events, or its document."""
+"""Rendering of a flight's output as Anthropic's events or document."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -11,37 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dialects import answer as shared
-from broker.dialects.messages import answer
-from broker.dialects.messages.answer import PING, Stream, Whole, message
+from broker.dialects import renderers
+from broker.dialects.messages.answer import PING, MessageDocumentRenderer, MessageSseRenderer, message
 from broker.dialects.messages.arguments import object_of
 from broker.dispatch.flight import Item
 from protocol.errors import Code, RequestError
-from protocol.messages import Accepted, Failed, Finished, Reused
-from protocol.parts import CallDelta, Delta, Reuse, Usage
+from protocol.messages import Finished, PrefixHit
+from protocol.types import CallDelta, Delta, Usage
+from tests import factories
 
+accepted = partial(factories.accepted, prompt_tokens=12)
+finished = partial(factories.finished, prompt=12, tokens=3)
+failed = partial(factories.failed, message="It broke.")
 BEGUN = message("msg_1", "org/m")
 
 
-def accepted() -> Accepted:
-    return Accepted(incarnation="w", id="x", prompt_tokens=12)
-
-
-def reused(tokens: int) -> Reused:
-    return Reused(incarnation="w", id="x", reuse=Reuse(tokens=tokens, tier="ram"))
+def reused(tokens: int) -> PrefixHit:
+    return factories.reused(tokens=tokens)
 
 
 def delta(text: str = "", thought: str = "", *calls: CallDelta) -> Delta:
-    return Delta(id="x", sequence=0, tokens=[1], text=text, reasoning=thought, calls=[*calls])
-
-
-def finished(reason: str = "stop", stop: str = "", **usage: int) -> Finished:
-    counts = Usage(**{"prompt_tokens": 12, "completion_tokens": 3, **usage})
-    return Finished(incarnation="w", id="x", reason=reason, usage=counts, stop=stop)
-
-
-def failed(code: str = "engine_error", text: str = "It broke.", **details: int) -> Failed:
-    return Failed(incarnation="w", id="x", code=code, message=text, details=details)
+    return factories.delta(text, reasoning=thought, calls=[*calls])
 
 
 def call(index: int, arguments: str, name: str = "", id: str = "") -> CallDelta:
@@ -49,7 +40,7 @@ def call(index: int, arguments: str, name: str = "", id: str = "") -> CallDelta:
 
 
 def read_events(sse: bytes) -> list[dict[str, Any]]:
-    """Of a stream, each under its own name."""
+    """Return the events of a stream. Each SSE event must bear the name of its type."""
     events = []
     for event in sse.decode().split("\n\n")[:-1]:
         name, data = event.split("\n")
@@ -60,12 +51,12 @@ def read_events(sse: bytes) -> list[dict[str, Any]]:
 
 
 def streamed(*items: Item) -> list[dict[str, Any]]:
-    """The events of a whole answer, but for pings."""
-    return [e for e in read_events(Stream(BEGUN).feed([(0, [*items])])) if e["type"] != "ping"]
+    """Return the events of a complete stream, without pings."""
+    return [e for e in read_events(MessageSseRenderer(BEGUN).feed([(0, [*items])])) if e["type"] != "ping"]
 
 
 def whole(*items: Item) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(Whole(BEGUN).feed([(0, [*items])]))
+    document: dict[str, Any] = json.loads(MessageDocumentRenderer(BEGUN).feed([(0, [*items])]))
     return document
 
 
@@ -74,7 +65,7 @@ def signature(thought: str) -> str:
 
 
 def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a client makes of events, as Anthropic documents them; asserts their order."""
+    """Join events into a message, as Anthropic documents. Asserts their order."""
     first, *rest = events
     assert first["type"] == "message_start"
     built: dict[str, Any] = first["message"]
@@ -108,12 +99,12 @@ def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return built
 
 
-# --- the two are one ---------------------------------------------------------------------------------
+# --- stream and document agree -----------------------------------------------------------------------
 
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[Item]:
-    """Whatever a worker may say: channels in any order, calls in pieces, the last perhaps unfinished."""
+    """Worker output: channels in any order, calls in pieces, the last perhaps unfinished."""
     texts = st.text('ab \n駅🚂"\\', max_size=4)
     deltas: list[Delta] = []
     calls = 0
@@ -132,12 +123,12 @@ def answers(draw: st.DrawFn) -> list[Item]:
     reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
     stop = draw(st.sampled_from(["", "\n\nHuman:"]))
     cached = draw(st.integers(0, 12))
-    return [accepted(), reused(cached), *deltas, finished(reason, stop, cached_tokens=cached)]
+    return [accepted(), reused(cached), *deltas, finished(reason=reason, stop=stop, cached=cached)]
 
 
 @given(answers(), st.data())
 def test_events_of_a_stream_cut_anywhere_make_the_document(items: list[Item], data: st.DataObject) -> None:
-    stream, sse, left = Stream(BEGUN), b"", list(items)
+    stream, sse, left = MessageSseRenderer(BEGUN), b"", list(items)
     while left:
         count = data.draw(st.integers(1, len(left)))
         sse += stream.feed([(0, left[:count])])
@@ -147,7 +138,7 @@ def test_events_of_a_stream_cut_anywhere_make_the_document(items: list[Item], da
 
 
 @given(answers())
-def test_nothing_that_was_said_is_lost_but_white_space_between_blocks(items: list[Item]) -> None:
+def test_content_blocks_preserve_all_output_except_whitespace_between_blocks(items: list[Item]) -> None:
     content = whole(*items)["content"]
     deltas = [item for item in items if isinstance(item, Delta)]
     for channel, kind in (("text", "text"), ("reasoning", "thinking")):
@@ -159,11 +150,11 @@ def test_nothing_that_was_said_is_lost_but_white_space_between_blocks(items: lis
     assert all(block["text"].strip() for block in content if block["type"] == "text")
 
 
-# --- one by one --------------------------------------------------------------------------------------
+# --- single cases ------------------------------------------------------------------------------------
 
 
 def test_a_stream_is_exactly_these_events() -> None:
-    sse = Stream(BEGUN).feed(
+    sse = MessageSseRenderer(BEGUN).feed(
         [(0, [accepted(), reused(8), delta("", "Hm."), delta("\n\n"), delta('"駅"'), delta(" 🚂")])]
     )
     assert [line for line in sse.decode().split("\n") if line] == [
@@ -200,8 +191,8 @@ def test_a_document_is_exactly_this() -> None:
         delta("Let me look.", "", call(0, "", "find", "call_0")),
         delta("", "", call(0, '{"what": '), call(0, '"駅"}'), call(1, "", "stop", "call_1")),
     ]
-    usage = {"cached_tokens": 8, "reasoning_tokens": 2}
-    assert whole(accepted(), *items, finished("tool_calls", **usage)) == {
+    usage = Usage(prompt_tokens=12, completion_tokens=3, cached_tokens=8, reasoning_tokens=2)
+    assert whole(accepted(), *items, finished(reason="tool_calls", usage=usage)) == {
         "id": "msg_1",
         "type": "message",
         "role": "assistant",
@@ -227,11 +218,11 @@ def test_a_document_is_exactly_this() -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (finished("stop"), ("end_turn", None)),
-        (finished("length"), ("max_tokens", None)),
-        (finished("tool_calls"), ("tool_use", None)),
-        (finished("stop", "\n\nHuman:"), ("stop_sequence", "\n\nHuman:")),
-        (finished("tool_calls", "\n\nHuman:"), ("tool_use", None)),
+        (finished(reason="stop"), ("end_turn", None)),
+        (finished(reason="length"), ("max_tokens", None)),
+        (finished(reason="tool_calls"), ("tool_use", None)),
+        (finished(reason="stop", stop="\n\nHuman:"), ("stop_sequence", "\n\nHuman:")),
+        (finished(reason="tool_calls", stop="\n\nHuman:"), ("tool_use", None)),
     ],
 )
 def test_why_an_answer_ends_is_told_in_anthropics_words(end: Finished, told: tuple[str, str | None]) -> None:
@@ -242,20 +233,20 @@ def test_why_an_answer_ends_is_told_in_anthropics_words(end: Finished, told: tup
 
 def test_a_call_that_is_cut_short_has_what_of_its_arguments_was_whole() -> None:
     cut = delta("", "", call(0, '{"path": "/etc/hosts", "text": "127.0', "write", "call_0"))
-    [block] = whole(accepted(), cut, finished("length"))["content"]
+    [block] = whole(accepted(), cut, finished(reason="length"))["content"]
     assert block["input"] == {"path": "/etc/hosts"}
 
 
 def test_white_space_alone_makes_no_block() -> None:
     calls = call(0, "{}", "f", "c"), call(1, "", "g", "d")
     items = [delta("", "\n\n"), delta("\n\n"), delta("", "", *calls), delta("\n")]
-    kinds = [block["type"] for block in whole(accepted(), *items, finished("tool_calls"))["content"]]
+    kinds = [block["type"] for block in whole(accepted(), *items, finished(reason="tool_calls"))["content"]]
     assert kinds == ["tool_use", "tool_use"]
 
 
-def test_what_is_reused_is_told_at_the_start_where_it_is_known_and_at_the_end_in_any_case() -> None:
-    end = finished(cached_tokens=8)
-    stream = Stream(BEGUN)
+def test_cached_tokens_are_reported_at_start_if_available_and_always_at_end() -> None:
+    end = finished(cached=8)
+    stream = MessageSseRenderer(BEGUN)
     early = streamed(accepted(), reused(8), end)
     late = read_events(stream.feed([(0, [accepted()])]) + stream.feed([(0, [reused(8), end])]))
     for events, first in ((early, 8), (late, 0)):
@@ -264,18 +255,20 @@ def test_what_is_reused_is_told_at_the_start_where_it_is_known_and_at_the_end_in
         assert told["message_delta"]["cache_read_input_tokens"] == 8
 
 
-# --- what goes wrong ---------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("renderer", [Stream(BEGUN), Whole(BEGUN)])
-def test_what_fails_before_the_first_word_is_an_error_of_its_own(renderer: Stream | Whole) -> None:
+@pytest.mark.parametrize("renderer", [MessageSseRenderer(BEGUN), MessageDocumentRenderer(BEGUN)])
+def test_failure_before_the_first_delta_raises_its_error(
+    renderer: MessageSseRenderer | MessageDocumentRenderer,
+) -> None:
     with pytest.raises(RequestError) as caught:
-        renderer.feed([(0, [accepted(), failed("context_length_exceeded")])])
+        renderer.feed([(0, [accepted(), failed(code="context_length_exceeded")])])
     assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
 
 
 def test_a_failure_in_a_stream_is_an_event_and_the_last_one() -> None:
-    stream = Stream(BEGUN, "req_7")
+    stream = MessageSseRenderer(BEGUN, "req_7")
     stream.feed([(0, [accepted(), delta("a")])])
     [error] = read_events(stream.feed([(0, [failed(), finished()])]))
     assert error == {
@@ -287,19 +280,19 @@ def test_a_failure_in_a_stream_is_an_event_and_the_last_one() -> None:
     assert stream.feed([(0, [delta("late")])]) == b""
 
 
-def test_who_waits_for_a_worker_is_sent_pings_and_then_told_what_fails_in_an_event() -> None:
-    stream = Stream(BEGUN)
+def test_waiting_stream_sends_pings_and_reports_failure_as_event() -> None:
+    stream = MessageSseRenderer(BEGUN)
     assert stream.wait() == PING
-    [error] = read_events(stream.feed([(0, [failed("model_loading")])]))
+    [error] = read_events(stream.feed([(0, [failed(code="model_loading")])]))
     assert error["error"]["type"] == "overloaded_error"
 
 
 def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "DOCUMENT_BYTES_MAX", 1000)
-    assert shared.DOCUMENT_BYTES_MAX > 2**20
-    stream, document = Stream(BEGUN), Whole(BEGUN)
+    assert renderers.DOCUMENT_BYTES_MAX > 2**20
+    monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
+    stream, document = MessageSseRenderer(BEGUN), MessageDocumentRenderer(BEGUN)
     for renderer in (stream, document):
         renderer.feed([(0, [accepted(), delta("x" * 900)])])
     assert b"yyy" in stream.feed([(0, [delta("y" * 900)])])
-    with pytest.raises(RequestError, match="ask for a stream"):
+    with pytest.raises(RequestError, match="Set 'stream' to true"):
         document.feed([(0, [delta("y" * 900)])])

@@ -1,4 +1,4 @@
-"""What the model has written as arguments -> an object, however far it got."""
+"""Tool-call arguments as the model wrote them, complete or not, become an object."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_whatever_is_written_there_is_an_object(written: str, expected: Any) -> 
 
 
 @given(st.text('{}[]",:\\ 1tn', max_size=30))
-def test_nothing_that_is_written_makes_anything_but_an_object(written: str) -> None:
+def test_arguments_always_parse_to_an_object(written: str) -> None:
     assert isinstance(read(written), dict)
 
 

@@ -1,4 +1,4 @@
-"""Bodies as Claude Code was seen to send them: every field and every tool passes."""
+"""Request bodies recorded from Claude Code: every field and every tool is accepted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text(text: str, **fields: Any) -> dict[str, Any]:
 
 
 def turn(count: int) -> dict[str, Any]:
-    """One in the middle of a task. `count`: of requests so far, in the line before the system prompt."""
+    """Request in the middle of a task. `count` is the request count in the line before the system prompt."""
     thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     call = {"type": "tool_use", "id": "toolu_1", "name": "Tool0", "input": {"path": "a.py"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no such file", "is_error": True}
@@ -82,7 +82,7 @@ def test_a_turn_arrives_with_all_its_tools() -> None:
     assert roles == ["system", "user", "system", "assistant", "tool"]
 
 
-def test_what_changes_from_turn_to_turn_before_the_system_prompt_changes_nothing() -> None:
+def test_volatile_lines_before_the_system_prompt_do_not_change_the_prompt() -> None:
     for in_place in (True, False):
         first, second = (sent(turn(count), in_place) for count in (1, 2))
         assert first.messages == second.messages

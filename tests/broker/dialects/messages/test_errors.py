@@ -1,4 +1,4 @@
-"""How errors are told to clients of Anthropic's API."""
+"""Error objects of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from broker.dialects.messages.errors import error_object
 from broker.dialects.openai import failure
 from protocol.errors import KINDS, Code, RequestError
-from protocol.messages import Failed
+from tests.factories import failed
 
 TYPES = {
     "invalid_request_error", "authentication_error", "not_found_error", "request_too_large",
@@ -22,7 +22,7 @@ def test_every_error_has_a_type_that_anthropics_clients_know(code: Code) -> None
     told = {"type": kind, "message": "Because."}
     assert document == {"type": "error", "error": told, "request_id": "req_1"}
     assert kind in TYPES
-    # Who may try again is told of a load that passes.
+    # A retryable error has a type that means temporary load.
     assert (kind in ("overloaded_error", "rate_limit_error")) == KINDS[code].retryable
 
 
@@ -53,9 +53,7 @@ def test_the_message_names_the_parameter_once() -> None:
 
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know() -> None:
     numbers = {"prompt_tokens": 9000, "context_length": 8192}
-    said = Failed(
-        incarnation="w", id="x", code="context_length_exceeded", message="Too long.", details=numbers
-    )
+    said = failed(code="context_length_exceeded", message="Too long.", details=numbers)
     assert error_object(failure(said))["error"] == {
         "type": "invalid_request_error",
         "message": "prompt is too long: 9000 tokens > 8192 maximum",

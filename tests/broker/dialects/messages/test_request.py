@@ -1,4 +1,4 @@
-"""Anthropic's bodies -> what a worker is sent: the same as for a chat that says the same."""
+"""Anthropic's request bodies become the same `Generate` as the equivalent chat request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from broker.dialects.messages.conversation import conversation
 from broker.dialects.parts import Image
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.parts import Calling, Form, Tokenizing
+from protocol.types import StructuredOutput, TokenizeOptions, ToolCallConstraint
 
 HI = {"role": "user", "content": "Hi"}
 PIXEL = "iVBORw0KGgo="
@@ -124,7 +124,7 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
             assert getattr(sent, field) == getattr(expected, field)
 
 
-def test_what_the_model_has_said_is_joined_as_it_was_said_and_what_others_say_by_lines() -> None:
+def test_assistant_text_blocks_join_directly_and_user_text_blocks_by_newline() -> None:
     said = [text("On"), text("ce")]
     turns = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
     assert [message["content"] for message in canonical(turns)] == ["On\nce", "Once"]
@@ -190,7 +190,7 @@ def test_documents_are_read_as_far_as_they_are_text() -> None:
     assert "send its text" in error.message
 
 
-def test_what_only_anthropics_servers_can_read_is_passed_over() -> None:
+def test_server_tool_blocks_are_skipped() -> None:
     blocks = [
         block("server_tool_use", id="s", name="web_search", input={"query": "q"}),
         block("web_search_tool_result", tool_use_id="s", content=[{"type": "web_search_result", "url": "u"}]),
@@ -223,7 +223,7 @@ def test_a_message_that_makes_no_sense_is_refused_by_name(role: str, content: An
     assert param in error.message
 
 
-# --- what is asked for -------------------------------------------------------------------------------
+# --- sampling, tools and limits ----------------------------------------------------------------------
 
 
 def test_a_body_with_everything_is_a_request_with_everything() -> None:
@@ -287,13 +287,13 @@ def test_a_model_that_does_not_think_is_given_no_budget() -> None:
     [
         (None, None),
         ({"type": "auto"}, None),
-        ({"type": "auto", "disable_parallel_tool_use": True}, Calling(single=True)),
-        ({"type": "any"}, Calling(required=True)),
-        ({"type": "any", "disable_parallel_tool_use": True}, Calling(required=True, single=True)),
-        ({"type": "tool", "name": "look"}, Calling(required=True, name="look", single=True)),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ToolCallConstraint(single=True)),
+        ({"type": "any"}, ToolCallConstraint(required=True)),
+        ({"type": "any", "disable_parallel_tool_use": True}, ToolCallConstraint(required=True, single=True)),
+        ({"type": "tool", "name": "look"}, ToolCallConstraint(required=True, name="look", single=True)),
     ],
 )
-def test_how_tools_are_called_is_told(choice: Any, calling: Calling | None) -> None:
+def test_how_tools_are_called_is_told(choice: Any, calling: ToolCallConstraint | None) -> None:
     sent = generated(tools=[LOOK], tool_choice=choice)
     assert sent.calling == calling
     assert len(unpacked(sent.tools)) == 1
@@ -305,7 +305,9 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
 
 
 def test_a_strict_tool_is_named() -> None:
-    assert generated(tools=[LOOK | {"strict": True, "type": "custom"}]).calling == Calling(strict=["look"])
+    assert generated(tools=[LOOK | {"strict": True, "type": "custom"}]).calling == ToolCallConstraint(
+        strict=["look"]
+    )
 
 
 def test_tools_of_anthropics_own_are_passed_over() -> None:
@@ -322,7 +324,7 @@ def test_a_schema_is_what_the_answer_is_held_to(place: str) -> None:
     sent = generated(**{place: {"format": format} if place == "output_config" else format})
     param = "output_config.format.schema" if place == "output_config" else "output_format.schema"
     assert sent.form is not None
-    assert sent.form == Form(kind="json_schema", text=sent.form.text, param=param)
+    assert sent.form == StructuredOutput(kind="json_schema", text=sent.form.text, param=param)
     assert list(json.loads(sent.form.text)["properties"]) == ["z", "a"]
 
 
@@ -364,16 +366,16 @@ def test_how_many_tokens_there_may_be_must_be_said() -> None:
     assert caught.value.param == "max_tokens"
 
 
-# --- counting ----------------------------------------------------------------------------------------
+# --- token counting ----------------------------------------------------------------------------------
 
 
-def test_what_is_counted_is_the_prompt_that_would_be_run() -> None:
+def test_count_tokens_uses_the_prompt_of_the_generation_request() -> None:
     fields: dict[str, Any] = {"system": "S", "tools": [LOOK], "thinking": {"type": "disabled"}}
     asked = {"model": "m", "messages": [HI], "max_tokens": "any", **fields}
     read = body.read_prompt(json.dumps(asked).encode())
     spoken = conversation(read, system_in_place=True)
     counted = request.count(read, spoken.messages, [], id="x", incarnation="g")
     run = generated(**fields)
-    assert counted.tokenizing == Tokenizing()
+    assert counted.tokenizing == TokenizeOptions()
     for field in ("messages", "tools", "template_kwargs"):
         assert getattr(counted, field) == getattr(run, field)

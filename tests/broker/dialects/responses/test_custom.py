@@ -1,4 +1,4 @@
-"""Tools that take text as it is: what of a call's arguments is their input, however these come."""
+"""Custom tools with free-text input: the input is extracted from a call's arguments, however chunked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dialects.responses.custom import InputReader
-from broker.dialects.responses.output import Output, Style
-from protocol.parts import CallDelta, Delta
+from broker.dialects.responses.output import OutputStyle, ResponseOutput
+from protocol.types import CallDelta
+from tests.factories import delta
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 STEM = "0123456789abcdef01234567"
@@ -22,7 +23,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 def read(pieces: list[str]) -> tuple[str, str]:
-    """As it comes, and what is left in the end."""
+    """Return the input streamed so far, and the rest at the end."""
     reader = InputReader()
     told = "".join(reader.push(piece) for piece in pieces)
     rest = reader.close()
@@ -37,7 +38,7 @@ def test_it_is_told_as_it_comes_however_it_is_cut(text: str, places: list[int], 
 
 
 @given(text=TEXTS, place=st.integers(0, 400), end=st.integers(0, 400))
-def test_what_was_cut_short_is_told_as_far_as_it_came(text: str, place: int, end: int) -> None:
+def test_truncated_custom_tool_input_is_streamed_up_to_the_cut(text: str, place: int, end: int) -> None:
     arguments = json.dumps({"input": text})
     arguments = arguments[: len('{"input": "') + end % len(arguments)]
     told, rest = read(cut(arguments, [place]))
@@ -49,7 +50,7 @@ def test_what_was_cut_short_is_told_as_far_as_it_came(text: str, place: int, end
     ("arguments", "told", "rest"),
     [
         (r'{"input":"\ud83d\ude82 \\ud83d \"\u00e9\/"}', '🚂 \\ud83d "é/', ""),
-        (r'{"input":"a\ud83d"}', "a?", ""),  # half a pair is no character
+        (r'{"input":"a\ud83d"}', "a?", ""),  # half a surrogate pair is not a character
         (r'{"input":"\ud83d\u0041"}', "?A", ""),
         ('{"patch":"*** Begin"}', "", "*** Begin"),
         ('{"note":1,"input":"x"}', "", "x"),
@@ -68,10 +69,12 @@ def test_other_arguments_are_told_in_the_end(arguments: str, told: str, rest: st
 @given(text=TEXTS, places=st.lists(st.integers(0, 400), max_size=4))
 def test_a_call_streamed_is_the_call_whole(text: str, places: list[int]) -> None:
     arguments = json.dumps({"input": text})
-    output = Output(STEM, Style(customs=frozenset({"patch"}), namespaces={"patch": ("files", "patch")}))
+    output = ResponseOutput(
+        STEM, OutputStyle(customs=frozenset({"patch"}), namespaces={"patch": ("files", "patch")})
+    )
     calls = [CallDelta(index=0, id="call_1", name="patch")]
     calls += [CallDelta(index=0, arguments=piece) for piece in cut(arguments, places)]
-    deltas = [Delta(id="x", sequence=0, tokens=[1], calls=[call]) for call in calls]
+    deltas = [delta(calls=[call]) for call in calls]
     events = [event for delta in deltas for event in output.take(delta)] + list(output.close(complete=True))
     (item,) = output.items
     assert item == {

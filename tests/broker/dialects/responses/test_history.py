@@ -1,4 +1,4 @@
-"""What a request goes on from: an earlier response, and items that it names by their ids."""
+"""History of a request: an earlier response, and items referenced by id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from broker.dialects.responses.body import read
 from broker.dialects.responses.history import recall, response_id
 from broker.dialects.responses.items import Placed, listed
-from broker.dialects.responses.store import Kept, Piece, Store
+from broker.dialects.responses.store import ResponseStore, StoredItems, StoredResponse
 from protocol.errors import Code, RequestError
 
 OWNER = b"ann"
@@ -23,36 +23,38 @@ def said(stem: str, text: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def store() -> Store:
-    """Two turns of one conversation."""
-    store = Store(8, BYTES_MAX)
-    before: tuple[Piece, ...] = ()
+def store() -> ResponseStore:
+    """Response store with two turns of one conversation."""
+    store = ResponseStore(8, BYTES_MAX)
+    before: tuple[StoredItems, ...] = ()
     for stem, text in ((FIRST, "one"), (SECOND, "two")):
         input = listed([{"role": "user", "content": f"{text}?"}], stem)
-        kept = Kept.of({"output": [said(stem, text)]}, (*before, Piece.of(input)))
+        kept = StoredResponse.of({"output": [said(stem, text)]}, (*before, StoredItems.of(input)))
         store.put(OWNER, response_id(stem), kept)
         before = kept.pieces
     return store
 
 
-def placed(store: Store, *, owner: bytes = OWNER, bytes_max: int = BYTES_MAX, **fields: Any) -> list[Placed]:
+def placed(
+    store: ResponseStore, *, owner: bytes = OWNER, bytes_max: int = BYTES_MAX, **fields: Any
+) -> list[Placed]:
     body = read(json.dumps(fields).encode())
     return recall(body, store, owner, bytes_max=bytes_max).placed()
 
 
-def test_what_went_before_stands_before_what_is_new(store: Store) -> None:
+def test_previous_response_items_precede_new_input(store: ResponseStore) -> None:
     items = placed(store, input="three?", previous_response_id=response_id(SECOND))
     assert [place for place, _ in items] == ["previous_response_id"] * 4 + ["input"]
     assert [item["role"] for _, item in items] == ["user", "assistant"] * 2 + ["user"]
     assert items[3][1] == said(SECOND, "two")
 
 
-def test_an_earlier_one_is_gone_on_from_as_a_branch(store: Store) -> None:
+def test_an_earlier_one_is_gone_on_from_as_a_branch(store: ResponseStore) -> None:
     items = placed(store, input=[{"role": "user", "content": "x"}], previous_response_id=response_id(FIRST))
     assert [place for place, _ in items] == ["previous_response_id"] * 2 + ["input[0]"]
 
 
-def test_items_are_named_by_their_ids(store: Store) -> None:
+def test_items_are_named_by_their_ids(store: ResponseStore) -> None:
     references = [
         {"type": "item_reference", "id": f"msg_{FIRST}_i0"},
         {"id": f"msg_{SECOND}_0"},
@@ -64,13 +66,13 @@ def test_items_are_named_by_their_ids(store: Store) -> None:
 
 
 @pytest.mark.parametrize("id", [f"msg_{FIRST}_9", f"msg_{'c' * 24}_0", "msg_1", "", f"resp_{FIRST}"])
-def test_an_item_that_is_not_kept_is_not_found(store: Store, id: str) -> None:
+def test_an_item_that_is_not_kept_is_not_found(store: ResponseStore, id: str) -> None:
     with pytest.raises(RequestError) as caught:
         placed(store, input=[{"role": "user", "content": "x"}, {"type": "item_reference", "id": id}])
     assert (caught.value.code, caught.value.param) == (Code.RESPONSE_NOT_FOUND, "input[1].id")
 
 
-def test_nothing_is_found_for_another_key(store: Store) -> None:
+def test_stored_response_is_not_found_for_another_api_key(store: ResponseStore) -> None:
     with pytest.raises(RequestError) as caught:
         placed(store, owner=b"bob", input="x", previous_response_id=response_id(FIRST))
     assert caught.value.code is Code.PREVIOUS_RESPONSE_NOT_FOUND
@@ -79,7 +81,7 @@ def test_nothing_is_found_for_another_key(store: Store) -> None:
         placed(store, owner=b"bob", input=[{"type": "item_reference", "id": f"msg_{FIRST}_0"}])
 
 
-def test_what_is_recalled_is_bounded(store: Store) -> None:
+def test_recalled_history_size_is_limited(store: ResponseStore) -> None:
     reference = {"type": "item_reference", "id": f"msg_{FIRST}_0"}
     assert len(placed(store, input=[reference] * 4, bytes_max=500)) == 4
     for fields in ({"input": [reference] * 40}, {"input": "x", "previous_response_id": response_id(SECOND)}):

@@ -1,4 +1,4 @@
-"""Items of responses as messages of a chat: one conversation, one prompt."""
+"""Items of the responses API become the same conversation as chat messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from broker.dialects import chat, chat_body
 from broker.dialects.normalize import Conversation
 from broker.dialects.parts import Image
 from broker.dialects.responses import body, request
+from broker.dialects.responses.encrypted_content import seal
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER, listed
-from broker.dialects.responses.sealing import seal
-from broker.dialects.responses.store import Store
+from broker.dialects.responses.store import ResponseStore
 from protocol.errors import RequestError
 from protocol.messages import Generate
 
@@ -27,7 +27,7 @@ IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode
 
 def by_responses(input: Any, **fields: Any) -> Conversation:
     read = body.read(json.dumps({"input": input, **fields}).encode())
-    history = recall(read, Store(0, 0), b"", bytes_max=0)
+    history = recall(read, ResponseStore(0, 0), b"", bytes_max=0)
     return request.conversation(read, history.placed(), system_in_place=True)
 
 
@@ -165,7 +165,7 @@ def test_any_conversation_is_the_same_as_in_a_chat(spoken: list[tuple[str, str, 
     assert by_responses(items) == by_chat(messages)
 
 
-# --- what is taken -----------------------------------------------------------------------------------
+# --- accepted items ----------------------------------------------------------------------------------
 
 
 def test_text_alone_is_a_users_message() -> None:
@@ -237,7 +237,7 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
     assert by_responses([message("user", "x"), *items]).messages == [message("user", "x")]
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- refused items -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
         ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
     ],
 )
-def test_what_is_wrong_with_an_item_is_named(item: dict[str, Any], param: str) -> None:
+def test_invalid_item_error_names_the_param(item: dict[str, Any], param: str) -> None:
     assert refusal([item]).param == param
 
 
@@ -275,7 +275,7 @@ def test_no_items_at_all_are_refused() -> None:
     assert refusal([]).param == "input"
 
 
-# --- as they are kept --------------------------------------------------------------------------------
+# --- stored items ------------------------------------------------------------------------------------
 
 
 def test_items_are_listed_with_types_and_ids_and_mean_the_same() -> None:

@@ -1,4 +1,4 @@
-"""Input items, page by page."""
+"""Pagination of input items."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_before_ends_where_it_says() -> None:
         ({"before": "nobody"}, "before"),
     ],
 )
-def test_what_is_wrong_with_a_query_is_named(query: dict[str, str], param: str) -> None:
+def test_invalid_query_error_names_the_param(query: dict[str, str], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         page(ITEMS, query)
     assert caught.value.param == param

@@ -1,60 +1,50 @@
-"""Responses as they come about: the events of a stream, and the document that they end with."""
+"""Rendering of responses: the events of a stream, and the document that ends it."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dialects.responses import answer as answers
-from broker.dialects.responses.answer import Answer, Stream, Whole
-from broker.dialects.responses.output import Output, Style
-from broker.dialects.responses.sealing import unseal
-from broker.dialects.responses.tools import Split
+from broker.dialects import renderers
+from broker.dialects.responses.answer import ResponseBuilder, ResponseDocumentRenderer, ResponseSseRenderer
+from broker.dialects.responses.encrypted_content import unseal
+from broker.dialects.responses.output import OutputStyle, ResponseOutput
+from broker.dialects.responses.tools import QualifiedName
 from broker.dispatch.flight import Item
 from protocol.errors import RequestError
-from protocol.messages import Accepted, Failed, Finished
-from protocol.parts import CallDelta, Delta, Likelihood, Usage
+from protocol.types import CallDelta, Delta, TokenLogprob, Usage
+from tests import factories
+from tests.factories import accepted
 
 STEM = "0123456789abcdef01234567"
-ACCEPTED = Accepted(incarnation="w", id="x", prompt_tokens=5)
+ACCEPTED = accepted(prompt_tokens=5)
 USAGE = Usage(prompt_tokens=5, completion_tokens=7, cached_tokens=3, reasoning_tokens=2)
-
-
-def finished(reason: str = "stop") -> Finished:
-    return Finished(incarnation="w", id="x", reason=reason, usage=USAGE)
-
-
-def failed() -> Failed:
-    return Failed(incarnation="w", id="x", code="engine_error", message="it broke")
+finished = partial(factories.finished, usage=USAGE)
+failed = partial(factories.failed, message="it broke")
 
 
 def delta(
     text: str = "", *, reasoning: str = "", calls: tuple[CallDelta, ...] = (), likely: tuple[Any, ...] = ()
 ) -> Delta:
-    return Delta(
-        id="x",
-        sequence=0,
-        tokens=[1],
-        text=text,
-        reasoning=reasoning,
-        calls=list(calls),
-        likelihoods=list(likely),
-    )
+    return factories.delta(text, reasoning=reasoning, calls=[*calls], likelihoods=[*likely])
 
 
 def call(index: int, name: str = "", arguments: str = "") -> CallDelta:
     return CallDelta(index=index, id=f"call_{index}" if name else "", name=name, arguments=arguments)
 
 
-def answer(style: Style = Style(), kept: list[Any] | None = None) -> Answer:  # noqa: B008 - it is frozen
+def answer(style: OutputStyle = OutputStyle(), kept: list[Any] | None = None) -> ResponseBuilder:  # noqa: B008 - the default is frozen
     keep = None if kept is None else kept.append
-    return Answer({"id": f"resp_{STEM}", "output": []}, Output(STEM, style), clock=lambda: 99.5, keep=keep)
+    return ResponseBuilder(
+        {"id": f"resp_{STEM}", "output": []}, ResponseOutput(STEM, style), clock=lambda: 99.5, keep=keep
+    )
 
 
 def events(sse: bytes) -> list[Any]:
@@ -66,22 +56,22 @@ def events(sse: bytes) -> list[Any]:
     return read
 
 
-def stream(*items: Item, style: Style = Style()) -> list[Any]:  # noqa: B008
-    renderer = Stream(answer(style))
+def stream(*items: Item, style: OutputStyle = OutputStyle()) -> list[Any]:  # noqa: B008
+    renderer = ResponseSseRenderer(answer(style))
     sse = b"".join(renderer.feed([(0, [item])]) for item in items)
     assert renderer.over
     return events(sse)
 
 
-def whole(*items: Item, style: Style = Style()) -> Any:  # noqa: B008
-    renderer = Whole(answer(style))
+def whole(*items: Item, style: OutputStyle = OutputStyle()) -> Any:  # noqa: B008
+    renderer = ResponseDocumentRenderer(answer(style))
     sent = [renderer.feed([(0, [item])]) for item in items]
     assert renderer.over
     assert not any(sent[:-1])
     return json.loads(sent[-1])
 
 
-# --- the order of things -----------------------------------------------------------------------------
+# --- order of events ---------------------------------------------------------------------------------
 
 
 def test_a_text_is_told_in_openais_order() -> None:
@@ -125,7 +115,7 @@ def test_a_text_is_told_in_openais_order() -> None:
 def test_thought_text_and_calls_are_items_one_after_another() -> None:
     first, rest = call(0, "note", '{"a"'), call(0, arguments=": 1}")
     steps = [delta(reasoning="hm"), delta("so", calls=(first,)), delta(calls=(rest, call(1, "note", "{}")))]
-    told = stream(ACCEPTED, *steps, finished("tool_calls"))
+    told = stream(ACCEPTED, *steps, finished(reason="tool_calls"))
     assert [event["type"].removeprefix("response.") for event in told[2:-1]] == [
         "output_item.added",
         "content_part.added",
@@ -163,8 +153,8 @@ def test_thought_text_and_calls_are_items_one_after_another() -> None:
     assert (two["call_id"], two["arguments"]) == ("call_1", "{}")
 
 
-def test_who_asks_for_summaries_is_told_thoughts_as_such() -> None:
-    told = stream(ACCEPTED, delta(reasoning="hm"), finished(), style=Style(summarized=True))
+def test_reasoning_is_streamed_as_summary_when_summaries_are_requested() -> None:
+    told = stream(ACCEPTED, delta(reasoning="hm"), finished(), style=OutputStyle(summarized=True))
     assert [event["type"].removeprefix("response.") for event in told[2:-1]] == [
         "output_item.added",
         "reasoning_summary_part.added",
@@ -181,13 +171,13 @@ def test_who_asks_for_summaries_is_told_thoughts_as_such() -> None:
 
 def test_a_thought_is_sealed_only_where_that_was_asked_for() -> None:
     items = [ACCEPTED, delta(reasoning="hm "), delta(reasoning="駅"), finished()]
-    [thought] = whole(*items, style=Style(sealed=True))["output"]
+    [thought] = whole(*items, style=OutputStyle(sealed=True))["output"]
     assert unseal(thought["encrypted_content"]) == "hm 駅"
     assert "encrypted_content" not in whole(*items)["output"][0]
 
 
 def test_a_function_of_a_namespace_is_called_by_both_of_its_names() -> None:
-    style = Style(namespaces={"mcp__files__read": Split("mcp__files__", "read")})
+    style = OutputStyle(namespaces={"mcp__files__read": QualifiedName("mcp__files__", "read")})
     told = stream(ACCEPTED, delta(calls=(call(0, "mcp__files__read", "{}"),)), finished(), style=style)
     assert (told[2]["item"]["namespace"], told[2]["item"]["name"]) == ("mcp__files__", "read")
     done = next(event for event in told if event["type"].endswith("arguments.done"))
@@ -195,7 +185,7 @@ def test_a_function_of_a_namespace_is_called_by_both_of_its_names() -> None:
 
 
 def test_likelihoods_stand_in_each_delta_and_in_the_part() -> None:
-    likely = Likelihood(bytes=b"a", logprob=-0.5, top=[(b"b", -1.0)])
+    likely = TokenLogprob(bytes=b"a", logprob=-0.5, top=[(b"b", -1.0)])
     told = stream(ACCEPTED, delta("", likely=(likely,)), delta("a", likely=(likely,)), finished())
     entry = {"token": "a", "logprob": -0.5, "bytes": [97]}
     entry["top_logprobs"] = [{"token": "b", "logprob": -1.0, "bytes": [98]}]
@@ -204,7 +194,7 @@ def test_likelihoods_stand_in_each_delta_and_in_the_part() -> None:
     assert told[-1]["response"]["output"][0]["content"][0]["logprobs"] == [entry, entry]
 
 
-# --- how it ends -------------------------------------------------------------------------------------
+# --- end of a response -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -219,7 +209,7 @@ def test_likelihoods_stand_in_each_delta_and_in_the_part() -> None:
     ],
 )
 def test_an_answer_that_is_cut_off_says_so(steps: list[Delta], output: list[tuple[str, str]]) -> None:
-    told = stream(ACCEPTED, *steps, finished("length"))
+    told = stream(ACCEPTED, *steps, finished(reason="length"))
     assert told[-1]["type"] == "response.incomplete"
     document = told[-1]["response"]
     assert (document["status"], document["incomplete_details"]) == (
@@ -227,7 +217,7 @@ def test_an_answer_that_is_cut_off_says_so(steps: list[Delta], output: list[tupl
         {"reason": "max_output_tokens"},
     )
     assert [(item["type"], item["status"]) for item in document["output"]] == output
-    assert document == whole(ACCEPTED, *steps, finished("length"))
+    assert document == whole(ACCEPTED, *steps, finished(reason="length"))
 
 
 def test_an_answer_of_nothing_is_an_empty_message() -> None:
@@ -236,7 +226,7 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
 
 
 def test_a_failure_before_anything_is_a_status_code() -> None:
-    for renderer in (Stream(answer()), Whole(answer())):
+    for renderer in (ResponseSseRenderer(answer()), ResponseDocumentRenderer(answer())):
         with pytest.raises(RequestError, match="it broke"):
             renderer.feed([(0, [ACCEPTED, failed()])])
 
@@ -256,16 +246,16 @@ def test_a_failure_in_a_stream_is_told_to_sdks_and_to_agents() -> None:
     assert last["response"]["error"] == {"code": "engine_error", "message": "it broke"}
 
 
-def test_what_has_failed_is_not_kept() -> None:
+def test_failed_response_is_not_stored() -> None:
     kept: list[Any] = []
-    renderer = Stream(answer(kept=kept))
+    renderer = ResponseSseRenderer(answer(kept=kept))
     renderer.feed([(0, [ACCEPTED])])
     renderer.feed([(0, [failed()])])
     assert kept == []
 
 
 def test_a_failure_after_a_comment_still_begins_the_response() -> None:
-    renderer = Stream(answer())
+    renderer = ResponseSseRenderer(answer())
     assert renderer.wait().startswith(b":")
     told = events(renderer.feed([(0, [failed()])]))
     kinds = ["response.created", "response.in_progress", "error", "response.failed"]
@@ -274,16 +264,16 @@ def test_a_failure_after_a_comment_still_begins_the_response() -> None:
 
 
 def test_an_answer_is_bounded_since_its_end_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "DOCUMENT_BYTES_MAX", 1000)
+    monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
     told = stream(ACCEPTED, delta("x" * 500), delta("x" * 600))
     assert [event["type"] for event in told[-2:]] == ["error", "response.failed"]
-    with pytest.raises(RequestError, match="has grown beyond"):
+    with pytest.raises(RequestError, match="answer exceeds"):
         whole(ACCEPTED, delta("x" * 500), delta("x" * 600))
 
 
 def test_it_is_kept_before_anybody_hears_that_it_is_over() -> None:
     kept: list[Any] = []
-    renderer = Stream(answer(kept=kept))
+    renderer = ResponseSseRenderer(answer(kept=kept))
     renderer.feed([(0, [ACCEPTED, delta("a")])])
     assert kept == []
     [*_, last] = events(renderer.feed([(0, [finished()])]))
@@ -293,7 +283,7 @@ def test_it_is_kept_before_anybody_hears_that_it_is_over() -> None:
 def test_a_response_that_is_cancelled_ends_with_what_it_has() -> None:
     kept: list[Any] = []
     one = answer(kept=kept)
-    renderer = Stream(one)
+    renderer = ResponseSseRenderer(one)
     renderer.feed([(0, [ACCEPTED, delta("a")])])
     assert one.so_far()["status"] == "in_progress"
     document = one.cancel()
@@ -308,19 +298,19 @@ def test_a_response_that_is_cancelled_ends_with_what_it_has() -> None:
 
 def test_a_document_that_is_cancelled_comes_at_once() -> None:
     one = answer()
-    renderer = Whole(one)
+    renderer = ResponseDocumentRenderer(one)
     assert renderer.feed([(0, [ACCEPTED, delta("a")])]) == renderer.wait() == b""
     one.cancel()
     assert json.loads(renderer.feed([(0, [delta("b")])]))["output"][0]["content"][0]["text"] == "a"
     assert renderer.over
 
 
-# --- streamed is whole, cut anywhere -----------------------------------------------------------------
+# --- stream and document agree, however chunked ------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What an answer says in one go."""
+    """Text of one channel."""
 
     channel: str
     text: str
@@ -331,7 +321,7 @@ pieces = st.lists(st.builds(Piece, st.sampled_from(["reasoning", "text", "call"]
 
 @st.composite
 def cut(draw: st.DrawFn) -> tuple[list[Piece], list[Delta]]:
-    """An answer, and the steps that it may come in."""
+    """Draw an answer and the deltas that carry it."""
     said = draw(pieces)
     steps: list[Delta] = []
     calls = 0
@@ -351,7 +341,7 @@ def cut(draw: st.DrawFn) -> tuple[list[Piece], list[Delta]]:
 
 
 def _joined(draw: st.DrawFn, steps: list[Delta]) -> list[Delta]:
-    """Some neighbours in one step, where the order of channels in a step says the same."""
+    """Merge some adjacent deltas, where the channel order within one delta keeps the text's order."""
     joined: list[Delta] = []
     for step in steps:
         last = joined[-1] if joined else delta()
@@ -368,7 +358,7 @@ def _joined(draw: st.DrawFn, steps: list[Delta]) -> list[Delta]:
 
 
 def expected(said: list[Piece]) -> list[tuple[str, str]]:
-    """Neighbours of one channel are one item, calls are not."""
+    """Return the expected items: adjacent pieces of one channel form one item, except tool calls."""
     items: list[tuple[str, str]] = []
     kinds = {"reasoning": "reasoning", "text": "message", "call": "function_call"}
     for piece in said:
@@ -395,10 +385,10 @@ def test_streamed_is_whole_however_it_is_cut(
     answered: tuple[list[Piece], list[Delta]], summarized: bool, reason: str
 ) -> None:
     said, steps = answered
-    style = Style(summarized=summarized, sealed=True)
-    told = stream(ACCEPTED, *steps, finished(reason), style=style)
+    style = OutputStyle(summarized=summarized, sealed=True)
+    told = stream(ACCEPTED, *steps, finished(reason=reason), style=style)
     document = told[-1]["response"]
-    assert document == whole(ACCEPTED, *steps, finished(reason), style=style)
+    assert document == whole(ACCEPTED, *steps, finished(reason=reason), style=style)
     assert [(item["type"], text_of(item)) for item in document["output"]] == expected(said)
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     joined: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""The bodies of responses: what is passed on to the worker, what is repeated, and what is refused."""
+"""Request bodies of the responses API: fields sent to the worker, echoed, and refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.dialects.responses import body, request
 from protocol.conversation import unpack
 from protocol.errors import RequestError
 from protocol.messages import Generate
-from protocol.parts import Form
+from protocol.types import StructuredOutput
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["b"]}
 
@@ -38,7 +38,7 @@ def refusal(**fields: Any) -> RequestError:
     return caught.value
 
 
-# --- to the worker -----------------------------------------------------------------------------------
+# --- fields sent to the worker -----------------------------------------------------------------------
 
 
 def test_parameters_are_passed_on() -> None:
@@ -88,8 +88,10 @@ def test_an_effort_is_a_wish_to_the_template() -> None:
 def test_a_format_is_the_form_of_the_answer() -> None:
     schema = {"type": "json_schema", "name": "t", "strict": True, "schema": SCHEMA}
     made = generate(text={"format": schema, "verbosity": "low"})
-    assert made.form == Form(kind="json_schema", text=json.dumps(SCHEMA), param="text.format.schema")
-    assert generate(text={"format": {"type": "json_object"}}).form == Form(
+    assert made.form == StructuredOutput(
+        kind="json_schema", text=json.dumps(SCHEMA), param="text.format.schema"
+    )
+    assert generate(text={"format": {"type": "json_object"}}).form == StructuredOutput(
         kind="json_object", param="text.format"
     )
     assert generate(text={"format": {"type": "text"}}).form is None
@@ -140,7 +142,7 @@ def test_nulls_and_unknown_fields_are_absent() -> None:
     assert generate(**{**nulls, "input": "hello"}, x_unknown={"a": [1]}).max_tokens is None
 
 
-# --- what is repeated --------------------------------------------------------------------------------
+# --- fields echoed in the response -------------------------------------------------------------------
 
 
 def test_a_response_repeats_its_request_with_openais_defaults() -> None:
@@ -200,7 +202,7 @@ def test_thoughts_are_told_as_they_were_asked_for(
     assert (style.summarized, style.sealed) == (summarized, sealed)
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- refused fields ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,6 +228,6 @@ def test_thoughts_are_told_as_they_were_asked_for(
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+def test_invalid_request_error_names_the_param(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.param, error.kind.status) == (param, 400)

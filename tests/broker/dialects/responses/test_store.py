@@ -1,4 +1,4 @@
-"""The responses that are kept: whose they are, how many, and how large together."""
+"""Stored responses: ownership by API key, maximum count and maximum total size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects.responses.store import PIECE_BYTES, RESPONSE_BYTES, Kept, Piece, Store
+from broker.dialects.responses.store import (
+    PIECE_BYTES,
+    RESPONSE_BYTES,
+    ResponseStore,
+    StoredItems,
+    StoredResponse,
+)
 from protocol.errors import RequestError
 
 ANN, BOB = b"ann", b"bob"
@@ -18,13 +24,15 @@ def item(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": text}
 
 
-def kept(text: str = "x", before: tuple[Piece, ...] = ()) -> Kept:
-    """A turn of a conversation."""
-    return Kept.of({"id": text, "output": [item(f"out {text}")]}, (*before, Piece.of([item(f"in {text}")])))
+def kept(text: str = "x", before: tuple[StoredItems, ...] = ()) -> StoredResponse:
+    """Stored response: one turn of a conversation."""
+    return StoredResponse.of(
+        {"id": text, "output": [item(f"out {text}")]}, (*before, StoredItems.of([item(f"in {text}")]))
+    )
 
 
 def test_a_response_is_kept_as_it_was_with_all_that_it_answers() -> None:
-    store = Store(8, 2**20)
+    store = ResponseStore(8, 2**20)
     first = kept("1")
     store.put(ANN, "r1", first)
     store.put(ANN, "r2", kept("2", first.pieces))
@@ -32,8 +40,8 @@ def test_a_response_is_kept_as_it_was_with_all_that_it_answers() -> None:
     assert store.get(ANN, "r2").input() == [item("in 1"), item("out 1"), item("in 2")]
 
 
-def test_nobody_sees_or_deletes_what_belongs_to_another_key() -> None:
-    store = Store(8, 2**20)
+def test_stored_response_is_inaccessible_to_another_api_key() -> None:
+    store = ResponseStore(8, 2**20)
     store.put(ANN, "r", kept())
     for ask in (store.get, store.delete):
         with pytest.raises(RequestError, match="'r' not found"):
@@ -47,7 +55,7 @@ def test_nobody_sees_or_deletes_what_belongs_to_another_key() -> None:
 
 
 def test_the_oldest_goes_first_and_who_goes_on_from_it_keeps_all() -> None:
-    store = Store(2, 2**20)
+    store = ResponseStore(2, 2**20)
     first = kept("1")
     for number, one in enumerate([first, kept("2", first.pieces), kept("3")], 1):
         store.put(ANN, f"r{number}", one)
@@ -57,8 +65,8 @@ def test_the_oldest_goes_first_and_who_goes_on_from_it_keeps_all() -> None:
 
 
 @pytest.mark.parametrize(("count_max", "bytes_max"), [(6, 2**20), (1000, 12_000)])
-def test_who_keeps_much_pushes_out_nobody_who_keeps_little(count_max: int, bytes_max: int) -> None:
-    store = Store(count_max, bytes_max)
+def test_eviction_is_fair_between_api_keys(count_max: int, bytes_max: int) -> None:
+    store = ResponseStore(count_max, bytes_max)
     store.put(BOB, "old", kept())
     for number in range(40):
         store.put(ANN, f"r{number}", kept("x" * 300))
@@ -73,15 +81,15 @@ def test_who_keeps_much_pushes_out_nobody_who_keeps_little(count_max: int, bytes
     assert not _has(store, BOB, "old")
 
 
-def test_what_is_too_large_for_all_is_its_owners_loss() -> None:
-    store = Store(8, 4096)
+def test_oversized_response_is_dropped_without_evicting_other_owners() -> None:
+    store = ResponseStore(8, 4096)
     store.put(BOB, "small", kept())
     store.put(ANN, "large", kept("x" * 5000))
     assert len(store) == 1
     assert _has(store, BOB, "small")
 
 
-def _has(store: Store, owner: bytes, id: str) -> bool:
+def _has(store: ResponseStore, owner: bytes, id: str) -> bool:
     try:
         return bool(store.get(owner, id))
     except RequestError:
@@ -89,11 +97,11 @@ def _has(store: Store, owner: bytes, id: str) -> bool:
 
 
 def test_one_too_large_for_the_store_leaves_nothing() -> None:
-    store = Store(8, 4096)
+    store = ResponseStore(8, 4096)
     store.put(ANN, "small", kept())
     store.put(ANN, "large", kept("x" * 5000))
     assert (len(store), store.bytes) == (0, 0)
-    assert not Store(0, 2**20).keeps
+    assert not ResponseStore(0, 2**20).keeps
 
 
 acts = st.tuples(st.sampled_from(["new", "go on", "delete"]), st.integers(0, 30), st.integers(1, 800))
@@ -104,8 +112,8 @@ acts = st.tuples(st.sampled_from(["new", "go on", "delete"]), st.integers(0, 30)
 def test_it_keeps_to_its_bounds_and_counts_each_piece_once(
     count_max: int, bytes_max: int, script: list[tuple[str, int, int]]
 ) -> None:
-    store = Store(count_max, bytes_max)
-    there: dict[str, Kept] = {}
+    store = ResponseStore(count_max, bytes_max)
+    there: dict[str, StoredResponse] = {}
     for number, (act, which, size) in enumerate(script):
         name = list(there)[which % len(there)] if there else ""
         if act == "delete" and there:
@@ -122,7 +130,7 @@ def test_it_keeps_to_its_bounds_and_counts_each_piece_once(
         assert store.bytes == _bytes(there) <= bytes_max
 
 
-def _bytes(there: dict[str, Kept]) -> int:
+def _bytes(there: dict[str, StoredResponse]) -> int:
     pieces = {id(piece): len(piece.encoded) for one in there.values() for piece in one.pieces}
     own = (RESPONSE_BYTES + len(one.head) + PIECE_BYTES * len(one.pieces) for one in there.values())
     return sum(pieces.values()) + sum(own)

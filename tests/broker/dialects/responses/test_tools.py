@@ -1,4 +1,4 @@
-"""Tools of responses: what is offered of them, and how they may be called."""
+"""Tools of the responses API: which are offered, and how they may be called."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from broker.dialects.responses.tools import Offer, flat_name, offer, told
+from broker.dialects.responses.tools import ResponsesToolOffer, flat_name, offer, told
 from protocol.errors import RequestError
-from protocol.parts import Calling
+from protocol.types import ToolCallConstraint
 
 READ: dict[str, Any] = {"type": "function", "name": "read", "parameters": {"type": "object"}}
 NOTE: dict[str, Any] = {"type": "function", "name": "note", "strict": True}
@@ -25,11 +25,11 @@ ELSEWHERE = [
 ]
 
 
-def names(offered: Offer) -> list[str]:
+def names(offered: ResponsesToolOffer) -> list[str]:
     return [tool["function"]["name"] for tool in offered.shown]
 
 
-def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> Offer:
+def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> ResponsesToolOffer:
     return offer(tools or (READ, NOTE, FILES), choice, single=single)
 
 
@@ -49,7 +49,7 @@ def test_functions_of_a_namespace_have_both_names_in_one() -> None:
     assert flat_name(None, "_read") == "_read"
 
 
-def test_what_takes_text_as_it_is_is_offered_as_a_function_of_one_string() -> None:
+def test_custom_tool_is_offered_as_function_with_one_string_parameter() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin"'}
     patch = {"type": "custom", "name": "patch", "description": "Edits files.", "format": grammar}
     offered = choose(None, patch, READ, {**FILES, "tools": [{"type": "custom", "name": "raw"}]})
@@ -63,7 +63,7 @@ def test_what_takes_text_as_it_is_is_offered_as_a_function_of_one_string() -> No
 
 def test_it_can_be_chosen_by_its_name() -> None:
     patch = {"type": "custom", "name": "patch"}
-    named = Calling(required=True, name="patch", single=True)
+    named = ToolCallConstraint(required=True, name="patch", single=True)
     assert choose(patch, patch, READ).calling == named
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [patch]}
     assert names(choose(allowed, patch, READ)) == ["patch"]
@@ -78,27 +78,27 @@ def test_of_two_functions_with_one_name_the_first_counts() -> None:
 @pytest.mark.parametrize(
     ("choice", "single", "calling"),
     [
-        ("auto", False, Calling(strict=["note"])),
-        ("auto", True, Calling(single=True, strict=["note"])),
-        ("required", False, Calling(required=True, strict=["note"])),
+        ("auto", False, ToolCallConstraint(strict=["note"])),
+        ("auto", True, ToolCallConstraint(single=True, strict=["note"])),
+        ("required", False, ToolCallConstraint(required=True, strict=["note"])),
         (
             {"type": "function", "name": "read"},
             False,
-            Calling(required=True, name="read", single=True, strict=["note"]),
+            ToolCallConstraint(required=True, name="read", single=True, strict=["note"]),
         ),
         (
             {"type": "function", "name": "read", "namespace": "mcp__files__"},
             False,
-            Calling(required=True, name="mcp__files__read", single=True, strict=["note"]),
+            ToolCallConstraint(required=True, name="mcp__files__read", single=True, strict=["note"]),
         ),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "read"}]},
             False,
-            Calling(required=True),
+            ToolCallConstraint(required=True),
         ),
     ],
 )
-def test_a_choice_says_how_tools_are_called(choice: Any, single: bool, calling: Calling) -> None:
+def test_a_choice_says_how_tools_are_called(choice: Any, single: bool, calling: ToolCallConstraint) -> None:
     assert choose(choice, single=single).calling == calling
 
 
@@ -130,7 +130,7 @@ def test_none_offers_nothing_and_a_list_what_is_on_it() -> None:
         (None, [{**FILES, "tools": 3}], "tools[0].tools"),
     ],
 )
-def test_what_is_wrong_is_named(choice: Any, tools: list[dict[str, Any]], param: str) -> None:
+def test_invalid_tools_error_names_the_param(choice: Any, tools: list[dict[str, Any]], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         choose(choice, *tools)
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""Calls in every format, cut anywhere, against what was written and against upstream's own parsers."""
+"""Calls in every format, split anywhere, compared with the original calls and with upstream's parsers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.output.calls.saying import Said, in_pieces, schemas_in
+from tests.worker.output.calls.parsed_answers import ParsedAnswer, in_pieces, schemas_in
 from tests.worker.output.calls.written import (
     FORMATS,
     NAMES,
@@ -35,7 +35,7 @@ def cuts_of(draw: st.DrawFn, text: str) -> list[str]:
 
 
 def shown(texts: Sequence[str]) -> str:
-    """What of texts around calls is content: all but white space that stands there alone."""
+    """Return the texts around calls that count as content: all except white space alone."""
     return "".join(text for text in texts if text.strip(SPACES))
 
 
@@ -97,14 +97,14 @@ def test_an_answer_cut_anywhere_keeps_what_was_given_out_and_loses_no_text(
         assert part[:2] == all_of_it[:2]
         assert all_of_it[2].startswith(part[2])
     if cut.calls:
-        # What a call has not taken is the end of what was said.
+        # Text that is in no call is the end of the output.
         assert text[:place].endswith(cut.text.removeprefix(shown([before])))
     else:
         assert cut.text == text[:place]
 
 
-def check_unfinished(said: Said) -> None:
-    """Arguments can be parsed where the call is whole, and nowhere else."""
+def check_unfinished(said: ParsedAnswer) -> None:
+    """Check that arguments can be parsed exactly where the call is complete."""
     for index, (_, name, arguments) in enumerate(said.calls):
         assert name in NAMES
         if index in said.whole:
@@ -145,7 +145,7 @@ def test_a_word_put_anywhere_is_in_the_text_or_in_a_call(name: str, data: st.Dat
     place = data.draw(st.integers(0, len(text)))
     word = "QX7Z"
     said = in_pieces(schemas_in(tools_for(calls)), text[:place] + word + text[place:])
-    # The attributes of tags say nothing that counts, but for the names in them.
+    # The attributes of tags are ignored, except for the names in them.
     if name not in ("kimi_k3", "muse_spark"):
         assert word in said.text + "".join(map("".join, said.calls))
 

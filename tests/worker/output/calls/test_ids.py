@@ -1,23 +1,22 @@
-"""What calls are called: the same wherever an answer goes on."""
+"""Ids of tool calls: the same wherever a stream resumes."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-from worker.contract import Draw, Prepared
+from tests.factories import engine_request
+from worker.contract.engine import SamplingParams
 from worker.output.calls.ids import namer_of
 
-PREPARED = Prepared(
-    id="a", tokens=(5, 6), draw=Draw(seed=2**63 - 1), stop=(), max_tokens=5, end_tokens=frozenset()
-)
+PREPARED = engine_request("a", (5, 6), sampling=SamplingParams(seed=2**63 - 1))
 
 
 def test_ids_belong_to_the_prompt_the_seed_and_the_place() -> None:
     others = [
         PREPARED,
         replace(PREPARED, tokens=(5, 6, 7)),
-        replace(PREPARED, draw=Draw(seed=3)),
+        replace(PREPARED, sampling=SamplingParams(seed=3)),
     ]
     ids = [namer_of(each)(index) for each in others for index in range(3)]
     assert len({*ids}) == 9

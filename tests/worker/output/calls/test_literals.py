@@ -1,4 +1,4 @@
-"""Values in the ways that models write them, against the readers that Python has."""
+"""Literals in the forms that models write, against Python's own parsers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_literals_of_python_become_json(value: Any) -> None:
 
 
 @given(damage)
-def test_what_python_reads_and_we_read_is_the_same(text: str) -> None:
+def test_damaged_literal_is_read_as_python_reads_it(text: str) -> None:
     said = transcode(text, PYTHON)
     try:
         expected = ast.literal_eval(text.strip())
@@ -88,7 +88,7 @@ def test_what_python_reads_and_we_read_is_the_same(text: str) -> None:
         ("'\\ud83d\\ude00'", "😀"),
     ],
 )
-def test_what_only_python_has_is_read_too(text: str, value: Any) -> None:
+def test_python_only_literal_becomes_json(text: str, value: Any) -> None:
     said = transcode(text, PYTHON)
     assert said is not None
     assert json.loads(said) == value
@@ -112,7 +112,7 @@ def test_what_only_python_has_is_read_too(text: str, value: Any) -> None:
         "{,}",
     ],
 )
-def test_what_is_no_value_is_none(text: str) -> None:
+def test_invalid_literal_yields_none(text: str) -> None:
     assert transcode(text, PYTHON) is None
 
 

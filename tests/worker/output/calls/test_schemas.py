@@ -1,4 +1,4 @@
-"""What text is as an argument, by the schema of its tool."""
+"""Conversion of text to an argument by the tool's schema."""
 
 from __future__ import annotations
 
@@ -110,5 +110,5 @@ def test_whatever_the_text_it_becomes_json(text: str, kinds: frozenset[str]) -> 
 
 
 @given(nested)
-def test_what_looks_like_json_is_guessed_to_be_json(value: Any) -> None:
+def test_text_that_is_valid_json_is_guessed_to_be_json(value: Any) -> None:
     assert json.loads(guessed(json.dumps(value))) == value

@@ -1,4 +1,4 @@
-"""How each format writes calls, what values it can carry, and what upstream's parser reads of it."""
+"""Call formats: how each is written, which values it can carry, and what upstream's parser reads."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ words = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 
 @dataclass(frozen=True)
 class Format:
-    """`write`: calls as the model writes them. `parser`: upstream's module, given what stands between `start`
-    and `end`. `keys`, `values`: what can be carried. `names`: which tools can be called."""
+    """A call format. `parser`: upstream's module, given the text between `start` and `end`. `keys`, `values`:
+    what the format can carry. `names`: the tools that can be called."""
 
     parser: str
     start: str
@@ -97,12 +97,12 @@ class Format:
     values: st.SearchStrategy[Any]
     names: Sequence[str] = tuple(NAMES)
     is_section: bool = False
-    """All calls stand between one start and one end."""
+    """Whether all calls are between one start and one end marker."""
     brackets: tuple[str, str] = ("", "")
-    """What stands around the calls of a section besides its markers."""
+    """Text around the calls of a section, in addition to its markers."""
     between: str = ""
     needs_arguments: bool = False
-    """By upstream's parser."""
+    """Whether upstream's parser requires arguments."""
     glue: str = "\n"
 
     def write(self, calls: Sequence[Call]) -> str:
@@ -200,12 +200,12 @@ def without(*marks: str) -> st.SearchStrategy[str]:
 
 
 def not_null(*marks: str) -> st.SearchStrategy[str]:
-    """Some of upstream's parsers read a string that is `null` as none at all."""
+    """Draw strings other than `null`, which some of upstream's parsers read as None."""
     return without(*marks).filter(lambda text: text.lower() != "null")
 
 
 def trimmed(*marks: str) -> st.SearchStrategy[str]:
-    """What upstream's parsers leave as it is, which strip."""
+    """Draw strings that upstream's parsers, which strip white space, leave unchanged."""
     return not_null(*marks).map(str.strip).filter(lambda text: text.lower() != "null")
 
 
@@ -217,7 +217,7 @@ def _nested_of(strings: st.SearchStrategy[str], keys: st.SearchStrategy[str]) ->
 
 
 def _free(strings: st.SearchStrategy[str], *marks: str) -> st.SearchStrategy[Any]:
-    """Strings as they are, and whatever else JSON has, without the marks that end a value."""
+    """Draw strings unchanged, and other JSON values without the marks that end a value."""
     return strings | nested.filter(
         lambda value: not isinstance(value, str) and not any(mark in dumped(value) for mark in marks)
     )
@@ -319,13 +319,13 @@ def _is_json(text: str) -> bool:
 
 @st.composite
 def calls_in(draw: st.DrawFn, form: Format, count_max: int = 3) -> list[Call]:
-    """No two of one tool: each has the schema of what it is called with."""
+    """Draw calls, at most one per tool, because each tool's schema is derived from its call."""
     names = draw(st.lists(st.sampled_from(list(form.names)), min_size=1, max_size=count_max, unique=True))
     return [(name, draw(st.dictionaries(form.keys, form.values, max_size=3))) for name in names]
 
 
 def tools_for(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """As clients send them: the tools that are called, and others."""
+    """Return tools as clients send them: the called ones and others."""
     schemas: dict[str, Any] = {name: {"type": "object", "properties": {}} for name in NAMES}
     schemas |= {name: schema_of(arguments) for name, arguments in calls}
     return [

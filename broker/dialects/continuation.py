@@ -1,0 +1,29 @@
+"""Assistant prefill: the last message is the assistant's, and the model continues it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, ends_with_prefill
+from protocol.errors import Code, RequestError
+
+
+def options(
+    messages: Sequence[Mapping[str, Any]], *, continues: bool | None, opens: bool | None
+) -> dict[str, str]:
+    """Return the worker's option for the end of the prompt, to add to the template's arguments.
+
+    `continues`, `opens`: vLLM's `continue_final_message` and `add_generation_prompt`. Raises `RequestError`
+    if both are true, and if there is no message to continue.
+    """
+    param = "continue_final_message"
+    if not continues:
+        return {PROMPT_ENDS: BEFORE_TURN} if opens is False else {}
+    if opens:
+        message = f"'{param}' and 'add_generation_prompt' cannot both be true."
+        raise RequestError(Code.INVALID_REQUEST, message, param=param)
+    if not ends_with_prefill(messages):
+        message = f"'{param}' requires a last message of the assistant with text and without tool calls."
+        raise RequestError(Code.INVALID_REQUEST, message, param=param)
+    return {PROMPT_ENDS: IN_MESSAGE}

@@ -1,0 +1,171 @@
+"""Allow-list of hosts and addresses from which media are fetched. Pure; nothing is resolved here.
+
+A URL is parsed once and only the result is used, so a second parser cannot disagree about its host. The
+address of a host name is checked after resolution, not by the spelling of the name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from urllib.parse import quote, urljoin, urlsplit
+
+from broker.dialects.media import MediaError
+
+Address = IPv4Address | IPv6Address
+
+URL_CHARACTERS_MAX = 8192
+PORTS = {"http": 80, "https": 443}
+
+_UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?:{_LABEL}\.)*{_LABEL}")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_PATTERN = re.compile(rf"\*|(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
+_IN_PATH = "/%:@!$&'()*+,;=~-._?"
+_UNICAST = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUrl:
+    """Parsed http(s) URL. `host`: an address, or a name in lower case without a trailing dot. `target`: path
+    and query, in ASCII."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+    address: Address | None = None
+
+    @property
+    def authority(self) -> str:
+        """Value of the Host header."""
+        host = f"[{self.host}]" if isinstance(self.address, IPv6Address) else self.host
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+    def redirected(self, location: str) -> MediaUrl:
+        """Return the target of a redirect. Raises MediaError."""
+        if len(location) > URL_CHARACTERS_MAX:
+            raise MediaError("the URL is too long")
+        try:
+            url = urljoin(self.url, location)
+        except ValueError as error:
+            raise _refusal() from error
+        return read_url(url)
+
+
+def read_url(url: str) -> MediaUrl:
+    """Parse an http(s) URL. Raises MediaError, also for credentials in the URL and for an invalid host."""
+    url = url.strip()
+    if len(url) > URL_CHARACTERS_MAX:
+        raise MediaError("the URL is too long")
+    if _UNWANTED.search(url):
+        raise _refusal()
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = parts.scheme.lower(), parts.hostname or "", parts.port
+    except ValueError as error:
+        raise _refusal() from error
+    if scheme not in PORTS:
+        raise MediaError(f"{scheme[:32]}: URLs are not supported" if scheme else "not a URL")
+    if "@" in parts.netloc or port == 0:
+        raise _refusal()
+    target = quote(parts.path or "/", safe=_IN_PATH, errors="replace")
+    if parts.query:
+        target += "?" + quote(parts.query, safe=_IN_PATH, errors="replace")
+    name, address = _host(host, is_literal=parts.netloc.startswith("["))
+    return MediaUrl(scheme, name, PORTS[scheme] if port is None else port, target, address)
+
+
+def _host(host: str, *, is_literal: bool) -> tuple[str, Address | None]:
+    """Return the canonical spelling, and the address if the host is one."""
+    if is_literal:
+        try:
+            six = IPv6Address(host)
+        except ValueError as error:
+            raise _refusal() from error
+        if six.scope_id is not None:
+            raise _refusal()
+        return str(six), six
+    name = _ascii(host).lower().removesuffix(".")
+    if len(name) > 253 or not _NAME.fullmatch(name):
+        raise _refusal()
+    if not _NUMBER.fullmatch(name.rpartition(".")[2]):
+        return name, None
+    # A host whose last label is a number is an address; only the unambiguous dotted form is accepted.
+    try:
+        return name, IPv4Address(name)
+    except ValueError as error:
+        raise _refusal() from error
+
+
+def _ascii(host: str) -> str:
+    if host.isascii():
+        return host
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError as error:
+        raise _refusal() from error
+
+
+def _refusal() -> MediaError:
+    return MediaError("not a URL that can be fetched")
+
+
+class AllowedHosts:
+    """Configured allow-list: `host`, `*.domain` for all subdomains, or `*`."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Raises ValueError for any other pattern."""
+        self._names = frozenset(map(_pattern, patterns))
+        self._any = "*" in self._names
+        self._domains = tuple(name[1:] for name in self._names if name.startswith("*."))
+
+    def check(self, place: MediaUrl) -> None:
+        """Raise MediaError if the host is not allowed."""
+        if not self._allows(place):
+            raise MediaError(f"fetching from {place.host!r} is not allowed; send a data: URL")
+
+    def _allows(self, place: MediaUrl) -> bool:
+        if self._any or place.host in self._names:
+            return True
+        return place.address is None and place.host.endswith(self._domains)
+
+
+def _pattern(text: str) -> str:
+    """Normalize a pattern to the spelling of `MediaUrl.host`."""
+    if text.startswith("[") or text.count(":") > 1:
+        return str(IPv6Address(text.strip("[]")))
+    spelt = text.lower()
+    spelt = spelt if spelt == "*." else spelt.removesuffix(".")
+    if not _PATTERN.fullmatch(spelt):
+        raise ValueError(f"expected a host, *.domain or *, not {text[:64]!r}")
+    return spelt
+
+
+def is_public(address: Address) -> bool:
+    """Return whether the address is a single host on the public internet, in any spelling.
+
+    Addresses that embed another one (IPv4-mapped, 6to4, Teredo) are not, except NAT64, by which some networks
+    reach IPv4.
+    """
+    if isinstance(address, IPv6Address):
+        if address in _NAT64:
+            return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
+        if address not in _UNICAST or address.sixtofour is not None or address.teredo is not None:
+            return False
+    return address.is_global and not (
+        address.is_private
+        or address.is_multicast
+        or address.is_reserved
+        or address.is_loopback
+        or address.is_link_local
+        or address.is_unspecified
+    )

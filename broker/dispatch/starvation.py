@@ -1,0 +1,70 @@
+"""Starved flights: requests without progress although their worker serves others or is idle. Pure.
+
+The worker watches its own rows and acts sooner (`worker/schedule/starvation.py`). This is the same rule on
+the gateway's clock, from output and heartbeats, for a worker that does not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from broker.dispatch.fleet import Fleet, Worker
+from broker.dispatch.flight import Flight
+from broker.dispatch.flights import Flights
+from protocol.messages import Generate
+from protocol.progress import ProgressWatch, Watched
+from protocol.types import RequestStatus
+
+_PLACED = ("prefill", "decode")
+
+
+class Starvation:
+    """The progress watchdogs of a fleet, one for each worker."""
+
+    def __init__(self, fleet: Fleet, flights: Flights) -> None:
+        self._fleet = fleet
+        self._flights = flights
+        self._watches: dict[str, ProgressWatch] = {}
+
+    def check(self, now: float) -> Iterator[tuple[Worker, list[Flight]]]:
+        """Yield workers with the flights that they starve. Call this a few times a second."""
+        before, self._watches = self._watches, {}
+        for worker in self._fleet:
+            if worker.ready is None or worker.verdict is not None:
+                continue
+            watch = before.get(worker.incarnation) or ProgressWatch(self._fleet.stall_timeout_s)
+            self._watches[worker.incarnation] = watch
+            if watch.is_due(now) and (starved := self._starved(worker, watch, now)):
+                yield worker, starved
+
+    def _starved(self, worker: Worker, watch: ProgressWatch, now: float) -> list[Flight]:
+        beat = worker.beat
+        rows = {row.id: row for row in beat.rows} if beat else {}
+        assigned = {flight.id: flight for flight in self._flights.assigned(worker.incarnation)}
+        watched = [_watched(flight, rows) for flight in assigned.values()]
+        # With rows free, memory may still be short: only an idle worker surely has room.
+        found = watch.check(watched, now, has_room=beat is not None and not beat.running)
+        return [assigned[id] for id in found]
+
+
+def _watched(flight: Flight, rows: dict[str, RequestStatus]) -> Watched:
+    attempt = flight.attempt
+    assert attempt is not None, "the flight is assigned to a worker"
+    row = rows.get(attempt.id)
+    phase = row.phase if row else ""
+    state = (
+        attempt.id,
+        attempt.accepted,
+        attempt.reused,
+        attempt.deltas,
+        attempt.scored,
+        (phase, row.prefilled, row.answered, row.work) if row else None,
+    )
+    is_decoding = phase == "decode" or (isinstance(flight.request, Generate) and attempt.deltas > 0)
+    return Watched(
+        flight.id,
+        (flight.request.priority, attempt.began_at),
+        state,
+        has_place=is_decoding or phase in _PLACED,
+        is_decoding=is_decoding,
+    )

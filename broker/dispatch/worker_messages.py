@@ -1,0 +1,188 @@
+"""Handler of worker messages about requests: passes them on to their flights. Pure and stateless.
+
+Messages may be lost or duplicated in transit: unexpected ones are counted, and a flight that lacks a part is
+resent (`failover`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from broker.dispatch import reconcile
+from broker.dispatch.admission import Admission
+from broker.dispatch.failover import Failover, Send
+from broker.dispatch.fleet import Worker
+from broker.dispatch.flight import DeltaResult, Flight
+from broker.dispatch.flights import Flights
+from broker.dispatch.traffic import Traffic
+from protocol.log_context import about
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    EmbeddingChunk,
+    Failed,
+    Finished,
+    Heartbeat,
+    PrefixHit,
+    PromptLogprobs,
+    StepOutputs,
+    tokens_reported,
+)
+from protocol.tasks import runs_nothing
+from protocol.types import Delta
+
+log = logging.getLogger(__name__)
+
+
+class WorkerMessages:
+    """Passes worker messages to their flights."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        flights: Flights,
+        failover: Failover,
+        admission: Admission,
+        send: Send,
+        clock: Callable[[], float],
+        dropped: Counter[str],
+        traffic: Traffic,
+    ) -> None:
+        """`dropped`: counters of unexpected messages, by reason."""
+        self._incarnation = incarnation
+        self._flights = flights
+        self._failover = failover
+        self._admission = admission
+        self._send = send
+        self._clock = clock
+        self._dropped = dropped
+        self._traffic = traffic
+
+    def accept(self, message: Accepted) -> int:
+        """Handle the acceptance of a request. Return the number of reported prompt tokens, 0 if not new."""
+        flight = self._flight(message.id, message.incarnation)
+        is_news = flight is not None and flight.accept(message)
+        return tokens_reported(message) if is_news else 0
+
+    def pass_on(self, worker: Worker, message: PrefixHit | Finished | Failed) -> None:
+        """Handle a prefix hit or the end of a request."""
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return
+        match message:
+            case PrefixHit():
+                if not flight.reused(message):
+                    self._dropped["unexpected"] += 1
+                elif flight.attempts == 1:
+                    self._traffic.reused(flight)
+            case Finished() if flight.terminal is None and flight.lacks(message):
+                self._dropped["gap"] += 1
+                self._failover.resend(flight, f"its end arrived after only {flight.progress} tokens")
+            case _:
+                if flight.end(message):
+                    self._failover.ended(flight)
+                    if isinstance(message, Finished):
+                        self._finished(worker, flight, message)
+
+    def _finished(self, worker: Worker, flight: Flight, message: Finished) -> None:
+        self._failover.routing.finished(flight, worker, message)
+        # Requests that only count tokens say nothing about the service time.
+        if not runs_nothing(flight.request):
+            self._admission.served(self._clock() - flight.opened_at)
+
+    def score(self, message: PromptLogprobs) -> int:
+        """Handle prompt logprobs. Return the number of new prompt tokens."""
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return 0
+        match flight.score(message, self._clock()):
+            case DeltaResult.TAKEN:
+                if flight.suspect:
+                    self._failover.on_progress(flight)
+                return len(message.tokens)
+            case DeltaResult.DUPLICATE:
+                self._dropped["double"] += 1
+            case DeltaResult.GAP:
+                self._dropped["gap"] += 1
+                self._failover.resend(flight, f"messages were lost before prompt token {message.first}")
+        return 0
+
+    def encode(self, message: EmbeddingChunk) -> int:
+        """Handle embedding vectors or scores. Return the number of newly answered texts."""
+        flight = self._flight(message.id, message.incarnation)
+        if flight is None:
+            return 0
+        match flight.encode(message, self._clock()):
+            case DeltaResult.TAKEN:
+                if flight.suspect:
+                    self._failover.on_progress(flight)
+                return len(message.places)
+            case DeltaResult.DUPLICATE:
+                self._dropped["double"] += 1
+            case DeltaResult.GAP:
+                self._dropped["gap"] += 1
+                self._failover.resend(flight, f"messages were lost before chunk {message.sequence}")
+            case DeltaResult.EXCESS:
+                self._dropped["beyond"] += 1
+                self._failover.resend(flight, "it got vectors of unknown or already answered texts")
+        return 0
+
+    def accept_outputs(self, worker: Worker, message: StepOutputs) -> int:
+        """Handle the outputs of a step. Return the number of accepted deltas."""
+        now, taken, first_tokens, tokens = self._clock(), 0, 0, 0
+        for delta in message.deltas:
+            flight = self._flight(delta.id, message.incarnation)
+            if flight is None or flight.terminal is not None:
+                continue
+            gain = flight.accept_delta(delta, now)
+            if gain is not DeltaResult.TAKEN:
+                self._not_accepted(flight, delta, gain)
+                continue
+            taken += 1
+            tokens += len(delta.tokens)
+            if not delta.sequence:
+                first_tokens += 1
+                if flight.attempts == 1:
+                    self._traffic.began(flight, now)
+            if flight.suspect:
+                self._failover.on_progress(flight)
+        if taken:
+            self._traffic.stepped(worker, now, pieces=taken, first_tokens=first_tokens, tokens=tokens)
+        return taken
+
+    def _not_accepted(self, flight: Flight, delta: Delta, gain: DeltaResult) -> None:
+        match gain:
+            case DeltaResult.DUPLICATE:
+                self._dropped["double"] += 1
+            case DeltaResult.GAP:
+                self._dropped["gap"] += 1
+                self._failover.resend(flight, f"messages were lost before delta {delta.sequence}")
+            case DeltaResult.EXCESS:
+                self._dropped["beyond"] += 1
+                self._failover.resend(flight, f"it got more than {flight.tokens_max} tokens")
+            case _:
+                log.warning("%s is cancelled: its client reads too slowly", flight.id, extra=about(flight.id))
+                self._failover.cancel(flight)
+
+    def reconcile(self, worker: Worker, beat: Heartbeat) -> bool:
+        """Resend flights that the worker has lost; cancel rows that it should not have.
+
+        False: it has lost the same flight too often and should get no more requests.
+        """
+        name, is_reliable = worker.incarnation, True
+        for flight in reconcile.lost(worker, beat, self._flights.assigned(name), self._clock()):
+            self._dropped["lost"] += 1
+            is_reliable &= self._failover.resend_lost(flight)
+        for row in reconcile.strays(worker, beat, self._flights.attempts(name)):
+            self._dropped["stray"] += 1
+            self._send(name, Cancel(incarnation=self._incarnation, id=row), ())
+        return is_reliable
+
+    def _flight(self, id: str, worker: str) -> Flight | None:
+        flight = self._flights.find(id, worker)
+        if flight is None:
+            self._dropped["no_flight"] += 1
+        return flight

@@ -1,1 +1,0 @@
-"""The gateway's ends of two lines: to the workers, and to its supervisor. Knows no HTTP."""

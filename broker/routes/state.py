@@ -1,0 +1,54 @@
+"""Application state that the routes use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from broker.dialects.responses.answer import ResponseBuilder
+from broker.dialects.responses.store import ResponseStore
+from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.http_counters import HttpCounters
+from broker.dispatch.inspection import Inspection
+from broker.http.auth import ApiKeys
+from broker.http.limits import KeyConcurrency
+from broker.http.media import MediaMemory
+from broker.http.offload import BodyOffload
+from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
+
+Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]
+"""A `broker.http.fetching.Fetcher`; that module is imported only if it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayState:
+    """The gateway's components, built in `__main__`.
+
+    `line_errors`: live counters of transport errors. `answering`: the running responses, by key digest and
+    id. `fetch`: fetches remote images; None disables them. `watchers`: open status streams. `inspection`:
+    captures requests; None disables it.
+    """
+
+    settings: GatewaySettings
+    dispatcher: Dispatcher
+    line_errors: Mapping[str, int]
+    api_keys_store: ApiKeys = field(default_factory=ApiKeys)
+    key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
+    responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
+    answering: dict[tuple[bytes, str], ResponseBuilder] = field(default_factory=dict)
+    offload: BodyOffload = field(default_factory=BodyOffload)
+    http_counters: HttpCounters = field(default_factory=HttpCounters)
+    watchers: set[object] = field(default_factory=set)
+    inspection: Inspection | None = None
+    media: MediaMemory = field(default_factory=lambda: MediaMemory(MEDIA_MEMORY))
+    fetch: Fetch | None = None
+    started_at: float = field(default_factory=time.monotonic)
+
+
+def gateway_of(request: Request) -> GatewayState:
+    """Return the gateway that serves this request."""
+    gateway: GatewayState = request.app.state.gateway
+    return gateway

@@ -1,0 +1,1 @@
+"""Transport: the gateway's connections to the workers and to its supervisor. Knows no HTTP."""

@@ -1,0 +1,245 @@
+"""ROUTER socket on the event loop: reads and decodes frames and calls the dispatcher; never raises.
+
+The socket's file descriptor is edge-triggered: after every read or send the socket must be polled again, or a
+message stays unread until the next one arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+import zmq.auth.thread
+from zmq.utils.monitor import recv_monitor_message
+
+from broker.transport.flood_guard import DropAction, FloodGuard, cost
+from broker.transport.peer_process import cut, is_distant, kill_peer
+from protocol import sockets, wire
+from protocol.messages import Accepted, Message, PromptLogprobs, StepOutputs, ToGateway, tokens_reported
+
+log = logging.getLogger(__name__)
+
+_MESSAGES_AT_ONCE = 128
+_BYTES_AT_ONCE = 256 * 1024
+"""Messages, and their bytes, that are read before other tasks of the loop run."""
+
+LEFT_ALONE = "not killed, because its connection could not be matched to that process"
+FLOODING = "it floods the gateway with useless messages"
+
+OnMessage = Callable[[str, ToGateway], int]
+"""(sender, message) -> the number of useful items in it."""
+TurnAway = Callable[[str, str], None]
+"""(peer, reason): called when messages of the peer are dropped from now on."""
+
+
+class RouterLink:
+    """The gateway's ROUTER socket. All callbacks run on the event loop."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        curve_keys: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        join: str = "",
+    ) -> None:
+        """Bind, to `join` as well if that is given. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
+        curve = sockets.Curve.load(curve_keys, "gateway") if curve_keys else None
+        self.errors: Counter[str] = Counter()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._auth_thread = self._start_auth_thread(curve_keys) if curve_keys else None
+        self._socket = sockets.bind_router(self._context, endpoint, curve, join)
+        self._monitor = self._socket.get_monitor_socket()
+        self._frames, self._changes = sockets.poller(self._socket), sockets.poller(self._monitor)
+        self._peer_by_fd: dict[int, str] = {}
+        self._flood_guard = FloodGuard()
+        self._to_cut: set[int] = set()
+        self._clock = clock
+        self._on_message: OnMessage = lambda sender, message: 0
+        self._lost: Callable[[str], None] = lambda sender: None
+        self._turn_away: TurnAway = lambda sender, why: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_due = False
+        """Whether a read is scheduled for the next iteration of the loop."""
+
+    def _start_auth_thread(self, keys: Path) -> zmq.auth.thread.ThreadAuthenticator:
+        """Authenticate peers by the worker key: plain CURVE admits anyone who knows the public key."""
+        doorman = zmq.auth.thread.ThreadAuthenticator(self._context)
+        doorman.start()
+        doorman.configure_curve(domain="roundhouse", location=str(keys))
+        return doorman
+
+    def start(self, on_message: OnMessage, lost: Callable[[str], None], turn_away: TurnAway) -> None:
+        """Start to read, on the running loop."""
+        self._on_message, self._lost, self._turn_away = on_message, lost, turn_away
+        self._loop = asyncio.get_running_loop()
+        for socket in (self._socket, self._monitor):
+            self._loop.add_reader(socket.fileno(), self._read_unless_due)
+        self._read_soon()
+
+    def close(self) -> None:
+        """Stop reading and close the sockets; what is queued gets `sockets.LINGER_MS`."""
+        if self._loop is not None:
+            for socket in (self._socket, self._monitor):
+                self._loop.remove_reader(socket.fileno())
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        if self._auth_thread is not None:
+            self._auth_thread.stop()
+        self._context.term()
+
+    def send(self, peer: str, message: Message, media: Sequence[bytes] = ()) -> bool:
+        """Queue a message to a worker. Return False if it has no connection, or its queue is full.
+
+        Raises `wire.WireError` for a message that cannot be encoded.
+        """
+        frames = wire.encode(message, media)
+        try:
+            self._socket.send_multipart([peer.encode(), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self.errors[f"send: {error}"] += 1
+            return False
+        finally:
+            self._read_soon()
+        return True
+
+    def end(self, peer: str, pid: int) -> str:
+        """Kill or disconnect an unresponsive peer; return which, for the log.
+
+        On this machine its process `pid` is killed if it is the one at the other end. A peer on another
+        machine is disconnected; if it recovers, it reconnects and sends a new Hello.
+        """
+        connections = [fd for fd, spoke in self._peer_by_fd.items() if spoke == peer]
+        if kill_peer(connections, pid):
+            return "killed"
+        distant = [fd for fd in connections if is_distant(fd)]
+        for fd in distant:
+            cut(fd)
+        return "disconnected" if distant else LEFT_ALONE
+
+    def _read_soon(self) -> None:
+        """Schedule one read in the next iteration of the loop; consumers of messages run in between."""
+        if self._loop is not None and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._read)
+
+    def _read_unless_due(self) -> None:
+        if not self._is_due:
+            self._read()
+
+    def _read(self) -> None:
+        self._is_due = False
+        # Broken connections are collected before the frames are read and handled after them, so that a
+        # worker's last messages still count.
+        broken = self._broken()
+        if broken:
+            more = self._read_last_words(len(broken))
+        else:
+            more = self._read_frames(_MESSAGES_AT_ONCE, _BYTES_AT_ONCE)
+        for fd, peer in broken:
+            # Its last messages, perhaps its first too, were read only now, after the connection was closed.
+            if peer is None or self._peer_by_fd.get(fd) == peer:
+                peer = self._peer_by_fd.pop(fd, None)
+            # A peer that has reconnected meanwhile is not lost: its Hello was handled.
+            if peer is not None and peer not in self._peer_by_fd.values():
+                self._lost(peer)
+        # Skip broken connections: their descriptors are closed, and may be reused for clients.
+        for fd in self._to_cut.difference(fd for fd, _ in broken):
+            cut(fd)
+        self._to_cut.clear()
+        if more:
+            self._read_soon()
+
+    def _broken(self) -> list[tuple[int, str | None]]:
+        """Return connections closed since the last call: descriptor, and the peer if it has sent anything."""
+        broken: list[tuple[int, str | None]] = []
+        while self._changes.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            if event["event"] != zmq.EVENT_DISCONNECTED:
+                continue
+            fd = event["value"]
+            broken.append((fd, self._peer_by_fd.pop(fd, None)))
+        return broken
+
+    def _read_last_words(self, gone: int) -> bool:
+        """Handle all queued messages of `gone` disconnected peers.
+
+        Other peers may never stop sending, but their messages are interleaved: a full queue per peer is
+        enough. Peers that have not sent anything yet count as one.
+        """
+        peers = gone + len(self._peer_by_fd) + 1
+        return self._read_frames(peers * sockets.RECEIVE_QUEUE_MESSAGES_MAX, sys.maxsize)
+
+    def _read_frames(self, messages_max: int, bytes_max: int) -> bool:
+        """Handle queued messages up to both limits. Return True if there may be more."""
+        for _ in range(messages_max):
+            # Polling is cheaper than an exception: usually there is only one message.
+            if not self._frames.poll(0):
+                return False
+            bytes_max -= self._receive(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            if bytes_max <= 0:
+                break
+        return True
+
+    def _receive(self, frames: list[zmq.Frame]) -> int:
+        """Handle one message. Return its size in bytes, 0 if dropped."""
+        sender = frames[0].bytes.decode("ascii", "replace")
+        fd = frames[-1].get(zmq.SRCFD)
+        first = isinstance(fd, int) and self._peer_by_fd.get(fd) != sender
+        if isinstance(fd, int):
+            self._peer_by_fd[fd] = sender
+        if self._flood_guard.is_turned_away(sender):
+            self._drop(sender, fd, first=first)
+            return 0
+        body = [frame.bytes for frame in frames[1:]]
+        size = sum(map(len, body))
+        useful, deltas = self._on_body(sender, body)
+        if (spent := cost(size, deltas, useful)) and not self._flood_guard.charge(
+            sender, spent, self._clock()
+        ):
+            self._drop(sender, fd, first=True)
+        return size
+
+    def _on_body(self, sender: str, body: list[bytes]) -> tuple[int, int]:
+        """Decode and handle a message. Return the numbers of useful and of all items."""
+        try:
+            message, _ = wire.decode_to_gateway(body)
+        except wire.WireError as error:
+            self.errors["decode"] += 1
+            log.warning("dropped a message from %s: %s", sender, error)
+            return 0, 0
+        try:
+            return self._on_message(sender, message), _parts(message)
+        except Exception:  # one bad message must not stop the others on this socket
+            self.errors["handle"] += 1
+            log.exception("failed to handle a %s from %s", type(message).__name__, sender)
+            return 0, 0
+
+    def _drop(self, sender: str, fd: object, *, first: bool) -> None:
+        """Drop a message of a rejected peer."""
+        self.errors["flood"] += 1
+        match self._flood_guard.drop(sender, first=first):
+            case DropAction.TELL:
+                self._turn_away(sender, FLOODING)
+            case DropAction.CUT if isinstance(fd, int):
+                self._to_cut.add(fd)
+
+
+def _parts(message: ToGateway) -> int:
+    """Return the number of items that can be useful."""
+    match message:
+        case StepOutputs():
+            return len(message.deltas)
+        case PromptLogprobs():
+            return len(message.tokens)
+        case Accepted():
+            return tokens_reported(message)
+        case _:
+            return 0

@@ -1,0 +1,118 @@
+"""Start-up progress of `serve` in the terminal: loading progress, then an example request.
+
+A thread polls the gateway until a model is ready, reports that once, and ends. It only observes: its failure
+does not affect serving.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Sequence
+from http.client import HTTPException
+from types import TracebackType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+TELL_S = 5.0
+"""Interval of progress lines when stderr is no terminal."""
+ANSWER_S_MAX = 2.0
+BAR_WIDTH = 24
+
+Write = Callable[[str], object]
+
+
+class StartupProgress:
+    """Progress reporter, active while its context is open."""
+
+    def __init__(self, url: str, keys: Sequence[str] = (), draw: Write | None = None) -> None:
+        """`draw`: writes to a terminal; None: progress is logged instead."""
+        self._url = url
+        self._keys = keys
+        self._draw = draw
+        self._drawn = False
+        self._told_at = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="greeting", daemon=True)
+
+    def __enter__(self) -> StartupProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(ANSWER_S_MAX)
+
+    def _look(self) -> None:
+        waited_s = 0.0
+        while not self._over.wait(LOOK_S):
+            waited_s += LOOK_S
+            status = self._status()
+            if loaded := [m["model"] for m in status.get("models", ()) if m["state"] == "loaded"]:
+                self._wipe()
+                log.info("%s", words(self._url, loaded, needs_key=bool(self._keys)))
+                return
+            for model, done, total in loading(status):
+                self._tell(model, done / total, waited_s)
+
+    def _tell(self, model: str, share: float, waited_s: float) -> None:
+        if self._draw is not None:
+            self._drawn = True
+            self._draw(f"\r{bar(share)} {share:>4.0%}  loading {model}")
+        elif waited_s - self._told_at >= TELL_S:
+            self._told_at = waited_s
+            log.info("loading %s: %.0f%%", model, 100 * share)
+
+    def _wipe(self) -> None:
+        if self._draw is not None and self._drawn:
+            self._draw("\n")
+
+    def _status(self) -> dict[str, Any]:
+        """Return the document of `/v1/status`; empty if it is not available yet."""
+        request = urllib.request.Request(f"{self._url}/v1/status?history=false")
+        for key in self._keys[:1]:
+            request.add_header("authorization", f"Bearer {key}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=ANSWER_S_MAX) as answer:
+                found = json.load(answer)
+        except (OSError, ValueError, HTTPException):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def terminal() -> Write | None:
+    """Return a writer to stderr if it is a terminal."""
+    return _write if sys.stderr.isatty() else None
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def loading(status: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """Return the models that are being loaded, each with loaded and total bytes."""
+    found = [(worker["model"], worker.get("loading")) for worker in status.get("workers", ())]
+    return [(model, each["done"], each["total"]) for model, each in found if each and each["total"]]
+
+
+def bar(share: float) -> str:
+    """Return a progress bar of `BAR_WIDTH` characters."""
+    full = round(max(0.0, min(1.0, share)) * BAR_WIDTH)
+    return "█" * full + "░" * (BAR_WIDTH - full)
+
+
+def words(url: str, models: Sequence[str], *, needs_key: bool) -> str:
+    """Return the line with models, URL and an example command for another terminal."""
+    key = ' -H "authorization: Bearer YOUR-KEY"' if needs_key else ""
+    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    path, kind = f"{url}/v1/chat/completions", "-H 'content-type: application/json'"
+    return f"serving {', '.join(models)} at {url}/v1; try: curl {path} {kind}{key} -d '{body}'"

@@ -1,0 +1,78 @@
+"""Checks of a model's folder, by file names only.
+
+They run before a worker is started, and again when it loads. Each check returns an error message that says
+what to do, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocol.error_text import closest_match
+from protocol.naming import folder_of
+
+CONFIG = "config.json"
+WEIGHTS = "model*.safetensors"
+"""The weight files that upstream loads; it loads no others."""
+
+_FOREIGN = ("*.bin", "*.gguf", "*.pth")
+_INSTEAD = "use a conversion, for example from mlx-community on Hugging Face, or make one with mlx_lm.convert"
+
+
+def problem_with(model: str) -> str | None:
+    """Return the first error of all three checks. Raises `OSError` if the config is not readable."""
+    folder = folder_of(model)
+    if why := why_no_folder(model) or why_no_config(folder):
+        return why
+    (folder / CONFIG).open("rb").close()
+    return why_no_weights(folder)
+
+
+def why_no_folder(model: str) -> str | None:
+    """Check that `model` is a folder."""
+    folder = folder_of(model)
+    if folder.is_file():
+        instead = f", which MLX cannot load: {_INSTEAD}" if _foreign(folder.parent, folder.name) else ""
+        return f"{model} is a file{instead}. Give a model folder that contains {CONFIG}."
+    if not folder.is_dir():
+        told = f"{model}: no such folder. Give a model folder or a Hugging Face id"
+        return told + (closest_match(folder.name, neighbours(folder)) or ".")
+    return None
+
+
+def why_no_config(folder: Path) -> str | None:
+    """Check that the folder contains `config.json`."""
+    if (folder / CONFIG).exists():
+        return None
+    if found := _foreign(folder):
+        return f"{folder} contains no {CONFIG}, only {found}, which MLX cannot load: {_INSTEAD}."
+    return f"{folder} contains no {CONFIG}; give a model folder, or download the model again."
+
+
+def why_no_weights(folder: Path) -> str | None:
+    """Check that the folder contains weights. Missing shards are found elsewhere."""
+    if any(folder.glob(WEIGHTS)):
+        return None
+    told = f"{folder} contains no weights ({WEIGHTS})"
+    if found := _foreign(folder):
+        return f"{told}, only {found}, which MLX cannot load: {_INSTEAD}."
+    return f"{told}. Download the model again."
+
+
+def neighbours(folder: Path) -> list[str]:
+    """Return the names of the folders in the parent of `folder`."""
+    try:
+        return [each.name for each in folder.expanduser().parent.iterdir() if each.is_dir()]
+    except OSError:
+        return []
+
+
+def _foreign(folder: Path, name: str = "*") -> str:
+    """Return the suffixes of files in `folder` that are other libraries' weights."""
+    return " and ".join(sorted(set(_endings(folder, name))))
+
+
+def _endings(folder: Path, name: str) -> Iterator[str]:
+    for pattern in _FOREIGN:
+        yield from (file.suffix for file in folder.glob(pattern) if file.match(name))

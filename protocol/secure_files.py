@@ -1,0 +1,44 @@
+"""Files and folders with secrets, accessible to their owner only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SECRET_BYTES_MAX = 2**20
+
+
+def read_private(path: Path) -> bytes:
+    """Read a file that is owned by root or this user and that no one else can read.
+
+    Raises `PermissionError` if others can read it, and `OSError` beyond `SECRET_BYTES_MAX` bytes.
+    """
+    # Non-blocking: if the path is a pipe, opening it must not block.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(f"{path} is not a file")
+        if info.st_mode & 0o077 or info.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{path} must be owned by you and accessible to no one else (mode 0600)")
+        if info.st_size > SECRET_BYTES_MAX:
+            raise OSError(f"{path} is larger than {SECRET_BYTES_MAX} bytes")
+        return file.read(SECRET_BYTES_MAX)
+
+
+def is_private(folder: Path) -> bool:
+    """Return whether `folder` is a folder, not a link, and only this user can enter it."""
+    info = folder.lstat()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+
+
+@contextmanager
+def create_private() -> Iterator[None]:
+    """Make this process create files for their owner only. The umask is process-wide: be brief."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

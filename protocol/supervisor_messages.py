@@ -1,0 +1,59 @@
+"""Messages between a supervisor and its gateway, sent over `supervisor_channel`.
+
+The supervisor sends the models and their states (`ModelStates`); the gateway sends which of them shall run,
+and the states of their workers (`DesiredModels`). Each message is complete and replaces those before it, so
+messages may be skipped, and a restarted gateway needs no history.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Stage = Literal["parked", "running", "ending", "failed"]
+"""State of a model's processes: none; one runs, loads or is about to be restarted; one is stopping; none, and
+the next start is delayed because the last ones failed."""
+
+Word = Literal["there", "taken", "loaded"]
+"""A worker process's message on its spawn channel: a spare is waiting, a spare has received its command line,
+a worker has loaded its model."""
+
+
+class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A configured model and its processes.
+
+    `weight_bytes`: size of its weight files; None: they are not on this machine. `memory_bytes`: memory of
+    its processes. `leaving`: ids of processes that accept no new requests and end when theirs finish.
+    `restarts`: number of unexpected exits; `last_end`: a description of the last one; `last_end_reason`: its
+    code (`sigkill`, `exit_1`, `not_started`). `replicas`: number of workers.
+    """
+
+    name: str
+    stage: Stage = "parked"
+    aliases: list[str] = []
+    resident: bool = False
+    weight_bytes: int | None = None
+    memory_bytes: int = 0
+    leaving: list[int] = []
+    restarts: int = 0
+    last_end: str = ""
+    last_end_reason: str = ""
+    replicas: int = 1
+
+
+class ModelStates(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Observed state, from the supervisor. `on_demand`: only `DesiredModels.wanted` run, else all models."""
+
+    models: list[ModelState]
+    on_demand: bool = False
+    memory_budget: int | None = None
+
+
+class DesiredModels(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Desired state, from the gateway. `wanted`: names of the models that shall run; None: no change.
+    `serving`: process ids of ready workers. `idle`: those of `leaving` without requests."""
+
+    wanted: list[str] | None = None
+    serving: list[int] = []
+    idle: list[int] = []

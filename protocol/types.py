@@ -1,0 +1,300 @@
+"""Types of message fields: bounded numbers and names, and the structs nested in messages.
+
+As in messages, new fields have defaults and unknown fields are ignored. Only messages are tagged: a nested
+struct's type follows from its field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+"""Neither infinite nor NaN, which JSON cannot represent."""
+Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Id = Annotated[str, Meta(max_length=256)]
+"""Id of a request or an incarnation."""
+Name = Annotated[str, Meta(max_length=1024)]
+RoutingMethod = Literal["affinity", "load"]
+Bytes = bytes
+"""Alias of `bytes` for classes with a field named `bytes`."""
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters. `None`: the default of the model's generation_config.
+
+    The gateway always sets `seed`, so that a resend to another worker has the same result: the random number
+    for a position depends only on the seed and that position.
+    """
+
+    seed: Seed
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    logprobs: Count | None = None
+    """Number of top tokens reported with each sampled token's logprob; None: no logprobs."""
+
+
+class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An image or a video of a request, in the order of the placeholders.
+
+    Its bytes are the wire frame with index `frame`; a video given as images has `frames` wire frames from
+    there on. `mime`: type detected from the bytes, `video/…` for a video file. `sha256`: hexadecimal hash of
+    all frames in order. The image is scaled down to `pixels_max` pixels; None: the model's default. `param`:
+    its place in the client's request, for error messages."""
+
+    frame: Count
+    frames: Count = 1
+    mime: str
+    sha256: str
+    pixels_max: Count | None = None
+    param: str = ""
+
+
+class TokenLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Logprob (natural) and bytes of a token; `top`: the most likely tokens at its position."""
+
+    bytes: Bytes
+    logprob: float
+    top: list[tuple[Bytes, float]] = []
+
+
+class PromptToken(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Logprob and bytes of a prompt token, as in `TokenLogprob`. The first token's `logprob` is None."""
+
+    bytes: Bytes
+    logprob: float | None = None
+    top: list[tuple[Bytes, float]] = []
+
+
+class StructuredOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Structured-output constraint on the content. `kind` is the type of `text`: `json_schema`, `regex`,
+    `lark` (a grammar), `choice` (a JSON array of strings), or `json_object` (empty `text`). `param`: the
+    client's parameter name, for error messages."""
+
+    kind: Name
+    text: str = ""
+    param: Name = ""
+
+
+class ToolCallConstraint(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tool-call constraint. `required`: the output is tool calls only; `name`: of this tool. `single`: the
+    output ends after its first call. `strict`: tools whose arguments must match their schema; in required
+    calls the arguments of every tool must."""
+
+    required: bool = False
+    name: Name = ""
+    single: bool = False
+    strict: list[Name] = []
+
+
+class TokenizeOptions(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Options of a tokenize-only request: return token ids (`tokens`) and each token's text (`pieces`) beside
+    their number. `special`: add the tokenizer's special tokens; None: as for generation. `opens_turn`: add
+    the generation prompt to a conversation."""
+
+    tokens: bool = False
+    pieces: bool = False
+    special: bool | None = None
+    opens_turn: bool = True
+
+
+class CallDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """New output of one tool call. `index` counts a request's calls from 0. `id` and `name` are sent once,
+    first; the concatenated `arguments` are one JSON object, incomplete if the model did not finish it."""
+
+    index: Count
+    id: Id = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """New output of one request in one step, by channel.
+
+    `sequence` counts a request's deltas from 0; a gap or a duplicate is an error. `text` is content, the only
+    channel of a raw completion; `reasoning` precedes it. All may be empty while a character, a marker or a
+    possible stop string is incomplete.
+    """
+
+    id: Id
+    sequence: Count
+    tokens: list[Token]
+    text: str = ""
+    likelihoods: list[TokenLogprob] = []
+    """Logprobs of `tokens`, if requested, without reasoning and marker tokens. The end token is included only
+    if prompt logprobs are requested too."""
+    reasoning: str = ""
+    calls: list[CallDelta] = []
+    """In order. Content may come between two calls; within one delta `text` precedes `calls`."""
+
+
+class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Token counts of a finished request. `cached_tokens`: prompt tokens taken from the prefix cache.
+    `reasoning_tokens`: completion tokens that are reasoning, without markers. `accepted_tokens` and
+    `rejected_tokens`: draft tokens. `sparse_tokens`: prompt tokens skipped by sparse prefill."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count = 0
+    reasoning_tokens: Count = 0
+    accepted_tokens: Count = 0
+    rejected_tokens: Count = 0
+    sparse_tokens: Count = 0
+
+
+class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Seconds that a request spent in each phase, by the worker's clock."""
+
+    queued_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
+
+
+class SparsePrefill(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sparse prefill: of a prompt of more than `above` tokens, run only the most important share `keep`. 1:
+    all of it."""
+
+    keep: Share = 0.3
+    above: Count = 8192
+
+
+class PrefixReuse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Prefix-cache hit of a prompt.
+
+    `tokens`: number of reused tokens. `tier`: `disk` if any part was read from disk, else `ram`; `none`
+    without reuse. `miss`: why not more was reused; empty if everything was. `left_out`: position ranges
+    (end exclusive) that sparse prefill skips, in order.
+    """
+
+    tokens: Count = 0
+    tier: str = "none"
+    miss: str = ""
+    left_out: list[tuple[Count, Count]] = []
+
+    @property
+    def sparse_tokens(self) -> int:
+        """Number of tokens that sparse prefill skips."""
+        return sum(last - first for first, last in self.left_out)
+
+
+class RequestStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Status of a request in its worker. `phase`: `waiting`, `prefill`, `ahead` (prefilled, waiting for a
+    place in the batch) or `decode`. `prefilled` includes reused tokens. `seconds` and `first_token_s` count
+    from its arrival. `preemptions`: how often it was preempted and queued again. `work` changes with work on
+    the prompt that no other field shows, such as encoding images."""
+
+    id: Id
+    phase: str
+    prompt_tokens: Count
+    prefilled: Count = 0
+    answered: Count = 0
+    seconds: Seconds = 0.0
+    first_token_s: Seconds | None = None
+    reuse: PrefixReuse | None = None
+    preemptions: Count = 0
+    work: Count = 0
+
+
+class TopPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A frequently used stored prefix, without its text."""
+
+    tokens: Count
+    uses: Count
+    bytes: Count
+    pinned: bool = False
+
+
+class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Prefix-cache statistics of a worker since its start. `misses` counts requests by `PrefixReuse.miss`,
+    without positions. `read_timeouts`: requests that continued without blocks on disk because a read timed
+    out."""
+
+    ram_bytes: Count = 0
+    ram_limit: Count = 0
+    disk_bytes: Count = 0
+    disk_limit: Count = 0
+    blocks: Count = 0
+    snapshots: Count = 0
+    lookups: Count = 0
+    hits: Count = 0
+    prompt_tokens: Count = 0
+    reused_tokens: Count = 0
+    misses: dict[str, Count] = {}
+    top: list[TopPrefix] = []
+    read_timeouts: Count = 0
+
+
+RANKS_MAX = 1024
+"""Maximum number of processes that run one model together."""
+
+
+class MemoryUsage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory usage of a process, in bytes: resident set, and MLX's active, peak and cached memory
+    (`device_spare_bytes`). 0: unknown."""
+
+    resident_bytes: Count = 0
+    device_bytes: Count = 0
+    device_peak_bytes: Count = 0
+    device_spare_bytes: Count = 0
+
+
+class RankMemory(MemoryUsage, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory usage of a follower rank. `host`: its machine's host name."""
+
+    rank: Count
+    host: Name = ""
+
+
+class Resources(MemoryUsage, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory usage and uptime of a worker's process. `ranks`: memory of its follower ranks, if it has any."""
+
+    uptime_s: Seconds = 0.0
+    ranks: Annotated[list[RankMemory], Meta(max_length=RANKS_MAX)] = []
+
+
+class SpecDecodeStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Numbers of accepted and rejected draft tokens."""
+
+    accepted: Count = 0
+    rejected: Count = 0
+
+
+class SpecDecodeStatus(SpecDecodeStats, frozen=True, kw_only=True, omit_defaults=True):
+    """Draft tokens of a worker since its start; `sources`: the same by drafter."""
+
+    sources: dict[str, SpecDecodeStats] = {}
+
+
+class ImageStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Image embedding cache of a worker: its size and number of entries (`kept`), and since its start the
+    images `encoded` and the cache `hits`. Images within a reused prefix count as neither."""
+
+    bytes: Count = 0
+    bytes_max: Count = 0
+    kept: Count = 0
+    encoded: Count = 0
+    hits: Count = 0
+
+
+class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Capabilities of a worker's model: generation and its features, embeddings, reranking."""
+
+    images: bool = False
+    videos: bool = False
+    tools: bool = False
+    thinking: bool = False
+    system_in_place: bool = False
+    generation: bool = True
+    embeddings: bool = False
+    rerank: bool = False

@@ -1,0 +1,162 @@
+"""The settings of a worker, shared with the supervisor, which passes them on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from protocol import logs
+from protocol.hosts import Backend, Mode
+from protocol.settings import public_name
+from protocol.sizes import Size
+from protocol.tasks import Task
+from protocol.types import Share
+
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
+Bytes = Annotated[int, Meta(ge=1)]
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
+    """Settings of one worker process."""
+
+    model: Annotated[
+        str | None,
+        Meta(description="model folder or Hugging Face id (default: the embedded pocket model)"),
+    ] = None
+    served_name: Annotated[
+        str | None,
+        Meta(description="model name in the API (default: the Hugging Face id or the folder's name)"),
+    ] = None
+    task: Annotated[
+        Task | None,
+        Meta(description="generate, embed or rerank (default: detected from the model's files or name)"),
+    ] = None
+    text_only: Annotated[
+        bool, Meta(description="load only the text part of a vision-language model, without image input")
+    ] = False
+    endpoint: Annotated[
+        str, Meta(description="endpoint of the gateway (default: the socket of a gateway on port 8000)")
+    ] = ""
+    curve_keys: Annotated[
+        Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint that is not on loopback")
+    ] = None
+    max_running: Annotated[
+        int, Meta(ge=1, le=4096, description="maximum requests in a worker's decode batch; further ones wait")
+    ] = 16
+    inter_token_target_s: Annotated[
+        Seconds,
+        Meta(
+            description="target for the seconds between a stream's tokens while other prompts are prefilled"
+        ),
+    ] = 0.1
+    prefill_tokens: Annotated[
+        int, Meta(ge=1, le=65536, description="maximum prompt tokens prefilled between two decode steps")
+    ] = 2048
+    admission_window_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="seconds that an idle worker waits for more requests to batch with a first",
+        ),
+    ] = 0.005
+    cache_limit_bytes: Annotated[
+        Bytes | None, Meta(description="maximum bytes of all KV caches (default: the available memory)")
+    ] = None
+    memory_limit_bytes: Annotated[
+        Bytes | None,
+        Meta(description="total memory in bytes for weights, caches and headroom (default: the machine's)"),
+    ] = None
+    memory_budget: Annotated[
+        Size | None,
+        Meta(
+            description="maximum memory of the worker, when several models share the machine (default: no"
+            " limit)"
+        ),
+    ] = None
+    memory_headroom: Annotated[
+        float, Meta(ge=0, lt=1, description="fraction of the memory that weights and caches leave free")
+    ] = 0.1
+    speculation: Annotated[
+        Literal["auto", "off"] | None,
+        Meta(
+            description="speculative decoding: auto (whenever it is faster) or off (default: auto with a"
+            " draft model, else off)"
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        Meta(
+            description="folder or Hugging Face id of a draft model with the same tokenizer, or of a drafter"
+            " trained for the model"
+        ),
+    ] = None
+    sparse_prefill: Annotated[
+        Share | None,
+        Meta(
+            description="fraction to prefill of prompts with more than 8,192 tokens, chosen by the draft"
+            " model (default: everything)",
+        ),
+    ] = None
+    prefix_cache_ram: Annotated[
+        Size | None,
+        Meta(
+            description="memory for the prefix cache; 0: no prefix cache (default: a part of the free memory)"
+        ),
+    ] = None
+    prefix_cache_disk: Annotated[
+        Size, Meta(description="disk space for the prefix cache, which survives restarts; 0: none")
+    ] = 4 * 2**30
+    prefix_cache_dir: Annotated[
+        Path | None,
+        Meta(
+            description="folder of the prefix cache on disk (default: `prefixes` in the user's cache folder)"
+        ),
+    ] = None
+    image_cache: Annotated[
+        Size | None,
+        Meta(
+            description="memory for encoded images, taken from the caches' memory (default: an eighth of it)"
+        ),
+    ] = None
+    hosts: Annotated[
+        Path | None,
+        Meta(description="hostfile of the machines that run the model together, this one first"),
+    ] = None
+    split: Annotated[
+        Mode | None,
+        Meta(
+            description="sharding across machines: tensor or pipeline (default: chosen by family and backend)"
+        ),
+    ] = None
+    backend: Annotated[
+        Backend | None,
+        Meta(description="communication backend: ring or jaccl (default: the hostfile's, else ring)"),
+    ] = None
+    hosts_port: Annotated[
+        int, Meta(ge=1, le=65000, description="first port of the ranks; each address uses the next one")
+    ] = 32323
+    join_timeout_s: Annotated[Seconds, Meta(description="timeout in seconds for all ranks to connect")] = 90.0
+    stands_in: Annotated[
+        bool, Meta(description="fallback: continue requests that another model began under the same name")
+    ] = False
+    stall_timeout_s: Annotated[
+        Seconds | None,
+        Meta(
+            description="seconds without a step, with running requests, after which the worker exits"
+            " (default: 120, and 20 when several machines run the model)"
+        ),
+    ] = None
+    drain_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="seconds that a worker's requests have to finish when it is stopped; another worker"
+            " continues the rest",
+        ),
+    ] = 10.0
+    log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
+    log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"

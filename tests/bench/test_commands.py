@@ -1,0 +1,48 @@
+"""`make bench`: all its programs start, and the first one works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import check_arguments, check_help
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERNAL = {"bench.bare", "bench.inprocess"}
+"""Programs that other programs start."""
+RUN_S_MAX = 100
+
+
+def programs() -> list[str]:
+    """Return the modules and packages of `bench` that are programs."""
+    bench = ROOT / "bench"
+    names = {path.stem for path in bench.glob("*.py") if '__name__ == "__main__"' in path.read_text()}
+    names |= {path.parent.name for path in bench.glob("*/__main__.py")}
+    return sorted({f"bench.{name}" for name in names} - INTERNAL)
+
+
+def test_the_documents_name_every_bench() -> None:
+    """`gateway` is the default, so the Makefile names it."""
+    [row] = re.findall(r"^\| `make bench` \|.*$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    named = set(re.findall(r"`(?:BENCH=)?(\w+)`", row))
+    assert "BENCH ?= gateway\n" in (ROOT / "Makefile").read_text()
+    assert named | {"gateway"} == {name.removeprefix("bench.") for name in programs()}
+
+
+@pytest.mark.parametrize("program", programs())
+def test_a_bench_starts_and_describes_itself(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_help(program, monkeypatch, capsys)
+    check_arguments(program, [], monkeypatch)
+
+
+def test_the_default_bench_measures_the_gateway() -> None:
+    command = [sys.executable, "-m", "bench.gateway", "--streams", "1", "--events", "500", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S_MAX, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^gateway / bare: [\d.]+ by wall clock, [\d.]+ by CPU time$", done.stdout, re.MULTILINE)

@@ -1,0 +1,119 @@
+"""Complete application whose workers are played by a test."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from starlette.types import ASGIApp
+
+from broker.app import create_app
+from broker.dialects.responses.store import ResponseStore
+from broker.dispatch.inspection import Inspection
+from broker.http.auth import ApiKeys
+from broker.http.limits import KeyConcurrency
+from broker.http.media import MediaMemory
+from broker.routes.state import Fetch, GatewayState
+from broker.transport.router import RouterLink
+from protocol.gateway_settings import GatewaySettings
+from protocol.messages import Cancel, Generate, Message
+from tests.broker.asgi import Exchange, until
+from tests.broker.dispatcher_line import Line
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+
+
+class MemoryLink:
+    """Link without sockets, with the methods that the application uses."""
+
+    def __init__(self) -> None:
+        self.touch: list[Callable[..., object]] = []
+        self.closed = False
+        self.errors: Counter[str] = Counter()
+
+    def start(
+        self, on_message: Callable[..., int], lost: Callable[..., None], turn_away: Callable[..., None]
+    ) -> None:
+        self.touch = [on_message, lost, turn_away]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def send(self, peer: str, message: Message, media: Sequence[bytes] = ()) -> bool:
+        raise AssertionError("only the dispatcher sends")
+
+
+class House:
+    """Application whose workers are played by the test."""
+
+    def __init__(
+        self,
+        *,
+        per_key_max: int | None = None,
+        waiting_max: int = 1,
+        fetch: Fetch | None = None,
+        **configured: Any,
+    ) -> None:
+        self.line = Line(waiting_max=waiting_max)
+        self.line.clock.now = time.monotonic()
+        self.link = MemoryLink()
+        settings = GatewaySettings(**{"keepalive_s": 60.0, **configured})
+        self.gateway = GatewayState(
+            settings=settings,
+            dispatcher=self.line.dispatcher,
+            line_errors=self.link.errors,
+            api_keys_store=ApiKeys(settings.api_keys),
+            key_concurrency=KeyConcurrency(per_key_max),
+            responses=ResponseStore(settings.responses_max, settings.responses_bytes_max),
+            inspection=Inspection() if settings.inspect else None,
+            media=MediaMemory(settings.media_memory),
+            fetch=fetch,
+        )
+        self.app: ASGIApp = create_app(self.gateway, cast(RouterLink, self.link))
+
+    def close(self) -> None:
+        """Release the resources that the lifespan's shutdown would, for tests that run no lifespan."""
+        self.gateway.offload.close()
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Exchange:
+        given = [
+            (name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()
+        ]
+        return Exchange(self.app, method, path, headers=given)
+
+    def chat(self, content: object = "hello", **fields: object) -> Exchange:
+        body = {"messages": [{"role": "user", "content": content}], **fields}
+        return Exchange(self.app, "POST", CHAT, json.dumps(body).encode())
+
+    def text(self, prompt: object = "Once", **fields: object) -> Exchange:
+        return Exchange(self.app, "POST", TEXT, json.dumps({"prompt": prompt, **fields}).encode())
+
+    def respond(self, input: object = "hello", *, key: str = "", **fields: object) -> Exchange:
+        headers = [(b"x-api-key", key.encode())] if key else []
+        return Exchange(
+            self.app, "POST", RESPONSES, json.dumps({"input": input, **fields}).encode(), headers=headers
+        )
+
+    def post(self, path: str, **body: object) -> Exchange:
+        return Exchange(self.app, "POST", path, json.dumps(body).encode())
+
+    def message(self, content: object = "hello", **fields: object) -> Exchange:
+        body = {"max_tokens": 16, "messages": [{"role": "user", "content": content}], **fields}
+        return self.post(MESSAGES, **body)
+
+    def requests(self, worker: str = "w") -> list[Generate]:
+        return [m for to, m in self.line.sent if to == worker and isinstance(m, Generate)]
+
+    def cancels(self, worker: str = "w") -> list[str]:
+        return [m.id for to, m in self.line.sent if to == worker and isinstance(m, Cancel)]
+
+    async def arrived(self, number: int = 1) -> str:
+        """Wait until `number` requests have reached the worker, and return the last one's id."""
+        await until(lambda: len(self.requests()) >= number)
+        return self.requests()[-1].id

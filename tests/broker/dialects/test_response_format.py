@@ -1,0 +1,231 @@
+"""Structured output: each request field that selects it, in both of OpenAI's dialects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dialects import chat, chat_body, completions
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.types import StructuredOutput
+from protocol.wire import decode_to_worker, encode
+
+SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {"é": {}},
+}
+TEXT = json.dumps(SCHEMA)
+FIRST = {"chat": {"messages": [{"role": "user", "content": "hello"}]}, "completions": {"prompt": "hello"}}
+
+
+def of_chat(raw: bytes) -> Generate:
+    read = chat_body.read(raw)
+    messages = chat.conversation(read, system_in_place=False).messages
+    return chat.generate(read, messages, [], id="a", incarnation="gateway")
+
+
+def of_completions(raw: bytes) -> Generate:
+    return completions.generate(completions.read(raw), id="a", incarnation="gateway")[0]
+
+
+SENT: dict[str, Callable[[bytes], Generate]] = {"chat": of_chat, "completions": of_completions}
+
+
+def written(dialect: str, fields: dict[str, Any]) -> bytes:
+    return json.dumps(FIRST[dialect] | fields).encode()
+
+
+def sent(dialect: str, fields: dict[str, Any]) -> StructuredOutput | None:
+    return SENT[dialect](written(dialect, fields)).form
+
+
+def with_schema(dialect: str, text: bytes) -> bytes:
+    """Return a body whose schema is the raw JSON `text`, which no encoder would write."""
+    return written(dialect, {"guided_json": 0}).replace(b'"guided_json": 0', b'"guided_json": ' + text)
+
+
+def refusal(dialect: str, raw: bytes) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        SENT[dialect](raw)
+    return caught.value
+
+
+def schema_at(place: str) -> StructuredOutput:
+    return StructuredOutput(kind="json_schema", text=TEXT, param=place)
+
+
+def described(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", **fields}}}
+
+
+def structured(**fields: Any) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
+HELD: list[tuple[dict[str, Any], StructuredOutput | None]] = [
+    ({}, None),
+    ({"response_format": {"type": "text"}}, None),
+    (
+        {"response_format": {"type": "json_object"}},
+        StructuredOutput(kind="json_object", param="response_format"),
+    ),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        schema_at("response_format.schema"),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        schema_at("response_format.schema"),
+    ),
+    (described(schema=SCHEMA, strict=True), schema_at("response_format.json_schema.schema")),
+    (described(schema=SCHEMA, strict=False), schema_at("response_format.json_schema.schema")),
+    (described(schema=SCHEMA), schema_at("response_format.json_schema.schema")),
+    (structured(json=SCHEMA), schema_at("structured_outputs.json")),
+    (structured(json=TEXT), schema_at("structured_outputs.json")),
+    (structured(regex="a|b"), StructuredOutput(kind="regex", text="a|b", param="structured_outputs.regex")),
+    (
+        structured(choice=["rot", "駅", ""]),
+        StructuredOutput(kind="choice", text='["rot","駅",""]', param="structured_outputs.choice"),
+    ),
+    (
+        structured(grammar='start: "a"'),
+        StructuredOutput(kind="lark", text='start: "a"', param="structured_outputs.grammar"),
+    ),
+    (
+        structured(json_object=True),
+        StructuredOutput(kind="json_object", param="structured_outputs.json_object"),
+    ),
+    (
+        structured(json_object=False, regex="a"),
+        StructuredOutput(kind="regex", text="a", param="structured_outputs.regex"),
+    ),
+    (structured(json_object=False), None),
+    ({"guided_json": SCHEMA}, schema_at("guided_json")),
+    ({"guided_json": TEXT}, schema_at("guided_json")),
+    ({"guided_regex": "[0-9]+"}, StructuredOutput(kind="regex", text="[0-9]+", param="guided_regex")),
+    ({"guided_choice": ["a", "b"]}, StructuredOutput(kind="choice", text='["a","b"]', param="guided_choice")),
+    (
+        {"guided_grammar": 'start: "a"'},
+        StructuredOutput(kind="lark", text='start: "a"', param="guided_grammar"),
+    ),
+    (
+        {"guided_regex": "a", "response_format": {"type": "text"}, "guided_decoding_backend": "xgrammar"},
+        StructuredOutput(kind="regex", text="a", param="guided_regex"),
+    ),
+]
+
+
+@pytest.mark.parametrize("dialect", SENT)
+@pytest.mark.parametrize(("fields", "form"), HELD, ids=[str(fields)[:60] for fields, _ in HELD])
+def test_a_form_is_taken_by_each_of_its_names(
+    dialect: str, fields: dict[str, Any], form: StructuredOutput | None
+) -> None:
+    assert sent(dialect, fields) == form
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {}}, "response_format.type"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": []}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_object", "schema": 1}}, "response_format.schema"),
+    (described(), "response_format.json_schema.schema"),
+    (described(schema=None), "response_format.json_schema.schema"),
+    (described(schema=[]), "response_format.json_schema.schema"),
+    (described(schema=TEXT), "response_format.json_schema.schema"),
+    (described(schema=True), "response_format.json_schema.schema"),
+    (described(schema=SCHEMA, strict="yes"), "response_format.json_schema.strict"),
+    (described(schema=SCHEMA, name=7), "response_format.json_schema.name"),
+    ({"structured_outputs": "json"}, "structured_outputs"),
+    (structured(json=[]), "structured_outputs.json"),
+    (structured(json="no json"), "structured_outputs.json"),
+    (structured(json='"text"'), "structured_outputs.json"),
+    (structured(json=""), "structured_outputs.json"),
+    (structured(json="[" * 20_000), "structured_outputs.json"),
+    (structured(json='{"a": ' + "[" * 20_000 + "]" * 20_000 + "}"), "structured_outputs.json"),
+    (structured(regex=7), "structured_outputs.regex"),
+    (structured(regex=""), "structured_outputs.regex"),
+    (structured(choice="a"), "structured_outputs.choice"),
+    (structured(choice=[]), "structured_outputs.choice"),
+    (structured(choice=["a", 1]), "structured_outputs.choice[1]"),
+    (structured(grammar=[]), "structured_outputs.grammar"),
+    (structured(grammar=""), "structured_outputs.grammar"),
+    (structured(json_object="yes"), "structured_outputs.json_object"),
+    (structured(whitespace_pattern=7), "structured_outputs.whitespace_pattern"),
+    ({"guided_json": 7}, "guided_json"),
+    ({"guided_json": "{'a': 1}"}, "guided_json"),
+    ({"guided_regex": {}}, "guided_regex"),
+    ({"guided_regex": ""}, "guided_regex"),
+    ({"guided_choice": {}}, "guided_choice"),
+    ({"guided_choice": [None]}, "guided_choice[0]"),
+    ({"guided_grammar": 7}, "guided_grammar"),
+    # Two constraints at once.
+    (structured(json=SCHEMA, regex="a"), "structured_outputs.regex"),
+    (structured(choice=["a"], json_object=True), "structured_outputs.json_object"),
+    (described(schema=SCHEMA) | {"guided_choice": ["a"]}, "guided_choice"),
+    (described(schema=SCHEMA) | structured(json=SCHEMA), "structured_outputs.json"),
+    ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
+]
+
+
+@pytest.mark.parametrize("dialect", SENT)
+@pytest.mark.parametrize(("fields", "param"), WRONG, ids=[f"{p}-{n}" for n, (_, p) in enumerate(WRONG)])
+def test_a_form_that_is_none_is_named(dialect: str, fields: dict[str, Any], param: str) -> None:
+    error = refusal(dialect, written(dialect, fields))
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
+    assert f"'{param}'" in error.message
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize("dialect", SENT)
+def test_a_tag_amid_the_text_is_refused_by_its_name(dialect: str) -> None:
+    for fields, param in (
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.type"),
+        (structured(structural_tag="{}"), "structured_outputs.structural_tag"),
+        ({"structural_tag": {}}, "structural_tag"),
+    ):
+        error = refusal(dialect, written(dialect, fields))
+        assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
+
+
+@pytest.mark.parametrize("dialect", SENT)
+@pytest.mark.parametrize(
+    "broken",
+    [b'{"a": "\xff\xfe"}', b'{"\xff": 1}', b'"\xff"', b'{"a": "\\ud800"}', b"{" * 20_000, b'{"a": NaN}'],
+)
+def test_a_schema_that_is_no_json_is_a_refusal(dialect: str, broken: bytes) -> None:
+    assert refusal(dialect, with_schema(dialect, broken)).code is Code.INVALID_REQUEST
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.text(),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(), inside, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4), st.sampled_from([*SENT]))
+def test_a_schema_arrives_as_it_was_written(schema: dict[str, Any], dialect: str) -> None:
+    """White space, key order and numbers beyond any machine type are preserved."""
+    text = json.dumps(schema, ensure_ascii=False, indent=1)
+    raw = with_schema(dialect, b" %b " % text.encode())
+    message = SENT[dialect](raw)
+    assert message.form == StructuredOutput(kind="json_schema", text=text, param="guided_json")
+    arrived, _ = decode_to_worker(encode(message))
+    assert arrived == message
+
+
+def test_every_answer_of_a_request_is_held_to_the_same_form() -> None:
+    raw = written("completions", {"prompt": ["a", "b"], "n": 2, "guided_regex": "a"})
+    requests = completions.generate(completions.read(raw), id="a", incarnation="gateway")
+    assert [request.form for request in requests] == [
+        StructuredOutput(kind="regex", text="a", param="guided_regex")
+    ] * 4

@@ -1,0 +1,266 @@
+"""Quarantine: a poison request among harmless ones, and worker crashes at arbitrary times.
+
+`python -m tests.broker.dispatch.test_quarantine 10000` plays that many random histories and prints their
+outcomes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from broker.dispatch.flight import PROVEN_PIECES, Flight
+from broker.dispatch.quarantine import CRASHES_MAX, CRASHES_RAISED_MAX, QUARANTINE_GRACE_S
+from protocol.errors import Code
+from protocol.messages import Cancel, Failed, Finished, Generate
+from protocol.types import Delta, RequestStatus
+from tests.broker.dispatcher_line import Line
+from tests.factories import accepted, events, finished, request, reused
+
+STEP_S = 0.05
+TOKENS = 9
+PREFILL = -1
+"""Fatal token of a request that kills the worker during prefill."""
+NEVER = 10**9
+BEAT_STEPS = 5
+REMAND_STEPS = int(QUARANTINE_GRACE_S / STEP_S)
+STEPS_MAX = 40_000
+
+
+class Works:
+    """Worker that decodes a token per row and step, and crashes at the poison request's token `fatal`.
+
+    Requests beyond `rows` wait in it. The deltas of its last `tail` steps are lost with it, and its successor
+    starts at once.
+    """
+
+    def __init__(self, line: Line, *, fatal: int = NEVER, tail: int = 0, rows: int = 64) -> None:
+        self.line, self.fatal, self.tail, self.rows_max = line, fatal, tail, rows
+        self.crashes = self.steps = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.name = f"w{self.crashes}"
+        self.rows: dict[str, list[int]] = {}
+        self.unsaid: list[list[Delta]] = []
+        self.line.serving(self.name, rows=self.rows_max)
+
+    def step(self, *, pulled: bool = False) -> None:
+        self.line.clock.now += STEP_S
+        self._take()
+        if pulled or self._is_killed():
+            self.crashes += 1
+            self.line.dispatcher.lost(self.name)
+            self._start()
+        else:
+            self._work()
+        self.line.dispatcher.sweep()
+
+    def _take(self) -> None:
+        for message in self.line.sent_to(self.name):
+            if isinstance(message, Generate):
+                self.rows[message.id] = [len(message.resume), 0]
+                self.line.say(self.name, accepted(self.name, message.id))
+            elif isinstance(message, Cancel):
+                self.rows.pop(message.id, None)
+
+    def _is_killed(self) -> bool:
+        running = list(self.rows.items())[: self.rows_max]
+        at = [at for id, (at, _) in running if id.startswith("poison")]
+        return bool(at) if self.fatal == PREFILL else self.fatal in at
+
+    def _work(self) -> None:
+        said = []
+        for id, row in list(self.rows.items())[: self.rows_max]:
+            if not row[1]:
+                self.line.say(self.name, reused(self.name, id))
+            if row[0] < TOKENS:
+                said.append(Delta(id=id, sequence=row[1], tokens=[row[0]], text=f"{row[0]} "))
+                row[0], row[1] = row[0] + 1, row[1] + 1
+        self.unsaid.append(said)
+        if len(self.unsaid) > self.tail or not said:
+            self._say()
+        self.steps += 1
+        if self.steps % BEAT_STEPS == 0:
+            rows = [RequestStatus(id=id, phase="decode", prompt_tokens=3) for id in self.rows]
+            self.line.beat(self.name, running=len(rows), steps=self.steps, rows=rows)
+
+    def _say(self) -> None:
+        count = max(1, len(self.unsaid) - self.tail)
+        for deltas in self.unsaid[:count]:
+            self.line.say(self.name, replace(events(self.name, "x"), deltas=deltas))
+        del self.unsaid[:count]
+        if not any(self.unsaid):
+            for id in [id for id, row in self.rows.items() if row[0] == TOKENS]:
+                del self.rows[id]
+                self.line.say(self.name, finished(self.name, id, TOKENS))
+
+
+def submit(line: Line, *ids: str, prompt: str | None = None) -> list[Flight]:
+    return [line.submit(request(id, prompt=prompt or id)) for id in ids]
+
+
+def code_of(flight: Flight) -> str | None:
+    return flight.terminal.code if isinstance(flight.terminal, Failed) else None
+
+
+def assert_whole(flights: list[Flight]) -> None:
+    for flight in flights:
+        assert isinstance(flight.terminal, Finished)
+        texts = [item.text for item in flight.take() if isinstance(item, Delta)]
+        assert texts == [f"{number} " for number in range(TOKENS)]
+
+
+def until_over(works: Works, flights: list[Flight]) -> None:
+    for _ in range(STEPS_MAX):
+        if all(flight.terminal is not None for flight in flights):
+            return
+        works.step()
+    raise AssertionError("a request hangs")
+
+
+tails = st.integers(0, PROVEN_PIECES - 1)
+
+
+@settings(max_examples=60)
+@given(
+    before=st.integers(0, 25),
+    after=st.integers(0, 25),
+    fatal=st.integers(PREFILL, TOKENS - 1),
+    tail=tails,
+    rows=st.integers(1, 64),
+    copies=st.integers(1, 3),
+    start=st.integers(0, 6),
+)
+@example(before=25, after=25, fatal=PREFILL, tail=1, rows=16, copies=1, start=6)
+@example(before=25, after=25, fatal=7, tail=1, rows=16, copies=1, start=6)
+def test_poison_costs_three_deaths_at_most_and_no_innocent_anything(
+    before: int, after: int, fatal: int, tail: int, rows: int, copies: int, start: int
+) -> None:
+    line = Line(waiting_max=64)
+    works = Works(line, fatal=fatal, tail=tail, rows=max(rows, copies))
+    innocents = submit(line, *(f"i{number}" for number in range(before)))
+    for _ in range(start):
+        works.step()
+    poison = submit(line, *(f"poison{number}" for number in range(copies)), prompt="poison")
+    innocents += submit(line, *(f"i{number}" for number in range(before, before + after)))
+    until_over(works, [*poison, *innocents])
+    assert [code_of(flight) for flight in poison] == [Code.WORKER_CRASHED] * copies
+    assert works.crashes <= CRASHES_MAX
+    assert_whole(innocents)
+
+
+@settings(max_examples=60)
+@given(
+    fatal=st.integers(PREFILL, TOKENS - 1),
+    tail=tails,
+    pulls=st.lists(st.integers(0, 60), max_size=8),
+    count=st.integers(0, 8),
+)
+@example(fatal=2, tail=0, pulls=[0] * 6, count=1)
+def test_poison_is_found_out_although_somebody_pulls_the_plug(
+    fatal: int, tail: int, pulls: list[int], count: int
+) -> None:
+    line = Line(waiting_max=64)
+    works = Works(line, fatal=fatal, tail=tail, rows=4)
+    [poison, *others] = submit(line, "poison", *(f"i{number}" for number in range(count)))
+    for gap in pulls:
+        for _ in range(gap):
+            works.step()
+        works.step(pulled=True)
+    until_over(works, [poison, *others])
+    assert code_of(poison) == Code.WORKER_CRASHED
+    # One crash more than the poison may cause: past the points of the other crashes it is cleared of them,
+    # and its first own crash also counts against a request that runs beside it.
+    assert works.crashes <= len(pulls) + CRASHES_RAISED_MAX + 1
+
+
+@given(
+    gaps=st.lists(st.integers(0, REMAND_STEPS - 1), min_size=1, max_size=40),
+    count=st.integers(1, 6),
+    rows=st.integers(1, 6),
+    tail=tails,
+)
+def test_while_the_plug_is_pulled_again_and_again_nobody_is_found_guilty(
+    gaps: list[int], count: int, rows: int, tail: int
+) -> None:
+    line = Line(waiting_max=64)
+    works = Works(line, tail=tail, rows=rows)
+    flights = submit(line, *(f"i{number}" for number in range(count)))
+    for gap in gaps:
+        for _ in range(gap):
+            works.step()
+        works.step(pulled=True)
+        assert not any(code_of(flight) for flight in flights)
+
+
+def pull(seed: int) -> tuple[Counter[str], int]:
+    """Crash workers at random for two minutes. Return the outcomes and the number of crashes."""
+    dice = random.Random(seed)
+    line = Line(waiting_max=64)
+    works = Works(line, tail=dice.randrange(PROVEN_PIECES), rows=dice.choice([4, 16]))
+    flights: list[Flight] = []
+    mean_s = dice.choice([0.3, 1.0, 3.0, 10.0])
+    until = line.clock.now + 120.0
+    while line.clock.now < until:
+        flying = sum(flight.terminal is None for flight in flights)
+        flights += submit(line, *(f"i{len(flights) + n}" for n in range(dice.randint(0, 20 - flying))))
+        steps = int(dice.expovariate(1 / mean_s) / STEP_S)
+        for _ in range(min(steps, REMAND_STEPS)):
+            works.step()
+        works.step(pulled=steps <= REMAND_STEPS)
+    until_over(works, flights)
+    return Counter(code_of(flight) or "whole" for flight in flights), works.crashes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_crashes_quarantine_no_request(seed: int) -> None:
+    ends, crashes = pull(seed)
+    assert ends.keys() == {"whole"}
+    assert crashes > 0
+
+
+def test_request_waiting_for_a_row_is_not_blamed_for_a_second_crash() -> None:
+    line = Line(waiting_max=64)
+    works = Works(line, rows=2)
+    flights = submit(line, *(f"i{number}" for number in range(6)))
+    for _ in range(2):
+        works.step()
+        works.step(pulled=True)
+    crashes = [line.dispatcher.failover.crash_attribution.crashes(flight) for flight in flights]
+    assert crashes == [2, 2, 1, 1, 1, 1]
+    until_over(works, flights)
+    assert_whole(flights)
+
+
+def test_after_one_death_all_flow_again_as_soon_as_they_can() -> None:
+    line = Line(waiting_max=64)
+    works = Works(line, rows=32)
+    flights = submit(line, *(f"i{number}" for number in range(32)))
+    for pulled in (False, False, True):
+        works.step(pulled=pulled)
+    tokens = [len(flight.tokens) for flight in flights]
+    works.step()
+    assert [len(flight.tokens) for flight in flights] == [before + 1 for before in tokens]
+
+
+def main() -> None:
+    logging.disable()
+    ends: Counter[str] = Counter()
+    crashes = 0
+    for seed in range(int(sys.argv[1])):
+        ended, died = pull(seed)
+        ends.update(ended)
+        crashes += died
+    print(f"{crashes} deaths, answers: {dict(ends)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Access log of requests, with their content only where configured."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from broker.http.access_log import PROMPT_CHARS_MAX, log_prompts
+from protocol.conversation import pack
+from protocol.log_context import fields_of
+from protocol.messages import Rank
+from tests import factories
+from tests.broker.application import House
+from tests.broker.asgi import run, until
+from tests.factories import GATEWAY, accepted, events, finished, request
+
+SECRET = "the secret words"
+
+
+def serve_one(house: House, **fields: Any) -> str:
+    """Serve a chat request to its end, and return its id."""
+    ids: list[str] = []
+
+    async def talk() -> None:
+        asked = house.chat(SECRET, **fields)
+        await until(lambda: house.line.dispatcher.flights)
+        [flight] = house.line.dispatcher.flights
+        await until(lambda: flight.attempt)
+        ids.append(flight.id)
+        house.line.say("w", accepted("w", flight.id), events("w", flight.id, "x", "y"))
+        house.line.say("w", finished("w", flight.id, tokens=2, cached=1))
+        await asked.end()
+        assert asked.status == 200
+
+    run(talk())
+    return ids[0]
+
+
+def told(caplog: pytest.LogCaptureFixture, id: str) -> list[dict[str, Any]]:
+    return [fields for record in caplog.records if (fields := fields_of(record)).get("id") == id]
+
+
+def test_an_end_is_told_with_both_ids_and_all_counts(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    id = serve_one(house)
+    [end] = told(caplog, id)
+    assert end["request_id"].startswith("req_")
+    assert (end["status"], end["code"], end["model"], end["resumes"]) == (200, "stop", "org/model", 0)
+    assert (end["prompt_tokens"], end["completion_tokens"], end["cached_tokens"]) == (3, 2, 1)
+    assert end["seconds"] >= end["time_to_first_token_s"]
+    assert end["key"] is None
+
+
+def test_a_client_that_leaves_is_told_of_too(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def talk() -> None:
+        asked = house.chat(SECRET)
+        await until(lambda: house.line.dispatcher.flights)
+        asked.leave()
+        await asked.end()
+
+    run(talk())
+    [code] = {fields_of(record).get("code") for record in caplog.records} - {None}
+    assert code == "client_left"
+
+
+def test_no_prompt_is_in_the_log_unless_it_is_asked_for(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    serve_one(house)
+    assert caplog.records
+    assert SECRET not in caplog.text
+
+
+def test_prompts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    house = House(log_prompts=True)
+    house.line.serving("w", "org/model")
+    id = serve_one(house)
+    house.close()
+    [line] = [record.getMessage() for record in caplog.records if " asks: " in record.getMessage()]
+    assert json.loads(line.removeprefix(f"{id} asks: ")) == {
+        "messages": [{"role": "user", "content": SECRET}]
+    }
+
+
+def test_whatever_is_asked_is_told_and_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    long = "x" * (2 * PROMPT_CHARS_MAX)
+    log_prompts(
+        [
+            request("raw"),
+            factories.embed([long], "embed"),
+            Rank(incarnation=GATEWAY, id="rank", texts=pack(["b"]), count=1, query="a"),
+        ]
+    )
+    raw, embed, rank = (record.getMessage() for record in caplog.records)
+    assert raw == 'raw asks: {"prompt": "x"}'
+    assert len(embed) == len("embed asks: ") + PROMPT_CHARS_MAX
+    assert rank == 'rank asks: {"query": "a", "texts": ["b"]}'

@@ -1,0 +1,276 @@
+"""Fast path of a running stream: the same bytes in the same order, without waking its task."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from broker.http import fast_path
+from broker.http.fast_path import EXTENSION, FastPath
+from broker.http.output_reader import PassingError
+from tests.broker.application import House
+from tests.broker.asgi import Exchange, run
+from tests.factories import accepted, events, failed, finished, reused
+
+PATHS = ("chat", "text", "respond", "message")
+_NOT_ALIKE = re.compile(
+    rb"(chatcmpl-|cmpl-|resp_|msg_|req_|call_)[0-9a-f]+|\"(created|created_at|completed_at)\":\d+"
+)
+
+
+@dataclass
+class Cycle:
+    """Part of uvicorn's cycle that the fast path uses. Its writes are appended to the exchange."""
+
+    exchange: list[Exchange] = field(default_factory=list)
+    flow: Any = field(default_factory=lambda: SimpleNamespace(write_paused=False))
+    disconnected: bool = False
+    chunked_encoding: bool | None = True
+    response_complete: bool = False
+    scope: dict[str, Any] = field(default_factory=lambda: {"method": "POST"})
+    written: list[bytes] = field(default_factory=list)
+
+    @property
+    def transport(self) -> Any:
+        return SimpleNamespace(write=self._write)
+
+    def _write(self, chunk: bytes) -> None:
+        size, _, rest = chunk.partition(b"\r\n")
+        body = rest.removesuffix(b"\r\n")
+        assert len(body) == int(size, 16) > 0, "an empty chunk would end the body"
+        self.written.append(body)
+        for exchange in self.exchange:
+            exchange.sent.append({"type": "http.response.body", "body": body, "more_body": True})
+
+    @property
+    def way(self) -> FastPath:
+        return FastPath(cast(RequestResponseCycle, self))
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    opened = House()
+    opened.line.serving("w")
+    yield opened
+    opened.close()
+    assert len(opened.line.dispatcher.flights) == 0
+
+
+def ask(house: House, cycle: Cycle | None, how: str = "chat", **fields: Any) -> Exchange:
+    """Start a stream over a connection with a fast path; `cycle=None` is one without."""
+    app = house.app
+
+    async def short(scope: Scope, receive: Receive, send: Send) -> None:
+        if cycle is not None:
+            scope["extensions"] = {EXTENSION: {"way": cycle.way}}
+        await app(scope, receive, send)
+
+    house.app = short
+    try:
+        exchange: Exchange = getattr(house, how)(stream=True, **fields)
+    finally:
+        house.app = app
+    if cycle is not None:
+        cycle.exchange.append(exchange)
+    return exchange
+
+
+async def begin(house: House, answer: Exchange, number: int = 1) -> str:
+    """Wait until the stream has begun and its task is idle."""
+    id = await house.arrived(number)
+    house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "first"))
+    await answer.holds(b"first")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return id
+
+
+@pytest.mark.parametrize("how", PATHS)
+def test_the_short_way_says_what_the_long_one_says(how: str, house: House) -> None:
+    bodies = []
+
+    async def talk() -> None:
+        for number, cycle in enumerate((None, Cycle()), 1):
+            answer = ask(house, cycle, how)
+            id = await begin(house, answer, number)
+            for sequence, text in enumerate((" and", "", ' "quoted"', " 駅🚂", "\n"), 1):
+                house.line.say("w", events("w", id, text, first=sequence))
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            house.line.say("w", finished("w", id))
+            await answer.end()
+            assert answer.complete
+            bodies.append(_NOT_ALIKE.sub(b"-", answer.body))
+            if cycle is not None:
+                assert len(cycle.written) == 4
+
+    run(talk())
+    assert bodies[0] == bodies[1]
+
+
+def test_deltas_of_one_event_loop_iteration_are_written_together(house: House) -> None:
+    cycle = Cycle()
+
+    async def talk() -> None:
+        answer = ask(house, cycle)
+        id = await begin(house, answer)
+        for sequence in range(1, 5):
+            house.line.say("w", events("w", id, f"<{sequence}>", first=sequence))
+        await answer.holds(b"<4>")
+        assert len(cycle.written) == 1
+        house.line.say("w", finished("w", id))
+        await answer.end()
+
+    run(talk())
+
+
+def test_slow_client_falls_back_to_flow_control(house: House) -> None:
+    cycle = Cycle()
+
+    async def talk() -> None:
+        answer = ask(house, cycle)
+        id = await begin(house, answer)
+        cycle.flow.write_paused = True
+        answer.stop_reading()
+        for sequence in range(1, 9):
+            house.line.say("w", events("w", id, f"<{sequence}>", first=sequence))
+            await asyncio.sleep(0)
+        cycle.flow.write_paused = False
+        answer.read_on()
+        await answer.holds(b"<8>")
+        house.line.say("w", events("w", id, "<9>", first=9))
+        await answer.holds(b"<9>")
+        house.line.say("w", finished("w", id))
+        await answer.end()
+        assert re.findall(rb"<(\d)>", answer.body) == [b"%d" % number for number in range(1, 10)]
+        assert len(cycle.written) == 1
+
+    run(talk())
+
+
+def test_a_failure_under_way_is_an_event_and_the_end(house: House) -> None:
+    async def talk() -> None:
+        answer = ask(house, Cycle())
+        id = await begin(house, answer)
+        house.line.say("w", events("w", id, "x", first=1), failed("w", id, "engine_error"))
+        await answer.end()
+        assert answer.complete
+        assert b'"x"' in answer.body
+        assert b'"engine_error"' in answer.body
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+
+    run(talk())
+
+
+def test_a_client_that_leaves_under_way_frees_its_row(house: House) -> None:
+    async def talk() -> None:
+        answer = ask(house, Cycle())
+        id = await begin(house, answer)
+        house.line.say("w", events("w", id, "x", first=1))
+        answer.leave()
+        await answer.end()
+        assert house.cancels() == [id]
+
+    run(talk())
+
+
+def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_others(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*of: object) -> bytes:
+        raise ZeroDivisionError
+
+    async def talk() -> None:
+        other = ask(house, Cycle())
+        others = await begin(house, other)
+        answer = ask(house, Cycle())
+        id = await begin(house, answer, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr("broker.dialects.chat.ChatChoiceRenderer.gain", broken)
+            house.line.say("w", events("w", id, "x", first=1))
+            with pytest.raises(PassingError):
+                await answer.end()
+        assert house.cancels() == [id]
+        assert "ZeroDivisionError" in caplog.text
+        house.line.say("w", events("w", others, "goes on", first=1), finished("w", others))
+        assert b"goes on" in (await other.end()).body
+
+    run(talk())
+
+
+def test_comments_come_where_nothing_was_said_for_so_long() -> None:
+    house = House(keepalive_s=0.05)
+    house.line.serving("w")
+    cycle = Cycle()
+
+    async def talk() -> None:
+        answer = ask(house, cycle)
+        id = await begin(house, answer)
+        said, gaps = time.monotonic(), []
+        for sequence in range(1, 41):
+            house.line.say("w", events("w", id, "x", first=sequence))
+            await asyncio.sleep(0.005)
+            gaps.append(time.monotonic() - said)
+            said += gaps[-1]
+        assert sum(gaps) > 0.05
+        assert b"keep-alive" not in answer.body or max(gaps) > 0.04, "a keep-alive beside tokens"
+        await answer.holds(b": keep-alive\n\n: keep-alive\n\n")
+        house.line.say("w", events("w", id, "last", first=41))
+        await answer.holds(b"last")
+        house.line.say("w", finished("w", id))
+        await answer.end()
+        assert cycle.written[-1].count(b"last") == 1
+
+    run(talk())
+    house.close()
+
+
+def test_response_cancelled_by_another_request_ends_its_stream(house: House) -> None:
+    async def talk() -> None:
+        answer = ask(house, Cycle(), "respond")
+        await begin(house, answer)
+        [id] = re.findall(rb'"(resp_\w+)"', answer.body)[:1]
+        await house.post(f"/v1/responses/{id.decode()}/cancel").end()
+        await answer.end()
+        assert answer.complete
+        assert b"event: response.incomplete" in answer.body
+
+    run(talk())
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        {"flow": SimpleNamespace(write_paused=True)},
+        {"disconnected": True},
+        {"chunked_encoding": None},
+        {"chunked_encoding": False},
+        {"response_complete": True},
+    ],
+    ids=lambda closed: next(iter(closed)),
+)
+def test_the_short_cut_is_closed_where_a_chunk_has_no_place(closed: dict[str, Any]) -> None:
+    assert Cycle().way.is_open
+    assert not Cycle(**closed).way.is_open
+
+
+def test_empty_write_is_skipped() -> None:
+    cycle = Cycle()
+    cycle.way.write(b"")
+    assert cycle.written == []
+
+
+def test_an_answer_without_a_body_has_no_short_cut() -> None:
+    for method, offered in (("POST", True), ("HEAD", False)):
+        cycle = Cycle(scope={"method": method})
+        fast_path.offer(cast(RequestResponseCycle, cycle))
+        assert (fast_path.find(cycle.scope) is not None) == offered

@@ -1,0 +1,107 @@
+"""Sleep inhibitor, with stand-ins for the system's programs."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from broker.transport.keep_awake import END_WAIT_S_MAX, KILL_WAIT_S_MAX, SleepInhibitor, program
+from tests.system import eventually
+
+WAIT_S = 20.0
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder with stand-ins for all programs, as the only entry of PATH."""
+    for name in ("caffeinate", "systemd-inhibit", "tail"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_it_ends_with_the_process_that_wants_it(programs: Path) -> None:
+    mac, linux = program("darwin", 77), program("linux", 77)
+    assert mac == [str(programs / "caffeinate"), "-i", "-w", "77"]
+    assert linux is not None
+    assert linux[0] == str(programs / "systemd-inhibit")
+    assert "--pid=77" in linux
+
+
+def test_a_system_without_such_a_program_has_none(programs: Path) -> None:
+    (programs / "tail").unlink()
+    (programs / "caffeinate").unlink()
+    assert (program("darwin", 77), program("linux", 77)) == (None, None)
+
+
+def test_one_process_runs_for_as_long_as_it_is_wanted() -> None:
+    before, caffeine = len(children()), SleepInhibitor(SLEEPER)
+    for awake, running in ((False, 0), (True, 1), (True, 1), (False, 0), (True, 1)):
+
+        def is_so(awake: bool = awake, running: int = running) -> bool:
+            caffeine.keep(awake)
+            return len(children()) - before == running
+
+        eventually(is_so, within_s=WAIT_S)
+        assert is_so()
+    caffeine.close()
+    caffeine.close()
+    assert len(children()) == before
+
+
+@pytest.mark.parametrize("command", [["/nowhere/caffeinate"], [sys.executable, "-c", ""]])
+def test_failing_sleep_inhibitor_is_logged_once(command: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    caffeine = SleepInhibitor(command)
+
+    def complained() -> bool:
+        caffeine.keep(True)
+        return bool(caplog.records)
+
+    with caplog.at_level(logging.WARNING):
+        eventually(complained, within_s=WAIT_S)
+        for _ in range(3):
+            caffeine.keep(True)
+    assert len(caplog.records) == 1
+
+
+class Unkillable:
+    """Stand-in for a process that hangs in the kernel."""
+
+    def __init__(self) -> None:
+        self.waited: list[float | None] = []
+        self.killed = False
+
+    def poll(self) -> int | None:
+        return None
+
+    def terminate(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is not None, "a wait without a timeout would never end"
+        self.waited.append(timeout)
+        raise subprocess.TimeoutExpired("caffeinate", timeout)
+
+
+def test_unkillable_sleep_inhibitor_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Unkillable()
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: process)
+    caffeine = SleepInhibitor(SLEEPER)
+    caffeine.keep(True)
+    caffeine.close()
+    assert process.killed
+    assert process.waited == [END_WAIT_S_MAX, KILL_WAIT_S_MAX]

@@ -1,0 +1,161 @@
+"""Peer processes: the pid known to the system, compared with the pid in the peer's Hello."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.transport.peer_process import kill_peer, peer_pid
+from broker.transport.router import LEFT_ALONE
+from protocol.messages import Hello
+from tests.broker.asgi import run
+from tests.broker.transport.test_router import LinkEvents, listening
+from tests.ports import free_port
+
+WAIT_S = 20.0
+
+# Connects to argv[1] under the name argv[2], sends a Hello with the pid argv[3], or its own pid for 0, and
+# stays connected.
+PEER = """
+import os, sys, threading, zmq
+from protocol import sockets, wire
+from protocol.messages import Hello
+
+endpoint, name, pid = sys.argv[1:]
+line = sockets.connect_dealer(zmq.Context(), endpoint, name, None)
+hello = Hello(incarnation=name, version=1, model="m", pid=int(pid) or os.getpid())
+line.send_multipart(wire.encode(hello))
+threading.Event().wait()
+"""
+IDLE = "import threading; threading.Event().wait()"
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/line"
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Function that starts processes, which are killed after the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)]))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+async def met(touch: LinkEvents) -> Hello:
+    """Return the next peer's Hello."""
+    news = await touch.next()
+    assert isinstance(news, tuple)
+    assert isinstance(news[1], Hello)
+    return news[1]
+
+
+def test_peer_naming_another_pid_gets_neither_process_killed(endpoint: str, start: Start) -> None:
+    async def talk() -> None:
+        victim = start(IDLE)
+        async with listening(endpoint) as (link, touch):
+            liar = start(PEER, endpoint, "liar", victim.pid)
+            assert (await met(touch)).pid == victim.pid
+            assert link.end("liar", victim.pid) == LEFT_ALONE
+            for process in (victim, liar):
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+
+    run(talk())
+
+
+def test_peer_naming_its_own_pid_is_killed(endpoint: str, start: Start) -> None:
+    async def talk() -> None:
+        async with listening(endpoint) as (link, touch):
+            honest, other = start(PEER, endpoint, "honest", 0), start(PEER, endpoint, "other", 0)
+            assert {(await met(touch)).pid, (await met(touch)).pid} == {honest.pid, other.pid}
+            assert link.end("other", honest.pid) == LEFT_ALONE
+            honest.send_signal(signal.SIGSTOP)  # simulates a hang
+            assert link.end("honest", honest.pid) == "killed"
+            assert await asyncio.to_thread(honest.wait, WAIT_S) == -signal.SIGKILL
+            assert await touch.next() == "honest"
+            assert other.poll() is None
+
+    run(talk())
+
+
+def test_disconnected_peer_gets_no_process_killed(endpoint: str, start: Start) -> None:
+    async def talk() -> None:
+        victim = start(IDLE)
+        async with listening(endpoint) as (link, touch):
+            liar = start(PEER, endpoint, "liar", victim.pid)
+            await met(touch)
+            liar.kill()
+            assert await touch.next() == "liar"
+            assert link.end("liar", victim.pid) == LEFT_ALONE
+            assert link.end("nobody", victim.pid) == LEFT_ALONE
+            assert victim.poll() is None
+
+    run(talk())
+
+
+def test_hung_tcp_peer_is_disconnected_and_not_killed(start: Start) -> None:
+    async def talk() -> None:
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        async with listening(endpoint) as (link, touch):
+            hung, other = start(PEER, endpoint, "hung", 0), start(PEER, endpoint, "other", 0)
+            assert {(await met(touch)).pid, (await met(touch)).pid} == {hung.pid, other.pid}
+            hung.send_signal(signal.SIGSTOP)
+            assert link.end("hung", hung.pid) == "disconnected"
+            assert await touch.next() == "hung", "the hung peer is not the one that was lost"
+            assert hung.poll() is None
+            assert other.poll() is None
+            assert touch.silent
+
+    run(talk())
+
+
+def test_the_other_end_of_a_unix_socket_has_a_process_and_of_others_none() -> None:
+    with contextlib.ExitStack() as stack:
+        one, other = socket.socketpair()
+        tcp = socket.create_server(("127.0.0.1", 0))
+        for opened in (one, other, tcp):
+            stack.enter_context(opened)
+        assert peer_pid(one.fileno()) == os.getpid()
+        assert peer_pid(tcp.fileno()) is None
+        gone = one.fileno()
+    assert peer_pid(gone) is None
+    assert peer_pid(-1) is None
+
+
+def test_a_gateway_does_not_kill_itself_nor_a_group_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(pid))
+    one, other = socket.socketpair()
+    with one, other:
+        assert not kill_peer([one.fileno()], os.getpid())
+        for pid in (1, 0, -1):
+            monkeypatch.setattr("broker.transport.peer_process.peer_pid", lambda descriptor, pid=pid: pid)
+            assert not kill_peer([one.fileno()], pid)
+    assert killed == []
+
+
+def test_a_process_that_is_gone_already_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(WAIT_S)
+    monkeypatch.setattr("broker.transport.peer_process.peer_pid", lambda descriptor: gone.pid)
+    assert not kill_peer([0], gone.pid)

@@ -1,0 +1,145 @@
+"""Chat REPL with an endpoint played by the test."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from rich.console import Console
+
+from deploy.console import chat_repl
+from deploy.console.chat_repl import ChatRepl, lines_with_history
+from deploy.console.conversation import Conversation
+
+
+class Played:
+    """Endpoint that gives prepared answers in order, and records the requests."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.answers: list[httpx.Response] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(json.loads(request.read()))
+        return self.answers.pop(0)
+
+    def will_say(self, text: str, thought: str = "", reason: str = "stop") -> None:
+        deltas = [{"reasoning_content": thought}] if thought else []
+        deltas += [{"content": text[:3]}, {"content": text[3:]}]
+        documents = [{"choices": [{"delta": delta}]} for delta in deltas]
+        documents.append({"choices": [{"delta": {}, "finish_reason": reason}]})
+        body = "".join(f"data: {json.dumps(document)}\n\n" for document in documents) + "data: [DONE]\n\n"
+        self.answers.append(httpx.Response(200, content=body.encode()))
+
+
+@pytest.fixture
+def played() -> Played:
+    return Played()
+
+
+@pytest.fixture
+def talking(played: Played) -> Iterator[ChatRepl]:
+    console = Console(width=100, force_terminal=False, record=True)
+    with httpx.Client(base_url="http://played", transport=httpx.MockTransport(played)) as client:
+        yield ChatRepl(client, console, "m", Conversation())
+
+
+def converse(talking: ChatRepl, *typed: str | type[BaseException]) -> str:
+    """Type the lines, and return the output."""
+    left = list(typed)
+
+    def read_line(prompt: str) -> str:
+        if not left:
+            raise EOFError
+        line = left.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    talking.run(read_line)
+    assert not left
+    return talking.console.export_text()
+
+
+def test_each_question_brings_all_that_was_said_before(talking: ChatRepl, played: Played) -> None:
+    played.will_say("Hello **you**")
+    played.will_say("Again")
+    shown = converse(talking, "Hi", "/system be brief", "And?")
+    assert "Hello you" in shown
+    assert [message["content"] for message in played.asked[1]["messages"]] == [
+        "be brief", "Hi", "Hello **you**", "And?",
+    ]  # fmt: skip
+    assert played.asked[0] == {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+
+
+def test_thoughts_are_folded_and_can_be_seen(talking: ChatRepl, played: Played) -> None:
+    played.will_say("42", thought="what do they\nmean?")
+    shown = converse(talking, "Answer?", "/thought")
+    assert "reasoned for" in shown
+    assert "5 words" not in shown.split("reasoned for")[0]
+    assert "what do they\nmean?" in shown
+
+
+def test_refused_message_can_be_retried(talking: ChatRepl, played: Played) -> None:
+    played.answers.append(httpx.Response(503, json={"error": {"message": "m is loading (40%)."}}))
+    played.will_say("Here")
+    shown = converse(talking, "Hi", "/again")
+    assert "m is loading (40%)." in shown
+    assert "/again sends it again" in shown
+    assert played.asked[0]["messages"] == played.asked[1]["messages"]
+    assert talking.conversation.messages[-1] == {"role": "assistant", "content": "Here"}
+
+
+def test_commands_change_what_is_asked(talking: ChatRepl, played: Played, tmp_path: Path) -> None:
+    image = tmp_path / "a.png"
+    image.write_bytes(b"png")
+    played.will_say("one")
+    played.will_say("two")
+    shown = converse(talking, "first", "/new", "/model other", f"/image {image}", "second", "/nothing")
+    assert "unknown command /nothing" in shown
+    assert played.asked[1]["model"] == "other"
+    [message] = played.asked[1]["messages"]
+    assert [part["type"] for part in message["content"]] == ["image_url", "text"]
+
+
+def test_several_lines_are_one_question_and_ctrl_c_forgets_them(talking: ChatRepl, played: Played) -> None:
+    played.will_say("well")
+    converse(talking, '"""', "lost", KeyboardInterrupt, "one\\", "two", "  ", "/quit")
+    assert played.asked[0]["messages"][0]["content"] == "one\ntwo"
+
+
+def test_an_answer_that_is_stopped_stays_as_far_as_it_came(
+    talking: ChatRepl, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(client: httpx.Client, body: Any) -> Iterator[chat_repl.http.AnswerDelta]:
+        yield chat_repl.http.AnswerDelta("text", "half of ")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_repl.http, "stream", stopped)
+    shown = converse(talking, "Hi")
+    assert "half of" in shown
+    assert "stopped" in shown
+    assert talking.conversation.messages[-1]["content"] == "half of "
+
+
+def test_an_answer_that_is_cut_off_says_so(talking: ChatRepl, played: Played) -> None:
+    played.will_say("long", reason="length")
+    assert "cut off" in converse(talking, "Hi")
+
+
+def test_where_nothing_is_drawn_there_is_the_text_and_nothing_else(talking: ChatRepl, played: Played) -> None:
+    played.will_say("# A *title*\n\n- [x]", thought="hm")
+    talking.say("Hi", draw=False)
+    assert talking.console.export_text() == "# A *title*\n\n- [x]\n"
+
+
+def test_history_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "chat_history"
+    with lines_with_history(path):
+        pass
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

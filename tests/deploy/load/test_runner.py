@@ -1,0 +1,129 @@
+"""Load runner with an endpoint played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import httpx
+import pytest
+
+from deploy.load import client as client_module
+from deploy.load import runner, sweep
+from deploy.load.client import Target, TargetError
+from deploy.load.prompts import PromptShape, Scale
+from deploy.load.report import document, ratios, table
+from deploy.load.runner import Load, arrivals
+
+TARGET = Target("http://played", "m")
+SHAPE = PromptShape(40, 10)
+
+
+class Endpoint:
+    """Endpoint that answers with `max_tokens` words. `most` is the highest number of concurrent requests."""
+
+    def __init__(self) -> None:
+        self.under_way = self.most = 0
+        self.asked: list[str] = []
+        self.status = 200
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.read())
+        self.asked.append(body["messages"][0]["content"])
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.001)
+        self.under_way -= 1
+        if self.status != 200:
+            return httpx.Response(self.status, json={"error": {"message": "no", "code": "busy"}})
+        words = len(self.asked[-1].split())
+        usage = {"prompt_tokens": 8 + 2 * words, "completion_tokens": body["max_tokens"]}
+        events = [{"choices": [{"delta": {"content": "w "}}]}] * body["max_tokens"]
+        lines = [f"data: {json.dumps(event)}\n\n" for event in [*events, {"choices": [], "usage": usage}]]
+        return httpx.Response(200, content="".join([*lines, "data: [DONE]\n\n"]).encode())
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Endpoint:
+    played = Endpoint()
+
+    @asynccontextmanager
+    async def connected(target: Target) -> AsyncIterator[httpx.AsyncClient]:
+        async with httpx.AsyncClient(base_url=target.url, transport=httpx.MockTransport(played)) as http:
+            yield http
+
+    monkeypatch.setattr(runner, "connected", connected)
+    return played
+
+
+def test_runner_sends_all_requests_at_the_given_concurrency(endpoint: Endpoint) -> None:
+    load = Load(10, SHAPE, 3, concurrency=4)
+    samples = asyncio.run(runner.run(TARGET, load, Scale(), "seed"))
+    assert (len(samples), endpoint.most) == (10, 4)
+    assert len(set(endpoint.asked)) == 10
+    assert all(sample.answered == 3 and not sample.error for sample in samples)
+
+
+def test_others_arrive_when_they_arrive_however_many_are_there(endpoint: Endpoint) -> None:
+    samples = asyncio.run(runner.run(TARGET, Load(20, SHAPE, 1, rate=10_000.0), Scale(), "seed"))
+    assert len(samples) == 20
+    assert endpoint.most > 4
+
+
+def test_arrivals_are_at_random_and_as_many_a_second_as_was_wanted() -> None:
+    moments = arrivals(4000, 50.0, "seed")
+    assert moments == sorted(moments) == arrivals(4000, 50.0, "seed")
+    assert 70 < moments[-1] < 90
+    gaps = [after - before for before, after in pairwise(moments)]
+    mean = sum(gaps) / len(gaps)
+    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert 0.85 < variance / mean**2 < 1.15  # 1 for a Poisson process
+
+
+def test_tokens_are_told_by_what_the_server_counts(endpoint: Endpoint) -> None:
+    scale = asyncio.run(runner.scale_of(TARGET))
+    assert (scale.fixed, scale.per_word) == (8.0, 2.0)
+
+
+def test_a_refusal_is_an_error_of_its_request_and_of_a_target_that_gives_nothing_else(
+    endpoint: Endpoint,
+) -> None:
+    endpoint.status = 503
+    samples = asyncio.run(runner.run(TARGET, Load(2, SHAPE, 1, concurrency=1), Scale(), "seed"))
+    assert [sample.error for sample in samples] == ["503 busy"] * 2
+    with pytest.raises(TargetError, match="failed for model m: 503 busy"):
+        asyncio.run(runner.scale_of(TARGET))
+
+
+def test_sides_take_turns_and_share_no_prompt(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    sides = {"a": TARGET, "b": TARGET}
+    loads = [Load(2, SHAPE, 2, concurrency=2), Load(2, SHAPE, 2, rate=1000.0)]
+    results = asyncio.run(sweep.measure(sides, loads, 2, "seed", told.append))
+    assert [line.rsplit(" ", 1)[1] for line in told] == ["a", "b", "b", "a"] * 2
+    measured = endpoint.asked[4:]
+    assert len(set(measured)) == len(measured) == 16
+    assert table(results).row_count == 4
+    assert len(ratios(results)) == 2
+    written = json.loads(json.dumps(document(results, {"seed": "seed"})))
+    assert [load["rate"] for load in written["loads"]] == [None, 1000.0]
+    [first, _] = written["loads"][0]["sides"]["a"]
+    assert (first["requests"], first["errors"], first["tokens"], first["gap_s"]["count"]) == (2, {}, 4, 2)
+
+
+def test_an_answer_that_does_not_end_is_an_error_of_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ANSWER_S_MAX", 0.05)
+
+    async def never(request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("the request was not cancelled")
+
+    async def talk() -> str:
+        played = httpx.MockTransport(never)
+        async with httpx.AsyncClient(base_url=TARGET.url, transport=played) as http:
+            return (await client_module.ask(http, TARGET, "a word", 4)).error
+
+    assert asyncio.run(talk()) == "TimeoutError"

@@ -1,0 +1,85 @@
+"""Start-up progress, and the hints printed when the server is ready."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+
+import pytest
+
+from deploy.serving import startup_progress
+from deploy.serving.startup_progress import StartupProgress, bar, loading, words
+from tests.deploy.agents.endpoints import endpoint_that_answers
+from tests.ports import free_port
+from tests.system import eventually
+
+WAIT_S = 20.0
+PATH = "/v1/status?history=false"
+
+
+def status(state: str, done: int = 0, total: int = 0) -> tuple[int, bytes]:
+    told = {"done": done, "total": total} if total else None
+    document = {"models": [{"model": "m", "state": state}], "workers": [{"model": "m", "loading": told}]}
+    return 200, json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_suggested_curl_command_is_complete(needs_key: bool) -> None:
+    command = shlex.split(words("http://127.0.0.1:8000", ["m"], needs_key=needs_key).partition("try: ")[2])
+    assert command[:2] == ["curl", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(command[-1])["messages"][0]["role"] == "user"
+    assert ("authorization: Bearer YOUR-KEY" in command) == needs_key
+
+
+def test_it_is_said_once_what_serves_where(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with endpoint_that_answers({PATH: status("loaded")}) as served, StartupProgress(served.url, ["sesame"]):
+        eventually(lambda: caplog.records, within_s=WAIT_S)
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"serving m at {served.url}/v1; try: curl ")
+    assert served.asked == [(PATH, "Bearer sesame")]
+
+
+def test_a_terminal_sees_a_bar_and_nothing_is_said_yet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    drawn: list[str] = []
+    with (
+        endpoint_that_answers({PATH: status("loading", 1, 4)}) as served,
+        StartupProgress(served.url, draw=drawn.append),
+    ):
+        eventually(lambda: drawn, within_s=WAIT_S)
+    assert drawn[0] == f"\r{bar(0.25)}  25%  loading m"
+    assert not caplog.records
+
+
+def test_without_a_terminal_it_is_a_line_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(startup_progress, "TELL_S", 3 * startup_progress.LOOK_S)
+    with endpoint_that_answers({PATH: status("loading", 1, 4)}) as served, StartupProgress(served.url):
+        eventually(lambda: caplog.records, within_s=WAIT_S)
+        assert len(served.asked) >= 3
+    assert caplog.records[0].getMessage() == "loading m: 25%"
+
+
+@pytest.mark.parametrize("answer", [(503, b"{}"), (200, b"[]"), (200, b"<html>"), (401, b"")])
+def test_whatever_else_answers_nothing_is_said(
+    answer: tuple[int, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with endpoint_that_answers({PATH: answer}) as served, StartupProgress(served.url):
+        eventually(lambda: len(served.asked) > 1, within_s=WAIT_S)
+    with StartupProgress(f"http://127.0.0.1:{free_port()}"):
+        pass
+    assert not caplog.records
+
+
+def test_a_load_of_unknown_size_is_none_to_tell_of() -> None:
+    assert loading({"workers": [{"model": "m", "loading": {"done": 0, "total": 0}}, {"model": "n"}]}) == []
+
+
+@pytest.mark.parametrize(("share", "full"), [(-1.0, 0), (0.0, 0), (0.5, 12), (1.0, 24), (2.0, 24)])
+def test_a_bar_is_as_full_as_can_be(share: float, full: int) -> None:
+    assert bar(share) == "█" * full + "░" * (24 - full)

@@ -1,0 +1,195 @@
+"""Fallback policy: when a child switches to its next plan, until the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.supervisor.children import ChildEntry, ChildState
+from deploy.supervisor.events import (
+    ChildMessage,
+    Decision,
+    Died,
+    Idle,
+    Kill,
+    ReloadAsked,
+    Reloaded,
+    Report,
+    Serving,
+    Start,
+    StopAsked,
+    Terminate,
+    UseFallback,
+)
+from deploy.supervisor.fallbacks import Fallbacks
+from deploy.supervisor.lifecycle import EXIT_GAVE_UP, Lifecycle
+from deploy.supervisor.restarts import RestartLimits, RestartPolicy
+from protocol.settings import EXIT_CONFIGURATION
+
+AFTER_S = 60.0
+READY_S = 600.0
+
+
+def lifecycle(limits: RestartLimits | None = None, plans: int = 1) -> Lifecycle:
+    """Return the policy of a gateway and a running set of ranks with `plans` fallbacks."""
+    children = Lifecycle(
+        ["gateway", "set"],
+        RestartPolicy(limits or RestartLimits()),
+        stop_timeout_s=15.0,
+        now=0.0,
+        loading=["set"],
+        fallbacks=Fallbacks({"set": AFTER_S}, {"set": plans}),
+        ready_timeout_s=READY_S,
+    )
+    assert children.handle(None, 0.0) == [Start("gateway"), Start("set")]
+    return children
+
+
+def deeds(decisions: Collection[Decision]) -> list[Decision]:
+    return [decision for decision in decisions if not isinstance(decision, Report)]
+
+
+def died(status: int = 70) -> Died:
+    return Died("set", 7, status)
+
+
+def test_child_not_loaded_in_time_is_killed_and_restarts_with_its_fallback_plan() -> None:
+    children = lifecycle()
+    children.handle(ChildMessage("set", 7, "loaded"), 10.0)
+    assert deeds(children.handle(died(), 100.0)) == [Start("set")]
+    assert children.wake_at() == 100.0 + AFTER_S
+    assert deeds(children.handle(None, 159.0)) == []
+    assert deeds(children.handle(None, 160.0)) == [UseFallback("set"), Kill("set")]
+    assert deeds(children.handle(died(-9), 160.5)) == [Start("set")]
+    assert children.wake_at() is None
+    assert deeds(children.handle(None, 1000.0)) == []
+
+
+def test_child_waiting_for_restart_uses_its_fallback_without_a_kill() -> None:
+    children = lifecycle(RestartLimits(deaths_max=1000, delay_s=100.0, delay_s_max=100.0))
+    assert deeds(children.handle(died(), 1.0)) == []
+    assert deeds(children.handle(None, 61.0)) == [UseFallback("set"), Start("set")]
+
+
+def test_deaths_on_the_way_back_do_not_put_it_off_and_a_good_start_does() -> None:
+    children = lifecycle(RestartLimits(deaths_max=1000, delay_s=0.1, delay_s_max=0.1))
+    children.handle(died(), 10.0)
+    children.handle(None, 10.9)
+    for now in range(11, 69):
+        assert UseFallback("set") not in children.handle(died(), float(now))
+        children.handle(None, now + 0.9)
+    children.handle(ChildMessage("set", 7, "loaded"), 69.5)
+    assert deeds(children.handle(None, 90.0)) == []
+    assert children.wake_at() is None
+
+
+def test_configuration_error_starts_the_fallback_plan() -> None:
+    children = lifecycle()
+    assert deeds(children.handle(died(EXIT_CONFIGURATION), 1.0)) == [UseFallback("set"), Start("set")]
+    assert children.status is None
+    children.handle(died(EXIT_CONFIGURATION), 2.0)
+    children.handle(Died("gateway", 1, 0), 3.0)
+    assert children.status == EXIT_CONFIGURATION
+
+
+def test_crash_loop_uses_the_fallback_before_giving_up() -> None:
+    children = lifecycle(RestartLimits(deaths_max=0))
+    assert deeds(children.handle(died(), 1.0)) == [UseFallback("set"), Start("set")]
+    children.handle(died(), 2.0)
+    children.handle(Died("gateway", 1, 0), 3.0)
+    assert children.status == EXIT_GAVE_UP
+
+
+def test_each_plan_has_its_time_to_load_and_then_the_next_one_takes_over() -> None:
+    children = lifecycle(plans=3)
+    children.handle(died(), 10.0)
+    assert deeds(children.handle(None, 15.0)) == [Start("set")]
+    assert deeds(children.handle(None, 70.0)) == [UseFallback("set"), Kill("set")]
+    assert deeds(children.handle(died(-9), 71.0)) == [Start("set")]
+    assert deeds(children.handle(None, 129.0)) == []
+    assert deeds(children.handle(None, 130.0)) == [UseFallback("set"), Kill("set")]
+    children.handle(died(-9), 131.0)
+    assert deeds(children.handle(died(EXIT_CONFIGURATION), 140.0)) == [UseFallback("set"), Start("set")]
+    told = [
+        each.text for each in children.handle(died(EXIT_CONFIGURATION), 150.0) if isinstance(each, Report)
+    ]
+    assert "stopping everything" in told[0]
+
+
+def test_loaded_fallback_still_has_its_remaining_plans() -> None:
+    children = lifecycle(plans=2)
+    assert deeds(children.handle(died(EXIT_CONFIGURATION), 1.0)) == [UseFallback("set"), Start("set")]
+    children.handle(ChildMessage("set", 7, "loaded"), 5.0)
+    assert deeds(children.handle(None, 500.0)) == []
+    children.handle(died(), 600.0)
+    assert deeds(children.handle(None, 660.0)) == [UseFallback("set"), Kill("set")]
+
+
+def test_a_reload_that_succeeds_begins_with_all_plans_again() -> None:
+    children = lifecycle()
+    children.handle(died(EXIT_CONFIGURATION), 1.0)
+    children.handle(ChildMessage("set", 7, "loaded"), 5.0)
+    back = ReloadAsked("set", beside=False, swap=True, plans=1)
+    assert deeds(children.handle(back, 10.0)) == []
+    assert deeds(children.handle(Idle("set"), 11.0)) == [Terminate("set")]
+    assert deeds(children.handle(Died("set", 7, 0), 12.0)) == [Start("set")]
+    assert isinstance(deeds(children.handle(Serving("set"), 20.0))[0], Reloaded)
+    assert deeds(children.handle(died(EXIT_CONFIGURATION), 30.0)) == [UseFallback("set"), Start("set")]
+
+
+def test_a_reload_that_fails_leaves_what_has_taken_over_where_it_was() -> None:
+    children = lifecycle()
+    children.handle(died(EXIT_CONFIGURATION), 1.0)
+    children.handle(ReloadAsked("set", beside=False, swap=True, plans=1), 10.0)
+    children.handle(Idle("set"), 11.0)
+    children.handle(Died("set", 7, 0), 12.0)
+    failed, started = deeds(children.handle(died(), 20.0))
+    assert isinstance(failed, Reloaded)
+    assert not failed.done
+    assert started == Start("set")
+    assert children.handle(died(EXIT_CONFIGURATION), 30.0)[-1] != Start("set")
+
+
+def test_parked_child_schedules_no_wakeup() -> None:
+    fallbacks = Fallbacks({"set": AFTER_S})
+    fallbacks.died("set", 0.0)
+    entry = ChildEntry("set", "set", ChildState.PARKED)
+    assert fallbacks.follow([entry], AFTER_S) == []
+    assert fallbacks.wake_at() == []
+    fallbacks.died("set", 100.0)
+    entry.state = ChildState.ENDING
+    assert fallbacks.follow([entry], 100.0 + AFTER_S) == []
+    assert fallbacks.wake_at() > [100.0 + AFTER_S]
+
+
+def test_fallback_is_not_used_during_shutdown() -> None:
+    children = lifecycle()
+    children.handle(died(), 1.0)
+    children.handle(StopAsked("test"), 2.0)
+    assert UseFallback("set") not in children.handle(None, 100.0)
+
+
+@given(
+    st.integers(1, 3),
+    st.lists(st.tuples(st.sampled_from(["died", "loaded", "passes"]), st.floats(0, 90)), max_size=40),
+)
+def test_it_falls_once_for_each_plan_and_never_before_its_time(
+    plans: int, events: list[tuple[str, float]]
+) -> None:
+    fallbacks, now, down, fallen = Fallbacks({"set": AFTER_S}, {"set": plans}), 0.0, None, 0
+    for what, passed in events:
+        now += passed
+        if what == "died":
+            fallbacks.died("set", now)
+            down = now if down is None else down
+        elif what == "loaded":
+            fallbacks.loaded("set")
+            down = None
+        if fallbacks.is_due("set", now):
+            assert down is not None
+            assert now - down >= AFTER_S
+            fallbacks.switch(ChildEntry("set", "set", ChildState.WAITING), "", now)
+            fallen, down = fallen + 1, now
+    assert fallen <= plans

@@ -1,0 +1,69 @@
+"""Files and folders with secrets."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protocol.secure_files import SECRET_BYTES_MAX, is_private, read_private
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(b"x")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("permissions", [0o600, 0o400])
+def test_a_file_of_ours_alone_is_read_through_a_link_too(permissions: int, file: Path) -> None:
+    file.chmod(permissions)
+    link = file.with_name("link")
+    link.symlink_to(file)
+    assert read_private(file) == read_private(link) == b"x"
+
+
+@pytest.mark.parametrize("permissions", [0o601, 0o604, 0o610, 0o620, 0o640, 0o644, 0o666])
+def test_a_file_that_is_open_to_others_is_not_read(permissions: int, file: Path) -> None:
+    file.chmod(permissions)
+    with pytest.raises(PermissionError, match="0600"):
+        read_private(file)
+
+
+def test_pipe_or_folder_is_refused_without_blocking(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(OSError, match="not a file"):
+        read_private(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError):
+        read_private(tmp_path)
+
+
+def test_a_file_is_read_up_to_a_limit(file: Path) -> None:
+    file.write_bytes(b"x" * SECRET_BYTES_MAX)
+    assert len(read_private(file)) == SECRET_BYTES_MAX
+    file.write_bytes(b"x" * (SECRET_BYTES_MAX + 1))
+    with pytest.raises(OSError, match="larger than"):
+        read_private(file)
+
+
+def test_refused_files_are_closed(file: Path, tmp_path: Path) -> None:
+    gc.collect()  # else descriptors left by earlier tests might be closed meanwhile
+    before = psutil.Process().num_fds()
+    file.chmod(0o644)
+    for refused in (file, tmp_path, tmp_path / "missing"):
+        with pytest.raises((PermissionError, IsADirectoryError, FileNotFoundError)):
+            read_private(refused)
+    assert psutil.Process().num_fds() == before
+
+
+def test_a_folder_is_private_while_only_its_owner_can_enter(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    assert is_private(folder)
+    folder.chmod(0o750)
+    assert not is_private(folder)

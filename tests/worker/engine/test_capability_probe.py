@@ -1,0 +1,166 @@
+"""The capability probe at load: what a model's rows can share, and what it reports."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from tests.models.fixtures import model_folder
+from tests.worker.folders import copied
+from worker.engine.caches.capability_probe import (
+    CAUGHT_UP_TOKENS_MAX,
+    BatchCapabilities,
+    ProbeTarget,
+    probe_capabilities,
+)
+from worker.engine.caches.cost import row_cost
+from worker.models.probes.network import stage_for
+from worker.models.vlm_text import load_network
+
+SPARSE = "family-minimax_m3_vl"
+
+ABLE = BatchCapabilities(
+    together=True, padded=True, restorable=True, cut=True, ahead=True, sparse=True, abreast=True
+)
+
+
+class Silencing(nn.Module):
+    """A network that gives every seventh token a logit of minus infinity."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def layers(self) -> Any:
+        return self.network.layers
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits = self.network(tokens, cache=cache)
+        logits[..., ::7] = -math.inf
+        return logits
+
+
+def capabilities(folder: Path) -> BatchCapabilities:
+    """Probe the model in `folder` as the loader does."""
+    network, _ = load_model(folder)
+    return probe_capabilities(stage_for(folder, network))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "decode", "prefill"),
+    [
+        ("dense", True, True),
+        ("hybrid", True, True),
+        ("gpt_oss", True, True),
+        ("jamba", True, False),  # its recurrent layers run over the padding
+        ("sliding", True, True),
+        ("afm7", False, False),  # derives a position from the width of the keys
+        ("llama4", False, False),  # one number for all rows says where its chunks begin
+        ("recurrent_gemma", False, False),  # treats its first token differently
+        ("family-gpt_bigcode", False, False),  # looks positions up by one number for all rows
+        ("family-gemma2", False, False),  # its heads are grouped, its masks are not
+    ],
+)
+def test_probe_finds_which_passes_rows_can_share(architecture: str, decode: bool, prefill: bool) -> None:
+    found = capabilities(model_folder(architecture))
+    assert (found.together, found.padded) == (decode, prefill)
+    assert found.sparse == (architecture not in ("afm7", "llama4"))
+    assert found.restorable
+    assert found.cut
+    told = [reason.partition(":")[0] for reason in found.reasons]
+    assert told == (
+        ["cannot be batched"] if not decode else ["prompts cannot be batched"] if not prefill else []
+    )
+
+
+@pytest.mark.parametrize(("block", "blocks"), [(8, 3), (16, 2), (128, 16)])
+def test_blocks_that_are_cut_where_a_row_lies_are_found_however_many_there_are(
+    block: int, blocks: int, tmp_path: Path
+) -> None:
+    text = json.loads((model_folder(SPARSE) / "config.json").read_text())["text_config"]
+    text["sparse_attention_config"] |= {"sparse_block_size": block, "sparse_topk_blocks": blocks}
+    folder = copied(tmp_path, SPARSE, text_config=text)
+    found = capabilities(folder)
+    assert not found.together
+    assert found.restorable
+    assert "logits change by" in found.reasons[0]
+    network, _ = load_model(folder)
+    assert probe_capabilities(ProbeTarget(network)).together, "short prompts select all blocks"
+
+
+def test_a_threshold_that_cannot_be_shortened_and_is_far_is_not_trusted() -> None:
+    network, _ = load_model(model_folder("dense"))
+    found = probe_capabilities(ProbeTarget(network, 10**6))
+    assert not found.together
+    assert not found.padded
+    assert found.restorable
+    assert "1000000 tokens" in found.reasons[0]
+
+
+def test_answers_that_depend_on_where_a_prompt_is_cut_are_told() -> None:
+    found = capabilities(model_folder("family-plamo3"))
+    assert found.together
+    assert not found.cut
+    assert not found.sparse, "sparse prefill runs a prompt in chunks"
+    assert "depend on where a prompt is cut" in found.reasons[0]
+
+
+def test_tokens_that_are_ruled_out_make_no_difference() -> None:
+    found = probe_capabilities(ProbeTarget(Silencing(load_model(model_folder("dense"))[0])))
+    assert found == ABLE
+
+
+def test_the_network_that_is_tried_has_the_models_own_arrays_and_near_thresholds() -> None:
+    folder = model_folder("sliding")
+    network, _ = load_model(folder)
+    stage = stage_for(folder, network)
+    assert [cache.max_size for cache in make_prompt_cache(stage.network)[:2]] == [CAUGHT_UP_TOKENS_MAX] * 2
+    assert [cache.max_size for cache in make_prompt_cache(network)[:2]] == [32] * 2
+    own, twins = (dict(tree_flatten(each.parameters())) for each in (network, stage.network))
+    assert own.keys() == twins.keys()
+    assert all(twins[name] is array for name, array in own.items())
+
+
+def test_a_model_that_sees_is_tried_with_near_thresholds_too() -> None:
+    folder = model_folder("gemma3-eyes")
+    stage = stage_for(folder, load_network(folder), load_network)
+    assert stage.threshold == CAUGHT_UP_TOKENS_MAX
+    assert CAUGHT_UP_TOKENS_MAX in [
+        getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)
+    ]
+    assert probe_capabilities(stage) == ABLE
+
+
+def test_a_model_without_thresholds_is_tried_as_it_is() -> None:
+    network, _ = load_model(model_folder("dense"))
+    assert stage_for(model_folder("dense"), network) == ProbeTarget(network)
+
+
+def test_blocks_of_which_upstream_takes_some_sizes_only_are_tried_as_near_as_can_be() -> None:
+    folder = model_folder("family-phi3small")
+    network, _ = load_model(folder)
+    assert stage_for(folder, network).threshold == 32
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 256, 257, 700])
+@pytest.mark.parametrize(
+    "architecture", ["dense", "hybrid", "sliding", "llama_4bit", "mamba2", "deepseek_v32"]
+)
+def test_a_row_takes_what_was_estimated(architecture: str, tokens: int) -> None:
+    network, _ = load_model(model_folder(architecture))
+    caches = make_prompt_cache(network)
+    for start in range(0, tokens - 1, 50):
+        network(mx.zeros((1, min(50, tokens - 1 - start)), mx.uint32), cache=caches)
+    network(mx.zeros((1, 1), mx.uint32), cache=caches)
+    taken = sum(cache.nbytes for cache in caches)
+    assert row_cost(network)(tokens) == pytest.approx(taken, rel=0.25)

@@ -1,0 +1,401 @@
+"""Grammar masks in the engine: tokens equal upstream's under the same masks, and other rows are
+unaffected."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from mlx_lm import stream_generate
+from mlx_lm.models.cache import ChunkedKVCache, KVCache
+
+from tests.models.fixtures import model_folder
+from tests.models.tokenizer import END_OF_TURN, SIZE
+from tests.worker.engine.test_engine_parity import (
+    MODELS,
+    Job,
+    Rewrapped,
+    alone,
+    draw_jobs,
+    endless_tokenizer,
+    engine_of,
+    network,
+    play,
+)
+from tests.worker.rules import RuleGrammar, Unforeseeing, processor
+from worker.contract.engine import SamplingParams, StepOutput, ThinkingBudget
+from worker.contract.guides import Grammar
+from worker.engine.engine import BatchEngine
+
+END = 1989
+"""End-of-turn token of the test tokenizer."""
+
+
+def held_alone(name: str, job: Job, model: Any = None) -> list[int]:
+    """Return the tokens of upstream's generator with a logits processor that applies the same masks."""
+    assert job.sampling.grammar is not None
+    answers = stream_generate(
+        model or network(name),
+        endless_tokenizer(name),
+        list(job.prompt),
+        max_tokens=job.tokens,
+        prefill_step_size=512,
+        logits_processors=[processor(job.sampling.grammar)],
+    )
+    return [answer.token for answer in answers][: job.tokens]
+
+
+def ruled_jobs(rng: random.Random, draws: Sequence[SamplingParams] = (SamplingParams(),)) -> list[Job]:
+    """Return `draw_jobs`' jobs, every second one with a grammar of its own."""
+    jobs = enumerate(draw_jobs(rng, draws))
+    return [
+        replace(job, sampling=replace(job.sampling, grammar=RuleGrammar(number) if number % 2 else None))
+        for number, job in jobs
+    ]
+
+
+# --- against upstream -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_rows_say_what_upstream_says_under_the_same_masks(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    jobs = ruled_jobs(rng)
+    answers = play(engine_of(name), jobs, rng)
+    for job in jobs:
+        assert answers[job.name] == (held_alone if job.sampling.grammar else alone)(name, job)
+
+
+def test_so_do_rows_that_each_have_a_forward_pass_of_their_own() -> None:
+    model = Rewrapped(lambda: ChunkedKVCache(chunk_size=4096))
+    rng = random.Random(4)
+    jobs = ruled_jobs(rng)
+    engine = BatchEngine(model)
+    assert not engine.is_batchable
+    answers = play(engine, jobs, rng)
+    for job in jobs:
+        assert answers[job.name] == (held_alone if job.sampling.grammar else alone)("dense", job)
+
+
+# --- rows compared with themselves ----------------------------------------------------------------------
+
+SAMPLED = [
+    SamplingParams(seed=1, temperature=1.0),
+    SamplingParams(seed=2, temperature=0.8, top_p=0.9, repetition_penalty=1.2),
+    SamplingParams(seed=3, temperature=1.5, top_k=40, min_p=0.02),
+    SamplingParams(seed=4, temperature=1.0, presence_penalty=0.5, logit_bias=((7, 3.0), (9, -3.0))),
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sampled_rows_say_the_same_alone_in_a_batch_and_resumed(name: str) -> None:
+    rng = random.Random(5)
+    jobs = ruled_jobs(rng, SAMPLED)
+    engine = engine_of(name)
+    together = play(engine, jobs, rng)
+    for job in jobs:
+        whole = together[job.name]
+        assert play(engine, [job], rng) == {job.name: whole}
+        cuts = {len(whole) // 3, 2 * len(whole) // 3}
+        for cut in cuts:
+            assert resumed(name, job, whole[:cut], len(whole) - cut) == whole[cut:]
+        if isinstance(job.sampling.grammar, RuleGrammar):
+            job.sampling.grammar.check(whole)
+            assert {begun for begun, _ in job.sampling.grammar.opened} == {0, *cuts}
+
+
+def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[int]:
+    """Return the next tokens of a row that resumes after `answered`."""
+    engine = engine_of(name)
+    whole = (*job.prompt, *answered)
+    if whole[:-1]:
+        engine.prefill({"row": whole[:-1]})
+    engine.start("row", whole, len(job.prompt), job.sampling)
+    return [engine.step().tokens.get("row", -1) for _ in range(tokens + 1)][1:]
+
+
+def test_a_grammar_that_lets_everything_follow_changes_nothing() -> None:
+    rng = random.Random(8)
+    jobs = draw_jobs(rng, SAMPLED)
+    free = [replace(job, sampling=replace(job.sampling, grammar=Free())) for job in jobs]
+    engine = engine_of("hybrid")
+    assert play(engine, jobs, random.Random(1)) == play(engine, free, random.Random(1))
+
+
+class Free(Unforeseeing):
+    """A grammar and its guide: every token is allowed."""
+
+    def open(self, answered: Sequence[int]) -> Free:
+        return self
+
+    def accept_token(self, token: int) -> None:
+        pass
+
+    def fill(self, mask: memoryview) -> bool:
+        return False
+
+
+# --- with other constraints in the same row -------------------------------------------------------------
+
+
+def test_forced_tokens_override_the_grammar_and_are_passed_to_its_guide() -> None:
+    grammar = RuleGrammar(3)
+    limit = ThinkingBudget(5, opening=(1998,), closing=(1999, 10), is_open=True)
+    sampling = SamplingParams(
+        forced=(11, 12), thinking_budget=limit, grammar=grammar, seed=2, temperature=1.0
+    )
+    job = Job("row", (5, 6, 7), 30, sampling)
+    beside = [Job(f"{n}", (8, n), 20, replace(sampling, thinking_budget=None, forced=())) for n in range(3)]
+    said = play(engine_of("sliding"), [job, *beside], random.Random(2))["row"]
+    assert said[:2] == [11, 12]
+    assert said[5:7] == [1999, 10]
+    guide = next(guide for _, guide in grammar.opened if guide.seen[:2] == [11, 12])
+    assert guide.seen == said[: len(guide.seen)]
+    assert len(guide.seen) >= len(said) - 1
+    assert guide.asked <= len(said) + 1 - 4  # the guide is not queried where tokens are forced
+    for cut in range(9):
+        assert resumed("sliding", job, said[:cut], 12) == said[cut : cut + 12]
+
+
+def test_the_likelihoods_that_are_reported_are_the_models_own() -> None:
+    sampling = SamplingParams(logprobs=3)
+    held = replace(sampling, grammar=Multiples(1000))
+    engine = engine_of("dense")
+    for name, one in (("free", sampling), ("held", held)):
+        engine.start(name, (5,), 1, one)
+    engine.step()
+    step = engine.step()
+    assert step.tokens["held"] % 1000 == 0
+    assert step.likelihoods["held"].top == step.likelihoods["free"].top
+    assert step.likelihoods["held"].logprob < step.likelihoods["free"].top[-1][1]
+
+
+@dataclass(frozen=True)
+class Multiples(Unforeseeing):
+    """A grammar and its guide: only multiples of `of` are allowed, and not all logits are tokens."""
+
+    of: int
+    tokens: int = SIZE
+
+    def open(self, answered: Sequence[int]) -> Multiples:
+        return self
+
+    def accept_token(self, token: int) -> None:
+        pass
+
+    def fill(self, mask: memoryview) -> bool:
+        for token in range(0, self.tokens, self.of):
+            mask[token // 32] |= 1 << token % 32
+        return True
+
+
+# --- grammars that fail ---------------------------------------------------------------------------------
+
+
+class Fault(Exception):
+    pass
+
+
+@dataclass
+class Failing(Unforeseeing):
+    """A grammar and its guide that works for `tokens` tokens and then fails as `fails` says."""
+
+    tokens: int
+    fails: str
+    seen: int = 0
+
+    def open(self, answered: Sequence[int]) -> Failing:
+        return self
+
+    def accept_token(self, token: int) -> None:
+        self.seen += 1
+        if self.fails == "saw" and self.seen == self.tokens:
+            raise Fault
+
+    def fill(self, mask: memoryview) -> bool:
+        if self.seen < self.tokens:
+            return False
+        if self.fails == "fill":
+            raise Fault
+        if self.fails == "beyond":
+            mask[1] = 0xFFFFFFFE  # the last of 33 logits is the first bit of its word
+        return True
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 4])
+@pytest.mark.parametrize("fails", ["saw", "fill", "empty", "beyond"])
+def test_a_guide_that_fails_fails_its_row_behind_the_tokens_it_let_pass(fails: str, tokens: int) -> None:
+    if fails == "saw" and not tokens:
+        tokens = 2
+    prompt = (5, 6, 7)
+    engine = BatchEngine(Narrow())
+    for name, sampling in (
+        ("well", SamplingParams()),
+        ("ill", SamplingParams(grammar=Failing(tokens, fails))),
+    ):
+        engine.prefill({name: prompt[:-1]})
+        engine.start(name, prompt, 3, sampling)
+    steps = [engine.step() for _ in range(tokens + 3)][1:]
+    expected = [step.tokens["well"] for step in steps]
+    assert [step.tokens.get("ill") for step in steps[:tokens]] == expected[:tokens]
+    for step in steps[tokens:]:
+        assert step.tokens.keys() == {"well"}
+        assert isinstance(step.failed["ill"], ValueError if fails in ("empty", "beyond") else Fault)
+    assert not any(step.failed for step in steps[:tokens])
+    engine.drop("ill")
+    after = engine.step()
+    assert after.tokens.keys() == {"well"}
+    assert not after.failed
+
+
+class Narrow(Rewrapped):
+    """The dense model with 33 logits."""
+
+    def __init__(self) -> None:
+        super().__init__(KVCache)
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        return super().__call__(tokens, cache)[..., :33]
+
+
+def test_a_row_that_has_ended_is_not_failed_by_what_its_guide_makes_of_its_end() -> None:
+    engine = engine_of("dense")
+    engine.start("row", (5,), 1, SamplingParams(grammar=Failing(2, "fill")))
+    engine.start("stays", (5,), 1, SamplingParams())
+    steps = [engine.step() for _ in range(3)]
+    assert [len(step.tokens) for step in steps] == [0, 2, 2]
+    engine.drop("row")  # its second token was the last one
+    step = engine.step()
+    assert step.tokens.keys() == {"stays"}
+    assert not step.failed
+
+
+def test_a_grammar_that_does_not_open_fails_the_start() -> None:
+    class Shut(Free):
+        def open(self, answered: Sequence[int]) -> Free:
+            raise Fault
+
+    engine = engine_of("dense")
+    with pytest.raises(Fault):
+        engine.start("row", (5,), 1, SamplingParams(grammar=Shut()))
+    engine.drop("row")
+    assert engine.step() == StepOutput({}, {})
+    assert engine.cache_bytes() == 0
+
+
+# --- real grammars --------------------------------------------------------------------------------------
+
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    {"type": "array", "items": {"enum": ["red", "grün", "blue"]}, "minItems": 2, "maxItems": 4},
+    {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 5},
+]
+
+
+@cache
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer(str(model_folder("dense") / "tokenizer.json"), eos_token=END)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """`guides.Grammar` of a JSON schema."""
+
+    schema: str
+    opened: list[LLMatcher] = field(default_factory=list, compare=False)
+
+    def open(self, answered: Sequence[int]) -> SchemaGuide:
+        whitespace: Any = {"whitespace_flexible": False}
+        grammar = LLMatcher.grammar_from_json_schema(self.schema, overrides=whitespace)
+        guide = SchemaGuide(LLMatcher(tokenizer(), grammar))
+        for token in answered:
+            guide.accept_token(token)
+        return guide
+
+
+@dataclass
+class SchemaGuide(Unforeseeing):
+    """`guides.Guide`. After its end every token is allowed."""
+
+    matcher: LLMatcher
+    is_over: bool = False
+
+    def accept_token(self, token: int) -> None:
+        if not self.is_over:
+            assert self.matcher.consume_token(token), self.matcher.get_error()
+            self.is_over = token == END
+
+    def fill(self, mask: memoryview) -> bool:
+        if self.is_over:
+            return False
+        words = np.frombuffer(mask, np.uint32)[: -(-tokenizer().vocab_size // 32)]
+        self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        return True
+
+
+def test_the_end_of_a_turn_has_the_id_that_is_written_here() -> None:
+    assert tokenizer().tokenize_str(END_OF_TURN, parse_special=True) == [END]
+    assert tokenizer().vocab_size < network("dense").model.embed_tokens.weight.shape[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_answers_to_schemas_are_upstreams_and_sampled_ones_parse(name: str) -> None:
+    grammars: list[Grammar] = [Schema(json.dumps(schema)) for schema in SCHEMAS]
+    rng = random.Random(6)
+    jobs = [
+        Job(
+            f"{number} {temperature}",
+            (5, 6, number),
+            60,
+            SamplingParams(number, temperature, grammar=grammar),
+        )
+        for number, grammar in enumerate(grammars * 2)
+        for temperature in (0.0, 1.0)
+    ]
+    jobs += [Job(f"free {number}", (7, number), 40) for number in range(4)]
+    answers = play(engine_of(name), jobs, rng)
+    ended = 0
+    for job in jobs:
+        said = answers[job.name]
+        if job.sampling == SamplingParams():
+            assert said == alone(name, job)
+        elif job.sampling.temperature == 0:
+            assert said == held_alone(name, job)
+        if job.sampling.grammar and END in said:
+            ended += 1
+            check(json.loads(tokenizer().decode_str(said[: said.index(END)])), SCHEMAS[job.sampling.seed % 4])
+    assert ended > 10
+
+
+def check(value: Any, schema: dict[str, Any]) -> None:
+    match schema["type"]:
+        case "object":
+            assert list(value) == ["name", "age"]
+            assert len(value["name"]) <= 6
+            assert isinstance(value["age"], int)
+            assert value["age"] <= 99
+        case "string":
+            letters, _, digits = value.partition("-")
+            assert letters.isupper()
+            assert len(letters) == 3
+            assert digits.isdigit()
+            assert len(digits) == 4
+        case "array":
+            assert schema["minItems"] <= len(value) <= schema["maxItems"]
+            enum = schema["items"].get("enum", [True, False])
+            assert all(item in enum for item in value)

@@ -1,0 +1,132 @@
+"""Rows with and without images in one batch: tokens equal upstream's however rows join, leave and are
+chunked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.worker.vision_models import NAMES, TOKENS_MAX, Job, jobs_of, loaded, open_row, play
+from worker.contract.engine import CacheSegment, CacheSlice, Engine, SamplingParams
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_rows_with_and_without_images_say_what_upstream_says_alone(model: str) -> None:
+    jobs = jobs_of(model, 1)
+    engine = loaded(model).engine
+    answers = play(engine, jobs, random.Random(1))
+    for job in jobs:
+        assert answers[job.name] == job.expected(model), len(job.question.images)
+    assert engine.cache_bytes() == 0
+
+
+@pytest.mark.parametrize("model", ["qwen3_5-eyes", "gemma3-eyes"])
+def test_drafts_for_rows_with_images_change_nothing(model: str) -> None:
+    """Tests correct drafts, wrong ones, and some with a correct prefix."""
+    jobs, engine, dice = jobs_of(model, 1), loaded(model).engine, random.Random(2)
+    expected = {job.name: job.expected(model) for job in jobs}
+    with_images = {job.name for job in jobs if job.question.images}
+    steps, drafted = [0], set()
+
+    def draft(job: str, answered: Sequence[int]) -> list[int]:
+        steps[0] += job in with_images and len(answered) < len(expected[job])
+        tokens = expected[job][len(answered) :][: dice.randint(0, 4)]
+        if tokens and dice.random() < 0.3:
+            tokens[dice.randrange(len(tokens))] = dice.randrange(100)
+        drafted.update({job} if tokens else ())
+        return tokens
+
+    assert play(engine, jobs, random.Random(1), draft) == expected
+    assert with_images
+    assert with_images <= drafted
+    assert steps[0] < 0.8 * sum(len(expected[job]) for job in with_images)
+
+
+def finish(engine: Engine, job: Job, done: int, answered: Sequence[int] = ()) -> list[int]:
+    """Finish a row's prefill and decode its answer; return all its answer tokens."""
+    whole = (*job.prompt, *answered)
+    if done < len(whole) - 1:
+        engine.prefill({job.name: whole[done:-1]})
+    engine.start(job.name, whole, len(job.prompt), SamplingParams())
+    tokens = list(answered)
+    while len(tokens) < job.tokens:
+        tokens += engine.step().tokens.values()
+    engine.drop(job.name)
+    return tokens
+
+
+def with_images(model: str) -> Job:
+    """Return a job with several images and a long answer."""
+    job = max(jobs_of(model, 1), key=lambda job: len(job.request.images))
+    return Job(job.question, job.request, TOKENS_MAX)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_fork_goes_on_from_within_an_image(model: str) -> None:
+    engine, job = loaded(model).engine, with_images(model)
+    second = job.request.images[1]
+    cut = second.first + 1
+    open_row(engine, job)
+    engine.prefill({job.name: job.prompt[:cut]})
+    engine.fork(job.name, "copy")
+    engine.prefill({job.name: job.prompt[cut : second.end]})
+    copy = Job(job.question, replace(job.request, id="copy"), job.tokens)
+    assert finish(engine, copy, cut) == job.expected(model)
+    assert finish(engine, job, second.end) == job.expected(model)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_row_that_gave_way_goes_on_behind_its_answer(model: str) -> None:
+    engine, job = loaded(model).engine, with_images(model)
+    open_row(engine, job)
+    engine.set_images(job.name, (*job.prompt, *job.expected(model)[:5]), job.request.images)
+    assert finish(engine, job, 0, job.expected(model)[:5]) == job.expected(model)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_a_row_is_made_again_from_what_was_stored_of_another(model: str) -> None:
+    """Restores within an image and after it. Images whose tokens are restored are not encoded again."""
+    engine, job = loaded(model).engine, with_images(model)
+    assert engine.shape is not None
+    for place in (job.request.images[0].first + 1, job.request.images[1].end):
+        open_row(engine, job)
+        engine.prefill({job.name: job.prompt[:place]})
+        (columns,), states = engine.copy_cache(job.name, [(0, place)], states=engine.shape.has_states)
+        engine.drop(job.name)
+        for image in job.request.images:
+            if image.end <= place:
+                engine.evict_image(image.digest)
+        engine.set_images(job.name, job.prompt, job.request.images)
+        engine.restore(job.name, [CacheSegment(columns.payload, 0, place, place)], payload_of(states))
+        assert finish(engine, job, place) == job.expected(model)
+
+
+def payload_of(cut: CacheSlice | None) -> object | None:
+    return None if cut is None else cut.payload
+
+
+@pytest.mark.parametrize("model", [name for name in NAMES if name.startswith("qwen")])
+def test_an_answer_may_name_an_image(model: str) -> None:
+    """A sampled image placeholder token is treated as an ordinary token."""
+    engine, job = loaded(model).engine, with_images(model)
+    token = max(job.request.images[0].tokens, key=job.request.images[0].tokens.count)
+    open_row(engine, job)
+    engine.set_images(job.name, (*job.prompt, token, token, token), job.request.images)
+    engine.prefill({job.name: (*job.prompt, token, token)})
+    engine.start(job.name, (*job.prompt, token, token, token), len(job.prompt), SamplingParams())
+    again: list[int] = []
+    while not again:
+        again += engine.step().tokens.values()
+    engine.drop(job.name)
+    open_row(engine, job)
+    engine.prefill({job.name: job.prompt[:-1]})
+    bias = SamplingParams(forced=(token, token, token))
+    engine.start(job.name, job.prompt, len(job.prompt), bias)
+    drawn: list[int] = []
+    while len(drawn) < 4:
+        drawn += engine.step().tokens.values()
+    engine.drop(job.name)
+    assert drawn == [token] * 3 + again[:1]

@@ -1,0 +1,46 @@
+"""Jobs shared among threads: each runs once, and further threads help only with slow jobs."""
+
+from __future__ import annotations
+
+import threading
+
+from worker.engine.sampling import mask_threads
+from worker.engine.sampling.mask_threads import MaskThreads
+
+WAIT_S_MAX = 20.0
+
+
+def test_a_single_job_is_done_by_the_caller() -> None:
+    threads: list[str] = []
+    MaskThreads(4).run([lambda: threads.append(threading.current_thread().name)])
+    assert threads == [threading.current_thread().name]
+    MaskThreads(4).run([])
+
+
+def test_jobs_behind_a_long_one_are_done_at_the_same_time_and_each_once() -> None:
+    long = threading.Event()
+    meeting = threading.Barrier(3)  # no thread leaves until three have entered
+    done: list[int] = []
+    lock = threading.Lock()
+
+    def meet(number: int) -> None:
+        meeting.wait(WAIT_S_MAX)
+        with lock:
+            done.append(number)
+
+    jobs = [lambda: long.wait(10 * mask_threads.ALONE_S_MAX) and None]
+    jobs += [lambda number=number: meet(number) for number in range(9)]
+    shared = MaskThreads(3)
+    for _ in range(5):
+        shared.run(jobs)
+        assert sorted(done) == list(range(9))
+        done.clear()
+
+
+def test_one_thread_does_all_there_is() -> None:
+    done: list[int] = []
+    long = threading.Event()
+    MaskThreads(1).run(
+        [lambda number=n: done.append(number) or (long.wait(0.002) and None) for n in range(5)]
+    )
+    assert done == list(range(5))

@@ -1,0 +1,176 @@
+"""Random answers from a response format's grammar have that format."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from protocol.types import StructuredOutput
+from tests.worker.grammars.sampling import Words, draw, small, wide
+from tests.worker.grammars.schemas import schemas
+from worker.grammars.response_formats import ResponseFormatError, grammar_of
+
+SEEDS = st.integers(0, 2**32)
+
+
+def texts(words: Words, form: StructuredOutput, seeds: list[int]) -> list[str]:
+    grammar = words.grammar(grammar_of(form))
+    drawn = [draw(words, grammar, seed) for seed in seeds]
+    return [words.text(tokens) for tokens, has_ended in drawn if has_ended]
+
+
+def of_schema(schema: Any) -> StructuredOutput:
+    return StructuredOutput(kind="json_schema", text=json.dumps(schema))
+
+
+def check(words: Words, schema: Any, seeds: list[int]) -> None:
+    found = texts(words, of_schema(schema), seeds)
+    event(f"{len(found)} of {len(seeds)} have ended")
+    for text in found:
+        jsonschema.validate(json.loads(text), schema)
+
+
+@given(schema=schemas(), seed=SEEDS)
+@settings(max_examples=150)
+def test_finished_output_is_valid_by_its_schema(schema: Any, seed: int) -> None:
+    check(small(), schema, [seed, seed + 1])
+
+
+@given(schema=schemas(), seed=SEEDS)
+@settings(max_examples=25)
+def test_so_it_is_with_a_large_vocabulary(schema: Any, seed: int) -> None:
+    check(wide(), schema, [seed])
+
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+
+
+def tagged(kind: str, key: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"kind": {"const": kind}, key: INTEGER},
+        "required": ["kind", key],
+    }
+
+
+STRICT_SCHEMAS: dict[str, Any] = {
+    "a tagged union": {
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "discriminator": {"propertyName": "kind"},
+        "$defs": {"cat": tagged("cat", "lives"), "dog": tagged("dog", "years")},
+    },
+    "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+    "a number of whole steps": {"type": "number", "multipleOf": 3},
+    "prefix items": {
+        "type": "array",
+        "prefixItems": [INTEGER],
+        "items": {"type": "string"},
+        "additionalItems": False,
+        "minItems": 2,
+        "maxItems": 3,
+    },
+    "a map": {"type": "object", "additionalProperties": INTEGER, "minProperties": 1, "maxProperties": 3},
+    "another draft": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "array",
+        "items": [INTEGER],
+        "additionalItems": {"type": "boolean"},
+        "maxItems": 3,
+    },
+    "merged": {
+        "type": "object",
+        "allOf": [
+            {"properties": {"a": INTEGER}, "required": ["a"]},
+            {"properties": {"b": {"type": "boolean"}}, "required": ["b"]},
+        ],
+    },
+    "its own way of writing": {"x-guidance": {"lenient": True, "whitespace_pattern": "x"}} | INTEGER,
+    "anything": True,
+}
+
+
+@pytest.mark.parametrize("name", STRICT_SCHEMAS)
+def test_schema_that_llguidance_alone_enforces_loosely_yields_valid_output(name: str) -> None:
+    schema = STRICT_SCHEMAS[name]
+    found = texts(small(), of_schema(schema), list(range(40)))
+    assert len(found) > 20
+    for text in found:
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_a_json_object_is_one() -> None:
+    found = texts(small(), StructuredOutput(kind="json_object"), list(range(30)))
+    assert len(found) > 20
+    assert all(isinstance(json.loads(text), dict) for text in found)
+
+
+@pytest.mark.parametrize("blank", ["\n", " ", "\t", "\r\n"])
+def test_white_space_has_an_end(blank: str) -> None:
+    """Even an answer that always prefers line ends terminates."""
+    words = small()
+    matcher = words.compiler.compile(grammar_of(StructuredOutput(kind="json_object"))).deep_copy()
+    assert 1 < matcher.validate_tokens(words.spell_out("{" + blank + " " * 100)) < 50
+    assert matcher.validate_tokens(words.spell_out("{\n\n")) == 2
+
+
+PATTERNS = [
+    "[a-c]{2,5}x?",
+    r"\d+\.\d+",
+    "^abc$",
+    "(fo|bar)+",
+    "a/b",
+    r"\$5",
+    "x\ny",
+    "é|日本",
+    r"[a-z]+\s[a-z]+",
+    "",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_regular_expression_is_matched_by_the_whole_content(pattern: str) -> None:
+    found = texts(small(), StructuredOutput(kind="regex", text=pattern), list(range(20)))
+    assert found
+    assert all(re.fullmatch(pattern, text) for text in found), found
+
+
+CHOICES = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=12), min_size=1)
+
+
+@given(choices=CHOICES, seed=SEEDS)
+@settings(max_examples=40)
+def test_a_choice_is_one_of_them(choices: list[str], seed: int) -> None:
+    (text,) = texts(small(), StructuredOutput(kind="choice", text=json.dumps(choices)), [seed])
+    assert text in choices
+
+
+def test_a_grammar_of_larks_is_kept_to() -> None:
+    lark = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]{1,3}/\n%ignore " "\n'
+    found = texts(small(), StructuredOutput(kind="lark", text=lark), list(range(20)))
+    assert found
+    assert all(re.fullmatch(r" *\d{1,3} *(\+ *\d{1,3} *)*", text) for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (StructuredOutput(kind="json_schema", text="{"), "not JSON"),
+        (StructuredOutput(kind="json_schema", text="[]"), "not an object"),
+        (StructuredOutput(kind="json_schema", text="false"), "allows nothing"),
+        (StructuredOutput(kind="json_schema", text="\ud800"), "not valid Unicode"),
+        (StructuredOutput(kind="json_schema", text='"' + "x" * 300_000 + '"'), "long"),
+        (StructuredOutput(kind="choice", text="[]"), "0 choices"),
+        (StructuredOutput(kind="choice", text='{"a": 1}'), "not a list of strings"),
+        (StructuredOutput(kind="choice", text='["a", 1]'), "not a list of strings"),
+        (StructuredOutput(kind="haiku"), "haiku"),
+    ],
+)
+def test_a_form_that_is_none_is_refused(form: StructuredOutput, said: str) -> None:
+    with pytest.raises(ResponseFormatError, match=said):
+        grammar_of(form)

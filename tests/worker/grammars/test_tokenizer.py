@@ -1,0 +1,110 @@
+"""llguidance's view of each kind of tokenizer: random answers decode to text that the grammar allows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import ByT5Tokenizer
+
+from protocol.types import StructuredOutput
+from tests.worker.grammars.sampling import Words, draw, small, wide, words_of
+from worker.grammars.response_formats import grammar_of
+from worker.grammars.tokenizer import BLANK_BYTES_MAX
+from worker.output.text import Vocabulary
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"the": {"type": "string"}, "b": {"enum": ["a the b", "c"]}, "n": {"type": "number"}},
+    "required": ["the", "b"],
+    "additionalProperties": False,
+}
+
+
+def spaces() -> list[Any]:
+    return [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+DECODERS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: decoders.Sequence(spaces()),
+    "llama": lambda: decoders.Sequence([*spaces(), decoders.Strip(" ", 1, 0)]),
+}
+
+
+def byte_fallback(decoder: Any) -> tuple[Words, Callable[[list[int]], str]]:
+    """A tokenizer as in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens for unknown
+    characters."""
+    pieces = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    for piece in ("▁", "▁▁", "▁the", '▁"', "a", "b", "é", "你", '"', "{", "}", ":", "the", "</s>", "<think>"):
+        pieces[piece] = len(pieces)
+    tokenizer = Tokenizer(models.BPE(pieces, [], byte_fallback=True))
+    tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer.decoder = decoder
+    return words_by(
+        SimpleNamespace(backend_tokenizer=tokenizer), len(pieces), pieces["</s>"]
+    ), tokenizer.decode
+
+
+def slow() -> tuple[Words, Callable[[list[int]], str]]:
+    """A tokenizer without a Rust backend. Its tokens are bytes; bytes that are no character have no
+    spelling."""
+    tokenizer = ByT5Tokenizer()
+    words = words_by(tokenizer, len(tokenizer), tokenizer.eos_token_id)
+    return words, lambda tokens: str(tokenizer.decode(tokens))
+
+
+def words_by(tokenizer: Any, width: int, end: int) -> Words:
+    vocabulary = Vocabulary(tokenizer)
+    names = {token: vocabulary.spell(token).decode() for token in {*vocabulary.special, end}}
+    return words_of([vocabulary.spell(token) for token in range(width)], names, [end])
+
+
+@pytest.mark.parametrize("kind", [*DECODERS, "slow"])
+def test_sampled_tokens_decode_to_valid_structured_output(kind: str) -> None:
+    words, decode = slow() if kind == "slow" else byte_fallback(DECODERS[kind]())
+    form = StructuredOutput(kind="json_schema", text=json.dumps(SCHEMA))
+    drawn = [draw(words, words.grammar(grammar_of(form)), seed) for seed in range(30)]
+    ended = [decode(tokens) for tokens, has_ended in drawn if has_ended]
+    assert len(ended) > 10
+    for text in ended:
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_character_may_be_several_tokens(kind: str) -> None:
+    words, decode = slow() if kind == "slow" else byte_fallback(DECODERS[kind]())
+    for seed in range(20):
+        tokens, has_ended = draw(
+            words, words.grammar(grammar_of(StructuredOutput(kind="regex", text="[à-ü]{2}本"))), seed
+        )
+        assert has_ended
+        assert re.fullmatch("[à-ü]{2}本", decode(tokens))
+
+
+@pytest.mark.parametrize("words", [small, wide])
+def test_tokens_are_spelled_as_their_bytes_and_special_ones_as_none(words: Callable[[], Words]) -> None:
+    known = words()
+    for token, piece in enumerate(known.pieces):
+        if piece == b"\xff":
+            continue  # occurs in no text, and marks special tokens
+        assert known.lexicon.spell(token) == (b"" if token in known.lexicon.special else piece)
+    assert known.lexicon.spell(known.lexicon.width) == b""
+
+
+def test_white_space_is_told_from_text() -> None:
+    lexicon = small().lexicon
+    blank = {small().pieces[token] for token in lexicon.blanks}
+    assert {b" ", b"\n", b"\n\n", b"\t"} <= blank
+    assert not any(piece.strip() or len(piece) > BLANK_BYTES_MAX for piece in blank)
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "日本 é\n", ""])
+def test_some_tokens_have_any_text(text: str) -> None:
+    lexicon = small().lexicon
+    assert b"".join(map(lexicon.spell, lexicon.tokens_of(text.encode()))).decode() == text

@@ -1,7 +1,0 @@
-"""Imported by a spare in a test: says at which priority."""
-
-from __future__ import annotations
-
-import os
-
-print("imported at", os.getpriority(os.PRIO_PROCESS, 0), flush=True)

@@ -1,0 +1,86 @@
+"""A draft model is loaded with its target if it can draft for it; otherwise a sentence gives the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.models.fixtures import model_folder
+from tests.models.make import make_model
+from tests.worker.folders import copied, failure, nothing
+from worker.contract.engine import EmbeddingModel, Model
+from worker.engine.draft_model import DraftModelProposer
+from worker.models.load import ModelLoader
+from worker.models.source import bytes_of, weight_files
+
+
+def loaded(model: str, draft: str | Path) -> Model:
+    model_ = ModelLoader(str(model_folder(model)), draft_model=str(draft)).load(nothing)
+    assert not isinstance(model_, EmbeddingModel)
+    return model_
+
+
+def test_it_is_loaded_beside_its_model_and_shares_its_memory() -> None:
+    alone = ModelLoader(str(model_folder("dense")), memory_limit_bytes=2**30).load(nothing)
+    folder = model_folder("sliding")
+    both = ModelLoader(str(model_folder("dense")), memory_limit_bytes=2**30, draft_model=str(folder))
+    model = both.load(nothing)
+    assert isinstance(model, Model)
+    assert isinstance(alone, Model)
+    drafter = model.engine.drafter
+    assert isinstance(drafter, DraftModelProposer)
+    assert 0 < drafter.relative_cost < 100
+    weights = bytes_of(weight_files(folder, "draft"))
+    assert (alone.info.cache_bytes_max or 0) - (model.info.cache_bytes_max or 0) == weights
+    assert model.engine.row_bytes(100) == alone.engine.row_bytes(100) + drafter.row_bytes(100)
+    assert model.info.fingerprint == alone.info.fingerprint
+
+
+def test_its_rows_go_with_those_of_the_engine() -> None:
+    engine = loaded("dense", model_folder("dense")).engine
+    assert engine.drafter is not None
+    for row in ("a", "b"):
+        engine.drafter.read(row, [1, 2, 3])
+    engine.drop("a")
+    assert (engine.drafter.length("a"), engine.drafter.length("b")) == (0, 3)
+    assert engine.cache_bytes() > 0
+    engine.reset()
+    assert engine.drafter.length("b") == engine.cache_bytes() == 0
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    assert "has another tokenizer" in failure(model_folder("dense"), draft_model=str(model_folder("hybrid")))
+    folder = copied(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"][-1]["content"] += "!"
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    told = failure(model_folder("dense"), draft_model=str(folder))
+    assert "has another tokenizer" in told
+
+
+@pytest.mark.parametrize(
+    ("model", "draft", "words"),
+    [
+        ("dense", "no/where/at/all", "no such folder"),
+        ("dense", "bert-embedder", "cannot draft"),
+        ("dense", "jamba", "cannot draft for several requests"),
+        ("jamba", "dense", "no drafts can be tried on it"),
+        ("bert-embedder", "dense", "leave --draft-model out"),
+    ],
+)
+def test_unusable_draft_model_is_refused(model: str, draft: str, words: str) -> None:
+    folder = Path(draft) if "/" in draft else model_folder(draft)
+    assert words in failure(model_folder(model), draft_model=str(folder))
+
+
+def test_weights_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    make_model("dense", tmp_path / "draft", seed=1)
+    weights = bytes_of(weight_files(tmp_path / "draft", "draft"))
+    told = failure(
+        model_folder("dense"),
+        draft_model=str(tmp_path / "draft"),
+        memory_limit_bytes=int(1.5 * weights / 0.9),
+    )
+    assert "its weights take" in told

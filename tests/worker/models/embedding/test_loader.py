@@ -1,0 +1,144 @@
+"""Embedding and rerank models match mlx-vlm's own server, however their texts are batched."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.conversation import pack
+from protocol.messages import Embed, Rank
+from tests.models.corpus import make_corpus
+from tests.models.encoders import EMBEDDERS, ENCODERS, RANKERS
+from tests.models.fixtures import model_folder
+from tests.worker.folders import copied, failure, nothing
+from tests.worker.upstream import embedded, ranked
+from worker.contract.engine import EmbeddingModel, Model
+from worker.contract.texts import PreparedTexts
+from worker.models.load import ModelLoader
+
+TOLERANCE = 1e-5
+QUERY = "where does the river turn to the old station?"
+
+
+@cache
+def loaded(name: str) -> EmbeddingModel:
+    model = ModelLoader(str(model_folder(name))).load(nothing)
+    assert isinstance(model, EmbeddingModel)
+    return model
+
+
+def texts_of(count: int, seed: int = 0, words_max: int = 45) -> list[str]:
+    """Return texts of very unequal lengths in several scripts."""
+    words = " ".join(make_corpus(300, seed)).split()
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(words, k=rng.randint(1, words_max))) for _ in range(count)]
+
+
+def asked(name: str, texts: Sequence[str], **more: object) -> Embed | Rank:
+    fields = {"incarnation": "g", "id": "a", "texts": pack(list(texts)), "count": len(texts), **more}
+    return Rank(query=QUERY, source="documents", **fields) if name in RANKERS else Embed(**fields)  # type: ignore[arg-type]
+
+
+def engine_request(name: str, texts: Sequence[str], **more: object) -> PreparedTexts:
+    return loaded(name).open_preparer().prepare(asked(name, texts, **more), ())
+
+
+def run(name: str, texts: PreparedTexts, *, alone: bool) -> np.ndarray:
+    encoder = loaded(name).encoder
+    batches = [[text] for text in texts.texts] if alone else [texts.texts]
+    vectors = [vector for batch in batches for vector in encoder.encode(batch)]
+    return np.array([np.frombuffer(vector, dtype="<f4") for vector in vectors])
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_vectors_are_upstreams_alone_and_among_64_of_unequal_length(name: str, alone: bool) -> None:
+    texts = texts_of(64)
+    expected, tokens = embedded(name, texts)
+    known = engine_request(name, texts, tokens_max=2**31 - 1)  # as upstream, which truncates
+    assert known.tokens == tokens
+    assert len({len(text.tokens) for text in known.texts}) > 20
+    found = run(name, known, alone=alone)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < TOLERANCE
+    assert np.ptp(expected, axis=0).max() > 0.1  # texts are distinguished
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
+@pytest.mark.parametrize("name", RANKERS)
+def test_scores_are_upstreams_alone_and_among_64_of_unequal_length(name: str, alone: bool) -> None:
+    documents = texts_of(64, seed=1)
+    expected, tokens = ranked(name, QUERY, documents)
+    known = engine_request(name, documents)
+    assert known.tokens == tokens
+    found = run(name, known, alone=alone)
+    assert np.abs(found[:, 0] - expected).max() < TOLERANCE
+    assert np.ptp(expected) > 0.05
+    assert found.shape == (64, 1)
+
+
+def test_a_judge_is_told_what_makes_a_document_relevant() -> None:
+    documents = texts_of(4, seed=2)
+    instruction = "Find the station."
+    expected, tokens = ranked("qwen3-reranker", QUERY, documents, instruction)
+    known = engine_request("qwen3-reranker", documents, instruction=instruction)
+    assert known.tokens == tokens
+    assert np.abs(run("qwen3-reranker", known, alone=False)[:, 0] - expected).max() < TOLERANCE
+    assert np.abs(expected - ranked("qwen3-reranker", QUERY, documents)[0]).max() > TOLERANCE
+
+
+def test_the_beginning_of_a_vector_has_length_1_again() -> None:
+    texts = texts_of(5)
+    whole = run("qwen3-embedder", engine_request("qwen3-embedder", texts), alone=False)
+    cut = run("qwen3-embedder", engine_request("qwen3-embedder", texts, dimensions=8), alone=False)
+    expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
+    assert np.abs(cut - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_folder_says_what_it_is_made_for(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model = ModelLoader(str(model_folder(name))).load(nothing)
+    assert isinstance(model, EmbeddingModel)
+    able = model.info.capabilities
+    assert (able.generation, able.embeddings, able.rerank) == (False, name in EMBEDDERS, name in RANKERS)
+    assert model.info.batched
+    assert model.info.parameters > 10_000
+    assert model.info.identity
+    kind = "embedding" if name in EMBEDDERS else "reranking"
+    assert any(line.startswith(f"loaded {name}: {kind} model") for line in caplog.messages)
+
+
+def test_a_decoder_does_what_it_is_told_to() -> None:
+    folder = str(model_folder("qwen3-embedder"))
+    assert isinstance(ModelLoader(folder, task="generate").load(nothing), Model)
+    dense = str(model_folder("dense"))
+    told = ModelLoader(dense, task="embed").load(nothing)
+    assert isinstance(told, EmbeddingModel)
+    assert told.info.capabilities.embeddings
+    assert isinstance(ModelLoader(dense).load(nothing), Model)
+
+
+def test_embedding_model_refuses_the_generate_task() -> None:
+    reason = failure(model_folder("bert-embedder"), task="generate")
+    assert "cannot generate text" in reason
+
+
+def test_a_classifier_of_several_classes_ranks_nothing(tmp_path: Path) -> None:
+    folder = copied(tmp_path, "bert-reranker", id2label={"0": "a", "1": "b"}, num_labels=2)
+    assert "one output label" in failure(folder)
+
+
+def test_the_context_is_that_of_positions_and_tokenizer() -> None:
+    lengths = {name: loaded(name).info.context_length for name in EMBEDDERS}
+    assert lengths["bert-embedder"] == lengths["roberta-embedder"] == 128
+    assert lengths["qwen3-embedder"] == 512
+    stated = json.loads((model_folder("roberta-embedder") / "config.json").read_text())
+    assert stated["max_position_embeddings"] == 130

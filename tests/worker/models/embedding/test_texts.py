@@ -1,0 +1,152 @@
+"""Texts, token ids and pairs on their way to tokens, and refusals."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from transformers import AutoTokenizer
+
+from protocol.conversation import pack
+from protocol.errors import Code, RequestError
+from protocol.messages import Rank
+from tests import factories
+from tests.models.fixtures import model_folder
+from worker.contract.texts import PreparedTexts
+from worker.models.embedding.texts import EmbedPreparer, JudgePreparer, PairPreparer, TextRules
+
+RULES = TextRules(context_length=32, vocabulary=1200, width=48, shorter_sizes=frozenset({16, 32}))
+LONG = "the old house near the river " * 20
+
+
+@cache
+def tokenizer(name: str = "bert-embedder") -> Any:
+    return AutoTokenizer.from_pretrained(model_folder(name))
+
+
+def embed(texts: list[Any], rules: TextRules = RULES, **more: Any) -> PreparedTexts:
+    return EmbedPreparer(tokenizer(), rules).prepare(factories.embed(texts, **more), ())
+
+
+def rank(documents: list[Any], query: str = "a river", **more: Any) -> PreparedTexts:
+    request = Rank(
+        incarnation="g", id="a", texts=pack(documents), count=len(documents), source="documents", query=query
+    )
+    return PairPreparer(tokenizer("bert-reranker"), RULES).prepare(replace(request, **more), ())
+
+
+def refusal(texts: list[Any], rules: TextRules = RULES, **more: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        embed(texts, rules, **more)
+    return caught.value
+
+
+def test_texts_have_their_marks_and_ids_are_taken_as_they_are() -> None:
+    [text, ids] = embed(["the house", [7, 8, 9]]).texts
+    assert list(text.tokens) == tokenizer()("the house")["input_ids"]
+    assert text.tokens[0] == tokenizer().cls_token_id
+    assert ids.tokens == (7, 8, 9)
+
+
+def test_embed_request_fields_are_preserved() -> None:
+    known = embed(["a", "b"], answered=[1], priority=3, deadline_s=2.0)
+    assert (known.id, known.answered, known.priority, known.deadline_s) == ("a", frozenset({1}), 3, 2.0)
+
+
+def test_a_long_text_is_refused_by_name_and_with_both_numbers() -> None:
+    tokens = len(tokenizer()(LONG)["input_ids"])
+    error = refusal(["a", LONG])
+    assert (error.code, error.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "input[1]")
+    assert "maximum context length is 32 tokens" in error.message
+    assert f"resulted in {tokens} tokens" in error.message
+    assert refusal([[5] * 33]).param == "input"
+
+
+@pytest.mark.parametrize(("most", "kept"), [(10, 10), (2**31 - 1, 32)])
+def test_long_texts_are_truncated_on_request(most: int, kept: int) -> None:
+    [text, ids, short] = embed([LONG, list(range(1, 41)), "a"], tokens_max=most).texts
+    assert list(text.tokens) == tokenizer()(LONG, truncation=True, max_length=kept)["input_ids"]
+    assert text.tokens[-1] == tokenizer().sep_token_id
+    assert ids.tokens == tuple(range(1, kept + 1))
+    assert len(short.tokens) == 3
+
+
+def test_unknown_token_id_is_refused() -> None:
+    error = refusal([[1], [5, 1200]])
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "input[1]")
+
+
+def test_a_text_without_tokens_is_refused() -> None:
+    plain = AutoTokenizer.from_pretrained(model_folder("dense"))
+    with pytest.raises(RequestError, match=r"input\[1\] must not be empty"):
+        EmbedPreparer(plain, RULES).prepare(factories.embed(["a", ""]), ())
+
+
+def test_half_a_character_is_the_requests_fault() -> None:
+    class Strict:
+        def __call__(self, texts: list[str], **more: Any) -> dict[str, list[list[int]]]:
+            raise TypeError("TextInputSequence must be str")
+
+    with pytest.raises(RequestError, match="cannot be tokenized") as caught:
+        EmbedPreparer(Strict(), RULES).prepare(factories.embed(), ())
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize("dimensions", [None, 48])
+def test_all_dimensions_are_all(dimensions: int | None) -> None:
+    assert embed(["a"], dimensions=dimensions).texts[0].dimensions is None
+
+
+def test_dimensions_are_those_that_the_model_was_trained_for() -> None:
+    assert embed(["a"], dimensions=16).texts[0].dimensions == 16
+    anything = TextRules(32, 1200, 48, shorter_sizes=None)
+    assert embed(["a"], anything, dimensions=7).texts[0].dimensions == 7
+    for rules, wrong in ((RULES, 17), (anything, 49), (TextRules(32, 1200, 48), 16)):
+        error = refusal(["a"], rules, dimensions=wrong)
+        assert (error.code, error.param) == (Code.INVALID_REQUEST, "dimensions")
+        assert "48" in error.message
+
+
+def test_a_pair_is_query_and_document_and_says_which_is_which() -> None:
+    [pair] = rank(["the house"]).texts
+    encoded = tokenizer("bert-reranker")("a river", "the house")
+    assert list(pair.tokens) == encoded["input_ids"]
+    assert list(pair.types) == encoded["token_type_ids"]
+    assert {0, 1} == set(pair.types)
+
+
+def test_of_a_pair_that_is_too_long_the_longer_half_is_cut() -> None:
+    [pair] = rank([LONG]).texts
+    assert len(pair.tokens) == 32
+    query = tokenizer("bert-reranker")("a river")["input_ids"]
+    assert list(pair.tokens[: len(query)]) == query
+    assert len(rank([LONG], tokens_max=12).texts[0].tokens) == 12
+
+
+def test_a_classifier_takes_no_instruction_and_no_ids() -> None:
+    with pytest.raises(RequestError) as caught:
+        rank(["a"], instruction="Find it.")
+    assert caught.value.param == "instruction"
+    with pytest.raises(RequestError) as caught:
+        rank(["a", [1]])
+    assert caught.value.param == "documents[1]"
+
+
+def test_a_judge_still_hears_the_question_when_its_document_is_cut() -> None:
+    named = tokenizer("qwen3-reranker")
+    request = Rank(incarnation="g", id="a", texts=pack(["station " * 900]), count=1, query="where?")
+    rules = TextRules(context_length=256, vocabulary=2048, width=1)
+    [text] = JudgePreparer(named, rules).prepare(request, ()).texts
+    assert len(text.tokens) == 256
+    read = named.decode(text.tokens)
+    assert "<Query>: where?" in read
+    assert read.endswith("<think>\n\n</think>\n\n")
+
+
+def test_texts_that_are_none_are_refused() -> None:
+    for bad, count in ((["a"], 2), ([[-1]], 1), ([3], 1)):
+        with pytest.raises(RequestError) as caught:
+            EmbedPreparer(tokenizer(), RULES).prepare(factories.embed(bad, count=count), ())
+        assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "input")

@@ -1,0 +1,83 @@
+"""Pixels from image files of any kind, as a model's processor expects them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protocol.errors import Code, RequestError
+from protocol.types import Media
+from tests.worker.image_questions import encoded
+from worker.models.media.images import open_image
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def media(pixels_max: int | None = None) -> Media:
+    return Media(frame=0, mime="image/png", sha256="", pixels_max=pixels_max, param="messages[0].content[1]")
+
+
+def halves(size: tuple[int, int] = (40, 20)) -> Image.Image:
+    """Return an image with a red left half and a blue right half."""
+    image = Image.new("RGB", size, RED)
+    image.paste(BLUE, (size[0] // 2, 0, *size))
+    return image
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_every_format_has_its_colours(format: str) -> None:
+    image = open_image(encoded(halves(), format), media())
+    assert (image.mode, image.size) == ("RGB", (40, 20))
+    pixels = np.asarray(image).astype(int)
+    assert np.abs(pixels[:, :16] - RED).max() < 30
+    assert np.abs(pixels[:, 24:] - BLUE).max() < 30
+
+
+def test_other_formats_are_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        open_image(encoded(halves(), "TIFF"), media())
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_MEDIA, "messages[0].content[1]")
+
+
+def test_exif_orientation_is_applied() -> None:
+    turned = halves()
+    exif = turned.getexif()
+    exif[0x0112] = 6  # rotate clockwise by 90 degrees
+    image = open_image(encoded(turned, "PNG", exif=exif), media())
+    assert image.size == (20, 40)
+    assert image.getpixel((10, 2)) == RED
+    assert image.getpixel((10, 38)) == BLUE
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_become_white(mode: str) -> None:
+    image = Image.new("RGBA", (10, 10), (0, 0, 0, 0))
+    image.paste((0, 0, 0, 255), (0, 0, 5, 10))
+    data = encoded(image if mode == "RGBA" else image.convert(mode))
+    seen = open_image(data, media())
+    assert seen.getpixel((1, 1)) == (0, 0, 0)
+    assert seen.getpixel((8, 1)) == (255, 255, 255)
+
+
+def test_sixteen_bits_of_grey_are_not_cut_off() -> None:
+    grey = Image.fromarray(np.array([[0, 2**15, 2**16 - 1]], np.uint16))
+    seen = np.asarray(open_image(encoded(grey), media()))[0, :, 0]
+    assert np.abs(seen.astype(int) - [0, 128, 255]).max() <= 1
+
+
+def test_of_an_animation_the_first_frame_is_seen() -> None:
+    frames = [Image.new("RGB", (10, 10), colour) for colour in (RED, BLUE)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert open_image(data, media()).getpixel((5, 5)) == RED
+
+
+@pytest.mark.parametrize(
+    ("pixels_max", "size"), [(None, (400, 200)), (80_000, (400, 200)), (5_000, (100, 50))]
+)
+def test_it_has_no_more_pixels_than_wanted(pixels_max: int | None, size: tuple[int, int]) -> None:
+    assert open_image(encoded(halves((400, 200))), media(pixels_max)).size == size
+
+
+def test_a_line_stays_a_line() -> None:
+    assert open_image(encoded(halves((10_000, 1))), media(100)).size == (100, 1)

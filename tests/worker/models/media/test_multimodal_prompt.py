@@ -1,0 +1,317 @@
+"""Prompts with images: the tokens of upstream's processors, each image in its place, and refusals."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgspec
+import pytest
+from PIL import Image
+
+from protocol.errors import Code, RequestError
+from protocol.types import TokenizeOptions
+from tests.models.fixtures import model_folder
+from tests.models.vision_models import EYES
+from tests.worker.folders import nothing
+from tests.worker.image_questions import (
+    POCKET,
+    Question,
+    draw_image,
+    draw_question,
+    encoded,
+    inputs_of,
+    upstream,
+)
+from tests.worker.vision_models import engine_request, folder_of, loaded, preparer, request
+from worker.contract.engine import EngineRequest, Model
+from worker.contract.images import MEDIA_KEYS
+from worker.engine.image_embeddings import array_of
+from worker.models.load import ModelLoader
+from worker.models.media import preprocessing, processor
+from worker.models.media.processor import Processed, Processor
+
+NAMES = (*EYES, POCKET)
+PAD = "<|image_pad|>"
+
+
+def ids_of(request: EngineRequest) -> list[int]:
+    """Return a prompt's tokens with image tokens in place of their keys."""
+    ids = list(request.tokens)
+    for placed in request.images:
+        ids[placed.first : placed.end] = placed.tokens
+    return ids
+
+
+def refusal(name: str, question: Question, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        engine_request(name, "bad", question, **fields)
+    return caught.value
+
+
+def asking(*parts: Any, images: Sequence[bytes] = ()) -> Question:
+    """Return a question of texts and images; an image is given as None."""
+    content = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+    return Question(({"role": "user", "content": content},), tuple(images))
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+@pytest.mark.parametrize("images", [0, 1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tokens_are_those_of_upstreams_processor(name: str, images: int, turns: int) -> None:
+    question = draw_question(random.Random(images + 10 * turns), images, turns)
+    request = engine_request(name, "a", question)
+    assert ids_of(request) == inputs_of(name, question)["input_ids"][0].tolist()
+    assert len(request.images) == images
+    if images:
+        assert request.images[-1].end < len(request.tokens)
+        assert all(placed.nbytes > 0 for placed in request.images)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_images_arrays_are_upstreams(name: str) -> None:
+    question = draw_question(random.Random(2), 1)
+    (placed,), upstreams = engine_request(name, "a", question).images, inputs_of(name, question)
+    assert "pixel_values" in placed.inputs
+    for key, blob in placed.inputs.items():
+        assert mx.array_equal(array_of(blob), upstreams[key])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_are_equal_where_images_are(name: str) -> None:
+    question = draw_question(random.Random(4), 2)
+    first, again = (engine_request(name, id, question) for id in "ab")
+    assert first.tokens == again.tokens
+    other = engine_request(name, "c", replace(question, images=question.images[::-1]))
+    found = first.images[0]
+    assert all(token >= MEDIA_KEYS for token in first.tokens[found.first : found.end])
+    assert first.tokens[: found.first] == other.tokens[: found.first]
+    assert first.tokens[found.first] != other.tokens[found.first]
+
+
+class Trap:
+    """Replaces MLX's functions by ones that fail on every thread but its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.thread = threading.get_ident()
+        self.trespasses: list[str] = []
+        for name, value in list(vars(mx).items()):
+            if callable(value) and not isinstance(value, type):
+                monkeypatch.setattr(mx, name, self._guarded(name, value))
+        real, trap = mx.array, self
+
+        class Kind(type):
+            def __instancecheck__(cls, instance: object) -> bool:
+                return isinstance(instance, real)
+
+            def __call__(cls, *arguments: Any, **options: Any) -> Any:
+                trap.note("array")
+                return real(*arguments, **options)
+
+        monkeypatch.setattr(mx, "array", Kind("array", (), {}))
+
+    def _guarded(self, name: str, function: Any) -> Any:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            self.note(name)
+            return function(*arguments, **options)
+
+        return guarded
+
+    def note(self, name: str) -> None:
+        if threading.get_ident() != self.thread:
+            self.trespasses.append(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pool_touches_nothing_of_mlx_nor_does_a_processor_that_is_opened_late(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, outcome, load = list[Path](), list[Any](), processor.load_processor
+
+    def noted(folder: Path) -> Processor:
+        opened.append(folder)
+        return load(folder)
+
+    def begun() -> Model:
+        model = ModelLoader(str(folder_of(name)), probe_cache_folder=tmp_path).load(nothing)
+        assert isinstance(model, Model)
+        return model
+
+    monkeypatch.setattr(processor, "load_processor", noted)
+    begun()
+    model = begun()  # uses the cached result of the first load
+    assert len(opened) == 1
+    assert model.info.capabilities.images
+    question = draw_question(random.Random(random.random()), 2)
+
+    def prepare() -> None:
+        outcome.append(model.open_preparer(4096).prepare(request("a", question), question.images))
+
+    trap = Trap(monkeypatch)
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    thread.join(60)
+    assert len(outcome[0].images) == 2
+    assert trap.trespasses == []
+    assert len(opened) == 2
+
+
+def test_the_trap_snaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = Trap(monkeypatch)
+    thread = threading.Thread(target=lambda: mx.eval(mx.array([1]) + mx.zeros(1)))
+    thread.start()
+    thread.join(60)
+    assert trap.trespasses == ["array", "zeros", "eval"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_conversation_that_goes_on_has_a_boundary_behind_its_images(name: str) -> None:
+    question = draw_question(random.Random(5), 1)
+    request = engine_request(name, "a", question)
+    further = (
+        *question.messages,
+        {"role": "assistant", "content": "so be it"},
+        {"role": "user", "content": "and what else"},
+    )
+    later = engine_request(name, "b", replace(question, messages=further))
+    boundary = request.boundaries[-1]
+    assert boundary >= request.images[-1].end
+    assert later.tokens[:boundary] == request.tokens[:boundary]
+
+
+def test_system_prompt_boundary_is_the_same_for_image_and_text_questions() -> None:
+    name, image = "qwen3_5-eyes", draw_image(random.Random(1))
+    system = {"role": "system", "content": "say what there is to see, and in a few words only " * 2}
+    seen = engine_request(name, "a", Question((system, *asking("\nx of it", None).messages), (image,)))
+    read = engine_request(name, "b", Question((system, {"role": "user", "content": "\nx of it"}), ()))
+    assert seen.boundaries[0] == read.boundaries[0] > 16
+    assert seen.boundaries[0] < seen.images[0].first
+
+
+def test_a_model_of_text_names_what_it_cannot_see() -> None:
+    question = asking("see", None, images=[draw_image(random.Random(1))])
+    with pytest.raises(RequestError) as caught:
+        ModelLoader(str(model_folder("dense"))).load(nothing).open_preparer(4096).prepare(
+            request("a", question), question.images
+        )
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, "image 0")
+
+
+def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    preparer("llava-eyes")  # the load itself preprocesses a trial image
+    calls: list[int] = []
+    see = Processor.see
+
+    def counted(self: Processor, text: str, images: Sequence[Image.Image]) -> Processed:
+        calls.append(len(images))
+        return see(self, text, images)
+
+    monkeypatch.setattr(Processor, "see", counted)
+    rng = random.Random(random.random())
+    files = [draw_image(rng, (64, 64)) for _ in range(4)]
+    one = engine_request("llava-eyes", "a", asking("see", None, images=files[:1]))
+    again = engine_request("llava-eyes", "b", asking("see", None, "and", None, images=[files[0]] * 2))
+    assert calls == [1]
+    assert [placed.digest for placed in again.images] == [one.images[0].digest] * 2
+    held = sum(memoryview(blob.data).nbytes for blob in one.images[0].inputs.values())
+    monkeypatch.setattr(preprocessing, "PROCESSED_BYTES_MAX", 2 * held + held // 2)
+    for file in files:
+        engine_request("llava-eyes", "c", asking("see", None, images=[file]))
+    engine_request("llava-eyes", "d", asking("see", None, None, images=files[2:]))
+    assert len(calls) == 4
+    engine_request("llava-eyes", "e", asking("see", None, images=[files[0]]))
+    assert len(calls) == 5
+
+
+def test_one_image_at_two_sizes_is_two() -> None:
+    question = asking("see", None, images=[draw_image(random.Random(1), (200, 200))])
+    large = request("a", question)
+    small = msgspec.structs.replace(
+        large, media=[msgspec.structs.replace(large.media[0], pixels_max=40 * 40)]
+    )
+    first, second = (preparer(POCKET).prepare(each, question.images).images[0] for each in (large, small))
+    assert first.digest != second.digest
+
+
+def test_tokenize_returns_the_tokens_that_are_run() -> None:
+    question = draw_question(random.Random(6), 2)
+    said = preparer(POCKET).tokenize(
+        request("a", question, tokenizing=TokenizeOptions(tokens=True, pieces=True)), question.images
+    )
+    run = engine_request(POCKET, "b", question)
+    assert said.count == len(run.tokens)
+    assert list(said.tokens) == ids_of(run)
+    assert PAD in said.pieces
+
+
+def test_images_in_tools_results_are_seen() -> None:
+    calls = [{"id": "abcdefgh0", "type": "function", "function": {"name": "look", "arguments": {}}}]
+    messages = (
+        {"role": "user", "content": "look at it"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {
+            "role": "tool",
+            "tool_call_id": "abcdefgh0",
+            "content": [{"type": "text", "text": "a picture: "}, {"type": "image"}],
+        },
+    )
+    for name in ("qwen3_5-eyes", "smolvlm-eyes", POCKET):
+        request = engine_request(name, "a", Question(messages, (draw_image(random.Random(1)),)))
+        assert len(request.images) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_that_looks_like_an_image_is_none(name: str) -> None:
+    image = draw_image(random.Random(1))
+    placed = engine_request(name, "a", asking("see", None, "there", images=[image])).images[0]
+    pad = max(set(placed.tokens), key=placed.tokens.count)
+    words = upstream(name)[1].tokenizer.convert_ids_to_tokens(pad)
+    error = refusal(name, asking(f"this {words} too", None, images=[image]))
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "messages")
+    assert not engine_request(name, "c", asking(f"this {words} alone")).images
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x89PNG\r\n\x1a\n", b"not an image", draw_image(random.Random(1))[:-40], b"GIF89a" + bytes(20)],
+    ids=["empty", "a signature", "text", "cut off", "broken"],
+)
+def test_invalid_image_is_refused_with_its_parameter(data: bytes) -> None:
+    error = refusal(POCKET, asking("see", None, images=[data]))
+    assert (error.code, error.param) == (Code.INVALID_MEDIA, "image 0")
+
+
+def test_a_bomb_is_refused_unopened() -> None:
+    bomb = encoded(Image.new("1", (10_000, 10_000)))
+    assert len(bomb) < 100_000
+    error = refusal(POCKET, asking("see", None, images=[bomb]))
+    assert error.code is Code.INVALID_MEDIA
+    assert "10000 × 10000" in str(error)
+
+
+def test_image_that_upstream_rejects_is_refused() -> None:
+    error = refusal(POCKET, asking("see", None, images=[encoded(Image.new("RGB", (3000, 2)))]))
+    assert error.code is Code.INVALID_MEDIA
+    assert "aspect ratio" in str(error)
+
+
+@pytest.mark.parametrize("images", [0, 2])
+def test_image_count_must_match_the_placeholders(images: int) -> None:
+    file = draw_image(random.Random(1))
+    error = refusal(POCKET, asking("see", None, images=[file] * images))
+    assert error.code is Code.INVALID_MEDIA
+
+
+def test_a_prompt_too_long_by_its_images_is_refused() -> None:
+    file = draw_image(random.Random(1), (200, 200))
+    one = len(engine_request(POCKET, "a", asking("see", None, images=[file])).tokens)
+    few = loaded(POCKET).open_preparer(one)
+    question = asking("see", None, None, images=[file, file])
+    with pytest.raises(RequestError) as caught:
+        few.prepare(request("b", question), question.images)
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED

@@ -1,0 +1,159 @@
+"""Videos, as files and as frames, up to the answers: equal to upstream's on the same frames."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_vlm import stream_generate
+from mlx_vlm.utils import load_video
+from PIL import Image
+
+from protocol.errors import Code, RequestError
+from protocol.types import Media
+from tests.factories import request
+from tests.models.vision_models import EYES
+from tests.worker.image_questions import draw_image, encoded, upstream
+from tests.worker.vision_models import loaded, preparer
+from worker.contract.engine import EngineRequest, SamplingParams
+from worker.models.media.videos import FRAMES_MAX, open_video
+
+WATCHING = tuple(name for name in EYES if name.startswith("qwen"))
+MESSAGES = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "look "},
+            {"type": "video"},
+            {"type": "text", "text": " and "},
+            {"type": "image"},
+            {"type": "text", "text": " then tell"},
+        ],
+    }
+]
+
+
+def media(files: Sequence[bytes], mime: str = "image/png", first: int = 0) -> Media:
+    digest = hashlib.sha256(b"".join(files)).hexdigest()
+    return Media(frame=first, frames=len(files), mime=mime, sha256=digest, param="the video")
+
+
+def film(folder: Path, frames: int, fps: float = 8.0, seed: int = 1) -> bytes:
+    """Return a video file with changing colours."""
+    rng, path = random.Random(seed), folder / "film.mp4"
+    library: Any = cv2
+    writer = library.VideoWriter(str(path), library.VideoWriter_fourcc(*"mp4v"), fps, (64, 48))
+    for _ in range(frames):
+        image = Image.open(io.BytesIO(draw_image(rng, (64, 48))))
+        writer.write(library.cvtColor(np.asarray(image), library.COLOR_RGB2BGR))
+    writer.release()
+    return path.read_bytes()
+
+
+def engine_request(name: str, video: Sequence[bytes], mime: str, image: bytes) -> EngineRequest:
+    own = [media(video, mime), media([image], first=len(video))]
+    return preparer(name).prepare(request(messages=MESSAGES, media=own), [*video, image])
+
+
+def answer(
+    name: str, frames: np.ndarray, metadata: Any, image: bytes, tokens: int
+) -> tuple[list[int], list[int]]:
+    """Return upstream's prompt tokens and its answer."""
+    network, processor = upstream(name)
+    text = processor.tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    said = processor(
+        text=[text], images=[Image.open(io.BytesIO(image))], videos=[frames], video_metadata=[metadata]
+    )
+    given = {key: mx.array(np.array(value)) for key, value in said.items()}
+    prompt = given["input_ids"][0].tolist()
+    given["mask"] = given.pop("attention_mask")
+    answers = stream_generate(network, processor, "", max_tokens=tokens, temperature=0.0, **given)
+    return prompt, [each.token for each in answers][:tokens]
+
+
+def said(name: str, request: EngineRequest, tokens: int) -> list[int]:
+    engine = loaded(name).engine
+    for image in request.images:
+        engine.encode_image(image)
+    engine.set_images("a", request.tokens, request.images)
+    engine.prefill({"a": request.tokens[: request.images[0].end - 1]})
+    engine.prefill({"a": request.tokens[request.images[0].end - 1 : -1]})
+    engine.start("a", request.tokens, len(request.tokens), SamplingParams())
+    answered: list[int] = []
+    while len(answered) < tokens:
+        answered += engine.step().tokens.values()
+    engine.drop("a")
+    return answered
+
+
+def ids_of(request: EngineRequest) -> list[int]:
+    ids = list(request.tokens)
+    for image in request.images:
+        ids[image.first : image.end] = image.tokens
+    return ids
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_beside_an_image_it_says_what_upstream_says(tmp_path: Path, is_file: bool) -> None:
+    # Only for this family does upstream encode an image and a video in one prompt.
+    name, rng = "qwen3_vl-eyes", random.Random(1)
+    image = draw_image(rng)
+    if is_file:
+        data = film(tmp_path, 20)
+        frames, metadata = load_video(str(tmp_path / "film.mp4"))
+        request = engine_request(name, [data], "video/mp4", image)
+    else:
+        files = [draw_image(rng, (64, 48)) for _ in range(6)]
+        frames = np.stack([np.asarray(Image.open(io.BytesIO(file))).transpose(2, 0, 1) for file in files])
+        metadata = {"frames_indices": range(6), "fps": 2.0}
+        request = engine_request(name, files, "image/png", image)
+    prompt, answered = answer(name, frames, metadata, image, 10)
+    assert ids_of(request) == prompt
+    assert said(name, request, 10) == answered
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_another_video_has_another_answer(name: str, tmp_path: Path) -> None:
+    image = draw_image(random.Random(1))
+    first, second = (
+        engine_request(name, [film(tmp_path, 16, seed=seed)], "video/mp4", image) for seed in (1, 2)
+    )
+    assert first.tokens != second.tokens
+    assert ids_of(first) == ids_of(second)
+    assert said(name, first, 8) != said(name, second, 8)
+
+
+@pytest.mark.parametrize("name", [name for name in EYES if name not in WATCHING])
+def test_a_family_without_videos_says_so(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        engine_request(name, [draw_image(random.Random(1))] * 2, "image/png", draw_image(random.Random(2)))
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, "the video")
+
+
+def test_a_long_one_is_looked_at_in_places(tmp_path: Path) -> None:
+    data = film(tmp_path, 400, fps=4.0)
+    video = open_video([data], media([data], "video/mp4"))
+    assert len(video.frames) == FRAMES_MAX
+    assert (video.indices[0], video.indices[-1]) == (0, 399)
+    files = [encoded(Image.new("RGB", (8, 8)))] * 100
+    assert len(open_video(files, media(files)).frames) == FRAMES_MAX
+
+
+def test_images_of_a_video_have_one_size() -> None:
+    files = [encoded(Image.new("RGB", size)) for size in ((40, 20), (80, 40))]
+    assert [frame.size for frame in open_video(files, media(files)).frames] == [(40, 20)] * 2
+
+
+@pytest.mark.parametrize("data", [b"", b"no video", b"\x00\x00\x00\x20ftypisom" + bytes(200)])
+def test_invalid_video_is_refused(data: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        open_video([data], media([data], "video/mp4"))
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_MEDIA, "the video")

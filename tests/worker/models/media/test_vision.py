@@ -1,0 +1,240 @@
+"""Loading vision models, as a whole or as text only, and the log lines about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from tests.models.fixtures import model_folder
+from tests.models.test_pocket_eyes import COLOURS, SHAPES, drawn, plain
+from tests.models.vision_models import EYES
+from tests.worker import vision_models
+from tests.worker.folders import failure, nothing
+from tests.worker.image_questions import POCKET, Question, answer, draw_question, encoded, upstream
+from tests.worker.vision_models import engine_request, loaded
+from worker.contract.engine import Model, SamplingParams
+from worker.engine.image_embeddings import VisionNetwork
+from worker.models.config import read_config
+from worker.models.load import ModelLoader
+from worker.models.media import vision
+
+NAMES = (*EYES, POCKET)
+
+
+def copied(tmp_path: Path, name: str, without: Sequence[str] = ()) -> Path:
+    folder = tmp_path / "a-model"
+    shutil.copytree(model_folder(name), folder)
+    for file in without:
+        (folder / file).unlink()
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_sees_says_so(name: str) -> None:
+    facts = loaded(name).info
+    assert facts.capabilities.images
+    assert facts.capabilities.videos == (name == POCKET or name.startswith("qwen"))
+    assert facts.parameters == _count(name)
+    assert facts.batched
+    assert facts.context_length > 0
+
+
+def _count(name: str) -> int:
+    from mlx_lm.utils import get_total_parameters
+
+    return int(get_total_parameters(upstream(name)[0]))
+
+
+@pytest.mark.parametrize("name", EYES)
+def test_its_config_says_that_it_sees(name: str) -> None:
+    config = read_config(model_folder(name), name)
+    assert config.kind == "vision"
+    assert config.vocabulary == 2048
+
+
+def test_the_log_says_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ModelLoader(str(model_folder("gemma3-eyes"))).load(nothing)
+    assert any("vision model, gemma3" in line for line in caplog.messages)
+
+
+def test_of_one_that_is_to_read_only_the_text_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        model = ModelLoader(str(model_folder("qwen3_5-eyes")), text_only=True).load(nothing)
+    assert isinstance(model, Model)
+    assert not model.info.capabilities.images
+    assert model.info.parameters < loaded("qwen3_5-eyes").info.parameters
+    assert any("text model, qwen3_5" in line for line in caplog.messages)
+    assert not any("images" in line for line in caplog.messages)
+
+
+def test_without_a_word_on_how_images_are_prepared_its_text_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(tmp_path, "qwen3_5-eyes", ["preprocessor_config.json"])
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.info.capabilities.images
+    (line,) = [line for line in caplog.messages if "its images are not served, only text" in line]
+    assert "preprocessor_config.json" in line
+
+
+def test_of_a_family_that_only_mlx_vlm_knows_the_text_is_its(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(tmp_path, "idefics3-eyes", ["preprocessor_config.json", "processor_config.json"])
+    model = ModelLoader(str(folder)).load(nothing)
+    assert isinstance(model, Model)
+    assert not model.info.capabilities.images
+    assert any("its images are not served" in line for line in caplog.messages)
+    question = draw_question(random.Random(1), 0)
+    request = model.open_preparer(4096).prepare(vision_models.request("a", question), ())
+    model.engine.prefill({"a": request.tokens[:-1]})
+    model.engine.start("a", request.tokens, len(request.tokens), SamplingParams())
+    said: list[int] = []
+    while len(said) < 8:
+        said += model.engine.step().tokens.values()
+    assert said == answer("idefics3-eyes", question, 8)
+
+
+def test_a_conversion_that_left_the_eyes_out_serves_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """mlx-lm's own conversions: config.json still describes a vision tower."""
+    folder = copied(tmp_path, "qwen3_5-eyes")
+    file = folder / "model.safetensors"
+    weights: Any = mx.load(str(file))
+    kept = {name: array for name, array in weights.items() if not name.startswith("vision_tower.")}
+    mx.eval(kept)
+    file.unlink()
+    mx.save_safetensors(str(file), kept, metadata={"format": "mlx"})
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.info.capabilities.images
+    assert any("only text: its weights have no vision tower" in line for line in caplog.messages)
+
+
+def test_model_that_neither_library_can_load_fails_with_a_clear_error(tmp_path: Path) -> None:
+    folder = copied(tmp_path, "idefics3-eyes")
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "mlx-vlm cannot build the architecture 'idefics3'" in failure(folder)
+
+
+def test_a_template_without_a_place_for_images_leaves_the_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(tmp_path, "qwen3_5-eyes")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.content is not string %}{{ raise_exception('text only') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    model = ModelLoader(str(folder)).load(nothing)
+    # Where contents are rendered as text, an image is its marker in the text.
+    assert model.info.capabilities.images
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.info.capabilities.images
+    assert any("no place for images" in line for line in caplog.messages)
+
+
+def test_a_network_that_sees_otherwise_in_parts_is_not_shown_images(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Patches the model so that tokens before an image attend to those after it."""
+    embed = VisionNetwork.embed
+
+    def embed_backwards(self: VisionNetwork, tokens: Sequence[int], pixels: Mapping[str, mx.array]) -> Any:
+        features = embed(self, tokens, pixels)
+        features.inputs_embeds = features.inputs_embeds + features.inputs_embeds.mean(axis=1, keepdims=True)
+        return features
+
+    monkeypatch.setattr(vision.VisionNetwork, "embed", embed_backwards)
+    model = ModelLoader(str(model_folder("qwen3_5-eyes"))).load(nothing)
+    assert not model.info.capabilities.images
+    assert any("its logits change when an image is run in chunks" in line for line in caplog.messages)
+
+
+def test_where_an_images_parts_see_each_other_upstream_is_believed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Larger Gemma 4 models: upstream runs prompts with images in one pass."""
+    folder = copied(tmp_path, "gemma4-eyes")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["use_bidirectional_attention"] = "vision"
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ModelLoader(str(folder)).load(nothing)
+    assert not model.info.capabilities.images
+    assert any("cannot be run in chunks" in line for line in caplog.messages)
+
+
+def test_fingerprint_changes_with_the_image_preprocessor_config(tmp_path: Path) -> None:
+    name, folder = "gemma3-eyes", copied(tmp_path, "gemma3-eyes")
+    same = ModelLoader(str(folder), served_name=name).load(nothing).info
+    assert same.fingerprint == loaded(name).info.fingerprint
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.4, 0.4, 0.4]}))
+    other = ModelLoader(str(folder), served_name=name).load(nothing).info
+    assert other.fingerprint != same.fingerprint
+    assert other.identity == same.identity
+
+
+def test_its_weights_are_in_memory_once() -> None:
+    model = loaded("gemma3-eyes")
+    network = model.engine._model  # type: ignore[attr-defined]
+    bytes_ = sum(array.nbytes for _, array in tree_flatten(network.parameters()))
+    file = model_folder("gemma3-eyes") / "model.safetensors"
+    # Its output layer is tied to the embedding, and named twice.
+    assert bytes_ < file.stat().st_size * 2
+    assert json.loads((model_folder("gemma3-eyes") / "config.json").read_text())["tie_word_embeddings"]
+
+
+# --- the pocket model ---
+
+
+def say(question: str, *images: Any) -> str:
+    """Return the embedded model's answer from our engine."""
+    content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
+    asked = Question(({"role": "user", "content": content},), tuple(map(encoded, images)))
+    model, request = loaded(POCKET), engine_request(POCKET, "a", asked)
+    for image in request.images:
+        model.engine.encode_image(image)
+    model.engine.set_images("a", request.tokens, request.images)
+    model.engine.prefill({"a": request.tokens[:-1]})
+    model.engine.start("a", request.tokens, len(request.tokens), SamplingParams())
+    output_processor, text = model.open_output_processor(request), ""
+    while True:
+        for token in model.engine.step().tokens.values():
+            if token in request.end_tokens:
+                model.engine.drop("a")
+                return text + output_processor.flush().text
+            text += output_processor.push(token).text
+
+
+@cache
+def _answers() -> list[str]:
+    return [say("What colour is this image?", plain(colour)) for colour in COLOURS]
+
+
+def test_the_pocket_model_names_colours() -> None:
+    assert _answers() == [f"The image is {colour}." for colour in COLOURS]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_pocket_model_names_shapes(shape: str) -> None:
+    assert say("Which shape is this?", drawn(shape)) == f"It is a {shape}."
+
+
+def test_the_pocket_model_knows_which_image_is_which() -> None:
+    red, blue = plain("red"), plain("blue")
+    assert say("Compare the two images.", red, blue) == "The first is red, the second is blue."
+    assert say("Compare the two images.", blue, red) == "The first is blue, the second is red."

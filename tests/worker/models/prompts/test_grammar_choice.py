@@ -1,0 +1,259 @@
+"""From requests to grammars: response formats, calls, reasoning, and refusals with a message."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from protocol.errors import Code, RequestError
+from protocol.types import StructuredOutput, ToolCallConstraint
+from tests.factories import request
+from tests.models.fixtures import model_folder
+from tests.worker.grammars.sampling import Mask
+from worker.contract.engine import EngineRequest, SamplingParams
+from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.output.channels import CONTENT, REASONING
+from worker.pocket import MODEL_PATH
+
+RULES = PromptRules(context_length=4000, vocabulary=2048, defaults=SamplingParams())
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+STRICT = SCHEMA | {"additionalProperties": False}
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": STRICT}},
+    {"type": "function", "function": {"name": "now"}},
+]
+YES = StructuredOutput(kind="choice", text='["yes", "no"]', param="structured_outputs.choice")
+JSON = StructuredOutput(kind="json_schema", text=json.dumps(STRICT), param="response_format")
+SILENT = {"enable_thinking": False}
+
+
+@cache
+def tokenizer() -> TokenizerWrapper:
+    return open_tokenizer(MODEL_PATH, [])
+
+
+@cache
+def preparer() -> TextPreparer:
+    return TextPreparer(tokenizer(), RULES)
+
+
+@cache
+def musings() -> TokenizerWrapper:
+    """Return the tokenizer of a model whose template opens no reasoning, but closes it where it is
+    disabled."""
+    return open_tokenizer(model_folder("dense"), [])
+
+
+@cache
+def musing() -> TextPreparer:
+    return TextPreparer(musings(), RULES)
+
+
+def prepare(preparer: TextPreparer, **fields: Any) -> EngineRequest:
+    said = {"messages": [{"role": "user", "content": "Hello!"}]} | fields
+    return preparer.prepare(request(**said), ())
+
+
+def refused(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        prepare(preparer(), **fields)
+    return caught.value
+
+
+def allowed(
+    engine_request: EngineRequest, text: str = "", spoken: TokenizerWrapper | None = None
+) -> set[str] | None:
+    """Return the tokens allowed after `text`; None: all. `spoken`: the tokenizer, by default the embedded
+    model's."""
+    spoken = spoken or tokenizer()
+    assert engine_request.sampling.grammar is not None
+    guide = engine_request.sampling.grammar.open(spoken.encode(text, add_special_tokens=False))
+    found = Mask(RULES.vocabulary).allowed(guide)
+    return None if found is None else {spoken.decode([int(token)]) for token in found}
+
+
+def is_free_but_for_ends(found: set[str] | None) -> bool:
+    return found is not None and len(found) > 1000 and END not in found
+
+
+END = "<|im_end|>"
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+def test_unconstrained_request_has_no_grammar() -> None:
+    for fields in ({}, {"tools": TOOLS}, {"tools": TOOLS, "calling": ToolCallConstraint(single=True)}):
+        assert prepare(preparer(), **fields).sampling.grammar is None
+    assert prepare(preparer(), calling=ToolCallConstraint(required=True)).sampling.grammar is None
+
+
+def test_content_is_held_to_its_form() -> None:
+    engine_request = prepare(preparer(), form=YES, template_kwargs=SILENT)
+    assert allowed(engine_request) == {"y", "yes", "n", "no"} & (allowed(engine_request) or set())
+    assert END in (allowed(engine_request, "yes") or set())
+    assert allowed(engine_request, "yes") == {END}
+
+
+def test_a_raw_completion_is_held_as_well() -> None:
+    engine_request = prepare(preparer(), form=YES, messages=None, prompt="Well? ")
+    assert engine_request.opening is None
+    assert allowed(engine_request, "no") == {END}
+
+
+def test_it_ends_by_a_token_even_if_ends_are_ignored() -> None:
+    ends = frozenset(tokenizer().eos_token_ids)
+    assert prepare(preparer(), form=YES, ignore_eos=True).end_tokens == ends
+    required = ToolCallConstraint(required=True)
+    assert prepare(preparer(), tools=TOOLS, calling=required, ignore_eos=True).end_tokens == ends
+    strict = ToolCallConstraint(strict=["get_weather"])
+    assert prepare(preparer(), tools=TOOLS, calling=strict, ignore_eos=True).end_tokens == frozenset()
+
+
+def test_a_form_without_thoughts_is_text_whatever_is_in_it() -> None:
+    assert prepare(preparer(), form=JSON, template_kwargs=SILENT).opening is None
+    assert prepare(musing(), form=JSON).opening == CONTENT
+    assert prepare(preparer(), form=JSON, tools=TOOLS, template_kwargs=SILENT).opening == CONTENT
+
+
+def test_a_model_whose_template_leaves_it_to_think_may_do_so_first() -> None:
+    engine_request = prepare(musing(), form=YES)
+    assert "<think>" in (allowed(engine_request, "", musings()) or set())
+    assert is_free_but_for_ends(allowed(engine_request, "<think>so", musings()))
+    assert allowed(engine_request, "<think>so</think>yes", musings()) == {END}
+    silent = prepare(musing(), form=YES, template_kwargs=SILENT)
+    assert "<think>" not in (allowed(silent, "", musings()) or {"<think>"})
+
+
+def test_one_whose_template_opens_its_thoughts_opens_none_itself() -> None:
+    assert "<think>" not in (allowed(prepare(preparer(), form=YES)) or {"<think>"})
+
+
+def test_a_thought_that_the_template_opens_is_free(tmp_path: Path) -> None:
+    for file in model_folder("dense").iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<think>\n")
+    thinker = open_tokenizer(tmp_path, [])
+    engine_request = prepare(TextPreparer(thinker, RULES), form=JSON)
+    assert engine_request.opening == REASONING
+    assert is_free_but_for_ends(allowed(engine_request, "anything", thinker))
+    assert "\n\n" in (allowed(engine_request, "</think>", thinker) or set())
+    assert "{" in (allowed(engine_request, "</think>\n\n", thinker) or set())
+
+
+def test_a_thought_closed_by_its_budget_leaves_an_exact_form_exact() -> None:
+    """The template's text after reasoning would count as content."""
+    budget = {"thinking_budget": 4}
+    loose, exact = (prepare(preparer(), form=form, **budget).sampling.thinking_budget for form in (JSON, YES))
+    assert loose is not None
+    assert exact is not None
+    assert len(loose.closing) > 1
+    assert exact.closing == loose.closing[:1]
+
+
+def test_required_calls_are_calls_and_nothing_else() -> None:
+    engine_request = prepare(
+        preparer(), tools=TOOLS, calling=ToolCallConstraint(required=True), template_kwargs=SILENT
+    )
+    assert allowed(engine_request) == {"<tool_call>"}
+    assert allowed(engine_request, CALL[: -len("</tool_call>")]) == {"</tool_call>"}
+    assert END in (allowed(engine_request, CALL) or set())
+    assert "<tool_call>" in (allowed(engine_request, CALL + "\n") or set())
+    assert "R" not in (allowed(engine_request, CALL[: CALL.index("Oslo") - 1] + '"O') or {"R"})
+
+
+def test_one_call_is_one() -> None:
+    calling = ToolCallConstraint(required=True, single=True)
+    engine_request = prepare(preparer(), tools=TOOLS, calling=calling, template_kwargs=SILENT)
+    assert allowed(engine_request, CALL) == {END}
+
+
+def test_a_named_tool_is_that_one() -> None:
+    calling = ToolCallConstraint(required=True, name="now")
+    engine_request = prepare(preparer(), tools=TOOLS, calling=calling, template_kwargs=SILENT)
+    assert "n" in (allowed(engine_request, '<tool_call>\n{"name": "') or set())
+    assert "g" not in (allowed(engine_request, '<tool_call>\n{"name": "') or {"g"})
+    unknown = ToolCallConstraint(required=True, name="later")
+    assert refused(tools=TOOLS, calling=unknown).param == "tool_choice"
+
+
+def test_a_strict_tool_is_held_to_its_schema_and_another_to_any_object() -> None:
+    engine_request = prepare(preparer(), tools=TOOLS, calling=ToolCallConstraint(strict=["get_weather"]))
+    weather = CALL[: CALL.index("city")]
+    now = weather.replace("get_weather", "now")
+    assert allowed(engine_request, "Well: ") is None
+    assert "x" not in (allowed(engine_request, weather) or {"x"})
+    assert {"x", "c"} <= (allowed(engine_request, now) or set())
+    assert allowed(engine_request, CALL) is None
+    loose = prepare(preparer(), tools=TOOLS, calling=ToolCallConstraint(strict=["now"]))
+    assert "x" in (allowed(loose, weather) or set())
+
+
+def test_with_tools_an_answer_has_its_form_or_is_calls() -> None:
+    engine_request = prepare(preparer(), form=YES, tools=TOOLS, template_kwargs=SILENT)
+    begun = allowed(engine_request) or set()
+    assert {"<tool_call>", "y"} <= begun
+    assert allowed(engine_request, "yes") == {END}
+    assert END in (allowed(engine_request, CALL) or set())
+
+
+def test_an_answer_to_be_resumed_is_held_where_it_stood() -> None:
+    engine_request = prepare(preparer(), form=YES, resume=tokenizer().encode("ye"))
+    assert engine_request.resume
+    assert engine_request.sampling.grammar is not None
+    found = Mask(RULES.vocabulary).allowed(engine_request.sampling.grammar.open(engine_request.resume))
+    assert found is not None
+    assert {tokenizer().decode([int(token)]) for token in found} == {"s"}
+
+
+@pytest.mark.parametrize("keyword", ["not", "uniqueItems", "if"])
+def test_a_refusal_names_the_keyword_and_the_parameter(keyword: str) -> None:
+    schema = {"type": ["array", "object"], keyword: {"type": "null"}}
+    error = refused(
+        form=StructuredOutput(kind="json_schema", text=json.dumps(schema), param="response_format")
+    )
+    assert error.code is Code.INVALID_REQUEST
+    assert error.param == "response_format"
+    assert f'"{keyword}"' in error.message
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", keyword: {}}}}
+    error = refused(tools=[tool], calling=ToolCallConstraint(required=True, strict=["f"]))
+    assert (error.param, f'"{keyword}"' in error.message) == ("tools", True)
+    said = refused(tools=[tool], calling=ToolCallConstraint(strict=["f"])).message
+    assert error.message == said
+    assert "start:" not in said, "the message must not contain the generated grammar"
+
+
+def test_a_required_call_of_a_tool_that_cannot_be_held_to_has_any_arguments() -> None:
+    parameters = STRICT | {"propertyNames": {"minLength": 1}}
+    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    calling = ToolCallConstraint(required=True)
+    engine_request = prepare(preparer(), tools=[*TOOLS, odd], calling=calling, template_kwargs=SILENT)
+    weather = CALL[: CALL.index("city")]
+    assert "x" in (allowed(engine_request, weather.replace("get_weather", "odd")) or set())
+    assert "x" not in (allowed(engine_request, weather) or {"x"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "'oneOf'"),
+        ({"type": "string", "format": "iri"}, "'format'"),
+        ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "'minProperties'"),
+        ({"type": "string", "pattern": "(?=a)b"}, "regular expression"),
+        ({"type": "object", "properties": {"a": {"type": "object", "$ref": "#"}}}, "'$ref'"),
+        ({"multipleOf": 0.0007}, "'multipleOf'"),
+        ({"const": 2**60}, "'const'"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(schema: dict[str, Any], said: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+    message = refused(form=StructuredOutput(kind="json_schema", text=json.dumps(schema))).message
+    assert said in message
+    assert message.endswith(".")
+    assert len(message) < 600

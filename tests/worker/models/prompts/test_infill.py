@@ -1,0 +1,103 @@
+"""Fill-in-the-middle prompts, in the order and with the markers of the model's family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.errors import Code, RequestError
+from tests.factories import request
+from tests.models.infill import QWEN, infill_folder
+from worker.contract.engine import EngineRequest, SamplingParams
+from worker.models.prompts.infill import FAMILIES, infilling_of
+from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
+
+RULES = PromptRules(context_length=100, vocabulary=2048, defaults=SamplingParams())
+PREFIX, SUFFIX = "def f():\n    ", "\n    return 駅"
+
+
+def prepare(folder: Path, **fields: Any) -> EngineRequest:
+    return TextPreparer(open_tokenizer(folder, [1987]), RULES).prepare(request(**fields), ())
+
+
+@pytest.mark.parametrize(
+    ("markers", "expected"),
+    [
+        (QWEN, f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"),
+        (
+            ("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
+            f"<fim_prefix>{PREFIX}<fim_suffix>{SUFFIX}<fim_middle>",
+        ),
+        (
+            ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+            f"<｜fim▁begin｜>{PREFIX}<｜fim▁hole｜>{SUFFIX}<｜fim▁end｜>",
+        ),
+        (("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"), f"▁<PRE>{PREFIX}▁<SUF>{SUFFIX}▁<MID>"),
+        (("[PREFIX]", "[SUFFIX]"), f"[SUFFIX]{SUFFIX}[PREFIX]{PREFIX}"),
+    ],
+    ids=["qwen", "starcoder", "deepseek", "codellama", "codestral"],
+)
+def test_a_gap_is_marked_as_the_models_family_wants_it(
+    tmp_path: Path, markers: tuple[str, ...], expected: str
+) -> None:
+    folder = infill_folder(tmp_path, markers)
+    engine_request = prepare(folder, prompt=PREFIX, suffix=SUFFIX)
+    tokenizer = open_tokenizer(folder, [])
+    assert tokenizer.decode(list(engine_request.tokens)) == expected
+    assert engine_request.end_tokens >= {tokenizer.convert_tokens_to_ids(marker) for marker in markers}
+    assert 1987 in engine_request.end_tokens
+
+
+def test_a_prompt_without_a_suffix_is_no_gap(tmp_path: Path) -> None:
+    folder = infill_folder(tmp_path)
+    engine_request = prepare(folder, prompt=PREFIX)
+    assert open_tokenizer(folder, []).decode(list(engine_request.tokens)) == PREFIX
+    assert len(engine_request.end_tokens) == len(open_tokenizer(folder, [1987]).eos_token_ids)
+
+
+def test_infill_prefix_may_be_token_ids(tmp_path: Path) -> None:
+    folder = infill_folder(tmp_path)
+    as_text = prepare(folder, prompt=PREFIX, suffix=SUFFIX)
+    ids = open_tokenizer(folder, []).encode(PREFIX, add_special_tokens=False)
+    assert prepare(folder, tokens=ids, suffix=SUFFIX).tokens == as_text.tokens
+
+
+def test_infill_with_ignore_eos_has_no_end_tokens(tmp_path: Path) -> None:
+    engine_request = prepare(infill_folder(tmp_path), prompt=PREFIX, suffix=SUFFIX, ignore_eos=True)
+    assert engine_request.end_tokens == frozenset()
+
+
+@pytest.mark.parametrize("markers", [(), QWEN[:2]], ids=["none", "not all"])
+def test_a_model_that_fills_no_gaps_refuses_the_suffix(tmp_path: Path, markers: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError) as caught:
+        prepare(infill_folder(tmp_path, markers), prompt=PREFIX, suffix=SUFFIX)
+    assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_PARAMETER, "suffix")
+
+
+def test_a_gap_counts_with_all_its_tokens_against_the_context(tmp_path: Path) -> None:
+    with pytest.raises(RequestError) as caught:
+        prepare(infill_folder(tmp_path), prompt="a", suffix="b c " * 100)
+    assert (caught.value.code, caught.value.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt")
+
+
+def test_where_every_text_gets_a_space_a_suffix_gets_none() -> None:
+    # As SentencePiece: a space before the text, and one piece per word.
+    pieces: dict[str, int] = {}
+
+    def encode(text: str) -> list[int]:
+        words = (" " + text).replace(" ", "|▁").replace("☺", "|☺|").split("|")
+        return [pieces.setdefault(word, len(pieces)) for word in words if word]
+
+    infilling = infilling_of({marker: 100 + n for n, marker in enumerate(("▁<PRE>", "▁<SUF>", "▁<MID>"))})
+    assert infilling is not None
+    tokens = infilling.tokens([1], encode("a"), "b c", encode)
+    spelled = {number: piece for piece, number in pieces.items()}
+    assert [spelled.get(token, token) for token in tokens[1:]] == [100, "▁a", 101, "b", "▁c", 102]
+    assert tokens[0] == 1
+
+
+def test_no_two_families_share_a_marker() -> None:
+    markers = [marker for family in FAMILIES for marker in family.markers]
+    assert len(markers) == len(set(markers))

@@ -1,0 +1,490 @@
+"""From requests to tokens: templates, limits, defaults, and errors of the request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from msgspec import Raw
+
+from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS
+from protocol.errors import Code, RequestError
+from protocol.types import Capabilities, Media, Sampling, TokenizeOptions, ToolCallConstraint
+from tests.factories import request
+from tests.models.fixtures import model_folder
+from worker.contract.engine import EngineRequest, SamplingParams, Tokenized
+from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.models.prompts.sampling_defaults import read_defaults
+from worker.models.prompts.template import probe
+from worker.output.channels import CONTENT, REASONING
+
+RULES = PromptRules(context_length=100, vocabulary=2048, defaults=SamplingParams(temperature=1.0))
+USER = {"role": "user", "content": "Hello!"}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+
+
+@cache
+def tokenizer() -> TokenizerWrapper:
+    return open_tokenizer(model_folder("dense"), [1987])
+
+
+def prepare(rules: PromptRules = RULES, media: tuple[bytes, ...] = (), **fields: Any) -> EngineRequest:
+    asked = request(**{"sampling": Sampling(seed=7), "messages": [USER], **fields})
+    return TextPreparer(tokenizer(), rules).prepare(asked, media)
+
+
+def tokenize(wanted: TokenizeOptions, **fields: Any) -> Tokenized:
+    """Tokenize a request without preparing it for generation."""
+    return TextPreparer(tokenizer(), RULES).tokenize(request(tokenizing=wanted, **fields), ())
+
+
+def text(engine_request: EngineRequest) -> str:
+    return str(tokenizer().decode(list(engine_request.tokens)))
+
+
+def refused(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        prepare(**fields)
+    return caught.value
+
+
+def with_template(tmp_path: Path, template: str | None) -> TokenizerWrapper:
+    """Return the dense model's tokenizer with another chat template, or with none."""
+    for file in model_folder("dense").iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, tmp_path)
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    return open_tokenizer(tmp_path, [])
+
+
+# --- continued answers ---------------------------------------------------------------------------------
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+ENDS_IN_MESSAGE = {PROMPT_ENDS: IN_MESSAGE}
+
+
+@pytest.mark.parametrize("content", ["The tide", "The tide ", "x", "<think>\nIt may", "a\n\nb\n"])
+def test_a_message_that_goes_on_ends_the_prompt_as_upstream_has_it(content: str) -> None:
+    messages = [
+        USER,
+        {"role": "assistant", "content": "Yes."},
+        USER,
+        {"role": "assistant", "content": content},
+    ]
+    engine_request = prepare(messages=messages, template_kwargs=ENDS_IN_MESSAGE)
+    upstream = tokenizer()._tokenizer.apply_chat_template(
+        messages, tokenize=False, continue_final_message=True
+    )
+    assert text(engine_request) == upstream
+    assert text(engine_request).endswith(content)
+    assert engine_request.opening == (REASONING if "<think>" in content else CONTENT)
+
+
+def test_a_prompt_can_end_before_the_models_turn() -> None:
+    opened, closed = (text(prepare(template_kwargs=ends)) for ends in ({}, {PROMPT_ENDS: BEFORE_TURN}))
+    assert opened == closed + "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [USER, {"role": "assistant", "content": ""}, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
+)
+def test_final_message_that_cannot_be_continued_is_history(last: dict[str, Any]) -> None:
+    messages = [USER, last]
+    assert text(prepare(messages=messages, template_kwargs=ENDS_IN_MESSAGE)) == text(
+        prepare(messages=messages)
+    )
+
+
+def test_a_template_must_show_the_message_that_goes_on(tmp_path: Path) -> None:
+    silent = with_template(tmp_path, "{{ messages[0].content }}")
+    messages = [USER, {"role": "assistant", "content": "So"}]
+    asked = request(messages=messages, template_kwargs=ENDS_IN_MESSAGE)
+    with pytest.raises(RequestError, match="does not accept these messages"):
+        TextPreparer(silent, RULES).prepare(asked, ())
+
+
+# --- rendering -----------------------------------------------------------------------------------------
+
+
+def test_messages_are_rendered_up_to_where_the_model_speaks() -> None:
+    engine_request = prepare()
+    assert text(engine_request) == "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
+    assert engine_request.id == "a"
+
+
+def test_an_answer_at_the_end_is_followed_by_another_turn() -> None:
+    messages = [USER, {"role": "assistant", "content": "Hi."}]
+    assert text(prepare(messages=messages)).endswith("Hi.<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_tools_and_template_arguments_reach_the_template() -> None:
+    rules = PromptRules(1000, 2048, SamplingParams())
+    assert '"get_weather"' in text(prepare(rules, tools=[TOOL]))
+    assert "<think>" not in text(prepare(rules, template_kwargs={"enable_thinking": True}))
+    assert text(prepare(rules, template_kwargs={"enable_thinking": False})).endswith(
+        "<think>\n\n</think>\n\n"
+    )
+
+
+def test_tools_may_be_called_by_name_with_what_their_schemas_say() -> None:
+    rules = PromptRules(context_length=1000, vocabulary=2048, defaults=SamplingParams())
+    bare = {"type": "function", "function": {"name": "now"}}
+    engine_request = prepare(rules, tools=[TOOL, bare])
+    assert engine_request.tools == {"get_weather": TOOL["function"].get("parameters", {}), "now": {}}
+    assert not engine_request.single_call
+    for single in (True, False):
+        assert prepare(rules, tools=[TOOL], calling=ToolCallConstraint(single=single)).single_call == single
+    assert prepare(rules).tools == {}
+    assert prepare(rules, tools=[{"type": "web_search"}]).tools == {}
+
+
+def test_thinking_is_left_as_the_template_has_it(tmp_path: Path) -> None:
+    template = "{% if enable_thinking is defined %}told{% else %}untold{% endif %}"
+    preparer = TextPreparer(with_template(tmp_path, template), RULES)
+    asked = request(messages=[USER])
+    assert tokenizer().decode(list(preparer.prepare(asked, ()).tokens)) == "untold"
+
+
+def test_a_raw_prompt_is_encoded_as_it_is() -> None:
+    assert text(prepare(messages=None, prompt="Once <|im_end|> upon")) == "Once <|im_end|> upon"
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenize", "chat_template", "add_generation_prompt", "conversation", "tools"]
+)
+def test_template_arguments_cannot_replace_the_servers_own(name: str) -> None:
+    error = refused(template_kwargs={name: "x"})
+    assert error.code is Code.INVALID_REQUEST
+    assert error.param == "chat_template_kwargs"
+    assert name in error.message
+
+
+# --- errors of the request -----------------------------------------------------------------------------
+
+
+def test_chat_template_error_about_messages_is_passed_on() -> None:
+    error = refused(messages=[{"role": "wizard", "content": "abracadabra"}])
+    assert error.code is Code.INVALID_REQUEST
+    assert error.param == "messages"
+    assert "Unknown role: wizard" in error.message
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [{"content": "no role"}], [{"role": "user", "content": 5}], [{"role": "user", "content": [7]}]],
+)
+def test_messages_the_template_trips_over_are_the_requests_fault(messages: list[Any]) -> None:
+    error = refused(messages=messages)
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "messages")
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("messages", b"\x07"),
+        ("messages", b"\x91\x07"),
+        ("messages", b"\x91\x81\xa1a\xa1\xff"),
+        ("messages", b"\x91\x81\xa1a" + b"\x91" * 100_000 + b"\x00"),
+        ("tools", b"\xa1x"),
+        ("template_kwargs", b"\x90"),
+        ("template_kwargs", b""),
+    ],
+)
+def test_malformed_packed_field_is_an_invalid_request(name: str, packed: bytes) -> None:
+    asked = request(**{"messages": [USER], name: Raw(packed)})
+    with pytest.raises(RequestError, match="is malformed") as caught:
+        TextPreparer(tokenizer(), RULES).prepare(asked, ())
+    assert caught.value.code is Code.INVALID_REQUEST
+
+
+def test_messages_without_a_template_are_refused_with_advice(tmp_path: Path) -> None:
+    preparer = TextPreparer(with_template(tmp_path, None), RULES)
+    with pytest.raises(RequestError, match=r"no chat template.*completions") as caught:
+        preparer.prepare(request(messages=[USER]), ())
+    assert caught.value.param == "messages"
+    assert preparer.prepare(request(prompt="Hello!"), ()).tokens
+
+
+@pytest.mark.parametrize("prompt", ["", None])
+def test_an_empty_prompt_is_refused(prompt: str | None) -> None:
+    error = refused(messages=None, prompt=prompt)
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
+
+
+def test_half_a_character_is_refused() -> None:
+    error = refused(messages=None, prompt="\ud83d")
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
+
+
+def test_images_are_refused() -> None:
+    error = refused(media=(b"png",))
+    assert (error.code, error.param) == (Code.UNSUPPORTED_MEDIA, "messages")
+    assert refused(**{"media": ()}, messages=[]).code is Code.INVALID_REQUEST
+    described = request(messages=[USER], media=[Media(frame=0, mime="image/png", sha256="0")])
+    with pytest.raises(RequestError, match="text only"):
+        TextPreparer(tokenizer(), RULES).prepare(described, ())
+
+
+# --- limits --------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
+    messages = [{"role": "user", "content": "one two three " * 50}]
+    count = len(prepare(PromptRules(10_000, 2048, SamplingParams()), messages=messages).tokens)
+    error = refused(messages=messages)
+    assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert error.param == "messages"
+    assert error.message == (
+        f"This model's maximum context length is 100 tokens. However, your messages resulted in {count} "
+        "tokens. Please reduce the length of the messages."
+    )
+    raw = refused(messages=None, prompt="one two three " * 50)
+    assert raw.param == "prompt"
+    assert "your prompt resulted in" in raw.message
+
+
+def test_the_answer_takes_what_the_context_has_left() -> None:
+    length = len(prepare().tokens)
+    assert prepare().max_tokens == 100 - length
+    assert prepare(max_tokens=5).max_tokens == 5
+    assert prepare(max_tokens=5000).max_tokens == 100 - length
+    assert prepare(PromptRules(length + 1, 2048, SamplingParams())).max_tokens == 1
+    assert refused(rules=PromptRules(length, 2048, SamplingParams())).code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert refused(max_tokens=0).param == "max_tokens"
+
+
+# --- defaults ------------------------------------------------------------------------------------------
+
+
+def test_unset_sampling_params_take_the_model_defaults() -> None:
+    rules = PromptRules(100, 2048, SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1))
+    assert prepare(rules).sampling == SamplingParams(seed=7, temperature=0.6, top_p=0.95, top_k=20, min_p=0.1)
+    chosen = Sampling(seed=8, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    assert prepare(rules, sampling=chosen).sampling == SamplingParams(seed=8)
+
+
+def test_a_repetition_penalty_is_the_models_own_where_none_is_chosen() -> None:
+    rules = PromptRules(100, 2048, SamplingParams(repetition_penalty=1.05))
+    assert prepare(rules).sampling.repetition_penalty == 1.05
+    assert (
+        prepare(rules, sampling=Sampling(seed=1, repetition_penalty=1.0)).sampling.repetition_penalty == 1.0
+    )
+
+
+def test_penalties_biases_and_logprobs_reach_the_draw() -> None:
+    sampling = Sampling(
+        seed=7,
+        temperature=0.0,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={2047: 1.5, 3: -100.0, 5: 0.0},
+        logprobs=0,
+    )
+    assert prepare(sampling=sampling).sampling == SamplingParams(
+        seed=7,
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias=((3, -100.0), (2047, 1.5)),
+        logprobs=0,
+    )
+    assert prepare().sampling == SamplingParams(seed=7, temperature=1.0)
+
+
+@pytest.mark.parametrize("token", [-1, 2048, 2**40])
+def test_a_bias_for_a_token_that_the_model_has_not_is_refused(token: int) -> None:
+    error = refused(sampling=Sampling(seed=1, logit_bias={3: 1.0, token: 1.0}))
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "logit_bias")
+    assert f"token {token}, " in error.message
+    assert "0 to 2047" in error.message
+
+
+def test_priority_and_deadline_are_passed_on() -> None:
+    engine_request = prepare(priority=-3, deadline_s=2.5)
+    assert (engine_request.priority, engine_request.deadline_s) == (-3, 2.5)
+    assert (prepare().priority, prepare().deadline_s) == (0, None)
+
+
+def test_a_top_k_as_large_as_the_vocabulary_is_off() -> None:
+    assert prepare(sampling=Sampling(seed=1, top_k=2047)).sampling.top_k == 2047
+    assert prepare(sampling=Sampling(seed=1, top_k=2048)).sampling.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "sampling"),
+    [
+        (None, SamplingParams(temperature=1.0)),
+        ({}, SamplingParams(temperature=1.0)),
+        ({"do_sample": True, "top_p": None}, SamplingParams(temperature=1.0)),
+        ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0.0)),
+        ({"do_sample": False, "repetition_penalty": 1.1}, SamplingParams(repetition_penalty=1.1)),
+        ({"repetition_penalty": 1.05}, SamplingParams(temperature=1.0, repetition_penalty=1.05)),
+        (
+            {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "other": [1]},
+            SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.05),
+        ),
+    ],
+)
+def test_defaults_are_those_of_the_models_makers(
+    tmp_path: Path, config: dict[str, Any] | None, sampling: SamplingParams
+) -> None:
+    if config is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert read_defaults(tmp_path) == sampling
+
+
+def test_end_tokens_are_the_models_and_the_tokenizers() -> None:
+    assert prepare().end_tokens == {1987, 1989}
+    assert prepare(ignore_eos=True).end_tokens == frozenset()
+
+
+def test_stop_strings_are_kept_and_empty_ones_dropped() -> None:
+    assert prepare(stop=["END", "", "\n"]).stop == ("END", "\n")
+
+
+# --- capabilities of a template ------------------------------------------------------------------------
+
+
+def test_the_test_models_template_does_everything() -> None:
+    assert probe(tokenizer()) == Capabilities(tools=True, thinking=True, system_in_place=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "capabilities"),
+    [
+        (None, Capabilities()),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", Capabilities(system_in_place=True)),
+        (
+            "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+            "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+            "{{ m.content }}{% endfor %}",
+            Capabilities(),
+        ),
+        (  # moves all system messages to the front
+            "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            Capabilities(),
+        ),
+        (  # drops late system messages
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}{{ tools }}",
+            Capabilities(tools=True),
+        ),
+        (  # always reasons
+            "{{ messages[0].content }}{% if add_generation_prompt %}<think>\n{% endif %}",
+            Capabilities(thinking=True),
+        ),
+    ],
+)
+def test_capabilities_are_found_by_trying(
+    tmp_path: Path, template: str | None, capabilities: Capabilities
+) -> None:
+    assert probe(with_template(tmp_path, template)) == capabilities
+
+
+# --- token ids -----------------------------------------------------------------------------------------
+
+
+def test_token_ids_are_the_prompt_and_nothing_is_added() -> None:
+    engine_request = prepare(messages=None, tokens=[5, 1985, 0])
+    assert engine_request.tokens == (5, 1985, 0)
+    assert (engine_request.echo, engine_request.echo_text, engine_request.boundaries) == (False, "", ())
+
+
+def test_a_token_that_the_model_has_not_is_named_with_its_place() -> None:
+    error = refused(messages=None, tokens=[5, 2047, 2048], source="prompt[3]")
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt[3][2]")
+    assert "2048" in error.message
+    assert "0 to 2047" in error.message
+    assert refused(messages=None, tokens=[-1 % 2**31]).param == "prompt[0]"
+
+
+def test_no_token_ids_are_refused() -> None:
+    error = refused(messages=None, tokens=[])
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
+
+
+def test_token_ids_beyond_the_context_are_refused_as_a_text_is() -> None:
+    error = refused(messages=None, tokens=[5] * 100, source="prompt[1]")
+    assert (error.code, error.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt[1]")
+    assert prepare(messages=None, tokens=[5] * 99).max_tokens == 1
+
+
+def test_an_echo_alone_may_fill_the_whole_context() -> None:
+    engine_request = prepare(messages=None, tokens=[5] * 100, echo=True, max_tokens=0)
+    assert (engine_request.max_tokens, engine_request.echo) == (0, True)
+    error = refused(messages=None, tokens=[5] * 101, echo=True, max_tokens=0)
+    assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert refused(messages=None, tokens=[5], max_tokens=0).param == "max_tokens"
+
+
+def test_echo_of_token_ids_includes_special_token_names() -> None:
+    text = "<|im_start|>Turntable 駅 🚂"
+    ids = tokenizer().encode(text, add_special_tokens=False)
+    assert prepare(messages=None, tokens=ids, echo=True).echo_text == text
+    assert prepare(messages=None, tokens=[*ids, 2040], echo=True).echo_text == text
+    assert prepare(messages=None, prompt=text, echo=True).echo_text == ""
+
+
+def test_an_echo_says_how_much_its_client_has() -> None:
+    assert prepare(messages=None, tokens=[5, 6, 7], echo=True, scored=2).scored == 2
+
+
+# --- tokenization only ---------------------------------------------------------------------------------
+
+ALL = TokenizeOptions(tokens=True, pieces=True)
+
+
+def test_a_conversation_is_counted_as_it_is_run() -> None:
+    run = prepare(replace(RULES, context_length=1000), tools=[TOOL])
+    counted = tokenize(ALL, messages=[USER], tools=[TOOL])
+    assert counted.count == len(run.tokens)
+    assert counted.tokens == run.tokens
+    assert counted.pieces == tuple(tokenizer().convert_ids_to_tokens(list(run.tokens)))
+    assert tokenize(TokenizeOptions(), messages=[USER], tools=[TOOL]) == Tokenized(
+        id="a", count=counted.count
+    )
+
+
+def test_a_turn_that_is_not_opened_is_counted_without_its_opening() -> None:
+    opened, bare = (
+        tokenize(TokenizeOptions(tokens=True, opens_turn=on), messages=[USER]) for on in (True, False)
+    )
+    assert 0 < bare.count < opened.count
+    assert opened.tokens[: bare.count] == bare.tokens
+
+
+def test_a_prompt_longer_than_the_context_is_counted() -> None:
+    assert tokenize(TokenizeOptions(), prompt="word " * 500).count > RULES.context_length
+    assert tokenize(TokenizeOptions(), prompt="").count == 0
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_special_tokens_are_added_only_on_request(special: bool) -> None:
+    wanted = TokenizeOptions(tokens=True, special=special)
+    assert list(tokenize(wanted, prompt="Hello!").tokens) == tokenizer().encode(
+        "Hello!", add_special_tokens=special
+    )
+
+
+def test_tokens_are_told_as_text() -> None:
+    tokens = tokenizer().encode("Hello, 駅!")
+    assert tokenize(TokenizeOptions(), tokens=tokens, echo=True).text == tokenizer().decode(tokens)
+    with pytest.raises(RequestError) as caught:
+        tokenize(TokenizeOptions(), tokens=[1, 99999], source="tokens")
+    assert caught.value.param == "tokens[1]"
+
+
+def test_a_refusal_for_length_tells_its_numbers() -> None:
+    error = refused(messages=[{"role": "user", "content": "word " * 500}])
+    assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert error.details["context_length"] == RULES.context_length
+    assert f"resulted in {error.details['prompt_tokens']} tokens" in error.message

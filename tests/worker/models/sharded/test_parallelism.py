@@ -1,0 +1,114 @@
+"""Which models can be sharded, and the errors that refuse others before their weights are read."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from protocol.hosts import Backend, Mode
+from tests.models.families import PREFIX
+from tests.models.fixtures import model_folder
+from worker.contract.engine import ModelError
+from worker.models.sharded.loader import ShardLoader
+from worker.models.sharded.parallelism import JOIN_S_MAX, ShardGroup, ShardNetwork, weight_bytes
+
+NAME = "m"
+
+
+def split(asked: Mode | None = None, *, size: int = 2, backend: Backend = "ring") -> ShardGroup:
+    """Return a group that has not been joined, for the first of `size` ranks."""
+    made = ShardGroup(backend, asked)
+    made.size = size
+    return made
+
+
+def refusal(model: str | Path, split: ShardGroup, **options: bool) -> str:
+    with pytest.raises(ModelError) as caught:
+        ShardLoader(str(model), split, served_name=NAME, **options).read(lambda done, total: None)
+    assert "parameter" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_family_that_upstream_cannot_split_is_told_what_else_there_is() -> None:
+    told = refusal(model_folder("sliding"), split())
+    assert told.startswith("m: mlx-lm cannot split the family 'gemma3_text'. Run it on one machine")
+
+
+def test_a_family_that_can_be_split_otherwise_is_told_how() -> None:
+    told = refusal(model_folder("dense"), split("pipeline"))
+    assert told == "m: mlx-lm cannot split the family 'qwen3' by pipeline. Use --split tensor."
+
+
+def test_heads_that_do_not_divide_are_counted() -> None:
+    told = refusal(model_folder("dense"), split("tensor", size=3))
+    assert "its 4 heads (num_attention_heads) cannot be split over 3 ranks" in told
+    assert "--split pipeline" in told
+
+
+def test_a_model_that_sees_is_split_only_where_it_need_not(tmp_path: Path) -> None:
+    folder = tmp_path / "seeing"
+    shutil.copytree(model_folder("dense"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vision_config": {"depth": 1}}))
+    assert "Add --text-only" in refusal(folder, split())
+    assert "3 ranks" in refusal(folder, split("tensor", size=3), text_only=True)
+
+
+def test_a_model_that_answers_with_numbers_is_refused() -> None:
+    with pytest.raises(ModelError, match="embedding and reranking"):
+        ShardLoader(str(model_folder("dense")), split(), task="embed").read(lambda done, total: None)
+
+
+def test_a_folder_that_is_not_there_is_a_sentence() -> None:
+    assert "no such folder" in refusal("/nowhere/at/all", split())
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked", "mode"),
+    [("ring", None, "pipeline"), ("jaccl", None, "tensor"), ("ring", "tensor", "tensor")],
+)
+def test_backends_have_a_way_that_they_prefer(backend: Backend, asked: Mode | None, mode: Mode) -> None:
+    class Able:
+        model = type("Inner", (), {"pipeline": None})()
+        shard = None
+
+    assert split(asked, backend=backend)._mode_for(Able(), "f") == mode
+
+
+def test_a_family_with_one_way_is_split_in_that() -> None:
+    class Sharded:
+        shard = None
+
+    assert split(backend="ring")._mode_for(Sharded(), "f") == "tensor"
+
+
+def test_a_part_has_the_caches_and_bytes_of_its_layers() -> None:
+    from mlx_lm.utils import load_model
+
+    network, _ = load_model(model_folder(PREFIX + "qwen3_moe"), lazy=True)
+    part = ShardNetwork(network)
+    assert len(part.make_cache()) == len(part.layers) == 2
+    assert weight_bytes(part) == weight_bytes(network) > 2**20
+
+
+def test_a_join_that_hangs_ends_the_process_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+
+    def later(seconds: float, *, exit: bool) -> None:
+        said.append((seconds, exit))
+
+    def init(**options: object) -> None:
+        said.append("joins")
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: said.append("cancelled"))
+    monkeypatch.setattr(mx.distributed, "init", init)
+    with pytest.raises(ModelError, match="cannot be joined by ring"):
+        split().join()
+    assert said == [(JOIN_S_MAX, True), "joins", "cancelled"]

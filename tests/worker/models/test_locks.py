@@ -1,0 +1,55 @@
+"""Threads that wait for another thread to open something."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from worker.models import locks
+from worker.models.locks import acquired
+from worker.models.media import processor
+from worker.models.media.processor import LazyProcessor
+
+
+def test_a_lock_that_is_free_is_held_and_released_again() -> None:
+    lock = threading.Lock()
+    for _ in range(2):
+        with acquired(lock, "it", 0.05):
+            assert lock.locked()
+    with pytest.raises(ValueError, match="own"), acquired(lock, "it", 0.05):
+        raise ValueError("own")
+    assert not lock.locked()
+
+
+def test_a_lock_that_another_thread_holds_for_too_long_is_given_up() -> None:
+    lock = threading.Lock()
+    with (
+        acquired(lock, "it", 0.05),
+        pytest.raises(TimeoutError, match=r"the processor was not opened within 0.05 s"),
+        acquired(lock, "the processor", 0.05),
+    ):
+        pass
+    assert not lock.locked()
+
+
+def test_a_processor_that_another_thread_opens_for_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locks.acquired.__wrapped__, "__defaults__", (0.05,))
+    begun, gate = threading.Event(), threading.Event()
+
+    def load(folder: Path) -> None:
+        begun.set()
+        gate.wait(10.0)
+
+    monkeypatch.setattr(processor, "load_processor", load)
+    opening = LazyProcessor(Path())
+    first = threading.Thread(target=opening, daemon=True)
+    first.start()
+    assert begun.wait(10.0)
+    with pytest.raises(TimeoutError, match="the processor"):
+        opening()
+    gate.set()
+    first.join(10.0)

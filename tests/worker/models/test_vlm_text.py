@@ -1,0 +1,127 @@
+"""Text generation by mlx-vlm's networks: which ones support it, and how each gets its input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.models.fixtures import model_folder
+from tests.worker.folders import copied, failure, nothing
+from worker.contract.engine import Model, ModelError
+from worker.engine.caches import capability_probe
+from worker.engine.caches.capability_probe import CAUGHT_UP_TOKENS_MAX, ProbeTarget, probe_capabilities
+from worker.engine.image_embeddings import VisionNetwork
+from worker.models.load import ModelLoader
+from worker.models.probes.network import stage_for
+from worker.models.vlm_text import like, load_network, require_writer, try_text
+
+TEXT = "family-qwen3_5_text"
+
+# Transformers warns about these families' configs, which cannot be changed.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def tried(family: str) -> VisionNetwork:
+    network = load_network(model_folder(f"family-{family}"))
+    try_text(network)
+    return network
+
+
+def test_a_text_model_that_mlx_vlm_alone_has_is_served() -> None:
+    model = ModelLoader(str(model_folder(TEXT))).load(nothing)
+    assert isinstance(model, Model)
+    assert model.info.batched
+    assert not model.info.capabilities.images
+
+
+def test_a_model_that_sees_is_served_for_text_where_nothing_says_how_images_are_prepared() -> None:
+    model = ModelLoader(str(model_folder("family-cohere_compass"))).load(nothing)
+    assert isinstance(model, Model)
+    assert not model.info.capabilities.images
+
+
+def test_code_that_comes_with_weights_is_never_run(tmp_path: Path) -> None:
+    folder = tmp_path / "a-model"
+    shutil.copytree(model_folder("gemma3-eyes"), folder)
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit\n")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_file": "evil.py"}))
+    with pytest.raises(ModelError):
+        ModelLoader(str(folder)).load(nothing)
+    with pytest.raises(ModelError, match="code of its own"):
+        load_network(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("family", ["flux2", "sam3", "dinov2", "decider2", "qwen3_embedding"])
+def test_families_that_write_no_text_are_known_before_weights_are_read(family: str) -> None:
+    with pytest.raises(ModelError, match=f"architecture '{family}' for a task other"):
+        require_writer({"model_type": family})
+
+
+def test_draft_only_model_is_refused() -> None:
+    with pytest.raises(ModelError, match="a task other"):
+        require_writer({"model_type": "qwen3", "dflash_config": {}})
+
+
+def test_a_family_that_writes_no_text_is_refused_with_that_sentence(tmp_path: Path) -> None:
+    assert failure(copied(tmp_path, model_type="flux2")).endswith("for a task other than text generation.")
+
+
+def test_writing_by_diffusion_is_refused() -> None:
+    assert "by diffusion" in failure(model_folder("family-llada2_moe"))
+
+
+def test_a_text_that_is_read_whole_only_is_refused() -> None:
+    assert "logits change when a text is run in chunks" in failure(model_folder("family-paligemma"))
+
+
+def test_a_text_that_is_read_otherwise_in_parts_is_refused() -> None:
+    assert "logits change when a text is run in chunks" in failure(model_folder("family-hy_v4"))
+
+
+def test_answers_that_depend_on_where_a_prompt_is_cut_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    uncut = replace(probe_capabilities(ProbeTarget(load_network(model_folder(TEXT)))), cut=False)
+    monkeypatch.setattr(capability_probe, "probe_capabilities", lambda stage: uncut)
+    assert "depend on where a prompt is cut" in failure(model_folder(TEXT))
+
+
+def test_positions_are_told_as_each_wants_them() -> None:
+    assert tried("glm4v").axes == 3
+    assert tried("cohere_compass").axes == 1
+    assert tried("hunyuan_vl").axes == 0
+
+
+def test_reopened_network_keeps_its_probed_position_axes() -> None:
+    network = tried("cohere_compass")
+    again = like(network)(model_folder("family-cohere_compass"))
+    assert again.axes == network.axes
+
+
+def test_positions_that_upstream_keeps_of_one_prompt_are_not_those_of_the_next() -> None:
+    network = tried("hunyuan_vl")
+
+    def read(tokens: list[int]) -> Any:
+        return network(mx.array([tokens]), cache=network.make_cache())[0, -1]
+
+    first = read([5, 6, 7])
+    read([9, 8, 7, 6, 5, 4, 3])
+    assert mx.array_equal(read([5, 6, 7]), first)
+
+
+def test_thresholds_that_upstreams_classes_fill_in_are_brought_near(tmp_path: Path) -> None:
+    folder = tmp_path / "a-model"
+    shutil.copytree(model_folder("family-limite"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["sliding_window"]
+    (folder / "config.json").write_text(json.dumps(config))
+    network = load_network(folder)
+    stage = stage_for(folder, network, load_network)
+    assert network.whole.config.sliding_window > CAUGHT_UP_TOKENS_MAX
+    assert stage.network.whole.config.sliding_window == CAUGHT_UP_TOKENS_MAX

@@ -1,0 +1,189 @@
+"""Rendezvous of ranks: present, missing, or failing with a reason; and the loss of a rank afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import zmq
+
+from protocol.sockets import write_keys
+from protocol.worker_settings import WorkerSettings
+from tests.ports import free_port
+from worker.contract.engine import ModelError
+from worker.ranks import peer_monitor as watch_module
+from worker.ranks import rendezvous as meeting_module
+from worker.ranks import rpc
+from worker.ranks.line import FollowerLine, LeaderLine
+from worker.ranks.peer_monitor import PeerMonitor
+from worker.ranks.rank_info import RankInfo
+from worker.ranks.rendezvous import RankAbsentError, Rendezvous
+
+WAIT_S = 10.0
+
+
+@contextlib.contextmanager
+def meeting(size: int = 2, join_s: float = WAIT_S) -> Iterator[tuple[Rendezvous, RankInfo]]:
+    """A rendezvous of ranks that something else starts."""
+    here = RankInfo(0, size, "ring", f"tcp://127.0.0.1:{free_port()}")
+    met = Rendezvous(WorkerSettings(join_timeout_s=join_s), "ring", here)
+    try:
+        yield met, here
+    finally:
+        met.line.close()
+
+
+@contextlib.contextmanager
+def follower(here: RankInfo, rank: int, keys: Path | None = None) -> Iterator[FollowerLine]:
+    line = FollowerLine(here.endpoint, rank, keys)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def test_all_that_come_are_called(caplog: pytest.LogCaptureFixture) -> None:
+    with meeting(3) as (met, here), follower(here, 1) as one, follower(here, 2) as two:
+        for rank, line in ((1, one), (2, two)):
+            assert line.send(rpc.RankUp(rank, f"mac-{rank}"), WAIT_S)
+        watch = met.gather()
+        met.line.call(rpc.Join())
+        assert one.receive() == two.receive() == rpc.Join()
+        for rank, line in ((1, one), (2, two)):
+            assert line.send(rpc.WeightsLoaded(rank), WAIT_S)
+        met.await_read()
+        watch.close()
+
+
+def test_rank_that_joins_too_late_is_named() -> None:
+    with meeting(3, join_s=0.1) as (met, here), follower(here, 1) as one:
+        assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
+        with pytest.raises(RankAbsentError, match=r"rank 2 did not connect within 0.1 s"):
+            met.gather()
+
+
+def test_rank_that_loads_weights_too_late_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_module, "READ_S_MAX", 0.1)
+    with meeting(3) as (met, here), follower(here, 1) as one:
+        assert one.send(rpc.WeightsLoaded(1), WAIT_S)
+        with pytest.raises(RankAbsentError, match=r"rank 2 did not read the model within 0.1 s"):
+            met.await_read()
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_refusing_rank_reports_the_reason_and_whether_it_is_permanent(for_good: bool) -> None:
+    with meeting() as (met, here), follower(here, 1) as one:
+        assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
+        assert one.send(rpc.Refused(1, "there is no such folder.", for_good), WAIT_S)
+        met.line.receive(WAIT_S)
+        with pytest.raises(ModelError if for_good else RankAbsentError, match="rank 1: there is no such"):
+            met.await_read()
+
+
+def watched(line: LeaderLine) -> tuple[PeerMonitor, queue.SimpleQueue[str]]:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    watch = PeerMonitor(line.monitor, reasons.put)
+    watch.start()
+    return watch, reasons
+
+
+def test_lost_rank_is_detected_and_foreign_connections_are_ignored(tmp_path: Path) -> None:
+    with meeting() as (met, here):
+        watch, reasons = watched(met.line)
+        with follower(here, 1) as one:
+            assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
+            assert met.line.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
+            host, port = here.endpoint.removeprefix("tcp://").split(":")
+            for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f"):
+                with socket.create_connection((host, int(port))) as stranger:
+                    stranger.sendall(said)
+            with pytest.raises(queue.Empty):
+                reasons.get(timeout=0.5)
+        assert reasons.get(timeout=WAIT_S) == "the connection to a rank is lost"
+        watch.close()
+
+
+def test_peer_monitor_reports_a_phase_that_takes_too_long() -> None:
+    with meeting() as (met, _):
+        watch, reasons = watched(met.line)
+        watch.allow(0.05, "trying the model")
+        assert reasons.get(timeout=WAIT_S) == "trying the model takes too long"
+        watch.close()
+
+
+class Knocked:
+    """A stand-in for a socket monitor: a stranger's handshake fails over and over."""
+
+    def poll(self, wait_ms: int) -> bool:
+        return True
+
+
+def test_strangers_without_end_do_not_hide_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    turned_away = {"event": watch_module.FAILED_HANDSHAKES[0]}
+    monkeypatch.setattr(watch_module, "recv_monitor_message", lambda monitor: turned_away)
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    watch = PeerMonitor(cast(Any, Knocked()), reasons.put)
+    watch.allow(0.05, "trying the model")
+    watch.start()
+    try:
+        assert reasons.get(timeout=WAIT_S) == "trying the model takes too long"
+    finally:
+        watch.close()
+
+
+def test_a_watch_that_ends_the_process_just_now_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "_CLOSE_S_MAX", 0.05)
+    called, over, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def lost(reason: str) -> None:
+        called.set()
+        over.wait(WAIT_S)
+        ended.set()
+
+    with meeting() as (met, _):
+        watch = PeerMonitor(met.line.monitor, lost)
+        watch.allow(0.0, "trying the model")
+        watch.start()
+        assert called.wait(WAIT_S)
+        watch.close()
+        assert not ended.is_set()
+        over.set()
+        assert ended.wait(WAIT_S)
+
+
+def test_a_word_for_a_first_rank_that_has_just_gone_is_not_waited_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gone:
+        """A socket that was writable a moment ago."""
+
+        def poll(self, wait_ms: int, events: int) -> bool:
+            return True
+
+        def send(self, frame: bytes, flags: int = 0) -> None:
+            assert flags & zmq.NOBLOCK, "a blocking send would wait for another first rank"
+            raise zmq.Again
+
+    with meeting() as (_, here), follower(here, 1) as one, monkeypatch.context() as patched:
+        patched.setattr(one, "_socket", Gone())
+        assert not one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
+
+
+def test_with_keys_nobody_comes_in_without_them(tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys")
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    line = LeaderLine(endpoint, tmp_path / "keys")
+    here = RankInfo(0, 2, "ring", endpoint)
+    try:
+        with follower(here, 1) as stranger, follower(here, 1, tmp_path / "keys") as one:
+            assert not stranger.send(rpc.RankUp(1, "stranger"), 0.5)
+            assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
+            assert line.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
+    finally:
+        line.close()

@@ -1,0 +1,49 @@
+"""RPC messages between ranks survive a round trip, and others are refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from worker.contract.engine import LogprobTargets, SamplingParams, ThinkingBudget
+from worker.ranks import rpc
+
+DRAW = SamplingParams(
+    seed=2**63 - 1,
+    temperature=0.7,
+    logit_bias=((7, -1.5),),
+    forced=(1, 2),
+    thinking_budget=ThinkingBudget(8, (1,), (2, 3), is_open=True, calling=4),
+)
+CALLS: list[rpc.Call] = [
+    rpc.Join(use_mtp=True, measures_verify_cost=True),
+    rpc.Prove(),
+    rpc.Prefill({"a": [1, 2], "b": [3]}, {"a": LogprobTargets((2, 3), 5)}),
+    rpc.LeaveOut("a", 32, 64),
+    rpc.Fork("a", "b"),
+    rpc.StartRow("a", [1, 2, 3], 2, DRAW, held=True),
+    rpc.RunStep({"a": [4, 5]}),
+    rpc.CutOut("a", [(0, 512), (512, 600)], True, 7),
+    rpc.Restore("a", [(7, 0, 512, 512), (8, 512, 600, 80)], 9),
+    rpc.Restore("a", [], None),
+    rpc.DropRow("a"),
+    rpc.Reset(),
+    rpc.Release([1, 2, 3]),
+]
+WORDS: list[rpc.Word] = [rpc.RankUp(1, "mac-2"), rpc.WeightsLoaded(1), rpc.Refused(2, "no such folder", True)]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: type(call).__name__)
+def test_calls_come_out_as_they_went_in(call: rpc.Call) -> None:
+    assert rpc.decode_call(rpc.encode(call)) == call
+
+
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
+def test_words_come_out_as_they_went_in(word: rpc.Word) -> None:
+    assert rpc.decode_word(rpc.encode(word)) == word
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x91\xa4Halt", rpc.encode(WORDS[0])])
+def test_invalid_call_frame_is_refused(frame: bytes) -> None:
+    with pytest.raises((msgspec.MsgspecError, ValueError)):
+        rpc.decode_call(frame)

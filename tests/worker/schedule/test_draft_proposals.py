@@ -1,0 +1,286 @@
+"""A draft network is asked, and catches up, where its drafts pay: simulated times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.worker.schedule.test_speculation import FILE, edited, row_of
+from worker.contract.drafts import BACKLOG_MAX
+from worker.contract.engine import SampledToken, StepOutput
+from worker.schedule.circuit_breaker import TRIED_GUESSES
+from worker.schedule.draft_proposals import DraftCatchUp
+from worker.schedule.rows import Row
+from worker.schedule.speculation import Speculation
+
+STEP_S = 0.01
+TARGET_S = 0.1
+
+
+@dataclass
+class Guesser:
+    """A draft network whose tokens are right with probability `skill`. Records the simulated seconds that it
+    takes."""
+
+    answers: Mapping[str, Sequence[int]]
+    skill: float
+    pass_s: float = 0.1 * STEP_S
+    token_s: float = 0.01 * STEP_S
+    relative_cost: float = 0.1
+    block: int = 1
+    prompt: int = 0
+    spent_s: float = 0.0
+    reads: list[int] = field(default_factory=list)
+    drafts: int = 0
+    longest: int = 0
+    fails: bool = False
+    _lengths: dict[str, int] = field(default_factory=dict)
+    _dice: random.Random = field(default_factory=lambda: random.Random(8))
+
+    def knows(self, row: str) -> bool:
+        return True
+
+    def length(self, row: str) -> int:
+        return self._lengths.get(row, 0)
+
+    def read(self, row: str, tokens: Sequence[int]) -> None:
+        self._lengths[row] = self.length(row) + len(tokens)
+        self.reads.append(len(tokens))
+        self.spent_s += self.token_s * len(tokens)
+
+    def draft(self, new_tokens: Mapping[str, Sequence[int]], count: int) -> Mapping[str, Sequence[int]]:
+        if self.fails:
+            raise RuntimeError("broken")
+        assert all(0 < len(tokens) <= BACKLOG_MAX for tokens in new_tokens.values())
+        self.drafts += 1
+        self.spent_s += self.pass_s * (count if self.block == 1 else 1)
+        count = count if self.block == 1 else min(count, self.block)
+        self.longest = max(self.longest, count)
+        return {row: self._guesses(row, len(tokens), count) for row, tokens in new_tokens.items()}
+
+    def _guesses(self, row: str, new_tokens: int, count: int) -> list[int]:
+        self._lengths[row] = self.length(row) + new_tokens
+        right = self.answers[row][self._lengths[row] - self.prompt :][:count]
+        right = [*right, *[-1] * (count - len(right))]
+        return [token if self._dice.random() < self.skill else -1 for token in right]
+
+    def drop(self, row: str) -> None:
+        self._lengths.pop(row, None)
+
+    def reset(self) -> None:
+        self._lengths.clear()
+
+    def cache_bytes(self) -> int:
+        return 0
+
+    def row_bytes(self, tokens: int) -> int:
+        return 0
+
+
+@dataclass
+class House:
+    """Rows with scripted answers and a draft network. Each verify column adds `column_s` to a step."""
+
+    guesser: Guesser
+    column_s: float = 0.1 * STEP_S
+    busy: float = 0.0
+    """Share of steps during which another program makes them ten times as long."""
+    now: float = 0.0
+    longest_s: float = 0.0
+    drafting: Speculation = field(init=False)
+    _dice: random.Random = field(default_factory=lambda: random.Random(4))
+
+    def __post_init__(self) -> None:
+        self.drafting = Speculation(following=DraftCatchUp(self.guesser, TARGET_S))
+
+    def play(self, rows: Sequence[Row], leave: Callable[[Row], None] = lambda row: None) -> float:
+        """Run all rows to their ends and drop them. Return the time relative to plain decoding on an idle
+        machine."""
+        answers, lost, began = self.guesser.answers, 0.0, self.now
+        while going := [row for row in rows if len(row.answered) < len(answers[row.id])]:
+            before = self.guesser.spent_s
+            drafts = self.drafting.propose(going)
+            width = 1 + max(map(len, drafts.values()), default=0)
+            took = STEP_S + self.column_s * (width - 1) + self.guesser.spent_s - before
+            self.now, self.longest_s = self.now + took, max(self.longest_s, took)
+            if self._dice.random() < self.busy:
+                self.now, lost = self.now + 9 * took, lost + 9 * took
+            said = {row.id: _said(row, drafts.get(row.id, ()), answers[row.id]) for row in going}
+            further = {id: [SampledToken(token) for token in tokens[1:]] for id, tokens in said.items()}
+            step = StepOutput({id: tokens[0] for id, tokens in said.items()}, {}, {}, further)
+            self.drafting.learn(step, len(going), self.now)
+        for row in rows:
+            leave(row)
+            self.drafting.drop(row.id)
+            self.guesser.drop(row.id)
+        return (self.now - began - lost) / (STEP_S * max(len(answers[row.id]) for row in rows))
+
+
+def _said(row: Row, drafted: Sequence[int], answer: Sequence[int]) -> Sequence[int]:
+    left, right = answer[len(row.answered) :], 0
+    while right < min(len(drafted), len(left) - 1) and drafted[right] == left[right]:
+        right += 1
+    row.answered += left[: right + 1]
+    row.length += right + 1
+    return left[: right + 1]
+
+
+def house(
+    skill: float, rows: int = 1, tokens: int = 300, prompt: int = 50, block: int = 1, **costs: Any
+) -> House:
+    dice = random.Random(rows)
+    answers = {str(row): [dice.randrange(1000, 10**6) for _ in range(tokens)] for row in range(rows)}
+    return House(Guesser(answers, skill, prompt=prompt, block=block, **costs))
+
+
+def rows_of(house: House, prompt: int = 50) -> list[Row]:
+    return [row_of(id, range(prompt)) for id in house.guesser.answers]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_good_guesses_take_far_fewer_steps(rows: int) -> None:
+    played = house(0.9, rows)
+    assert played.play(rows_of(played)) < 0.6
+    status = played.drafting.status()
+    assert status is not None
+    assert status.sources["model"].accepted > 100 * rows
+    assert status.accepted == status.sources["model"].accepted
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_bad_guesses_end_by_themselves(rows: int) -> None:
+    played = house(0.1, rows, tokens=1000)
+    assert played.play(rows_of(played)) < 1.03
+    for _ in range(5):
+        assert played.play(rows_of(played)) < 1.01
+
+
+def test_draft_network_that_is_never_right_is_rarely_tried() -> None:
+    played = house(0.0, tokens=128)
+    took = [played.play(rows_of(played)) for _ in range(100)]
+    assert took[0] < 1.05
+    assert sum(took) < 100.3
+    assert sum(share > 1.001 for share in took) <= 6
+    assert played.guesser.drafts <= 6 * TRIED_GUESSES
+    assert played.drafting.rejected == 0, "none of its drafts may have been verified"
+
+
+def test_on_a_busy_machine_what_is_never_right_costs_no_more() -> None:
+    played = house(0.0, tokens=128)
+    played.busy = 0.2
+    assert sum(played.play(rows_of(played)) for _ in range(50)) < 50.3
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_on_a_busy_machine_good_guesses_are_made_use_of(rows: int) -> None:
+    played = house(0.9, rows, tokens=128)
+    played.busy = 0.1
+    took = [played.play(rows_of(played)) for _ in range(20)]
+    assert sum(took) < 0.7 * len(took)
+
+
+def test_a_network_that_takes_too_long_is_not_asked() -> None:
+    played = house(0.9, tokens=1000, pass_s=3 * STEP_S)
+    assert played.play(rows_of(played)) < 1.05
+    asked = played.guesser.drafts
+    played.play(rows_of(played))
+    assert played.guesser.drafts - asked < 10
+
+
+@pytest.mark.parametrize(("block", "pass_steps", "most"), [(7, 0.5, 7), (31, 2, 15)])
+def test_block_draft_length_is_the_longest_that_pays(block: int, pass_steps: float, most: int) -> None:
+    played = house(0.97, tokens=1000, block=block, pass_s=pass_steps * STEP_S)
+    assert played.play(rows_of(played)) < 0.6
+    assert played.guesser.longest == most
+
+
+def test_blocks_that_are_wrong_are_not_asked_for() -> None:
+    played = house(0.1, tokens=1000, block=15, pass_s=0.5 * STEP_S)
+    for _ in range(3):
+        last = played.play(rows_of(played))
+    assert last < 1.02
+
+
+def test_unprofitable_draft_network_is_tried_again() -> None:
+    played = house(0.9, tokens=1000, pass_s=3 * STEP_S)
+    played.play(rows_of(played))
+    played.guesser.pass_s = 0.1 * STEP_S
+    for _ in range(4):
+        last = played.play(rows_of(played))
+    assert last < 0.6
+
+
+def test_a_prompt_is_read_in_chunks_that_streams_do_not_feel() -> None:
+    played = house(0.9, tokens=1000, prompt=6000)
+    assert played.play(rows_of(played, 6000)) < 0.75
+    assert len(played.guesser.reads) > 10
+    assert played.longest_s < TARGET_S
+
+
+def test_a_prompt_is_not_read_for_a_short_answer() -> None:
+    played = house(0.9, tokens=30, prompt=20_000)
+    played.play(rows_of(played, 20_000))
+    assert sum(played.guesser.reads) < 500
+
+
+def test_prompts_of_others_go_first() -> None:
+    played = house(0.9, prompt=1000)
+    (row,) = rows_of(played, 1000)
+    for on_step_end in range(20):
+        played.drafting.interrupt()
+        played.drafting.propose([row])
+        played.drafting.learn(StepOutput({}, {}), 1, on_step_end * STEP_S)
+    assert played.guesser.reads == []
+
+
+def test_bad_draft_network_does_not_slow_down_ngram_drafts() -> None:
+    answer = edited(FILE * 3, random.Random(5))
+    taken = []
+    for skill in (0.0, 0.1):
+        played = House(Guesser({"0": answer}, skill, prompt=len(FILE)))
+        if not skill:
+            played.drafting = Speculation()
+        taken.append(played.play([row_of("0", FILE)]))
+    assert taken[1] < 1.05 * taken[0]
+
+
+def test_failed_draft_network_is_not_asked_again() -> None:
+    played = house(0.9)
+    played.guesser.fails = True
+    assert played.play(rows_of(played)) < 1.05
+    assert played.drafting.propose(rows_of(played)) == {}
+
+
+def test_no_more_is_guessed_than_there_is_room_for() -> None:
+    played = house(1.0, rows=2, tokens=400)
+    played.column_s = 0.0
+    played.play(rows_of(played))
+    free, bound = rows_of(played)
+    bound.reserved_length = bound.length + 3
+    for row in (free, bound):
+        played.guesser.read(row.id, row.tokens[:-1])
+    most = {free.id: 0, bound.id: 0}
+    for _ in range(40):
+        drafts = played.drafting.propose([free, bound])
+        for id, draft in drafts.items():
+            most[id] = max(most[id], len(draft))
+        played.now += STEP_S
+        further = {id: [SampledToken(token) for token in draft] for id, draft in drafts.items()}
+        played.drafting.learn(StepOutput(dict.fromkeys(most, 1), {}, {}, further), 2, played.now)
+    assert most[bound.id] == 2
+    assert most[free.id] > 2
+
+
+def test_rows_with_images_or_without_leave_are_not_guessed_for() -> None:
+    played = house(1.0, rows=2)
+    for row in rows_of(played):
+        answered = Speculation(following=DraftCatchUp(played.guesser, TARGET_S))
+        without = row_of(row.id, range(50), speculation=False)
+        for on_step_end in range(30):
+            assert answered.propose([without]) == {}
+            answered.learn(StepOutput({}, {}), 1, on_step_end * STEP_S)
+    assert played.guesser.drafts == 0

@@ -1,0 +1,211 @@
+"""Prefix reuse: the loop, the scheduler and the store on a scripted engine.
+
+The engine keeps a row's tokens as its cache, and records every inconsistency.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protocol.messages import Finished, PrefixHit
+from tests.worker.engines import END, House, ScriptedEngine, breaking
+from worker.contract.engine import CacheSpec
+
+DENSE, HYBRID, SLIDING = CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=31)
+SHAPES = {"dense": DENSE, "hybrid": HYBRID, "sliding": SLIDING}
+PLENTY = 10**9
+CHUNK = 256
+
+
+def _house(shape: CacheSpec, *, rows_max: int = 16, store_bytes: int = PLENTY, **options: int) -> House:
+    engine = ScriptedEngine(shape=shape)
+    return House(rows_max=rows_max, prefill_tokens=CHUNK, engine=engine, store_bytes=store_bytes, **options)
+
+
+def _tokens(seed: int, count: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(1, 2**31) for _ in range(count))
+
+
+def _reused(house: House, id: str) -> PrefixHit:
+    [reused] = [message for message in house.published if isinstance(message, PrefixHit) and message.id == id]
+    return reused
+
+
+def _cached(house: House, id: str) -> int:
+    end = house.end(id)
+    assert isinstance(end, Finished)
+    assert end.usage.cached_tokens == _reused(house, id).reuse.tokens
+    return end.usage.cached_tokens
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_next_turn_begins_behind_the_last_answer(shape: CacheSpec) -> None:
+    house = _house(shape)
+    prompt = _tokens(1, 700)
+    house.submit("first", 5, 6, 7, tokens=prompt)
+    house.run()
+    house.submit("second", 8, tokens=(*prompt, 5, 6, 7, END, *_tokens(2, 40)))
+    house.run()
+    assert _cached(house, "first") == 0
+    assert _reused(house, "first").reuse.miss == "empty"
+    assert _cached(house, "second") == 704
+    assert _reused(house, "second").reuse.tier == "ram"
+    assert house.text("second") == "<8>"
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_same_prompt_runs_its_last_token_only(shape: CacheSpec) -> None:
+    house = _house(shape)
+    house.submit("first", 5, prompt=600)
+    house.run()
+    house.submit("again", 5, like="first")
+    house.run()
+    assert _cached(house, "again") == 599
+    assert _reused(house, "again").reuse.miss == ""
+
+
+def test_states_are_kept_at_the_boundaries_of_a_prompt() -> None:
+    house = _house(HYBRID)
+    system = _tokens(1, 500)
+    house.submit("one", 5, tokens=(*system, *_tokens(2, 300)), boundaries=(500, 777))
+    house.run()
+    house.submit("other", 5, tokens=(*system, *_tokens(3, 300)), boundaries=(500, 777))
+    house.run()
+    assert _cached(house, "other") == 500
+    assert _reused(house, "other").reuse.miss == "diverged_at_500"
+
+
+def test_without_a_state_there_the_rest_is_computed_and_told_why() -> None:
+    house = _house(HYBRID)
+    system = _tokens(1, 500)
+    house.submit("one", 5, tokens=(*system, *_tokens(2, 300)))
+    house.run()
+    house.submit("other", 5, tokens=(*system, *_tokens(3, 300)))
+    house.run()
+    assert _cached(house, "other") == 0
+    assert _reused(house, "other").reuse.miss == "no_snapshot"
+
+
+def test_salts_share_nothing() -> None:
+    house = _house(DENSE)
+    prompt = _tokens(1, 600)
+    for salt in ("a", "b"):
+        house.submit(f"in {salt}", 5, tokens=prompt, salt=salt)
+        house.run()
+    assert _cached(house, "in b") == 0
+    assert _reused(house, "in b").reuse.miss == "empty"
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("has_boundaries", [True, False])
+def test_sixteen_that_begin_alike_compute_it_once(shape: CacheSpec, has_boundaries: bool) -> None:
+    house = _house(shape)
+    prefix = _tokens(1, 1500)
+    boundaries = (1490,) if has_boundaries else ()
+    for number in range(16):
+        house.submit(f"row {number}", 5, tokens=(*prefix, *_tokens(100 + number, 20)), boundaries=boundaries)
+    house.run()
+    assert sum(house.engine.sizes) <= 1.3 * 1520
+    assert all(house.text(f"row {number}") == "<5>" for number in range(16))
+
+
+def test_whom_a_row_waits_for_may_leave() -> None:
+    house = _house(HYBRID)
+    prefix = _tokens(1, 3000)
+    house.submit("first", 5, tokens=(*prefix, 1))
+    house.submit("second", 6, tokens=(*prefix, 2))
+    house.submit("third", 7, tokens=(*prefix, 3))
+    # Two chunks of the first prompt have run.
+    house.engine.at["prefill", 2] = lambda: house.drop("first")
+    house.run()
+    assert house.ends("first") == []
+    assert house.text("second") == "<6>"
+    assert house.text("third") == "<7>"
+    # The first row's chunks were neither lost nor computed twice.
+    assert sum(house.engine.sizes) <= 3100
+
+
+def test_a_cancelled_prefill_keeps_what_it_finished() -> None:
+    house = _house(HYBRID)
+    prompt = _tokens(1, 3000)
+    house.submit("first", 5, tokens=prompt)
+    house.engine.at["prefill", 4] = lambda: house.drop("first")
+    house.run()
+    done = sum(house.engine.sizes)
+    assert 0 < done < 2900
+    house.submit("again", 5, tokens=prompt)
+    house.run()
+    assert _cached(house, "again") == done
+
+
+def test_rows_that_fail_are_not_stored() -> None:
+    house = _house(DENSE)
+    house.submit("bad", 5, prompt=600)
+    house.engine.at["prefill", 0] = breaking("it")
+    house.run()
+    assert house.failed("bad")
+    house.submit("again", 5, like="bad")
+    house.run()
+    assert _cached(house, "again") == 0
+
+
+def test_a_prefix_that_cannot_be_restored_is_forgotten_and_computed() -> None:
+    house = _house(DENSE)
+    house.submit("first", 5, prompt=600)
+    house.run()
+    restore = house.engine.restore
+    tries = []
+
+    def fail(row: str, *rest: object) -> None:
+        tries.append(row)
+        raise RuntimeError("no memory")
+
+    house.engine.restore = fail  # type: ignore[method-assign]
+    house.submit("again", 5, like="first")
+    house.run()
+    house.engine.restore = restore  # type: ignore[method-assign]
+    assert tries == ["again"]
+    assert house.text("again") == "<5>"
+    assert _cached(house, "again") == 0
+
+
+def test_rows_get_memory_before_prefixes() -> None:
+    house = _house(DENSE, bytes_max=4000)
+    for number in range(6):
+        house.submit(f"row {number}", 5, prompt=900)
+        house.run()
+        assert house.store is not None
+        assert house.store.index.ram_bytes + 900 <= 4000 + 64
+    assert all(house.text(f"row {number}") == "<5>" for number in range(6))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("seed", range(12))
+def test_histories_of_conversations(shape: CacheSpec, seed: int) -> None:
+    """Random conversations: turns grow, branch, are cut short and repeated, with little memory and cancels at
+    any time."""
+    rng = random.Random(f"{seed} {shape}")
+    small = rng.choice((0, 20_000, 60_000, PLENTY))
+    house = _house(shape, rows_max=rng.randint(1, 6), store_bytes=small, bytes_max=rng.choice((6000, 40_000)))
+    known = [_tokens(number, rng.randint(1, 900)) for number in range(3)]
+    expected = {}
+    for number in range(60):
+        begun = rng.choice(known)
+        begun = begun[: rng.choice((len(begun), rng.randint(1, len(begun))))]
+        tokens = (*begun, *_tokens(rng.randrange(40), rng.randint(0, 300)))[:1800]
+        script = _tokens(rng.randrange(40), rng.randint(0, 60))
+        id = f"row {number}"
+        borders = sorted({rng.randint(1, len(tokens)) for _ in range(3)} - {len(tokens)})
+        house.submit(id, *script, tokens=tokens, boundaries=tuple(borders), salt=rng.choice(("", "", "x")))
+        expected[id] = "".join(f"<{token}>" for token in script)
+        known.append((*tokens, *script, END))
+        if rng.random() < 0.2:
+            house.engine.at["prefill", rng.randrange(200)] = lambda id=id: house.drop(id)  # type: ignore[misc]
+        if rng.random() < 0.4:
+            house.run()
+    house.run()
+    for id, text in expected.items():
+        assert house.text(id) == text or (house.ends(id) == [] and text.startswith(house.text(id)))

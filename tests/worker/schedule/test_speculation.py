@@ -1,0 +1,322 @@
+"""Speculation where it pays: simulated steps that take as long as their columns cost."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.factories import engine_request
+from worker.contract.engine import SampledToken, SamplingParams, StepOutput
+from worker.contract.guides import ForcedTokens
+from worker.contract.images import MEDIA_KEYS
+from worker.schedule.draft_length import DRAFTED_MAX
+from worker.schedule.rows import Row
+from worker.schedule.speculation import Speculation
+from worker.schedule.step_cost import DOUBTS, HOPELESS_STEPS, LAPS_MIN
+
+DICE = random.Random(11)
+FORCED = SamplingParams(forced=(0,))
+"""Sampling parameters of a row with forced tokens."""
+FILE = tuple(DICE.randrange(500) for _ in range(400))
+
+
+def row_of(
+    id: str,
+    prompt: Sequence[int] = FILE,
+    tokens: int = 10_000,
+    *,
+    speculation: bool = True,
+    sampling: SamplingParams = SamplingParams(),  # noqa: B008  # frozen
+) -> Row:
+    request = engine_request(id, prompt, sampling=sampling, max_tokens=tokens, speculation=speculation)
+    length = len(prompt)
+    return Row(
+        request,
+        (0, 0),
+        prompt_group=0,
+        digest=0,
+        tokens=tuple(prompt),
+        length=length,
+        reserved_length=sys.maxsize,
+    )
+
+
+def measured(*, is_on: bool = True) -> Speculation:
+    """Return a policy with measured costs of plain steps of one row and of verify columns."""
+    drafting = Speculation(is_on=is_on, position_cost=0.25)
+    for on_step_end in range(LAPS_MIN + 1):
+        drafting.propose([])
+        drafting.learn(StepOutput({}, {}), 1, float(on_step_end))
+    return drafting
+
+
+def trusting(row: Row) -> Speculation:
+    """Return the same policy, with accepted n-gram drafts for `row`."""
+    drafting = measured()
+    drafting.propose([row])
+    for matched in (3, 5, 8, 16):
+        drafting._sources[row.id].ngram.learn(matched, 8, 8)
+    return drafting
+
+
+@dataclass
+class Machine:
+    """Rows with scripted answers. A step takes a second, plus `column_s` for each column after the first."""
+
+    drafting: Speculation
+    column_s: float
+    between_s: float = 0.0
+    """Additional time of a step without drafts when one of the last 16 steps had some."""
+    now: float = 0.0
+    widths: list[int] = field(default_factory=list)
+
+    def play(self, rows: Sequence[Row], answers: Mapping[str, Sequence[int]]) -> float:
+        """Run all rows to their ends; return the time taken."""
+        began = self.now
+        while going := [row for row in rows if len(row.answered) < len(answers[row.id])]:
+            drafts = self.drafting.propose(going)
+            self.widths.append(1 + max(map(len, drafts.values()), default=0))
+            self.now += 1 + self.column_s * (self.widths[-1] - 1)
+            self.now += self.between_s * any(width > 1 for width in self.widths[-16:])
+            said = {row.id: self._said(row, drafts.get(row.id, ()), answers[row.id]) for row in going}
+            further = {id: [SampledToken(token) for token in tokens[1:]] for id, tokens in said.items()}
+            step = StepOutput({id: tokens[0] for id, tokens in said.items()}, {}, {}, further)
+            self.drafting.learn(step, len(going), self.now)
+        return self.now - began
+
+    def _said(self, row: Row, drafted: Sequence[int], answer: Sequence[int]) -> Sequence[int]:
+        left, right = answer[len(row.answered) :], 0
+        while right < min(len(drafted), len(left) - 1) and drafted[right] == left[right]:
+            right += 1
+        row.answered += left[: right + 1]
+        row.length += right + 1
+        return left[: right + 1]
+
+
+def edited(file: Sequence[int], dice: random.Random, every: int = 40) -> list[int]:
+    """Return the file with a few tokens replaced by three each."""
+    answer: list[int] = []
+    for token in file:
+        answer += [dice.randrange(500, 900) for _ in range(3)] if dice.random() < 1 / every else [token]
+    return answer
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_files_that_are_rewritten_take_far_fewer_steps(rows: int) -> None:
+    dice = random.Random(3)
+    machine = Machine(Speculation(), column_s=0.1)
+    running = [row_of(str(number)) for number in range(rows)]
+    answers = {row.id: edited(FILE, dice) for row in running}
+    took = machine.play(running, answers)
+    assert took < 0.6 * max(map(len, answers.values()))
+    assert machine.drafting.accepted > machine.drafting.rejected
+
+
+def test_a_text_of_its_own_is_not_drafted_for() -> None:
+    dice = random.Random(4)
+    machine = Machine(Speculation(), column_s=0.3)
+    answer = [dice.randrange(1000, 9000) for _ in range(300)]
+    assert machine.play([row_of("a")], {"a": answer}) == len(answer)
+
+
+def test_where_every_column_costs_a_step_drafts_end_by_themselves() -> None:
+    dice = random.Random(5)
+    machine = Machine(Speculation(), column_s=1.0)
+    for number in range(6):
+        machine.play([row_of(str(number))], {str(number): edited(FILE, dice)})
+    assert max(machine.widths[-300:]) == 1
+    assert machine.now < 1.05 * len(machine.widths) + 60
+
+
+def test_endings_that_mislead_end_drafts() -> None:
+    dice = random.Random(6)
+    prompt = [1, 2, 3, 4, 5, 6] * 20
+    # Each time the words are the same, but a different token follows.
+    answer = [token for _ in range(200) for token in (1, 2, 3, dice.randrange(100, 900))]
+    machine = Machine(Speculation(), column_s=0.25)
+    took = machine.play([row_of("a", prompt)], {"a": answer})
+    assert took < 1.15 * len(answer)
+    assert machine.widths[-100:].count(1) > 90
+
+
+def test_draft_does_not_exceed_the_remaining_tokens() -> None:
+    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], tokens=3)
+    drafting = trusting(row)
+    assert drafting.propose([row]) == {"a": (4, 5)}
+    row.answered, row.length = [4, 5], row.length + 2
+    assert drafting.propose([row]) == {}
+
+
+def test_a_row_keeps_to_the_memory_that_it_has() -> None:
+    row = row_of("a", [*range(30), *range(20)])
+    row.reserved_length = row.length + 4
+    assert trusting(row).propose([row]) == {"a": (20, 21, 22)}
+
+
+def test_in_a_prompt_with_images_its_text_is_looked_up() -> None:
+    row = row_of("a", [7, 1, 2, 3, 4, 5, MEDIA_KEYS + 8, MEDIA_KEYS + 9, 6, 1, 2, 3])
+    assert trusting(row).propose([row]) == {"a": (4, 5)}, "image keys are never drafted"
+
+
+def test_it_is_off_for_all_or_for_who_asks() -> None:
+    assert measured(is_on=False).propose([row_of("a", FILE * 2)]) == {}
+    assert measured().propose([row_of("a", FILE * 2, speculation=False)]) == {}
+    row = row_of("a", FILE * 2 + FILE[:3])
+    assert len(trusting(row).propose([row])["a"]) <= DRAFTED_MAX
+
+
+def test_forced_tokens_take_precedence_over_ngram_drafts() -> None:
+    row = row_of("a", [1, 2, 3, 4, 5, 6, 7, 1, 2, 3], sampling=FORCED)
+    drafting = trusting(row)
+    assert drafting.propose([row], lambda id, most: ForcedTokens((8, 9, 10, 11), 4)) == {"a": (8, 9, 10, 11)}
+    assert drafting.propose([row], lambda id, most: ForcedTokens((8,)))["a"][0] == 4
+    assert drafting.propose([row], lambda id, most: ForcedTokens())["a"][0] == 4
+
+
+def test_forced_tokens_do_not_raise_the_acceptance_rate_of_likely_ones() -> None:
+    drafting, row = measured(), row_of("a", [1, 2], sampling=FORCED)
+    for on_step_end in range(40):
+        drafted = drafting.propose([row], lambda id, most: ForcedTokens((7, 8, 9), 1))
+        # The certain draft is right, the likely ones never are.
+        further = {"a": [SampledToken(0)]} if drafted else {}
+        drafting.learn(StepOutput({"a": 7}, {}, {}, further), 1, 10.0 + on_step_end)
+    assert drafting.propose([row], lambda id, most: ForcedTokens((7, 8, 9), 3))["a"][:2] == (7, 8)
+    assert drafting._sources["a"].forced.value < 0.2
+
+
+def test_only_rows_that_are_held_to_something_are_asked_how_they_go_on() -> None:
+    asked: list[str] = []
+
+    def forced_tokens(id: str, most: int) -> ForcedTokens:
+        asked.append(id)
+        return ForcedTokens()
+
+    measured().propose([row_of("a"), row_of("b", sampling=FORCED)], forced_tokens)
+    assert asked == ["b"]
+
+
+def test_rows_without_speculation_are_not_asked_how_they_go_on() -> None:
+    def never(id: str, most: int) -> ForcedTokens:
+        raise AssertionError(id)
+
+    assert measured().propose([row_of("a", FILE * 2, speculation=False)], never) == {}
+    assert measured(is_on=False).propose([row_of("a", FILE * 2)], never) == {}
+
+
+def test_untried_drafts_update_the_acceptance_estimate() -> None:
+    machine, rows = Machine(Speculation(), column_s=4.0), [row_of("right"), row_of("wrong")]
+    misled = [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 999)]
+    machine.play(rows, {"right": FILE, "wrong": misled})
+    assert sum(width > 1 for width in machine.widths) < 10, "too expensive to speculate"
+    sources = machine.drafting._sources
+    assert sources["right"].ngram.of(16) > 0.9
+    assert sources["wrong"].ngram.of(16) < 0.4
+
+
+def test_drafts_that_are_never_right_are_rarely_tried() -> None:
+    machine = Machine(Speculation(), column_s=0.1)
+    misled = [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 999)]
+    row = row_of("a", [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 998, 997)])
+    machine.play([row], {"a": misled})
+    assert machine.drafting.rejected < 20
+
+
+def test_time_lost_between_drafts_limits_speculation() -> None:
+    dice = random.Random(8)
+    quotes = [FILE[at : at + 8] for at in range(0, 390, 10)]
+    # An occasional quotation of a length that would pay, and much new text.
+    answer = [t for quote in quotes for t in (*quote, *(dice.randrange(1000, 9000) for _ in range(12)))]
+    machine = Machine(Speculation(), column_s=0.05, between_s=1.0)
+    machine.play([row_of(str(number)) for number in range(2)], {"0": answer, "1": answer})
+    assert machine.drafting.accepted > 0
+    assert machine.now < 1.06 * len(answer) + 12
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("column_s", [0.05, 0.25, 1.0])
+@pytest.mark.parametrize("kind", ["right", "wrong", "by turns", "new"])
+def test_short_answers_lose_nothing_from_the_first_on(kind: str, column_s: float, rows: int) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Speculation(position_cost=column_s), column_s)
+    for turn in range(3):
+        answers = {f"{turn} {row}": [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+        running = [row_of(id, prompt_for(kind, answer)) for id, answer in answers.items()]
+        assert machine.play(running, answers) <= 1.03 * 80
+
+
+def prompt_for(kind: str, answer: Sequence[int]) -> Sequence[int]:
+    """Return a prompt in which n-gram drafts are `right`, `wrong`, alternately so (`by turns`), or not
+    found."""
+    match kind:
+        case "right":
+            return answer
+        case "wrong":
+            return [token for end in range(3, 80) for token in (*answer[end - 3 : end], -1, -2)]
+        case "by turns":
+            return [token for end in range(3, 80, 6) for token in (*answer[end - 3 : end + 3], -1, -2)]
+    return FILE
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+@pytest.mark.parametrize("column_s", [0.05, 0.25])
+@pytest.mark.parametrize("kinds", [("right", "new"), ("right", "new", "new", "new"), ("by turns", "new")])
+def test_rows_without_drafts_are_not_slowed_by_rows_with_drafts(
+    kinds: Sequence[str], column_s: float, rows: int
+) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Speculation(position_cost=column_s), column_s)
+    answers = {str(row): [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+    prompts = {id: prompt_for(kinds[int(id) % len(kinds)], answer) for id, answer in answers.items()}
+    assert machine.play([row_of(id, prompt) for id, prompt in prompts.items()], answers) < 1.06 * 80
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_short_answers_gain_where_columns_are_cheap(rows: int) -> None:
+    dice = random.Random(rows)
+    machine = Machine(Speculation(position_cost=0.05), 0.05)
+    answers = {str(row): [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}
+    took = machine.play([row_of(id, answer) for id, answer in answers.items()], answers)
+    assert took < 0.25 * 80
+
+
+@pytest.mark.parametrize("told", [0.05, 0.25, None])
+def test_columns_that_are_dearer_than_was_told_are_soon_known(told: float | None) -> None:
+    machine = Machine(Speculation(position_cost=told), column_s=1.0)
+    answer = FILE[:80]
+    assert machine.play([row_of("a", prompt_for("by turns", answer))], {"a": answer}) < 1.1 * 80
+    machine.play([row_of("b", prompt_for("by turns", answer))], {"b": answer})
+    assert max(machine.widths[-60:]) == 1
+
+
+def test_where_not_even_right_drafts_would_pay_nothing_is_looked_up() -> None:
+    machine = Machine(Speculation(position_cost=1.0), column_s=1.0)
+    machine.play([row_of("a")], {"a": FILE[:80]})
+    assert machine.drafting._sources["a"].seen < 2 * LAPS_MIN
+
+
+@pytest.mark.parametrize("column_s", [0.05, 1.0])
+def test_a_price_that_was_measured_beside_other_work_is_not_believed_for_ever(column_s: float) -> None:
+    machine, file = Machine(Speculation(position_cost=2.0), column_s), FILE[:80]
+    for number in range(2 * HOPELESS_STEPS // len(file)):
+        id = str(number)
+        took = machine.play([row_of(id, prompt_for("right", file))], {id: file})
+        machine.drafting.drop(id)
+    drafted = sum(width > 1 for width in machine.widths)
+    if column_s < 1:
+        assert took < 0.5 * len(file)
+    else:
+        assert took == len(file)
+        assert 0 < drafted < 0.001 * len(machine.widths) + DOUBTS
+
+
+def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
+    drafting, row, now = measured(), row_of("a", [1, 2], sampling=FORCED), float(LAPS_MIN)
+    for seconds, cost in ((2.1, 1.5), (1.1, 1.1)):
+        assert drafting.propose([row], lambda id, most: ForcedTokens((7, 8), 2)) == {"a": (7, 8)}
+        now += seconds
+        drafting.learn(StepOutput({"a": 7}, {}, {}, {"a": [SampledToken(8), SampledToken(9)]}), 1, now)
+        assert drafting._costs.of(1, 3) == pytest.approx(cost)

@@ -1,0 +1,237 @@
+"""Templates and tokenization beside the I/O thread: one tokenizer per thread, one outcome per request."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.types import TokenizeOptions
+from tests.factories import engine_request, request
+from tests.system import eventually
+from worker.contract.engine import EngineRequest, Preparer, Tokenized
+from worker.transport.pool import PREPARE_S_MAX, THREADS, Outcome, PreparerPool
+
+WAIT_S = 20.0
+
+
+class Scripted:
+    """A preparer that records its callers and does what the prompt says."""
+
+    opened: list[Scripted]
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.media: list[Sequence[bytes]] = []
+
+    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+        self.threads.add(threading.get_ident())
+        self.media.append(media)
+        match request.prompt:
+            case "refuse":
+                raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, "Too long.", param="messages")
+            case "break":
+                raise ZeroDivisionError("secret detail")
+        return engine_request(request.id)
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        return Tokenized(id=request.id, count=len((request.prompt or "").split()))
+
+
+class Desk:
+    """A pool, and the outcome of each request."""
+
+    def __init__(self, open_preparer: Callable[[], Preparer]) -> None:
+        self.pool = PreparerPool(open_preparer)
+        self.outcomes: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
+
+    def prepare(self, id: str, prompt: str = "", media: Sequence[bytes] = ()) -> None:
+        self.pool.prepare(
+            request(id, prompt=prompt), media, lambda id, outcome: self.outcomes.put((id, outcome))
+        )
+
+    def next(self) -> tuple[str, Outcome]:
+        return self.outcomes.get(timeout=WAIT_S)
+
+
+Open = Callable[[Callable[[], Preparer]], Desk]
+
+
+@pytest.fixture
+def open_desk() -> Iterator[Open]:
+    desks: list[Desk] = []
+
+    def open_one(open_preparer: Callable[[], Preparer]) -> Desk:
+        desks.append(Desk(open_preparer))
+        return desks[-1]
+
+    yield open_one
+    for desk in desks:
+        desk.pool.close()
+
+
+def test_a_request_is_prepared_with_its_media(open_desk: Open) -> None:
+    preparer = Scripted()
+    desk = open_desk(lambda: preparer)
+    desk.prepare("a", media=[b"image"])
+    assert desk.next() == ("a", engine_request("a"))
+    assert preparer.media == [[b"image"]]
+
+
+def test_a_request_that_is_only_counted_is_not_prepared(open_desk: Open) -> None:
+    desk = open_desk(Scripted)
+    counted = request("a", prompt="one two three", tokenizing=TokenizeOptions())
+    desk.pool.prepare(counted, [], lambda id, outcome: desk.outcomes.put((id, outcome)))
+    assert desk.next() == ("a", Tokenized(id="a", count=3))
+
+
+def test_every_thread_has_a_preparer_of_its_own_and_keeps_it(open_desk: Open) -> None:
+    opened: list[Scripted] = []
+    together = threading.Barrier(THREADS)
+
+    class Meeting(Scripted):
+        def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+            if request.prompt == "meet":
+                together.wait(WAIT_S)
+            return super().prepare(request, media)
+
+    def open_preparer() -> Preparer:
+        opened.append(Meeting())
+        return opened[-1]
+
+    desk = open_desk(open_preparer)
+    # Requests that wait for each other must be on different threads.
+    for n in range(THREADS):
+        desk.prepare(f"first-{n}", "meet")
+    for n in range(50):
+        desk.prepare(f"later-{n}")
+    ids = {desk.next()[0] for _ in range(THREADS + 50)}
+    assert len(ids) == THREADS + 50
+    assert len(opened) == THREADS
+    assert [len(preparer.threads) for preparer in opened] == [1] * THREADS
+    assert len(set.union(*(preparer.threads for preparer in opened))) == THREADS
+    assert threading.get_ident() not in set.union(*(preparer.threads for preparer in opened))
+
+
+def test_request_error_is_passed_on_unchanged(open_desk: Open) -> None:
+    desk = open_desk(Scripted)
+    desk.prepare("a", "refuse")
+    id, outcome = desk.next()
+    assert id == "a"
+    assert isinstance(outcome, RequestError)
+    assert (outcome.code, outcome.message, outcome.param) == (
+        Code.CONTEXT_LENGTH_EXCEEDED,
+        "Too long.",
+        "messages",
+    )
+
+
+def test_unexpected_error_fails_its_request_and_reveals_only_its_type(open_desk: Open) -> None:
+    desk = open_desk(Scripted)
+    desk.prepare("bad", "break")
+    _, outcome = desk.next()
+    assert isinstance(outcome, RequestError)
+    assert outcome.code is Code.INTERNAL_ERROR
+    assert "ZeroDivisionError" in outcome.message
+    assert "secret" not in outcome.message
+    desk.prepare("good")
+    assert desk.next() == ("good", engine_request("good"))
+
+
+def test_a_preparer_that_cannot_be_opened_fails_its_request_and_is_tried_again(open_desk: Open) -> None:
+    attempts: list[int] = []
+
+    def open_preparer() -> Preparer:
+        attempts.append(1)
+        if len(attempts) <= 3:
+            raise OSError("no tokenizer")
+        return Scripted()
+
+    desk = open_desk(open_preparer)
+    for n in range(3):
+        desk.prepare(f"r{n}")
+        outcome = desk.next()[1]
+        assert isinstance(outcome, RequestError)
+        assert outcome.code is Code.INTERNAL_ERROR
+    desk.prepare("good")
+    assert desk.next() == ("good", engine_request("good"))
+
+
+def test_a_pool_that_closes_begins_nothing_more_and_waits_for_nobody(open_desk: Open) -> None:
+    busy, release = threading.Semaphore(0), threading.Event()
+
+    class Slow(Scripted):
+        def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+            busy.release()
+            assert release.wait(WAIT_S)
+            return super().prepare(request, media)
+
+    desk = open_desk(Slow)
+    for n in range(THREADS + 3):
+        desk.prepare(f"r{n}")
+    for _ in range(THREADS):
+        assert busy.acquire(timeout=WAIT_S)
+    desk.pool.close()
+    release.set()
+    assert {desk.next()[0] for _ in range(THREADS)} == {f"r{n}" for n in range(THREADS)}
+    assert desk.outcomes.empty()
+    assert not busy.acquire(blocking=False)
+
+
+def test_a_warm_pool_opens_no_preparer_for_a_request(open_desk: Open) -> None:
+    opened: list[int] = []
+
+    def open_preparer() -> Preparer:
+        opened.append(threading.get_ident())
+        return Scripted()
+
+    desk = open_desk(open_preparer)
+    desk.pool.warm()
+    assert len(set(opened)) == len(opened) == THREADS
+    for number in range(2 * THREADS):
+        desk.prepare(str(number))
+        desk.next()
+    assert len(opened) == THREADS
+
+
+def test_a_preparer_that_cannot_be_opened_beforehand_is_tried_again(open_desk: Open) -> None:
+    failures = [OSError("busy")] * THREADS
+
+    def open_preparer() -> Preparer:
+        if failures:
+            raise failures.pop()
+        return Scripted()
+
+    desk = open_desk(open_preparer)
+    desk.pool.warm()
+    desk.prepare("a")
+    assert desk.next() == ("a", engine_request("a"))
+
+
+def test_pool_is_stuck_when_every_thread_is_at_work_on_one_request_for_too_long(open_desk: Open) -> None:
+    began, goes_on = threading.Barrier(THREADS + 1), threading.Event()
+
+    class Slow(Scripted):
+        def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+            if request.prompt == "hang":
+                began.wait(WAIT_S)
+                assert goes_on.wait(WAIT_S)
+            return super().prepare(request, media)
+
+    desk = open_desk(Slow)
+    late = time.monotonic() + PREPARE_S_MAX + WAIT_S
+    assert not desk.pool.is_stuck(late)
+    for number in range(THREADS):
+        desk.prepare(f"r{number}", "hang")
+    began.wait(WAIT_S)
+    assert not desk.pool.is_stuck(time.monotonic())
+    assert desk.pool.is_stuck(late)
+    goes_on.set()
+    for _ in range(THREADS):
+        desk.next()
+    eventually(lambda: not desk.pool.is_stuck(late), within_s=WAIT_S, what="the threads are free")

@@ -1,0 +1,137 @@
+"""Storable copies of a row's caches, and rows restored from them.
+
+KV layers are stored by columns, for a span of tokens at a time. All other layers are stored whole, at one
+position: recurrent states, and whatever else upstream's models invent. The kind is found by a cache's
+methods. Stored copies are evaluated, and keep nothing of the row alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map
+
+from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec
+from worker.engine.caches.batch import CacheBatch, RowCaches, leaf_caches
+from worker.engine.caches.single import fill, in_time_order, is_positional
+from worker.engine.trees import arrays_of
+
+Leaves = tuple[mx.array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVSlice:
+    """Keys and values of a span of tokens in each KV layer: each [1, heads, tokens, width].
+
+    A sliding window may have lost the first tokens; what is left ends with the span.
+    """
+
+    layers: tuple[Leaves, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaves in self.layers for leaf in leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSnapshot:
+    """The state of each other layer at one position, as upstream's cache returns it."""
+
+    layers: tuple[Any, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in arrays_of(self.layers).values())
+
+
+def shape_of(caches: RowCaches) -> CacheSpec:
+    """Return what a row with such caches needs to continue from a position."""
+    parts = list(leaf_caches(caches))
+    windows = [getattr(part, "max_size", None) or 1 for part in parts if is_positional(part)]
+    return CacheSpec(
+        window=max(windows, default=1) - 1, has_states=not all(is_positional(part) for part in parts)
+    )
+
+
+def columns_of(source: RowCaches | CacheBatch, row: int, first: int, last: int) -> tuple[KVSlice, int]:
+    """Copy the columns of positions `first` to before `last`, lazily. Return them, and the position from
+    which on they are complete. `row`: its index in a batch."""
+    found: Sequence[Sequence[mx.array]]
+    if isinstance(source, CacheBatch):
+        found = source.columns(row, first, last)
+    else:
+        found = [_columns(part, first, last) for part in leaf_caches(source) if is_positional(part)]
+    layers = tuple(tuple(mx.contiguous(leaf) for leaf in leaves) for leaves in found)
+    held = min((leaves[0].shape[2] for leaves in layers), default=last - first)
+    return KVSlice(layers), last - held
+
+
+def states_of(source: RowCaches | CacheBatch, row: int) -> StateSnapshot:
+    """Copy the current states, lazily. `row`: its index in a batch."""
+    if isinstance(source, CacheBatch):
+        found = source.states(row)
+    else:
+        found = [part.state for part in leaf_caches(source) if not is_positional(part)]
+    return StateSnapshot(tuple(tree_map(_copied, state) for state in found))
+
+
+def cuts_of(
+    source: RowCaches | CacheBatch, row: int, runs: Sequence[tuple[int, int]], *, states: bool
+) -> tuple[list[CacheSlice], CacheSlice | None]:
+    """Copy spans of columns and, if asked, the states, as `Engine.cut`. `row`: its index in a
+    batch."""
+    columns = [columns_of(source, row, first, last) for first, last in runs]
+    state = states_of(source, row) if states else None
+    mx.eval([arrays_of(held.layers) for held, _ in columns], arrays_of(state and state.layers))
+    cuts = [CacheSlice(held, held.nbytes, complete_from) for held, complete_from in columns]
+    return cuts, None if state is None else CacheSlice(state, state.nbytes)
+
+
+def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | None) -> None:
+    """Restore `fresh`, empty caches of a single row, to the end of the last of `pieces`.
+
+    Raises `ValueError` for payloads of the wrong type.
+    """
+    if not isinstance(states, StateSnapshot | None):
+        raise ValueError(f"not a state snapshot: {type(states).__name__}")
+    length = pieces[-1].first + pieces[-1].count
+    parts = list(leaf_caches(fresh))
+    for index, part in enumerate(part for part in parts if is_positional(part)):
+        wanted = length if (window := getattr(part, "max_size", None)) is None else min(length, window - 1)
+        runs = list(_runs(pieces, index, length - wanted))
+        fill(part, [mx.concatenate(list(run), axis=2) for run in zip(*runs, strict=True)], length)
+    others = [part for part in parts if not is_positional(part)]
+    for part, state in zip(others, states.layers if states else (), strict=True):
+        part.state = tree_map(_copied, state)
+
+
+def _runs(pieces: Sequence[CacheSegment], layer: int, start: int) -> Iterator[Leaves]:
+    """Yield one layer's leaves from position `start` on, piece by piece."""
+    for piece in pieces:
+        if piece.first + piece.count <= start:
+            continue
+        if not isinstance(piece.payload, KVSlice):
+            raise ValueError(f"not a KV slice: {type(piece.payload).__name__}")
+        leaves = piece.payload.layers[layer]
+        begin = piece.last - leaves[0].shape[2]
+        stop = max(piece.first + piece.count - begin, 0)
+        yield tuple(leaf[:, :, max(start - begin, 0) : stop] for leaf in leaves)
+
+
+def _columns(cache: Any, first: int, last: int) -> Leaves:
+    leaves, end = in_time_order(cache), cache.offset
+    window = getattr(cache, "max_size", None)
+    held = leaves[0].shape[2]
+    if window is not None and held <= window:
+        held = min(held, window - 1)  # the oldest may be the filler of a restored row
+    base = end - leaves[0].shape[2]
+    begin = max(first, end - held)
+    return tuple(leaf[:, :, begin - base : max(begin, last) - base] for leaf in leaves)
+
+
+def _copied(leaf: Any) -> Any:
+    # A separate array object: upstream's caches write into theirs in place.
+    return mx.contiguous(leaf) if isinstance(leaf, mx.array) else leaf

@@ -1,1 +1,0 @@
-"""The I/O thread: the line to the gateway, the preparers' pool, the model thread's frame. Knows no MLX."""

@@ -1,0 +1,1 @@
+"""Prompt preparation: chat templates, tokenization, fill-in-the-middle, structured output."""

@@ -1,0 +1,283 @@
+"""Structured output: choose a request's grammar by its response format, tools and the model's call format."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from protocol.conversation import Conversation
+from protocol.errors import Code, RequestError
+from protocol.messages import Generate
+from protocol.types import StructuredOutput, ToolCallConstraint
+from worker.contract.guides import Grammar
+from worker.grammars import response_formats
+from worker.grammars.calls import CallForm as CallForm
+from worker.grammars.calls import CallsGrammar, ToolSchema
+from worker.grammars.compiler import Compiler, GrammarError
+from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
+from worker.grammars.schema import SchemaError
+from worker.grammars.tokenizer import GrammarTokenizer
+from worker.grammars.trigger import Edges, Markup
+from worker.models.locks import acquired
+from worker.models.prompts.template import Render, opens_thoughts, rendered_calls, spacing_in
+from worker.output.channels import CONTENT, REASONING
+from worker.output.text import Vocabulary
+
+log = logging.getLogger(__name__)
+
+_TOOL = "tool"
+"""Upstream's name for the state within a tool call."""
+
+
+class GrammarCache:
+    """Grammar tokenizer and compiler of one model, shared by its preparers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._opened: tuple[GrammarTokenizer, Compiler] | None = None
+
+    def open(self, tokenizer: TokenizerWrapper, width: int) -> tuple[GrammarTokenizer, Compiler] | None:
+        """Return the grammar tokenizer and compiler; the first call creates them with its thread's tokenizer.
+
+        None: structured output is unavailable, because the model has no end token or llguidance rejects its
+        tokens. Raises `TimeoutError`: see `acquired`.
+        """
+        ends = [token for token in tokenizer.eos_token_ids if token < width]
+        with acquired(self._lock, "the grammar tokenizer"):
+            if self._opened is None and ends:
+                self._opened = _opened(tokenizer, width, ends)
+            return self._opened
+
+
+def _opened(
+    tokenizer: TokenizerWrapper, width: int, ends: Sequence[int]
+) -> tuple[GrammarTokenizer, Compiler] | None:
+    vocabulary = Vocabulary(tokenizer._tokenizer)
+    try:
+        lexicon = GrammarTokenizer(vocabulary.spell, width, _names(tokenizer, vocabulary, ends), ends)
+    except ValueError as error:
+        log.warning("structured output is not available: %s", error)
+        return None
+    return lexicon, Compiler(lexicon)
+
+
+class GrammarSelector:
+    """Chooses and compiles the grammars of requests; one per preparer."""
+
+    def __init__(
+        self, tokenizer: TokenizerWrapper, template: Render | None, width: int, grammar_cache: GrammarCache
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._opened = grammar_cache.open(tokenizer, width)
+        if self._opened is None:
+            return
+        self._lexicon, self._compiler = self._opened
+        self._form = _call_form(tokenizer, template, self._lexicon)
+        self._markup = Markup(_edges(tokenizer, self._form.start), self._lexicon)
+        start = tokenizer.think_start if template else None
+        self._thinks_unasked = bool(template and start and not opens_thoughts(template, start))
+
+    def grammar_of(
+        self, request: Generate, conversation: Conversation, opening: str | None, text: str
+    ) -> Grammar | None:
+        """Return the grammar of the answer to the prompt `text`; None: free text. Raises `RequestError`."""
+        form, calling = request.form, request.calling or ToolCallConstraint()
+        tools = offered(conversation)
+        is_called = bool(tools) and (calling.required or bool(calling.name))
+        if form is None and not is_called and not (tools and calling.strict):
+            return None
+        if self._opened is None:
+            message = "Structured output is not supported with this model's tokens."
+            raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param=form.param if form else "tools")
+        state = CONTENT if opening is None else opening
+        if is_called:
+            return self._required(tools, calling, conversation, state, text)
+        if form is None:
+            return self._strict(tools, calling, state)
+        return self._of_form(form, tools, calling, conversation, state, text)
+
+    def _of_form(
+        self,
+        form: StructuredOutput,
+        tools: Sequence[ToolSchema],
+        calling: ToolCallConstraint,
+        conversation: Conversation,
+        state: str,
+        text: str,
+    ) -> Grammar:
+        name = form.param or "response_format"
+        try:
+            grammar = response_formats.grammar_of(form)
+        except response_formats.ResponseFormatError as error:
+            raise _refused(f"The format in '{name}' {error}.", name) from None
+        body = self._compiled(grammar, name, f"'{name}' is not supported")
+        # With tools, the answer may consist of calls instead.
+        bodies = (body, self._calls(_loosened(tools, calling), calling, "tools")) if tools else (body,)
+        return AnswerGrammar(
+            bodies,
+            self._lexicon,
+            self._markup,
+            state,
+            self._thought(conversation, text),
+            has_blanks=response_formats.is_json(form),
+            is_text=not tools,
+        )
+
+    def _required(
+        self,
+        tools: Sequence[ToolSchema],
+        calling: ToolCallConstraint,
+        conversation: Conversation,
+        state: str,
+        text: str,
+    ) -> Grammar:
+        chosen = [tool for tool in tools if calling.name in ("", tool.name)]
+        if not chosen:
+            raise _refused(
+                f"'tool_choice' names the tool '{calling.name}', which is not in 'tools'.", "tool_choice"
+            )
+        body = self._held_calls(chosen, calling)
+        hidden = self._thought(conversation, text)
+        return AnswerGrammar((body,), self._lexicon, self._markup, state, hidden, has_blanks=True)
+
+    def _held_calls(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint) -> Any:
+        """Compile calls with all tools' schemas. An unsupported one becomes any object, unless strict."""
+        try:
+            return self._calls(tools, calling, "tools")
+        except RequestError:
+            kept = [
+                tool
+                if tool.name in calling.strict or self._can_hold(tool, calling)
+                else ToolSchema(tool.name)
+                for tool in tools
+            ]
+            return self._calls(kept, calling, "tools")
+
+    def _can_hold(self, tool: ToolSchema, calling: ToolCallConstraint) -> bool:
+        try:
+            self._calls([tool], calling, "tools")
+        except RequestError:
+            return False
+        return True
+
+    def _strict(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint, state: str) -> Grammar:
+        grammar = _written(
+            lambda: CallsGrammar(self._form, _loosened(tools, calling)).behind(single=calling.single)
+        )
+        body = self._compiled(grammar, "tools", "A schema in 'tools' is not supported")
+        return CallGrammar(body, self._markup, state)
+
+    def _calls(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint, param: str) -> Any:
+        grammar = _written(lambda: CallsGrammar(self._form, tools).required(single=calling.single))
+        return self._compiled(grammar, param, "A schema in 'tools' is not supported")
+
+    def _compiled(self, grammar: str, param: str, sentence: str) -> Any:
+        try:
+            return self._compiler.compile(grammar)
+        except GrammarError as error:
+            raise _refused(f"{sentence}: {_explained(str(error))}.", param) from None
+
+    def _thought(self, conversation: Conversation, text: str) -> tuple[int, ...]:
+        """Return the tokens by which the model itself may begin reasoning.
+
+        Empty if the template does so, thinking is off, or the prompt ends with the end of reasoning.
+        """
+        tokenizer = self._tokenizer
+        is_off = conversation.options.get("enable_thinking") is False
+        is_closed = bool(tokenizer.think_end) and text.rstrip().endswith(str(tokenizer.think_end))
+        if conversation.messages is None or not self._thinks_unasked or is_off or is_closed:
+            return ()
+        return tuple(tokenizer.think_start_tokens)
+
+
+def _written(write: Any) -> str:
+    try:
+        return str(write())
+    except SchemaError as error:
+        raise _refused(f"The schema {error}.", "tools") from None
+
+
+def _loosened(tools: Sequence[ToolSchema], calling: ToolCallConstraint) -> list[ToolSchema]:
+    """Drop the schemas of tools that are not strict."""
+    return [tool if tool.name in calling.strict else ToolSchema(tool.name) for tool in tools]
+
+
+def _refused(message: str, param: str) -> RequestError:
+    return RequestError(Code.INVALID_REQUEST, message, param=param)
+
+
+_KEYWORDS = {
+    "oneOf constraints": "'oneOf' is supported only if no value can match two of its schemas",
+    "min/maxProperties": "'minProperties' and 'maxProperties' are supported only with required 'properties'",
+    "multipleOf": "'multipleOf' has too many digits",
+    "Unknown format": "this 'format' is unknown",
+    "patternProperty": "'patternProperties' is supported only if no name can match two patterns",
+    "regex": "the regular expression is not supported",
+    "Regex": "the regular expression is not supported",
+    "circular": "this '$ref' refers to itself and has other keywords beside it",
+}
+
+
+def _explained(reason: str) -> str:
+    """Return llguidance's message, preceded by an explanation where it does not name the keyword."""
+    reason = reason.rstrip(".")[:300]
+    said = next((ours for theirs, ours in _KEYWORDS.items() if theirs in reason), None)
+    reason = reason.replace("Unimplemented keys: ", "no support for the keywords ")
+    return f"{said} ({reason})" if said else reason
+
+
+def offered(conversation: Conversation) -> list[ToolSchema]:
+    """Return the tools that an answer may call."""
+    found = []
+    for tool in conversation.tools or ():
+        described = tool.get("function", tool)
+        if isinstance(described, Mapping) and isinstance(described.get("name"), str):
+            found.append(ToolSchema(described["name"], described.get("parameters")))
+    return found
+
+
+def _names(tokenizer: TokenizerWrapper, vocabulary: Vocabulary, ends: Sequence[int]) -> dict[int, str]:
+    """Return the tokens that never represent text: special ones, and added ones that look like markup."""
+    special = {*vocabulary.special, *ends}
+    names = {token: vocabulary.spell(token).decode(errors="replace") for token in special}
+    try:
+        added = {token: str(entry) for token, entry in tokenizer.added_tokens_decoder.items()}
+    except NotImplementedError:  # Mistral's own tokenizers do not list theirs
+        added = {}
+    markup = {token: name for token, name in added.items() if name[:1] + name[-1:] in ("<>", "[]")}
+    return markup | names
+
+
+def _edges(tokenizer: TokenizerWrapper, call: str) -> Edges:
+    """Return the transitions as in `worker.models.prompts.format`, plus the marker that begins calls."""
+    edges: dict[str, list[tuple[str, str]]] = {CONTENT: [(call, CALL)]}
+    for state, leaving in tokenizer.response_transitions.items():
+        known = edges.setdefault(state, [])
+        known += [(marker, CALL if then == _TOOL else then) for marker, then in leaving]
+    if tokenizer.has_thinking:
+        edges[CONTENT].append((str(tokenizer.think_start), REASONING))
+        edges.setdefault(REASONING, []).append((str(tokenizer.think_end), CONTENT))
+    return edges
+
+
+_AS_HERMES = {None, "pythonic", "function_gemma", "gemma4", "json_tools"}
+"""Parsers for which calls are written in Hermes's format (`json_tools`), which they accept too."""
+
+
+def _call_form(tokenizer: TokenizerWrapper, template: Render | None, lexicon: GrammarTokenizer) -> CallForm:
+    kind = _kind(tokenizer)
+    spacing = spacing_in(rendered_calls(template) if template else "")
+    if kind in _AS_HERMES:
+        return CallForm(None, names=lexicon.names, spacing=spacing)
+    start, end = str(tokenizer.tool_call_start), str(tokenizer.tool_call_end)
+    return CallForm(kind, start, end, lexicon.names, spacing)
+
+
+def _kind(tokenizer: TokenizerWrapper) -> str | None:
+    """Return the name of upstream's tool parser for this model."""
+    parser = tokenizer.tool_parser
+    return None if parser is None else str(parser.__module__).rpartition(".")[2]

@@ -1,0 +1,288 @@
+"""Prepare requests: render the chat template, tokenize, fill in defaults, check limits.
+
+A `TextPreparer` and its tokenizer belong to one thread. Nothing here runs an MLX operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
+from msgspec import UNSET
+
+from protocol.conversation import Conversation, unpack
+from protocol.errors import Code, RequestError, too_long
+from protocol.messages import Generate
+from protocol.types import TokenizeOptions
+from worker.contract.engine import EngineRequest, SamplingParams, ThinkingBudget, Tokenized
+from worker.contract.guides import Grammar
+from worker.contract.images import ImageInput, keyed
+from worker.grammars.guide import AnswerGrammar
+from worker.grammars.response_formats import is_json
+from worker.models.prompts.boundaries import Messages, RenderedPrompt, find_boundaries
+from worker.models.prompts.completion import Completion, encode
+from worker.models.prompts.format import calling_of, closing_of, opening_of
+from worker.models.prompts.grammar_choice import GrammarCache, GrammarSelector, offered
+from worker.models.prompts.sampling_defaults import draw_of
+from worker.models.prompts.template import (
+    RESERVED,
+    TEMPLATE_ERRORS,
+    attempt,
+    find_unknown_wishes,
+    render,
+    template_of,
+)
+from worker.output.channels import CONTENT, REASONING
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRules:
+    """Limits and defaults of a model's requests. `context_length`, `vocabulary`: in tokens. `defaults`: their
+    seed is not used. `by_memory`: memory limits the context to less than the model's."""
+
+    context_length: int
+    vocabulary: int
+    defaults: SamplingParams
+    by_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A rendered and tokenized prompt. `source`: the parameter that it came in. `messages`: as rendered; None
+    for a raw prompt. `expand`: expands image placeholders in other renderings of them. `images`: as in
+    `EngineRequest`, but `tokens` contains their real token ids."""
+
+    source: str
+    text: str
+    tokens: list[int]
+    messages: Messages | None = None
+    expand: Callable[[str], str] = str
+    images: tuple[ImageInput, ...] = ()
+
+
+def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
+    """Open a tokenizer for one thread. `end_tokens`: the model config's; the tokenizer's own are added."""
+    tokenizer: TokenizerWrapper = load_tokenizer(folder, eos_token_ids=list(end_tokens))
+    return tokenizer
+
+
+class TextPreparer:
+    """`contract.Preparer` for text prompts."""
+
+    def __init__(
+        self, tokenizer: TokenizerWrapper, rules: PromptRules, grammar_cache: GrammarCache | None = None
+    ) -> None:
+        """`tokenizer`: used by no other thread. `grammar_cache`: shared by the preparers of one model."""
+        self._tokenizer = tokenizer
+        self._render = template_of(tokenizer)
+        self._added = added_tokens(tokenizer)
+        self._completion = Completion(tokenizer, rules.vocabulary)
+        self._rules = rules
+        self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
+        self._closing = closing_of(tokenizer, self._render)
+        self._calling = calling_of(tokenizer)
+        self._holder = GrammarSelector(
+            tokenizer, self._render, rules.vocabulary, grammar_cache or GrammarCache()
+        )
+
+    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+        conversation = self._heeded(unpack(request))
+        laid = self._lay(request, media, conversation)
+        source, tokens = laid.source, laid.tokens
+        if not tokens:
+            raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
+        opening = self._opening(conversation, laid)
+        thoughts = self._thoughts(request, opening)
+        grammar = self._holder.grammar_of(request, conversation, opening, laid.text)
+        return EngineRequest(
+            id=request.id,
+            tokens=tuple(keyed(tokens, laid.images)),
+            source=source,
+            sampling=draw_of(
+                request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts, grammar
+            ),
+            stop=tuple(stop for stop in request.stop if stop),
+            max_tokens=self._max_tokens(request, len(tokens), source),
+            end_tokens=self._end_tokens(request, grammar),
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            salt=request.cache_salt,
+            pin=request.cache_pin,
+            resume=tuple(request.resume),
+            boundaries=self._boundaries(conversation, laid),
+            opening=None if _is_raw(grammar) else opening,
+            echo=request.echo,
+            scored=request.scored,
+            echo_text=self._completion.echo_text(request),
+            tools={tool.name: tool.schema for tool in offered(conversation)},
+            single_call=request.calling is not None and request.calling.single,
+            speculation=request.speculation,
+            sparse=request.sparse,
+            left_out=tuple(request.left_out),
+            prediction=tuple(self._encode(request.prediction, "prediction", special=False)),
+            images=laid.images,
+        )
+
+    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+        wanted = request.tokenizing or TokenizeOptions()
+        tokens = self._taken_apart(request, media, wanted)
+        return Tokenized(
+            id=request.id,
+            count=len(tokens),
+            tokens=tuple(tokens) if wanted.tokens else (),
+            pieces=self._pieces(tokens) if wanted.pieces else (),
+            text=self._completion.echo_text(request),
+        )
+
+    def _taken_apart(self, request: Generate, media: Sequence[bytes], wanted: TokenizeOptions) -> list[int]:
+        conversation = self._heeded(unpack(request))
+        if conversation.messages is None and wanted.special is not None and request.tokens is None:
+            _refuse_media(request, media)
+            return self._encode(request.prompt or "", request.source or "prompt", special=wanted.special)
+        special, opens_turn = bool(wanted.special), wanted.opens_turn
+        return self._lay(request, media, conversation, special=special, opens_turn=opens_turn).tokens
+
+    def _lay(
+        self,
+        request: Generate,
+        media: Sequence[bytes],
+        conversation: Conversation,
+        *,
+        special: bool = False,
+        opens_turn: bool = True,
+    ) -> TokenizedPrompt:
+        """Render and tokenize a prompt. `special`, `opens_turn`: for messages, see `TokenizeOptions`."""
+        _refuse_media(request, media)
+        messages = conversation.messages
+        if messages is None:
+            source, text = request.source or "prompt", request.prompt or ""
+            return TokenizedPrompt(source, text, self._completion.tokens(request, text, source))
+        source = request.source or "messages"
+        text = self._rendered(conversation, messages, opens_turn=opens_turn)
+        return TokenizedPrompt(source, text, self._encode(text, source, special=special), messages)
+
+    def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
+        pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
+        return tuple(piece or "" for piece in pieces)  # the model may have more ids than the tokenizer
+
+    def _heeded(self, conversation: Conversation) -> Conversation:
+        """Drop the options that this model's template does not support."""
+        if not self._unknown & conversation.options.keys():
+            return conversation
+        options = {name: wish for name, wish in conversation.options.items() if name not in self._unknown}
+        return replace(conversation, options=options)
+
+    def _opening(self, conversation: Conversation, laid: TokenizedPrompt) -> str | None:
+        template, messages = self._render, laid.messages
+        if messages is None or template is None:
+            return None
+        tools, options = conversation.tools, conversation.options
+        # Rendered lazily: most prompts contain no unclosed reasoning.
+        return opening_of(
+            self._tokenizer,
+            laid.text,
+            lambda: laid.expand(attempt(template, messages, tools, options, opens_turn=False)),
+        )
+
+    def _thoughts(self, request: Generate, opening: str | None) -> ThinkingBudget | None:
+        if request.thinking_budget is None or opening is None:
+            return None
+        if not self._closing:
+            raise RequestError(
+                Code.UNSUPPORTED_PARAMETER,
+                "'thinking_budget' is not supported: this model has no single token that ends reasoning.",
+                param="thinking_budget",
+            )
+        # White space after reasoning would become part of content that must match exactly.
+        is_exact = request.form is not None and not is_json(request.form)
+        return ThinkingBudget(
+            tokens=max(1, request.thinking_budget),
+            opening=tuple(self._tokenizer.think_start_tokens),
+            closing=self._closing[:1] if is_exact else self._closing,
+            is_open=opening == REASONING,
+            calling=self._calling if request.tools is not UNSET else None,
+        )
+
+    def _end_tokens(self, request: Generate, grammar: Grammar | None) -> frozenset[int]:
+        if request.ignore_eos and not isinstance(grammar, AnswerGrammar):  # an `AnswerGrammar` ends with one
+            return frozenset()
+        ends = frozenset(self._tokenizer.eos_token_ids)
+        return ends | self._completion.gap_ends if request.suffix else ends
+
+    def _boundaries(self, conversation: Conversation, laid: TokenizedPrompt) -> tuple[int, ...]:
+        template, messages = self._render, laid.messages
+        if messages is None or template is None:
+            return ()
+        tools, options = conversation.tools, conversation.options
+        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        return find_boundaries(
+            RenderedPrompt(laid.text, laid.tokens, self._added, encode),
+            messages,
+            lambda messages: laid.expand(attempt(template, messages, tools, options)),
+            with_tools=bool(tools),
+        )
+
+    def _encode(self, text: str, source: str, *, special: bool) -> list[int]:
+        """`special`: add the special tokens that the tokenizer puts around every text."""
+        return encode(self._tokenizer, text, source, special=special)
+
+    def _rendered(self, conversation: Conversation, messages: Messages, *, opens_turn: bool = True) -> str:
+        if self._render is None:
+            raise RequestError(
+                Code.INVALID_REQUEST,
+                "This model has no chat template, so it takes no messages; use /v1/completions instead.",
+                param="messages",
+            )
+        if reserved := sorted(RESERVED & conversation.options.keys()):
+            raise RequestError(
+                Code.INVALID_REQUEST,
+                f"The chat template argument {reserved[0]!r} cannot be set.",
+                param="chat_template_kwargs",
+            )
+        try:
+            return render(
+                self._render, messages, conversation.tools, conversation.options, opens_turn=opens_turn
+            )
+        except TEMPLATE_ERRORS as error:
+            raise RequestError(
+                Code.INVALID_REQUEST,
+                f"The model's chat template does not accept these messages: {error}",
+                param="messages",
+            ) from error
+
+    def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
+        room = self._rules.context_length - prompt_tokens
+        if room < (0 if request.max_tokens == 0 else 1):
+            rules = self._rules
+            raise too_long(rules.context_length, prompt_tokens, source, by_memory=rules.by_memory)
+        if request.max_tokens is None:
+            return room
+        if request.max_tokens < (0 if request.echo else 1):
+            raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
+        return min(request.max_tokens, room)
+
+
+def _is_raw(grammar: Grammar | None) -> bool:
+    """Return whether the answer contains no markers: structured output from its first token on."""
+    if not isinstance(grammar, AnswerGrammar):
+        return False
+    return grammar.is_text and grammar.opening == CONTENT and not grammar.hidden
+
+
+def _refuse_media(request: Generate, media: Sequence[bytes]) -> None:
+    if request.media or media:
+        message = "This model accepts text only, no images."
+        param = next((each.param for each in request.media if each.param), "messages")
+        raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=param)
+
+
+def added_tokens(tokenizer: TokenizerWrapper) -> dict[int, str]:
+    """Return the texts of added tokens by id; empty for Mistral's own tokenizers, which do not list them."""
+    try:
+        return {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
+    except NotImplementedError:
+        return {}

@@ -1,0 +1,1 @@
+"""Models split over several ranks by tensor or pipeline parallelism."""

@@ -1,0 +1,182 @@
+"""Streaming tool-call parser: separates the calls in one answer from its text.
+
+After each opening marker the text is parsed tentatively. Until a known tool is named, the attempt may fail:
+then the marker is text, and parsing resumes behind it. Once a tool is named, emitted output stays, and text
+resumes where the call ends or breaks. White space around calls belongs to them, so it is withheld until
+something else follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from worker.output.calls.formats import Reader
+from worker.output.calls.objects import read_bare_object
+from worker.output.calls.source import BrokenError, CallSource, Spelling
+from worker.output.calls.writer import CallNumbering, CallWriter
+from worker.output.channels import CALL, CONTENT, REASONING, Piece
+
+_SPACES = " \t\r\n"
+
+
+class CallOpening(NamedTuple):
+    """A marker that opens calls, as written in the text, and the reader of what follows."""
+
+    marker: str
+    reader: Reader
+
+
+class MarkerScanner(Protocol):
+    """Scanner for the next marker of the model's output format, apart from the calls themselves."""
+
+    state: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether text is withheld that may become a marker."""
+
+    def seek(self, text: str) -> tuple[list[Piece], str]:
+        """Scan up to the first marker. Returns the certain pieces before it, and the text behind it."""
+
+    def enter(self, state: str) -> None:
+        """Continue from `state`, with no text withheld."""
+
+    def rest(self) -> list[Piece]:
+        """Return the text withheld as a possible marker."""
+
+
+class CallAttempt:
+    """A tentative parse of the text behind one marker."""
+
+    def __init__(self, opening: CallOpening, spelling: Spelling, calls: CallNumbering, origin: str) -> None:
+        """`origin`: the state in which the marker was found."""
+        self.opening = opening
+        self.origin = origin
+        self.is_over = False
+        self._source = CallSource(spelling)
+        self._writer = CallWriter(self._source, calls)
+        self._steps = opening.reader(self._writer)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a call has been emitted."""
+        return self._writer.has_begun
+
+    def feed(self, text: str) -> None:
+        """Parse more text."""
+        self._source.feed(text)
+        self._go_on()
+
+    def end(self) -> None:
+        """Mark the end of the text."""
+        self._source.end()
+        self._go_on()
+
+    def left(self) -> str:
+        """Return the text that belongs to no call, once the attempt is over."""
+        return self._source.left()
+
+    def _go_on(self) -> None:
+        try:
+            next(self._steps)
+        except (StopIteration, BrokenError):
+            self.is_over = True
+
+
+class ToolCallParser:
+    """`ChannelStateMachine` of an answer that may contain tool calls."""
+
+    def __init__(
+        self,
+        seeker: MarkerScanner,
+        openings: Mapping[str, CallOpening],
+        spelling: Spelling,
+        calls: CallNumbering,
+    ) -> None:
+        """`openings`: by the state of `seeker` that their marker leads to."""
+        self.state = seeker.state
+        self._seeker = seeker
+        self._openings = openings
+        self._spelling = spelling
+        self._calls = calls
+        self._attempt: CallAttempt | None = None
+        self._pieces: list[Piece] = []
+        # White space at the start of the content or since a call; None: other content has followed.
+        self._spaces: str | None = ""
+        self._may_be_bare = True
+
+    def split(self, text: str) -> list[Piece]:
+        while text and not self._calls.is_complete:
+            text = self._look(text) if self._attempt is None else self._try(self._attempt, text)
+        state = self._seeker.state
+        is_around = state == CONTENT and self._calls.begun and self._spaces is not None
+        self.state = CALL if self._attempt or is_around else state
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def rest(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        while self._attempt is not None:
+            self._attempt.end()
+            pieces += self.split(self._conclude(self._attempt))
+        if self._calls.is_complete:
+            return pieces
+        for state, text in self._seeker.rest():
+            self._say(state, str(text))
+        if self._spaces and not self._calls.begun:
+            self._pieces.append((CONTENT, self._spaces))
+        return pieces + self.split("")
+
+    def _look(self, text: str) -> str:
+        """Scan for the next marker; return the text behind it."""
+        seeker = self._seeker
+        if self._may_be_bare and seeker.state == CONTENT and not seeker.holds:
+            behind = text.lstrip(_SPACES)
+            if behind.startswith("{"):
+                self._say(CONTENT, text[: len(text) - len(behind)])
+                self._open(CallOpening("", read_bare_object), CONTENT)
+                return behind
+        origin = seeker.state
+        said, text = seeker.seek(text)
+        for state, piece in said:
+            self._say(state, str(piece))
+        if seeker.state in self._openings:
+            self._open(self._openings[seeker.state], origin)
+        return text
+
+    def _open(self, opening: CallOpening, origin: str) -> None:
+        self._attempt = CallAttempt(opening, self._spelling, self._calls, origin)
+
+    def _try(self, attempt: CallAttempt, text: str) -> str:
+        """Parse text as calls; return the part that belongs to none."""
+        attempt.feed(text)
+        self._pieces += self._calls.drain()
+        return self._conclude(attempt) if attempt.is_over else ""
+
+    def _conclude(self, attempt: CallAttempt) -> str:
+        """Finish an attempt that is over; return the text to continue with."""
+        self._pieces += self._calls.drain()
+        self._attempt = None
+        if attempt.has_begun:
+            self._seeker.enter(CONTENT)
+            self._spaces = ""
+            self._may_be_bare = not attempt.opening.marker
+        else:
+            # A header state that leads to calls has no text of its own: a failed attempt becomes content.
+            origin = attempt.origin if attempt.origin == REASONING else CONTENT
+            self._seeker.enter(origin)
+            self._may_be_bare = self._may_be_bare and origin != CONTENT
+            self._say(origin, attempt.opening.marker)
+        return attempt.left()
+
+    def _say(self, state: str, text: str) -> None:
+        if state == CONTENT and self._spaces is not None:
+            behind = text.lstrip(_SPACES)
+            self._spaces += text[: len(text) - len(behind)]
+            if not behind:
+                return
+            text = self._spaces + behind
+            self._spaces, self._may_be_bare = None, False
+        if text:
+            self._pieces.append((state, text))

@@ -1,0 +1,67 @@
+"""Rank and size from environment variables, set by `mlx.launch` or by our leader.
+
+MLX_RANK, with MLX_HOSTFILE (ring) or MLX_IBV_DEVICES and MLX_JACCL_COORDINATOR (jaccl), are upstream's.
+ROUNDHOUSE_RANKS is the leader's RPC endpoint. Without it, it is derived from the others, so that ranks
+started by hand find each other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.hosts import Backend, HostsError
+
+RANK, RING, DEVICES, COORDINATOR = "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"
+LINE = "ROUNDHOUSE_RANKS"
+FIRST = "ROUNDHOUSE_FIRST_RANK"
+"""The process id of the leader, if it started this process on its own machine."""
+LINE_OFFSET = 1000
+"""Distance of the derived RPC port from the leader's port in the backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """Rank and number of ranks. `endpoint`: where the leader binds and the followers connect."""
+
+    rank: int
+    size: int
+    backend: Backend
+    endpoint: str
+
+
+def find(environ: Mapping[str, str]) -> RankInfo | None:
+    """Return this process's rank; None if there is only one process. Raises `HostsError` for invalid
+    variables."""
+    number = environ.get(RANK, "")
+    if not number.isdigit():
+        return None
+    backend: Backend = "jaccl" if COORDINATOR in environ else "ring"
+    try:
+        size, first = _jaccl(environ) if backend == "jaccl" else _ring(environ)
+        if size < 2:
+            return None
+        host, port = first.rsplit(":", 1)
+        endpoint = environ.get(LINE) or f"tcp://{host}:{int(port) + LINE_OFFSET}"
+    except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
+        raise HostsError(
+            f"{RANK} is set, but the related variables are not as mlx.launch sets them: {error!r}"
+        ) from None
+    if int(number) >= size:
+        raise HostsError(f"{RANK} is {number}, but there are only {size} ranks")
+    return RankInfo(int(number), size, backend, endpoint)
+
+
+def _ring(environ: Mapping[str, str]) -> tuple[int, str]:
+    """Return the number of ranks and an address of the leader."""
+    content = Path(environ[RING]).read_text().strip()
+    if not content:
+        return 1, ""
+    rows = json.loads(content)
+    return len(rows), str(rows[0][0])
+
+
+def _jaccl(environ: Mapping[str, str]) -> tuple[int, str]:
+    return len(json.loads(Path(environ[DEVICES]).read_text())), environ[COORDINATOR]

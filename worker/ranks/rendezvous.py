@@ -1,0 +1,149 @@
+"""Rendezvous of the ranks, on the leader: bind a socket, start the followers, wait until all have connected.
+
+No rank joins upstream's group before that: joining blocks a process until all ranks have joined, for ever if
+one does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, MutableMapping
+
+import zmq
+
+from protocol import sockets
+from protocol.hosts import Backend, HostsError, problem_with, read
+from protocol.worker_settings import WorkerSettings
+from worker.contract.engine import InsufficientMemoryError, ModelError
+from worker.ranks import rpc
+from worker.ranks.launcher import LaunchPlan, RankProcesses
+from worker.ranks.line import LeaderLine
+from worker.ranks.peer_monitor import PeerMonitor
+from worker.ranks.rank_info import RankInfo
+
+log = logging.getLogger(__name__)
+
+EXIT_BROKEN = 70
+_LISTEN_S = 0.2
+READ_S_MAX = 3600.0
+"""Timeout in seconds for followers to read their weights after the leader has its own. Disks differ in speed,
+and a follower may have to download the model; the limit is for a file system that hangs."""
+
+
+class RankAbsentError(InsufficientMemoryError):
+    """A rank is not available. Retrying later may help."""
+
+
+class Rendezvous:
+    """Rendezvous of one model's ranks. `size`: number of ranks."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        backend: Backend,
+        here: RankInfo | None,
+        environ: MutableMapping[str, str] = os.environ,
+    ) -> None:
+        """`here`: this rank, if all ranks were started externally; None: start those of `settings.hosts`, and
+        set upstream's variables in `environ`. Raises `ModelError`, or `RankAbsentError` if retrying may help.
+        """
+        self.backend = backend
+        self._settings = settings
+        self._others = RankProcesses()
+        if here is not None:
+            self.size = here.size
+            self.line = self._bound(here.endpoint)
+            return
+        plan = _plan(settings, backend)
+        self.size = len(plan.hosts.hosts)
+        self.line = self._bound(f"tcp://{plan.hosts.hosts[0].ips[0]}:*")
+        try:
+            self._others.start(plan, self.line.endpoint, settings, environ)
+        except OSError as error:
+            raise RankAbsentError(f"a rank cannot be started: {error}") from None
+
+    def _bound(self, endpoint: str) -> LeaderLine:
+        try:
+            return LeaderLine(endpoint, self._settings.curve_keys)
+        except sockets.EndpointError as error:
+            raise ModelError(str(error)) from None
+        except zmq.ZMQError as error:
+            raise RankAbsentError(f"{endpoint}: {error}") from None
+
+    def gather(self) -> PeerMonitor:
+        """Wait until all ranks have connected; return the started monitor, which exits if a rank is lost."""
+        missing = set(range(1, self.size))
+        until = time.monotonic() + self._settings.join_timeout_s
+        while missing:
+            word = self._pending_states()
+            if isinstance(word, rpc.RankUp):
+                missing.discard(word.rank)
+                log.info("%s has connected: %s", self._others.name(word.rank), word.host)
+            if missing and time.monotonic() >= until:
+                waited = f"within {self._settings.join_timeout_s:g} s"
+                raise RankAbsentError(f"{self._named(missing)} did not connect {waited}")
+        watch = PeerMonitor(self.line.monitor, self._lost)
+        watch.start()
+        return watch
+
+    def await_read(self) -> None:
+        """Wait until all ranks have their weights. Raises `RankAbsentError` after `READ_S_MAX` seconds."""
+        missing, until = set(range(1, self.size)), time.monotonic() + READ_S_MAX
+        while missing:
+            if isinstance(word := self._pending_states(), rpc.WeightsLoaded):
+                missing.discard(word.rank)
+            if missing and time.monotonic() >= until:
+                raise RankAbsentError(
+                    f"{self._named(missing)} did not read the model within {READ_S_MAX:g} s"
+                )
+        self._others.tidy()
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(self._others.name, sorted(ranks)))
+
+    def _pending_states(self) -> rpc.Word | None:
+        """Receive a message, or None. Raises a rank's refusal, and `RankAbsentError` if a process ended."""
+        word = self.line.receive(_LISTEN_S)
+        if isinstance(word, rpc.Refused):
+            kind = ModelError if word.for_good else RankAbsentError
+            raise kind(f"{self._others.name(word.rank)}: {word.why}")
+        if word is None and (ended := self._others.ended()) is not None:
+            raise RankAbsentError(ended)
+        return word
+
+    def _lost(self, reason: str) -> None:
+        """Kill all followers and exit, on the monitor's thread."""
+        ended = self._others.ended()
+        self._others.kill()
+        log.critical("%s%s: all ranks end", reason, f" ({ended})" if ended else "")
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(EXIT_BROKEN)
+
+
+def _plan(settings: WorkerSettings, backend: Backend) -> LaunchPlan:
+    """Read the hostfile. Raises `ModelError`."""
+    assert settings.hosts is not None, "required to start ranks"
+    try:
+        hosts = read(settings.hosts)
+    except HostsError as error:
+        raise ModelError(str(error)) from None
+    if wrong := problem_with(hosts, backend):
+        raise ModelError(f"{settings.hosts}: {wrong}.")
+    return LaunchPlan(hosts, backend, settings.hosts_port)
+
+
+def backend_of(settings: WorkerSettings, here: RankInfo | None) -> Backend:
+    """Return the communication backend of the ranks."""
+    if here is not None:
+        return here.backend
+    if settings.backend is not None:
+        return settings.backend
+    try:
+        known = read(settings.hosts).backend if settings.hosts else None
+    except HostsError:
+        known = None  # reported when the model is loaded
+    return known or "ring"

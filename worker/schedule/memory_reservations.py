@@ -1,0 +1,73 @@
+"""KV memory reservations of rows.
+
+A row reserves memory for its length rounded up to a block, so that it can grow before it reserves again.
+Invariants: `reserved` is the sum of all rows' `bytes`, and a single row never exceeds `bytes_max`. Real usage
+may be higher, for instance because batched rows are padded: the ratio is learned, and decays as rows leave.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+from collections.abc import Callable
+
+from worker.schedule.rows import Row
+
+BLOCK_TOKENS = 64
+_MEMORY = 0.9
+
+
+class Reservations:
+    """Reservations of one worker. `row_bytes`: cache bytes of a row by its length; not called without a
+    limit."""
+
+    def __init__(self, bytes_max: int | None, row_bytes: Callable[[int], int]) -> None:
+        self.bytes_max = sys.maxsize if bytes_max is None else bytes_max
+        self.reserved = 0
+        self._row_bytes = row_bytes
+        self._is_limited = bytes_max is not None
+        self._excess = 1.0
+        self.block_bytes = self.needs(2 * BLOCK_TOKENS - 1) - self.needs(BLOCK_TOKENS - 1)
+        """Bytes that a further block adds to a row."""
+
+    def needs(self, length: int) -> int:
+        """Return the bytes that a row of this length would reserve."""
+        return self._row_bytes(_reserved_length(length)) if self._is_limited else 0
+
+    def free(self, cache_bytes: int) -> float:
+        """Return the bytes that rows may still reserve while all caches really take `cache_bytes`."""
+        return self.bytes_max / self._excess - max(self.reserved, cache_bytes / self._excess)
+
+    def spare(self, cache_bytes: int) -> int | None:
+        """Return the bytes that are neither reserved nor in use; None without a limit."""
+        return max(0, self.bytes_max - max(self.reserved, cache_bytes)) if self._is_limited else None
+
+    def learn(self, cache_bytes: int) -> None:
+        """Record the real usage of what is reserved."""
+        self._excess = max(self._excess, cache_bytes / max(1, self.reserved))
+
+    def tokens_max(self, bound: int) -> int:
+        """Return the length of the longest row below `bound` that fits alone."""
+        return max(0, bisect.bisect_right(range(bound), self.bytes_max, key=self.needs) - 1)
+
+    def reserve(self, row: Row) -> bool:
+        """Replace the row's reservation by one for its current length. False: it does not fit even alone."""
+        needed = self.needs(row.length)
+        if needed > self.bytes_max:
+            return False
+        self.reserved += needed - row.bytes
+        row.bytes = needed
+        row.reserved_length = _reserved_length(row.length) if self._is_limited else sys.maxsize
+        return True
+
+    def release(self, row: Row) -> None:
+        self.reserved -= row.bytes
+        row.bytes = row.reserved_length = 0
+
+    def forget(self) -> None:
+        """Let the learned excess decay: a row has left."""
+        self._excess = 1 + _MEMORY * (self._excess - 1)
+
+
+def _reserved_length(length: int) -> int:
+    return (length // BLOCK_TOKENS + 1) * BLOCK_TOKENS

@@ -1,0 +1,29 @@
+"""Exit status and log line of a worker whose model thread has ended."""
+
+from __future__ import annotations
+
+import logging
+
+from protocol.settings import EXIT_CONFIGURATION
+from worker.contract.engine import InsufficientMemoryError, ModelError
+
+log = logging.getLogger(__name__)
+
+EXIT_BROKEN = 70
+"""sysexits' EX_SOFTWARE: a restart helps."""
+EXIT_NO_ROOM = 75
+"""sysexits' EX_TEMPFAIL: restarts are repeated with backoff, a limited number of times."""
+
+
+def status_of(failure: BaseException | None) -> int:
+    """Log the failure that ended the model thread, and return the exit status."""
+    match failure:
+        case ModelError():
+            log.error("%s", failure)
+            return EXIT_CONFIGURATION
+        case InsufficientMemoryError():
+            log.error("%s", failure)
+            return EXIT_NO_ROOM
+        case _:
+            log.critical("the model thread ended: %r", failure, exc_info=failure)
+            return EXIT_BROKEN

@@ -1,0 +1,205 @@
+"""The model thread: loads the model and runs its loop. Only this thread uses MLX."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from protocol.messages import Loading, Message, Ready, Request
+from protocol.progress import ProgressWatch
+from protocol.tasks import require, task_of
+from protocol.types import Resources, SparsePrefill
+from protocol.worker_settings import WorkerSettings
+from worker.config import prefix_folder
+from worker.contract.engine import EmbeddingModel, Loader, Model, Preparer
+from worker.contract.texts import TextsPreparer
+from worker.schedule.batching_window import BatchingWindow
+from worker.schedule.commands import Command, Stop
+from worker.schedule.counters import Counters
+from worker.schedule.draft_prefix_cache import DraftPrefixCache
+from worker.schedule.draft_proposals import DraftCatchUp
+from worker.schedule.embedding_loop import STEP_SHARE, EmbeddingLoop
+from worker.schedule.loop import Loop
+from worker.schedule.prefill_cost import PrefillCostModel
+from worker.schedule.prefix_store import StoreLimits, open_store
+from worker.schedule.publisher import Publisher
+from worker.schedule.scheduler import Scheduler
+from worker.schedule.sparse_prefill import SparsePrefillQueue
+from worker.schedule.speculation import Speculation
+from worker.schedule.starvation import starved_after_s
+from worker.startup_timer import StartupTimer
+from worker.transport.outbox import Outbox
+from worker.transport.pool import PreparerPool
+from worker.transport.ready import policy_of, ready_of, ready_to_encode
+
+log = logging.getLogger(__name__)
+
+
+class ModelThread:
+    """The model thread. Other threads read its public attributes and send commands through `inbox`."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        settings: WorkerSettings,
+        incarnation: str,
+        outbox: Outbox,
+        device_memory: Callable[[], Resources] = Resources,
+        timer: StartupTimer | None = None,
+    ) -> None:
+        """`device_memory`: returns MLX's memory usage; called on the model thread. `timer`: timer of the
+        process's start, which ends here."""
+        self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self.counters = Counters()
+        self.pool: PreparerPool | None = None
+        """Set when the model is loaded; closed by the owner of the process."""
+        self.failure: BaseException | None = None
+        """The exception that ended the thread, if it was not stopped."""
+        self._loader = loader
+        self._settings = settings
+        self._incarnation = incarnation
+        self._outbox = outbox
+        self._device_memory = device_memory
+        self._timer = timer or StartupTimer()
+        self._loaded = 0, 0
+        self._ready: Ready | None = None
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+
+    @property
+    def state(self) -> Message:
+        """Message for a gateway that has just connected: `Ready`, or `Loading` with the progress."""
+        return self._ready or self._loading()
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._ready is not None
+
+    @property
+    def loaded(self) -> tuple[int, int]:
+        """Bytes loaded, and in total."""
+        return self._loaded
+
+    def require(self, request: Request) -> None:
+        """Raise `RequestError` if the model does not support the request's task."""
+        if self._ready is not None:
+            require(task_of(request), self._ready.capabilities, self._ready.model)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Stop the thread after the current step."""
+        self.inbox.put(Stop())
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    # --- on the thread itself ---
+
+    def _run(self) -> None:
+        try:
+            model = self._loader.load(self._report_progress)
+            if isinstance(model, EmbeddingModel):
+                self._make_encoding_loop(model).run()
+            else:
+                self._run_loop(self._make_loop(model))
+        except BaseException as error:  # the thread's boundary: the I/O thread handles it
+            self.failure = error
+        self._outbox.wake()
+
+    def _run_loop(self, loop: Loop) -> None:
+        try:
+            loop.run()
+        finally:
+            if loop.store:
+                loop.store.close()
+
+    def _report_progress(self, done: int, total: int) -> None:
+        self._loaded = done, total
+        self._outbox.put(self._loading())
+
+    def _loading(self) -> Loading:
+        done, total = self._loaded
+        return Loading(incarnation=self._incarnation, done=done, total=total)
+
+    def _make_loop(self, model: Model) -> Loop:
+        settings = self._settings
+        policy = policy_of(settings, model)
+        ready = ready_of(self._incarnation, model.info, policy, stands_in=settings.stands_in)
+        if ready.context_length < model.info.context_length:
+            log.warning(
+                "memory limits the context to %d of the model's %d tokens",
+                ready.context_length,
+                model.info.context_length,
+            )
+        self._open_pool(partial(model.open_preparer, ready.context_length))
+        limits = StoreLimits(settings.prefix_cache_ram, settings.prefix_cache_disk, prefix_folder(settings))
+        store = open_store(model, limits, self.inbox.put)
+        self._tell_ready(msgspec.structs.replace(ready, store=store.name if store else ""))
+        return Loop(
+            model=model,
+            scheduler=Scheduler(policy, store.index if store else None),
+            store=store,
+            inbox=self.inbox,
+            publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
+            admission=BatchingWindow(settings.admission_window_s),
+            counters=self.counters,
+            drafting=_drafting(settings, model, store.draft_prefix_cache if store else None),
+            sparse_prefill=_thinning(settings, model),
+            device_memory=self._device_memory,
+            watch=ProgressWatch(starved_after_s(settings.stall_timeout_s)),
+        )
+
+    def _make_encoding_loop(self, model: EmbeddingModel) -> EmbeddingLoop:
+        settings = self._settings
+        self._open_pool(model.open_preparer)
+        self._tell_ready(ready_to_encode(self._incarnation, model.info, settings))
+        target_s = STEP_SHARE * settings.inter_token_target_s
+        return EmbeddingLoop(
+            model=model,
+            pace=PrefillCostModel(target_s=target_s, tokens_max=settings.prefill_tokens),
+            inbox=self.inbox,
+            publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
+            counters=self.counters,
+            device_memory=self._device_memory,
+        )
+
+    def _open_pool(self, open_preparer: Callable[[], Preparer | TextsPreparer]) -> None:
+        self.pool = PreparerPool(open_preparer)
+        self.pool.warm()
+        self._timer.lap("preparers")
+
+    def _tell_ready(self, ready: Ready) -> None:
+        self._timer.lap("prefixes")
+        log.info("ready in %.2f s: %s", self._timer.total_s, self._timer)
+        self._ready = msgspec.structs.replace(ready, start_s=self._timer.rounded())
+        self._outbox.put(self._ready)
+
+
+def _thinning(settings: WorkerSettings, model: Model) -> SparsePrefillQueue:
+    keep = settings.sparse_prefill
+    return SparsePrefillQueue(
+        model.engine.importance_scorer,
+        None if keep is None else SparsePrefill(keep=keep),
+        is_able=model.engine.can_skip_tokens,
+        target_s=settings.inter_token_target_s,
+        tokens_max=settings.prefill_tokens,
+    )
+
+
+def _drafting(
+    settings: WorkerSettings, model: Model, draft_prefix_cache: DraftPrefixCache | None
+) -> Speculation:
+    # Naming a draft model enables speculation.
+    wish = settings.speculation or ("auto" if settings.draft_model else "off")
+    drafter = model.engine.drafter
+    following = DraftCatchUp(drafter, settings.inter_token_target_s, draft_prefix_cache) if drafter else None
+    return Speculation(is_on=wish == "auto", following=following, position_cost=model.position_cost)

@@ -1,0 +1,82 @@
+"""Builds the scheduler's configuration and the `Ready` message from the settings and the model."""
+
+from __future__ import annotations
+
+from protocol.messages import Ready
+from protocol.worker_settings import WorkerSettings
+from worker.contract.engine import Model, ModelInfo
+from worker.schedule.memory_reservations import Reservations
+from worker.schedule.scheduler import SchedulerConfig
+
+_IMAGES_SHARE = 1 / 8
+"""Default share of the cache memory for image embeddings. In most families an image's embedding takes less
+than an eighth of its tokens' KV cache, so an image whose KV cache fits has room for its embedding."""
+_IMAGES_DEFAULT = 2**28
+
+
+def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
+    """Return the scheduler's configuration."""
+    given = settings.cache_limit_bytes
+    limit = model.info.cache_bytes_max if given is None else given
+    images = _image_bytes(settings, model.info, limit)
+    return SchedulerConfig(
+        rows_max=settings.max_running,
+        prefill_tokens=settings.prefill_tokens,
+        inter_token_target_s=settings.inter_token_target_s,
+        bytes_max=None if limit is None else limit - images,
+        row_bytes=model.engine.row_bytes,
+        image_bytes_max=images,
+    )
+
+
+def _image_bytes(settings: WorkerSettings, facts: ModelInfo, limit: int | None) -> int:
+    """Return the memory for image embeddings: at most half of the cache memory."""
+    if not (facts.capabilities.images or facts.capabilities.videos):
+        return 0
+    if limit is None:
+        return _IMAGES_DEFAULT if settings.image_cache is None else settings.image_cache
+    return (
+        round(limit * _IMAGES_SHARE)
+        if settings.image_cache is None
+        else min(settings.image_cache, limit // 2)
+    )
+
+
+def context_length(facts: ModelInfo, policy: SchedulerConfig) -> int:
+    """Return the maximum tokens of a prompt and its output: the model's context, or less if a single row does
+    not fit into memory. Call it on the model thread."""
+    return Reservations(policy.bytes_max, policy.row_bytes).tokens_max(1 + facts.context_length)
+
+
+def ready_to_encode(incarnation: str, facts: ModelInfo, settings: WorkerSettings) -> Ready:
+    """Return the `Ready` message of an embedding model or reranker, which has no caches."""
+    return Ready(
+        incarnation=incarnation,
+        model=facts.name,
+        context_length=facts.context_length,
+        running_max=settings.max_running,
+        parameters=facts.parameters,
+        capabilities=facts.capabilities,
+        identity=facts.identity,
+    )
+
+
+def ready_of(
+    incarnation: str, facts: ModelInfo, policy: SchedulerConfig, *, stands_in: bool = False
+) -> Ready:
+    """Return the `Ready` message with the model's capacity. Call it on the model thread. `stands_in`: as in
+    `Ready`."""
+    ledger = Reservations(policy.bytes_max, policy.row_bytes)
+    return Ready(
+        incarnation=incarnation,
+        model=facts.name,
+        context_length=context_length(facts, policy),
+        running_max=policy.rows_max,
+        parameters=facts.parameters,
+        capabilities=facts.capabilities,
+        cache_bytes_max=policy.bytes_max,
+        tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
+        identity=facts.identity,
+        plan=facts.plan,
+        stands_in=stands_in,
+    )

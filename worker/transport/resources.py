@@ -1,0 +1,23 @@
+"""Process metrics for the heartbeat: memory and uptime."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+from msgspec.structs import replace
+
+from protocol.types import Resources
+
+
+class ProcessMetrics:
+    """Metrics of this process. Uptime counts from the construction."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._began = time.monotonic()
+
+    def read(self, device: Resources) -> Resources:
+        """Return `device`, the model thread's last memory usage, with resident memory and uptime."""
+        resident = int(self._process.memory_info().rss)
+        return replace(device, resident_bytes=resident, uptime_s=time.monotonic() - self._began)
