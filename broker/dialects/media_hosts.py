@@ -19,7 +19,8 @@ Address = IPv4Address | IPv6Address
 URL_CHARACTERS_MAX = 8192
 PORTS = {"http": 80, "https": 443}
 
-_UNWANTED = re.compile(r"[\x00-\x20\x7f\\]")
+_UNWANTED = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
+"""Control characters, spaces, backslashes and lone surrogates, which UTF-8 cannot encode."""
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"(?:{_LABEL}\.)*{_LABEL}")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -77,9 +78,9 @@ def read_url(url: str) -> MediaUrl:
         raise MediaError(f"{scheme[:32]}: URLs are not supported" if scheme else "not a URL")
     if "@" in parts.netloc or port == 0:
         raise _refusal()
-    target = quote(parts.path or "/", safe=_IN_PATH, errors="replace")
+    target = quote(parts.path or "/", safe=_IN_PATH)
     if parts.query:
-        target += "?" + quote(parts.query, safe=_IN_PATH, errors="replace")
+        target += "?" + quote(parts.query, safe=_IN_PATH)
     name, address = _host(host, is_literal=parts.netloc.startswith("["))
     return MediaUrl(scheme, name, PORTS[scheme] if port is None else port, target, address)
 

@@ -96,6 +96,13 @@ def test_a_redirect_is_held_to_the_same(location: str) -> None:
         read_url("https://example.com/").redirected(location)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://example.com/a\ud800", "http://example.com/?a\ud800", "http://a\ud800.example/"]
+)
+def test_url_with_a_lone_surrogate_is_refused(url: str) -> None:
+    refused(url)
+
+
 @given(st.text("htps:/.@[]%#?\\0123456789abxl ßé\u3002\ud800\n", max_size=30))
 def test_any_text_is_a_place_whose_own_spelling_leads_there_again(rest: str) -> None:
     for scheme in PORTS:
