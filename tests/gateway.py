@@ -16,7 +16,7 @@ from ipaddress import ip_address
 import httpx
 
 from broker.__main__ import main
-from broker.dialects.media_hosts import Address
+from broker.dialects.host_patterns import Address
 from tests.system import NO_TLS
 
 

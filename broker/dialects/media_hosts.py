@@ -12,19 +12,14 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from urllib.parse import quote, urljoin, urlsplit
 
+from broker.dialects.host_patterns import Address, HostPatterns, canonical_host
 from broker.dialects.media import MediaError
-
-Address = IPv4Address | IPv6Address
 
 URL_CHARACTERS_MAX = 8192
 PORTS = {"http": 80, "https": 443}
 
 _UNWANTED = re.compile(r"[\x00-\x20\x7f\\\ud800-\udfff]")
 """Control characters, spaces, backslashes and lone surrogates, which UTF-8 cannot encode."""
-_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_NAME = re.compile(rf"(?:{_LABEL}\.)*{_LABEL}")
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_PATTERN = re.compile(rf"\*|(?:\*\.)?(?:{_LABEL}\.)*{_LABEL}")
 _IN_PATH = "/%:@!$&'()*+,;=~-._?"
 _UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -81,39 +76,11 @@ def read_url(url: str) -> MediaUrl:
     target = quote(parts.path or "/", safe=_IN_PATH)
     if parts.query:
         target += "?" + quote(parts.query, safe=_IN_PATH)
-    name, address = _host(host, is_literal=parts.netloc.startswith("["))
-    return MediaUrl(scheme, name, PORTS[scheme] if port is None else port, target, address)
-
-
-def _host(host: str, *, is_literal: bool) -> tuple[str, Address | None]:
-    """Return the canonical spelling, and the address if the host is one."""
-    if is_literal:
-        try:
-            six = IPv6Address(host)
-        except ValueError as error:
-            raise _refusal() from error
-        if six.scope_id is not None:
-            raise _refusal()
-        return str(six), six
-    name = _ascii(host).lower().removesuffix(".")
-    if len(name) > 253 or not _NAME.fullmatch(name):
-        raise _refusal()
-    if not _NUMBER.fullmatch(name.rpartition(".")[2]):
-        return name, None
-    # A host whose last label is a number is an address; only the unambiguous dotted form is accepted.
     try:
-        return name, IPv4Address(name)
+        name, address = canonical_host(host, is_literal=parts.netloc.startswith("["))
     except ValueError as error:
         raise _refusal() from error
-
-
-def _ascii(host: str) -> str:
-    if host.isascii():
-        return host
-    try:
-        return host.encode("idna").decode()
-    except UnicodeError as error:
-        raise _refusal() from error
+    return MediaUrl(scheme, name, PORTS[scheme] if port is None else port, target, address)
 
 
 def _refusal() -> MediaError:
@@ -121,34 +88,16 @@ def _refusal() -> MediaError:
 
 
 class AllowedHosts:
-    """Configured allow-list: `host`, `*.domain` for all subdomains, or `*`."""
+    """Configured allow-list of hosts, as `HostPatterns`."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises ValueError for any other pattern."""
-        self._names = frozenset(map(_pattern, patterns))
-        self._any = "*" in self._names
-        self._domains = tuple(name[1:] for name in self._names if name.startswith("*."))
+        """Raises ValueError for an invalid pattern."""
+        self._patterns = HostPatterns(patterns)
 
     def check(self, place: MediaUrl) -> None:
         """Raise MediaError if the host is not allowed."""
-        if not self._allows(place):
+        if not self._patterns.allows(place.host, place.address):
             raise MediaError(f"fetching from {place.host!r} is not allowed; send a data: URL")
-
-    def _allows(self, place: MediaUrl) -> bool:
-        if self._any or place.host in self._names:
-            return True
-        return place.address is None and place.host.endswith(self._domains)
-
-
-def _pattern(text: str) -> str:
-    """Normalize a pattern to the spelling of `MediaUrl.host`."""
-    if text.startswith("[") or text.count(":") > 1:
-        return str(IPv6Address(text.strip("[]")))
-    spelt = text.lower()
-    spelt = spelt if spelt == "*." else spelt.removesuffix(".")
-    if not _PATTERN.fullmatch(spelt):
-        raise ValueError(f"expected a host, *.domain or *, not {text[:64]!r}")
-    return spelt
 
 
 def is_public(address: Address) -> bool:

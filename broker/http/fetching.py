@@ -19,8 +19,9 @@ from typing import Protocol
 
 import httpx
 
+from broker.dialects.host_patterns import Address
 from broker.dialects.media import MediaError, check_size
-from broker.dialects.media_hosts import Address, AllowedHosts, MediaUrl, is_public, read_url
+from broker.dialects.media_hosts import AllowedHosts, MediaUrl, is_public, read_url
 
 Expect = Callable[[int], None]
 """Callback with the size of each chunk that arrived; an exception ends the fetch."""

@@ -11,8 +11,9 @@ from ipaddress import ip_address
 import httpx
 import pytest
 
+from broker.dialects.host_patterns import Address
 from broker.dialects.media import MediaError
-from broker.dialects.media_hosts import Address, AllowedHosts
+from broker.dialects.media_hosts import AllowedHosts
 from broker.http.fetching import ADDRESSES_MAX, FETCHES_MAX, REDIRECTS_MAX, UNREACHABLE, Fetcher, Internet
 from tests.broker.asgi import run
 from tests.hosts import serving_images
