@@ -13,6 +13,7 @@ import zmq
 from starlette.types import ASGIApp
 
 from broker.app import create_app
+from broker.dialects.host_patterns import HostPatterns
 from broker.dialects.media_hosts import AllowedHosts
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.admission import Admission
@@ -123,6 +124,10 @@ def main(network: Network | None = None) -> int:
         fetch = fetcher(configured, network)
     except ValueError as error:
         settings.exit_with("gateway", f"allow_media_hosts: {error}")
+    try:
+        HostPatterns(configured.allowed_hosts)
+    except ValueError as error:
+        settings.exit_with("gateway", f"allowed_hosts: {error}")
     try:
         listeners = open_listeners(configured.host, configured.port, os.environ, os.getpid())
         api_keys_store = ApiKeys(configured.api_keys, configured.api_keys_file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from broker.dialects.host_patterns import HostPatterns
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.keep_awake import KeepAwake
 from broker.http import cache_header
@@ -20,6 +22,7 @@ from broker.http.body_budget import BodyBudgetMiddleware
 from broker.http.ids import RequestIdMiddleware
 from broker.http.limits import BodyBudget
 from broker.http.loop_watchdog import LoopWatchdog
+from broker.http.origins import OriginMiddleware, OriginPolicy, names_of
 from broker.http.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
 from broker.http.timing import TimingMiddleware
 from broker.page import page
@@ -113,7 +116,18 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
+    app = OriginMiddleware(app, _origin_policy(gateway))
     return RequestIdMiddleware(TimingMiddleware(app, gateway.http_counters))
+
+
+def _origin_policy(gateway: GatewayState) -> OriginPolicy:
+    settings = gateway.settings
+    return OriginPolicy(
+        names=names_of(settings.host, os.uname().nodename),
+        allowed_hosts=HostPatterns(settings.allowed_hosts) if settings.allowed_hosts else None,
+        cors_origins=frozenset(settings.cors_origins),
+        needs_key=gateway.api_keys_store.required,
+    )
 
 
 def _routes(

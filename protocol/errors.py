@@ -15,6 +15,7 @@ class Code(StrEnum):
     UNSUPPORTED_MEDIA = "unsupported_media"
     INVALID_MEDIA = "invalid_media"
     INVALID_API_KEY = "invalid_api_key"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     MODEL_NOT_FOUND = "model_not_found"
     RESPONSE_NOT_FOUND = "response_not_found"
     PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
@@ -22,6 +23,8 @@ class Code(StrEnum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TIMEOUT = "request_timeout"
     REQUEST_TOO_LARGE = "request_too_large"
+    UNSUPPORTED_CONTENT_TYPE = "unsupported_content_type"
+    HOST_NOT_ALLOWED = "host_not_allowed"
     HEADERS_TOO_LARGE = "headers_too_large"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
     TEXT_GENERATION_BUSY = "text_generation_busy"
@@ -53,6 +56,7 @@ _CALLER = {
     Code.UNSUPPORTED_MEDIA: (400, "This model does not support this kind of input."),
     Code.INVALID_MEDIA: (400, "An image or file in this request cannot be read."),
     Code.INVALID_API_KEY: (401, "A valid API key is required."),
+    Code.ORIGIN_NOT_ALLOWED: (403, "Web pages of this origin may not use the server."),
     Code.MODEL_NOT_FOUND: (404, "The model does not exist."),
     Code.RESPONSE_NOT_FOUND: (404, "The response does not exist or is no longer stored."),
     Code.PREVIOUS_RESPONSE_NOT_FOUND: (400, "The previous response does not exist or is no longer stored."),
@@ -60,6 +64,8 @@ _CALLER = {
     Code.METHOD_NOT_ALLOWED: (405, "This URL path does not support this method."),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time."),
     Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
+    Code.UNSUPPORTED_CONTENT_TYPE: (415, "The request's content type is not supported."),
+    Code.HOST_NOT_ALLOWED: (421, "The server does not answer as this host."),
     Code.HEADERS_TOO_LARGE: (431, "The request's headers are too many or too large."),
 }
 _RETRY = {

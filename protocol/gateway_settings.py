@@ -64,6 +64,13 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         tuple[str, ...],
         Meta(description="origins of web pages that may call the API, as https://host; * for all"),
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="further names of this server that clients may use, as name, *.domain, or * for all"
+            " (default: names of this machine and IP addresses; with API keys, all)"
+        ),
+    ] = ()
     keep_awake: Annotated[
         bool | None,
         Meta(description="keep the machine awake while requests are in flight (default: only on a Mac)"),

@@ -77,7 +77,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report in one line which browser tests were skipped because no browser or node was found."""
     if chromium.find() is None:
         left = "" if scripts.runnable() else " and its scripts (no node either)"
-        terminalreporter.write_line(f"Not opened: the page at / in a browser{left}: `make browser`")
+        terminalreporter.write_line(
+            f"Not opened in a browser: the page at / and those of other origins{left}: `make browser`"
+        )
 
 
 def _threads() -> set[str]:

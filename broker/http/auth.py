@@ -21,11 +21,9 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from broker.http.errors import error_response
-from broker.http.ids import request_id
+from broker.http.errors import error_response, log_refusal
 from broker.http.probes import PROBES
 from protocol.errors import Code, RequestError
-from protocol.log_context import about
 from protocol.secure_files import read_private
 
 log = logging.getLogger(__name__)
@@ -164,9 +162,7 @@ class AuthMiddleware:
             try:
                 scope.setdefault("state", {})["key"] = self._admit(scope)
             except RequestError as error:
-                client = scope["client"][0] if scope.get("client") else "?"
-                asked, told = (scope["method"], scope["path"], client), about(request_id=request_id(scope))
-                log.info("%s %r from %s refused: %s", *asked, error.message, extra=told)
+                log_refusal(log, scope, error)
                 response = error_response(error, scope)
                 response.headers["www-authenticate"] = 'Bearer realm="roundhouse"'
                 await response(scope, receive, send)

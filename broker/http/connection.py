@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from broker.http import fast_path
 from broker.http.errors import error_response
 from broker.http.ids import new_request_id
-from broker.http.parser import Parser, head_without_offer, offers_upgrade
+from broker.http.parser import Parser, authority_of, head_without_offer, offers_upgrade
 from protocol.errors import Code, RequestError
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -202,6 +202,9 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._expect_nothing()
         self._expect()
+        if (authority := authority_of(self.url)) is not None:  # it replaces Host (RFC 9112, 3.2.2)
+            others = [header for header in self.headers if header[0] != b"host"]
+            self.headers[:] = [(b"host", authority), *others]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

@@ -3,6 +3,7 @@ retry."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from broker.dialects.messages import errors as anthropic
 from broker.http.ids import request_id
 from broker.http.timing import ERROR_CODE
 from protocol.errors import Code, RequestError
+from protocol.log_context import about
 
 Envelope = Callable[[RequestError, str], dict[str, Any]]
 """(error, request id) -> error document."""
@@ -40,3 +42,10 @@ def error_response(error: RequestError, scope: Scope | None = None) -> Response:
         headers["connection"] = "close"
     envelope = next(envelope for beginning, envelope in ENVELOPES if path.startswith(beginning))
     return Response(encode(envelope(error, id)), error.kind.status, headers, media_type="application/json")
+
+
+def log_refusal(log: logging.Logger, scope: Scope, error: RequestError) -> None:
+    """Log the refusal of a request by a middleware, which no route sees."""
+    client = scope["client"][0] if scope.get("client") else "?"
+    asked, told = (scope["method"], scope["path"], client), about(request_id=request_id(scope))
+    log.info("%s %r from %s refused: %s", *asked, error.message, extra=told)

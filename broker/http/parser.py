@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 
@@ -25,6 +26,13 @@ class Parser(httptools.HttpRequestParser):
         except httptools.HttpParserUpgrade as offer:
             self.rest = bytes(data[offer.args[0] :])
             raise
+
+
+def authority_of(url: bytes) -> bytes | None:
+    """Return the authority of a request target in absolute form, as for a proxy; None for any other form."""
+    if url.startswith(b"/") or b"://" not in url:
+        return None
+    return re.split(rb"[/?#]", url.partition(b"://")[2], maxsplit=1)[0]
 
 
 def offers_upgrade(headers: Sequence[tuple[bytes, bytes]]) -> bool:

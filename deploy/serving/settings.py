@@ -41,6 +41,7 @@ GATEWAY_FLAGS = (
     "insecure_no_keys",
     "max_per_key",
     "cors_origins",
+    "allowed_hosts",
     "curve_keys",
     "join",
     "routing",

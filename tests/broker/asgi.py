@@ -35,7 +35,8 @@ class Exchange:
         body: bytes | Iterable[bytes] | None = b"",
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Start the exchange. `body` may be several chunks; None is a body that never ends."""
+        """Start the exchange. `body` may be several chunks; None is a body that never ends. `headers` without
+        Host get one that every server accepts."""
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -44,6 +45,9 @@ class Exchange:
         for number, chunk in enumerate(chunks, 1):
             message = {"type": "http.request", "body": chunk, "more_body": number < len(chunks)}
             self._incoming.put_nowait(message)
+        given = list(headers)
+        if not any(name == b"host" for name, _ in given):
+            given.insert(0, (b"host", b"127.0.0.1:8000"))
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -54,7 +58,7 @@ class Exchange:
             "raw_path": path.partition("?")[0].encode(),
             "root_path": "",
             "query_string": path.partition("?")[2].encode(),
-            "headers": list(headers),
+            "headers": given,
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 8000),
         }

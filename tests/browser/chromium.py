@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +71,14 @@ class Failed(AssertionError):
 class Browser:
     """Browser process. Pages are opened one after another."""
 
-    def __init__(self, program: Path, profile: Path) -> None:
+    def __init__(self, program: Path, profile: Path, flags: Sequence[str] = ()) -> None:
         hears, tells = os.pipe()
         self._answers, answers = os.pipe()
         self._calls = tells
         starter = [sys.executable, "-c", START, str(hears), str(answers), str(program)]
         libraries = f"{OWN / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         self._process = subprocess.Popen(
-            [*starter, *FLAGS, f"--user-data-dir={profile}"],
+            [*starter, *FLAGS, *flags, f"--user-data-dir={profile}"],
             pass_fds=(hears, answers),
             env=os.environ | ({"LD_LIBRARY_PATH": libraries} if program.parent == OWN else {}),
             stdin=subprocess.DEVNULL,
@@ -235,13 +235,14 @@ class Page:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Browser]:
-    """Start the browser that `find` returns. Raises `FileNotFoundError` if there is none."""
+def running(*flags: str) -> Iterator[Browser]:
+    """Start the browser that `find` returns, with further flags. Raises `FileNotFoundError` if there is
+    none."""
     program = find()
     if program is None:
         raise FileNotFoundError("no browser found; run `make browser`")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        browser = Browser(program, Path(profile))
+        browser = Browser(program, Path(profile), flags)
         try:
             yield browser
         finally:

@@ -166,7 +166,7 @@ def test_a_prompt_beyond_the_context_is_refused_before_a_stream_begins(fake_syst
 
 
 def test_a_hundred_megabytes_are_refused_before_they_are_sent(fake_system_shared: System) -> None:
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 104857600\r\n\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 104857600\r\n\r\n"
 
     def ask() -> bytes:
         with socket.create_connection(("127.0.0.1", fake_system_shared.port), timeout=5) as connection:

@@ -188,7 +188,9 @@ def test_a_request_that_does_not_arrive_is_given_up_by_the_gateway(tmp_path: Pat
         with socket.create_connection(address) as slow, socket.create_connection(address) as silent:
             slow.settimeout(20)
             silent.settimeout(20)
-            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            slow.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{"
+            )
             assert read_all(slow).startswith(b"HTTP/1.1 408 ")
             assert read_all(silent) == b""
         with contextlib.ExitStack() as held:

@@ -152,7 +152,7 @@ def _post(dice: random.Random, request: Request) -> bytes:
         text, request.changed = rewrite(dice, text), None
         request.kinds.append(rewrite.__name__)
     headers, sent = frame(dice, text, request)
-    headers = [b"host: x", b"content-type: application/json", *headers]
+    headers = [b"host: localhost", b"content-type: application/json", *headers]
     if dice.random() < 0.25:
         _add_header(dice, headers, request)
     return head("POST", path, headers, dice.choice(("1.1",) * 20 + ("1.0",))) + sent
@@ -167,7 +167,7 @@ def _add_header(dice: random.Random, headers: list[bytes], request: Request) -> 
 
 def _ask_elsewhere(dice: random.Random, request: Request) -> bytes:
     method, path, query = dice.choice(METHODS), dice.choice(PATHS), dice.choice(QUERIES)
-    headers = [b"host: x"]
+    headers = [b"host: localhost"]
     request.kinds.append(f"{method[:9]} {path[:25]}{query[:25]}")
     request.answers = None
     if dice.random() < 0.2:
@@ -183,7 +183,7 @@ def _pipeline(dice: random.Random, request: Request) -> bytes:
     for _ in range(count):
         path, body = dice.choice(VALID)
         text = write(body) if dice.random() < 0.8 else b"{}"
-        parts.append(head("POST", path, [b"host: x", b"content-length: %d" % len(text)]) + text)
+        parts.append(head("POST", path, [b"host: localhost", b"content-length: %d" % len(text)]) + text)
     return b"".join(parts)
 
 
@@ -192,7 +192,7 @@ def _nonsense(dice: random.Random, request: Request) -> bytes:
     request.kinds.append("nonsense")
     request.answers = None
     path, body = dice.choice(VALID)
-    whole = head("POST", path, [b"host: x", b"content-length: 9"]) + write(body)
+    whole = head("POST", path, [b"host: localhost", b"content-length: 9"]) + write(body)
     return dice.choice(
         (damage(dice, whole), damage(dice, whole), damage(dice, whole), cut_short(dice, whole) or b"P",
          dice.randbytes(300), b"\x16\x03\x01\x02\x00\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\r\n" * 50,

@@ -8,6 +8,7 @@ from protocol.errors import Code, RequestError
 
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",

@@ -227,11 +227,20 @@ def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str,
 def test_access_flags_go_to_the_gateway_and_curve_keys_to_both(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     argv = ["--api-keys-file", str(file), "--max-per-key=2", "--queue-timeout=9", "--max-connections=10"]
-    told = flags([*argv, "--cors-origin=https://a", "--cors-origin=https://b", "--curve-keys=/curve"])
+    told = flags(
+        [
+            *argv,
+            "--cors-origin=https://a",
+            "--cors-origin=https://b",
+            "--curve-keys=/curve",
+            "--allowed-host=a",
+        ]
+    )
     assert told["gateway"][1:] == [
         f"--api-keys-file={file}",
         "--max-per-key=2",
         "--cors-origins=https://a,https://b",
+        "--allowed-hosts=a",
         "--curve-keys=/curve",
         "--queue-timeout=9.0",
         "--max-connections=10",

@@ -10,8 +10,8 @@ from protocol.errors import KINDS, Code, RequestError
 from tests.factories import failed
 
 TYPES = {
-    "invalid_request_error", "authentication_error", "not_found_error", "request_too_large",
-    "rate_limit_error", "timeout_error", "api_error", "overloaded_error",
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error",
+    "request_too_large", "rate_limit_error", "timeout_error", "api_error", "overloaded_error",
 }  # fmt: skip
 
 
