@@ -35,7 +35,7 @@ class Row:
 
     `queue_key`: its priority and arrival number. `tokens`: what runs before it decodes, the prompt and, after
     a preemption, the answer so far; `prefilled` of them are in its cache. `length`: tokens of prompt and
-    answer. `prompt_group`: rows of one group have the same prompt, and one of them runs it for all.
+    answer. `prompt_group`: rows of one group have the same prompt and salt, and one of them runs it for all.
     `reserved_length`: the length for which it has reserved `bytes`. `stored_upto`: the length up to which its
     prefix is stored. `snapshot_positions`: positions, in order, at which it must be stored. `is_blocked`: it
     waits for a prefix from disk or for importance scoring. `reuse`: what was restored when it first ran.

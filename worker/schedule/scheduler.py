@@ -121,7 +121,7 @@ class Scheduler:
         row = Row(
             request=request,
             queue_key=(request.priority, number),
-            prompt_group=number if sparse else self._prompt_group(tokens, digest, number, scored),
+            prompt_group=number if sparse else self._prompt_group(request, tokens, digest, number, scored),
             digest=digest,
             tokens=tokens,
             length=len(tokens),
@@ -153,12 +153,15 @@ class Scheduler:
         """Return the rows whose deadline has passed."""
         return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
 
-    def _prompt_group(self, tokens: tuple[int, ...], digest: int, number: int, scored: int) -> int:
+    def _prompt_group(
+        self, request: EngineRequest, tokens: tuple[int, ...], digest: int, number: int, scored: int
+    ) -> int:
         # A prompt of one token needs no prefill that could be shared. Prompt logprobs of a row are published
         # to its family, so all must start with the same `scored`.
         if len(tokens) > 1:
+            same = (digest, request.salt, scored, False)
             for row in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING):
-                if (row.digest, row.scored, row.sparse) == (digest, scored, False) and row.tokens == tokens:
+                if (row.digest, row.request.salt, row.scored, row.sparse) == same and row.tokens == tokens:
                     return row.prompt_group
         return number
 

@@ -325,6 +325,17 @@ def test_where_the_leader_leaves_another_one_leads() -> None:
     assert [row.id for row in chunk.copies] == ["c"]
 
 
+def test_equal_prompts_with_different_salts_are_run_apart() -> None:
+    s = scheduler(prefill_tokens=64)
+    for id, salt in (("a", "ann"), ("b", "bob"), ("c", "ann")):
+        s.add(request(id, 100, salt=salt), 0.0)
+    assert ids(s) == [["a"]]
+    [[chunk], *_] = s.plan().groups
+    assert [row.id for row in chunk.copies] == ["c"]
+    run(s)
+    assert phases(s)["b"] is not Phase.DECODE
+
+
 def test_prompts_that_merely_have_the_same_hash_are_strangers() -> None:
     s = scheduler(prefill_tokens=64)
     # -1 and -2 have the same hash in Python, as do tuples of them.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.types import Media
 from worker.models.media.parts import Kind, kinds_in, with_images_behind
 from worker.models.media.preprocessing import ImagePreprocessor, ProcessedImage
 from worker.models.prompts.boundaries import Messages
@@ -51,7 +51,7 @@ class MultimodalPreparer(TextPreparer):
         if messages is None or not kinds:
             return super()._lay(request, (), conversation, special=special, opens_turn=opens_turn)
         source = request.source or "messages"
-        looked = self._looked(kinds, request.media, media)
+        looked = self._looked(kinds, request, media)
         messages, text = self._shown(conversation, messages, looked, source, opens_turn=opens_turn)
         tokens = self._encode(text, source, special=special)
         images = self._image_processor.place(tokens, looked)
@@ -64,12 +64,13 @@ class MultimodalPreparer(TextPreparer):
         return TokenizedPrompt(source, text, tokens, messages, expand, tuple(images))
 
     def _looked(
-        self, kinds: Sequence[Kind], media: Sequence[Media], frames: Sequence[bytes]
+        self, kinds: Sequence[Kind], request: Generate, frames: Sequence[bytes]
     ) -> list[ProcessedImage]:
-        own = [frames[each.frame : each.frame + each.frames] for each in media]
+        own = [frames[each.frame : each.frame + each.frames] for each in request.media]
+        preprocess = partial(self._image_processor.preprocess, salt=request.cache_salt)
         return [
-            self._image_processor.preprocess(kind, each, files, self._plain, self._added)
-            for kind, each, files in zip(kinds, media, own, strict=True)
+            preprocess(kind, each, files, self._plain, self._added)
+            for kind, each, files in zip(kinds, request.media, own, strict=True)
         ]
 
     def _plain(self, text: str) -> list[int]:

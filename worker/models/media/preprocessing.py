@@ -2,8 +2,8 @@
 
 The chat template writes a placeholder for each image. Upstream's processor replaces it with longer text: a
 token for each patch, row separators, tiles. Both are found by probing. An image's expansion depends on the
-image alone, so it is cached by digest together with its arrays. A prompt is assembled from these expansions
-and tokenized once; its tokens equal those that the processor makes of the whole prompt.
+image alone, so it is cached by salt and digest together with its arrays. A prompt is assembled from these
+expansions and tokenized once; its tokens equal those that the processor makes of the whole prompt.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class ImagePreprocessor:
         self._reserved = frozenset(reserved)
         self._places = re.compile("|".join(f"({re.escape(each)})" for each in found.placeholders.values()))
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, ProcessedImage] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], ProcessedImage] = OrderedDict()
+        """By salt and digest: the time to the first token must not reveal what another client has sent."""
         self._bytes = 0
 
     def template(self, render: Render) -> Render:
@@ -103,23 +104,33 @@ class ImagePreprocessor:
     # --- images ---
 
     def preprocess(
-        self, kind: Kind, media: Media, frames: Sequence[bytes], encode: Encode, added: Collection[int]
+        self,
+        kind: Kind,
+        media: Media,
+        frames: Sequence[bytes],
+        encode: Encode,
+        added: Collection[int],
+        *,
+        salt: str = "",
     ) -> ProcessedImage:
-        """Return a preprocessed image of a request, from the cache if it is there. `frames`: its files.
-        `added`: the tokenizer's added tokens. Raises `RequestError`."""
+        """Return a preprocessed image of a request, from the cache if one with its salt is there.
+
+        `frames`: its files. `added`: the tokenizer's added tokens. Raises `RequestError`.
+        """
         if kind not in self.placeholders:
             message = f"This model does not accept {kind}s."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=media.param or "messages")
         if not frames or len(frames) != media.frames:
             raise unreadable(media, "its data is missing")
         digest = _digest(kind, media.pixels_max, frames)
+        key = (salt, digest)
         with self._lock:
-            if digest in self._kept:
-                self._kept.move_to_end(digest)
-                return self._kept[digest]
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
         processed = self._process(kind, media, frames)
         looked = ProcessedImage.of(kind, digest, processed, encode, added)
-        self._keep(looked)
+        self._keep(key, looked)
         return looked
 
     def _process(self, kind: Kind, media: Media, frames: Sequence[bytes]) -> Processed:
@@ -129,12 +140,12 @@ class ImagePreprocessor:
                 return processor.see(placeholder, [open_image(frames[0], media)])
             return processor.watch(placeholder, open_video(frames, media))
 
-    def _keep(self, looked: ProcessedImage) -> None:
+    def _keep(self, key: tuple[str, str], looked: ProcessedImage) -> None:
         with self._lock:
-            if looked.digest in self._kept:  # another thread processed it at the same time
+            if key in self._kept:  # another thread processed it at the same time
                 return
             self._bytes += looked.nbytes
-            self._kept[looked.digest] = looked
+            self._kept[key] = looked
             while self._bytes > PROCESSED_BYTES_MAX:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
 

@@ -202,7 +202,8 @@ def test_a_model_of_text_names_what_it_cannot_see() -> None:
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, "image 0")
 
 
-def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def calls_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with each call of upstream's processor."""
     preparer("llava-eyes")  # the load itself preprocesses a trial image
     calls: list[int] = []
     see = Processor.see
@@ -212,6 +213,11 @@ def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.Monke
         return see(self, text, images)
 
     monkeypatch.setattr(Processor, "see", counted)
+    return calls
+
+
+def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = calls_of_the_processor(monkeypatch)
     rng = random.Random(random.random())
     files = [draw_image(rng, (64, 64)) for _ in range(4)]
     one = engine_request("llava-eyes", "a", asking("see", None, images=files[:1]))
@@ -226,6 +232,18 @@ def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.Monke
     assert len(calls) == 4
     engine_request("llava-eyes", "e", asking("see", None, images=[files[0]]))
     assert len(calls) == 5
+
+
+def test_time_to_prepare_an_image_does_not_depend_on_clients_with_another_salt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = calls_of_the_processor(monkeypatch)
+    question = asking("see", None, images=[draw_image(random.Random(random.random()), (64, 64))])
+    first, other, again = (
+        engine_request("llava-eyes", salt, question, cache_salt=salt) for salt in ("ann", "bob", "ann")
+    )
+    assert calls == [1, 1]
+    assert first.images[0].digest == other.images[0].digest == again.images[0].digest
 
 
 def test_one_image_at_two_sizes_is_two() -> None:
