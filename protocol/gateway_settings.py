@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from protocol import logs
 from protocol.settings import public_name
 from protocol.sizes import Size
-from protocol.types import RoutingMethod
+from protocol.types import PrefixSharing, RoutingMethod
 from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX, MEDIA_PIXELS_MAX
 
 Port = Annotated[int, Meta(ge=1, le=65535, description="port for clients")]
@@ -60,6 +60,13 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="maximum requests in flight per API key; further ones get a 429"),
     ] = None
+    prefix_sharing: Annotated[
+        PrefixSharing,
+        Meta(
+            description="who shares the prefix cache: key (each API key has its own prefixes; keys of one"
+            " name have them in common) or all"
+        ),
+    ] = "key"
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(description="origins of web pages that may call the API, as https://host; * for all"),

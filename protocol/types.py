@@ -21,6 +21,7 @@ Id = Annotated[str, Meta(max_length=256)]
 """Id of a request or an incarnation."""
 Name = Annotated[str, Meta(max_length=1024)]
 RoutingMethod = Literal["affinity", "load"]
+PrefixSharing = Literal["key", "all"]
 Bytes = bytes
 """Alias of `bytes` for classes with a field named `bytes`."""
 

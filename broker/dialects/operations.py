@@ -102,7 +102,7 @@ OPERATIONS = (
           content="text/event-stream"),
     _read("/metrics", "Metrics for Prometheus", content="text/plain"),
     _read("/v1/cache", "Prefix caches, by model", "object", "data"),
-    Operation("delete", "/v1/cache", "Clear all prefix caches, or those of one model", ("object", "data"),
+    Operation("delete", "/v1/cache", "Clear the prefix caches, or those of one model", ("object", "data"),
               errors=(401, 404, 503, 504), parameters={"model": ("query", _STRING)}),
     _read("/openapi.json", "This document", "openapi"),
     _read("/v1/inspect", "The last requests as received", "object", "enabled", "data"),

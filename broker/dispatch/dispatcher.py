@@ -206,20 +206,21 @@ class Dispatcher:
             self.failover.cancel(flight)
 
     @contextmanager
-    def clear(self, model: str | None, id: str) -> Iterator[CacheClear]:
+    def clear(self, model: str | None, id: str, namespace: str = "") -> Iterator[CacheClear]:
         """Clear the prefix caches of all workers that serve `model` (None: of all serving workers).
 
-        While the context is open, the replies are collected. Raises `RequestError` if no worker serves or
-        one cannot be reached.
+        `namespace`: only prefixes in it; empty: all. While the context is open, the replies are collected.
+        Raises `RequestError` if no worker serves or one cannot be reached.
         """
         if model is not None:
             model = self.catalogue.resolve(model)
         self.fleet.find(model, self._clock(), self.failover.load)
         serving = [worker for worker in self.fleet if worker.serves and model in (None, worker.model)]
         awaited = {worker.incarnation: worker.model for worker in serving}
+        order = ClearCache(incarnation=self.incarnation, id=id, namespace=namespace)
         with self._cache_clears.open(id, awaited) as cache_clear:
             for worker in serving:
-                if not self._send(worker.incarnation, ClearCache(incarnation=self.incarnation, id=id), ()):
+                if not self._send(worker.incarnation, order, ()):
                     raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
             yield cache_clear
 
@@ -301,9 +302,7 @@ class Dispatcher:
             case Goodbye():
                 self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=False)
             case CacheCleared():
-                self.failover.routing.affinity.forget(worker.incarnation)
-                if not self._cache_clears.answer(message):
-                    self.dropped["no_clearing"] += 1
+                self._on_cache_cleared(message)
             case _:
                 self.dropped["unexpected"] += 1
 
@@ -362,6 +361,12 @@ class Dispatcher:
         self.fleet.heartbeat(worker, message, now)
         if not is_reliable:
             self._take_out_starving(worker)
+
+    def _on_cache_cleared(self, message: CacheCleared) -> None:
+        if not message.namespace:  # prefixes outside of it are still there
+            self.failover.routing.affinity.forget(message.incarnation)
+        if not self._cache_clears.answer(message):
+            self.dropped["no_clearing"] += 1
 
     def _take_out_starving(self, worker: Worker) -> None:
         worker.verdict = HealthState.STARVING

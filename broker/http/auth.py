@@ -39,17 +39,28 @@ class KeysError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A valid API key. `name`: its owner's name in the log."""
+    """A valid API key. `name`: its owner's name in the log. `is_named`: the operator chose the name."""
 
     digest: bytes = field(repr=False)
     name: str
+    is_named: bool = True
 
     @classmethod
-    def of(cls, text: str, name: str, where: str) -> ApiKey:
+    def of(cls, text: str, name: str, where: str, *, is_named: bool = True) -> ApiKey:
         """Hash a key. Raises `KeysError`, whose message begins with `where`."""
         if not text or not all("!" <= letter <= "~" and letter != "," for letter in text):
             raise KeysError(f"{where}: a key must be one word of printable ASCII characters without commas")
-        return cls(hashlib.sha256(text.encode("ascii")).digest(), name)
+        return cls(hashlib.sha256(text.encode("ascii")).digest(), name, is_named)
+
+    @property
+    def prefix_namespace(self) -> str:
+        """Namespace of its prefixes in the prefix cache, which is the same after a restart.
+
+        Keys of one name are one owner's, so that a new key finds the prefixes of the one that it replaces.
+        Workers write it to files, from which neither the key nor its digest can be computed.
+        """
+        by, owner = (b"name", self.name.encode()) if self.is_named else (b"key", self.digest)
+        return hashlib.blake2b(owner, digest_size=16, person=b"prefixes by " + by).hexdigest()
 
 
 def parse(content: bytes, source: str) -> tuple[ApiKey, ...]:
@@ -66,8 +77,9 @@ def parse(content: bytes, source: str) -> tuple[ApiKey, ...]:
         words = line.split(None, 1)
         if not words or words[0].startswith("#"):
             continue
-        name = words[1].strip() if len(words) == 2 else f"line {number}"
-        key = ApiKey.of(words[0], name, f"{source}, line {number}")
+        is_named = len(words) == 2
+        name = words[1].strip() if is_named else f"line {number}"
+        key = ApiKey.of(words[0], name, f"{source}, line {number}", is_named=is_named)
         if key.digest in keys:
             raise KeysError(f"{source}, line {number}: duplicate key")
         keys[key.digest] = key
@@ -82,7 +94,7 @@ class ApiKeys:
     def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
         """Raises `KeysError` or `OSError`."""
         self._from_flags = tuple(
-            ApiKey.of(text, f"key {n}", f"API key {n}") for n, text in enumerate(given, 1)
+            ApiKey.of(text, f"key {n}", f"API key {n}", is_named=False) for n, text in enumerate(given, 1)
         )
         self._file = file
         self._seen: tuple[int, ...] | None = None
@@ -93,6 +105,11 @@ class ApiKeys:
     def required(self) -> bool:
         """Whether requests need a key."""
         return bool(self._from_flags) or self._file is not None
+
+    @property
+    def prefix_namespaces(self) -> frozenset[str]:
+        """The namespaces of all valid keys."""
+        return frozenset(key.prefix_namespace for key in self._keys())
 
     def find(self, offered: bytes) -> ApiKey | None:
         """Return the valid key with these bytes, if any."""

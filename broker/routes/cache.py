@@ -1,4 +1,7 @@
-"""GET /v1/cache: prefix cache statistics by model. DELETE /v1/cache[?model=…]: clear the caches."""
+"""GET /v1/cache: prefix cache statistics by model. DELETE /v1/cache[?model=…]: clear the caches.
+
+Where several API keys have prefixes of their own, a key clears only its own; the statistics are of all.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from starlette.routing import Route
 from broker.dispatch.cache_clear import CacheClear
 from broker.dispatch.dispatcher import Dispatcher
 from broker.routes import report
-from broker.routes.state import gateway_of
+from broker.routes.state import gateway_of, prefix_namespace_of
 from protocol.errors import Code, RequestError
 
 CLEAR_WAIT_S_MAX = 5.0
@@ -22,16 +25,24 @@ async def cache(request: Request) -> Response:
     """Handle GET and DELETE."""
     dispatcher = gateway_of(request).dispatcher
     if request.method == "DELETE":
-        return JSONResponse(report.freed(await _clear(dispatcher, request.query_params.get("model"))))
+        model, namespace = request.query_params.get("model"), _own_namespace(request)
+        return JSONResponse(report.freed(await _clear(dispatcher, model, namespace)))
     return JSONResponse(report.caches(dispatcher.fleet))
 
 
-async def _clear(dispatcher: Dispatcher, model: str | None) -> CacheClear:
-    """Clear the prefix caches of the workers of `model` (None: of all) and return what was freed.
+def _own_namespace(request: Request) -> str:
+    """Return the namespace that the request may clear; empty, for all, if no other key has one."""
+    namespace = prefix_namespace_of(request)
+    others = gateway_of(request).api_keys_store.prefix_namespaces - {namespace}
+    return namespace if others else ""
+
+
+async def _clear(dispatcher: Dispatcher, model: str | None, namespace: str) -> CacheClear:
+    """Clear a namespace in the prefix caches of the workers of `model` (None: of all); return what was freed.
 
     Raises `RequestError` if there is no worker, one is lost meanwhile, or one does not reply in time.
     """
-    with dispatcher.clear(model, "clear-" + secrets.token_hex(12)) as cache_clear:
+    with dispatcher.clear(model, "clear-" + secrets.token_hex(12), namespace) as cache_clear:
         over = asyncio.Event()
         cache_clear.on_over = over.set
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -19,9 +20,10 @@ from broker.http.ids import request_id
 from broker.http.respond import GenerationResponse, Renderer, read_body
 from broker.http.submission import Submission, check_room
 from broker.routes.media import read_media
-from broker.routes.state import gateway_of
+from broker.routes.state import gateway_of, prefix_namespace_of
 from protocol.messages import Generate
 from protocol.messages import Request as Asked
+from protocol.prefix_namespace import salt_in
 from protocol.tasks import require, task_of
 from protocol.types import Media
 
@@ -90,6 +92,8 @@ def respond(
     gateway = gateway_of(request)
     require(task_of(requests[0]), found.capabilities, found.model)
     key: ApiKey | None = getattr(request.state, "key", None)
+    namespace = prefix_namespace_of(request)
+    requests = [_in_namespace(namespace, each) for each in requests]
     if gateway.settings.log_prompts:
         access_log.log_prompts(requests)
     submission = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
@@ -104,3 +108,10 @@ def respond(
         keepalive_s=gateway.settings.keepalive_s,
         on_end=partial(access_log.log_end, request_id(request.scope), key.name if key else ""),
     )
+
+
+def _in_namespace(namespace: str, request: Asked) -> Asked:
+    """Return the request with its salt in a namespace of the prefix cache."""
+    if not isinstance(request, Generate):
+        return request  # it uses no cache
+    return replace(request, cache_salt=salt_in(namespace, request.cache_salt))

@@ -13,7 +13,7 @@ from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.http_counters import HttpCounters
 from broker.dispatch.inspection import Inspection
-from broker.http.auth import ApiKeys
+from broker.http.auth import ApiKey, ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
 from broker.http.offload import BodyOffload
@@ -52,3 +52,10 @@ def gateway_of(request: Request) -> GatewayState:
     """Return the gateway that serves this request."""
     gateway: GatewayState = request.app.state.gateway
     return gateway
+
+
+def prefix_namespace_of(request: Request) -> str:
+    """Return the namespace of the prefixes that this request uses; empty if all requests share theirs."""
+    key: ApiKey | None = getattr(request.state, "key", None)
+    is_shared = gateway_of(request).settings.prefix_sharing == "all"
+    return "" if key is None or is_shared else key.prefix_namespace

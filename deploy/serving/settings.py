@@ -40,6 +40,7 @@ GATEWAY_FLAGS = (
     "api_keys_file",
     "insecure_no_keys",
     "max_per_key",
+    "prefix_sharing",
     "cors_origins",
     "allowed_hosts",
     "curve_keys",

@@ -164,7 +164,7 @@ FULL: list[Message] = [
         instruction="Find the station.",
     ),
     Cancel(incarnation=GATEWAY, id="chatcmpl-1"),
-    ClearCache(incarnation=GATEWAY, id="clear-1"),
+    ClearCache(incarnation=GATEWAY, id="clear-1", namespace="9f2c"),
     Hello(
         incarnation=WORKER,
         version=1,
@@ -325,7 +325,7 @@ FULL: list[Message] = [
         param="messages",
         details={"prompt_tokens": 9000, "context_length": 8192},
     ),
-    CacheCleared(incarnation=WORKER, id="clear-1", ram_bytes=2**32, disk_bytes=2**34),
+    CacheCleared(incarnation=WORKER, id="clear-1", ram_bytes=2**32, disk_bytes=2**34, namespace="9f2c"),
     Draining(incarnation=WORKER),
     Goodbye(incarnation=WORKER, reason="asked to stop"),
 ]
@@ -1031,6 +1031,12 @@ BEFORE_PROGRESS: list[Message] = [_without_progress(told) for told in FULL if is
 """Messages of `FULL` before the progress watchdog of single requests."""
 
 
+BEFORE_NAMESPACES: list[Message] = [
+    replace(told, namespace="") for told in FULL if isinstance(told, ClearCache | CacheCleared)
+]
+"""Messages of `FULL` before the namespaces of the prefix cache."""
+
+
 def _of_one(beat: Heartbeat) -> Heartbeat:
     """Return the heartbeat without the memory of other ranks."""
     assert beat.resources is not None
@@ -1090,6 +1096,7 @@ KINDS = {
     "before_sparse": BEFORE_SPARSE,
     "before_ranks": BEFORE_RANKS,
     "before_progress": BEFORE_PROGRESS,
+    "before_namespaces": BEFORE_NAMESPACES,
 }
 
 

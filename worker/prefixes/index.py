@@ -12,11 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from protocol.prefix_namespace import contains
 from protocol.types import PrefixStatus
 from worker.contract.engine import CacheSpec
 from worker.prefixes import metadata
 from worker.prefixes.eviction import EvictedKeys, Tier, is_superseded, worth
-from worker.prefixes.items import Block, Item, Snapshot, block_behind, memory_of, path_to, snapshot_behind
+from worker.prefixes.items import (
+    Block,
+    Item,
+    Snapshot,
+    block_behind,
+    memory_of,
+    path_to,
+    salt_of,
+    snapshot_behind,
+)
 from worker.prefixes.matching import Match, longest, match_of, why_not_longer
 from worker.prefixes.metadata import StoredFile
 from worker.prefixes.stats import LookupStats
@@ -237,11 +247,12 @@ class PrefixIndex:
         self.version += 1
         return orphans
 
-    def clear(self) -> list[Item]:
-        """Remove all items that are not held. Returns them, with or without files."""
+    def clear(self, namespace: str = "") -> list[Item]:
+        """Remove the items of a namespace that are not held; the empty one is all. Returns them and what
+        awaits the removal of its file."""
         gone = list(self._unwanted.values())
         for item in list(self._tree.items.values()):
-            if item in self._tree and not item.holds:
+            if item in self._tree and not item.holds and contains(namespace, salt_of(item)):
                 gone += self._remove(item)
         self._unwanted.clear()
         self._forgotten.clear()

@@ -111,6 +111,13 @@ def snapshot_behind(parent: Block, at: int) -> Snapshot:
     return Snapshot(_digest("snapshot", parent.digest, str(at)), parent, at=at)
 
 
+def salt_of(item: Item) -> str:
+    """Return the salt of the prompts that an item belongs to."""
+    block = item if isinstance(item, Block) else item.parent
+    assert block is not None, "only a root has no parent"
+    return block.salt
+
+
 def memory_of(item: Item, payload_bytes: int) -> int:
     """Return the memory of an item in bytes."""
     keys = len(item.keys) if isinstance(item, Block) else 0

@@ -33,9 +33,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ClearPrefixes:
-    """Clear the prefix cache; the reply to the gateway carries this `id`."""
+    """Clear the prefix cache; the reply to the gateway carries this `id`. `namespace`: as in `ClearCache`."""
 
     id: str
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

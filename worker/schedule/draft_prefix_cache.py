@@ -101,10 +101,10 @@ class DraftPrefixCache:
         """Evict prefixes until they take at most `bytes_max`."""
         self._index.shrink_ram(bytes_max)
 
-    def clear(self) -> int:
-        """Evict all prefixes and return the bytes freed."""
+    def clear(self, namespace: str = "") -> int:
+        """Evict the prefixes of a namespace and return the bytes freed."""
         before = self.nbytes
-        self._index.clear()
+        self._index.clear(namespace)
         return before - self.nbytes
 
 

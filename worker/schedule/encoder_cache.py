@@ -11,8 +11,10 @@ import hashlib
 import sys
 from collections.abc import Iterable, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 from protocol.errors import Code, RequestError
+from protocol.prefix_namespace import contains
 from protocol.types import ImageStatus
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
@@ -37,18 +39,25 @@ def _needed(rows: Iterable[Row]) -> Set[str]:
     return {image.digest for row in rows for image in row.images if image.end > row.prefilled}
 
 
+class CachedImage(NamedTuple):
+    """An encoded image in the cache: its size, and the salt of the requests that share it."""
+
+    nbytes: int
+    salt: str
+
+
 class EncoderCacheManager:
     """LRU cache of encoded images, the least recently used first. `bytes_max`: None for no limit."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._bytes_max = sys.maxsize if bytes_max is None else bytes_max
-        self._kept: dict[str, int] = {}
+        self._kept: dict[str, CachedImage] = {}
         self._encoded = 0
         self._hits = 0
 
     @property
     def bytes(self) -> int:
-        return sum(self._kept.values())
+        return sum(image.nbytes for image in self._kept.values())
 
     def check(self, request: EngineRequest) -> None:
         """Raise `RequestError` for a request with an image that could not be cached even alone."""
@@ -92,7 +101,7 @@ class EncoderCacheManager:
         self._encoded += 1
         row.encoded_for_row.add(image.digest)
         others = [digest for digest in self._kept if digest != image.digest]
-        self._kept[image.digest] = nbytes
+        self._kept[image.digest] = CachedImage(nbytes, row.request.salt)
         return self._forget(others, self._bytes_max)
 
     def ran(self, chunk: Chunk) -> None:
@@ -110,10 +119,11 @@ class EncoderCacheManager:
             self._hits += image.digest not in row.encoded_for_row
             row.encoded_for_row.discard(image.digest)
 
-    def clear(self, rows: Iterable[Row]) -> tuple[list[str], int]:
-        """Evict all images that rows in prefill do not need; return their digests and the bytes freed."""
+    def clear(self, rows: Iterable[Row], namespace: str = "") -> tuple[list[str], int]:
+        """Evict a namespace's images that rows in prefill do not need; return their digests and the bytes."""
         before, needed = self.bytes, _needed(rows)
-        gone = self._forget([digest for digest in self._kept if digest not in needed], 0)
+        unneeded = ((digest, image) for digest, image in self._kept.items() if digest not in needed)
+        gone = self._forget([digest for digest, image in unneeded if contains(namespace, image.salt)], 0)
         return gone, before - self.bytes
 
     def _forget(self, digests: Iterable[str], bytes_max: int) -> list[str]:

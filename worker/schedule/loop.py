@@ -130,11 +130,11 @@ class Loop:
                     self.scheduler.release(id)
             case Written(digest, file_bytes) if self.store:
                 self.store.written(digest, file_bytes)
-            case ClearPrefixes(id):
-                ram, disk = self.store.clear() if self.store else (0, 0)
-                digests, images = self.scheduler.forget_images()
+            case ClearPrefixes(id, namespace):
+                ram, disk = self.store.clear(namespace) if self.store else (0, 0)
+                digests, images = self.scheduler.forget_images(namespace)
                 forget(self.model.engine, digests)
-                self.publisher.cleared(id, ram + images, disk)
+                self.publisher.cleared(id, ram + images, disk, namespace)
 
     def _submit(self, request: EngineRequest) -> None:
         if self.scheduler.get(request.id) is not None:

@@ -265,13 +265,13 @@ class PrefixStore:
             self.disk.remove([digest])  # evicted meanwhile
         self._fit_disk()
 
-    def clear(self) -> tuple[int, int]:
-        """Evict all prefixes that are not in use; return the bytes freed in memory and on disk."""
+    def clear(self, namespace: str = "") -> tuple[int, int]:
+        """Evict a namespace's prefixes that are not in use; return the bytes freed in memory and on disk."""
         before = self.index.ram_bytes, self.index.disk_bytes
-        gone = self.index.clear()
+        gone = self.index.clear(namespace)
         if self.disk is not None:
             self.disk.remove([item.digest for item in gone])
-        read = self.draft_prefix_cache.clear() if self.draft_prefix_cache is not None else 0
+        read = self.draft_prefix_cache.clear(namespace) if self.draft_prefix_cache is not None else 0
         return read + before[0] - self.index.ram_bytes, before[1] - self.index.disk_bytes
 
     def count(self, row: Row, match: Match | None, miss: str) -> None:

@@ -71,8 +71,14 @@ class Publisher:
         """Publish that a request failed."""
         self.publish(failed(self.incarnation, id, error))
 
-    def cleared(self, id: str, ram_bytes: int, disk_bytes: int) -> None:
+    def cleared(self, id: str, ram_bytes: int, disk_bytes: int, namespace: str = "") -> None:
         """Publish the bytes freed by the cache clear with this id."""
         self.publish(
-            CacheCleared(incarnation=self.incarnation, id=id, ram_bytes=ram_bytes, disk_bytes=disk_bytes)
+            CacheCleared(
+                incarnation=self.incarnation,
+                id=id,
+                ram_bytes=ram_bytes,
+                disk_bytes=disk_bytes,
+                namespace=namespace,
+            )
         )

@@ -187,9 +187,9 @@ class Scheduler:
         """Record that an image of `nbytes` bytes was encoded for a row; return the digests to evict."""
         return self._encoder_cache.encoded(row, image, nbytes)
 
-    def forget_images(self) -> tuple[list[str], int]:
-        """Evict the images that are not needed now; return their digests and the bytes freed."""
-        return self._encoder_cache.clear(self._of(Phase.PREFILL))
+    def forget_images(self, namespace: str = "") -> tuple[list[str], int]:
+        """Evict a namespace's images that are not needed now; return their digests and the bytes freed."""
+        return self._encoder_cache.clear(self._of(Phase.PREFILL), namespace)
 
     @property
     def image_status(self) -> ImageStatus | None:

@@ -200,7 +200,7 @@ class Service:
             case Cancel():
                 self._requests.cancel(message.id)
             case ClearCache():
-                self._model.inbox.put(ClearPrefixes(message.id))
+                self._model.inbox.put(ClearPrefixes(message.id, message.namespace))
 
     def _meet(self, message: Welcome) -> None:
         if self._gateway not in (None, message.incarnation):

@@ -323,6 +323,14 @@ def test_cleared_prefix_cache_removes_affinity() -> None:
     assert ask(line, asked("b", "x", "y", "z")) in (home, other)
 
 
+def test_cleared_namespace_leaves_affinity() -> None:
+    line = two()
+    home = ask(line, asked("a", "x"))
+    with line.dispatcher.clear("m", "c", "ann"):
+        line.say(home, replace(cleared(home, "c"), namespace="ann"))
+    assert len(line.dispatcher.failover.routing.affinity) > 0
+
+
 def test_request_to_unreachable_worker_is_dispatched_to_another() -> None:
     line = two()
     home = ask(line, asked("a", "x"))

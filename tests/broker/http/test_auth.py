@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import string
 import time
 from collections.abc import Callable, Iterable
@@ -115,6 +116,28 @@ def test_a_key_does_not_show_itself() -> None:
     assert GOOD not in shown
     assert hashlib.sha256(GOOD.encode()).hexdigest() not in shown
     assert "ann" in shown
+
+
+def test_prefix_namespace_is_of_the_owners_name_or_else_of_the_key() -> None:
+    def namespaces(content: str) -> list[str]:
+        return [key.prefix_namespace for key in parse(content.encode(), "keys")]
+
+    ann, again, bob = namespaces(f"{GOOD} ann\n{OTHER} ann\nkey-3 bob\n")
+    assert ann == again != bob
+    assert namespaces("rotated ann") == [ann]
+    # A line number is no name: what moves up a line does not inherit.
+    first, second = namespaces(f"{GOOD}\n{OTHER}\n")
+    assert namespaces(OTHER) == [second] != [first]
+    assert namespaces(f"{OTHER} line 1") != [first]
+    ring = ApiKeys([GOOD, OTHER])
+    assert ring.prefix_namespaces == {first, second}
+    assert ApiKeys().prefix_namespaces == set()
+
+
+def test_prefix_namespace_shows_neither_the_key_nor_its_digest() -> None:
+    key = ApiKey.of(GOOD, "key 1", "here", is_named=False)
+    assert re.fullmatch("[0-9a-f]{32}", key.prefix_namespace)
+    assert key.prefix_namespace not in key.digest.hex()
 
 
 # --- valid keys --------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from tests.broker.application import House
 from tests.broker.asgi import run, until
 from tests.factories import cleared
 
+ANN, BOB = "key-of-ann", "key-of-bob"
+
 
 def cleared_by(house: House, worker: str) -> str:
     """Return the id of the cache-clear order sent to a worker."""
@@ -62,6 +64,30 @@ def test_the_cache_of_one_model_is_cleared_alone(house: House) -> None:
         assert not any(isinstance(message, ClearCache) for message in house.line.sent_to("w2"))
         unknown = await house.get("/v1/cache?model=none", "DELETE").end()
         assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+
+    run(talk())
+
+
+@pytest.mark.parametrize(
+    ("keys", "sharing", "is_own"),
+    [((ANN, BOB), "key", True), ((ANN, BOB), "all", False), ((ANN,), "key", False)],
+    ids=["own", "shared", "only one key"],
+)
+def test_a_key_clears_its_own_prefixes_where_there_are_others(
+    keys: tuple[str, ...], sharing: str, is_own: bool
+) -> None:
+    house = House(api_keys=keys, prefix_sharing=sharing)
+    house.line.serving("w")
+    key = house.gateway.api_keys_store.find(ANN.encode())
+    assert key is not None
+
+    async def talk() -> None:
+        answer = house.get("/v1/cache", "DELETE", x_api_key=ANN)
+        await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+        [order] = [message for _, message in house.line.sent if isinstance(message, ClearCache)]
+        assert order.namespace == (key.prefix_namespace if is_own else "")
+        house.line.say("w", cleared("w", order.id))
+        assert (await answer.end()).status == 200
 
     run(talk())
 

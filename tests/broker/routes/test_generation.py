@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 
-from tests.broker.application import House
-from tests.broker.asgi import run
+from tests.broker.application import CHAT, MESSAGES, RESPONSES, TEXT, House
+from tests.broker.asgi import Exchange, run
 from tests.factories import accepted, events, failed, finished, reused
 
 # --- several choices ---------------------------------------------------------------------------------
@@ -114,6 +115,42 @@ def test_a_worker_lost_for_good_under_several_answers_is_one_error(roomy: House)
 
 
 # --- refusals ----------------------------------------------------------------------------------------
+
+
+MESSAGE = [{"role": "user", "content": "hello"}]
+BODIES = {
+    CHAT: {"messages": MESSAGE},
+    TEXT: {"prompt": "hello"},
+    RESPONSES: {"input": "hello"},
+    MESSAGES: {"messages": MESSAGE, "max_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("sharing", ["key", "all"])
+@pytest.mark.parametrize("path", BODIES)
+def test_the_salt_of_a_prompt_is_that_of_its_key_and_its_client(path: str, sharing: str) -> None:
+    house = House(api_keys=("ann", "bob"), prefix_sharing=sharing, waiting_max=8)
+    house.line.serving("w", rows=8)
+
+    async def talk() -> None:
+        exchanges = []
+        for number, (key, salt) in enumerate(product(("ann", "bob"), (None, "tenant"))):
+            body = json.dumps({**BODIES[path], "cache_salt": salt}).encode()
+            exchanges.append(Exchange(house.app, "POST", path, body, headers=[(b"x-api-key", key.encode())]))
+            await house.arrived(number + 1)
+        salts = [request.cache_salt for request in house.requests()]
+        if sharing == "all":
+            assert salts == ["", "tenant"] * 2
+        else:
+            keys = [house.gateway.api_keys_store.find(key) for key in (b"ann", b"bob")]
+            assert salts == [
+                f"{key.prefix_namespace}/{salt}" for key in keys if key for salt in ("", "tenant")
+            ]
+        for exchange in exchanges:
+            exchange.leave()
+            await exchange.end()
+
+    run(talk())
 
 
 def test_a_bad_body_reaches_no_worker(house: House) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from protocol.prefix_namespace import salt_in
 from worker.contract.engine import CacheSpec
 from worker.contract.images import MEDIA_KEYS
 from worker.prefixes.eviction import FORGOTTEN_MAX
@@ -764,6 +765,22 @@ def test_after_clear_nothing_is_left_but_what_is_held() -> None:
     assert (index.ram_bytes, index.disk_bytes, status.blocks, status.snapshots) == (0, 0, 0, 0)
     assert found(index, A) == found(index, A, salt="tenant") == (0, "empty")
     assert not any(in_tree(index, item) for item in (*items, *other))
+
+
+def test_clear_of_a_namespace_leaves_what_others_have_stored() -> None:
+    index = PrefixIndex(HYBRID)
+    mine, same, others, plain = salt_in("ann", ""), salt_in("ann", "tenant"), salt_in("bob", ""), "ann"
+    items: dict[str, list[Item]] = {}
+    for salt in (mine, same, others, plain):
+        items[salt] = [*store(index, A, 40, salt=salt), index.add_snapshot(A, 24, "s", NBYTES, salt=salt)]
+        write(index, items[salt])
+    before = index.ram_bytes, index.disk_bytes
+    assert set(index.clear("ann")) == {*items[mine], *items[same]}
+    assert (index.ram_bytes, index.disk_bytes) == (before[0] // 2, before[1] // 2)
+    for salt in (others, plain):
+        assert found(index, A, salt=salt)[0] == 24
+    assert found(index, A, salt=mine) == found(index, A, salt=same) == (0, "empty")
+    assert index.clear("nobody") == []
 
 
 def test_lookups_are_counted_when_they_are_used() -> None:

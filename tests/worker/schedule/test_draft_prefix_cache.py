@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from protocol.prefix_namespace import salt_in
 from tests.worker.schedule.test_draft_proposals import TARGET_S, Guesser, House
 from tests.worker.schedule.test_speculation import row_of
 from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec
@@ -115,6 +116,15 @@ def test_evicted_draft_prefix_is_read_again() -> None:
     assert agent.turn(1) > 300
     assert agent.draft_prefix_cache.clear() > 300 * TOKEN_BYTES
     assert agent.draft_prefix_cache.nbytes == 0
+
+
+def test_clear_of_a_namespace_leaves_the_draft_prefixes_of_others() -> None:
+    agent = Agent(CacheSpec())
+    for turn, namespace in enumerate(("ann", "bob")):
+        agent.turn(turn, salt=salt_in(namespace, ""))
+    assert agent.draft_prefix_cache.clear("ann") > 300 * TOKEN_BYTES
+    assert agent.turn(2, salt=salt_in("bob", "")) < 2 * ADDED
+    assert agent.turn(3, salt=salt_in("ann", "")) > 300
 
 
 def test_draft_prefix_that_cannot_be_stored_or_restored_is_read_again() -> None:

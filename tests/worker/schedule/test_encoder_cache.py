@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import Code, RequestError
+from protocol.prefix_namespace import salt_in
 from tests.factories import engine_request
 from tests.worker.engines import Image, picture
 from worker.contract.engine import EngineRequest
@@ -127,6 +128,16 @@ def test_clearing_leaves_what_is_needed() -> None:
     asking.prefilled = 4
     assert encoder_cache.clear([asking]) == (digests("cat"), 4)
     assert encoder_cache.clear([]) == (digests("dog"), 5)
+
+
+def test_clearing_a_namespace_leaves_the_images_of_others() -> None:
+    encoder_cache = EncoderCacheManager(None)
+    for namespace, salt in (("ann", ""), ("ann", "tenant"), ("bob", ""), ("", "")):
+        encode(encoder_cache, row(("cat", 0, 4), salt=salt_in(namespace, salt)))
+    gone, freed = encoder_cache.clear([], "ann")
+    assert (len(gone), freed, encoder_cache.bytes) == (2, 8, 8)
+    assert encoder_cache.missing(row(("cat", 0, 4), salt=salt_in("bob", "")), 0) is None
+    assert encoder_cache.missing(row(("cat", 0, 4), salt=salt_in("ann", "")), 0) is not None
 
 
 # --- counters ----------------------------------------------------------------------------------------
