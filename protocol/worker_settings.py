@@ -48,7 +48,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     inter_token_target_s: Annotated[
         Seconds,
         Meta(
-            description="target for the seconds between a stream's tokens while other prompts are prefilled"
+            description="target for the seconds between a stream's tokens while other prompts are prefilled;"
+            " four decode steps, if these take longer"
         ),
     ] = 0.1
     prefill_tokens: Annotated[

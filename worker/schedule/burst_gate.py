@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
 from worker.schedule.rows import Row
 
-GATHERED_S = 0.5
+GATHERED_S = 2.5
 """Longest wait of the first row, in seconds."""
 
 

@@ -23,10 +23,13 @@ from typing import NamedTuple
 
 CHUNK_TOKENS_MIN = 16
 """Minimum chunk: run at any cost, so that prompts make progress."""
-PREFILL_SHARE_MIN = 0.3
-"""Minimum time for prefill in a step, as a share of its decode time, even if the target leaves less. If
-decoding alone takes the target, chunks would else be so small that their calls are all that is paid for, and
-rows would start more slowly than they finish."""
+PREFILL_SHARE_MIN = 3.0
+"""Minimum time for prefill in a step, as a multiple of its decode time, even if the target leaves less. A
+decode step takes little longer for many rows than for one, so it pays to start rows soon: where decoding
+alone takes the target, requests complete in half of the time that a multiple of 0.3 gives them
+(`bench.schedules`)."""
+PAUSES_MAX = 3
+"""Maximum number of steps without prefill in which the first decode step is measured."""
 CHUNK_TOKENS_FIRST = 64
 """Maximum tokens per step until a larger step has been measured."""
 GROWTH_MAX = 4
@@ -46,6 +49,8 @@ _TOKENS = 128
 _REACH = 128 * 4096
 _RATE = 0.5
 _ERROR_BELOW, _ERROR_ABOVE = -0.5, 2.0
+_DECODE_ERROR_ABOVE = 0.5
+"""Smaller, because a decode time that is too long gives prefill several times as much."""
 MARGIN_FIRST, MARGIN_MIN, MARGIN_MAX = 1.18, 1.05, 1.6
 """Ratio of measured to predicted step time that is allowed for: initial value and bounds."""
 _MARGIN_STEP = 0.04
@@ -88,6 +93,8 @@ class PrefillCostModel:
         """Cost of a further row's token, in tokens of a row that runs alone."""
         self._calls_alone = CALLS_ALONE_MAX
         self._decode_s = 0.0
+        self._is_decode_measured = False
+        self._pauses = 0
         self._margin = MARGIN_FIRST
         """Upper bound of measured over predicted time, for all but `LATE_SHARE` of the steps."""
 
@@ -110,6 +117,17 @@ class PrefillCostModel:
         """Whether calls of several rows were not measured for long, or never."""
         return self._calls_alone >= CALLS_ALONE_MAX
 
+    def pauses_prefill(self) -> bool:
+        """Return whether to run the next decode step without prefill, because none has been measured.
+
+        In a burst every decode step may have prefill beside it, for many seconds. True at most `PAUSES_MAX`
+        times.
+        """
+        if self._is_decode_measured or not self._tokens_measured or self._pauses >= PAUSES_MAX:
+            return False
+        self._pauses += 1
+        return True
+
     def budget(self, *, decoding: bool) -> PrefillBudget:
         """Return the prefill budget of the next step."""
         known_max = max(CHUNK_TOKENS_FIRST, GROWTH_MAX * self._tokens_measured)
@@ -129,7 +147,8 @@ class PrefillCostModel:
             self._learn_prefill(max(0.0, seconds - self._decode_s * decoded), work)
         elif decoded:
             expected = self._decode_s or seconds
-            self._decode_s = expected + _RATE * _limited(seconds - expected, expected)
+            self._is_decode_measured = True
+            self._decode_s = expected + _RATE * min(seconds - expected, _DECODE_ERROR_ABOVE * expected)
 
     def _learn_margin(self, ratio: float) -> None:
         # Large steps up, small steps down: it settles at the quantile where both balance.

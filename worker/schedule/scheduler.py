@@ -292,7 +292,7 @@ class Scheduler:
         preempted = self._make_room(cache_bytes)
         line, behind = self._line(cache_bytes, preempted)
         self._next = line
-        if not line:
+        if not line or (self.decodes and self._pace.pauses_prefill()):
             return SchedulerOutput(preempted=preempted)
         heads = self._heads(line, behind)
         if look := self._next_image(line, heads):

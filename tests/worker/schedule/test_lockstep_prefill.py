@@ -121,6 +121,8 @@ class Engine:
         if not decodes:
             self.scheduler.on_step_end(self.now, decoded=False)
             return
+        for row in self.scheduler.decoding:
+            self.scheduler.answered(row, 7)
         self.now += 0.01 + 2e-4 * self.scheduler.count(Phase.DECODE)
         self.gaps.append(self.now - began)
 

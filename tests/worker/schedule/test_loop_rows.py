@@ -20,10 +20,10 @@ from worker.schedule.batching_window import WINDOW_ALONE_S
 
 
 def paced(house: House) -> None:
-    """Set the times: a prefill token takes 1 ms, a decode step 40 ms, and its dispatch almost nothing."""
+    """Set the times: a prefill token takes 1 ms, a decode step 20 ms, and its dispatch almost nothing."""
 
     def take(kind: str, size: int) -> None:
-        house.now += 0.001 * size if kind == "prefill" else 0.04 if size else 0.0001
+        house.now += 0.001 * size if kind == "prefill" else 0.02 if size else 0.0001
 
     house.engine.takes = take
 
@@ -39,7 +39,7 @@ def test_a_running_stream_is_kept_waiting_no_longer_than_the_target() -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(read_at)]
     # No cost is known for the first chunk. Each of the others fits between two decode steps.
     assert house.engine.sizes[0] == 64
-    assert set(house.engine.sizes[1:-1]) == {32}
+    assert set(house.engine.sizes[1:-1]) == {64}
     assert sorted(gaps)[-2] < 0.1
 
 
@@ -65,7 +65,7 @@ def test_the_time_of_a_prefill_that_fails_is_no_measure() -> None:
 
     house.engine.at["prefill", 0] = fail
     house.run()
-    assert set(house.engine.sizes[2:-1]) == {32}
+    assert set(house.engine.sizes[2:-1]) == {64}
 
 
 def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:
@@ -84,7 +84,7 @@ def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:
     house.engine.at["step", 4] = clog
     house.inbox.on_wait = wait
     house.run()
-    assert set(house.engine.sizes[1:-1]) == {32}
+    assert set(house.engine.sizes[1:-1]) == {64}
 
 
 # --- several rows with one prompt --------------------------------------------------------------------

@@ -21,7 +21,10 @@ def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> EngineReq
 
 
 def scheduler(rows_max: int = 4, prefill_tokens: int = 8, **policy: Any) -> Scheduler:
-    return Scheduler(SchedulerConfig(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy))
+    """Return a scheduler that has measured a decode step that took no time."""
+    s = Scheduler(SchedulerConfig(rows_max=rows_max, prefill_tokens=prefill_tokens, **policy))
+    s.on_step_end(0.0, decoded=True)
+    return s
 
 
 def add(s: Scheduler, id: str, prompt: int, **fields: Any) -> None:
@@ -150,6 +153,20 @@ def test_the_more_important_go_first_and_equals_in_the_order_they_came() -> None
         served.append(id)
         s.drop(id)
     assert served == list("cebda")
+
+
+def test_first_decode_step_runs_without_prefill() -> None:
+    s = Scheduler(SchedulerConfig(rows_max=4, prefill_tokens=8))
+    add(s, "a", 3)
+    add(s, "b", 20)
+    assert run(s)
+    while not s.decoding:
+        run(s)
+    [first] = s.decoding
+    s.answered(first, 7)
+    assert run(s) == []  # paused: this step measures decoding
+    s.on_step_end(0.01, decoded=True)
+    assert run(s)
 
 
 def test_the_more_important_is_prefilled_before_one_that_is_half_way() -> None:

@@ -1,0 +1,47 @@
+"""The prefill policy on simulated machines, compared with prefill without a bound on gaps."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.schedules import MACHINES, ROWS_MAX, SCENARIOS, Figures, Machine, measure
+from worker.schedule.prefill_cost import PREFILL_SHARE_MIN
+from worker.schedule.scheduler import SchedulerConfig
+
+TARGET_S = 0.1
+SLOW = [machine for machine in MACHINES if machine.decode > TARGET_S / 3]
+ANYTHING_S = 60.0
+"""A target that never limits a chunk."""
+
+
+def figures(machine: Machine, scenario: str, target_s: float = TARGET_S) -> Figures:
+    config = SchedulerConfig(rows_max=ROWS_MAX, inter_token_target_s=target_s)
+    return measure(machine, SCENARIOS[scenario], config, seeds=3)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("machine", SLOW, ids=lambda machine: machine.name)
+def test_slow_decode_steps_do_not_starve_prefill(machine: Machine, scenario: str) -> None:
+    ours, greedy = figures(machine, scenario), figures(machine, scenario, ANYTHING_S)
+    assert ours.done_mean <= 1.3 * greedy.done_mean
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_gaps_stay_near_the_target_or_a_multiple_of_a_decode_step(machine: Machine, scenario: str) -> None:
+    bound_s = max(TARGET_S, (1 + PREFILL_SHARE_MIN) * machine.decode_s(ROWS_MAX))
+    assert figures(machine, scenario).gap_p99 <= 1.1 * bound_s
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_burst_of_short_prompts_starts_together(machine: Machine) -> None:
+    burst = figures(machine, "16 short")
+    assert burst.first_last <= 1.1 * burst.first_mean
+    assert burst.gap_p99 <= 1.2 * machine.decode_s(ROWS_MAX)
+
+
+@pytest.mark.parametrize("machine", SLOW, ids=lambda machine: machine.name)
+def test_first_burst_of_a_worker_is_not_starved(machine: Machine) -> None:
+    config = SchedulerConfig(rows_max=ROWS_MAX, inter_token_target_s=TARGET_S)
+    cold = measure(machine, SCENARIOS["16 long"], config, seeds=3, cold=True)
+    assert cold.done_mean <= 1.2 * figures(machine, "16 long").done_mean
