@@ -55,10 +55,9 @@ def bench(
 
     from rich.console import Console
 
-    from deploy.load import report, sweep
+    from deploy.load import report, runner
     from deploy.load.client import TargetError
-    from deploy.load.prompts import PromptShape
-    from deploy.load.runner import Load
+    from deploy.load.runner import Load, PromptShape
     from protocol import settings
 
     shape, told = PromptShape(prompt_tokens, shared_tokens), Console(stderr=True)
@@ -70,7 +69,7 @@ def bench(
     try:
         sides = asyncio.run(_sides(_first(url, port, config), compare, model, compare_model))
         with told.status("measuring") as status:
-            results = asyncio.run(sweep.measure(sides, loads, rounds, seed, status.update))
+            results = asyncio.run(runner.measure(sides, loads, rounds, seed, status.update))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (TargetError, settings.SettingsError, OSError) as error:

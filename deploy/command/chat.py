@@ -38,7 +38,7 @@ def chat(
 
     from deploy.agents import models
     from deploy.console import chat_repl, http
-    from deploy.console.conversation import Conversation, ImageError, read_image
+    from deploy.console.chat_repl import Conversation, ImageError, read_image
     from protocol import settings
 
     console, question = Console(highlight=False), " ".join(words or ())

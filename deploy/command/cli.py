@@ -13,9 +13,8 @@ from deploy.command.doctor import doctor
 from deploy.command.keys import keys
 from deploy.command.launch import launch
 from deploy.command.models import ls, pull, rm
-from deploy.command.processes import gateway, worker
 from deploy.command.reload import reload
-from deploy.command.serve import serve
+from deploy.command.serve import gateway, serve, worker
 from deploy.command.status import status
 
 DISTRIBUTION = "mlx-roundhouse"

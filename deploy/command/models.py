@@ -81,9 +81,9 @@ def rm(
 
 def _suggest() -> None:
     from deploy.console.table import size
-    from deploy.machine import memory, suggestions
+    from deploy.machine import facts, suggestions
 
-    room = memory.read_memory().for_model
+    room = facts.read_memory().for_model
     typer.echo(f"{size(room)} for a model and its caches. Models that fit, largest first:")
     for each, context in suggestions.models_that_fit(room):
         typer.echo(f"{size(each.weight_bytes):>9}  {context:>9,} tokens  {each.id}  ({each.about})")

@@ -1,9 +1,10 @@
-"""`roundhouse serve`."""
+"""`roundhouse serve`, and its processes by themselves: `roundhouse gateway` and `roundhouse worker`."""
 
 from __future__ import annotations
 
 import logging
 import os
+from typing import NoReturn
 
 import typer
 
@@ -12,11 +13,9 @@ def serve(context: typer.Context) -> None:
     """Run the gateway and a worker for each model, supervised, in the foreground."""
     from deploy.serving import clients
     from deploy.serving import serve as serving
-    from deploy.serving.announcement import announcement
-    from deploy.serving.ports import PortError, check
-    from deploy.serving.preflight import ModelError, look
+    from deploy.serving.preflight import ModelError, PortError, check_models, check_port
     from deploy.serving.settings import PROGRAM
-    from deploy.serving.startup_progress import StartupProgress, terminal
+    from deploy.serving.startup_progress import StartupProgress, announcement, terminal
     from deploy.supervisor import control
     from deploy.supervisor.supervisor import Supervisor
     from protocol import logs, settings, sockets
@@ -25,8 +24,8 @@ def serve(context: typer.Context) -> None:
         given, children = serving.read(context.args, os.environ)
         port = serving.port(context.args, os.environ)
         path = control.path_for(port)
-        look([child.model for child in children if child.model is not None])
-        check(clients.host(context.args, os.environ), port, os.environ)
+        check_models([child.model for child in children if child.model is not None])
+        check_port(clients.host(context.args, os.environ), port, os.environ)
         url, keys = clients.url(context.args, os.environ), clients.keys(context.args, os.environ)
     except (settings.SettingsError, sockets.EndpointError, ModelError, PortError, OSError) as error:
         settings.exit_with(PROGRAM, error)
@@ -45,3 +44,20 @@ def serve(context: typer.Context) -> None:
         status = supervisor.run()
     log.info("all stopped, exit status %d", status)
     raise typer.Exit(status)
+
+
+def gateway(context: typer.Context) -> None:
+    """Run the gateway process, as launchd and systemd do. For its flags: roundhouse gateway --help."""
+    _become("broker", context.args)
+
+
+def worker(context: typer.Context) -> None:
+    """Run a worker process, as launchd and systemd do. For its flags: roundhouse worker --help."""
+    _become("worker", context.args)
+
+
+def _become(module: str, argv: list[str]) -> NoReturn:
+    from deploy.serving.commandlines import python_module
+
+    command = [*python_module(module), *argv]
+    os.execv(command[0], command)

@@ -26,7 +26,7 @@ def status(
 
     from rich.console import Console
 
-    from deploy.console import http, watch
+    from deploy.console import http, table
     from protocol import settings
 
     console = Console()
@@ -35,9 +35,9 @@ def status(
             if as_json:
                 console.print_json(data=http.get(client, "/v1/status"))
             elif once or not console.is_terminal:
-                watch.show(console, lambda: http.get(client, "/v1/status"))
+                table.show(console, lambda: http.get(client, "/v1/status"))
             else:
-                watch.watch(console, lambda: http.get(client, "/v1/status"), every, Event())
+                table.watch(console, lambda: http.get(client, "/v1/status"), every, Event())
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
     except (http.ConsoleError, settings.SettingsError, OSError) as error:

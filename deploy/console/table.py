@@ -1,14 +1,19 @@
-"""Rendering of `/v1/status` as a terminal screen: models, requests, throughput, recent errors. Pure."""
+"""Display of `/v1/status` in the terminal, once or refreshed: models, requests, throughput, recent errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Event
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+
+from deploy.console.http import ConsoleError
 
 REQUESTS_SHOWN_MAX = 24
 ENDS_SHOWN_MAX = 8
@@ -22,6 +27,9 @@ _STYLES = {
 }  # fmt: skip
 
 Document = Mapping[str, Any]
+
+Look = Callable[[], dict[str, Any]]
+"""Returns the document of `/v1/status`. Raises `ConsoleError`."""
 
 
 def screen(document: Document) -> RenderableType:
@@ -239,3 +247,23 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
+
+
+def show(console: Console, look: Look) -> None:
+    """Print the status once. Raises `ConsoleError`."""
+    console.print(screen(look()))
+
+
+def watch(console: Console, look: Look, every_s: float, stop: Event) -> None:
+    """Refresh the status until `stop`. An error is shown above the last status."""
+    seen: RenderableType = Text()
+    with Live(seen, console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                seen = screen(look())
+                live.update(seen, refresh=True)
+            except ConsoleError as error:
+                told = Text(f"{time.strftime('%H:%M:%S')} {error}", "red")
+                live.update(Group(told, Text(), seen), refresh=True)
+            if stop.wait(every_s):
+                return

@@ -10,10 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from deploy.load.runner import Load
-from deploy.load.samples import Spread, Summary
-
-Rounds = Mapping[str, Sequence[Summary]]
-"""Rounds by the name of the side."""
+from deploy.load.samples import Rounds, Spread, Summary
 
 LEGEND = (
     "tok/s and req/s: all answers together, median over rounds. first, gap, request: milliseconds to the"

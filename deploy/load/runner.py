@@ -1,21 +1,76 @@
-"""Load runner: a constant number of requests in flight, or random arrivals at a given rate."""
+"""Load runner: a constant number of requests in flight, or random arrivals at a given rate.
+
+Prompts are seeded random words, distinct except for a shared prefix. The number of tokens per word depends on
+the server's tokenizer, and is measured with two requests (`Scale`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import httpx
 
 from deploy.load.client import Target, TargetError, ask, connected
-from deploy.load.prompts import PromptShape, Scale, text
-from deploy.load.samples import Sample
+from deploy.load.samples import Rounds, Sample, Summary, summarize
 
 SCALE_WORDS = (20, 220)
 """Words of the two prompts that measure the tokens per word."""
+
+Tell = Callable[[str], None]
+"""Called with a description of the current measurement."""
+
+_TEXT = (
+    "the engine house stands beside a long track and every morning the night crew hands over to the day crew"
+    " while coal water sand and oil are taken on board the driver reads the orders checks the brake and waits"
+    " for the signal then slowly the wheels begin to turn past the tower over the bridge into the valley"
+    " where farms rivers roads and small stations follow one another until late in the evening"
+)
+WORDS = tuple(_TEXT.split())
+TOKENS_PER_WORD = 1.2
+"""Assumption for plain English if it cannot be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Token count of a server's prompts: `fixed` for its template plus `per_word` for each word."""
+
+    fixed: float = 0.0
+    per_word: float = TOKENS_PER_WORD
+
+    @classmethod
+    def measured(cls, words: int, tokens: int, other_words: int, other_tokens: int) -> Scale:
+        """Compute the scale from the token counts of two prompts."""
+        per_word = (tokens - other_tokens) / (words - other_words)
+        if per_word <= 0:
+            return cls()
+        return cls(max(0.0, tokens - words * per_word), per_word)
+
+    def words(self, tokens: int) -> int:
+        """Return the number of words that make about `tokens` tokens, at least one."""
+        return max(1, round((tokens - self.fixed) / self.per_word))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """Length of a prompt in tokens. `shared`: the part of `prompt` that is equal in all prompts of a run."""
+
+    prompt: int
+    shared: int = 0
+
+
+def prompt_text(shape: PromptShape, scale: Scale, seed: str, number: int = 0) -> str:
+    """Return a prompt. `seed`: that of the run and of its shared prefix; `number`: that of this prompt."""
+    total = scale.words(shape.prompt)
+    shared = min(total - 1, round(shape.shared / scale.per_word)) if shape.shared else 0
+    return " ".join([*_drawn(shared, seed), *_drawn(total - shared, f"{seed} {number}")])
+
+
+def _drawn(count: int, seed: str) -> list[str]:
+    return random.Random(seed).choices(WORDS, k=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +94,9 @@ async def scale_of(target: Target) -> Scale:
     counted: list[int] = []
     async with connected(target) as http:
         for words in SCALE_WORDS:
-            sample = await ask(http, target, text(PromptShape(words), Scale(0.0, 1.0), f"scale {words}"), 4)
+            sample = await ask(
+                http, target, prompt_text(PromptShape(words), Scale(0.0, 1.0), f"scale {words}"), 4
+            )
             if sample.error:
                 raise TargetError(f"{target.url} failed for model {target.model}: {sample.error}")
             counted.append(sample.prompt_tokens)
@@ -48,7 +105,7 @@ async def scale_of(target: Target) -> Scale:
 
 async def run(target: Target, load: Load, scale: Scale, seed: str) -> list[Sample]:
     """Run all requests of a load. `seed`: that of their words and arrival times."""
-    texts = [text(load.shape, scale, seed, number) for number in range(load.requests)]
+    texts = [prompt_text(load.shape, scale, seed, number) for number in range(load.requests)]
     async with connected(target) as http:
         if load.rate is not None:
             return await _arriving(http, target, load, texts, arrivals(load.requests, load.rate, seed))
@@ -91,3 +148,25 @@ def arrivals(count: int, rate: float, seed: str) -> list[float]:
     """Return the arrival times of a Poisson process, in seconds from the start."""
     dice = random.Random(f"arrivals {seed}")
     return list(accumulate(dice.expovariate(rate) for _ in range(count)))
+
+
+async def measure(
+    sides: Mapping[str, Target], loads: Sequence[Load], rounds: int, seed: str, tell: Tell
+) -> list[tuple[Load, Rounds]]:
+    """Measure each load in `rounds` rounds on every side, in alternating order. Two requests before the first
+    round warm up each side and measure its tokens per word. Raises `TargetError`."""
+    scales = {name: await scale_of(target) for name, target in sides.items()}
+    results: list[tuple[Load, Rounds]] = []
+    for load in loads:
+        found: dict[str, list[Summary]] = {name: [] for name in sides}
+        for number in range(rounds):
+            names = list(sides)[:: -1 if number % 2 else 1]
+            for name in names:
+                tell(f"{load.name}, round {number + 1} of {rounds}, {name}")
+                # Different prompts in every round, load and side, so that no prefix is cached, not even if
+                # two sides are two models of one server.
+                words = f"{seed} {load.name} {number} {name}"
+                samples = await run(sides[name], load, scales[name], words)
+                found[name].append(summarize(samples))
+        results.append((load, found))
+    return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -93,6 +93,10 @@ class Summary:
         """Completed requests per second."""
         answered = self.requests - sum(self.errors.values())
         return answered / self.seconds if self.seconds else 0.0
+
+
+Rounds = Mapping[str, Sequence[Summary]]
+"""Rounds by the name of the side."""
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from deploy.serving import serve
 from deploy.serving.commandlines import API_KEYS
-from deploy.serving.file import table
-from deploy.serving.settings import GATEWAY
+from deploy.serving.settings import GATEWAY, table
 from protocol import settings
 from protocol.secure_files import read_private
 

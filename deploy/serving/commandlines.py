@@ -13,10 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.serving.hosts import fallback_after_s
+from deploy.serving.models import fallback_after_s
 from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
-from deploy.supervisor.child import Child
-from deploy.supervisor.models import DRAFTER, OF_SETS, ServedModel, plans
+from deploy.supervisor.child import DRAFTER, OF_SETS, Child, ServedModel, plans
 from protocol.settings import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"

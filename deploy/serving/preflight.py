@@ -1,19 +1,26 @@
-"""Check of the model folder before anything is started, with errors in one line."""
+"""Checks before anything is started: the port is free, and the model can be loaded. Errors say what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import json
+import socket
+import urllib.request
+from collections.abc import Mapping, Sequence
 
-from deploy.supervisor.models import ServedModel
+from deploy.supervisor.child import ServedModel
 from protocol.model_folder import problem_with
 from protocol.naming import is_folder
+
+PORTS_TRIED_MAX = 100
+ANSWER_S_MAX = 2.0
 
 
 class ModelError(Exception):
     """The model cannot be loaded; the message says what to do."""
 
 
-def look(models: Sequence[ServedModel]) -> None:
+def check_models(models: Sequence[ServedModel]) -> None:
     """Raise `ModelError` if the model cannot be loaded, or `OSError` if its folder cannot be read.
 
     Several models are not checked: one that cannot be loaded must not keep the others from being served.
@@ -22,3 +29,49 @@ def look(models: Sequence[ServedModel]) -> None:
         return
     if why := problem_with(models[0].model):
         raise ModelError(why)
+
+
+class PortError(Exception):
+    """The port is in use; the message says by which program, if known, and what to do."""
+
+
+def check_port(host: str, port: int, environ: Mapping[str, str]) -> None:
+    """Raise `PortError` if the port is in use. Other errors of an address are reported by the gateway."""
+    if environ.get("LISTEN_FDS"):  # a service manager listens for us
+        return
+    if not _is_taken(host, port):
+        return
+    beyond = range(port + 1, min(port + PORTS_TRIED_MAX, 2**16))
+    other = next((each for each in beyond if not _is_taken(host, each)), None)
+    instead = f"use --port {other}, which is free" if other else "use another --port"
+    if is_ours(host, port):
+        raise PortError(f"port {port} is in use by another Roundhouse (see `roundhouse status`); {instead}")
+    raise PortError(f"port {port} is in use by another program: stop that program, or {instead}")
+
+
+def is_ours(host: str, port: int) -> bool:
+    """Return whether the listener responds like our gateway."""
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{_reachable(host)}:{port}/health", timeout=ANSWER_S_MAX) as answer:
+            told = answer.headers.get("openai-processing-ms") is not None
+            return told and json.load(answer) == {"status": "ok"}
+    except (OSError, ValueError):
+        return False
+
+
+def _reachable(host: str) -> str:
+    if host in ("", "0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_taken(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

@@ -9,11 +9,9 @@ from msgspec.structs import replace
 
 from deploy.serving import models
 from deploy.serving.commandlines import child_commands, worker_flags
-from deploy.serving.file import table
-from deploy.serving.hosts import with_fallback, wrong_hosts
-from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings
-from deploy.supervisor.child import Child
-from deploy.supervisor.models import ServedModel
+from deploy.serving.models import with_fallback, wrong_hosts
+from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings, table
+from deploy.supervisor.child import Child, ServedModel
 from protocol import settings, sockets
 from protocol.settings import SettingsError
 from protocol.worker_settings import WorkerSettings

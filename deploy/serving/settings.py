@@ -5,13 +5,14 @@ Those of the children are declared in `protocol.gateway_settings` and `protocol.
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from deploy.supervisor.child import Replicas
 from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.models import Replicas
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import STOP_TIMEOUT_S
@@ -165,3 +166,17 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
 
     def restart_limits(self) -> RestartLimits:
         return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_max_s)
+
+
+def document(config: str | None) -> dict[str, Any]:
+    """Return the whole document; empty if it cannot be read, which `settings.read` has reported before."""
+    try:
+        return tomllib.loads(Path(config).read_text()) if config else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def table(section: str, config: str | None) -> dict[str, Any]:
+    """Return a section of the document; empty if it is missing or no table."""
+    found = document(config).get(section)
+    return found if isinstance(found, dict) else {}

@@ -16,6 +16,9 @@ from http.client import HTTPException
 from types import TracebackType
 from typing import Any
 
+from deploy.supervisor.child import ServedModel, first_loaded
+from deploy.supervisor.memory import weight_bytes
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
@@ -25,6 +28,26 @@ ANSWER_S_MAX = 2.0
 BAR_WIDTH = 24
 
 Write = Callable[[str], object]
+
+
+def announcement(url: str, models: Sequence[ServedModel]) -> str:
+    """Return the first log line of `serve`: its URL and the models that it loads."""
+    first = first_loaded(models)
+    later = [model.name for model in models if model not in first]
+    named = ", ".join(map(_described, first))
+    return f"opening {url}/v1, loading {named}" + (f"; on demand: {', '.join(later)}" if later else "")
+
+
+def _described(model: ServedModel) -> str:
+    times = f"{model.replicas} workers of " if model.replicas > 1 else ""
+    return f"{times}{model.name} ({_size(model)})"
+
+
+def _size(model: ServedModel) -> str:
+    size = weight_bytes(model.model)
+    if size is None:
+        return "not downloaded yet"
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 class StartupProgress:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.supervisor.models import ServedModel
+from deploy.supervisor.child import ServedModel
 from protocol.naming import folder_of, is_folder
 
 MARGIN_BYTES = 2**29

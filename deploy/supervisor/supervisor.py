@@ -15,12 +15,15 @@ import contextlib
 import logging
 import os
 import queue
+import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 
 from deploy.supervisor.channels import GatewayChannel
-from deploy.supervisor.child import Child
+from deploy.supervisor.child import Child, first_loaded
 from deploy.supervisor.children import KILL_WAIT_S_MAX, other_name
 from deploy.supervisor.control import Control
 from deploy.supervisor.events import (
@@ -37,18 +40,17 @@ from deploy.supervisor.events import (
     Report,
     Serving,
     Start,
+    StopAsked,
     Terminate,
     UseFallback,
 )
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import all_weight_bytes, weights_of
-from deploy.supervisor.models import first_loaded
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
-from deploy.supervisor.stopsignals import stop_signals
 from protocol import lifeline, spawn_channel, supervisor_channel
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
@@ -61,6 +63,8 @@ END_CHARS_MAX = 1000
 """Limit of the exit message sent to the gateway."""
 
 log = logging.getLogger(__name__)
+
+_LISTENER_END_S_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,3 +346,40 @@ def _spare_for(workers: Sequence[Child]) -> Child | None:
     if first is None:
         return None
     return replace(first, name=SPARE, argv=first.program)
+
+
+@contextlib.contextmanager
+def stop_signals(send: Callable[[StopAsked], None]) -> Iterator[None]:
+    """Turn stop signals into events. Must be entered in the main thread.
+
+    A Python handler runs only when the main thread is free. A signal that arrives just before that thread
+    blocks, or that the kernel delivers to another thread, would stay unhandled until the wait is over. The
+    wakeup descriptor is written at once, whichever thread gets the signal, so a thread reads that instead.
+    """
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup: outlive the terminal
+        numbers.add(signal.SIGHUP)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    listener = threading.Thread(target=_listen, args=(reader, send), name="signals", daemon=True)
+    listener.start()
+    wakeup_before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, _noted_elsewhere) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup_before)
+        os.close(writer)
+        listener.join(_LISTENER_END_S_MAX)
+        os.close(reader)
+
+
+def _listen(reader: int, send: Callable[[StopAsked], None]) -> None:
+    while number := os.read(reader, 1):
+        send(StopAsked(signal.Signals(number[0]).name))
+
+
+def _noted_elsewhere(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: only a signal with a handler reaches the wakeup descriptor."""

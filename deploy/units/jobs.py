@@ -11,10 +11,9 @@ from typing import Any
 
 from deploy.serving import serve
 from deploy.serving.commandlines import python_module
-from deploy.serving.file import table
-from deploy.serving.settings import DRAIN_TIMEOUT_S, GATEWAY, ServeSettings
+from deploy.serving.settings import DRAIN_TIMEOUT_S, GATEWAY, ServeSettings, table
+from deploy.supervisor.child import ServedModel
 from deploy.supervisor.children import KILL_WAIT_S_MAX
-from deploy.supervisor.models import ServedModel
 from deploy.supervisor.restarts import RestartLimits
 from deploy.units import worker_with_spare
 from protocol import lifeline, settings, sockets

@@ -17,10 +17,9 @@ from typing import NoReturn
 
 from deploy.serving.commandlines import python_module
 from deploy.supervisor import control
-from deploy.supervisor.child import Child
+from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP
 from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.models import ServedModel
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor

@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 
 from deploy.supervisor import control
-from deploy.supervisor.child import Child
+from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.models import ServedModel
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs

@@ -16,9 +16,8 @@ import httpx
 
 from deploy.serving.commandlines import replica_names
 from deploy.supervisor import control
-from deploy.supervisor.child import Child
+from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.models import ServedModel
 from deploy.supervisor.reloading import Reloading, ReloadOrder
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor

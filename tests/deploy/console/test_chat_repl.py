@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from deploy.console import chat_repl
-from deploy.console.chat_repl import ChatRepl, lines_with_history
-from deploy.console.conversation import Conversation
+from deploy.console.chat_repl import ChatRepl, Conversation, lines_with_history
 
 
 class Played:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.console import conversation
-from deploy.console.conversation import Conversation, ImageError, read_image
+from deploy.console import chat_repl
+from deploy.console.chat_repl import Conversation, ImageError, read_image
 
 
 def test_messages_are_sent_in_order_after_the_system_prompt() -> None:
@@ -58,7 +58,7 @@ def test_an_image_is_sent_as_it_lies_there(tmp_path: Path) -> None:
 def test_unreadable_or_oversized_image_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = tmp_path / "large.png"
     large.write_bytes(b"12345")
-    monkeypatch.setattr(conversation, "IMAGE_BYTES_MAX", 4)
+    monkeypatch.setattr(chat_repl, "IMAGE_BYTES_MAX", 4)
     for path, why in (
         (tmp_path / "a.txt", "does not have the suffix of an image"),
         (tmp_path / "no.png", "cannot be read"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.console.markdown import settled
+from deploy.console.answer import settled
 
 
 @pytest.mark.parametrize(

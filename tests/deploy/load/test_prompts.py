@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.load.prompts import PromptShape, Scale, text
+from deploy.load.runner import PromptShape, Scale, prompt_text
 
 scales = st.builds(Scale, fixed=st.floats(0, 30), per_word=st.floats(0.5, 4))
 
@@ -18,7 +18,7 @@ def test_a_scale_is_found_by_two_prompts_and_prompts_come_to_what_was_wanted(
         return scale.fixed + words * scale.per_word
 
     found = Scale.measured(220, round(tokens(220)), 20, round(tokens(20)))
-    words = len(text(PromptShape(wanted), found, "a").split())
+    words = len(prompt_text(PromptShape(wanted), found, "a").split())
     assert abs(tokens(words) - wanted) <= 4 + 0.02 * wanted
 
 
@@ -30,11 +30,11 @@ def test_a_server_that_does_not_count_is_taken_for_english() -> None:
 def test_prompts_share_what_they_are_to_share_and_go_apart_then(
     scale: Scale, prompt: int, shared: int
 ) -> None:
-    one, other = (text(PromptShape(prompt, shared), scale, "run", number).split() for number in (0, 1))
+    one, other = (prompt_text(PromptShape(prompt, shared), scale, "run", number).split() for number in (0, 1))
     assert len(one) == len(other) == scale.words(prompt)
     alike = min(scale.words(prompt) - 1, round(shared / scale.per_word)) if shared else 0
     assert one[:alike] == other[:alike]
     if len(one) - alike > 20:
         assert one[alike:] != other[alike:]
     if len(one) > 20:
-        assert text(PromptShape(prompt, shared), scale, "another run").split() != one
+        assert prompt_text(PromptShape(prompt, shared), scale, "another run").split() != one

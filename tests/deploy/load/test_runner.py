@@ -12,11 +12,10 @@ import httpx
 import pytest
 
 from deploy.load import client as client_module
-from deploy.load import runner, sweep
+from deploy.load import runner
 from deploy.load.client import Target, TargetError
-from deploy.load.prompts import PromptShape, Scale
 from deploy.load.report import document, ratios, table
-from deploy.load.runner import Load, arrivals
+from deploy.load.runner import Load, PromptShape, Scale, arrivals
 
 TARGET = Target("http://played", "m")
 SHAPE = PromptShape(40, 10)
@@ -102,7 +101,7 @@ def test_sides_take_turns_and_share_no_prompt(endpoint: Endpoint) -> None:
     told: list[str] = []
     sides = {"a": TARGET, "b": TARGET}
     loads = [Load(2, SHAPE, 2, concurrency=2), Load(2, SHAPE, 2, rate=1000.0)]
-    results = asyncio.run(sweep.measure(sides, loads, 2, "seed", told.append))
+    results = asyncio.run(runner.measure(sides, loads, 2, "seed", told.append))
     assert [line.rsplit(" ", 1)[1] for line in told] == ["a", "b", "b", "a"] * 2
     measured = endpoint.asked[4:]
     assert len(set(measured)) == len(measured) == 16

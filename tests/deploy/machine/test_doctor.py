@@ -16,8 +16,7 @@ import pytest
 
 from deploy.machine import facts as facts_module
 from deploy.machine.doctor import Finding, Verdict, examine
-from deploy.machine.facts import MachineFacts, listening_process
-from deploy.machine.memory import MachineMemory
+from deploy.machine.facts import MachineFacts, MachineMemory, listening_process
 from tests.ports import free_port
 
 GB = 10**9

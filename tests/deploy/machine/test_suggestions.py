@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.machine.memory import MachineMemory, read_memory, usable_of_mac
+from deploy.machine.facts import MachineMemory, read_memory, usable_of_mac
 from deploy.machine.suggestions import CONTEXT_WANTED, SUGGESTIONS, context_that_fits, models_that_fit
 from protocol.naming import is_folder
 

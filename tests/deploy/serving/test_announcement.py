@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.serving.announcement import announcement
-from deploy.supervisor.models import ServedModel
+from deploy.serving.startup_progress import announcement
+from deploy.supervisor.child import ServedModel
 from tests.deploy.weights import weights
 
 URL = "http://127.0.0.1:8000"

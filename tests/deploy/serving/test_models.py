@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deploy.serving.commandlines import worker_flags
 from deploy.serving.models import SPARE_BYTES, beside_spare, memory_budget, read
 from deploy.serving.settings import ServeSettings
-from deploy.supervisor.models import ServedModel, Setting
+from deploy.supervisor.child import ServedModel, Setting
 from protocol import settings
 from protocol.settings import SettingsError
 from protocol.worker_settings import WorkerSettings

@@ -7,37 +7,37 @@ import socket
 
 import pytest
 
-from deploy.serving import ports as ports_module
-from deploy.serving.ports import PortError, check
+from deploy.serving import preflight as ports_module
+from deploy.serving.preflight import PortError, check_port
 from tests.ports import free_port
 
 HERE = "127.0.0.1"
 
 
 def test_a_free_port_is_none_to_talk_about() -> None:
-    check(HERE, free_port(), {})
+    check_port(HERE, free_port(), {})
 
 
 def test_a_taken_one_is_said_with_one_that_is_free() -> None:
     port = free_port()  # not an ephemeral port: its neighbours may be in use
     with socket.create_server((HERE, port)):
         with pytest.raises(PortError, match=f"port {port} is in use by another program") as caught:
-            check(HERE, port, {})
+            check_port(HERE, port, {})
         found = re.search(r"--port (\d+), which is free", str(caught.value))
         assert found
-        check(HERE, int(found[1]), {})
+        check_port(HERE, int(found[1]), {})
 
 
 def test_a_port_that_a_service_manager_keeps_for_us_is_ours() -> None:
     with socket.socket() as kept:
         kept.bind((HERE, 0))
         kept.listen()
-        check(HERE, kept.getsockname()[1], {"LISTEN_FDS": "1"})
+        check_port(HERE, kept.getsockname()[1], {"LISTEN_FDS": "1"})
 
 
 def test_port_check_leaves_invalid_addresses_to_the_gateway() -> None:
-    check("no such host", free_port(), {})
-    check("203.0.113.1", free_port(), {})
+    check_port("no such host", free_port(), {})
+    check_port("203.0.113.1", free_port(), {})
 
 
 def test_silent_listener_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.serving import serve
-from deploy.supervisor.child import Child
-from deploy.supervisor.models import split_models
+from deploy.supervisor.child import Child, split_models
 from protocol.settings import SettingsError
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.supervisor.child import ServedModel
 from deploy.supervisor.memory import weight_bytes, weights_of
-from deploy.supervisor.models import ServedModel
 from tests.deploy.weights import weights
 
 

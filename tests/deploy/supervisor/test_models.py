@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.supervisor.models import ServedModel, first_loaded
+from deploy.supervisor.child import ServedModel, first_loaded
 
 
 def test_it_starts_with_the_residents_or_else_with_the_first() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from deploy.supervisor.child import Child
+from deploy.supervisor.child import Child, ServedModel, plans
 from deploy.supervisor.events import ReloadAsked
-from deploy.supervisor.models import ServedModel, plans
 from deploy.supervisor.reloading import ReloadOrder, Reloads
 
 

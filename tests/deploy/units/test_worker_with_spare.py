@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from deploy.supervisor import control
-from deploy.supervisor.models import ServedModel
+from deploy.supervisor.child import ServedModel
 from deploy.supervisor.restarts import RestartLimits
 from deploy.units import worker_with_spare
 from protocol import sockets
