@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, Worker
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import Flights
 from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates

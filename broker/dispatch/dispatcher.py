@@ -17,8 +17,7 @@ from broker.dispatch.cache_clear import CacheClear, CacheClears
 from broker.dispatch.catalogue import Catalogue, Tell
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.fleet import Fleet, HealthState, UnloadedModel, Worker
-from broker.dispatch.flight import Flight
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import Flight, Flights
 from broker.dispatch.history import MetricsHistory
 from broker.dispatch.routing import Routing
 from broker.dispatch.starvation import Starvation

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.flight import Flight
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import Flight, Flights
 from broker.dispatch.placement import PlacementTarget, placements
 from broker.dispatch.quarantine import (
     QUARANTINE_GRACE_S,

@@ -16,9 +16,10 @@ an `Attempt` with a unique id, which continues after the tokens of the attempts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from broker.dispatch.prefix_hashes import PrefixHashes
 from protocol.errors import Code
 from protocol.messages import (
     Accepted,
+    Embed,
     EmbeddingChunk,
     Encode,
     Failed,
@@ -33,6 +35,7 @@ from protocol.messages import (
     Generate,
     PrefixHit,
     PromptLogprobs,
+    Rank,
     Request,
 )
 from protocol.packed_texts import FLOAT_BYTES
@@ -326,3 +329,83 @@ def size_of(delta: Delta) -> int:
         size += _LIKELY_BYTES * (1 + len(each.top)) + len(each.bytes)
         size += sum(len(token) for token, _ in each.top)
     return size
+
+
+class Flights:
+    """All flights, by id, by worker and attempt, and those waiting for a worker."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Flight] = {}
+        self._by_attempt: dict[str, dict[str, Flight]] = {}
+        self._waiting: dict[str, Flight] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(list(self._by_id.values()))
+
+    def open(self, request: Request, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
+        """Open a flight that waits for a worker. Raises `ValueError` if its id is in use."""
+        if request.id in self._by_id:
+            raise ValueError(f"flight {request.id} is already open")
+        flight = Flight(request, model, opened_at=now, waiting_since=now, media=media)
+        self._by_id[request.id] = self._waiting[request.id] = flight
+        return flight
+
+    def assign(self, flight: Flight, worker: str, now: float) -> Request:
+        """Begin a new attempt of a waiting flight; return the message that dispatches it."""
+        assert flight.attempt is None
+        flight.attempts += 1
+        # The unique id keeps late messages of earlier attempts apart.
+        id = flight.id if flight.attempts == 1 else f"{flight.id}~{flight.attempts}"
+        flight.attempt = Attempt(id, worker, began_at=now)
+        del self._waiting[flight.id]
+        self._by_attempt.setdefault(worker, {})[id] = flight
+        deadline_s = flight.request.deadline_s
+        if deadline_s is not None:
+            deadline_s = max(0.0, deadline_s - (now - flight.opened_at))
+        if isinstance(flight.request, Embed | Rank):
+            answered = sorted(flight.answered)
+            return replace(flight.request, id=id, deadline_s=deadline_s, answered=answered)
+        told: dict[str, Any] = {"resume": list(flight.tokens), "scored": flight.scored}
+        if flight.reuse is not None:
+            told["left_out"] = flight.reuse.left_out  # another worker might choose differently
+        return replace(flight.request, id=id, deadline_s=deadline_s, **told)
+
+    def leave(self, flight: Flight, now: float) -> None:
+        """End the present attempt; the flight waits for another one, unless it has ended."""
+        self._forget_attempt(flight)
+        if flight.terminal is None:
+            flight.waiting_since = now
+            self._waiting[flight.id] = flight
+
+    def _forget_attempt(self, flight: Flight) -> None:
+        if flight.attempt is not None:
+            assigned = self._by_attempt[flight.attempt.worker]
+            del assigned[flight.attempt.id]
+            if not assigned:
+                del self._by_attempt[flight.attempt.worker]
+            flight.attempt = None
+
+    def close(self, flight: Flight) -> None:
+        """Remove a flight. Idempotent."""
+        self._forget_attempt(flight)
+        self._waiting.pop(flight.id, None)
+        self._by_id.pop(flight.id, None)
+
+    def find(self, attempt: str, worker: str) -> Flight | None:
+        """Return the flight whose present attempt at `worker` has this id."""
+        return self._by_attempt.get(worker, {}).get(attempt)
+
+    def attempts(self, worker: str) -> Collection[str]:
+        """Return the ids of a worker's present attempts."""
+        return self._by_attempt.get(worker, {}).keys()
+
+    def assigned(self, worker: str) -> list[Flight]:
+        """Return the unfinished flights of a worker, in the order of their dispatch."""
+        return [f for f in self._by_attempt.get(worker, {}).values() if f.terminal is None]
+
+    def waiting(self, model: str | None = None) -> list[Flight]:
+        """Return the flights that wait for a worker (of `model`; None: of any), oldest first."""
+        return [f for f in self._waiting.values() if f.terminal is None and model in (None, f.model)]

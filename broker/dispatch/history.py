@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, fields
 
 from broker.dispatch.fleet import Fleet
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import Flights
 from broker.dispatch.traffic import Traffic
 
 SAMPLE_S = 1.0

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from broker.dispatch.fleet import Fleet, Worker
-from broker.dispatch.flight import Flight
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import Flight, Flights
 from protocol.messages import Generate
 from protocol.progress import ProgressWatch, Watched
 from protocol.types import RequestStatus

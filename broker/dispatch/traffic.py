@@ -1,4 +1,4 @@
-"""Traffic statistics: counts by model, and recent events. Pure; the clock is injected.
+"""Traffic statistics: counts by model and by HTTP status, and recent events. Pure; the clock is injected.
 
 Everything is bounded: models by the fleet, codes by the error table, recent events by ring buffers. No text
 of requests is stored. Every event of every stream is counted here, so costs are low: one addition per
@@ -7,12 +7,14 @@ token, one observation per worker step for all its rows.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from broker.dispatch.fleet import Worker
 from broker.dispatch.flight import Flight
-from broker.dispatch.histogram import Histogram
 from protocol.errors import code_named
 from protocol.messages import Finished
 from protocol.tasks import runs_nothing, task_of
@@ -28,6 +30,31 @@ REASONS = frozenset({"stop", "length", "tool_calls"})
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 INTER_TOKEN_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+REFUSALS_MAX = 64
+PATH_CHARS_MAX = 128
+
+
+class Histogram:
+    """Histogram: counts by bucket, with the `sum` and `count` of all observations."""
+
+    __slots__ = ("_counts", "bounds", "count", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds`: inclusive upper bounds of the buckets, ascending; one more bucket holds the rest."""
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(self.bounds) + 1)
+        self.count = 0
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self.count += times
+        self.sum += value * times
+
+    def cumulative(self) -> list[int]:
+        """Return the number of observations at or below each bound, and last the total."""
+        return list(accumulate(self._counts))
 
 
 @dataclass(slots=True)
@@ -178,3 +205,39 @@ def code_of(flight: Flight) -> str:
     if isinstance(end, Finished):
         return end.reason if end.reason in REASONS else "stop"
     return code_named(end.code).value
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that was answered with an error. `id`: the one in the response."""
+
+    at: float
+    id: str
+    method: str
+    path: str
+    status: int
+    code: str
+
+
+class HttpCounters:
+    """HTTP counters of one gateway: status codes, error codes and the latest errors.
+
+    They include requests that never reached a model. Of a request's content, only the path is stored.
+    """
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.refusals: deque[Refusal] = deque(maxlen=REFUSALS_MAX)
+
+    def answered(self, status: int) -> None:
+        """Count the status of a response."""
+        self.statuses[status] += 1
+
+    def failed(self, code: str) -> None:
+        """Count an error code."""
+        self.errors[code] += 1
+
+    def refused(self, at: float, *, id: str, method: str, path: str, status: int, code: str) -> None:
+        """Record a request that was answered with an error."""
+        self.refusals.append(Refusal(at, id, method, path[:PATH_CHARS_MAX], status, code))

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
-from broker.dispatch import reconcile
 from broker.dispatch.admission import Admission
 from broker.dispatch.failover import Failover, Send
 from broker.dispatch.fleet import Worker
-from broker.dispatch.flight import DeltaResult, Flight
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import Attempt, DeltaResult, Flight, Flights
 from broker.dispatch.traffic import Traffic
 from protocol.log_context import about
 from protocol.messages import (
@@ -34,6 +32,10 @@ from protocol.tasks import runs_nothing
 from protocol.types import Delta
 
 log = logging.getLogger(__name__)
+
+ATTEMPT_AGE_S_MIN = 1.0
+"""A younger attempt may not have reached the worker yet."""
+MISSED_HEARTBEATS_MAX = 4
 
 
 class WorkerMessages:
@@ -173,10 +175,10 @@ class WorkerMessages:
         False: it has lost the same flight too often and should get no more requests.
         """
         name, is_reliable = worker.incarnation, True
-        for flight in reconcile.lost(worker, beat, self._flights.assigned(name), self._clock()):
+        for flight in lost(worker, beat, self._flights.assigned(name), self._clock()):
             self._dropped["lost"] += 1
             is_reliable &= self._failover.resend_lost(flight)
-        for row in reconcile.strays(worker, beat, self._flights.attempts(name)):
+        for row in strays(worker, beat, self._flights.attempts(name)):
             self._dropped["stray"] += 1
             self._send(name, Cancel(incarnation=self._incarnation, id=row), ())
         return is_reliable
@@ -186,3 +188,39 @@ class WorkerMessages:
         if flight is None:
             self._dropped["no_flight"] += 1
         return flight
+
+
+# --- reconcile heartbeats with flights -----------------------------------------------------------------
+#
+# Heartbeats lag: rows are reported about every 0.2 s, after a step, and without requests that are still being
+# tokenized. So a flight counts as lost only when it is missing from several consecutive heartbeats with steps
+# between them, and a row counts as stray only when two consecutive heartbeats list it.
+
+
+def lost(worker: Worker, beat: Heartbeat, assigned: Sequence[Flight], now: float) -> list[Flight]:
+    """Return flights whose request or end was lost in transit. `worker`: its state before this heartbeat."""
+    held = {row.id for row in beat.rows}
+    is_idle = not (beat.running or beat.waiting)
+    has_worked = is_idle or beat.steps != worker.steps
+    preparing = beat.running + beat.waiting > len(beat.rows)
+    found = []
+    for flight in assigned:
+        attempt = flight.attempt
+        assert attempt is not None
+        if attempt.id in held:
+            attempt.missed_heartbeats = 0
+        elif has_worked and _is_due(attempt, now, preparing=preparing):
+            attempt.missed_heartbeats += 1
+            if attempt.missed_heartbeats >= MISSED_HEARTBEATS_MAX:
+                found.append(flight)
+    return found
+
+
+def _is_due(attempt: Attempt, now: float, *, preparing: bool) -> bool:
+    return now - attempt.began_at >= ATTEMPT_AGE_S_MIN and (attempt.accepted or not preparing)
+
+
+def strays(worker: Worker, beat: Heartbeat, known: Collection[str]) -> list[str]:
+    """Return ids of rows without a flight, listed in this heartbeat and in the one before it."""
+    before = {row.id for row in worker.beat.rows} if worker.beat else set()
+    return [row.id for row in beat.rows if row.id in before and row.id not in known]

@@ -6,7 +6,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from broker.dispatch.http_counters import HttpCounters
+from broker.dispatch.traffic import HttpCounters
 from broker.http.ids import request_id
 from broker.http.probes import PROBES
 

@@ -16,7 +16,7 @@ from broker.dialects import tokens
 from broker.dispatch.inspection import CapturedRequest
 from broker.dispatch.traffic import code_of
 from broker.routes.generation import respond
-from broker.routes.progress import StatusSnapshot, reuse_of
+from broker.routes.report import StatusSnapshot, reuse_of
 from broker.routes.state import gateway_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
-from broker.dispatch.http_counters import HttpCounters
 from broker.dispatch.inspection import Inspection
+from broker.dispatch.traffic import HttpCounters
 from broker.http.auth import ApiKey, ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory

@@ -1,4 +1,7 @@
-"""GET /v1/status: the gateway, its workers and their requests; /v1/status/stream repeats it every second."""
+"""GET /v1/status: the gateway, its workers and their requests; /v1/status/stream repeats it every second.
+
+GET /health and /ready need no key (`http.probes`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from broker.dispatch.history import SAMPLE_S
-from broker.routes import progress, report
-from broker.routes.progress import StatusSnapshot
+from broker.routes import report
+from broker.routes.report import StatusSnapshot
 from broker.routes.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 
@@ -64,8 +67,25 @@ def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:
         gateway.media.held,
     )
     if since is not None:
-        told["history"] = progress.history(dispatcher.history.since(since), moment)
+        told["history"] = report.history(dispatcher.history.since(since), moment)
     return told
 
 
-ROUTES = [Route("/v1/status", show_status), Route("/v1/status/stream", stream_status)]
+async def health(request: Request) -> Response:
+    """Report that the gateway is alive."""
+    return JSONResponse({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Report whether any model serves or can be loaded on demand; otherwise 503 with the reason and
+    Retry-After."""
+    gateway_of(request).dispatcher.check_ready()
+    return JSONResponse({"status": "ready"})
+
+
+ROUTES = [
+    Route("/v1/status", show_status),
+    Route("/v1/status/stream", stream_status),
+    Route("/health", health),
+    Route("/ready", ready),
+]

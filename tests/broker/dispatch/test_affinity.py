@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch import affinity
-from broker.dispatch.affinity import Affinity, PrefixOverlap
+from broker.dispatch import routing
 from broker.dispatch.fleet import Worker
 from broker.dispatch.prefix_hashes import PrefixHashes
+from broker.dispatch.routing import Affinity, PrefixOverlap
 from protocol.messages import Ready
 
 
@@ -82,7 +82,7 @@ def test_continuation_of_a_whole_prompt_is_distinguished_from_shared_prefix() ->
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=80))
 def test_it_is_bounded_and_the_last_ones_are_kept(notes: list[tuple[int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(affinity, "HASHES_MAX", 10)
+        patched.setattr(routing, "HASHES_MAX", 10)
         known = Affinity()
         for at, (word, name) in enumerate(notes):
             known.note(prompt(str(word)), worker(str(name)), float(at))
@@ -90,4 +90,4 @@ def test_it_is_bounded_and_the_last_ones_are_kept(notes: list[tuple[int, int]]) 
         assert len(known) <= 10
         for word in {word for word, _ in notes}:
             have = [name for name in range(13) if known.overlap(prompt(str(word)), worker(str(name))).share]
-            assert len(have) <= affinity.HOMES_MAX
+            assert len(have) <= routing.HOMES_MAX

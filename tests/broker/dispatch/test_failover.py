@@ -19,7 +19,7 @@ from broker.dispatch.quarantine import (
     STABLE_S,
     fingerprint,
 )
-from broker.dispatch.reconcile import MISSED_HEARTBEATS_MAX
+from broker.dispatch.worker_messages import MISSED_HEARTBEATS_MAX
 from protocol.errors import Code, RequestError
 from protocol.messages import Cancel, Failed, Finished, Generate, Goodbye, PromptLogprobs
 from protocol.types import Delta, Media, PromptToken, RequestStatus, Sampling, TokenizeOptions

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.flight import DeltaResult, Flight
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import DeltaResult, Flight, Flights
 from protocol.messages import Embed, EmbeddingChunk, Finished
 from tests.factories import delta, embed, encoded, finished
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.histogram import Histogram
+from broker.dispatch.traffic import Histogram
 
 BOUNDS = (0.1, 1.0, 5.0)
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch.affinity import NOTHING, PrefixOverlap
 from broker.dispatch.cost_model import Throughput
 from broker.dispatch.fleet import Worker
 from broker.dispatch.routing import (
     EXCESS_BEGUN_ALIKE,
     EXCESS_REQUESTS,
+    NOTHING,
     SHARED_S,
+    PrefixOverlap,
     RouteScore,
     WorkerLoad,
     best,

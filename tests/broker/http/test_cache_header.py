@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.flight import Flight
-from broker.dispatch.flights import Flights
+from broker.dispatch.flight import Flight, Flights
 from broker.http import cache_header
 from protocol.messages import Finished
 from protocol.types import PrefixReuse

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.routes.prometheus import REASONS_MAX
+from broker.routes.metrics import REASONS_MAX
 from protocol.messages import Heartbeat
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import PrefixStatus, RankMemory, Resources

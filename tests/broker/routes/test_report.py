@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.dispatch.http_counters import HttpCounters
+from broker.dispatch.traffic import HttpCounters
 from broker.routes import report
-from broker.routes.progress import StatusSnapshot
+from broker.routes.report import StatusSnapshot
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import (

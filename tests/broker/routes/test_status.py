@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker.dispatch.http_counters import PATH_CHARS_MAX
+from broker.dispatch.traffic import PATH_CHARS_MAX
 from broker.routes.status import WATCHERS_MAX
 from protocol.types import RequestStatus
 from tests.broker.application import House

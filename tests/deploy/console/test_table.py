@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from broker.dispatch.http_counters import HttpCounters
-from broker.routes import progress, report
-from broker.routes.progress import StatusSnapshot
+from broker.dispatch.traffic import HttpCounters
+from broker.routes import report
+from broker.routes.report import StatusSnapshot
 from deploy.console import table
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates
@@ -24,7 +24,7 @@ def status(line: Line) -> dict[str, Any]:
     """Return a status document as the gateway does."""
     moment = StatusSnapshot(line.clock.now, line.clock.now)
     told = report.status(line.dispatcher, HttpCounters(), {}, moment, line.clock.now - 3700.0)
-    return told | {"history": progress.history(line.dispatcher.history.since(0), moment)}
+    return told | {"history": report.history(line.dispatcher.history.since(0), moment)}
 
 
 def shown(document: dict[str, Any], width: int = 160) -> str:
