@@ -36,21 +36,20 @@ from worker.contract.engine import (
 )
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import ArrayBytes, ImageInput
-from worker.engine.caches import grouping, packing, snapshots
-from worker.engine.caches.batch import CacheBatch, RowCaches
+from worker.engine.caches import grouping, snapshots
+from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.engine.caches.cost import row_cost
-from worker.engine.caches.prefill import prefill_abreast, prefill_together
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import with_gaps
 from worker.engine.draft_model import DraftModelProposer
 from worker.engine.group import BatchRow, DecodeBatch
 from worker.engine.hidden_states import HiddenStateSink, NullSink
 from worker.engine.image_embeddings import ImageEmbeddings
-from worker.engine.sampling.mask_threads import Job, MaskThreads
+from worker.engine.sampling.grammar_masks import Job, MaskThreads
+from worker.engine.sampling.logprobs import piece_tokens, prefill_scored
 from worker.engine.sampling.sampler import Agree, Sampled
 from worker.engine.sampling.state import SamplingState
-from worker.engine.scoring import piece_tokens, prefill_scored
 from worker.engine.spec_decode import SpecDecoder, VerifyBatch
 from worker.engine.trees import held_bytes
 
@@ -219,10 +218,10 @@ class BatchEngine:
 
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
         assert isinstance(payload, snapshots.KVSlice | snapshots.StateSnapshot), "cut returned it"
-        return packing.pack(payload)
+        return snapshots.pack(payload)
 
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
-        payload = packing.unpack(blobs, rest)
+        payload = snapshots.unpack(blobs, rest)
         return CacheSlice(payload, payload.nbytes)
 
     # --- decode ---

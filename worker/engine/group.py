@@ -13,7 +13,7 @@ import mlx.nn as nn
 from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import with_gaps
-from worker.engine.sampling.mask_threads import Job
+from worker.engine.sampling.grammar_masks import Job
 from worker.engine.sampling.sampler import Agree, PendingSample, Sampled, Sampler
 from worker.engine.sampling.state import SamplingState
 from worker.engine.trees import held_bytes

@@ -27,7 +27,7 @@ from worker.engine.caches.ragged import FED_MAX
 from worker.engine.caches.rollback_batch import RollbackBatch
 from worker.engine.group import BatchRow, RowBatch, shifts_of
 from worker.engine.hidden_states import HiddenStateSink
-from worker.engine.sampling.mask_threads import MaskThreads
+from worker.engine.sampling.grammar_masks import MaskThreads
 from worker.engine.sampling.sampler import Agree, Sampler
 
 DRAWN_VALUES_MAX = 4 * 2**20

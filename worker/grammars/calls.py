@@ -2,26 +2,284 @@
 
 The formats are those of upstream's parsers (`mlx_lm.tool_parsers`). A model without one, or with one that
 cannot be expressed as a grammar, uses the Hermes format: `<tool_call>` with JSON.
+
+In formats with a marker for each argument, such as XML tags, strings are written verbatim up to their end
+marker, all other values as JSON. An argument that may be a string or another type, except null, is JSON too.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from worker.grammars import lark
-from worker.grammars.parameters import STYLES, MarkupStyle, parameters
-from worker.grammars.schema import Schema, SchemaError, checked
+from llguidance import regex_to_lark
 
-MORE_MAX = 31
+from worker.grammars import lark
+from worker.grammars.schema import Schema, SchemaError, checked, resolved, within
+
+MORE_CALLS_MAX = 31
 """Maximum number of calls after the first: a small model might continue forever."""
 _SECTIONS = {"kimi_k2", "kimi_k3", "minimax_m2", "muse_spark"}
 """Formats with all calls between one pair of markers."""
 
 Spacing = Callable[[str, str, str], str]
 """Returns the white space of the model's template between two texts, or the third argument if unknown."""
+
+_KNOWN = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "strict"}
+_SAID = {"title", "description", "$schema", "$id", "$comment", "examples", "default", "$anchor"}
+_OF_STRINGS = {"type", "enum", "const", "pattern", "minLength", "maxLength", "format"} | _SAID
+_NAME = re.compile(r"[^<>\"'\s]+")
+_KEY = r"[A-Za-z_][A-Za-z0-9_.\-]{0,63}"
+_ARGUMENTS_MAX = 32
+_EDGES = r"\S|\S(?s:.)*\S"
+
+
+@dataclass(frozen=True, slots=True)
+class MarkupStyle:
+    """Markers of one format around a call's arguments, an argument's name, and its value.
+
+    `{}`: the tool's name. `never`: texts that no string may contain. `trims`: the parser strips white space
+    around strings. `quotes`: strings are JSON too, because the parser infers the type of bare values.
+    """
+
+    call: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str] = ("", "")
+    never: tuple[str, ...] = ()
+    trims: bool = True
+    quotes: bool = False
+
+    def around(self, name: str) -> tuple[str, str]:
+        """Return the texts before and after a call's arguments."""
+        return self.call[0].replace("{}", name), self.call[1]
+
+
+def _tagged(prefix: str) -> MarkupStyle:
+    key, value, call = (f"{prefix}{part}" for part in ("arg_key", "arg_value", "tool_call"))
+    return MarkupStyle(
+        call=("{}", ""),
+        key=(f"<{key}>", f"</{key}>"),
+        value=(f"<{value}>", f"</{value}>"),
+        never=(f"</{value}>", f"</{call}>"),
+    )
+
+
+_GLM = _tagged("")
+STYLES: Mapping[str, MarkupStyle] = {
+    "qwen3_coder": MarkupStyle(
+        call=("<function={}>\n", "</function>"),
+        key=("<parameter=", ">\n"),
+        value=("", "\n</parameter>\n"),
+        never=("</parameter>", "</function>", "</tool_call>"),
+        trims=False,
+    ),
+    "minimax_m2": MarkupStyle(
+        call=('<invoke name="{}">\n', "</invoke>"),
+        key=('<parameter name="', '">'),
+        value=("", "</parameter>\n"),
+        never=("</parameter>", "</invoke>", "</minimax:tool_call>"),
+    ),
+    "minicpm5": MarkupStyle(
+        call=('"{}">', ""),
+        key=('<param name="', '">'),
+        value=("", "</param>"),
+        never=("</param>", "</function>", "<param "),
+    ),
+    "muse_spark": MarkupStyle(
+        call=('<atem:invoke name="{}">\n', "</atem:invoke>"),
+        key=('<atem:parameter name="', '">'),
+        value=("", "</atem:parameter>\n"),
+        never=("</atem:",),
+        quotes=True,
+    ),
+    "glm47": _GLM,
+    "laguna": _GLM,
+    "longcat": _tagged("longcat_"),
+}
+
+
+@dataclass(slots=True)
+class ArgumentsGrammar:
+    """Grammar of one tool's arguments. `any`: all valid combinations; `some`: those with at least one
+    argument, if the tool has any."""
+
+    any: str = ""
+    some: str = ""
+    may_be_empty: bool = True
+    rules: dict[str, str] = field(default_factory=dict)
+
+
+class _Writer:
+    def __init__(
+        self, root: Schema, style: MarkupStyle, marked: Callable[[str], str], gaps: tuple[str, str, str]
+    ) -> None:
+        self.rules: dict[str, str] = {}
+        self._root = root
+        self._style = style
+        self._marked = marked
+        self._gaps = gaps
+
+    def argument(self, name: str, key: str, schema: object) -> str:
+        """Return the rule of one argument. `name`: of its value's rule; `key`: a literal or a terminal."""
+        before, between, behind = self._gaps
+        opening, closing = self._style.key
+        head = (
+            f"{self._marked(before + opening)} {key} {self._marked(closing + between + self._style.value[0])}"
+        )
+        return f"{head} {self._value(name, schema, self._style.value[1] + behind)}"
+
+    def _value(self, name: str, schema: object, closing: str) -> str:
+        schema = resolved(schema, self._root)
+        bare = _without_null(schema)
+        if self._style.quotes or not _is_string(bare):
+            self.rules[name] = lark.value(_whole(within(self._root, schema)))
+            return f"{name} {self._marked(closing)}"
+        string, terminal = bare if isinstance(bare, dict) else {}, name.upper()
+        choices = _choices(string)
+        if choices is not None:
+            return f"({' | '.join(map(lark.literal, choices))}) {self._marked(closing)}"
+        may_be_null = bare is not schema or not string
+        text = " & ".join(self._parts(string, may_be_null=may_be_null))
+        ending = self._marked(closing)
+        if "<[" in ending:  # it ends with a special token, which never matches text
+            self.rules[terminal] = f"{text} & /(?s:.)+/"
+            is_needed = "minLength" in string or "pattern" in string
+            return f"{terminal}{'' if is_needed else '?'} {ending}"
+        self.rules[terminal] = f"({text}) {lark.literal(closing)}"
+        self.rules[f"{name}[lazy]"] = terminal
+        return name
+
+    def _parts(self, schema: Mapping[str, Any], *, may_be_null: bool) -> list[str]:
+        """Return the patterns that the string must match, all of them."""
+        never = "|".join(map(lark.escaped, self._style.never))
+        parts = [r"/(?s:.)*/", f"~/(?s:.)*({never})(?s:.)*/"]
+        if not may_be_null:
+            parts.append("~/[nN][uU][lL][lL]/")  # parsers read it as null, whatever the schema says
+        if pattern := schema.get("pattern"):
+            parts.append(lark.regex(_searched(str(pattern))))
+        fewest, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        if fewest or most != "":
+            parts.append(f"/(?s:.){{{fewest},{most}}}/")
+        if self._style.trims and len(parts) > 2 + (not may_be_null):
+            parts.append(f'({lark.regex(_EDGES)} | "")')
+        return parts
+
+
+def parameters(
+    schema: Schema,
+    style: MarkupStyle,
+    spacing: Callable[[str, str, str], str],
+    marked: Callable[[str], str],
+    name: str,
+) -> ArgumentsGrammar:
+    """Return the grammar of a tool's arguments. Raises `SchemaError` for what the format cannot express."""
+    if unknown := sorted(schema.keys() - _KNOWN - _SAID):
+        raise SchemaError(
+            f"has '{unknown[0]}' at its top level, which this model's tool-call format cannot express"
+        )
+    writer = _Writer(schema, style, marked, _gaps(style, spacing))
+    listed, required = schema.get("properties") or {}, [*schema.get("required", [])]
+    described = ArgumentsGrammar(rules=writer.rules, may_be_empty=not required)
+    if "properties" not in schema and not required:
+        writer.rules[f"{name}k"] = lark.regex(_KEY)
+        one = writer.argument(f"{name}v", f"{name}k", {})
+        described.any, described.some = (
+            f"({one}){{0,{_ARGUMENTS_MAX}}}",
+            f"({one}){{1,{_ARGUMENTS_MAX}}}",
+        )
+        return described
+    parts = []
+    for number, key in enumerate([*listed, *(key for key in required if key not in listed)]):
+        if not _NAME.fullmatch(key):
+            raise SchemaError(
+                f"has the name {key!r} in 'properties', which this model's tool-call format cannot express"
+            )
+        one = writer.argument(f"{name}v{number}", lark.literal(key), listed.get(key, {}))
+        parts.append((one, key in required))
+    described.any = " ".join(one if is_required else f"({one})?" for one, is_required in parts)
+    described.some = _some([one for one, _ in parts]) if described.may_be_empty else described.any
+    return described
+
+
+def _some(optional: list[str]) -> str:
+    """Return a rule for at least one of the optional arguments, in order."""
+    options = [
+        " ".join([one, *(f"({later})?" for later in optional[place + 1 :])])
+        for place, one in enumerate(optional)
+    ]
+    return f"({' | '.join(options)})" if options else ""
+
+
+def _gaps(style: MarkupStyle, spacing: Callable[[str, str, str], str]) -> tuple[str, str, str]:
+    """Return the white space before an argument, between its name and value, and behind it."""
+    if not style.value[0]:
+        return "", "", ""
+    between = spacing(style.key[1], style.value[0], "")
+    behind = spacing(style.value[1], style.key[0], "")
+    return spacing("probe_tool", style.key[0], behind), between, ""
+
+
+def _without_null(schema: object) -> object:
+    """Return a nullable schema without null, and any other schema unchanged."""
+    if not isinstance(schema, dict):
+        return schema
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and "null" in kinds and len(kinds) == 2:
+        return schema | {"type": next(kind for kind in kinds if kind != "null")}
+    options = schema.get("anyOf")
+    if isinstance(options, list) and {"type": "null"} in options and len(options) == 2:
+        return next((option for option in options if option != {"type": "null"}), schema)
+    return schema
+
+
+def _is_string(schema: object) -> bool:
+    if schema is True or schema == {}:
+        return True
+    if not isinstance(schema, dict) or schema.keys() - _OF_STRINGS:
+        return False
+    if schema.keys() & {"enum", "const"}:
+        return _choices(schema) is not None
+    return schema.get("type") == "string" or not schema.keys() - _SAID
+
+
+def _choices(schema: Mapping[str, Any]) -> list[str] | None:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        return None
+    return values
+
+
+def _searched(pattern: str) -> str:
+    """Convert a JSON Schema pattern, which may match anywhere, to one that matches a whole string."""
+    body = pattern.removeprefix("^")
+    is_first, body = body != pattern, body
+    is_last = body.endswith("$") and not body.endswith("\\$")
+    body = body[:-1] if is_last else body
+    plain = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", body)
+    if re.search(r"[\^$]", plain) or ((is_first or is_last) and _has_alternatives(plain)):
+        raise SchemaError(
+            f"has a 'pattern' with anchors that this model's tool-call format cannot express: {pattern!r}"
+        )
+    anything = "(?s:.)*"
+    body = regex_to_lark(f"(?:{body})", "dw")
+    return f"{'' if is_first else anything}{body}{'' if is_last else anything}"
+
+
+def _has_alternatives(pattern: str) -> bool:
+    """Whether a pattern has alternatives outside of groups."""
+    depth = 0
+    for character in pattern:
+        depth += (character == "(") - (character == ")")
+        if character == "|" and not depth:
+            return True
+    return False
+
+
+def _whole(schema: object) -> Schema:
+    return schema if isinstance(schema, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +336,10 @@ class CallsGrammar:
         one = f"{before} call"
         if not self._is_section:
             more = f"{between} {again} {one} {after}"
-            return f"{one} {after}" if single or not again else f"{one} {after} ({more}){{0,{MORE_MAX}}}"
-        return f"{one} {after}" if single else f"{one} ({between} call){{0,{MORE_MAX}}} {after}"
+            return (
+                f"{one} {after}" if single or not again else f"{one} {after} ({more}){{0,{MORE_CALLS_MAX}}}"
+            )
+        return f"{one} {after}" if single else f"{one} ({between} call){{0,{MORE_CALLS_MAX}}} {after}"
 
     @property
     def _is_section(self) -> bool:

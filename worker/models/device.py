@@ -1,10 +1,14 @@
-"""Process-wide MLX settings."""
+"""Device of a process: whether the weights fit into its memory, and the settings of MLX."""
 
 from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from worker.contract.engine import InsufficientMemoryError, ModelError
+from worker.models.explain import in_bytes
 
 if TYPE_CHECKING:
     from worker.models.memory import MemoryBudget
@@ -37,3 +41,44 @@ def ensure_compiler() -> None:
         mx.disable_compile()
         reason = str(error).splitlines()[0]
         log.warning("the C++ compiler does not work, so kernels are not fused: %s", reason)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """Memory limits of one process. `name`: its model. `headroom`: share to keep free. `limit`: replaces the
+    machine's memory, in bytes. `max_bytes`: upper bound of the process in bytes."""
+
+    name: str
+    headroom: float = 0.1
+    limit: int | None = None
+    max_bytes: int | None = None
+
+    def budget(self, weight_bytes: int) -> MemoryBudget:
+        """Return the budget of the process. Raises `ModelError` if the weights can never fit, and
+        `InsufficientMemoryError` if they do not fit now."""
+        from worker.models import memory
+
+        max_bytes = self._within_share(memory.read_memory().total if self.limit is None else self.limit)
+        if weight_bytes > max_bytes.usable:
+            raise ModelError(
+                f"{self._too_large(weight_bytes, max_bytes)} Choose a smaller or more strongly quantized "
+                "model: `roundhouse pull` names some that fit."
+            )
+        if self.limit is not None:
+            return max_bytes
+        budget = memory.await_memory(weight_bytes, self.headroom)
+        if weight_bytes > budget.usable:
+            raise InsufficientMemoryError(f"{self._too_large(weight_bytes, budget)} Close other programs.")
+        return self._within_share(budget.limit)
+
+    def _within_share(self, limit: int) -> MemoryBudget:
+        """Return the budget within `limit` available bytes."""
+        from worker.models.memory import MemoryBudget
+
+        return MemoryBudget(min(limit, self.max_bytes or limit), self.headroom)
+
+    def _too_large(self, weight_bytes: int, budget: MemoryBudget) -> str:
+        return (
+            f"{self.name}: its weights take {in_bytes(weight_bytes)}, and of {in_bytes(budget.limit)} only "
+            f"{in_bytes(budget.usable)} may be used."
+        )

@@ -25,11 +25,10 @@ from worker.contract.engine import (
     Progress,
 )
 from worker.models.config import ModelConfig, read_config, reads, require_known
-from worker.models.device import prepare_device
+from worker.models.device import MemoryFit, prepare_device
 from worker.models.drafting.draft_model import DraftModel, find_draft, load_draft
 from worker.models.explain import describe, explain, explain_blindness
 from worker.models.fingerprint import fingerprint
-from worker.models.memory_fit import MemoryFit
 from worker.models.probes.verify_cost import position_cost
 from worker.models.source import bytes_of, find_folder, weight_files
 from worker.models.tasks import find_task

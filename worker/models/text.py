@@ -34,8 +34,7 @@ from worker.models.prompts.prompt import PromptRules, TextPreparer
 from worker.models.prompts.sampling_defaults import read_defaults
 from worker.models.prompts.template import probe
 from worker.models.tokenizers import Tokenizers
-from worker.output.calls.ids import namer_of
-from worker.output.calls.writer import CallNumbering
+from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import ChannelProcessor
 from worker.output.text import TextProcessor, Vocabulary
 

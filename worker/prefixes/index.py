@@ -9,16 +9,19 @@ report both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from protocol.prefix_namespace import contains
-from protocol.types import PrefixStatus
-from worker.contract.engine import CacheSpec
-from worker.prefixes import metadata
+from protocol.types import PrefixStatus, TopPrefix
+from worker.contract.engine import CacheSlice, CacheSpec
+from worker.prefixes import tree
 from worker.prefixes.eviction import EvictedKeys, Tier, is_superseded, worth
 from worker.prefixes.items import (
     Block,
+    BlockPart,
     Item,
     Snapshot,
     block_behind,
@@ -28,11 +31,63 @@ from worker.prefixes.items import (
     snapshot_behind,
 )
 from worker.prefixes.matching import Match, longest, match_of, why_not_longer
-from worker.prefixes.metadata import StoredFile
-from worker.prefixes.stats import LookupStats
-from worker.prefixes.tree import Tree, snapshots_of
+from worker.prefixes.tree import StoredFile, Tree, snapshots_of
 
 __all__ = ["Block", "Item", "Match", "PrefixIndex", "Snapshot"]
+
+TOP_PREFIXES = 10
+_FOLLOWED_MAX = 100
+
+BLOCK_TOKENS = 512
+"""Maximum length of a block, which is evicted as a whole."""
+
+
+@dataclass(slots=True)
+class LookupStats:
+    """Hit and miss counts. `misses`: by reason, without positions."""
+
+    count: int = 0
+    hits: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    _ends: dict[Block, int] = field(default_factory=dict)
+    """Last blocks of matches, with the longest match of each. The least used is dropped when full."""
+
+    def add(self, match: Match, prompt_tokens: int, miss: str) -> None:
+        self.count += 1
+        self.hits += match.length > 0
+        self.prompt_tokens += prompt_tokens
+        self.reused_tokens += match.length
+        if miss:
+            self.misses[miss.partition("_at_")[0]] += 1
+        if match.pieces:
+            self._follow(match)
+
+    def forget(self, block: Block) -> None:
+        """Drop a block that is no longer stored."""
+        self._ends.pop(block, None)
+
+    def top(self) -> list[TopPrefix]:
+        """Return the most used prefixes, without their text."""
+        most = sorted(self._ends, key=lambda block: block.uses, reverse=True)[:TOP_PREFIXES]
+        return [_describe(block, self._ends[block]) for block in most]
+
+    def _follow(self, match: Match) -> None:
+        *before, last = (part.block for part in match.pieces)
+        for block in before:
+            if not block.is_shared:  # an earlier turn of the same conversation
+                self._ends.pop(block, None)
+        self._ends[last] = max(match.length, self._ends.get(last, 0))
+        if len(self._ends) > _FOLLOWED_MAX:
+            del self._ends[min(self._ends, key=lambda block: block.uses)]
+
+
+def _describe(block: Block, length: int) -> TopPrefix:
+    path = [BlockPart(block, length - block.first), *path_to(block)]
+    stored = (item for part in path for item in (part.block, *snapshots_of(part)))
+    size = sum(item.nbytes or item.disk_bytes for item in stored)
+    return TopPrefix(tokens=length, uses=block.uses, bytes=size, pinned=block.is_pinned)
 
 
 class PrefixIndex:
@@ -235,13 +290,13 @@ class PrefixIndex:
 
     def describe(self, item: Item) -> dict[str, Any]:
         """Return the metadata in an item's file, for `restore_from_disk`, as JSON types."""
-        return metadata.describe(item)
+        return tree.describe(item)
 
     def restore_from_disk(self, found: Iterable[StoredFile]) -> list[str]:
         """Add the items of files, in any order, before anything is stored. Returns the digests of orphans,
         whose parent is missing or whose metadata does not match their digest."""
         assert not self._tree.items, "files are restored once, at the start"
-        attached, orphans = metadata.rebuild(self._tree, found)
+        attached, orphans = tree.rebuild(self._tree, found)
         for item, file_bytes in attached:
             self._disk.put(item, file_bytes)
         self.version += 1
@@ -302,3 +357,45 @@ class PrefixIndex:
             if isinstance(each, Block):
                 self._lookups.forget(each)
         return gone
+
+
+class CacheCopier(Protocol):
+    """The part of `Engine` that copies row caches."""
+
+    def copy_cache(
+        self, row: str, runs: Sequence[tuple[int, int]], *, states: bool
+    ) -> tuple[list[CacheSlice], CacheSlice | None]:
+        """Copy slices of a row's KV columns, and its recurrent states."""
+
+
+def keep(
+    index: PrefixIndex,
+    source: CacheCopier,
+    row: str,
+    tokens: tuple[int, ...],
+    *,
+    salt: str,
+    block_tokens: int,
+    states: bool = True,
+) -> list[Item]:
+    """Store the part of a row's cache that the index lacks, in blocks of at most `block_tokens`.
+
+    `tokens`: exactly those in the row's cache. `states`: store a snapshot of recurrent states at their end as
+    well, if needed. Raises what `source` raises.
+    """
+    end = len(tokens)
+    known, has_snapshot = index.reach(tokens, salt=salt, end=end)
+    states = states and index.shape.has_states and not has_snapshot
+    if known == end and not states:
+        return []
+    runs = [(first, min(first + block_tokens, end)) for first in range(known, end, block_tokens)]
+    cuts, state = source.copy_cache(row, runs, states=states)
+    stored: list[Item] = []
+    for (first, last), cut in zip(runs, cuts, strict=True):
+        window_from = max(first, cut.complete_from)
+        stored.append(
+            index.add(tokens, first, last, cut.payload, cut.nbytes, salt=salt, window_from=window_from)
+        )
+    if state is not None:
+        stored.append(index.add_snapshot(tokens, end, state.payload, state.nbytes, salt=salt))
+    return stored

@@ -1,15 +1,26 @@
-"""Batching window: how long an idle worker waits for further requests after the one that woke it. Pure."""
+"""Batching of bursts, of requests that reach an idle worker together. Pure.
+
+The *batching window* is how long an idle worker waits for further requests after the one that woke it. The
+*burst gate* then holds decoding until the prompts of a burst are prefilled.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
+from worker.schedule.rows import Row
 
 WINDOW_ALONE_S = 0.001
 WINDOW_RESUMED_S = 0.05
 """Window for a resumed request: all requests of a lost worker are resent together."""
 OTHERS_WITHIN = 4
 """Requests that arrive within this many windows of an opening are a reason to wait next time."""
+
+GATHERED_S = 2.5
+"""Longest wait of the first row, in seconds."""
 
 
 @dataclass(slots=True)
@@ -36,3 +47,18 @@ class BatchingWindow:
         if self._resumes and self.window_s:
             return max(self.window_s, WINDOW_RESUMED_S)
         return self.window_s if expects_others else min(self.window_s, WINDOW_ALONE_S)
+
+
+def gathers(coming: Sequence[Row], pace: PrefillCostModel, waited_s: float) -> bool:
+    """Burst gate: return whether started rows without a token wait for the prompts of the rows in `coming`.
+
+    Without it each started row rebuilds the batch, and prompts beside running streams are cut into chunks
+    that keep to the inter-token target. With it the first rows wait at most `GATHERED_S`, no stream waits
+    between two tokens, and all requests finish sooner.
+
+    `waited_s`: seconds since the first of them started.
+    """
+    if not coming or any(row.images for row in coming):
+        return False  # the time to encode an image is unknown
+    left_s = pace.seconds(PrefillWork.call(len(coming), max(row.left for row in coming), 0))
+    return 0 < left_s <= GATHERED_S - waited_s

@@ -12,8 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec
-from worker.prefixes.index import Match, PrefixIndex
-from worker.schedule.row_storage import BLOCK_TOKENS, keep
+from worker.prefixes.index import BLOCK_TOKENS, Match, PrefixIndex, keep
 from worker.schedule.rows import Row
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,11 @@ from protocol.types import RequestStatus, Resources, Timings, Usage
 from worker.contract.engine import EmbeddingModel
 from worker.contract.texts import PreparedTexts, Text
 from worker.schedule.commands import Abort, ClearPrefixes, Command, Stop, SubmitTexts
-from worker.schedule.counters import TOLD_EVERY_S, Counters
 from worker.schedule.embedding_queue import Batch, EmbeddingRequest, TextQueue, work_of
 from worker.schedule.failures import Failures
 from worker.schedule.loop import OUTBOX_MESSAGES_MAX
 from worker.schedule.prefill_cost import PrefillCostModel
-from worker.schedule.publisher import Publisher
+from worker.schedule.publisher import TOLD_EVERY_S, Counters, Publisher
 
 log = logging.getLogger(__name__)
 

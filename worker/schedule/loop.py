@@ -23,16 +23,14 @@ from protocol.errors import Code, RequestError
 from protocol.log_context import about
 from protocol.progress import ProgressWatch
 from protocol.types import Delta, PrefixReuse, Resources
-from worker.contract.engine import EngineRequest, Logprob, Model, SampledToken, StepOutput
+from worker.contract.engine import Engine, EngineRequest, Logprob, Model, SampledToken, StepOutput
 from worker.schedule import prompt_logprobs
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import Abort, ClearPrefixes, Command, Fetched, Stop, Submit, Written
-from worker.schedule.counters import TOLD_EVERY_S, Counters
 from worker.schedule.failures import Failures, engine_error
 from worker.schedule.prefix_store import PrefixStore
-from worker.schedule.publisher import Publisher
+from worker.schedule.publisher import TOLD_EVERY_S, Counters, Publisher
 from worker.schedule.request_output import RequestOutput
-from worker.schedule.row_images import forget, show
 from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sparse_prefill import SparsePrefillQueue
@@ -133,7 +131,7 @@ class Loop:
             case ClearPrefixes(id, namespace):
                 ram, disk = self.store.clear(namespace) if self.store else (0, 0)
                 digests, images = self.scheduler.forget_images(namespace)
-                forget(self.model.engine, digests)
+                _evict_images(self.model.engine, digests)
                 self.publisher.cleared(id, ram + images, disk, namespace)
 
     def _submit(self, request: EngineRequest) -> None:
@@ -280,7 +278,7 @@ class Loop:
 
     def _next_image(self, look: EncodeImage) -> None:
         """Encode an image. If that fails, only the row that it was planned for fails; others try again."""
-        forget(self.model.engine, look.forgotten)
+        _evict_images(self.model.engine, look.forgotten)
         if self.scheduler.get(look.row.id) is None:
             return  # the row has failed meanwhile
         try:
@@ -289,7 +287,7 @@ class Loop:
             log.exception("%s: an image cannot be encoded", look.row.id)
             self._fail_prefill(look.row, error)
         else:
-            forget(self.model.engine, self.scheduler.on_image_encoded(look.row, look.image, nbytes))
+            _evict_images(self.model.engine, self.scheduler.on_image_encoded(look.row, look.image, nbytes))
 
     def _score_chunk(self, decode_s: float) -> None:
         """Run a chunk of importance scoring for sparse prefill. If that fails, its request fails."""
@@ -312,7 +310,7 @@ class Loop:
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
         found: Mapping[str, Sequence[Logprob]] = {}
         try:
-            show(self.model.engine, group)
+            _set_images(self.model.engine, group)
             if not self._restore(group):
                 return  # will be planned again
             if chunks:
@@ -445,3 +443,18 @@ class Loop:
             self.counters.device = self.device_memory()
             self.counters.images = self.scheduler.image_status
             self.counters.drafts = self.drafting.status()
+
+
+def _set_images(engine: Engine, group: Group) -> None:
+    """Pass the engine the images of rows whose caches are about to be created, and the gaps of others."""
+    for row in (chunk.row for chunk in group):
+        if row.images and not row.prefilled:
+            engine.set_images(row.id, row.tokens, row.images)
+        if gap := row.gap(row.prefilled):
+            engine.skip_tokens(row.id, row.prefilled - gap, row.prefilled)
+
+
+def _evict_images(engine: Engine, digests: Sequence[str]) -> None:
+    """Evict images from the engine."""
+    for digest in digests:
+        engine.evict_image(digest)

@@ -1,9 +1,9 @@
-"""Publisher of the model thread's messages to the gateway, each with the worker's incarnation."""
+"""What the model thread reports: messages to the gateway, and the counters of the heartbeat."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.errors import RequestError
 from protocol.messages import (
@@ -16,8 +16,40 @@ from protocol.messages import (
     StepOutputs,
     failed,
 )
-from protocol.types import Delta, PrefixReuse, PromptToken, Timings, Usage
+from protocol.types import (
+    Delta,
+    ImageStatus,
+    PrefixReuse,
+    PrefixStatus,
+    PromptToken,
+    RequestStatus,
+    Resources,
+    SpecDecodeStatus,
+    Timings,
+    Usage,
+)
 from worker.schedule.request_output import RequestOutput
+
+TOLD_EVERY_S = 0.2
+"""Interval in seconds at which the status of each row is refreshed."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters that the model thread writes and the heartbeat reads. Values are replaced whole: no lock."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    """Number of steps that ran something."""
+    starved: int = 0
+    """Number of times a row made no progress."""
+    cache_bytes: int = 0
+    rows: list[RequestStatus] = field(default_factory=list)
+    prefix: PrefixStatus | None = None
+    device: Resources = field(default_factory=Resources)
+    images: ImageStatus | None = None
+    drafts: SpecDecodeStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from protocol.types import ImageStatus
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
 from worker.prefixes.index import Match, PrefixIndex
-from worker.schedule.burst_gate import gathers
+from worker.schedule.batching_window import gathers
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of

@@ -20,14 +20,13 @@ from worker.contract.engine import EmbeddingModel, Loader, Model, Preparer
 from worker.contract.texts import TextsPreparer
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import Command, Stop
-from worker.schedule.counters import Counters
 from worker.schedule.draft_prefix_cache import DraftPrefixCache
 from worker.schedule.draft_proposals import DraftCatchUp
 from worker.schedule.embedding_loop import STEP_SHARE, EmbeddingLoop
 from worker.schedule.loop import Loop
 from worker.schedule.prefill_cost import PrefillCostModel
 from worker.schedule.prefix_store import StoreLimits, open_store
-from worker.schedule.publisher import Publisher
+from worker.schedule.publisher import Counters, Publisher
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sparse_prefill import SparsePrefillQueue
 from worker.schedule.speculation import Speculation

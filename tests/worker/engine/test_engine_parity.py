@@ -21,7 +21,7 @@ from tests.models.fixtures import model_folder
 from tests.worker import probed_networks
 from worker.contract.engine import SamplingParams
 from worker.engine import engine as engine_module
-from worker.engine.caches.prefill import prefill_abreast
+from worker.engine.caches.batch import prefill_abreast
 from worker.engine.engine import BatchEngine
 
 MODELS = ("dense", "hybrid", "sliding")

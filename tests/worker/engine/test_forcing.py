@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.worker.engine.test_engine_parity import MODELS, Job, engine_of, play
 from worker.contract.engine import SamplingParams, ThinkingBudget
 from worker.engine.engine import BatchEngine
-from worker.engine.sampling.forcing import ThinkingGuard
+from worker.engine.sampling.state import ThinkingGuard
 
 END, BREAK, CALL = 7, 8, 9
 OPENINGS = [(5,), (5, 6)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from worker.engine.sampling import mask_threads
-from worker.engine.sampling.mask_threads import MaskThreads
+from worker.engine.sampling import grammar_masks
+from worker.engine.sampling.grammar_masks import MaskThreads
 
 WAIT_S_MAX = 20.0
 
@@ -28,7 +28,7 @@ def test_jobs_behind_a_long_one_are_done_at_the_same_time_and_each_once() -> Non
         with lock:
             done.append(number)
 
-    jobs = [lambda: long.wait(10 * mask_threads.ALONE_S_MAX) and None]
+    jobs = [lambda: long.wait(10 * grammar_masks.ALONE_S_MAX) and None]
     jobs += [lambda number=number: meet(number) for number in range(9)]
     shared = MaskThreads(3)
     for _ in range(5):

@@ -14,8 +14,8 @@ from mlx_lm.utils import load_model
 from tests.models.fixtures import model_folder
 from tests.worker import probed_networks
 from worker.contract.engine import Logprob, LogprobTargets, SamplingParams
-from worker.engine import scoring
 from worker.engine.engine import BatchEngine
+from worker.engine.sampling import logprobs
 
 MODELS = ("dense", "hybrid", "sliding")
 TOLERANCE = 1e-4
@@ -77,7 +77,7 @@ def answered(engine: BatchEngine, row: str, prompt: Sequence[int], count: int) -
 def test_a_prompts_likelihoods_are_those_of_one_pass_however_it_is_cut(
     name: str, chunk: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "LOGITS_MAX", piece)
+    monkeypatch.setattr(logprobs, "LOGITS_MAX", piece)
     prompt = prompt_of(1, 100)
     engine = engine_of(name)
     check(name, prompt, scored(engine, "a", prompt, chunk, top=5), top=5)
@@ -102,7 +102,7 @@ def test_rows_that_ask_and_rows_that_do_not_run_in_one_call(name: str) -> None:
 
 @pytest.mark.parametrize("first", [2, 31, 60])
 def test_only_the_end_of_a_chunk_may_be_asked_for(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "LOGITS_MAX", 10 * 2048)
+    monkeypatch.setattr(logprobs, "LOGITS_MAX", 10 * 2048)
     prompt = prompt_of(3, 61)
     engine = engine_of("dense")
     found = engine.prefill({"a": prompt[:-1]}, {"a": LogprobTargets(prompt[first:], 1)})["a"]

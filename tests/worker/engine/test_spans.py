@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.caches.batch_positions import BatchPositions
+from worker.engine.caches.positional import BatchPositions
 from worker.engine.caches.spans import NO_GAPS, Gaps
 
 LENGTH = 60

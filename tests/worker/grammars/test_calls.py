@@ -12,8 +12,7 @@ import jsonschema
 import pytest
 
 from tests.worker.grammars.sampling import Words, draw, small, words_of
-from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
-from worker.grammars.parameters import STYLES
+from worker.grammars.calls import STYLES, CallForm, CallsGrammar, ToolSchema
 from worker.grammars.schema import SchemaError
 
 PLACE = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}

@@ -13,7 +13,8 @@ from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
 from tests.worker.grammars.schemas import Schema, schemas
 from worker.contract.guides import ForcedTokens, Guide
-from worker.grammars import jump_forward, matcher
+from worker.grammars import guide as guide_module
+from worker.grammars import jump_forward
 from worker.grammars.calls import CallForm as CallForm
 from worker.grammars.calls import CallsGrammar, ToolSchema
 from worker.grammars.compiler import GrammarError
@@ -34,7 +35,7 @@ OBJECT: Schema = {
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the time limit of jump-forward, which depends on this machine."""
-    for module in (matcher, jump_forward):
+    for module in (guide_module, jump_forward):
         monkeypatch.setattr(module, "FORESEE_S_MAX", 60.0)
 
 
@@ -157,8 +158,8 @@ def test_the_name_in_a_call_is_foreseen() -> None:
 def test_slow_jump_forward_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     words = small()
     guide = held(words, OBJECT).open(())
-    monkeypatch.setattr(matcher, "FORESEE_S_MAX", -1.0)
-    for _ in range(matcher.OPAQUE_LOOKS):
+    monkeypatch.setattr(guide_module, "FORESEE_S_MAX", -1.0)
+    for _ in range(guide_module.OPAQUE_LOOKS):
         assert guide.forced_tokens(9).tokens
     assert guide.forced_tokens(9) == ForcedTokens()
     monkeypatch.setattr(jump_forward, "FORESEE_S_MAX", -1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.factories import engine_request
-from worker.schedule.burst_gate import GATHERED_S
+from worker.schedule.batching_window import GATHERED_S
 from worker.schedule.rows import Phase
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.factories import engine_request
-from worker.schedule.lockstep_prefill import ROWS_MAX, CallShape, span_of
+from worker.schedule.prefill_batches import LOCKSTEP_ROWS_MAX, CallShape, span_of
 from worker.schedule.prefill_cost import (
     CALLS_ALONE_MAX,
     CHUNK_TOKENS_MIN,
@@ -82,7 +82,7 @@ def test_lockstep_shape_fits_the_remaining_prompts_and_the_step_budget(
     found = span_of(CallShape(rows, width), rooms, 0, budget)
     if found is None:
         return
-    assert rows < found.rows <= ROWS_MAX
+    assert rows < found.rows <= LOCKSTEP_ROWS_MAX
     assert found.width <= min(width, rooms[0])
     assert sum(room >= found.width for room in rooms) >= found.rows
     assert budget.holds(PrefillWork.call(*found, 0)) or found == CallShape(2, CHUNK_TOKENS_MIN)

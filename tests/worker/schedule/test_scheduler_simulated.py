@@ -15,7 +15,7 @@ from tests.factories import engine_request
 from tests.worker.engines import picture
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
-from worker.schedule.burst_gate import GATHERED_S
+from worker.schedule.batching_window import GATHERED_S
 from worker.schedule.prefill_batches import PADDING_MAX
 from worker.schedule.prefill_cost import CHUNK_TOKENS_MIN
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX

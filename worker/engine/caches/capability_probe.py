@@ -20,8 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract.engine import CacheSegment
 from worker.engine.caches import snapshots
-from worker.engine.caches.batch import CacheBatch, RowCaches
-from worker.engine.caches.prefill import prefill_abreast, prefill_together
+from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
 from worker.engine.caches.rollback_batch import RollbackBatch
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import hiding, with_gaps

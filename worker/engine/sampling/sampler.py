@@ -28,9 +28,8 @@ from worker.engine.sampling.distribution import (
     most_likely,
     uniforms_at,
 )
-from worker.engine.sampling.grammar_masks import Masks
+from worker.engine.sampling.grammar_masks import Job, Masks
 from worker.engine.sampling.logprobs import LogprobReport
-from worker.engine.sampling.mask_threads import Job
 from worker.engine.sampling.penalties import Bias, Penalties, is_penalized
 from worker.engine.sampling.state import SamplingState
 

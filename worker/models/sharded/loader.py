@@ -18,11 +18,10 @@ from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import Engine, InsufficientMemoryError, Model, ModelError, Progress
 from worker.models.config import ModelConfig, read_config, reads, require_known
-from worker.models.device import prepare_device
+from worker.models.device import MemoryFit, prepare_device
 from worker.models.explain import describe, explain
 from worker.models.fingerprint import fingerprint
 from worker.models.load import TOKENIZERS
-from worker.models.memory_fit import MemoryFit
 from worker.models.probes.verify_cost import position_cost
 from worker.models.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
 from worker.models.source import find_folder, weight_files

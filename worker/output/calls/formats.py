@@ -6,30 +6,43 @@ formats fall back to. Formats that share a marker are told apart by what follows
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from worker.output.calls import xtml
-from worker.output.calls.expressions import read_gemma, read_pythonic
-from worker.output.calls.headed import read_kimi, read_kimi_section, read_mistral
-from worker.output.calls.literals import FUNCTION_GEMMA, GEMMA, JSON, read_object
+from worker.output.calls.literals import (
+    ATOM_CHARACTERS_MAX,
+    FUNCTION_GEMMA,
+    GEMMA,
+    JSON,
+    PYTHON,
+    Dialect,
+    quote,
+    read_object,
+    read_value,
+    transcode,
+)
 from worker.output.calls.objects import read_objects
-from worker.output.calls.source import Steps
+from worker.output.calls.schemas import kinds_of
+from worker.output.calls.source import BrokenError, Steps
 from worker.output.calls.tagged import (
     ARG_KEY,
     ATEM,
     FUNCTION,
+    HEAD_CHARACTERS_MAX,
     INVOKE,
     LONGCAT,
     PARAM,
     Tags,
+    Trim,
     read_arguments,
     read_call,
     read_end,
     read_name,
+    read_text,
+    stream_text,
 )
 from worker.output.calls.writer import CallWriter
-from worker.output.calls.xtml import read_xtml
 
 Reader = Callable[[CallWriter], Steps[None]]
 """Reads all calls behind a marker."""
@@ -37,6 +50,197 @@ Reader = Callable[[CallWriter], Steps[None]]
 _FUNCTIONS = {"<function=": FUNCTION, "<function name=": PARAM}
 _INVOKES, _INVOKES_END = {"<invoke name=": INVOKE}, "</minimax:tool_call>"
 _ATEMS, _ATEMS_END = {"<atem:invoke": ATEM}, "</atem:function_calls>"
+
+_WORD = re.compile(r"\w+")
+
+_KIMI_CALL = "<|tool_call_begin|>"
+_KIMI_HEAD = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?", re.DOTALL)
+
+_XTML_OPEN_CALL, _XTML_CLOSE_CALL = "<|open|>call", "<|close|>call<|sep|>"
+_XTML_OPEN_ARGUMENT, _XTML_CLOSE_ARGUMENT = "<|open|>argument", "<|close|>argument<|sep|>"
+_XTML_OPEN_JSON, _XTML_CLOSE_JSON = "<|open|>json", "<|close|>json<|sep|>"
+_XTML_CLOSE_TOOLS = "<|close|>tools<|sep|>"
+_XTML_SEPARATOR = "<|sep|>"
+_XTML_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_XTML_ARGUMENT = Tags(
+    _XTML_OPEN_ARGUMENT,
+    _XTML_SEPARATOR,
+    _XTML_CLOSE_ARGUMENT,
+    _XTML_CLOSE_CALL,
+    trim=Trim.NOTHING,
+    guesses=True,
+)
+
+
+# --- Kimi K3: tags made of special tokens, with attributes for the types of values ---
+
+
+def read_xtml(writer: CallWriter) -> Steps[None]:
+    """Read all calls of a section."""
+    source = writer.source
+    yield from source.spaces()
+    yield from source.expect(_XTML_OPEN_CALL)
+    while True:
+        attributes = yield from _read_xtml_attributes(writer)
+        writer.begin(attributes.get("tool", ""))
+        yield from _read_xtml_body(writer)
+        yield from source.spaces()
+        if not (yield from source.skip(_XTML_OPEN_CALL)):
+            return (yield from read_end(writer, _XTML_CLOSE_TOOLS))
+
+
+def _read_xtml_body(writer: CallWriter) -> Steps[None]:
+    source = writer.source
+    yield from source.spaces()
+    if (yield from source.skip(_XTML_OPEN_JSON)):
+        yield from _read_xtml_attributes(writer)
+        yield from source.spaces()
+        yield from read_object(source, JSON, writer.say)
+        writer.close()
+        yield from read_end(writer, _XTML_CLOSE_JSON)
+        return (yield from read_end(writer, _XTML_CLOSE_CALL))
+    while (yield from source.expect(_XTML_OPEN_ARGUMENT, _XTML_CLOSE_CALL)) == _XTML_OPEN_ARGUMENT:
+        yield from _read_xtml_argument(writer)
+        yield from source.spaces()
+    return writer.close_keys()
+
+
+def _read_xtml_argument(writer: CallWriter) -> Steps[None]:
+    """Read an argument. Its type is that of the schema, else the one the model wrote."""
+    attributes = yield from _read_xtml_attributes(writer)
+    if "key" not in attributes:
+        raise BrokenError
+    writer.key(attributes["key"])
+    kinds = kinds_of(writer.schema, attributes["key"])
+    if kinds:
+        yield from read_text(writer, _XTML_ARGUMENT, kinds)
+    elif attributes.get("type", "string") == "string":
+        yield from stream_text(writer, _XTML_CLOSE_ARGUMENT, Trim.NOTHING, ())
+    else:
+        text, _ = yield from writer.source.until(_XTML_CLOSE_ARGUMENT)
+        writer.say(transcode(text, JSON) or quote(text))
+
+
+def _read_xtml_attributes(writer: CallWriter) -> Steps[dict[str, str]]:
+    text, _ = yield from writer.source.until(_XTML_SEPARATOR, characters_max=HEAD_CHARACTERS_MAX)
+    return {name: _unescaped(value) for name, value in _XTML_ATTRIBUTE.findall(text)}
+
+
+def _unescaped(value: str) -> str:
+    return value.replace("&quot;", '"').replace("&amp;", "&")
+
+
+# --- Mistral and Kimi K2: a header for the name, followed by one JSON object of arguments ---
+
+
+def read_mistral(writer: CallWriter) -> Steps[None]:
+    """Read one or more `name[ARGS]{…}`, or JSON objects as older models write. There is no end marker."""
+    source = writer.source
+    if (yield from source.ahead()) in ("[", "{"):
+        return (yield from read_objects(writer))
+    while True:
+        name, end = yield from read_name(writer, "[CALL_ID]", "[ARGS]")
+        if end == "[CALL_ID]":
+            yield from source.until("[ARGS]", characters_max=HEAD_CHARACTERS_MAX)
+        writer.begin(name)
+        yield from source.spaces()
+        yield from read_object(source, JSON, writer.say)
+        writer.close()
+        yield from source.spaces()
+
+
+def read_kimi_section(writer: CallWriter) -> Steps[None]:
+    """Read the calls of a section, up to its end marker."""
+    yield from writer.source.spaces()
+    yield from writer.source.expect(_KIMI_CALL)
+    yield from read_kimi(writer)
+
+
+def read_kimi(writer: CallWriter) -> Steps[None]:
+    """Read one or more calls. They keep the model's own ids, which its template renders as call names."""
+    source = writer.source
+    while True:
+        head, _ = yield from source.until("<|tool_call_argument_begin|>", characters_max=HEAD_CHARACTERS_MAX)
+        found = _KIMI_HEAD.fullmatch(head.strip())
+        writer.begin(found[1] if found else "", head.strip())
+        yield from source.spaces()
+        if (yield from source.skip("<|tool_call_end|>")):
+            writer.close("{}")
+        else:
+            yield from read_object(source, JSON, writer.say)
+            writer.close()
+            yield from read_end(writer, "<|tool_call_end|>")
+        yield from source.spaces()
+        if not (yield from source.skip(_KIMI_CALL)):
+            return (yield from read_end(writer, "<|tool_calls_section_end|>"))
+
+
+# --- calls that look like code: `[name(key=value)]`, and Gemma's `call:name{key:value}` ---
+
+
+def read_gemma(writer: CallWriter, dialect: Dialect, end: str) -> Steps[None]:
+    """Read one or more calls."""
+    source = writer.source
+    yield from source.spaces()
+    yield from source.expect("call:")
+    while True:
+        name, _ = yield from read_name(writer, "{")
+        source.back()
+        writer.begin(name)
+        yield from read_object(source, dialect, writer.say)
+        writer.close()
+        yield from source.spaces()
+        if not (yield from source.skip("call:")):
+            return (yield from read_end(writer, end))
+
+
+def read_pythonic(writer: CallWriter, end: str) -> Steps[None]:
+    """Read a list of calls, or JSON objects, which some models write instead."""
+    source = writer.source
+    if (yield from source.ahead()) == "{":
+        yield from read_objects(writer)
+        return (yield from read_end(writer, end))
+    yield from source.spaces()
+    yield from source.expect("[")
+    if (yield from source.ahead()) == "{":
+        yield from read_objects(writer, is_list=True)
+        return (yield from read_end(writer, end))
+    while True:
+        yield from _read_pythonic_call(writer)
+        yield from source.spaces()
+        if (yield from source.expect(",", "]")) == "]":
+            source.take()
+            return (yield from read_end(writer, end))
+
+
+def _read_pythonic_call(writer: CallWriter) -> Steps[None]:
+    """Read a call. It is emitted once it has a keyword argument, or none: positional ones have no name."""
+    source = writer.source
+    name, _ = yield from read_name(writer, "(")
+    has_begun = False
+    end = ","
+    while end == ",":
+        yield from source.spaces()
+        key = yield from source.run(_WORD, ATOM_CHARACTERS_MAX)
+        yield from source.spaces()
+        if (yield from source.expect("=", ")")) == ")":
+            if key:
+                raise BrokenError
+            break
+        if not has_begun:
+            writer.begin(name)
+            has_begun = True
+        yield from source.spaces()
+        writer.key(key)
+        yield from read_value(source, PYTHON, writer.say)
+        yield from source.spaces()
+        end = yield from source.expect(",", ")")
+    if not has_begun:
+        writer.begin(name)
+    writer.close_keys()
+
+
+# --- calls between tags, and those of models trained on several formats ---
 
 
 def _read_tagged(writer: CallWriter, openings: Mapping[str, Tags], end: str) -> Steps[None]:
@@ -111,8 +315,8 @@ LITERALS = frozenset(
         *(_INVOKES_END, *_ATEMS, _ATEMS_END, "<tool_call|>", "<end_function_call>"),
         *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_argument_begin|>"),
         *("[ARGS]", "[CALL_ID]", GEMMA.delimiter, FUNCTION_GEMMA.delimiter),
-        *(xtml.OPEN_CALL, xtml.CLOSE_CALL, xtml.OPEN_ARGUMENT, xtml.CLOSE_ARGUMENT, xtml.OPEN_JSON),
-        *(xtml.CLOSE_JSON, xtml.CLOSE_TOOLS, xtml.SEPARATOR),
+        *(_XTML_OPEN_CALL, _XTML_CLOSE_CALL, _XTML_OPEN_ARGUMENT, _XTML_CLOSE_ARGUMENT, _XTML_OPEN_JSON),
+        *(_XTML_CLOSE_JSON, _XTML_CLOSE_TOOLS, _XTML_SEPARATOR),
         *(tag for tags in (FUNCTION, INVOKE, PARAM, ATEM, ARG_KEY, LONGCAT) for tag in tags.literals),
     ]
 )

@@ -3,13 +3,19 @@ call is completed that the model has not completed."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+from array import array
 from collections.abc import Callable, Mapping
 
 from protocol.types import CallDelta
+from worker.contract.engine import EngineRequest
 from worker.output.calls.literals import quote
 from worker.output.calls.schemas import Schema
 from worker.output.calls.source import BrokenError, CallSource
 from worker.output.channels import CALL, CALLED, Piece
+
+ID_DIGITS = 24
 
 
 class CallNumbering:
@@ -123,3 +129,17 @@ class CallWriter:
         """Complete the call with `last`, the end of its arguments."""
         self.say(last)
         self._calls.close()
+
+
+def namer_of(engine_request: EngineRequest) -> Callable[[int], str]:
+    """Return a function from a call's number to its id, which depends on the seed and the prompt only.
+
+    The request's id is not used: a request that continues on another worker has a different one there.
+    """
+    tokens = engine_request.tokens
+
+    @functools.cache
+    def asked() -> bytes:
+        return hashlib.sha256(array("q", [engine_request.sampling.seed, *tokens]).tobytes()).digest()
+
+    return lambda index: "call_" + hashlib.sha256(asked() + index.to_bytes(4, "big")).hexdigest()[:ID_DIGITS]

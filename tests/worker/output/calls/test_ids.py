@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.factories import engine_request
 from worker.contract.engine import SamplingParams
-from worker.output.calls.ids import namer_of
+from worker.output.calls.writer import namer_of
 
 PREPARED = engine_request("a", (5, 6), sampling=SamplingParams(seed=2**63 - 1))
 
