@@ -1,12 +1,35 @@
-"""One end of a socket pair between a supervisor and a process that it has started. Messages are lines."""
+"""Channels between a supervisor and the processes that it starts: socket pairs, one message a line.
+
+The *supervisor channel* carries `supervisor_messages` as JSON to and from the gateway. On the *spawn channel*
+a worker reports that its model is loaded; a spare also that it is waiting, and that it has received its
+command line. A spare is a process that has imported everything a worker needs. It receives the arguments of
+its command line over this channel, once, as JSON. A process finds the number of its descriptor in a variable.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import MutableMapping
-from typing import ClassVar, Self
+from collections.abc import MutableMapping, Sequence
+from typing import ClassVar, Generic, Self, TypeVar, cast, get_args
+
+import msgspec
+
+from protocol.supervisor_messages import DesiredModels, ModelStates, Word
+
+SUPERVISOR_FD = "ROUNDHOUSE_SUPERVISOR_FD"
+SPAWN_FD = "ROUNDHOUSE_START_FD"
+SPARE = "ROUNDHOUSE_SPARE"
+"""Variables: the descriptor of either channel, and the mark of a spare."""
 
 READ_BYTES = 65_536
+LINE_BYTES_MAX = 2**20
+
+WORDS_BYTES_MAX = 65_536
+
+_WORDS = {word.encode(): word for word in get_args(Word)}
+
+Said = TypeVar("Said", ModelStates, DesiredModels)
 
 
 class Channel:
@@ -37,3 +60,82 @@ class Channel:
 
     def close(self) -> None:
         self._line.close()
+
+
+class ChannelWriter:
+    """Writer of JSON lines. Never blocks: a slow reader skips to the newest message."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._rest = b""
+        self._next = b""
+        self._said: ModelStates | DesiredModels | None = None
+
+    def send(self, message: ModelStates | DesiredModels) -> None:
+        """Send `message`, unless it equals the last one."""
+        if message != self._said:
+            self._said = message
+            self._next = msgspec.json.encode(message) + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Continue to send what did not fit into the socket's buffer."""
+        # The end of a closed peer is noticed as end of file when reading.
+        with contextlib.suppress(BlockingIOError, OSError):
+            while self._rest or self._next:
+                if not self._rest:
+                    self._rest, self._next = self._next, b""
+                sent = self._line.send(self._rest, socket.MSG_DONTWAIT)
+                self._rest = self._rest[sent:]
+
+
+class ChannelReader(Generic[Said]):
+    """Reader of JSON lines: takes bytes, returns the newest complete message."""
+
+    def __init__(self, kind: type[Said]) -> None:
+        self._decoder: msgspec.json.Decoder[Said] = msgspec.json.Decoder(kind)
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Said | None:
+        """Return the newest complete message, or None. Raises `ValueError` if it is invalid."""
+        *lines, self._rest = (self._rest + data).rsplit(b"\n", 1)
+        if len(self._rest) > LINE_BYTES_MAX:
+            raise ValueError("the line is too long")
+        return self._decoder.decode(lines[0].rpartition(b"\n")[2]) if lines else None
+
+
+class SpawnChannel(Channel):
+    """The worker's end of the spawn channel."""
+
+    variable = SPAWN_FD
+
+    def send(self, word: Word) -> None:
+        """Send a word without blocking. It is lost if the supervisor has ended."""
+        with contextlib.suppress(OSError):
+            self._line.send(word.encode() + b"\n", socket.MSG_DONTWAIT)
+
+    def read_assignment(self) -> list[str]:
+        """Wait for the arguments of the command line. Raises `EOFError` when the supervisor has ended."""
+        data = b""
+        while not data.endswith(b"\n"):
+            if not (more := self.receive()):
+                raise EOFError("the supervisor has ended")
+            data += more
+        return msgspec.json.decode(data, type=list[str])
+
+    def hand_on(self, environ: MutableMapping[str, str]) -> None:
+        """Put the channel back into `environ`, for another part of this process."""
+        environ[SPAWN_FD] = str(self._line.detach())
+
+
+def encode_words(words: Sequence[str]) -> bytes:
+    """Encode arguments for `read_assignment`. Raises `ValueError` if they are too long."""
+    data = msgspec.json.encode(list(words)) + b"\n"
+    if len(data) > WORDS_BYTES_MAX:
+        raise ValueError(f"the command line is too long: {len(data)} bytes")
+    return data
+
+
+def decode_word(line: bytes) -> Word | None:
+    """Decode a line; None if it is no known word."""
+    return cast("Word | None", _WORDS.get(line))

@@ -8,8 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from protocol import logs
-from protocol.settings import public_name
-from protocol.sizes import Size
+from protocol.settings import Size, public_name
 from protocol.types import PrefixSharing, RoutingMethod
 from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX, MEDIA_PIXELS_MAX
 

@@ -1,16 +1,16 @@
-"""Checks of a model's folder, by file names only.
+"""Names and folders of models, and checks of a folder, by file names only.
 
-They run before a worker is started, and again when it loads. Each check returns an error message that says
+The checks run before a worker is started, and again when it loads. Each returns an error message that says
 what to do, or None.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from protocol.error_text import closest_match
-from protocol.naming import folder_of
 
 CONFIG = "config.json"
 WEIGHTS = "model*.safetensors"
@@ -18,6 +18,26 @@ WEIGHTS = "model*.safetensors"
 
 _FOREIGN = ("*.bin", "*.gguf", "*.pth")
 _INSTEAD = "use a conversion, for example from mlx-community on Hugging Face, or make one with mlx_lm.convert"
+
+POCKET = "pocket"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def name_of(model: str | None) -> str:
+    """Return a model's default name: a repository's id or a folder's name. None: the embedded model."""
+    if model is None:
+        return POCKET
+    return folder_of(model).resolve().name if is_folder(model) else model
+
+
+def folder_of(model: str) -> Path:
+    """Return `model` as a path, whether or not it exists."""
+    return Path(model).expanduser()
+
+
+def is_folder(model: str) -> bool:
+    """Return whether `model` is a folder; otherwise it is a Hugging Face id."""
+    return folder_of(model).exists() or _REPOSITORY.fullmatch(model) is None
 
 
 def problem_with(model: str) -> str | None:

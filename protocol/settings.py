@@ -10,15 +10,17 @@ written in the singular. All errors are reported at once, each with its source.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
-from protocol import sizes
 from protocol.error_text import closest_match, describe_os_error, unknown_flags
 
 EXIT_CONFIGURATION = 78
@@ -27,6 +29,38 @@ EXIT_CONFIGURATION = 78
 SECTIONS = ("serve", "gateway", "worker", "models")
 _ENV = "ROUNDHOUSE_"
 S = TypeVar("S", bound=msgspec.Struct)
+
+BYTES = Meta(ge=0, le=2**62)
+Size = Annotated[int, BYTES]
+"""A setting in bytes, which `protocol.settings` also accepts as a human-readable size."""
+
+_POWERS = "KMGT"
+_SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*(?:([KMGT])(I?B)?|B)?\s*", re.ASCII | re.IGNORECASE)
+
+
+class SizeError(ValueError):
+    """An invalid size."""
+
+
+def parse_size(text: str) -> int:
+    """Return a size in bytes, rounded down. `KB` is 1000, `KiB` and `K` are 1024. Raises `SizeError`."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise SizeError(
+            f"Expected a size in bytes or with KB, MB, GB, TB, KiB, MiB, GiB or TiB, not {text[:32]!r}"
+        )
+    number, unit, form = found.groups()
+    base = 1000 if (form or "").upper() == "B" else 1024
+    power = _POWERS.index(unit.upper()) + 1 if unit else 0
+    return int(Fraction(number) * base**power)
+
+
+def spell_size(size: int) -> str:
+    """Return the shortest exact form of `size`: whole KiB, MiB, GiB or TiB, else bytes."""
+    power = 0
+    while size and power < len(_POWERS) and size % 1024 == 0:
+        size, power = size // 1024, power + 1
+    return f"{size}{_POWERS[power - 1]}iB" if power else str(size)
 
 
 def public_name(field: str) -> str:
@@ -184,11 +218,11 @@ def _help_text(hint: Any, default: object) -> str:
     text = next((m.description for m in reversed(metas) if m.description), "")
     if default is False or default in (None, "", (), msgspec.NODEFAULT):
         return text
-    return f"{text} (default: {sizes.spell(cast(int, default)) if _is_size(hint) else default})"
+    return f"{text} (default: {spell_size(cast(int, default)) if _is_size(hint) else default})"
 
 
 def _is_size(hint: Any) -> bool:
-    return any(meta is sizes.BYTES for meta in _metas(hint))
+    return any(meta is BYTES for meta in _metas(hint))
 
 
 def _metas(hint: Any) -> Iterator[msgspec.Meta]:
@@ -279,7 +313,7 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
             continue
         try:
             converted[field.name] = _as_hinted(hint, values[name])
-        except (msgspec.ValidationError, sizes.SizeError) as error:
+        except (msgspec.ValidationError, SizeError) as error:
             errors.append(f"{name}: {error} (from {values[name].source})")
     if errors:
         return None
@@ -294,7 +328,7 @@ def _as_hinted(hint: Any, given: _Given) -> Any:
     """Convert a value to its field's type. Raises `ValidationError` or `SizeError`."""
     value, _, typed = given
     if isinstance(value, str) and _is_size(hint):
-        value = sizes.parse(value)
+        value = parse_size(value)
     if _is_list(hint) and (isinstance(value, str) or not typed):
         value = _split(value)
     return msgspec.convert(value, hint, strict=typed, dec_hook=_to_path)
@@ -303,6 +337,6 @@ def _as_hinted(hint: Any, given: _Given) -> Any:
 def _why_not(hint: Any, given: _Given) -> str | None:
     try:
         _as_hinted(hint, given)
-    except (msgspec.ValidationError, sizes.SizeError) as error:
+    except (msgspec.ValidationError, SizeError) as error:
         return str(error)
     return None

@@ -9,8 +9,7 @@ from msgspec import Meta, Struct
 
 from protocol import logs
 from protocol.hosts import Backend, Mode
-from protocol.settings import public_name
-from protocol.sizes import Size
+from protocol.settings import Size, public_name
 from protocol.tasks import Task
 from protocol.types import Share
 

@@ -1,5 +1,5 @@
 """Spare: a worker process without a model or incarnation that has imported everything any model needs. It
-receives its command line over `protocol.spawn_channel`.
+receives its command line over `protocol.channel`.
 
 It starts while other workers are busy, so it imports on a low-priority thread, which then ends: a process may
 not raise its own priority again. Threads started by that thread keep its low priority, so it must not start
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from protocol import lifeline, spawn_channel
+from protocol import channel, lifeline
 from worker.preload import preload_openblas
 
 _LOWEST = 19
@@ -28,14 +28,14 @@ def words(imports: Sequence[str], look_ahead: Callable[[], None] = lambda: None)
 
     Exits if the supervisor ends before.
     """
-    if spawn_channel.SPARE not in os.environ:
+    if channel.SPARE not in os.environ:
         return sys.argv[1:]
     preload_openblas(sys.argv)  # may re-execute this process, so the environment must not be changed before
-    del os.environ[spawn_channel.SPARE]
+    del os.environ[channel.SPARE]
     lifeline.follow_parent()
-    line = spawn_channel.SpawnChannel.find(os.environ)
+    line = channel.SpawnChannel.find(os.environ)
     if line is None:
-        raise SystemExit(f"{spawn_channel.SPARE} is set, but there is no spawn channel from a supervisor")
+        raise SystemExit(f"{channel.SPARE} is set, but there is no spawn channel from a supervisor")
     with ThreadPoolExecutor(1, initializer=_step_back) as aside:
         aside.submit(_import, imports).result()
     look_ahead()

@@ -1,4 +1,4 @@
-"""The gateway's client of the supervisor channel (`protocol.supervisor_channel`), on the event loop."""
+"""The gateway's client of the supervisor channel (`protocol.channel`), on the event loop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-from protocol.channel import Channel
-from protocol.supervisor_channel import VARIABLE, ChannelReader, ChannelWriter
+from protocol.channel import SUPERVISOR_FD, Channel, ChannelReader, ChannelWriter
 from protocol.supervisor_messages import DesiredModels, ModelStates
 
 log = logging.getLogger(__name__)
@@ -17,7 +16,7 @@ log = logging.getLogger(__name__)
 class SupervisorClient(Channel):
     """Client of the supervisor: sends the desired models, receives their states."""
 
-    variable = VARIABLE
+    variable = SUPERVISOR_FD
 
     def __init__(self, line: socket.socket) -> None:
         super().__init__(line)

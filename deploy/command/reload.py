@@ -57,7 +57,7 @@ def reload(
 
 def _from_here(model: str) -> str:
     """Return a model folder as an absolute path: `serve` may run in another folder."""
-    from protocol.naming import folder_of
+    from protocol.model_folder import folder_of
 
     return str(folder_of(model).resolve()) if folder_of(model).exists() else model
 

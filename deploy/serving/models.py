@@ -31,9 +31,8 @@ from deploy.supervisor.memory import all_weight_bytes
 from protocol.error_text import closest_match
 from protocol.hosts import Backend, HostsError, problem_with
 from protocol.hosts import read as read_hosts
-from protocol.naming import POCKET, folder_of, name_of
-from protocol.settings import SettingsError, refusal
-from protocol.sizes import spell
+from protocol.model_folder import POCKET, folder_of, name_of
+from protocol.settings import SettingsError, refusal, spell_size
 from protocol.worker_settings import WorkerSettings
 
 BUDGET_SHARE = 0.7
@@ -142,7 +141,8 @@ def memory_budget(given: int | None, models: Sequence[ServedModel]) -> int | Non
     resident = sum(all_weight_bytes(model) or 0 for model in models if model.resident)
     if resident > budget:
         raise SettingsError(
-            f"memory_budget: {spell(budget)} bytes are too few: the resident models take {resident} bytes"
+            f"memory_budget: {spell_size(budget)} bytes are too few:"
+            f" the resident models take {resident} bytes"
         )
     return budget
 

@@ -9,8 +9,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 
 from deploy.supervisor.child import ServedModel
-from protocol.model_folder import problem_with
-from protocol.naming import is_folder
+from protocol.model_folder import is_folder, problem_with
 
 PORTS_TRIED_MAX = 100
 ANSWER_S_MAX = 2.0

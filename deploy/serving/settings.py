@@ -19,8 +19,7 @@ from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
 from protocol.gateway_settings import GatewaySettings
 from protocol.hosts import Backend
-from protocol.settings import passes_on, public_name
-from protocol.sizes import Size
+from protocol.settings import Size, passes_on, public_name
 from protocol.worker_settings import WorkerSettings
 
 PROGRAM = "roundhouse serve"

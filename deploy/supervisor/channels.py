@@ -10,9 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from protocol import spawn_channel
-from protocol.channel import READ_BYTES, Channel
-from protocol.supervisor_channel import ChannelReader, ChannelWriter
+from protocol.channel import READ_BYTES, Channel, ChannelReader, ChannelWriter, decode_word, encode_words
 from protocol.supervisor_messages import DesiredModels, ModelStates, Word
 
 log = logging.getLogger(__name__)
@@ -89,11 +87,11 @@ class WorkerSpawnChannel(ChildChannel[Word]):
     def tell(self, words: Sequence[str]) -> bool:
         """Send a spare its arguments; return whether that succeeded."""
         try:
-            data = spawn_channel.encode(words)
+            data = encode_words(words)
             return self._line.send(data, socket.MSG_DONTWAIT) == len(data)
         except (OSError, ValueError):
             return False
 
     def decode(self, data: bytes) -> Sequence[Word]:
         *lines, self._rest = (self._rest[-READ_BYTES:] + data).split(b"\n")
-        return [word for word in map(spawn_channel.decode, lines) if word is not None]
+        return [word for word in map(decode_word, lines) if word is not None]

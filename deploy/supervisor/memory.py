@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from deploy.supervisor.child import ServedModel
-from protocol.naming import folder_of, is_folder
+from protocol.model_folder import folder_of, is_folder
 
 MARGIN_BYTES = 2**29
 """Memory that must stay free after a second worker has been loaded beside the first one."""

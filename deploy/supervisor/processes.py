@@ -22,7 +22,7 @@ from deploy.supervisor.child import Child
 from deploy.supervisor.events import ChildMessage, Died, NotStarted
 from deploy.supervisor.memory import process_bytes
 from deploy.supervisor.stderr import Stderr
-from protocol import breadcrumbs, spawn_channel
+from protocol import breadcrumbs, channel
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Processes:
         stderr, line = Stderr(name), WorkerSpawnChannel() if child.model is not None else None
         inherited = {**inherited, breadcrumbs.VARIABLE: page.fd}
         if line is not None:
-            inherited[spawn_channel.VARIABLE] = line.theirs.fileno()
+            inherited[channel.SPAWN_FD] = line.theirs.fileno()
         try:
             process = _begin(child, inherited, stderr.writer)
         except OSError as error:

@@ -51,7 +51,7 @@ from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
-from protocol import lifeline, spawn_channel, supervisor_channel
+from protocol import channel, lifeline
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
 STOP_TIMEOUT_S = 15.0
@@ -314,7 +314,7 @@ class Supervisor:
 
     def _start(self, name: str, child: Child, line: int) -> None:
         if name == SPARE:
-            child = replace(child, env={**child.env, spawn_channel.SPARE: "1"})
+            child = replace(child, env={**child.env, channel.SPARE: "1"})
         if not child.hears:
             self._processes.start(name, child, {lifeline.VARIABLE: line})
             return
@@ -322,7 +322,7 @@ class Supervisor:
             self._gateway.close()
         self._gateway = GatewayChannel()
         theirs = self._gateway.theirs.fileno()
-        self._processes.start(name, child, {lifeline.VARIABLE: line, supervisor_channel.VARIABLE: theirs})
+        self._processes.start(name, child, {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: theirs})
         self._gateway.listen(self._events.put)
 
     def _end_everything(self) -> None:

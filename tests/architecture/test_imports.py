@@ -25,7 +25,7 @@ WITHOUT_MODEL = {
 IMPURE = ("zmq", "asyncio", "uvicorn", "starlette", *MODEL_LIBRARIES)
 
 PURE = {
-    "protocol": ("errors", "messages", "sizes", "wire"),
+    "protocol": ("errors", "messages", "settings", "wire"),
     "broker.dispatch": ("dispatcher",),
     "broker.dialects": ("normalize", "media", "chat", "answer", "completions"),
     "deploy.supervisor": ("lifecycle",),

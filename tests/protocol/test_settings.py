@@ -13,10 +13,9 @@ import msgspec
 import pytest
 from msgspec import Meta, Struct
 
-from protocol import settings, sizes
+from protocol import settings
 from protocol.gateway_settings import GatewaySettings
-from protocol.settings import EXIT_CONFIGURATION, SettingsError
-from protocol.sizes import Size
+from protocol.settings import EXIT_CONFIGURATION, SettingsError, Size
 from protocol.worker_settings import WorkerSettings
 from tests.scripted_worker.config import FakeSettings
 
@@ -409,7 +408,7 @@ def test_help_lists_every_field_with_what_it_is_for(
         entry = entries["-" + field.encode_name.replace("_", "-")]
         if field.default not in (None, "", (), False, msgspec.NODEFAULT):
             is_size = field.name in ("coal", "prefix_cache_disk", "media_memory")
-            default = f"(default: {sizes.spell(field.default) if is_size else field.default})"
+            default = f"(default: {settings.spell_size(field.default) if is_size else field.default})"
             assert entry.endswith(default)
             entry = entry.removesuffix(default)
         assert len(entry.split()) > 2, f"{field.name} has no description"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import sizes
+from protocol import settings
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from protocol import sizes
     ],
 )
 def test_a_size_is_read(text: str, expected: int) -> None:
-    assert sizes.parse(text) == expected
+    assert settings.parse_size(text) == expected
 
 
 NO_SIZES = "|B|GiB|many|-1|+1|1e9|1,5GiB|1.GiB|.5G|4 apples|4GiBs|4PB|4iB|4 G B|0x10|1_000|४GiB|4\u212a|nan"
@@ -40,25 +40,25 @@ NO_SIZES = "|B|GiB|many|-1|+1|1e9|1,5GiB|1.GiB|.5G|4 apples|4GiBs|4PB|4iB|4 G B|
 
 @pytest.mark.parametrize("text", [*NO_SIZES.split("|"), " ", "9" * 20], ids=ascii)
 def test_invalid_size_is_refused(text: str) -> None:
-    with pytest.raises(sizes.SizeError, match="Expected a size"):
-        sizes.parse(text)
+    with pytest.raises(settings.SizeError, match="Expected a size"):
+        settings.parse_size(text)
 
 
 @given(st.integers(0, 2**62))
 def test_a_size_that_is_spelled_is_read_as_itself(size: int) -> None:
-    assert sizes.parse(sizes.spell(size)) == size
+    assert settings.parse_size(settings.spell_size(size)) == size
 
 
 @given(st.integers(1, 1023), st.sampled_from("KMGT"))
 def test_whole_units_are_spelled_as_such(count: int, unit: str) -> None:
-    assert sizes.spell(count * 1024 ** ("KMGT".index(unit) + 1)) == f"{count}{unit}iB"
+    assert settings.spell_size(count * 1024 ** ("KMGT".index(unit) + 1)) == f"{count}{unit}iB"
 
 
 @given(st.text(max_size=12) | st.text("0123456789.KMGTiB -+e", max_size=8))
 def test_any_text_is_a_size_or_is_refused_as_none(text: str) -> None:
     try:
-        size = sizes.parse(text)
-    except sizes.SizeError:
+        size = settings.parse_size(text)
+    except settings.SizeError:
         return
     assert size >= 0
     assert text.strip()[0] in "0123456789"

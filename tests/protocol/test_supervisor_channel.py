@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol.supervisor_channel import LINE_BYTES_MAX, ChannelReader, ChannelWriter
+from protocol.channel import LINE_BYTES_MAX, ChannelReader, ChannelWriter
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
 Pair = tuple[socket.socket, socket.socket]

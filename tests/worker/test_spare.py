@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol import lifeline, spawn_channel
+from protocol import channel, lifeline
 
 DEADLINE_S = 60.0
 PROGRAM = """
@@ -46,8 +46,8 @@ def waiting(*argv: str, folder: Path) -> Iterator[Waiting]:
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
     env = os.environ | {
-        spawn_channel.VARIABLE: str(theirs.fileno()),
-        spawn_channel.SPARE: "1",
+        channel.SPAWN_FD: str(theirs.fileno()),
+        channel.SPARE: "1",
         lifeline.VARIABLE: str(reader),
         "XDG_CACHE_HOME": str(folder),
     }
@@ -74,7 +74,7 @@ def waiting(*argv: str, folder: Path) -> Iterator[Waiting]:
 def test_it_imports_at_low_priority_says_that_it_is_there_and_takes_its_words(tmp_path: Path) -> None:
     with waiting("-c", PROGRAM, folder=tmp_path) as spare:
         assert spare.hear() == "there\n"
-        spare.line.sendall(spawn_channel.encode(["--model=a", "--port", "1"]))
+        spare.line.sendall(channel.encode_words(["--model=a", "--port", "1"]))
         assert spare.hear() == "taken\n"
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
         imported, looked, words = said.splitlines()[-3:]
@@ -110,7 +110,7 @@ def test_it_ends_with_its_supervisor(tmp_path: Path, ends: str) -> None:
 def test_a_real_one_reads_its_settings_when_it_is_told_them(tmp_path: Path) -> None:
     with waiting("-m", "worker", folder=tmp_path) as spare:
         assert spare.hear() == "there\n"
-        spare.line.sendall(spawn_channel.encode(["--modle=x"]))
+        spare.line.sendall(channel.encode_words(["--modle=x"]))
         assert spare.hear() == "taken\n"
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
         assert spare.process.returncode == 78

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protocol.naming import name_of
+from protocol.model_folder import name_of
 from protocol.tasks import Task
 from protocol.types import Resources
 from worker.contract.drafts import DraftProposer

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from protocol import huggingface
 from protocol.error_text import closest_match, describe_os_error
-from protocol.model_folder import WEIGHTS, neighbours, why_no_folder, why_no_weights
-from protocol.naming import folder_of, is_folder
+from protocol.model_folder import WEIGHTS, folder_of, is_folder, neighbours, why_no_folder, why_no_weights
 from worker.contract.engine import ModelError
 
 log = logging.getLogger(__name__)

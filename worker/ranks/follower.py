@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 from protocol import sockets
-from protocol.naming import name_of
+from protocol.model_folder import name_of
 from protocol.settings import EXIT_CONFIGURATION
 from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import (

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from protocol import breadcrumbs, lifeline, spawn_channel
+from protocol import breadcrumbs, channel, lifeline
 from protocol.hosts import Backend, Host, Hosts
 from protocol.worker_settings import WorkerSettings
 from worker.preload import GUARD
@@ -47,8 +47,8 @@ _SPINNING = "MLX_METAL_FAST_SYNCH"
 """Set by upstream's hostfiles, but removed here: spinning on the GPU uses a whole core while idle."""
 _OWN = (
     lifeline.VARIABLE,
-    spawn_channel.VARIABLE,
-    spawn_channel.SPARE,
+    channel.SPAWN_FD,
+    channel.SPARE,
     breadcrumbs.VARIABLE,
     GUARD,
     "ROUNDHOUSE_CONFIG",

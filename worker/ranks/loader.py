@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from protocol.naming import name_of
+from protocol.model_folder import name_of
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import Model, Progress

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from protocol import breadcrumbs, sockets
+from protocol.channel import SpawnChannel
 from protocol.messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -36,7 +37,6 @@ from protocol.messages import (
     Welcome,
     new_incarnation,
 )
-from protocol.spawn_channel import SpawnChannel
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import Loader, ModelError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deploy.machine.facts import MachineMemory, read_memory, usable_of_mac
 from deploy.machine.suggestions import CONTEXT_WANTED, SUGGESTIONS, context_that_fits, models_that_fit
-from protocol.naming import is_folder
+from protocol.model_folder import is_folder
 
 GB = 10**9
 GIB = 2**30

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.naming import name_of
+from protocol.model_folder import name_of
 from protocol.tasks import Task
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
