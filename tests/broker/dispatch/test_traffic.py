@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch.traffic import CLIENT_LEFT, ENDS_MAX
+from broker.dispatch.traffic import CLIENT_LEFT, ENDS_MAX, Histogram
 from protocol.errors import RequestError
 from protocol.messages import Finished
 from protocol.types import TokenizeOptions, Usage
 from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, embed, events, failed, finished, request, reused
+
+BOUNDS = (0.1, 1.0, 5.0)
 
 
 def answered(line: Line, id: str, *texts: str) -> None:
@@ -119,3 +123,17 @@ def test_lives_of_workers_are_remembered(line: Line) -> None:
     told = [event.what for event in line.dispatcher.traffic.worker_events]
     assert told == ["connected", "ready", "is silent", "connection lost"]
     assert line.dispatcher.traffic.models["m"].losses == {"silent": 1, "dead": 1}
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5))))
+def test_each_bound_has_all_that_is_no_greater(observed: list[tuple[float, int]]) -> None:
+    histogram = Histogram(BOUNDS)
+    for value, times in observed:
+        histogram.observe(value, times)
+    values = [value for value, times in observed for _ in range(times)]
+    assert histogram.cumulative() == [
+        *(sum(value <= bound for value in values) for bound in BOUNDS),
+        len(values),
+    ]
+    assert histogram.count == len(values)
+    assert histogram.sum == pytest.approx(sum(values))

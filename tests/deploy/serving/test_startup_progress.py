@@ -1,21 +1,26 @@
-"""Start-up progress, and the hints printed when the server is ready."""
+"""Start-up: the first line, the progress, and the hints printed when the server is ready."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shlex
+from pathlib import Path
 
 import pytest
 
 from deploy.serving import startup_progress
-from deploy.serving.startup_progress import StartupProgress, bar, loading, words
+from deploy.serving.startup_progress import StartupProgress, announcement, bar, loading, words
+from deploy.supervisor.child import ServedModel
 from tests.deploy.agents.endpoints import endpoint_that_answers
+from tests.deploy.weights import weights
 from tests.ports import free_port
 from tests.system import eventually
 
 WAIT_S = 20.0
 PATH = "/v1/status?history=false"
+
+URL = "http://127.0.0.1:8000"
 
 
 def status(state: str, done: int = 0, total: int = 0) -> tuple[int, bytes]:
@@ -83,3 +88,17 @@ def test_a_load_of_unknown_size_is_none_to_tell_of() -> None:
 @pytest.mark.parametrize(("share", "full"), [(-1.0, 0), (0.0, 0), (0.5, 12), (1.0, 24), (2.0, 24)])
 def test_a_bar_is_as_full_as_can_be(share: float, full: int) -> None:
     assert bar(share) == "█" * full + "░" * (24 - full)
+
+
+def test_it_says_where_and_what_is_loaded() -> None:
+    assert announcement(URL, [ServedModel(name="pocket")]) == f"opening {URL}/v1, loading pocket (3.4 MB)"
+
+
+def test_of_several_it_says_what_is_loaded_first_and_what_when_asked_for(tmp_path: Path) -> None:
+    models = [
+        ServedModel(name="a", model=weights(tmp_path / "a", 1000)),
+        ServedModel(name="b", model=weights(tmp_path / "b", 2_500_000_000), resident=True),
+        ServedModel(name="c", model="org/never-fetched-model", resident=True),
+    ]
+    line = announcement(URL, models)
+    assert line == (f"opening {URL}/v1, loading b (2.5 GB), c (not downloaded yet); on demand: a")

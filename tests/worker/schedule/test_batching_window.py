@@ -1,8 +1,13 @@
-"""Batching window: how long an idle worker waits for more requests, without a loop."""
+"""Batching window and burst gate: how long an idle worker waits for more requests, and for their prompts."""
 
 from __future__ import annotations
 
-from worker.schedule.batching_window import WINDOW_ALONE_S, WINDOW_RESUMED_S, BatchingWindow
+from tests.factories import engine_request
+from worker.schedule.batching_window import GATHERED_S, WINDOW_ALONE_S, WINDOW_RESUMED_S, BatchingWindow
+from worker.schedule.rows import Phase
+from worker.schedule.scheduler import Scheduler, SchedulerConfig
+
+PROMPT = 100
 
 
 def test_resumed_request_opens_a_longer_batching_window() -> None:
@@ -18,3 +23,86 @@ def test_a_longer_window_stays_as_long_and_none_stays_none() -> None:
         window = BatchingWindow(window_s)
         window.arrived(10.0, resumed=True)
         assert window.open(10.0) == window_s
+
+
+class Burst:
+    """A scheduler with a stream of prompts. Each prompt token takes `token_s`; decoding takes no time."""
+
+    def __init__(self, token_s: float) -> None:
+        self.scheduler = Scheduler(SchedulerConfig(rows_max=8, prefill_tokens=PROMPT))
+        self.now, self._token_s = 0.0, token_s
+        self.come("first")
+        self.step(4)  # the cost of a prompt is measured by then
+        self.scheduler.drop("first")
+
+    def come(self, *ids: str, resume: tuple[int, ...] = ()) -> None:
+        for id in ids:
+            tokens = (hash(id), *range(PROMPT))
+            self.scheduler.add(engine_request(id, tokens, max_tokens=99, resume=resume), self.now)
+
+    def step(self, count: int = 1) -> None:
+        """Run `count` steps: decode if the gate allows it, and execute the plan."""
+        for _ in range(count):
+            if decodes := self.scheduler.decodes:
+                for row in self.scheduler.decoding:
+                    self.scheduler.answered(row, 7)
+            self.scheduler.on_step_end(self.now, decoded=None)
+            for group in self.scheduler.plan().groups:
+                self.now += self._token_s * sum(len(chunk.tokens) for chunk in group)
+                self.scheduler.ran(group)
+                for chunk in group:
+                    if chunk.last:
+                        self.scheduler.started(chunk.row)
+            self.scheduler.on_step_end(self.now, decoded=None if decodes else False)
+
+    def said(self) -> dict[str, int]:
+        return {row.id: len(row.answered) for row in self.scheduler}
+
+    def until_begun(self, id: str) -> None:
+        """Step until the request has its first token."""
+        while not self.said()[id]:
+            self.step()
+
+
+def test_the_first_of_a_burst_waits_for_the_last() -> None:
+    burst = Burst(token_s=0.2 * GATHERED_S / PROMPT)
+    burst.come("a", "b", "c")
+    burst.until_begun("a")
+    assert burst.said() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_long_prompts_do_not_delay_decoding() -> None:
+    burst = Burst(token_s=0.6 * GATHERED_S / PROMPT)
+    burst.come("a", "b", "c")
+    burst.until_begun("a")
+    assert burst.said() == {"a": 1, "b": 0, "c": 0}
+
+
+def test_row_with_output_is_not_delayed_by_a_burst() -> None:
+    burst = Burst(token_s=0.2 * GATHERED_S / PROMPT)
+    burst.come("a")
+    burst.until_begun("a")
+    burst.come("b", "c")
+    for step in range(2, 5):
+        burst.step()
+        assert burst.said()["a"] == step
+
+
+def test_resumed_row_is_not_delayed_by_a_burst() -> None:
+    burst = Burst(token_s=0.2 * GATHERED_S / PROMPT)
+    burst.come("a", resume=(7,))
+    burst.come("b", "c")
+    while not burst.scheduler.decoding:
+        burst.step()
+    assert burst.scheduler.decodes
+    assert burst.scheduler.count(Phase.DECODE) < 3
+
+
+def test_steady_arrivals_delay_decoding_only_briefly() -> None:
+    burst = Burst(token_s=0.2 * GATHERED_S / PROMPT)
+    burst.come("a", "b")
+    began, number = burst.now, 0
+    while not burst.said()["a"]:
+        burst.come(f"later {(number := number + 1)}")
+        burst.step()
+    assert burst.now - began <= 1.5 * GATHERED_S

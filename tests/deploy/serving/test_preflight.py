@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from deploy.serving import preflight as ports_module
+from deploy.serving import preflight
 from deploy.serving.preflight import PortError, check_port
 from tests.ports import free_port
 
@@ -41,8 +41,8 @@ def test_port_check_leaves_invalid_addresses_to_the_gateway() -> None:
 
 
 def test_silent_listener_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports_module, "ANSWER_S_MAX", 0.05)
+    monkeypatch.setattr(preflight, "ANSWER_S_MAX", 0.05)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        assert not ports_module.is_ours("127.0.0.1", silent.getsockname()[1])
+        assert not preflight.is_ours("127.0.0.1", silent.getsockname()[1])

@@ -1,8 +1,8 @@
-"""Plans of a child: the one it runs by, and the effect of a reload."""
+"""Models and plans of a child: what is loaded first, the plan it runs by, and the effect of a reload."""
 
 from __future__ import annotations
 
-from deploy.supervisor.child import Child, ServedModel, plans
+from deploy.supervisor.child import Child, ServedModel, first_loaded, plans
 from deploy.supervisor.events import ReloadAsked
 from deploy.supervisor.reloading import ReloadOrder, Reloads
 
@@ -60,3 +60,11 @@ def test_a_model_that_was_swapped_in_is_the_first_plan_from_then_on() -> None:
     assert runs(made) == "least"
     reloaded(made, done=True)
     assert runs(made) == "new"
+
+
+def test_it_starts_with_the_residents_or_else_with_the_first() -> None:
+    plain = [ServedModel(name=name) for name in ("a", "b")]
+    resident = ServedModel(name="c", resident=True)
+    assert first_loaded(plain) == plain[:1]
+    assert first_loaded([*plain, resident]) == [resident]
+    assert first_loaded([]) == []
