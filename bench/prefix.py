@@ -19,7 +19,8 @@ from functools import partial
 
 from bench.timing import fit_slope, percentile, print_table
 from worker.contract.engine import CacheSpec
-from worker.prefixes.index import Item, PrefixIndex
+from worker.prefixes.index import PrefixIndex
+from worker.prefixes.items import Item
 
 SALTS = ("", "tenant", "another")
 BLOCK_TOKENS = 512

@@ -168,7 +168,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
 
 
 def document(config: str | None) -> dict[str, Any]:
-    """Return the whole document; empty if it cannot be read, which `settings.read` has reported before."""
+    """Return the TOML file, unvalidated; empty if it cannot be read, which `settings.read` has reported."""
     try:
         return tomllib.loads(Path(config).read_text()) if config else {}
     except (OSError, ValueError):
@@ -176,6 +176,6 @@ def document(config: str | None) -> dict[str, Any]:
 
 
 def table(section: str, config: str | None) -> dict[str, Any]:
-    """Return a section of the document; empty if it is missing or no table."""
+    """Return a section of the TOML file, unvalidated; empty if it is missing or no table."""
     found = document(config).get(section)
     return found if isinstance(found, dict) else {}

@@ -33,8 +33,6 @@ from worker.prefixes.items import (
 from worker.prefixes.matching import Match, longest, match_of, why_not_longer
 from worker.prefixes.tree import StoredFile, Tree, snapshots_of
 
-__all__ = ["Block", "Item", "Match", "PrefixIndex", "Snapshot"]
-
 TOP_PREFIXES = 10
 _FOLLOWED_MAX = 100
 

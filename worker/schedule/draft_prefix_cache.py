@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec
-from worker.prefixes.index import BLOCK_TOKENS, Match, PrefixIndex, keep
+from worker.prefixes.index import BLOCK_TOKENS, PrefixIndex, keep
+from worker.prefixes.matching import Match
 from worker.schedule.rows import Row
 
 log = logging.getLogger(__name__)

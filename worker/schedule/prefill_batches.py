@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from worker.prefixes.index import Match
+from worker.prefixes.matching import Match
 from worker.schedule.encoder_cache import EncoderCacheManager
 from worker.schedule.prefill_cost import CHUNK_TOKENS_MIN, PrefillBudget, PrefillWork
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX

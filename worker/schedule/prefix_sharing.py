@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from worker.common_prefix import common_prefix_length
-from worker.prefixes.index import Match, PrefixIndex
+from worker.prefixes.index import PrefixIndex
+from worker.prefixes.matching import Match
 from worker.schedule.rows import Row
 
 SHORT_TOKENS_MAX = 256

@@ -20,7 +20,9 @@ from protocol.types import PrefixStatus
 from worker.contract.engine import CacheSegment, CacheSlice, Engine, Model
 from worker.prefixes.disk import DiskTier
 from worker.prefixes.files import Record
-from worker.prefixes.index import BLOCK_TOKENS, Item, Match, PrefixIndex, keep
+from worker.prefixes.index import BLOCK_TOKENS, PrefixIndex, keep
+from worker.prefixes.items import Item
+from worker.prefixes.matching import Match
 from worker.schedule.commands import Command, Fetched, Written
 from worker.schedule.draft_prefix_cache import SAMPLED_TOKENS, DraftPrefixCache, open_draft_prefix_cache
 from worker.schedule.rows import Phase, Row

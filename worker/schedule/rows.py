@@ -9,7 +9,7 @@ from enum import StrEnum
 from protocol.types import PrefixReuse
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
-from worker.prefixes.index import Match
+from worker.prefixes.matching import Match
 from worker.schedule.prefill_cost import PrefillWork
 
 Span = tuple[int, int]

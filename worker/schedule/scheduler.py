@@ -22,7 +22,8 @@ from protocol.errors import RequestError, too_long
 from protocol.types import ImageStatus
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
-from worker.prefixes.index import Match, PrefixIndex
+from worker.prefixes.index import PrefixIndex
+from worker.prefixes.matching import Match
 from worker.schedule.batching_window import gathers
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations

@@ -15,8 +15,9 @@ from protocol.prefix_namespace import salt_in
 from worker.contract.engine import CacheSpec
 from worker.contract.images import MEDIA_KEYS
 from worker.prefixes.eviction import FORGOTTEN_MAX
-from worker.prefixes.index import Block, Item, Match, PrefixIndex, Snapshot
-from worker.prefixes.items import memory_of, snapshot_behind
+from worker.prefixes.index import PrefixIndex
+from worker.prefixes.items import Block, Item, Snapshot, memory_of, snapshot_behind
+from worker.prefixes.matching import Match
 
 Keys = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from worker.contract.engine import CacheSpec
 from worker.contract.images import MEDIA_KEYS
-from worker.prefixes.index import Block, Item, PrefixIndex, Snapshot
-from worker.prefixes.items import memory_of
+from worker.prefixes.index import PrefixIndex
+from worker.prefixes.items import Block, Item, Snapshot, memory_of
 
 Keys = tuple[int, ...]
 Place = tuple[str, Keys]
