@@ -137,7 +137,10 @@ def main(network: Network | None = None) -> int:
     try:
         gateway, app = build(configured, api_keys_store, fetch)
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:
-        settings.exit_with("gateway", f"cannot listen for workers at {configured.endpoint}: {error}")
+        settings.exit_with(
+            "gateway",
+            f"cannot listen for workers at {configured.endpoint or 'the default endpoint'}: {error}",
+        )
     for listener in listeners:
         log.info("listening at %s/v1", url(listener))
     server = Server(server_config(app, configured), gateway.dispatcher, configured.drain_timeout_s)

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
@@ -45,6 +45,7 @@ from broker.routes.state import GatewayState
 from broker.transport.keep_awake import SleepInhibitor
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
+from protocol import sockets
 from protocol.errors import RequestError
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ def _routes(
                 caffeine.close()
             if foreman is not None:
                 foreman.close()
+                _remove_control_socket(gateway.settings.port)
             link.close()
             gateway.offload.close()
 
@@ -154,6 +156,12 @@ def _routes(
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app
+
+
+def _remove_control_socket(port: int) -> None:
+    """Remove the control socket of a supervisor that was killed, so that nothing is left behind."""
+    with suppress(sockets.EndpointError, OSError):
+        sockets.remove_stale(sockets.control_path(port))
 
 
 async def _sweep(dispatcher: Dispatcher, caffeine: SleepInhibitor | None, watchdog: LoopWatchdog) -> None:

@@ -34,6 +34,21 @@ def is_private(folder: Path) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
+def is_protected(folder: Path) -> bool:
+    """Return whether no other user but root can put anything at a path in `folder`: others can write neither
+    to it nor, except for sticky folders such as /tmp, to those it lies in, and own no link on the way there.
+    Raises `OSError`."""
+    trusted, named, real = (0, os.geteuid()), folder.absolute(), folder.resolve(strict=True)
+    if any(place.lstat().st_uid not in trusted for place in (named, *named.parents)):
+        return False
+    for place in (real, *real.parents):
+        info = place.stat()
+        is_shared = bool(info.st_mode & 0o022) and (place == real or not info.st_mode & stat.S_ISVTX)
+        if is_shared or info.st_uid not in trusted:
+            return False
+    return True
+
+
 @contextmanager
 def create_private() -> Iterator[None]:
     """Make this process create files for their owner only. The umask is process-wide: be brief."""

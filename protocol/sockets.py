@@ -1,14 +1,16 @@
 """ZeroMQ sockets between gateway and workers: options, high-water marks, access control.
 
 The gateway binds a ROUTER; workers connect a DEALER with their incarnation as identity. `ipc://` sockets are
-in a directory that only its owner can enter; `tcp://` on other interfaces than loopback requires CURVE keys.
+in a directory that only its owner can write to, by default one that only its owner can enter; `tcp://` on
+other interfaces than loopback requires CURVE keys.
 """
 
 from __future__ import annotations
 
 import os
+import socket as unix
 import tempfile
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ import zmq
 import zmq.auth
 
 from protocol.hosts import is_loopback
-from protocol.secure_files import create_private, is_private, read_private
+from protocol.secure_files import create_private, is_private, is_protected, read_private
 from protocol.wire import MESSAGE_BYTES_MAX
 
 SEND_QUEUE_MESSAGES_MAX = 4096
@@ -31,6 +33,8 @@ BEATS_MISSED_MAX = 5
 CHANGES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 """Default events of the socket's monitor."""
 RECONNECT_MS_MAX = 1000
+_CONNECT_S_MAX = 1.0
+"""Without this, connecting to a listener with a full backlog that accepts nothing would block for ever."""
 
 
 class EndpointError(ValueError):
@@ -39,7 +43,8 @@ class EndpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """CURVE keys of one end, from a folder made by `write_keys`. Whoever can read it can connect."""
+    """CURVE keys of one end: fresh ones, or those in a folder made by `write_keys`. Whoever has the worker's
+    keys can connect."""
 
     gateway_public: bytes
     worker_public: bytes
@@ -59,6 +64,12 @@ class Curve:
         if secret is None:
             raise EndpointError(f"CURVE keys in {folder}: {end}.key_secret contains no secret key")
         return cls(gateway, worker, secret)
+
+    @classmethod
+    def new_pair(cls) -> tuple[Curve, Curve]:
+        """Return fresh keys, of the gateway's end and of the worker's."""
+        (gateway, gateway_secret), (worker, worker_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+        return cls(gateway, worker, gateway_secret), cls(gateway, worker, worker_secret)
 
 
 def write_keys(folder: Path) -> None:
@@ -80,12 +91,38 @@ def runtime_directory() -> Path:
         raise EndpointError(f"{folder} cannot be created: {error.strerror}") from error
     if not is_private(folder):
         raise EndpointError(f"{folder} must be a directory owned by you with mode 0700")
+    _require_protected(folder)
     return folder
+
+
+def default_path(port: int) -> Path:
+    """Return the socket of the default worker endpoint of the gateway with HTTP port `port`."""
+    return runtime_directory() / f"{port}.sock"
 
 
 def default_endpoint(port: int) -> str:
     """Return the default worker endpoint of the gateway with HTTP port `port`."""
-    return f"ipc://{runtime_directory()}/{port}.sock"
+    return f"ipc://{default_path(port)}"
+
+
+def control_path(port: int) -> Path:
+    """Return the control socket of the supervisor whose gateway is at `port`. Raises `EndpointError`."""
+    return runtime_directory() / f"serve-{port}"
+
+
+def remove_stale(path: Path) -> bool:
+    """Remove the Unix socket of a process that was killed. Return False if a process listens there. Raises
+    `OSError`."""
+    with unix.socket(unix.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_S_MAX)
+        try:
+            probe.connect(str(path))
+        except (TimeoutError, BlockingIOError):
+            return False  # it accepts no connection
+        except (FileNotFoundError, ConnectionRefusedError):
+            path.unlink(missing_ok=True)
+            return True
+    return False
 
 
 def check_endpoint(endpoint: str, curve: Curve | None) -> None:
@@ -100,6 +137,47 @@ def check_endpoint(endpoint: str, curve: Curve | None) -> None:
         raise EndpointError(f"{endpoint}: must begin with ipc:// or tcp://")
     if curve is None and not is_loopback(parts.hostname or ""):
         raise EndpointError(f"{endpoint}: tcp on a non-loopback address requires CURVE keys (--curve-keys)")
+
+
+def _require_protected(folder: Path) -> None:
+    """Raise `EndpointError` if other users can replace a socket in `folder`."""
+    try:
+        if is_protected(folder):
+            return
+    except OSError as error:
+        raise EndpointError(f"{folder}: {error.strerror}") from error
+    raise EndpointError(
+        f"{folder}: a folder with sockets, and those above it, must belong to you or root, and be writable by"
+        " no one else"
+    )
+
+
+def _check_path(endpoint: str) -> None:
+    """Raise `EndpointError` if the path of an `ipc://` endpoint is too long, or no place for a socket."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    if len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
+        raise EndpointError(f"{endpoint}: the path has more than {zmq.IPC_PATH_MAX_LEN} bytes")
+    # A worker may start before its gateway, whose folder may not exist yet: then the one above it counts.
+    _require_protected(next(folder for folder in path.absolute().parents if folder.exists()))
+    if path.exists() and not path.is_socket():
+        raise EndpointError(f"{path} is not a socket")
+
+
+class SocketFile:
+    """File of a bound `ipc://` endpoint, which libzmq leaves behind when the socket is closed."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Called when the endpoint is bound. Other endpoints have no file."""
+        self._path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc:") else None
+        self._info = self._path.stat() if self._path is not None else None
+
+    def remove(self) -> None:
+        """Remove the file, unless another process has bound the endpoint since."""
+        if self._path is None or self._info is None:
+            return
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._path.stat(), self._info):
+                self._path.unlink()
 
 
 def _prepare(socket: zmq.Socket[bytes], frame_bytes_max: int, beat_ms: int, changes: int = CHANGES) -> None:
@@ -125,20 +203,23 @@ def bind_router(
     *,
     beat_ms: int = 0,
     changes: int = CHANGES,
+    handover: bool = True,
 ) -> zmq.Socket[bytes]:
     """Bind the gateway's ROUTER socket. `join`: an additional address, if not empty. `beat_ms`: heartbeat
-    interval; 0: no heartbeats. `changes`: events of its monitor. Raises `EndpointError`, or `zmq.ZMQError`
-    if an address is in use."""
+    interval; 0: no heartbeats. `changes`: events of its monitor. `handover`: a new connection with a known
+    identity replaces the old one. Raises `EndpointError`, or `zmq.ZMQError` if an address is in use."""
     endpoints = [endpoint, join] if join else [endpoint]
     for address in endpoints:
         check_endpoint(address, curve)
+        if address.startswith("ipc:"):
+            _check_path(address)
     socket = context.socket(zmq.ROUTER)
     _prepare(socket, GATEWAY_FRAME_BYTES_MAX, beat_ms, changes)
     # Without this, a message to a disconnected worker, or one with a full queue, is silently dropped.
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # A worker may reconnect before its old connection is removed; its identity is unique. Without this, the
     # new connection would be silently refused.
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
     if curve is not None:
         socket.curve_server = True
         socket.curve_secretkey = curve.secret
@@ -162,6 +243,8 @@ def connect_dealer(
     """Connect a worker's DEALER socket, in the background and with retries. `beat_ms`: heartbeat interval; 0:
     no heartbeats. Raises `EndpointError`."""
     check_endpoint(endpoint, curve)
+    if endpoint.startswith("ipc:"):
+        _check_path(endpoint)
     socket = context.socket(zmq.DEALER)
     _prepare(socket, MESSAGE_BYTES_MAX, beat_ms)
     socket.setsockopt(zmq.IDENTITY, identity.encode())

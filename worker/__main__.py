@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from protocol import lifeline, logs, settings, sockets
+from protocol import lifeline, logs, settings, sockets, temporary_folder
 from protocol.hosts import HostsError
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
@@ -50,10 +51,19 @@ def main() -> int:
     logs.setup(name, configured.log_format, configured.log_level)
     # May re-execute this process, so it comes before following the lifeline and importing MLX.
     preload_openblas(sys.argv)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)  # until the service handles it
     lifeline.follow_parent()
     if here is None and configured.hosts is None:
         return _run_alone(configured, timer)
     return _run_rank(configured, here, timer)
+
+
+def _end(number: int, frame: object) -> None:
+    """End by a stop signal, as without this handler, but leave no files behind."""
+    temporary_folder.delete_all()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
@@ -127,6 +137,7 @@ if __name__ == "__main__":
         status = main()
     except SystemExit as ended:  # invalid settings, in a spare that has imported MLX
         status = _status(ended)
+    temporary_folder.delete_all()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -55,6 +55,7 @@ class RouterLink:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._auth_thread = self._start_auth_thread(curve_keys) if curve_keys else None
         self._socket = sockets.bind_router(self._context, endpoint, curve, join)
+        self._files = [sockets.SocketFile(address) for address in (endpoint, join)]
         self._monitor = self._socket.get_monitor_socket()
         self._frames, self._changes = sockets.poller(self._socket), sockets.poller(self._monitor)
         self._peer_by_fd: dict[int, str] = {}
@@ -84,10 +85,12 @@ class RouterLink:
         self._read_soon()
 
     def close(self) -> None:
-        """Stop reading and close the sockets; what is queued gets `sockets.LINGER_MS`."""
+        """Stop reading, close the sockets and remove their files; what is queued gets `sockets.LINGER_MS`."""
         if self._loop is not None:
             for socket in (self._socket, self._monitor):
                 self._loop.remove_reader(socket.fileno())
+        for file in self._files:
+            file.remove()
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()

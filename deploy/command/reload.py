@@ -42,7 +42,7 @@ def reload(
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
         order = ReloadOrder(model, swap_for and _from_here(swap_for))
-        done, text = _order_reload(control.path_for(serving.port(flags, os.environ)), order)
+        done, text = _order_reload(sockets.control_path(serving.port(flags, os.environ)), order)
     except (
         settings.SettingsError,
         sockets.EndpointError,

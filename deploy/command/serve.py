@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import NoReturn
@@ -16,14 +17,13 @@ def serve(context: typer.Context) -> None:
     from deploy.serving.preflight import ModelError, PortError, check_models, check_port
     from deploy.serving.settings import PROGRAM
     from deploy.serving.startup_progress import StartupProgress, announcement, terminal
-    from deploy.supervisor import control
     from deploy.supervisor.supervisor import Supervisor
     from protocol import logs, settings, sockets
 
     try:
         given, children = serving.read(context.args, os.environ)
         port = serving.port(context.args, os.environ)
-        path = control.path_for(port)
+        path = sockets.control_path(port)
         check_models([child.model for child in children if child.model is not None])
         check_port(clients.host(context.args, os.environ), port, os.environ)
         url, keys = clients.url(context.args, os.environ), clients.keys(context.args, os.environ)
@@ -42,6 +42,8 @@ def serve(context: typer.Context) -> None:
     )
     with StartupProgress(url, keys, terminal() if given.log_format != "json" else None):
         status = supervisor.run()
+    with contextlib.suppress(sockets.EndpointError, OSError):
+        sockets.remove_stale(sockets.default_path(port))  # of a gateway that was killed
     log.info("all stopped, exit status %d", status)
     raise typer.Exit(status)
 

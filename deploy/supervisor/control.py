@@ -18,6 +18,7 @@ import msgspec
 
 from deploy.supervisor.reloading import ReloadOrder
 from protocol import sockets
+from protocol.secure_files import create_private
 
 ORDER_BYTES_MAX = 65_536
 ANSWER_S_MAX = 7200.0
@@ -38,11 +39,6 @@ class NoSupervisorError(ControlError):
     """There is no supervisor."""
 
 
-def path_for(port: int) -> Path:
-    """Return the socket path of the supervisor whose gateway is at `port`. Raises `sockets.EndpointError`."""
-    return sockets.runtime_directory() / f"serve-{port}"
-
-
 class Control:
     """Supervisor's end of the control socket. `on_order` is called on a separate thread for each order, and
     each order must be answered."""
@@ -52,10 +48,12 @@ class Control:
         self._path, self._on_order = path, on_order
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._closing = False
-        _remove_stale(path)
+        if not sockets.remove_stale(path):
+            raise FileExistsError(f"another supervisor is listening at {path}")
         self._listener = socket.socket(socket.AF_UNIX)
         try:
-            self._listener.bind(str(path))
+            with create_private():
+                self._listener.bind(str(path))
             self._listener.listen(_WAITING_MAX)
         except OSError:
             self._listener.close()
@@ -110,20 +108,6 @@ def _receive(caller: socket.socket) -> ReloadOrder | None:
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(data, type=ReloadOrder)
     return None
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove the socket of a supervisor that was killed. Raises `OSError` if one still listens."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_CONNECT_S_MAX)
-        try:
-            probe.connect(str(path))
-        except (TimeoutError, BlockingIOError):
-            pass  # a process listens, but accepts no connection
-        except (FileNotFoundError, ConnectionRefusedError):
-            path.unlink(missing_ok=True)
-            return
-    raise FileExistsError(f"another supervisor is listening at {path}")
 
 
 def order(path: Path, order: ReloadOrder | None = None) -> tuple[bool, str]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from deploy.serving.commandlines import python_module
-from deploy.supervisor import control
 from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP
 from deploy.supervisor.memory import fits_beside
@@ -61,7 +60,7 @@ def main() -> NoReturn:
     told = _parser().parse_args()
     logs.setup("service", told.log_format, told.log_level)
     try:
-        path = control.path_for(told.port)
+        path = sockets.control_path(told.port)
     except (sockets.EndpointError, OSError) as error:
         settings.exit_with(PROGRAM, error)
     status = _supervisor(told, path).run()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from deploy.supervisor import control
+from protocol import sockets
 from tests.faults.fallbacks import interpreter
 from tests.faults.ranks import ANSWER, Siege
 from tests.faults.sets import READY_S_MAX, assert_gone, served_set
@@ -109,7 +110,7 @@ def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_lead
         said = served.process.log()
         assert said.index("plan 2 of 3 takes over") < said.index("plan 3 of 3 takes over")
         interpreter(tmp_path)
-        assert control.order(control.path_for(served.port))[0]
+        assert control.order(sockets.control_path(served.port))[0]
         assert len(served.whole()) == served.ranks
         back = ask(served.url, "Count from 1 to 200.", **LONG)
         wait_for([back], 60)

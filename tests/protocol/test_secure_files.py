@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from protocol.secure_files import SECRET_BYTES_MAX, is_private, read_private
+from protocol.secure_files import SECRET_BYTES_MAX, is_private, is_protected, read_private
 
 
 @pytest.fixture
@@ -67,3 +67,45 @@ def test_a_folder_is_private_while_only_its_owner_can_enter(tmp_path: Path) -> N
     assert is_private(folder)
     folder.chmod(0o750)
     assert not is_private(folder)
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "expected"),
+    [
+        (0o755, 0o755, True),
+        (0o1777, 0o755, True),
+        (0o777, 0o700, False),
+        (0o755, 0o1777, False),
+        (0o720, 0o700, False),
+    ],
+)
+def test_a_folder_is_protected_if_nobody_else_can_replace_what_is_in_it(
+    above: int, below: int, expected: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "above" / "below"
+    folder.mkdir(parents=True)
+    folder.chmod(below)
+    folder.parent.chmod(above)
+    assert is_protected(folder) == expected
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert is_protected(link) == expected
+
+
+@pytest.mark.parametrize("theirs", ["link", "folder", "."])
+def test_a_folder_or_a_link_of_somebody_else_is_not_protected(
+    theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    (tmp_path / "folder" / "below").mkdir(parents=True)
+    link.symlink_to(tmp_path / "folder")
+    stat, lstat, changed = Path.stat, Path.lstat, tmp_path / theirs
+
+    def of_somebody_else(info: os.stat_result, path: Path) -> os.stat_result:
+        return os.stat_result((*info[:4], os.geteuid() + 1, *info[5:])) if path == changed else info
+
+    monkeypatch.setattr(Path, "stat", lambda path, **how: of_somebody_else(stat(path, **how), path))
+    monkeypatch.setattr(Path, "lstat", lambda path: of_somebody_else(lstat(path), path))
+    assert not is_protected(link / "below")
+    monkeypatch.undo()
+    assert is_protected(link / "below")

@@ -16,6 +16,7 @@ import pytest
 from deploy.supervisor import control
 from deploy.supervisor.control import Control, ControlError, encode, order
 from deploy.supervisor.reloading import ReloadOrder
+from protocol import sockets
 
 WAIT_S = 10.0
 
@@ -24,6 +25,7 @@ WAIT_S = 10.0
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_ORDER_S_MAX", 0.1)
     monkeypatch.setattr(control, "_CONNECT_S_MAX", 0.1)
+    monkeypatch.setattr(sockets, "_CONNECT_S_MAX", 0.1)
 
 
 @pytest.fixture

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
+from protocol.temporary_folder import TemporaryFolder
 from protocol.types import Media
 from protocol.wire import MEDIA_PIXELS_MAX
 from worker.models.media.images import open_image, reading, unreadable, within
@@ -47,10 +47,10 @@ def _read(data: bytes, media: Media) -> Video:
     import cv2  # slow import, needed for videos only
 
     library: Any = cv2
-    with tempfile.NamedTemporaryFile(suffix=".video") as file:  # OpenCV reads only from files
-        file.write(data)
-        file.flush()
-        capture = library.VideoCapture(file.name)
+    with TemporaryFolder("video") as folder:  # OpenCV reads only from files
+        file = folder / "frames.video"
+        file.write_bytes(data)
+        capture = library.VideoCapture(str(file))
         try:
             return _sampled(library, capture, media)
         finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.utils import _get_classes, load_model
 
+from protocol.temporary_folder import TemporaryFolder
 from worker.engine.caches.capability_probe import CAUGHT_UP_TOKENS_MAX, ProbeTarget
 from worker.models.config import TEXT_KEYS
 from worker.models.probes.thresholds import Config, farthest, shortened
@@ -78,9 +78,9 @@ def _defaults(config: Config) -> Config:
 
 def _reopened(folder: Path, config: Config, open_network: Open) -> nn.Module:
     """Open the same weights with another config."""
-    with tempfile.TemporaryDirectory(prefix="roundhouse-") as home:
+    with TemporaryFolder("probe") as home:
         for file in folder.iterdir():
             if file.name != "config.json":
-                (Path(home) / file.name).symlink_to(file.resolve())
-        (Path(home) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return open_network(Path(home))
+                (home / file.name).symlink_to(file.resolve())
+        (home / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return open_network(home)
