@@ -101,10 +101,14 @@ def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer
 
         return follower.run(here, configured)
     try:
-        leading = SetLoader(configured, Rendezvous(configured, backend, here), timer, _probe_cache_folder())
+        meeting = Rendezvous(configured, backend, here)
     except (ModelError, InsufficientMemoryError) as error:
         return status_of(error)
-    return _serve(leading, of_set(configured), timer, leading.device_memory)
+    try:
+        leading = SetLoader(configured, meeting, timer, _probe_cache_folder())
+        return _serve(leading, of_set(configured), timer, leading.device_memory)
+    finally:
+        meeting.tidy()
 
 
 def _serve(

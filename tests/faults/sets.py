@@ -41,8 +41,11 @@ class Set:
         hosts = folder / "hosts.json"
         host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "python": python}
         hosts.write_text(json.dumps([host] * ranks))
+        first = free_ports(ranks)[0]
+        self.ring = range(first, first + ranks)
+        """Ports of upstream's ring."""
         told = [f"--port={self.port}", f"--endpoint=ipc://{folder}/line", f"--model={model_folder(MODEL)}"]
-        told += [f"--hosts={hosts}", f"--split={mode}", f"--hosts-port={free_ports(ranks)[0]}"]
+        told += [f"--hosts={hosts}", f"--split={mode}", f"--hosts-port={first}"]
         told += ["--deaths-max=1000", "--restart-delay-max=0.2", *flags]
         told += [f"--fallback={model_folder(MODEL)}"] if falls else []
         environ = {"ROUNDHOUSE_JOIN_TIMEOUT": str(JOIN_S_MAX)}

@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import signal
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ from worker.contract.guides import ForcedTokens, Guide
 from worker.models.sharded.drafting import ShardDrafting
 from worker.models.sharded.loader import part_loader
 from worker.models.sharded.parallelism import ShardGroup
-from worker.ranks import rpc
+from worker.ranks import rank_keys, rpc
 from worker.ranks.line import FollowerLine
 from worker.ranks.memory import TELL_EVERY_S, MemoryReporter
 from worker.ranks.peer_monitor import PeerMonitor
@@ -124,7 +125,7 @@ def run(place: RankInfo, settings: WorkerSettings) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
-        line = FollowerLine(place.endpoint, place.rank, settings.curve_keys)
+        line = FollowerLine(place.endpoint, place.rank, _keys(settings))
     except sockets.EndpointError as error:
         log.error("%s", error)
         return EXIT_CONFIGURATION
@@ -132,7 +133,7 @@ def run(place: RankInfo, settings: WorkerSettings) -> int:
         log.error("rank 0 cannot be reached: %s", place.endpoint)
         _end_first()
         return EXIT_BROKEN
-    PeerMonitor(line.monitor, _ends).start()
+    PeerMonitor(line.monitor, line.connection, _ends).start()
     try:
         _follow(place, line, settings)
     except (ModelError, InsufficientMemoryError) as error:
@@ -144,6 +145,14 @@ def run(place: RankInfo, settings: WorkerSettings) -> int:
     except Exception:
         log.critical("rank %d has failed", place.rank, exc_info=True)
     return EXIT_BROKEN
+
+
+def _keys(settings: WorkerSettings) -> sockets.Curve | None:
+    """Return this rank's keys: those that its leader sends, or else the configured ones. Raises
+    `EndpointError`."""
+    if os.environ.pop(rank_keys.VARIABLE, ""):
+        return rank_keys.read(sys.stdin.fileno(), settings.join_timeout_s)
+    return sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
 
 
 def _follow(place: RankInfo, line: FollowerLine, settings: WorkerSettings) -> NoReturn:

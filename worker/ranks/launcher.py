@@ -1,5 +1,6 @@
 """Launcher of the followers: as child processes on this machine, and over ssh on others.
 
+Each follower gets the set's keys on stdin (`rank_keys`).
 ssh uses upstream's private `RemoteProcess`, as `mlx.launch` does; a test checks that it still exists. No
 follower outlives the leader: children share its process group and have a lifeline, a remote process loses its
 terminal when ssh ends, and all end when their connection to the leader does.
@@ -7,13 +8,12 @@ terminal when ssh ends, and all end when their connection to the leader does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,10 @@ from typing import IO, Any
 
 from protocol import breadcrumbs, channel, lifeline
 from protocol.hosts import Backend, Host, Hosts
+from protocol.sockets import Curve
 from protocol.worker_settings import WorkerSettings
 from worker.preload import GUARD
-from worker.ranks import rank_info
+from worker.ranks import rank_info, rank_keys
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ _TOLD = (
     "served_name",
     "task",
     "text_only",
-    "curve_keys",
     "memory_limit_bytes",
     "memory_budget",
     "memory_headroom",
@@ -76,7 +76,17 @@ class LaunchPlan:
         told.pop(_SPINNING, None)
         if self.backend == "jaccl":
             told[rank_info.COORDINATOR] = f"{self.hosts.hosts[0].ips[0]}:{self.port}"
-        return told | {rank_info.LINE: endpoint}
+        return told | {rank_info.LINE: endpoint, rank_keys.VARIABLE: "stdin"}
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEndpoint:
+    """The leader's RPC endpoint, as followers need it. `folder`: for files of followers on this machine.
+    `keys`: those of a follower."""
+
+    endpoint: str
+    folder: Path
+    keys: Curve
 
 
 class RankProcesses:
@@ -85,18 +95,21 @@ class RankProcesses:
     def __init__(self) -> None:
         self._processes: dict[int, tuple[Host, subprocess.Popen[bytes]]] = {}
         self._lifeline: int | None = None
-        self._folder: Path | None = None
 
     def start(
-        self, plan: LaunchPlan, endpoint: str, settings: WorkerSettings, environ: MutableMapping[str, str]
+        self,
+        plan: LaunchPlan,
+        line: LeaderEndpoint,
+        settings: WorkerSettings,
+        environ: MutableMapping[str, str],
     ) -> None:
         """Start all followers, and set this process's own rank in `environ`. Raises `OSError`."""
-        variables = plan.variables(endpoint)
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="roundhouse-ranks-"))
+        variables = plan.variables(line.endpoint)
         files = {}
         for name, content in plan.files().items():
-            files[name] = str(folder / name)
+            files[name] = str(line.folder / name)
             Path(files[name]).write_text(content)
+        keys = rank_keys.encode(line.keys)
         reader, self._lifeline = os.pipe()
         try:
             for rank, host in enumerate(plan.hosts.hosts[1:], start=1):
@@ -109,9 +122,10 @@ class RankProcesses:
                         rank_info.RANK: str(rank),
                         rank_info.FIRST: str(os.getpid()),
                     }
-                    self._processes[rank] = host, _begin(command, told, reader)
+                    self._processes[rank] = host, _begin(command, told, reader, keys)
                 else:
-                    self._processes[rank] = host, _begin_remote(rank, host, command, plan, variables)
+                    process = _begin_remote(rank, host, command, plan, variables, keys)
+                    self._processes[rank] = host, process
         finally:
             os.close(reader)
         environ.update(variables | files | {rank_info.RANK: "0"})
@@ -126,11 +140,6 @@ class RankProcesses:
     def name(self, rank: int) -> str:
         found = self._processes.get(rank)
         return f"rank {rank} on {found[0].ssh}" if found else f"rank {rank}"
-
-    def tidy(self) -> None:
-        """Delete the temporary files, when all ranks have joined."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
         """Kill all followers, including stopped ones."""
@@ -163,18 +172,29 @@ def _bare(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in _OWN}
 
 
-def _begin(command: Sequence[str], environ: Mapping[str, str], line: int) -> subprocess.Popen[bytes]:
+def _begin(
+    command: Sequence[str], environ: Mapping[str, str], line: int, keys: bytes
+) -> subprocess.Popen[bytes]:
     # In our process group, which the supervisor ends together with us.
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command,
         env={**environ, lifeline.VARIABLE: str(line)},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         pass_fds=(line,),
     )
+    assert process.stdin is not None
+    with process.stdin as stdin, contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed
+        stdin.write(keys)
+    return process
 
 
 def _begin_remote(
-    rank: int, host: Host, command: Sequence[str], plan: LaunchPlan, variables: Mapping[str, str]
+    rank: int,
+    host: Host,
+    command: Sequence[str],
+    plan: LaunchPlan,
+    variables: Mapping[str, str],
+    keys: bytes,
 ) -> subprocess.Popen[bytes]:
     """Start a remote rank; return the process of ssh."""
     from mlx._distributed_utils import launch
@@ -183,17 +203,25 @@ def _begin_remote(
     remote: Any = launch.RemoteProcess
     started = remote(rank, host.ssh, None, None, plan.files(), told, list(command))
     process: subprocess.Popen[bytes] = started.process
+    assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    for stream, is_noted in ((process.stdout, True), (process.stderr, False)):
-        told_on = threading.Thread(target=_pass_on, args=(stream, is_noted), name=f"rank-{rank}", daemon=True)
+    outputs = (process.stdout, (process.stdin, keys)), (process.stderr, None)
+    for output in outputs:
+        told_on = threading.Thread(target=_pass_on, args=output, name=f"rank-{rank}", daemon=True)
         told_on.start()
     return process
 
 
-def _pass_on(stream: IO[bytes], is_noted: bool) -> None:
-    """Copy a remote rank's output to stderr. `is_noted`: skip the first line, upstream's process id."""
+def _pass_on(stream: IO[bytes], answer: tuple[IO[bytes], bytes] | None) -> None:
+    """Copy a remote rank's output to stderr. `answer`: skip the first line, upstream's process id, and then
+    write to its input; before that line, the remote terminal would echo what it reads."""
     for number, line in enumerate(stream):
-        if number or not is_noted:
-            sys.stderr.buffer.write(line.replace(b"\r\n", b"\n"))
-            sys.stderr.buffer.flush()
+        if answer is not None and not number:
+            stdin, keys = answer
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(keys)
+                stdin.flush()
+            continue
+        sys.stderr.buffer.write(line.replace(b"\r\n", b"\n"))
+        sys.stderr.buffer.flush()

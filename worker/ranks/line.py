@@ -3,32 +3,31 @@
 Calls are one-way, without replies. Followers send messages during start-up and their memory usage from time
 to time. libzmq's heartbeats disconnect a rank that is stopped or whose machine is off, but do not detect a
 hanging model.
+
+Only the ranks of the set are admitted: by CURVE keys, or by the permissions of an `ipc://` socket. A second
+connection under a rank's identity is ignored, and so is a message of any other peer.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.auth.thread
 
 from protocol import sockets
+from protocol.sockets import Curve
 from worker.ranks import rpc
+from worker.ranks.peer_monitor import FollowerConnections, LeaderConnection, drain
 
 log = logging.getLogger(__name__)
 
 BEAT_MS = 1000
-CHANGES = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_DISCONNECTED
-)
-"""Events of the sockets that `PeerMonitor` receives."""
+CHANGES = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+"""Events of the leader's socket, for `FollowerConnections`."""
+_DOMAIN = "roundhouse"
 
 Socket = zmq.Socket[bytes]
 
@@ -43,16 +42,21 @@ class RankGoneError(BaseException):
 class LeaderLine:
     """The leader's ROUTER socket. For one thread, except the monitor."""
 
-    def __init__(self, endpoint: str, keys: Path | None) -> None:
-        """`endpoint` may have a wildcard port: `tcp://127.0.0.1:*`. `keys`: folder with CURVE keys. Raises
+    def __init__(self, endpoint: str, size: int, curve: Curve | None) -> None:
+        """`endpoint` may have a wildcard port: `tcp://127.0.0.1:*`. `size`: number of ranks. Raises
         `EndpointError`, or `zmq.ZMQError` if the address is in use."""
+        _require_keys(endpoint, curve)
         self._context: zmq.Context[Socket] = zmq.Context()
-        curve = sockets.Curve.load(keys, "gateway") if keys else None
-        self._doorman = _doorman(self._context, keys) if keys else None
-        self._socket = sockets.bind_router(self._context, endpoint, curve, beat_ms=BEAT_MS, changes=CHANGES)
+        self._doorman = _doorman(self._context, curve) if curve is not None else None
+        self._socket = sockets.bind_router(
+            self._context, endpoint, curve, beat_ms=BEAT_MS, changes=CHANGES, handover=False
+        )
         self.monitor = self._socket.get_monitor_socket()
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._peers: list[bytes] = []
+        self.connections = FollowerConnections()
+        self._file = sockets.SocketFile(self.endpoint)
+        self._missing = {_identity(rank): rank for rank in range(1, size)}
+        self._peers: dict[bytes, int] = {}
 
     def call(self, called: rpc.Call) -> None:
         """Send a call to all connected ranks without blocking. Raises `RankGoneError`."""
@@ -65,20 +69,36 @@ class LeaderLine:
 
     def receive(self, wait_s: float) -> rpc.Word | None:
         """Receive a follower's message, or None after `wait_s` seconds."""
-        if not self._socket.poll(int(1000 * wait_s)):
-            return None
-        frames: Sequence[bytes] = self._socket.recv_multipart(zmq.NOBLOCK)
+        frames: Sequence[zmq.Frame] = ()
+        if self._socket.poll(int(1000 * wait_s)):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        if self._missing:  # otherwise these events are for `PeerMonitor`
+            drain(self.monitor, self.connections)
+        return self._word(frames) if frames else None
+
+    def _word(self, frames: Sequence[zmq.Frame]) -> rpc.Word | None:
+        """Decode a message; None if it is invalid, or not of a rank of this set."""
         try:
             peer, frame = frames
-            word = rpc.decode_word(frame)
+            word = rpc.decode_word(frame.bytes)
         except (ValueError, msgspec.MsgspecError) as error:
             log.warning("dropped an invalid message of a rank: %s", error)
             return None
-        if isinstance(word, rpc.RankUp) and peer not in self._peers:
-            self._peers.append(peer)
+        sender = peer.bytes
+        if isinstance(word, rpc.RankUp) and self._missing.get(sender) == word.rank:
+            self._peers[sender] = self._missing.pop(sender)
+            self.connections.admit(int(frame.get(zmq.SRCFD)))
+        if sender not in self._peers:
+            log.warning("dropped a message of a process that is no rank of this set")
+            return None
         return word
 
+    def stop_listening(self) -> None:
+        """Remove the file of an `ipc://` socket; connections stay. Called when all ranks have connected."""
+        self._file.remove()
+
     def close(self) -> None:
+        self._file.remove()
         self._socket.disable_monitor()
         self.monitor.close(0)
         self._socket.close(0)
@@ -90,12 +110,14 @@ class LeaderLine:
 class FollowerLine:
     """A follower's DEALER socket. For one thread, except the monitor."""
 
-    def __init__(self, endpoint: str, rank: int, keys: Path | None) -> None:
+    def __init__(self, endpoint: str, rank: int, curve: Curve | None) -> None:
         """Connects in the background. Raises `EndpointError`."""
+        _require_keys(endpoint, curve)
         self._context: zmq.Context[Socket] = zmq.Context()
-        curve = sockets.Curve.load(keys, "worker") if keys else None
-        self._socket = sockets.connect_dealer(self._context, endpoint, f"rank-{rank}", curve, beat_ms=BEAT_MS)
+        identity = _identity(rank).decode()
+        self._socket = sockets.connect_dealer(self._context, endpoint, identity, curve, beat_ms=BEAT_MS)
         self.monitor = self._socket.get_monitor_socket()
+        self.connection = LeaderConnection()
 
     def send(self, word: rpc.Word, wait_s: float) -> bool:
         """Send a message; return False if it could not be sent within `wait_s` seconds."""
@@ -121,9 +143,32 @@ class FollowerLine:
         self._context.term()
 
 
-def _doorman(context: zmq.Context[Socket], keys: Path) -> zmq.auth.thread.ThreadAuthenticator:
-    """Start an authenticator, as the gateway does: CURVE alone admits all clients with our public key."""
+def _identity(rank: int) -> bytes:
+    return f"rank-{rank}".encode()
+
+
+def _require_keys(endpoint: str, curve: Curve | None) -> None:
+    """Raise `EndpointError` for tcp without keys. On loopback too: all users of the machine can connect."""
+    if curve is None and not endpoint.startswith("ipc:"):
+        raise sockets.EndpointError(
+            f"{endpoint}: a connection between ranks over tcp requires CURVE keys (--curve-keys)"
+        )
+
+
+def _doorman(context: zmq.Context[Socket], curve: Curve) -> zmq.auth.thread.ThreadAuthenticator:
+    """Start an authenticator: CURVE alone admits all clients that know our public key."""
     doorman = zmq.auth.thread.ThreadAuthenticator(context)
     doorman.start()
-    doorman.configure_curve(domain="roundhouse", location=str(keys))
+    doorman.configure_curve_callback(_DOMAIN, _OneKey(curve.worker_public))
     return doorman
+
+
+class _OneKey:
+    """Credentials provider of pyzmq that accepts the followers' key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether a client has the key."""
+        return key == self._key

@@ -2,7 +2,7 @@
 
 MLX_RANK, with MLX_HOSTFILE (ring) or MLX_IBV_DEVICES and MLX_JACCL_COORDINATOR (jaccl), are upstream's.
 ROUNDHOUSE_RANKS is the leader's RPC endpoint. Without it, it is derived from the others, so that ranks
-started by hand find each other.
+started by hand find each other: on one machine it is a socket in the runtime directory.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.hosts import Backend, HostsError
+from protocol.hosts import Backend, HostsError, is_loopback
+from protocol.sockets import EndpointError, runtime_directory
 
 RANK, RING, DEVICES, COORDINATOR = "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"
 LINE = "ROUNDHOUSE_RANKS"
 FIRST = "ROUNDHOUSE_FIRST_RANK"
 """The process id of the leader, if it started this process on its own machine."""
 LINE_OFFSET = 1000
-"""Distance of the derived RPC port from the leader's port in the backend."""
+"""Distance of the derived RPC port, of ranks on several machines, from the leader's port in the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,9 @@ def find(environ: Mapping[str, str]) -> RankInfo | None:
         if size < 2:
             return None
         host, port = first.rsplit(":", 1)
-        endpoint = environ.get(LINE) or f"tcp://{host}:{int(port) + LINE_OFFSET}"
+        endpoint = environ.get(LINE) or _endpoint(host, int(port))
+    except EndpointError as error:
+        raise HostsError(str(error)) from None
     except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
         raise HostsError(
             f"{RANK} is set, but the related variables are not as mlx.launch sets them: {error!r}"
@@ -52,6 +55,13 @@ def find(environ: Mapping[str, str]) -> RankInfo | None:
     if int(number) >= size:
         raise HostsError(f"{RANK} is {number}, but there are only {size} ranks")
     return RankInfo(int(number), size, backend, endpoint)
+
+
+def _endpoint(host: str, port: int) -> str:
+    """Return the leader's RPC endpoint. Raises `EndpointError`."""
+    if is_loopback(host):
+        return f"ipc://{runtime_directory()}/ranks-{port}.sock"
+    return f"tcp://{host}:{port + LINE_OFFSET}"
 
 
 def _ring(environ: Mapping[str, str]) -> tuple[int, str]:

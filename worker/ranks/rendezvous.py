@@ -11,15 +11,17 @@ import os
 import sys
 import time
 from collections.abc import Iterable, MutableMapping
+from pathlib import Path
 
 import zmq
 
 from protocol import sockets
 from protocol.hosts import Backend, HostsError, problem_with, read
+from protocol.temporary_folder import TemporaryFolder
 from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import InsufficientMemoryError, ModelError
 from worker.ranks import rpc
-from worker.ranks.launcher import LaunchPlan, RankProcesses
+from worker.ranks.launcher import LaunchPlan, LeaderEndpoint, RankProcesses
 from worker.ranks.line import LeaderLine
 from worker.ranks.peer_monitor import PeerMonitor
 from worker.ranks.rank_info import RankInfo
@@ -53,25 +55,20 @@ class Rendezvous:
         self.backend = backend
         self._settings = settings
         self._others = RankProcesses()
+        self._folder: TemporaryFolder | None = None
         if here is not None:
             self.size = here.size
-            self.line = self._bound(here.endpoint)
+            self.line = _bound(here.endpoint, here.size, _configured_keys(settings))
             return
-        plan = _plan(settings, backend)
+        plan, (own, theirs) = _plan(settings, backend), sockets.Curve.new_pair()
         self.size = len(plan.hosts.hosts)
-        self.line = self._bound(f"tcp://{plan.hosts.hosts[0].ips[0]}:*")
         try:
-            self._others.start(plan, self.line.endpoint, settings, environ)
+            self._folder = TemporaryFolder("ranks")
+            self.line = _bound(_endpoint(plan, self._folder.path), self.size, own)
+            told = LeaderEndpoint(self.line.endpoint, self._folder.path, theirs)
+            self._others.start(plan, told, settings, environ)
         except OSError as error:
             raise RankAbsentError(f"a rank cannot be started: {error}") from None
-
-    def _bound(self, endpoint: str) -> LeaderLine:
-        try:
-            return LeaderLine(endpoint, self._settings.curve_keys)
-        except sockets.EndpointError as error:
-            raise ModelError(str(error)) from None
-        except zmq.ZMQError as error:
-            raise RankAbsentError(f"{endpoint}: {error}") from None
 
     def gather(self) -> PeerMonitor:
         """Wait until all ranks have connected; return the started monitor, which exits if a rank is lost."""
@@ -85,7 +82,8 @@ class Rendezvous:
             if missing and time.monotonic() >= until:
                 waited = f"within {self._settings.join_timeout_s:g} s"
                 raise RankAbsentError(f"{self._named(missing)} did not connect {waited}")
-        watch = PeerMonitor(self.line.monitor, self._lost)
+        self.line.stop_listening()
+        watch = PeerMonitor(self.line.monitor, self.line.connections, self._lost)
         watch.start()
         return watch
 
@@ -99,7 +97,13 @@ class Rendezvous:
                 raise RankAbsentError(
                     f"{self._named(missing)} did not read the model within {READ_S_MAX:g} s"
                 )
-        self._others.tidy()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Delete the files, which only the start needs."""
+        self.line.stop_listening()
+        if self._folder is not None:
+            self._folder.delete()
 
     def _named(self, ranks: Iterable[int]) -> str:
         return ", ".join(map(self._others.name, sorted(ranks)))
@@ -118,10 +122,35 @@ class Rendezvous:
         """Kill all followers and exit, on the monitor's thread."""
         ended = self._others.ended()
         self._others.kill()
+        self.tidy()
         log.critical("%s%s: all ranks end", reason, f" ({ended})" if ended else "")
         logging.shutdown()
         sys.stderr.flush()
         os._exit(EXIT_BROKEN)
+
+
+def _bound(endpoint: str, size: int, keys: sockets.Curve | None) -> LeaderLine:
+    """Bind the leader's socket. Raises `ModelError` or `RankAbsentError`."""
+    try:
+        return LeaderLine(endpoint, size, keys)
+    except sockets.EndpointError as error:
+        raise ModelError(str(error)) from None
+    except zmq.ZMQError as error:
+        raise RankAbsentError(f"{endpoint}: {error}") from None
+
+
+def _endpoint(plan: LaunchPlan, folder: Path) -> str:
+    """Return the endpoint for ranks that the leader starts: on one machine, a socket in its own folder."""
+    hosts = plan.hosts.hosts
+    return f"ipc://{folder}/line" if all(host.is_here for host in hosts) else f"tcp://{hosts[0].ips[0]}:*"
+
+
+def _configured_keys(settings: WorkerSettings) -> sockets.Curve | None:
+    """Return the leader's keys for ranks that something else has started. Raises `ModelError`."""
+    try:
+        return sockets.Curve.load(settings.curve_keys, "gateway") if settings.curve_keys else None
+    except sockets.EndpointError as error:
+        raise ModelError(str(error)) from None
 
 
 def _plan(settings: WorkerSettings, backend: Backend) -> LaunchPlan:

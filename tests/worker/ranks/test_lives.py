@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.models.families import REFUSED
+from tests.worker.ranks import ssh_stand_in
 from tests.worker.ranks.lives import PIPELINE, TENSOR, Case, live
 
 ROWS = 5
 """Rows per scenario; `make soak LANES=sets` runs more scenarios with more rows."""
-STAND_IN = """#!/bin/bash
-# In place of ssh: options, a host, and a command that is run here.
-while [[ $1 == -* ]]; do [[ $1 == -o ]] && shift; shift; done
-echo "$1" >> "$(dirname "$0")/asked"
-exec bash -c "$2"
-"""
-
 HERITAGE = {"qwen3_5_moe"}
 """Families that inherit their sharding method."""
 NO_ROOM = {"bailing_hybrid"}
@@ -38,11 +34,17 @@ def test_a_rank_over_ssh_is_started_as_mlx_launch_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text(STAND_IN)
+    shutil.copy(ssh_stand_in.__file__, ssh)
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert live(Case.of("qwen3_moe:pipeline:2"), range(1), host="mac-2", rows=ROWS).wrong == []
-    assert (tmp_path / "asked").read_text() == "mac-2\n"
+    said = {name: (tmp_path / name).read_text() for name in ("host", "command", "input", "output")}
+    assert said["host"] == "mac-2"
+    assert "follows rank 0" in said["output"]
+    # Everybody can read a command line, and the log has all output: neither contains the keys.
+    keys = json.loads(said["input"])
+    assert len(keys) == 3
+    assert not any(key in said["command"] + said["output"] for key in keys)
 
 
 def _sources() -> dict[str, str]:

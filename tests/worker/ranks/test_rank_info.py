@@ -30,6 +30,18 @@ def test_a_ring_is_met_beyond_the_first_ranks_port(tmp_path: Path) -> None:
     assert find(told) == RankInfo(1, 2, "ring", "tcp://10.0.0.1:4321")
 
 
+def test_ranks_of_one_machine_meet_in_the_runtime_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = written(tmp_path, [["127.0.0.1:5000"], ["127.0.0.1:5001"]])
+    found = find({"MLX_RANK": "1", "MLX_HOSTFILE": file})
+    assert found == RankInfo(1, 2, "ring", f"ipc://{tmp_path}/roundhouse/ranks-5000.sock")
+    (tmp_path / "roundhouse").chmod(0o755)
+    with pytest.raises(HostsError, match="0700"):
+        find({"MLX_RANK": "1", "MLX_HOSTFILE": file})
+
+
 def test_a_jaccl_set_is_met_beyond_its_coordinator(tmp_path: Path) -> None:
     file = written(tmp_path, [[None, "rdma_en2"], ["rdma_en2", None]])
     environ = {"MLX_RANK": "0", "MLX_IBV_DEVICES": file, "MLX_JACCL_COORDINATOR": "10.0.0.1:5000"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
-import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +14,15 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from protocol.sockets import write_keys
+from protocol.sockets import Curve, EndpointError, write_keys
 from protocol.worker_settings import WorkerSettings
 from tests.ports import free_port
 from worker.contract.engine import ModelError
 from worker.ranks import peer_monitor as watch_module
+from worker.ranks import rank_keys, rpc
 from worker.ranks import rendezvous as meeting_module
-from worker.ranks import rpc
 from worker.ranks.line import FollowerLine, LeaderLine
-from worker.ranks.peer_monitor import PeerMonitor
+from worker.ranks.peer_monitor import FollowerConnections, LeaderConnection, PeerMonitor
 from worker.ranks.rank_info import RankInfo
 from worker.ranks.rendezvous import RankAbsentError, Rendezvous
 
@@ -31,16 +32,17 @@ WAIT_S = 10.0
 @contextlib.contextmanager
 def meeting(size: int = 2, join_s: float = WAIT_S) -> Iterator[tuple[Rendezvous, RankInfo]]:
     """A rendezvous of ranks that something else starts."""
-    here = RankInfo(0, size, "ring", f"tcp://127.0.0.1:{free_port()}")
-    met = Rendezvous(WorkerSettings(join_timeout_s=join_s), "ring", here)
-    try:
-        yield met, here
-    finally:
-        met.line.close()
+    with tempfile.TemporaryDirectory() as folder:
+        here = RankInfo(0, size, "ring", f"ipc://{folder}/line")
+        met = Rendezvous(WorkerSettings(join_timeout_s=join_s), "ring", here)
+        try:
+            yield met, here
+        finally:
+            met.line.close()
 
 
 @contextlib.contextmanager
-def follower(here: RankInfo, rank: int, keys: Path | None = None) -> Iterator[FollowerLine]:
+def follower(here: RankInfo, rank: int, keys: Curve | None = None) -> Iterator[FollowerLine]:
     line = FollowerLine(here.endpoint, rank, keys)
     try:
         yield line
@@ -71,6 +73,7 @@ def test_rank_that_joins_too_late_is_named() -> None:
 def test_rank_that_loads_weights_too_late_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting_module, "READ_S_MAX", 0.1)
     with meeting(3) as (met, here), follower(here, 1) as one:
+        assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
         assert one.send(rpc.WeightsLoaded(1), WAIT_S)
         with pytest.raises(RankAbsentError, match=r"rank 2 did not read the model within 0.1 s"):
             met.await_read()
@@ -88,25 +91,68 @@ def test_refusing_rank_reports_the_reason_and_whether_it_is_permanent(for_good: 
 
 def watched(line: LeaderLine) -> tuple[PeerMonitor, queue.SimpleQueue[str]]:
     reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-    watch = PeerMonitor(line.monitor, reasons.put)
+    watch = PeerMonitor(line.monitor, line.connections, reasons.put)
     watch.start()
     return watch, reasons
 
 
-def test_lost_rank_is_detected_and_foreign_connections_are_ignored(tmp_path: Path) -> None:
+def test_lost_rank_is_detected() -> None:
     with meeting() as (met, here):
-        watch, reasons = watched(met.line)
         with follower(here, 1) as one:
             assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
             assert met.line.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
-            host, port = here.endpoint.removeprefix("tcp://").split(":")
-            for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f"):
-                with socket.create_connection((host, int(port))) as stranger:
-                    stranger.sendall(said)
+            watch, reasons = watched(met.line)
             with pytest.raises(queue.Empty):
                 reasons.get(timeout=0.5)
         assert reasons.get(timeout=WAIT_S) == "the connection to a rank is lost"
         watch.close()
+
+
+def test_rank_that_is_lost_before_the_others_have_joined_is_noticed() -> None:
+    with meeting(3) as (met, here), follower(here, 2) as two:
+        with follower(here, 1) as one:
+            assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
+            assert met.line.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
+        assert two.send(rpc.RankUp(2, "mac-2"), WAIT_S)
+        assert met.line.receive(WAIT_S) == rpc.RankUp(2, "mac-2")
+        watch, reasons = watched(met.line)
+        assert reasons.get(timeout=WAIT_S) == "the connection to a rank is lost"
+        watch.close()
+
+
+ACCEPTED, DISCONNECTED = zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_lost"),
+    [
+        ([(ACCEPTED, 7)], [], False),
+        ([(ACCEPTED, 7)], [(DISCONNECTED, 7)], True),
+        ([(ACCEPTED, 7), (DISCONNECTED, 7)], [], True),
+        ([(ACCEPTED, 7), (DISCONNECTED, 7), (ACCEPTED, 7)], [], False),
+        ([(ACCEPTED, 7)], [(ACCEPTED, 8), (DISCONNECTED, 8), (DISCONNECTED, 9)], False),
+    ],
+    ids=["there", "gone", "gone before it was admitted", "after a stranger", "beside strangers"],
+)
+def test_connection_of_a_follower_is_told_from_those_of_strangers(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], is_lost: bool
+) -> None:
+    connections = FollowerConnections()
+    for event in before:
+        connections.on_event(*event)
+    connections.admit(7)
+    for event in after:
+        connections.on_event(*event)
+    assert connections.is_lost == is_lost
+
+
+def test_connection_to_the_leader_is_lost_only_once_it_was_made() -> None:
+    connection = LeaderConnection()
+    connection.on_event(DISCONNECTED, 7)
+    assert not connection.is_lost
+    connection.on_event(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+    connection.on_event(DISCONNECTED, 7)
+    assert connection.is_lost
 
 
 def test_peer_monitor_reports_a_phase_that_takes_too_long() -> None:
@@ -118,17 +164,17 @@ def test_peer_monitor_reports_a_phase_that_takes_too_long() -> None:
 
 
 class Knocked:
-    """A stand-in for a socket monitor: a stranger's handshake fails over and over."""
+    """A stand-in for a socket monitor: a stranger connects and leaves over and over."""
 
     def poll(self, wait_ms: int) -> bool:
         return True
 
 
 def test_strangers_without_end_do_not_hide_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    turned_away = {"event": watch_module.FAILED_HANDSHAKES[0]}
+    turned_away = {"event": DISCONNECTED, "value": 7}
     monkeypatch.setattr(watch_module, "recv_monitor_message", lambda monitor: turned_away)
     reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-    watch = PeerMonitor(cast(Any, Knocked()), reasons.put)
+    watch = PeerMonitor(cast(Any, Knocked()), FollowerConnections(), reasons.put)
     watch.allow(0.05, "trying the model")
     watch.start()
     try:
@@ -147,7 +193,7 @@ def test_a_watch_that_ends_the_process_just_now_is_not_waited_for(monkeypatch: p
         ended.set()
 
     with meeting() as (met, _):
-        watch = PeerMonitor(met.line.monitor, lost)
+        watch = PeerMonitor(met.line.monitor, met.line.connections, lost)
         watch.allow(0.0, "trying the model")
         watch.start()
         assert called.wait(WAIT_S)
@@ -175,15 +221,37 @@ def test_a_word_for_a_first_rank_that_has_just_gone_is_not_waited_with(
         assert not one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
 
 
-def test_with_keys_nobody_comes_in_without_them(tmp_path: Path) -> None:
+def test_ranks_that_are_started_by_hand_use_the_configured_keys_over_tcp(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys")
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    line = LeaderLine(endpoint, tmp_path / "keys")
     here = RankInfo(0, 2, "ring", endpoint)
+    with pytest.raises(ModelError, match="requires CURVE keys"):
+        Rendezvous(WorkerSettings(), "ring", here)
+    met = Rendezvous(WorkerSettings(curve_keys=tmp_path / "keys"), "ring", here)
     try:
-        with follower(here, 1) as stranger, follower(here, 1, tmp_path / "keys") as one:
-            assert not stranger.send(rpc.RankUp(1, "stranger"), 0.5)
+        with follower(here, 1, Curve.load(tmp_path / "keys", "worker")) as one:
             assert one.send(rpc.RankUp(1, "mac-1"), WAIT_S)
-            assert line.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
+            assert met.line.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
     finally:
-        line.close()
+        met.line.close()
+
+
+def test_followers_get_their_keys_over_a_pipe() -> None:
+    _, keys = Curve.new_pair()
+    reader, writer = os.pipe()
+    with open(reader, "rb", closefd=True), open(writer, "wb", buffering=0) as theirs:
+        theirs.write(rank_keys.encode(keys)[:50])
+        threading.Timer(0.05, theirs.write, [rank_keys.encode(keys)[50:]]).start()
+        assert rank_keys.read(reader, WAIT_S) == keys
+
+
+@pytest.mark.parametrize("said", [b"", b"{}\n", b'["a"]\n', b"x" * 5000])
+def test_a_follower_without_keys_does_not_wait_for_ever(said: bytes) -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb", closefd=True):
+        with open(writer, "wb", buffering=0) as theirs:
+            with pytest.raises(EndpointError, match=r"rank 0 has sent no keys within 0\.05 s"):
+                rank_keys.read(reader, 0.05)
+            theirs.write(said)
+        with pytest.raises(EndpointError, match="rank 0 has sent no keys"):
+            rank_keys.read(reader, WAIT_S)
