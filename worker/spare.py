@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from protocol import channel, lifeline
+from worker import file_limit
 from worker.preload import preload_openblas
 
 _LOWEST = 19
@@ -37,6 +38,7 @@ def words(imports: Sequence[str], look_ahead: Callable[[], None] = lambda: None)
     if line is None:
         raise SystemExit(f"{channel.SPARE} is set, but there is no spawn channel from a supervisor")
     with ThreadPoolExecutor(1, initializer=_step_back) as aside:
+        aside.submit(file_limit.import_upstream).result()
         aside.submit(_import, imports).result()
     look_ahead()
     line.send("there")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.command import service
+from deploy.command import service, standard_streams
 from deploy.command.bench import bench
 from deploy.command.chat import chat
 from deploy.command.doctor import doctor
@@ -81,4 +81,5 @@ app = _app()
 
 
 def main() -> None:
+    standard_streams.open_missing()
     app(prog_name="roundhouse")

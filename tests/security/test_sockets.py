@@ -1,0 +1,238 @@
+"""Sockets and files of the server: who may connect, where they lie, and that none is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import zmq
+
+from protocol import sockets
+from protocol.sockets import EndpointError
+from tests.ports import free_port
+from tests.security.limited_worker import LIMIT
+from tests.system import NO_TLS, Process, eventually, running_system
+
+READY_S_MAX = 120.0
+GONE_S_MAX = 30.0
+CLOSED = "exec {python} -m deploy serve {flags} <&- >&- 2>&-"
+
+
+class Served:
+    """`roundhouse serve` with folders of its own for sockets and temporary files."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.port = free_port()
+        self.folder = folder
+        self.runtime, self.temporary = folder / "run" / "roundhouse", folder / "tmp"
+        self.flags = [f"--port={self.port}", f"--config={folder}/none.toml"]
+        (folder / "none.toml").touch()
+        for path, name in ((self.runtime.parent, "XDG_RUNTIME_DIR"), (self.temporary, "TMPDIR")):
+            path.mkdir()
+            monkeypatch.setenv(name, str(path))
+        monkeypatch.setattr("tempfile.tempdir", str(self.temporary))
+
+    def is_ready(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            url = f"http://127.0.0.1:{self.port}/ready"
+            return httpx.get(url, timeout=5, verify=NO_TLS).status_code == 200
+        return False
+
+    def wait_ready(self) -> None:
+        eventually(self.is_ready, within_s=READY_S_MAX, what="ready")
+
+    def left(self) -> set[str]:
+        """Return what lies in both folders, but for upstream's compiled kernels."""
+        found = [*self.runtime.iterdir(), *self.temporary.iterdir()]
+        return {path.name for path in found} - {"mlx"}
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    return Served(tmp_path, monkeypatch)
+
+
+def whole(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def listeners(processes: Sequence[psutil.Process]) -> Iterator[tuple[str, int] | str]:
+    """Yield the addresses and paths that other processes can connect to."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in process.net_connections("all"):
+                if each.family == socket.AF_UNIX:
+                    if isinstance(each.laddr, str) and each.laddr:
+                        yield each.laddr
+                elif each.status == psutil.CONN_LISTEN or not each.raddr:
+                    yield each.laddr.ip, each.laddr.port
+
+
+@pytest.mark.timeout(300)
+def test_a_server_without_standard_streams_has_only_private_sockets_and_a_clean_stop_leaves_none(
+    served: Served,
+) -> None:
+    command = CLOSED.format(python=sys.executable, flags=" ".join(served.flags))
+    begun = subprocess.Popen(["bash", "-c", command])
+    process = psutil.Process(begun.pid)
+    try:
+        served.wait_ready()
+        expected = {served.runtime / f"{served.port}.sock", served.runtime / f"serve-{served.port}"}
+        assert set(listeners(whole(process))) == {("127.0.0.1", served.port), *map(str, expected)}
+        assert stat.S_IMODE(served.runtime.stat().st_mode) == 0o700
+        assert set(served.runtime.iterdir()) == expected
+        assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in expected} == {0}
+    finally:
+        begun.send_signal(signal.SIGTERM)
+        assert begun.wait(GONE_S_MAX) == 0
+    assert served.left() == set()
+
+
+@pytest.mark.timeout(300)
+def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(served: Served) -> None:
+    serve = Process("serve", ["deploy", "serve", *served.flags], served.folder)
+    members = []
+    try:
+        served.wait_ready()
+        members = whole(serve.stats)
+        assert len(members) >= 3
+    finally:
+        serve.kill()
+        serve.wait()
+    _, alive = psutil.wait_procs(members, timeout=GONE_S_MAX)
+    assert alive == []
+    assert served.left() == set()
+
+
+@pytest.mark.timeout(300)
+def test_a_stop_at_once_leaves_no_socket(served: Served) -> None:
+    serve = Process("serve", ["deploy", "serve", "--spare=0", *served.flags], served.folder)
+    try:
+        eventually((served.runtime / f"{served.port}.sock").exists, within_s=READY_S_MAX, what="bound")
+    finally:
+        serve.kill(signal.SIGTERM)
+        serve.kill(signal.SIGINT)
+        serve.wait()
+    assert served.left() == set()
+
+
+@pytest.mark.timeout(200)
+def test_a_worker_starts_with_fewer_open_files_than_upstream_sets(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        worker = system.start_worker(module="tests.security.limited_worker")
+        system.wait_ready()
+        assert worker.stats.rlimit(psutil.RLIMIT_NOFILE) == (LIMIT, LIMIT)
+
+
+# --- paths that others prepare -----------------------------------------------------------------------
+
+
+Socket = zmq.Socket[bytes]
+
+
+@contextlib.contextmanager
+def opened(*ends: Callable[[zmq.Context[Socket]], Socket]) -> Iterator[None]:
+    """Open sockets one after another."""
+    context: zmq.Context[Socket] = zmq.Context()
+    made: list[Socket] = []
+    try:
+        for end in ends:
+            made.append(end(context))
+        yield
+    finally:
+        for socket_ in made:
+            monitor = socket_.get_monitor_socket()
+            socket_.disable_monitor()
+            monitor.close(0)
+            socket_.close(0)
+        context.term()
+
+
+def gateway(endpoint: str) -> Callable[[zmq.Context[Socket]], Socket]:
+    return lambda context: sockets.bind_router(context, endpoint, None)
+
+
+def worker(endpoint: str) -> Callable[[zmq.Context[Socket]], Socket]:
+    return lambda context: sockets.connect_dealer(context, endpoint, "worker", None)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o720, 0o702])
+@pytest.mark.parametrize("path", ["line", "absent/line"])
+@pytest.mark.parametrize("end", [gateway, worker])
+def test_a_socket_in_a_folder_that_others_can_write_to_is_refused_at_both_ends(
+    end: Callable[[str], Callable[[zmq.Context[Socket]], Socket]], path: str, mode: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(EndpointError, match="by no one else"), opened(end(f"ipc://{folder}/{path}")):
+        pass
+
+
+def test_a_socket_is_its_owners_alone_in_a_folder_that_others_can_enter(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with opened(gateway(f"ipc://{tmp_path}/line"), worker(f"ipc://{tmp_path}/line")):
+        assert stat.S_IMODE((tmp_path / "line").stat().st_mode) & 0o077 == 0
+
+
+def test_a_runtime_directory_that_others_could_swap_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    sockets.runtime_directory()
+    tmp_path.chmod(0o777)
+    with pytest.raises(EndpointError, match="by no one else"):
+        sockets.runtime_directory()
+    tmp_path.chmod(0o1777)
+    sockets.runtime_directory()
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a file"])
+def test_a_file_at_the_path_of_a_socket_is_kept(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    path = tmp_path / "precious"
+    if kind == "link to a file":
+        path = tmp_path / "line"
+        path.symlink_to(tmp_path / "precious")
+    with pytest.raises(EndpointError, match="is not a socket"), opened(gateway(f"ipc://{path}")):
+        pass
+    assert path.read_text() == "precious"
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    long = gateway(f"ipc://{tmp_path}/{'x' * 200}")
+    with pytest.raises(EndpointError, match="the path has more than"), opened(long):
+        pass
+
+
+def test_a_socket_of_a_killed_process_is_removed_and_one_in_use_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "line"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert not sockets.remove_stale(path)
+        assert path.exists()
+    assert path.exists()
+    assert sockets.remove_stale(path)
+    assert not path.exists()
+    assert sockets.remove_stale(path)
+
+
+def test_a_socket_that_another_process_has_bound_since_is_kept(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/line"
+    with opened(gateway(endpoint)):
+        ours = sockets.SocketFile(endpoint)
+        with opened(gateway(endpoint)):
+            ours.remove()
+            assert (tmp_path / "line").exists()
+            sockets.SocketFile(endpoint).remove()
+            assert list(tmp_path.iterdir()) == []
