@@ -13,7 +13,7 @@ from protocol import lifeline, logs, settings, sockets, temporary_folder
 from protocol.hosts import HostsError
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
-from worker import file_limit, spare
+from worker import file_limit, kernel_folder, spare
 from worker.config import cache_folder, of_set
 from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
 from worker.preload import preload_openblas
@@ -52,6 +52,7 @@ def main() -> int:
     # May re-execute this process, so it comes before following the lifeline and importing MLX.
     preload_openblas(sys.argv)
     file_limit.import_upstream()
+    kernel_folder.protect()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # until the service handles it
     lifeline.follow_parent()

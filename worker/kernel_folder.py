@@ -1,0 +1,34 @@
+"""Folder of MLX's compiled kernels, on CPUs: `mlx` among the temporary files.
+
+MLX compiles C++ there, loads the libraries that it finds there into the process, and checks neither the owner
+nor the permissions. So another user of the machine who makes this folder first would run code as us.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from protocol.secure_files import is_protected
+from protocol.temporary_folder import TemporaryFolder
+
+log = logging.getLogger(__name__)
+
+
+def protect() -> None:
+    """Take the folder, or if others can write to it, have MLX use another one. Call it before MLX computes.
+
+    Other temporary files stay where they are. Raises `OSError`.
+    """
+    folder = Path(tempfile.gettempdir()) / "mlx"  # Python remembers the folder for temporary files
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if is_protected(folder):
+            return
+    except OSError as error:
+        log.debug("%s: %s", folder, error)
+    other = TemporaryFolder("kernels").path
+    os.environ["TMPDIR"] = str(other)
+    log.warning("%s is writable by others: MLX compiles kernels in %s, for this process only", folder, other)
