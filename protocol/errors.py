@@ -124,13 +124,17 @@ def code_named(name: str) -> Code:
         return Code.INTERNAL_ERROR
 
 
-def too_long(context_length: int, tokens: int, source: str, *, by_memory: bool) -> RequestError:
-    """Return the error for a prompt of `tokens` tokens. `by_memory`: the limit is memory, not the model."""
+def too_long(
+    context_length: int, tokens: int, source: str, *, by_memory: bool, is_partial: bool = False
+) -> RequestError:
+    """Return the error for a prompt of `tokens` tokens. `by_memory`: the limit is memory, not the model.
+    `is_partial`: it has more than that, which were not counted."""
     where = " in the memory of this server" if by_memory else ""
+    count = f"more than {tokens}" if is_partial else str(tokens)
     return RequestError(
         Code.CONTEXT_LENGTH_EXCEEDED,
         f"This model's maximum context length is {context_length} tokens{where}. However, your {source} "
-        f"resulted in {tokens} tokens. Please reduce the length of the {source}.",
+        f"resulted in {count} tokens. Please reduce the length of the {source}.",
         param=source,
-        details={"prompt_tokens": tokens, "context_length": context_length},
+        details={"prompt_tokens": tokens + is_partial, "context_length": context_length},
     )

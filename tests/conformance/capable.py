@@ -46,6 +46,7 @@ from worker.contract.engine import (
     StepOutput,
     Tokenized,
 )
+from worker.contract.preparation import NEVER, CancelToken
 from worker.models.load import ModelLoader
 from worker.models.prompts.grammar_choice import offered
 from worker.models.prompts.prompt import open_tokenizer
@@ -171,16 +172,20 @@ class Prompter:
     preparer: Preparer
     tokenizer: TokenizerWrapper
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
-        prepared = self.preparer.prepare(request, media)
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
+        prepared = self.preparer.prepare(request, media, cancel_token)
         answer = decide(unpack(request), request.calling) if request.form is None else None
         if answer is None:
             return prepared
         tokens = (*self._tokens(answer), *sorted(self.tokenizer.eos_token_ids)[:1])
         return replace(prepared, sampling=replace(prepared.sampling, forced=tokens))
 
-    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
-        return self.preparer.tokenize(request, media)
+    def tokenize(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> Tokenized:
+        return self.preparer.tokenize(request, media, cancel_token)
 
     def _tokens(self, answer: Call | str) -> Sequence[int]:
         tokenizer = self.tokenizer

@@ -36,6 +36,7 @@ from worker.contract.engine import (
     SamplingParams,
     Tokenized,
 )
+from worker.contract.preparation import NEVER, CancelToken
 from worker.transport.service import Service
 
 NAME = "reader"
@@ -117,7 +118,9 @@ class Preparer:
     scripts: MutableMapping[str, Script]
     context_length: int
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
         conversation = unpack(request)
         tokens = _tokens(conversation)
         if len(tokens) >= self.context_length:
@@ -135,7 +138,9 @@ class Preparer:
             growths=tuple(steps),
         )
 
-    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+    def tokenize(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> Tokenized:
         return Tokenized(request.id, len(_tokens(unpack(request))))
 
 

@@ -17,6 +17,7 @@ from tests.scripted_worker.eyes import seen
 from tests.scripted_worker.pictures import IMAGE_TOKENS, pictures_in, with_keys
 from tests.scripted_worker.script import Script
 from worker.contract.engine import EngineRequest, OutputDelta, SamplingParams, Tokenized
+from worker.contract.preparation import NEVER, CancelToken
 
 CONTEXT_LENGTH = 8192
 WORDS_BEFORE_CALLS = 2
@@ -37,7 +38,9 @@ class FakePreparer:
     scripts: MutableMapping[str, Script]
     context_length: int
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
         text = _text(request)
         if request.suffix:
             raise RequestError(
@@ -80,7 +83,9 @@ class FakePreparer:
             script=script,
         )
 
-    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+    def tokenize(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> Tokenized:
         wanted, text = request.tokenizing or TokenizeOptions(), _text(request)
         tokens = (*_tokens(request, text), *(1,) * IMAGE_TOKENS * len(request.media))
         return Tokenized(

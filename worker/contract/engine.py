@@ -16,6 +16,7 @@ from protocol.types import CallDelta, Capabilities, SparsePrefill
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.guides import ForcedTokens, Grammar
 from worker.contract.images import ArrayBytes, ImageInput
+from worker.contract.preparation import NEVER, CancelToken
 from worker.contract.texts import Encoder, TextsPreparer
 
 Progress = Callable[[int, int], None]
@@ -131,12 +132,17 @@ class Tokenized:
 class Preparer(Protocol):
     """Chat template and tokenizer. Owned by one thread of the pool, never shared; does not use MLX."""
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
-        """Render and tokenize a request. Raises `protocol.errors.RequestError` for an invalid request."""
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
+        """Render and tokenize a request. Raises `protocol.errors.RequestError` for an invalid request, and
+        `PreparationCancelled` after a cancellation."""
 
-    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
-        """Tokenize a prompt of any length, even an empty one, as `request.tokenizing` says. Raises as
-        `prepare` does."""
+    def tokenize(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> Tokenized:
+        """Tokenize a prompt, even an empty one or one beyond the context, as `request.tokenizing` says.
+        Raises as `prepare` does."""
 
 
 class OutputDelta(NamedTuple):
@@ -353,7 +359,8 @@ class ModelInfo:
     all rows' caches; None: unknown. `fingerprint`: hexadecimal, equal for models that can use each other's
     stored caches; empty: caches are not stored. `identity`: the same without library versions; models with
     equal identities can continue each other's output. `plan`: backend and sharding, if several processes run
-    the model."""
+    the model. `token_bytes_max`: the most bytes of text, apart from white space, that one token can stand
+    for; 0: unknown."""
 
     name: str
     context_length: int
@@ -364,6 +371,7 @@ class ModelInfo:
     fingerprint: str = ""
     identity: str = ""
     plan: str = ""
+    token_bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.messages import Embed, Rank
+from worker.contract.preparation import NEVER, CancelToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +52,8 @@ class Encoder(Protocol):
 class TextsPreparer(Protocol):
     """Tokenizer. Owned by one thread of the pool, never shared; does not use MLX."""
 
-    def prepare(self, request: Embed | Rank, media: Sequence[bytes]) -> PreparedTexts:
-        """Tokenize the texts. Raises `protocol.errors.RequestError` for an invalid request."""
+    def prepare(
+        self, request: Embed | Rank, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> PreparedTexts:
+        """Tokenize the texts. Raises `protocol.errors.RequestError` for an invalid request, and
+        `PreparationCancelled` after a cancellation."""

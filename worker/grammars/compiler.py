@@ -1,8 +1,8 @@
 """Grammar compiler: compiles with llguidance, within limits of size and time, and caches the results.
 
-Invariants: no pool thread waits longer than `COMPILE_S_MAX` for a grammar, whatever a request sends, and at
-most `RUNNING_MAX` threads compile. llguidance cannot be interrupted, so each grammar is compiled on its own
-thread, which is abandoned after the timeout. Its own limits bound the size of a grammar;
+Invariants: no pool thread waits longer than `COMPILE_S_MAX` for all grammars of a request, whatever it sends,
+and at most `RUNNING_MAX` threads compile. llguidance cannot be interrupted, so each grammar is compiled on
+its own thread, which is abandoned after the timeout. Its own limits bound the size of a grammar;
 `worker.grammars.schema` refuses what they do not cover. The last `KEPT_MAX` results, refusals and running
 compilations are cached: concurrent requests with one grammar compile it once.
 """
@@ -19,6 +19,7 @@ from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits
 
+from worker.contract.preparation import NEVER, CancelToken
 from worker.grammars.tokenizer import GrammarTokenizer
 
 COMPILE_S_MAX = 3.0
@@ -46,6 +47,10 @@ class GrammarError(Exception):
     """A grammar could not be compiled; the message is llguidance's or ours."""
 
 
+class GrammarTimeoutError(GrammarError):
+    """There was not enough time to compile a grammar."""
+
+
 class Compiler:
     """Compiler with a cache. One per model, shared by all threads of the pool."""
 
@@ -61,7 +66,7 @@ class Compiler:
         try:
             outcome = self._asked(grammar, wait_s_max).result(max(0.0, until - time.monotonic()))
         except TimeoutError:
-            raise GrammarError(f"it takes longer than {wait_s_max:g} s to compile") from None
+            raise GrammarTimeoutError(f"it takes longer than {wait_s_max:g} s to compile") from None
         if isinstance(outcome, str):
             raise GrammarError(outcome)
         return outcome
@@ -91,6 +96,27 @@ class Compiler:
             future.set_result(f"it cannot be compiled ({type(error).__name__})")
         finally:
             self._running.release()
+
+
+class CompileBudget:
+    """Compiler for the grammars of one request, which share `COMPILE_S_MAX`."""
+
+    def __init__(self, compiler: Compiler, cancel_token: CancelToken = NEVER) -> None:
+        """`cancel_token`: checked before each grammar."""
+        self._compiler = compiler
+        self._cancel_token = cancel_token
+        self._until = time.monotonic() + COMPILE_S_MAX
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return max(0.0, self._until - time.monotonic())
+
+    def compile(self, grammar: str, share: float = 1.0) -> LLMatcher:
+        """Compile a grammar within a share of the time that is left. Raises `GrammarError`, and
+        `PreparationCancelled` after a cancellation."""
+        self._cancel_token.check()
+        return self._compiler.compile(grammar, share * self.left_s)
 
 
 def _compiled(lexicon: GrammarTokenizer, grammar: str) -> LLMatcher | str:

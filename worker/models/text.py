@@ -11,6 +11,7 @@ from mlx_lm.utils import get_total_parameters
 from msgspec.structs import replace
 
 from protocol.logs import quiet_libraries
+from protocol.types import Capabilities
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import (
     EngineRequest,
@@ -31,8 +32,10 @@ from worker.models.media.preprocessing import ImagePreprocessor
 from worker.models.prompts.format import CallFormat, Format
 from worker.models.prompts.grammar_choice import GrammarCache
 from worker.models.prompts.prompt import PromptRules, TextPreparer
+from worker.models.prompts.render_bound import RenderTimeout
 from worker.models.prompts.sampling_defaults import read_defaults
 from worker.models.prompts.template import probe
+from worker.models.prompts.token_bytes import token_bytes_max
 from worker.models.tokenizers import Tokenizers
 from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import ChannelProcessor
@@ -79,10 +82,19 @@ def build_text_model(
         name=name,
         context_length=config.context_length,
         parameters=get_total_parameters(network),
-        capabilities=replace(probe(tokenizer), images="image" in seen, videos="video" in seen),
+        capabilities=replace(_probe(tokenizer, name), images="image" in seen, videos="video" in seen),
         batched=engine.is_batchable,
+        token_bytes_max=token_bytes_max(tokenizer._tokenizer),
     )
     return Model(facts, engine, open_preparer, OutputProcessors(tokenizer).open)
+
+
+def _probe(tokenizer: TokenizerWrapper, name: str) -> Capabilities:
+    try:
+        return probe(tokenizer)
+    except RenderTimeout as error:
+        message = f"{name}: its chat template does not end: {error} Correct the template."
+        raise ModelError(message) from None
 
 
 def _first(tokenizers: Tokenizers, name: str, folder: Path) -> TokenizerWrapper:

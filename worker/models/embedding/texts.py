@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from protocol.errors import Code, RequestError, too_long
 from protocol.messages import Embed, Rank
 from protocol.packed_texts import unpack
+from worker.contract.preparation import NEVER, CancelToken
 from worker.contract.texts import PreparedTexts, Text
+from worker.models.prompts.render_bound import RENDER_S_MAX, RenderTimeout, within
+from worker.models.prompts.token_limit import SLICE_CHARACTERS, TokenLimit, beginning
 
 TEXTS_AT_ONCE = 64
 """Texts tokenized in one call; other threads can run between calls."""
+CHARACTERS_AT_ONCE = 4 * SLICE_CHARACTERS
+"""Characters tokenized in one call, if it has more than one text."""
 INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 _JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the "
@@ -46,14 +51,16 @@ class EmbedPreparer:
         self._tokenizer = tokenizer
         self._rules = rules
 
-    def prepare(self, request: Embed, media: Sequence[bytes]) -> PreparedTexts:
+    def prepare(
+        self, request: Embed, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> PreparedTexts:
         self._check_dimensions(request.dimensions)
         if request.tokens_max is not None:
             most = min(request.tokens_max, self._rules.context_length)
             request = replace(request, tokens_max=most)
         # A request for the full length is a request for the plain vector.
         dimensions = None if request.dimensions == self._rules.width else request.dimensions
-        tokens = self._tokens(request, unpack(request))
+        tokens = self._tokens(request, unpack(request), cancel_token)
         return _prepared(
             request,
             [
@@ -62,14 +69,31 @@ class EmbedPreparer:
             ],
         )
 
-    def _tokens(self, request: Embed, texts: list[str | list[int]]) -> dict[int, list[int]]:
+    def _tokens(
+        self, request: Embed, texts: list[str | list[int]], cancel_token: CancelToken
+    ) -> dict[int, list[int]]:
         tokens = {place: text for place, text in enumerate(texts) if isinstance(text, list)}
         spelled = [(place, text) for place, text in enumerate(texts) if isinstance(text, str)]
-        for first in range(0, len(spelled), TEXTS_AT_ONCE):
-            places, some = zip(*spelled[first : first + TEXTS_AT_ONCE], strict=True)
-            encoded = _attempted(request.source, partial(self._spelled, some, request.tokens_max))
+        shorten = partial(self._bounded, request, cancel_token)
+        for some in _batches(spelled, shorten):
+            cancel_token.check()
+            places, bounded = zip(*some, strict=True)
+            encoded = _attempted(request.source, partial(self._spelled, bounded, request.tokens_max))
             tokens |= zip(places, encoded, strict=True)
         return tokens
+
+    def _bounded(self, request: Embed, cancel_token: CancelToken, place: int, text: str) -> str:
+        """Return a text, or the part of it that is not going to be truncated. Raises `RequestError` if it is
+        certainly too long."""
+        encode = partial(_encoded, self._tokenizer)
+        source = _name(request, place)
+        if request.tokens_max is None:
+            limit = TokenLimit(self._rules.context_length, cancel_token=cancel_token)
+            _attempted(source, partial(limit.check_text, text, source, encode))
+            return text
+        if getattr(self._tokenizer, "truncation_side", "right") != "right":
+            return text
+        return _attempted(source, partial(beginning, text, request.tokens_max, encode, cancel_token))
 
     def _spelled(self, texts: Sequence[str], most: int | None) -> list[list[int]]:
         cut = {} if most is None else {"truncation": True, "max_length": most}
@@ -122,16 +146,24 @@ class PairPreparer:
         self._tokenizer = tokenizer
         self._rules = rules
 
-    def prepare(self, request: Rank, media: Sequence[bytes]) -> PreparedTexts:
+    def prepare(
+        self, request: Rank, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> PreparedTexts:
         if request.instruction:
             message = "'instruction' is not supported: this model was trained for one kind of relevance."
             raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param="instruction")
-        documents = _documents(request)
         most = min(self._rules.context_length, request.tokens_max or self._rules.context_length)
+        encode = partial(_encoded, self._tokenizer)
+
+        def shorten(place: int, text: str) -> str:
+            return _attempted(request.source, partial(beginning, text, most, encode, cancel_token))
+
+        query = shorten(0, request.query)
         texts: list[Text] = []
-        for first in range(0, len(documents), TEXTS_AT_ONCE):
-            some = documents[first : first + TEXTS_AT_ONCE]
-            texts += _attempted(request.source, partial(self._pairs, request.query, some, most))
+        for some in _batches(list(enumerate(_documents(request))), shorten):
+            cancel_token.check()
+            documents = [document for _, document in some]
+            texts += _attempted(request.source, partial(self._pairs, query, documents, most))
         return _prepared(request, texts)
 
     def _pairs(self, query: str, documents: list[str], most: int) -> list[Text]:
@@ -152,26 +184,38 @@ class JudgePreparer:
         self._rules = rules
         self._answer = tuple(tokenizer.encode(_ANSWER, add_special_tokens=False))
 
-    def prepare(self, request: Rank, media: Sequence[bytes]) -> PreparedTexts:
+    def prepare(
+        self, request: Rank, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> PreparedTexts:
         documents = _documents(request)
         most = min(self._rules.context_length, request.tokens_max or self._rules.context_length)
-        asked = _attempted(request.source, partial(self._asked, request, documents))
         room = max(0, most - len(self._answer))
-        return _prepared(request, [Text((*question[:room], *self._answer)) for question in asked])
+        texts: list[Text] = []
+        for document in documents:
+            cancel_token.check()
+            asked = partial(self._question, request, document, room, cancel_token)
+            texts.append(Text((*_attempted(request.source, asked), *self._answer)))
+        return _prepared(request, texts)
 
-    def _asked(self, request: Rank, documents: Sequence[str]) -> list[list[int]]:
-        return [self._question(request, document) for document in documents]
-
-    def _question(self, request: Rank, document: str) -> list[int]:
+    def _question(self, request: Rank, document: str, room: int, cancel_token: CancelToken) -> list[int]:
         asked = (
             f"<Instruct>: {request.instruction or INSTRUCTION}\n\n<Query>: {request.query}"
             f"\n\n<Document>: {document}"
         )
         messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
-        rendered = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=False, enable_thinking=False
+        render = partial(
+            self._tokenizer.apply_chat_template,
+            messages,
+            tokenize=False,
+            add_generation_prompt=False,
+            enable_thinking=False,
         )
-        return list(self._tokenizer.encode(rendered, add_special_tokens=False))
+        try:
+            rendered = within(RENDER_S_MAX, render)
+        except RenderTimeout as error:
+            raise ValueError(f"the chat template does not end: {error}") from None
+        encode = partial(_encoded, self._tokenizer)
+        return list(encode(beginning(rendered, room, encode, cancel_token)))[:room]
 
 
 def _prepared(request: Embed | Rank, texts: Sequence[Text]) -> PreparedTexts:
@@ -197,9 +241,34 @@ def _documents(request: Rank) -> list[str]:
     return [str(text) for text in texts]
 
 
-def _attempted(source: str, tokenize: Callable[[], list[Any]]) -> list[Any]:
+_T = TypeVar("_T")
+
+
+def _attempted(source: str, tokenize: Callable[[], _T]) -> _T:
     try:
         return tokenize()
     except (TypeError, ValueError) as error:  # for example, half a surrogate pair
         message = f"The {source} cannot be tokenized: {error}"
         raise RequestError(Code.INVALID_REQUEST, message, param=source) from error
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    tokens: Sequence[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens
+
+
+def _batches(
+    texts: Sequence[tuple[int, str]], shorten: Callable[[int, str], str]
+) -> Iterator[list[tuple[int, str]]]:
+    """Yield the texts, each with its index and shortened, in batches that are tokenized in one call."""
+    batch: list[tuple[int, str]] = []
+    characters = 0
+    for place, text in texts:
+        text = shorten(place, text)
+        if batch and (len(batch) == TEXTS_AT_ONCE or characters + len(text) > CHARACTERS_AT_ONCE):
+            yield batch
+            batch, characters = [], 0
+        batch.append((place, text))
+        characters += len(text)
+    if batch:
+        yield batch

@@ -8,27 +8,55 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from protocol.errors import Code, RequestError
 from protocol.types import Media
 from protocol.wire import MEDIA_PIXELS_MAX
+from worker.contract.preparation import PreparationCancelled
 
+DECODED_PIXELS_MAX = 2**24
+"""Size to which a larger image is reduced while it is decoded, by a whole number. No model is given more."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_STRIP_ROWS = 64
+_TOLERANCE = 0.01
 
 
 def open_image(data: bytes, media: Media) -> Image.Image:
     """Decode an image to RGB: upright, transparency on white, at most `media.pixels_max` pixels.
 
-    Of an animation, only the first frame. Raises `RequestError(invalid_media)` if it cannot be decoded.
+    Of an animation, only the first frame. Beyond `DECODED_PIXELS_MAX` there is never a second copy of all
+    pixels. Raises `RequestError(invalid_media)` if it cannot be decoded.
     """
     with reading(media), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about broken metadata of intact images
         file = Image.open(io.BytesIO(data), formats=_FORMATS)
         _check_size(file, media)
+        # JPEG decoders can reduce by themselves.
+        if (factor := _factor(file)) > 1:
+            file.draft(None, (file.width // factor, file.height // factor))
         file.load()
-        image = _flat(ImageOps.exif_transpose(file))
+        factor = _factor(file)
+        image = _flat(ImageOps.exif_transpose(file)) if factor == 1 else _reduced(file, factor)
     return within(image, media.pixels_max)
+
+
+def _factor(image: Image.Image) -> int:
+    """Return the whole number by which both sides of an image must be divided."""
+    return max(1, math.ceil(math.sqrt(image.width * image.height / DECODED_PIXELS_MAX) - _TOLERANCE))
+
+
+def _reduced(image: Image.Image, factor: int) -> Image.Image:
+    """Return a decoded image in RGB, upright and divided by `factor`, made strip by strip."""
+    width, height = image.size
+    reduced = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    for top in range(0, height, factor * _STRIP_ROWS):
+        strip = image.crop((0, top, width, min(height, top + factor * _STRIP_ROWS)))
+        reduced.paste(_flat(strip).reduce(factor), (0, top // factor))
+    orientation = ExifTags.Base.Orientation
+    reduced.getexif()[orientation] = image.getexif().get(orientation, 1)
+    ImageOps.exif_transpose(reduced, in_place=True)
+    return reduced
 
 
 @contextmanager
@@ -36,7 +64,7 @@ def reading(media: Media) -> Iterator[None]:
     """Context manager that turns every exception into `RequestError(invalid_media)`: the file is at fault."""
     try:
         yield
-    except RequestError:
+    except (RequestError, PreparationCancelled):
         raise
     except Exception as error:  # Pillow's decoders and upstream's processors raise anything
         raise unreadable(media, " ".join(str(error).split()) or type(error).__name__) from error

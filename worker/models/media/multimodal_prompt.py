@@ -13,8 +13,10 @@ from protocol.messages import Generate
 from worker.models.media.parts import Kind, kinds_in, with_images_behind
 from worker.models.media.preprocessing import ImagePreprocessor, ProcessedImage
 from worker.models.prompts.boundaries import Messages
+from worker.models.prompts.completion import check_text
 from worker.models.prompts.grammar_choice import GrammarCache
 from worker.models.prompts.prompt import PromptRules, TextPreparer, TokenizedPrompt
+from worker.models.prompts.token_limit import TokenLimit
 
 
 class MultimodalPreparer(TextPreparer):
@@ -39,6 +41,7 @@ class MultimodalPreparer(TextPreparer):
         request: Generate,
         media: Sequence[bytes],
         conversation: Conversation,
+        limit: TokenLimit,
         *,
         special: bool = False,
         opens_turn: bool = True,
@@ -49,11 +52,18 @@ class MultimodalPreparer(TextPreparer):
             message = f"The request has {len(request.media)} images, but the messages refer to {len(kinds)}."
             raise RequestError(Code.INVALID_MEDIA, message, param=request.source or "messages")
         if messages is None or not kinds:
-            return super()._lay(request, (), conversation, special=special, opens_turn=opens_turn)
+            return super()._lay(request, (), conversation, limit, special=special, opens_turn=opens_turn)
         source = request.source or "messages"
-        looked = self._looked(kinds, request, media)
-        messages, text = self._shown(conversation, messages, looked, source, opens_turn=opens_turn)
-        tokens = self._encode(text, source, special=special)
+        for kind, each in zip(kinds, request.media, strict=True):
+            self._image_processor.check_kind(kind, each)
+        # The text may be too long, so it is rendered and counted before any image is decoded.
+        messages, rendered = self._shown(conversation, messages, len(kinds), source, opens_turn=opens_turn)
+        check_text(self._tokenizer, rendered, source, limit)
+        looked = self._looked(kinds, request, media, source, limit)
+        text = self._image_processor.expand(rendered, looked)
+        if text is None:
+            raise _unplaced(source)
+        tokens = self._encode(text, source, limit, special=special)
         images = self._image_processor.place(tokens, looked)
         if images is None:
             raise _literal(source, "the tokens that represent an image in this model's prompts")
@@ -64,40 +74,58 @@ class MultimodalPreparer(TextPreparer):
         return TokenizedPrompt(source, text, tokens, messages, expand, tuple(images))
 
     def _looked(
-        self, kinds: Sequence[Kind], request: Generate, frames: Sequence[bytes]
+        self,
+        kinds: Sequence[Kind],
+        request: Generate,
+        frames: Sequence[bytes],
+        source: str,
+        limit: TokenLimit,
     ) -> list[ProcessedImage]:
-        own = [frames[each.frame : each.frame + each.frames] for each in request.media]
-        preprocess = partial(self._image_processor.preprocess, salt=request.cache_salt)
-        return [
-            preprocess(kind, each, files, self._plain, self._added)
-            for kind, each, files in zip(kinds, request.media, own, strict=True)
-        ]
+        """Preprocess images one after another. Raises `RequestError` once their tokens exceed the limit."""
 
-    def _plain(self, text: str) -> list[int]:
-        return self._encode(text, "messages", special=False)
+        def encode(text: str) -> list[int]:
+            return self._encode(text, source, limit, special=False)
+
+        looked: list[ProcessedImage] = []
+        count = 0
+        preprocess = partial(
+            self._image_processor.preprocess,
+            encode=encode,
+            added=self._added,
+            cancel_token=limit.cancel_token,
+            salt=request.cache_salt,
+        )
+        for kind, each in zip(kinds, request.media, strict=True):
+            looked.append(preprocess(kind, each, frames[each.frame : each.frame + each.frames]))
+            count += len(looked[-1].tokens)
+            limit.check(count, source)
+        return looked
 
     def _shown(
         self,
         conversation: Conversation,
         messages: Messages,
-        looked: Sequence[ProcessedImage],
+        images: int,
         source: str,
         *,
         opens_turn: bool,
     ) -> tuple[Messages, str]:
-        """Return the messages and their text with all images expanded. Where a template renders no images in
-        tool results or answers, they are moved to a user message after these."""
+        """Return the messages and their text with a placeholder for each image. Where a template renders no
+        images in tool results or answers, they are moved to a user message after these."""
         if (mark := self._image_processor.literal(messages)) is not None:
             raise _literal(source, repr(mark))
         for shown in (messages, with_images_behind(messages)):
             rendered = self._rendered(conversation, shown, opens_turn=opens_turn)
-            if self._image_processor.count(rendered) == len(looked):
+            if self._image_processor.count(rendered) == images:
                 break
-        text = self._image_processor.expand(rendered, looked)
-        if text is None:
-            message = "The model's chat template renders no images where these messages have them."
-            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=source)
-        return shown, text
+        if self._image_processor.count(rendered) < images:
+            raise _unplaced(source)
+        return shown, rendered
+
+
+def _unplaced(source: str) -> RequestError:
+    message = "The model's chat template renders no images where these messages have them."
+    return RequestError(Code.UNSUPPORTED_MEDIA, message, param=source)
 
 
 def _literal(source: str, what: str) -> RequestError:

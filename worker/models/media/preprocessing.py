@@ -21,6 +21,7 @@ from PIL import Image
 from protocol.errors import Code, RequestError
 from protocol.types import Media
 from worker.contract.images import ImageInput
+from worker.contract.preparation import NEVER, CancelToken
 from worker.models.media.images import open_image, reading, unreadable
 from worker.models.media.parts import Kind, texts_of, with_marks
 from worker.models.media.processor import Processed, Processor
@@ -103,6 +104,12 @@ class ImagePreprocessor:
 
     # --- images ---
 
+    def check_kind(self, kind: Kind, media: Media) -> None:
+        """Raise `RequestError` if the model does not accept images or videos, whichever `kind` is."""
+        if kind not in self.placeholders:
+            message = f"This model does not accept {kind}s."
+            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=media.param or "messages")
+
     def preprocess(
         self,
         kind: Kind,
@@ -110,16 +117,16 @@ class ImagePreprocessor:
         frames: Sequence[bytes],
         encode: Encode,
         added: Collection[int],
+        cancel_token: CancelToken = NEVER,
         *,
         salt: str = "",
     ) -> ProcessedImage:
         """Return a preprocessed image of a request, from the cache if one with its salt is there.
 
-        `frames`: its files. `added`: the tokenizer's added tokens. Raises `RequestError`.
+        `frames`: its files. `added`: the tokenizer's added tokens. Raises `RequestError`, and
+        `PreparationCancelled` after a cancellation.
         """
-        if kind not in self.placeholders:
-            message = f"This model does not accept {kind}s."
-            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=media.param or "messages")
+        self.check_kind(kind, media)
         if not frames or len(frames) != media.frames:
             raise unreadable(media, "its data is missing")
         digest = _digest(kind, media.pixels_max, frames)
@@ -128,17 +135,20 @@ class ImagePreprocessor:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        processed = self._process(kind, media, frames)
+        cancel_token.check()
+        processed = self._process(kind, media, frames, cancel_token)
         looked = ProcessedImage.of(kind, digest, processed, encode, added)
         self._keep(key, looked)
         return looked
 
-    def _process(self, kind: Kind, media: Media, frames: Sequence[bytes]) -> Processed:
+    def _process(
+        self, kind: Kind, media: Media, frames: Sequence[bytes], cancel_token: CancelToken
+    ) -> Processed:
         placeholder, processor = self.placeholders[kind], self._processor()
         with reading(media):
             if kind == "image":
                 return processor.see(placeholder, [open_image(frames[0], media)])
-            return processor.watch(placeholder, open_video(frames, media))
+            return processor.watch(placeholder, open_video(frames, media, cancel_token))
 
     def _keep(self, key: tuple[str, str], looked: ProcessedImage) -> None:
         with self._lock:

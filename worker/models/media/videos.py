@@ -11,6 +11,7 @@ from PIL import Image
 from protocol.temporary_folder import TemporaryFolder
 from protocol.types import Media
 from protocol.wire import MEDIA_PIXELS_MAX
+from worker.contract.preparation import NEVER, CancelToken
 from worker.models.media.images import open_image, reading, unreadable, within
 
 FRAMES_A_SECOND = 2.0
@@ -31,19 +32,23 @@ class Video:
     fps: float
 
 
-def open_video(files: Sequence[bytes], media: Media) -> Video:
-    """Open a video file, or images that are resized to one size. Raises `RequestError(invalid_media)`."""
+def open_video(files: Sequence[bytes], media: Media, cancel_token: CancelToken = NEVER) -> Video:
+    """Open a video file, or images that are resized to one size. Raises `RequestError(invalid_media)`, and
+    `PreparationCancelled` after a cancellation, which is checked before each frame."""
     if media.mime.startswith("video/"):
         with reading(media):
-            return _read(files[0], media)
+            return _read(files[0], media, cancel_token)
     indices = _spread(len(files), min(len(files), FRAMES_MAX))
-    frames = [within(open_image(files[index], media), FRAME_PIXELS_MAX) for index in indices]
+    frames = []
+    for index in indices:
+        cancel_token.check()
+        frames.append(within(open_image(files[index], media), FRAME_PIXELS_MAX))
     size = frames[0].size
     frames = [frame if frame.size == size else frame.resize(size) for frame in frames]
     return Video(frames, indices, FRAMES_A_SECOND)
 
 
-def _read(data: bytes, media: Media) -> Video:
+def _read(data: bytes, media: Media, cancel_token: CancelToken) -> Video:
     import cv2  # slow import, needed for videos only
 
     library: Any = cv2
@@ -52,18 +57,19 @@ def _read(data: bytes, media: Media) -> Video:
         file.write_bytes(data)
         capture = library.VideoCapture(str(file))
         try:
-            return _sampled(library, capture, media)
+            return _sampled(library, capture, media, cancel_token)
         finally:
             capture.release()
 
 
-def _sampled(library: Any, capture: Any, media: Media) -> Video:
+def _sampled(library: Any, capture: Any, media: Media, cancel_token: CancelToken) -> Video:
     told = ("FRAME_COUNT", "FPS", "FRAME_WIDTH", "FRAME_HEIGHT")
     total, fps, width, height = (capture.get(getattr(library, f"CAP_PROP_{name}")) for name in told)
     if not capture.isOpened() or min(total, fps) <= 0 or not 0 < width * height <= MEDIA_PIXELS_MAX:
         raise unreadable(media, "it has no frames, or they are too large")
     frames, indices = [], []
     for index in _spread(int(total), _count(int(total), fps)):
+        cancel_token.check()
         capture.set(library.CAP_PROP_POS_FRAMES, index)
         is_there, frame = capture.read()
         if not is_there:

@@ -14,10 +14,17 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.types import StructuredOutput, ToolCallConstraint
 from worker.contract.guides import Grammar
+from worker.contract.preparation import NEVER, CancelToken
 from worker.grammars import response_formats
 from worker.grammars.calls import CallForm as CallForm
 from worker.grammars.calls import CallsGrammar, ToolSchema
-from worker.grammars.compiler import Compiler, GrammarError
+from worker.grammars.compiler import (
+    COMPILE_S_MAX,
+    CompileBudget,
+    Compiler,
+    GrammarError,
+    GrammarTimeoutError,
+)
 from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
 from worker.grammars.schema import SchemaError
 from worker.grammars.tokenizer import GrammarTokenizer
@@ -31,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _TOOL = "tool"
 """Upstream's name for the state within a tool call."""
+_TRIAL_SHARE = 0.5
+"""Share of the time left for a grammar without which there is a simpler one."""
+_LEFT_S_MIN = 0.1
+"""With less time left, no more grammars are tried."""
 
 
 class GrammarCache:
@@ -76,13 +87,19 @@ class GrammarSelector:
         if self._opened is None:
             return
         self._lexicon, self._compiler = self._opened
+        self._budget = CompileBudget(self._compiler)
         self._form = _call_form(tokenizer, template, self._lexicon)
         self._markup = Markup(_edges(tokenizer, self._form.start), self._lexicon)
         start = tokenizer.think_start if template else None
         self._thinks_unasked = bool(template and start and not opens_thoughts(template, start))
 
     def grammar_of(
-        self, request: Generate, conversation: Conversation, opening: str | None, text: str
+        self,
+        request: Generate,
+        conversation: Conversation,
+        opening: str | None,
+        text: str,
+        cancel_token: CancelToken = NEVER,
     ) -> Grammar | None:
         """Return the grammar of the answer to the prompt `text`; None: free text. Raises `RequestError`."""
         form, calling = request.form, request.calling or ToolCallConstraint()
@@ -93,12 +110,18 @@ class GrammarSelector:
         if self._opened is None:
             message = "Structured output is not supported with this model's tokens."
             raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param=form.param if form else "tools")
+        self._budget = CompileBudget(self._compiler, cancel_token)
         state = CONTENT if opening is None else opening
-        if is_called:
-            return self._required(tools, calling, conversation, state, text)
-        if form is None:
-            return self._strict(tools, calling, state)
-        return self._of_form(form, tools, calling, conversation, state, text)
+        try:
+            if is_called:
+                return self._required(tools, calling, conversation, state, text)
+            if form is None:
+                return self._strict(tools, calling, state)
+            return self._of_form(form, tools, calling, conversation, state, text)
+        except GrammarTimeoutError:
+            name = "tools" if form is None else form.param or "response_format"
+            message = f"The schemas in '{name}' take longer than {COMPILE_S_MAX:g} s to compile."
+            raise _refused(message, name) from None
 
     def _of_form(
         self,
@@ -147,8 +170,8 @@ class GrammarSelector:
     def _held_calls(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint) -> Any:
         """Compile calls with all tools' schemas. An unsupported one becomes any object, unless strict."""
         try:
-            return self._calls(tools, calling, "tools")
-        except RequestError:
+            return self._calls(tools, calling, "tools", _TRIAL_SHARE)
+        except (RequestError, GrammarTimeoutError):
             kept = [
                 tool
                 if tool.name in calling.strict or self._can_hold(tool, calling)
@@ -159,8 +182,12 @@ class GrammarSelector:
 
     def _can_hold(self, tool: ToolSchema, calling: ToolCallConstraint) -> bool:
         try:
-            self._calls([tool], calling, "tools")
+            self._calls([tool], calling, "tools", _TRIAL_SHARE)
         except RequestError:
+            return False
+        except GrammarTimeoutError:
+            if self._budget.left_s < _LEFT_S_MIN:
+                raise
             return False
         return True
 
@@ -171,13 +198,19 @@ class GrammarSelector:
         body = self._compiled(grammar, "tools", "A schema in 'tools' is not supported")
         return CallGrammar(body, self._markup, state)
 
-    def _calls(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint, param: str) -> Any:
+    def _calls(
+        self, tools: Sequence[ToolSchema], calling: ToolCallConstraint, param: str, share: float = 1.0
+    ) -> Any:
         grammar = _written(lambda: CallsGrammar(self._form, tools).required(single=calling.single))
-        return self._compiled(grammar, param, "A schema in 'tools' is not supported")
+        return self._compiled(grammar, param, "A schema in 'tools' is not supported", share)
 
-    def _compiled(self, grammar: str, param: str, sentence: str) -> Any:
+    def _compiled(self, grammar: str, param: str, sentence: str, share: float = 1.0) -> Any:
+        """Compile a grammar within a share of the time that is left. Raises `RequestError`, or
+        `GrammarTimeoutError`."""
         try:
-            return self._compiler.compile(grammar)
+            return self._budget.compile(grammar, share)
+        except GrammarTimeoutError:
+            raise
         except GrammarError as error:
             raise _refused(f"{sentence}: {_explained(str(error))}.", param) from None
 

@@ -5,7 +5,8 @@ A `TextPreparer` and its tokenizer belong to one thread. Nothing here runs an ML
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,18 +16,20 @@ from mlx_lm.utils import load_tokenizer
 from msgspec import UNSET
 
 from protocol.conversation import Conversation, unpack
-from protocol.errors import Code, RequestError, too_long
+from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.types import TokenizeOptions
 from worker.contract.engine import EngineRequest, SamplingParams, ThinkingBudget, Tokenized
 from worker.contract.guides import Grammar
 from worker.contract.images import ImageInput, keyed
+from worker.contract.preparation import NEVER, CancelToken
 from worker.grammars.guide import AnswerGrammar
 from worker.grammars.response_formats import is_json
 from worker.models.prompts.boundaries import Messages, RenderedPrompt, find_boundaries
 from worker.models.prompts.completion import Completion, encode
 from worker.models.prompts.format import calling_of, closing_of, opening_of
 from worker.models.prompts.grammar_choice import GrammarCache, GrammarSelector, offered
+from worker.models.prompts.render_bound import RenderTimeout
 from worker.models.prompts.sampling_defaults import draw_of
 from worker.models.prompts.template import (
     RESERVED,
@@ -36,7 +39,14 @@ from worker.models.prompts.template import (
     render,
     template_of,
 )
+from worker.models.prompts.token_limit import TokenLimit
 from worker.output.channels import CONTENT, REASONING
+
+TOKENIZE_TOKENS_MIN = 2**17
+TOKENIZE_CONTEXTS = 2
+"""A tokenize-only prompt may have this many tokens, or this many times the context, whichever is more."""
+PREDICTION_CHARACTERS_PER_TOKEN = 8
+"""Characters of a prediction that are used, per token of the context. The rest could hardly be output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +99,23 @@ class TextPreparer:
             tokenizer, self._render, rules.vocabulary, grammar_cache or GrammarCache()
         )
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
+        limit = TokenLimit(self._rules.context_length, self._rules.by_memory, cancel_token)
+        with _rendering(request):
+            return self._prepared(request, media, limit)
+
+    def _prepared(self, request: Generate, media: Sequence[bytes], limit: TokenLimit) -> EngineRequest:
         conversation = self._heeded(unpack(request))
-        laid = self._lay(request, media, conversation)
+        laid = self._lay(request, media, conversation, limit)
         source, tokens = laid.source, laid.tokens
         if not tokens:
             raise RequestError(Code.INVALID_REQUEST, f"The {source} must not be empty.", param=source)
+        max_tokens = self._max_tokens(request, len(tokens), source, limit)
         opening = self._opening(conversation, laid)
         thoughts = self._thoughts(request, opening)
-        grammar = self._holder.grammar_of(request, conversation, opening, laid.text)
+        grammar = self._holder.grammar_of(request, conversation, opening, laid.text, limit.cancel_token)
         return EngineRequest(
             id=request.id,
             tokens=tuple(keyed(tokens, laid.images)),
@@ -106,14 +124,14 @@ class TextPreparer:
                 request.sampling, self._rules.defaults, self._rules.vocabulary, thoughts, grammar
             ),
             stop=tuple(stop for stop in request.stop if stop),
-            max_tokens=self._max_tokens(request, len(tokens), source),
+            max_tokens=max_tokens,
             end_tokens=self._end_tokens(request, grammar),
             priority=request.priority,
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
             pin=request.cache_pin,
             resume=tuple(request.resume),
-            boundaries=self._boundaries(conversation, laid),
+            boundaries=self._boundaries(conversation, laid, limit.cancel_token),
             opening=None if _is_raw(grammar) else opening,
             echo=request.echo,
             scored=request.scored,
@@ -123,13 +141,18 @@ class TextPreparer:
             speculation=request.speculation,
             sparse=request.sparse,
             left_out=tuple(request.left_out),
-            prediction=tuple(self._encode(request.prediction, "prediction", special=False)),
+            prediction=self._prediction(request),
             images=laid.images,
         )
 
-    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+    def tokenize(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> Tokenized:
         wanted = request.tokenizing or TokenizeOptions()
-        tokens = self._taken_apart(request, media, wanted)
+        tokens_max = max(TOKENIZE_TOKENS_MIN, TOKENIZE_CONTEXTS * self._rules.context_length)
+        limit = TokenLimit(tokens_max, cancel_token=cancel_token)
+        with _rendering(request):
+            tokens = self._taken_apart(request, media, wanted, limit)
         return Tokenized(
             id=request.id,
             count=len(tokens),
@@ -138,32 +161,43 @@ class TextPreparer:
             text=self._completion.echo_text(request),
         )
 
-    def _taken_apart(self, request: Generate, media: Sequence[bytes], wanted: TokenizeOptions) -> list[int]:
+    def _taken_apart(
+        self, request: Generate, media: Sequence[bytes], wanted: TokenizeOptions, limit: TokenLimit
+    ) -> list[int]:
         conversation = self._heeded(unpack(request))
         if conversation.messages is None and wanted.special is not None and request.tokens is None:
             _refuse_media(request, media)
-            return self._encode(request.prompt or "", request.source or "prompt", special=wanted.special)
+            text, source = request.prompt or "", request.source or "prompt"
+            return self._encode(text, source, limit, special=wanted.special)
         special, opens_turn = bool(wanted.special), wanted.opens_turn
-        return self._lay(request, media, conversation, special=special, opens_turn=opens_turn).tokens
+        return self._lay(request, media, conversation, limit, special=special, opens_turn=opens_turn).tokens
 
     def _lay(
         self,
         request: Generate,
         media: Sequence[bytes],
         conversation: Conversation,
+        limit: TokenLimit,
         *,
         special: bool = False,
         opens_turn: bool = True,
     ) -> TokenizedPrompt:
-        """Render and tokenize a prompt. `special`, `opens_turn`: for messages, see `TokenizeOptions`."""
+        """Render and tokenize a prompt. `special`, `opens_turn`: for messages, see `TokenizeOptions`. Raises
+        `RequestError`, but not for every prompt that exceeds the limit."""
         _refuse_media(request, media)
         messages = conversation.messages
         if messages is None:
             source, text = request.source or "prompt", request.prompt or ""
-            return TokenizedPrompt(source, text, self._completion.tokens(request, text, source))
+            return TokenizedPrompt(source, text, self._completion.tokens(request, text, source, limit))
         source = request.source or "messages"
         text = self._rendered(conversation, messages, opens_turn=opens_turn)
-        return TokenizedPrompt(source, text, self._encode(text, source, special=special), messages)
+        tokens = self._encode(text, source, limit, special=special)
+        return TokenizedPrompt(source, text, tokens, messages)
+
+    def _prediction(self, request: Generate) -> tuple[int, ...]:
+        text = request.prediction[: PREDICTION_CHARACTERS_PER_TOKEN * self._rules.context_length]
+        limit = TokenLimit(len(text))
+        return tuple(self._encode(text, "prediction", limit, special=False))
 
     def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
         pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
@@ -213,22 +247,25 @@ class TextPreparer:
         ends = frozenset(self._tokenizer.eos_token_ids)
         return ends | self._completion.gap_ends if request.suffix else ends
 
-    def _boundaries(self, conversation: Conversation, laid: TokenizedPrompt) -> tuple[int, ...]:
+    def _boundaries(
+        self, conversation: Conversation, laid: TokenizedPrompt, cancel_token: CancelToken
+    ) -> tuple[int, ...]:
         template, messages = self._render, laid.messages
         if messages is None or template is None:
             return ()
         tools, options = conversation.tools, conversation.options
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        return find_boundaries(
-            RenderedPrompt(laid.text, laid.tokens, self._added, encode),
-            messages,
-            lambda messages: laid.expand(attempt(template, messages, tools, options)),
-            with_tools=bool(tools),
-        )
 
-    def _encode(self, text: str, source: str, *, special: bool) -> list[int]:
+        def rendered(messages: Messages) -> str:
+            cancel_token.check()
+            return laid.expand(attempt(template, messages, tools, options))
+
+        prompt = RenderedPrompt(laid.text, laid.tokens, self._added, encode)
+        return find_boundaries(prompt, messages, rendered, with_tools=bool(tools))
+
+    def _encode(self, text: str, source: str, limit: TokenLimit, *, special: bool) -> list[int]:
         """`special`: add the special tokens that the tokenizer puts around every text."""
-        return encode(self._tokenizer, text, source, special=special)
+        return encode(self._tokenizer, text, source, limit, special=special)
 
     def _rendered(self, conversation: Conversation, messages: Messages, *, opens_turn: bool = True) -> str:
         if self._render is None:
@@ -254,16 +291,25 @@ class TextPreparer:
                 param="messages",
             ) from error
 
-    def _max_tokens(self, request: Generate, prompt_tokens: int, source: str) -> int:
-        room = self._rules.context_length - prompt_tokens
+    def _max_tokens(self, request: Generate, prompt_tokens: int, source: str, limit: TokenLimit) -> int:
+        room = limit.tokens_max - prompt_tokens
         if room < (0 if request.max_tokens == 0 else 1):
-            rules = self._rules
-            raise too_long(rules.context_length, prompt_tokens, source, by_memory=rules.by_memory)
+            raise limit.error(prompt_tokens, source)
         if request.max_tokens is None:
             return room
         if request.max_tokens < (0 if request.echo else 1):
             raise RequestError(Code.INVALID_REQUEST, "max_tokens must be at least 1.", param="max_tokens")
         return min(request.max_tokens, room)
+
+
+@contextmanager
+def _rendering(request: Generate) -> Iterator[None]:
+    """Context manager that turns `RenderTimeout` into a `RequestError`."""
+    try:
+        yield
+    except RenderTimeout as error:
+        message = f"The model's chat template does not accept these messages: {error}"
+        raise RequestError(Code.INVALID_REQUEST, message, param=request.source or "messages") from None
 
 
 def _is_raw(grammar: Grammar | None) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, ends_with_prefill
 from protocol.types import Capabilities
+from worker.models.prompts import render_bound
 from worker.models.prompts.boundaries import Messages
 
 Render = Callable[..., Any]
@@ -179,8 +181,20 @@ def render(
     """Render a conversation, including the opening of the model's turn unless `opens_turn` is False.
 
     If the options say that the model continues the last message, the text ends where that message ends.
-    Raises one of `TEMPLATE_ERRORS`.
+    Raises one of `TEMPLATE_ERRORS`, or `RenderTimeout`.
     """
+    render_once = partial(_render, template, messages, tools, options, opens_turn=opens_turn)
+    return render_bound.within(render_bound.RENDER_S_MAX, render_once)
+
+
+def _render(
+    template: Render,
+    messages: Messages,
+    tools: Sequence[Mapping[str, Any]] | None,
+    options: Mapping[str, Any],
+    *,
+    opens_turn: bool,
+) -> str:
     told = {name: option for name, option in options.items() if name != PROMPT_ENDS}
     fixed = {"tools": tools or None, "tokenize": False}
     ends = options.get(PROMPT_ENDS)
@@ -202,7 +216,7 @@ def attempt(
     *,
     opens_turn: bool = True,
 ) -> str:
-    """Return the rendered conversation; empty if the template raises."""
+    """Return the rendered conversation; empty if the template raises. Raises `RenderTimeout`."""
     try:
         return render(template, messages, tools, options, opens_turn=opens_turn)
     except TEMPLATE_ERRORS:

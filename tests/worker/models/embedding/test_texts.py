@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Rank
 from tests import factories
 from tests.models.fixtures import model_folder
+from worker.contract.preparation import CancelToken, PreparationCancelled
 from worker.contract.texts import PreparedTexts
 from worker.models.embedding.texts import EmbedPreparer, JudgePreparer, PairPreparer, TextRules
 
@@ -150,3 +152,29 @@ def test_texts_that_are_none_are_refused() -> None:
         with pytest.raises(RequestError) as caught:
             EmbedPreparer(tokenizer(), RULES).prepare(factories.embed(bad, count=count), ())
         assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "input")
+
+
+HUGE = "station platform signal " * 100_000
+
+
+def test_huge_text_is_refused_after_a_part_of_it() -> None:
+    began = time.thread_time()
+    error = refusal(["a", HUGE])
+    assert (error.code, error.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "input[1]")
+    assert "resulted in more than 32 tokens" in error.message
+    assert time.thread_time() - began < 0.5
+
+
+def test_huge_text_is_truncated_to_the_tokens_of_the_whole() -> None:
+    [text] = embed([HUGE], tokens_max=10).texts
+    assert list(text.tokens) == tokenizer()(HUGE, truncation=True, max_length=10)["input_ids"]
+    [pair] = rank([HUGE]).texts
+    whole = tokenizer("bert-reranker")("a river", HUGE, truncation=True, max_length=32)["input_ids"]
+    assert list(pair.tokens) == whole
+
+
+def test_cancelled_texts_are_not_tokenized() -> None:
+    cancel_token = CancelToken()
+    cancel_token.cancel()
+    with pytest.raises(PreparationCancelled):
+        EmbedPreparer(tokenizer(), RULES).prepare(factories.embed(["a"]), (), cancel_token)

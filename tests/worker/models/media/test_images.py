@@ -9,7 +9,10 @@ from PIL import Image
 from protocol.errors import Code, RequestError
 from protocol.types import Media
 from tests.worker.image_questions import encoded
+from worker.contract.preparation import CancelToken, PreparationCancelled
+from worker.models.media import images
 from worker.models.media.images import open_image
+from worker.models.media.videos import open_video
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -81,3 +84,46 @@ def test_it_has_no_more_pixels_than_wanted(pixels_max: int | None, size: tuple[i
 
 def test_a_line_stays_a_line() -> None:
     assert open_image(encoded(halves((10_000, 1))), media(100)).size == (100, 1)
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat images of more than 10,000 pixels as large ones."""
+    monkeypatch.setattr(images, "DECODED_PIXELS_MAX", 10_000)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF"])
+@pytest.mark.parametrize(("size", "reduced"), [((200, 200), (100, 100)), ((301, 299), (76, 75))])
+def test_large_image_is_reduced_while_it_is_decoded(
+    small_limit: None, kind: str, size: tuple[int, int], reduced: tuple[int, int]
+) -> None:
+    image = open_image(encoded(halves(size), kind), media())
+    assert image.mode == "RGB"
+    assert image.width * image.height <= 1.1 * 10_000
+    assert abs(image.width - reduced[0]) <= 25
+    left, right = image.getpixel((2, 2)), image.getpixel((image.width - 3, 2))
+    assert np.abs(np.subtract((left, right), (RED, BLUE))).max() < 12
+
+
+def test_large_image_is_reduced_as_a_whole_would_be(small_limit: None) -> None:
+    noise = Image.fromarray(np.random.default_rng(1).integers(0, 256, (331, 257, 3), np.uint8))
+    factor = 3
+    assert open_image(encoded(noise), media()).tobytes() == noise.reduce(factor).tobytes()
+
+
+def test_large_image_is_upright_and_on_white(small_limit: None) -> None:
+    turned = Image.new("RGBA", (400, 200), (0, 0, 0, 0))
+    turned.paste((*RED, 255), (0, 0, 200, 200))
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    image = open_image(encoded(turned, "PNG", exif=exif), media())
+    assert image.width < image.height
+    assert image.getpixel((10, 2)) == RED
+    assert image.getpixel((10, image.height - 3)) == (255, 255, 255)
+
+
+def test_cancelled_video_decodes_no_further_frame() -> None:
+    cancel_token = CancelToken()
+    cancel_token.cancel()
+    with pytest.raises(PreparationCancelled):
+        open_video([encoded(halves())] * 4, media(), cancel_token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import jsonschema
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
 from protocol.types import StructuredOutput, ToolCallConstraint
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from tests.worker.grammars.sampling import Mask
 from worker.contract.engine import EngineRequest, SamplingParams
+from worker.contract.preparation import CancelToken, PreparationCancelled
+from worker.grammars.compiler import COMPILE_S_MAX
+from worker.models.prompts.grammar_choice import GrammarCache, GrammarSelector
 from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.output.channels import CONTENT, REASONING
 from worker.pocket import MODEL_PATH
@@ -257,3 +262,29 @@ def test_a_refusal_says_what_is_wrong(schema: dict[str, Any], said: str) -> None
     assert said in message
     assert message.endswith(".")
     assert len(message) < 600
+
+
+def test_schemas_of_one_request_share_one_deadline() -> None:
+    fields = {f"p{n}": {"type": "string", "pattern": f"^[a-z]{{1,9}}{n}$"} for n in range(6)}
+
+    def tool(number: int) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": fields | {f"q{number}": {}}}
+        return {"type": "function", "function": {"name": f"t{number}", "parameters": parameters}}
+
+    tools = [tool(number) for number in range(5000)]
+    conversation = Conversation(messages=[{"role": "user", "content": "x"}], tools=tools)
+    asked = request(messages=[], calling=ToolCallConstraint(required=True))
+    selector = GrammarSelector(tokenizer(), None, RULES.vocabulary, GrammarCache())
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="longer than 3 s") as caught:
+        selector.grammar_of(asked, conversation, CONTENT, "")
+    assert caught.value.param == "tools"
+    assert time.monotonic() - began < 3 * COMPILE_S_MAX
+
+
+def test_cancelled_request_compiles_no_further_grammar() -> None:
+    cancel_token = CancelToken()
+    cancel_token.cancel()
+    selector = GrammarSelector(tokenizer(), None, RULES.vocabulary, GrammarCache())
+    with pytest.raises(PreparationCancelled):
+        selector.grammar_of(request(form=YES), Conversation(), None, "", cancel_token)

@@ -1,0 +1,122 @@
+"""Time bound of templates: those that do not end are interrupted, others never."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import Code, RequestError
+from tests.factories import request
+from tests.models.fixtures import model_folder
+from tests.worker.folders import copied, failure
+from worker.contract.engine import SamplingParams
+from worker.models.prompts import render_bound
+from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.models.prompts.render_bound import RenderTimeout, within
+
+ENDLESS = """
+{%- for a in range(90000) %}{% for b in range(90000) %}{% for c in range(90000) %}
+{%- endfor %}{% endfor %}{% endfor %}"""
+MACRO = """
+{%- macro tree(n) %}{% if n %}{{ tree(n - 1) }}{{ tree(n - 1) }}{% endif %}{% endmacro %}{{ tree(80) }}"""
+SHORT_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render_bound, "RENDER_S_MAX", SHORT_S)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def test_endless_loop_is_interrupted_about_when_its_time_is_over() -> None:
+    began = time.monotonic()
+    with pytest.raises(RenderTimeout, match=r"longer than 0\.1 s"):
+        within(0.1, spin)
+    assert 0.1 <= time.monotonic() - began < 5
+
+
+def test_renderer_that_catches_every_exception_is_interrupted_too() -> None:
+    def stubborn() -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                spin()
+
+    with pytest.raises(RenderTimeout):
+        within(0.1, stubborn)
+
+
+def test_render_in_time_is_never_interrupted_even_at_the_edge() -> None:
+    interrupted = 0
+    for number in range(40):
+        try:
+            within(0.02, partial(time.sleep, 0.001 * number))
+        except RenderTimeout:
+            interrupted += 1
+    assert interrupted < 40
+    # An interruption that came too late would be raised here.
+    for _ in range(200_000):
+        pass
+    assert within(SHORT_S, lambda: "text") == "text"
+
+
+def test_each_thread_is_interrupted_for_its_own_render_only() -> None:
+    outcomes: dict[str, str] = {}
+
+    def run(name: str, seconds: float) -> None:
+        try:
+            until = time.monotonic() + seconds
+            within(0.3, lambda: [None for _ in iter(lambda: time.monotonic() < until, False)])
+            outcomes[name] = "done"
+        except RenderTimeout:
+            outcomes[name] = "interrupted"
+
+    threads = [
+        threading.Thread(target=run, args=(f"{place} {seconds}", seconds))
+        for place in range(3)
+        for seconds in (0.001, 30.0)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert {name: outcome == "interrupted" for name, outcome in outcomes.items()} == {
+        f"{place} {seconds}": seconds > 1 for place in range(3) for seconds in (0.001, 30.0)
+    }
+
+
+@pytest.mark.parametrize("template", [ENDLESS, MACRO], ids=["loop", "macro"])
+def test_model_whose_template_does_not_end_fails_to_load_with_the_reason(
+    tmp_path: Path, template: str
+) -> None:
+    folder = copied(tmp_path)
+    (folder / "chat_template.jinja").write_text(template)
+    assert "its chat template does not end: it takes longer than" in failure(folder)
+
+
+def test_template_that_does_not_end_on_some_messages_refuses_these(tmp_path: Path) -> None:
+    for file in model_folder("dense").iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, tmp_path)
+    traps = "{% if messages[0].content == 'trap' %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
+    (tmp_path / "chat_template.jinja").write_text(traps)
+    rules = PromptRules(100, 2048, SamplingParams())
+    preparer = TextPreparer(open_tokenizer(tmp_path, []), rules)
+
+    def prepare(content: str) -> int:
+        asked = request(messages=[{"role": "user", "content": content}])
+        return len(preparer.prepare(asked, ()).tokens)
+
+    with pytest.raises(RequestError, match="takes longer than") as caught:
+        prepare("trap")
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "messages")
+    assert prepare("Hello!") > 0

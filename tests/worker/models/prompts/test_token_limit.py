@@ -1,0 +1,159 @@
+"""Token limit: long texts are refused by slices, and those that fit keep their exact tokens."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from protocol.errors import Code, RequestError
+from protocol.types import TokenizeOptions, ToolCallConstraint
+from tests.factories import request
+from tests.models.fixtures import model_folder
+from tests.worker.trained_tokenizers import KINDS, trained
+from worker.contract.engine import SamplingParams
+from worker.contract.preparation import CancelToken, PreparationCancelled
+from worker.models.prompts.prompt import TOKENIZE_TOKENS_MIN, PromptRules, TextPreparer, open_tokenizer
+from worker.models.prompts.token_limit import (
+    CUT_TOKENS,
+    SLACK,
+    SLICE_CHARACTERS,
+    WHOLE_BYTES_MAX,
+    TokenLimit,
+    beginning,
+    slices,
+)
+
+CONTEXT = 2**15
+LINE = "The 4:50 from Paddington - platform 7 - is late; 駅はどこ? 🚂\n"
+
+
+@cache
+def tokenizer() -> TokenizerWrapper:
+    return open_tokenizer(model_folder("dense"), [1987])
+
+
+def encode(text: str) -> list[int]:
+    return list(tokenizer().encode(text, add_special_tokens=False))
+
+
+def preparer(context_length: int = CONTEXT) -> TextPreparer:
+    return TextPreparer(tokenizer(), PromptRules(context_length, 2048, SamplingParams()))
+
+
+class Counting:
+    """Counts the characters that are encoded."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+
+    def __call__(self, text: str) -> list[int]:
+        self.characters += len(text)
+        return encode(text)
+
+
+def test_long_prompt_that_fits_has_the_tokens_of_one_encode() -> None:
+    text = LINE * 5000
+    expected = encode(text)
+    assert len(text.encode()) > WHOLE_BYTES_MAX
+    exact = preparer(len(expected) + 1).prepare(request(prompt=text), ())
+    assert list(exact.tokens) == expected
+    with pytest.raises(RequestError, match=f"resulted in {len(expected)} tokens"):
+        preparer(len(expected)).prepare(request(prompt=text), ())
+
+
+@pytest.mark.parametrize("share", [0.5, 0.99, 1.0])
+def test_text_within_the_limit_is_never_refused_by_its_slices(share: float) -> None:
+    text = LINE * 3000
+    count = len(encode(text))
+    TokenLimit(round(count / share)).check_text(text, "prompt", encode)
+
+
+def test_text_far_beyond_the_limit_is_refused_after_a_part_of_it() -> None:
+    counting = Counting()
+    with pytest.raises(RequestError, match=f"resulted in more than {CONTEXT} tokens") as caught:
+        TokenLimit(CONTEXT).check_text(LINE * 100_000, "prompt", counting)
+    assert (caught.value.code, caught.value.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt")
+    assert caught.value.details == {"prompt_tokens": CONTEXT + 1, "context_length": CONTEXT}
+    assert counting.characters < 4 * SLICE_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "x y" * 3_000_000},
+        {"messages": [{"role": "user", "content": "x y" * 3_000_000}]},
+        {"messages": [{"role": "user", "content": "x y" * 300_000}] * 10},
+        {"prompt": "x y" * 3_000_000, "tokenizing": TokenizeOptions()},
+    ],
+    ids=["prompt", "message", "messages", "tokenize"],
+)
+def test_megabytes_are_refused_in_a_fraction_of_the_time_that_their_tokens_take(
+    fields: dict[str, object],
+) -> None:
+    asked, prepared = request(**fields), preparer()
+    began = time.thread_time()
+    with pytest.raises(RequestError) as caught:
+        (prepared.tokenize if "tokenizing" in fields else prepared.prepare)(asked, ())
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert time.thread_time() - began < 2.0
+
+
+def test_prompt_beyond_the_context_can_still_be_counted() -> None:
+    text = "x y" * 20_000
+    assert len(encode(text)) < TOKENIZE_TOKENS_MIN
+    counted = preparer(100).tokenize(request(prompt=text, tokenizing=TokenizeOptions()), ())
+    assert counted.count == len(encode(text))
+
+
+def test_context_is_checked_before_the_grammar_is_compiled() -> None:
+    tools = [{"type": "function", "function": {"name": f"tool{n}", "parameters": {}}} for n in range(2000)]
+    asked = request(
+        messages=[{"role": "user", "content": "x"}], tools=tools, calling=ToolCallConstraint(required=True)
+    )
+    with pytest.raises(RequestError) as caught:
+        preparer(100).prepare(asked, ())
+    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_cancelled_text_is_not_tokenized_further() -> None:
+    cancel_token, pieces = CancelToken(), []
+
+    def encode_once(text: str) -> list[int]:
+        pieces.append(text)
+        cancel_token.cancel()
+        return encode(text)
+
+    with pytest.raises(PreparationCancelled):
+        TokenLimit(10 * CONTEXT, cancel_token=cancel_token).check_text(LINE * 10_000, "prompt", encode_once)
+    assert len(pieces) == 1
+
+
+@given(st.text(alphabet="ab \n駅", max_size=2000), st.integers(1, 40))
+def test_slices_are_the_text(text: str, repeats: int) -> None:
+    whole = text * repeats * 20
+    found = list(slices(whole))
+    assert "".join(found) == whole
+    assert all(0 < len(piece) <= SLICE_CHARACTERS for piece in found)
+
+
+def test_beginning_of_a_text_has_the_tokens_that_are_kept() -> None:
+    text, kept = LINE * 20_000, 5000
+    part = beginning(text, kept, encode, CancelToken())
+    assert len(part) < len(text) / 10
+    assert encode(part)[:kept] == encode(text[: 2 * len(part)])[:kept]
+    assert len(encode(part)) > SLACK * kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cutting_a_text_changes_its_count_by_far_less_than_the_margin(kind: str) -> None:
+    own = trained(kind)
+    text = LINE * 3000 + "a" * 200_000 + " " * 100_000 + "\U0001f300" * 50_000
+    whole = len(own.encode(text, add_special_tokens=False).ids)
+    pieces = list(slices(text))
+    parts = sum(len(own.encode(piece, add_special_tokens=False).ids) for piece in pieces)
+    assert parts <= SLACK * whole + CUT_TOKENS * len(pieces)
