@@ -25,6 +25,7 @@ from protocol.types import (
     Pid,
     PrefixReuse,
     PrefixStatus,
+    PreparationStatus,
     PromptToken,
     RequestStatus,
     Resources,
@@ -92,8 +93,11 @@ class Generate(Message, frozen=True):
     `form`: structured-output constraint on the content; None: unconstrained. `calling`: constraint on tool
     calls; None: unconstrained.
 
-    `tokenizing`: tokenize only. `Accepted` has the requested data of a prompt of any length, and `Finished`
-    follows; None: generate."""
+    `tokenizing`: tokenize only. `Accepted` has the requested data of a prompt, which may be longer than the
+    context, and `Finished` follows; None: generate.
+
+    `client`: equal for requests of one client, which share a turn in the worker's preparation queue. An
+    opaque digest; never logged."""
 
     id: Id
     sampling: Sampling
@@ -123,6 +127,7 @@ class Generate(Message, frozen=True):
     form: StructuredOutput | None = None
     calling: ToolCallConstraint | None = None
     tokenizing: TokenizeOptions | None = None
+    client: Id = ""
 
 
 class Encode(Message, frozen=True):
@@ -131,7 +136,7 @@ class Encode(Message, frozen=True):
     `texts`: packed (`protocol.packed_texts`). A text is truncated to `tokens_max` tokens; None: a text too
     long for the model is an error. `source`: the parameter name of the texts, for error messages. `priority`
     and `deadline_s` as in `Generate`. `answered`: indices of texts whose vectors another worker returned
-    before it was lost; only the others are encoded."""
+    before it was lost; only the others are encoded. `client` as in `Generate`."""
 
     id: Id
     texts: Raw
@@ -141,6 +146,7 @@ class Encode(Message, frozen=True):
     priority: int = 0
     deadline_s: float | None = None
     answered: list[Count] = []
+    client: Id = ""
 
 
 class Embed(Encode, frozen=True):
@@ -205,7 +211,8 @@ class Ready(Message, frozen=True):
     refer to another model. `start_s`: duration of each part of the start, in seconds. `store`: where it
     stores prefixes, equal for workers that share a store; empty: nowhere. `plan`: backend and sharding of a
     model run by several processes; the output of different plans may differ. `stands_in`: it continues
-    requests that another model began under its name."""
+    requests that another model began under its name. `token_bytes_max`: the most bytes of text, apart from
+    white space, that one token can stand for; 0: unknown."""
 
     model: Name
     context_length: Count
@@ -219,6 +226,7 @@ class Ready(Message, frozen=True):
     store: Name = ""
     plan: str = ""
     stands_in: bool = False
+    token_bytes_max: Count = 0
 
 
 class Heartbeat(Message, frozen=True):
@@ -226,6 +234,7 @@ class Heartbeat(Message, frozen=True):
     does not change, the model has stalled although the process is alive. `rows`: the worker's requests,
     oldest first. `prefix` is None without a prefix cache, `images` if the model has no image input, `drafts`
     without speculation, `resources` if unknown. `starved`: number of starved requests found since the start.
+    `preparation`: None before the model is loaded.
     """
 
     running: Count
@@ -238,6 +247,7 @@ class Heartbeat(Message, frozen=True):
     images: ImageStatus | None = None
     drafts: SpecDecodeStatus | None = None
     starved: Count = 0
+    preparation: PreparationStatus | None = None
 
 
 class Accepted(Message, frozen=True):

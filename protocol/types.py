@@ -52,7 +52,7 @@ class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Its bytes are the wire frame with index `frame`; a video given as images has `frames` wire frames from
     there on. `mime`: type detected from the bytes, `video/…` for a video file. `sha256`: hexadecimal hash of
     all frames in order. The image is scaled down to `pixels_max` pixels; None: the model's default. `param`:
-    its place in the client's request, for error messages."""
+    its place in the client's request, for error messages. `pixels`: of all its frames as sent; 0: unknown."""
 
     frame: Count
     frames: Count = 1
@@ -60,6 +60,7 @@ class Media(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str
     pixels_max: Count | None = None
     param: str = ""
+    pixels: Count = 0
 
 
 class TokenLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -286,6 +287,22 @@ class ImageStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept: Count = 0
     encoded: Count = 0
     hits: Count = 0
+
+
+class PreparationStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Preparation queue of a worker: requests that wait for a thread that tokenizes, or have one (`running`),
+    and the `bytes` of both. `oldest_s`: seconds since the arrival of the oldest that waits. Since the start:
+    requests that got a thread (`started`), the seconds that they had waited (`waited_s`), and those refused
+    because the queue was full (`refused`) or cancelled before their end (`cancelled`)."""
+
+    waiting: Count = 0
+    running: Count = 0
+    bytes: Count = 0
+    oldest_s: Seconds = 0.0
+    started: Count = 0
+    waited_s: Seconds = 0.0
+    refused: Count = 0
+    cancelled: Count = 0
 
 
 class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):

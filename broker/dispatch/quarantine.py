@@ -80,12 +80,12 @@ class Crash:
 
 
 def fingerprint(request: Request, model: str) -> bytes:
-    """Hash a request without its id, seed, source and progress; empty if it cannot be encoded."""
+    """Hash a request without its id, client, seed, source and progress; empty if it cannot be encoded."""
     told: dict[str, object] = {"answered": []}
     if isinstance(request, Generate):
         sampling = msgspec.structs.replace(request.sampling, seed=0)
         told = {"sampling": sampling, "resume": [], "scored": 0, "left_out": []}
-    bare = msgspec.structs.replace(request, id="", incarnation="", source="", **told)
+    bare = msgspec.structs.replace(request, id="", incarnation="", source="", client="", **told)
     try:
         return hashlib.sha256(_encode((model, bare))).digest()
     except (TypeError, ValueError, OverflowError, RecursionError):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec import structs
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -16,6 +16,7 @@ from broker.dialects.parameters import Parameters
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.http import access_log
 from broker.http.auth import ApiKey
+from broker.http.clients import client_of
 from broker.http.ids import request_id
 from broker.http.respond import GenerationResponse, Renderer, read_body
 from broker.http.submission import Submission, check_room
@@ -96,6 +97,8 @@ def respond(
     requests = [_in_namespace(namespace, each) for each in requests]
     if gateway.settings.log_prompts:
         access_log.log_prompts(requests)
+    client = client_of(key, request.client.host if request.client else "")
+    requests = [structs.replace(each, client=client) for each in requests]
     submission = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
     flights = submission.submit(key, found, requests, frames)
     if gateway.inspection is not None:
@@ -114,4 +117,4 @@ def _in_namespace(namespace: str, request: Asked) -> Asked:
     """Return the request with its salt in a namespace of the prefix cache."""
     if not isinstance(request, Generate):
         return request  # it uses no cache
-    return replace(request, cache_salt=salt_in(namespace, request.cache_salt))
+    return structs.replace(request, cache_salt=salt_in(namespace, request.cache_salt))

@@ -134,7 +134,22 @@ class PrometheusExporter(Collector):
             queued = len(self._dispatcher.flights.waiting(model))
             waiting.add_metric([model], queued + sum(beat.waiting for beat in beats))
             starved.add_metric([model], sum(beat.starved for beat in beats))
-        yield from (running, waiting, starved)
+        yield from (running, waiting, starved, *self._preparation(by_model))
+
+    def _preparation(self, by_model: Mapping[str, list[Worker]]) -> Iterator[Metric]:
+        waiting = _gauge("preparation_waiting", "Requests waiting to be rendered and tokenized.")
+        oldest = _gauge("preparation_oldest_seconds", "Waiting time of the oldest of these requests.")
+        started = _counter("preparation_started", "Requests that were rendered and tokenized.")
+        waited = _counter("preparation_waited_seconds", "Seconds that these requests had waited before.")
+        refused = _counter("preparation_refused", "Requests refused because too many were being tokenized.")
+        for model, workers in by_model.items():
+            told = [worker.beat.preparation for worker in workers if worker.beat and worker.beat.preparation]
+            waiting.add_metric([model], sum(each.waiting for each in told))
+            oldest.add_metric([model], max((each.oldest_s for each in told), default=0.0))
+            started.add_metric([model], sum(each.started for each in told))
+            waited.add_metric([model], sum(each.waited_s for each in told))
+            refused.add_metric([model], sum(each.refused for each in told))
+        yield from (waiting, oldest, started, waited, refused)
 
     def _workers(self) -> Iterator[Metric]:
         serving = _gauge("workers_serving", "Workers that accept requests.")
@@ -217,6 +232,10 @@ def _bounded(counts: Mapping[str, int]) -> dict[str, int]:
     found = Counter(counts).most_common()
     rest = sum(count for _, count in found[REASONS_MAX:])
     return dict(found[:REASONS_MAX]) | ({"other": rest} if rest else {})
+
+
+def _counter(name: str, about: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"roundhouse_{name}", about, labels=["model"])
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:

@@ -20,7 +20,15 @@ from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.history import COLUMNS, SAMPLE_S, Sample
 from broker.dispatch.traffic import HttpCounters, Refusal, RequestEnd, Traffic, WorkerEvent, kind_of
-from protocol.types import MemoryUsage, PrefixReuse, PrefixStatus, RankMemory, RequestStatus, SpecDecodeStatus
+from protocol.types import (
+    MemoryUsage,
+    PrefixReuse,
+    PrefixStatus,
+    PreparationStatus,
+    RankMemory,
+    RequestStatus,
+    SpecDecodeStatus,
+)
 
 TOP_PREFIXES_MAX = 16
 
@@ -142,6 +150,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> d
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
         "images": asdict(beat.images) if beat and beat.images else None,
         "drafts": _drafts(beat.drafts) if beat and beat.drafts else None,
+        "preparation": _preparation(beat.preparation) if beat and beat.preparation else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
     }
 
@@ -149,6 +158,11 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> d
 def _drafts(drafts: SpecDecodeStatus) -> dict[str, Any]:
     sources = {name: asdict(http_counters) for name, http_counters in drafts.sources.items()}
     return asdict(drafts) | {"sources": sources}
+
+
+def _preparation(status: PreparationStatus) -> dict[str, Any]:
+    times = {name: round(getattr(status, name), 3) for name in ("oldest_s", "waited_s")}
+    return asdict(status) | times
 
 
 def _rounded(speed: float | None) -> float | None:

@@ -49,6 +49,7 @@ from protocol.types import (
     Media,
     PrefixReuse,
     PrefixStatus,
+    PreparationStatus,
     PromptToken,
     RankMemory,
     RequestStatus,
@@ -114,6 +115,7 @@ FULL: list[Message] = [
                 sha256="ab" * 32,
                 pixels_max=2**18,
                 param="messages[1].content[0]",
+                pixels=2**20,
             )
         ],
         stop=["\n\n", "</end>"],
@@ -137,6 +139,7 @@ FULL: list[Message] = [
         form=StructuredOutput(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
         calling=ToolCallConstraint(required=True, name="switch", single=True, strict=["switch"]),
         tokenizing=TokenizeOptions(tokens=True, pieces=True, special=False, opens_turn=False),
+        client="5f" * 8,
     ),
     Embed(
         incarnation=GATEWAY,
@@ -148,6 +151,7 @@ FULL: list[Message] = [
         priority=-3,
         deadline_s=2.5,
         answered=[1],
+        client="5f" * 8,
         dimensions=256,
     ),
     Rank(
@@ -160,6 +164,7 @@ FULL: list[Message] = [
         priority=-3,
         deadline_s=2.5,
         answered=[0],
+        client="5f" * 8,
         query="駅はどこ?",
         instruction="Find the station.",
     ),
@@ -197,6 +202,7 @@ FULL: list[Message] = [
         store="mac-studio.local:801:2f",
         plan="org/model, tensor over 2 processes",
         stands_in=True,
+        token_bytes_max=128,
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -257,6 +263,16 @@ FULL: list[Message] = [
             accepted=2**40,
             rejected=2**20,
             sources={"lookup": SpecDecodeStats(accepted=2**40, rejected=2**20)},
+        ),
+        preparation=PreparationStatus(
+            waiting=70000,
+            running=2,
+            bytes=2**27,
+            oldest_s=0.5,
+            started=2**40,
+            waited_s=2.5,
+            refused=3,
+            cancelled=70000,
         ),
     ),
     Accepted(
@@ -1020,6 +1036,27 @@ BEFORE_PLANS: list[Message] = [
 """Messages of `FULL` before a model could run on several processes, and another plan continue its answers."""
 
 
+def _unprepared(message: Message) -> Message:
+    """Return a message of `FULL` without its fields for the preparation queue."""
+    match message:
+        case Generate():
+            return replace(message, client="", media=[replace(media, pixels=0) for media in message.media])
+        case Embed() | Rank():
+            return replace(message, client="")
+        case Ready():
+            return replace(message, token_bytes_max=0)
+        case Heartbeat():
+            return replace(message, preparation=None)
+    return message
+
+
+_UNPREPARED = [_unprepared(message) for message in FULL]
+BEFORE_PREPARATION: list[Message] = [
+    earlier for earlier, message in zip(_UNPREPARED, FULL, strict=True) if earlier != message
+]
+"""Messages of `FULL` before the preparation queue."""
+
+
 def _without_progress(beat: Heartbeat) -> Heartbeat:
     """Return the heartbeat without its progress fields."""
     assert beat.prefix is not None
@@ -1027,7 +1064,9 @@ def _without_progress(beat: Heartbeat) -> Heartbeat:
     return replace(beat, rows=rows, prefix=replace(beat.prefix, read_timeouts=0), starved=0)
 
 
-BEFORE_PROGRESS: list[Message] = [_without_progress(told) for told in FULL if isinstance(told, Heartbeat)]
+BEFORE_PROGRESS: list[Message] = [
+    _without_progress(told) for told in _UNPREPARED if isinstance(told, Heartbeat)
+]
 """Messages of `FULL` before the progress watchdog of single requests."""
 
 
@@ -1043,7 +1082,7 @@ def _of_one(beat: Heartbeat) -> Heartbeat:
     return replace(_without_progress(beat), resources=replace(beat.resources, ranks=[]))
 
 
-BEFORE_RANKS: list[Message] = [_of_one(message) for message in FULL if isinstance(message, Heartbeat)]
+BEFORE_RANKS: list[Message] = [_of_one(message) for message in _UNPREPARED if isinstance(message, Heartbeat)]
 """Messages of `FULL` before a worker reported the other ranks of its set."""
 
 
@@ -1063,12 +1102,12 @@ def _whole(message: Message) -> Message:
     return message
 
 
-BEFORE_SPARSE: list[Message] = [whole for message in FULL if (whole := _whole(message)) != message]
+BEFORE_SPARSE: list[Message] = [whole for message in _UNPREPARED if (whole := _whole(message)) != message]
 """Messages of `FULL` before sparse prefill."""
 
 BEFORE_SOURCES: list[Message] = [
     replace(told, drafts=SpecDecodeStatus(accepted=2**40, rejected=2**20))
-    for told in map(_whole, FULL)
+    for told in map(_whole, _UNPREPARED)
     if isinstance(told, Heartbeat)
 ]
 """Messages of `FULL` before drafts were reported by drafter."""
@@ -1095,6 +1134,7 @@ KINDS = {
     "before_plans": BEFORE_PLANS,
     "before_sparse": BEFORE_SPARSE,
     "before_ranks": BEFORE_RANKS,
+    "before_preparation": BEFORE_PREPARATION,
     "before_progress": BEFORE_PROGRESS,
     "before_namespaces": BEFORE_NAMESPACES,
 }

@@ -79,4 +79,5 @@ def ready_of(
         identity=facts.identity,
         plan=facts.plan,
         stands_in=stands_in,
+        token_bytes_max=facts.token_bytes_max,
     )

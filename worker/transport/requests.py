@@ -58,13 +58,13 @@ class Requests:
         if pool is None:
             self._refuse(request.id, RequestError(Code.MODEL_LOADING))
             return
+        self._preparing.add(request.id)
         try:
             self._model.require(request)
+            pool.prepare(request, media, self._on_prepared)
         except RequestError as error:
+            self._preparing.discard(request.id)
             self._refuse(request.id, error)
-            return
-        self._preparing.add(request.id)
-        pool.prepare(request, media, self._on_prepared)
 
     def _on_prepared(self, id: str, outcome: Outcome) -> None:
         self._prepared.put((id, outcome))
@@ -72,12 +72,16 @@ class Requests:
 
     def cancel(self, id: str) -> None:
         """Cancel a request."""
+        if id in self._preparing and self._model.pool is not None:
+            self._model.pool.cancel(id)
         self._preparing.discard(id)
         self._open.discard(id)
         self._model.inbox.put(Abort(id))
 
     def abandon(self) -> None:
         """Cancel all requests."""
+        if self._model.pool is not None:
+            self._model.pool.cancel_all()
         self._preparing.clear()
         self._open.clear()
         self._model.inbox.put(Abort(None))

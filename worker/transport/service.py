@@ -231,6 +231,7 @@ class Service:
                 images=counters.images,
                 drafts=counters.drafts,
                 starved=counters.starved,
+                preparation=self._model.pool.status() if self._model.pool else None,
             )
         )
         self._logbook.note(breadcrumbs.describe(counters.steps, counters.rows))
@@ -252,7 +253,7 @@ class Service:
         )
         why = self._watchdog.verdict(seen, now)
         if why is None and self._model.pool is not None and self._model.pool.is_stuck(now):
-            why = "no request can be prepared: all preparer threads are stuck"
+            why = "requests cannot be prepared: a preparer thread is stuck"
         if why is not None:
             log.critical("%s", why)
             faulthandler.dump_traceback(sys.stderr, all_threads=True)

@@ -498,7 +498,9 @@ def test_deaths_and_verdicts_that_are_remembered_are_bounded(line: Line) -> None
 
 def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
     one = distinct("a")
-    same = replace(one, id="b", incarnation="g2", resume=[1], sampling=replace(one.sampling, seed=9))
+    same = replace(
+        one, id="b", incarnation="g2", client="c", resume=[1], sampling=replace(one.sampling, seed=9)
+    )
     assert fingerprint(one, "m") == fingerprint(same, "m")
     assert fingerprint(one, "m") != fingerprint(one, "another")
     assert fingerprint(replace(one, sampling=replace(one.sampling, logit_bias={7: 1.0, 3: 2.0})), "m")

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.routes.metrics import REASONS_MAX
 from protocol.messages import Heartbeat
 from protocol.supervisor_messages import ModelState, ModelStates
-from protocol.types import PrefixStatus, RankMemory, Resources
+from protocol.types import PrefixStatus, PreparationStatus, RankMemory, Resources
 from tests.broker.application import House
 from tests.broker.asgi import run
 from tests.factories import accepted, events, finished, request, reused
@@ -70,6 +70,7 @@ def use(house: House) -> None:
             disk_limit=40,
             misses={f"m{n}": 30 - n for n in range(20)},
         ),
+        preparation=PreparationStatus(waiting=4, oldest_s=0.5, started=7, waited_s=2.5, refused=3),
     )
     line.say("w2", beat)
     line.dispatcher.dropped["gap"] += 1
@@ -96,6 +97,11 @@ def test_metrics_are_counted_by_model(house: House) -> None:
         assert figure(told, "workers_serving", **model) == 1
         assert figure(told, "requests_running", **model) == 2
         assert figure(told, "requests_waiting", **model) == 1
+        assert figure(told, "preparation_waiting", **model) == 4
+        assert figure(told, "preparation_oldest_seconds", **model) == 0.5
+        assert figure(told, "preparation_started_total", **model) == 7
+        assert figure(told, "preparation_waited_seconds_total", **model) == 2.5
+        assert figure(told, "preparation_refused_total", **model) == 3
         assert figure(told, "worker_resident_bytes", **model) == 1000
         assert figure(told, "worker_device_bytes", **model) == 2000
         assert figure(told, "rank_resident_bytes", **model, rank="1") == 30

@@ -17,6 +17,7 @@ from protocol.types import (
     ImageStatus,
     PrefixReuse,
     PrefixStatus,
+    PreparationStatus,
     RankMemory,
     RequestStatus,
     Resources,
@@ -156,6 +157,9 @@ def touch() -> dict[str, Any]:
         ),
         images=ImageStatus(bytes=10, bytes_max=100, kept=2, encoded=3, hits=4),
         drafts=SpecDecodeStatus(accepted=30, rejected=5, sources={"model": SpecDecodeStats(accepted=30)}),
+        preparation=PreparationStatus(
+            waiting=3, running=2, bytes=9, oldest_s=0.12345, started=8, waited_s=1.5
+        ),
     )
     line.dispatcher.on_message("w", beat)
     line.clock.now += 2.5
@@ -170,6 +174,16 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "accepted": 30,
         "rejected": 5,
         "sources": {"model": {"accepted": 30, "rejected": 0}},
+    }
+    assert worker.pop("preparation") == {
+        "waiting": 3,
+        "running": 2,
+        "bytes": 9,
+        "oldest_s": 0.123,
+        "started": 8,
+        "waited_s": 1.5,
+        "refused": 0,
+        "cancelled": 0,
     }
     assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
     memory = {"resident_bytes": 21, "device_bytes": 22, "device_peak_bytes": 0, "device_spare_bytes": 0}

@@ -15,7 +15,9 @@ from protocol.types import TokenizeOptions
 from tests.factories import engine_request, request
 from tests.system import eventually
 from worker.contract.engine import EngineRequest, Preparer, Tokenized
+from worker.contract.preparation import NEVER, CancelToken
 from worker.transport.pool import PREPARE_S_MAX, THREADS, Outcome, PreparerPool
+from worker.transport.preparation_queue import BYTES_MAX, SHORT_COST_MAX
 
 WAIT_S = 20.0
 
@@ -29,7 +31,9 @@ class Scripted:
         self.threads: set[int] = set()
         self.media: list[Sequence[bytes]] = []
 
-    def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
         self.threads.add(threading.get_ident())
         self.media.append(media)
         match request.prompt:
@@ -39,7 +43,9 @@ class Scripted:
                 raise ZeroDivisionError("secret detail")
         return engine_request(request.id)
 
-    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+    def tokenize(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> Tokenized:
         return Tokenized(id=request.id, count=len((request.prompt or "").split()))
 
 
@@ -95,10 +101,12 @@ def test_every_thread_has_a_preparer_of_its_own_and_keeps_it(open_desk: Open) ->
     together = threading.Barrier(THREADS)
 
     class Meeting(Scripted):
-        def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+        def prepare(
+            self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+        ) -> EngineRequest:
             if request.prompt == "meet":
                 together.wait(WAIT_S)
-            return super().prepare(request, media)
+            return super().prepare(request, media, cancel_token)
 
     def open_preparer() -> Preparer:
         opened.append(Meeting())
@@ -166,10 +174,12 @@ def test_a_pool_that_closes_begins_nothing_more_and_waits_for_nobody(open_desk: 
     busy, release = threading.Semaphore(0), threading.Event()
 
     class Slow(Scripted):
-        def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+        def prepare(
+            self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+        ) -> EngineRequest:
             busy.release()
             assert release.wait(WAIT_S)
-            return super().prepare(request, media)
+            return super().prepare(request, media, cancel_token)
 
     desk = open_desk(Slow)
     for n in range(THREADS + 3):
@@ -217,11 +227,13 @@ def test_pool_is_stuck_when_every_thread_is_at_work_on_one_request_for_too_long(
     began, goes_on = threading.Barrier(THREADS + 1), threading.Event()
 
     class Slow(Scripted):
-        def prepare(self, request: Generate, media: Sequence[bytes]) -> EngineRequest:
+        def prepare(
+            self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+        ) -> EngineRequest:
             if request.prompt == "hang":
                 began.wait(WAIT_S)
                 assert goes_on.wait(WAIT_S)
-            return super().prepare(request, media)
+            return super().prepare(request, media, cancel_token)
 
     desk = open_desk(Slow)
     late = time.monotonic() + PREPARE_S_MAX + WAIT_S
@@ -235,3 +247,76 @@ def test_pool_is_stuck_when_every_thread_is_at_work_on_one_request_for_too_long(
     for _ in range(THREADS):
         desk.next()
     eventually(lambda: not desk.pool.is_stuck(late), within_s=WAIT_S, what="the threads are free")
+
+
+class Waiting(Scripted):
+    """Prepares "wait" in pieces, until it is allowed to end; and everything else at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.may_end = threading.Semaphore(0), threading.Event()
+        self.pieces = 0
+
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
+        if (request.prompt or "").startswith("wait"):
+            self.began.release()
+            deadline = time.monotonic() + WAIT_S
+            while not self.may_end.wait(0.005):
+                assert time.monotonic() < deadline
+                cancel_token.check()
+                self.pieces += 1
+        return super().prepare(request, media, cancel_token)
+
+
+LONG_WAIT = "wait" + " " * SHORT_COST_MAX
+
+
+def test_short_request_does_not_wait_behind_long_ones(open_desk: Open) -> None:
+    preparer = Waiting()
+    desk = open_desk(lambda: preparer)
+    for number in range(5):
+        desk.prepare(f"long-{number}", LONG_WAIT)
+    assert preparer.began.acquire(timeout=WAIT_S)
+    for number in range(20):
+        desk.prepare(f"short-{number}")
+        assert desk.next()[0] == f"short-{number}"
+    assert desk.pool.status().running == 1
+    assert desk.pool.status().waiting == 4
+    preparer.may_end.set()
+    assert {desk.next()[0] for _ in range(5)} == {f"long-{number}" for number in range(5)}
+
+
+def test_cancelled_request_leaves_the_queue_and_its_thread(open_desk: Open) -> None:
+    preparer = Waiting()
+    desk = open_desk(lambda: preparer)
+    for number in range(3):
+        desk.prepare(f"r{number}", LONG_WAIT)
+    assert preparer.began.acquire(timeout=WAIT_S)
+    desk.pool.cancel("r2")
+    assert desk.pool.status().waiting == 1
+    desk.pool.cancel("r0")
+    assert preparer.began.acquire(timeout=WAIT_S)  # the thread took the next one
+    desk.pool.cancel_all()
+    eventually(lambda: desk.pool.status().running == 0, within_s=WAIT_S, what="the thread is free")
+    status = desk.pool.status()
+    assert (status.waiting, status.bytes, status.cancelled) == (0, 0, 3)
+    desk.pool.cancel("r0")  # idempotent
+    desk.prepare("good", " " * SHORT_COST_MAX)
+    assert desk.next() == ("good", engine_request("good"))
+    assert desk.outcomes.empty()
+
+
+def test_full_pool_refuses_at_once(open_desk: Open) -> None:
+    preparer = Waiting()
+    desk = open_desk(lambda: preparer)
+    desk.prepare("a", "wait", media=[bytes(BYTES_MAX)])
+    with pytest.raises(RequestError) as caught:
+        desk.prepare("b")
+    assert caught.value.code is Code.TEXT_GENERATION_BUSY
+    preparer.may_end.set()
+    assert desk.next()[0] == "a"
+    eventually(lambda: desk.pool.status().bytes == 0, within_s=WAIT_S, what="the pool is empty")
+    desk.prepare("b")
+    assert desk.next()[0] == "b"

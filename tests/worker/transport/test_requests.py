@@ -13,13 +13,16 @@ from protocol.types import Capabilities, TokenizeOptions
 from protocol.worker_settings import WorkerSettings
 from tests import factories
 from tests.scripted_worker.loader import FakeLoader
+from tests.system import eventually
 from tests.worker.texts import prepared_texts
 from worker.contract.engine import EngineRequest, Tokenized
+from worker.contract.preparation import NEVER, CancelToken
 from worker.contract.texts import PreparedTexts
 from worker.schedule.commands import Abort, Command, Submit, SubmitTexts
 from worker.transport.modelthread import ModelThread
 from worker.transport.outbox import Outbox
 from worker.transport.pool import PreparerPool
+from worker.transport.preparation_queue import BYTES_MAX
 from worker.transport.requests import Requests
 
 WAIT_S = 20.0
@@ -35,7 +38,10 @@ class Scripted:
         self.may.set()
 
     def prepare(
-        self, request: Generate | Embed | Rank, media: Sequence[bytes]
+        self,
+        request: Generate | Embed | Rank,
+        media: Sequence[bytes],
+        cancel_token: CancelToken = NEVER,
     ) -> EngineRequest | PreparedTexts:
         assert self.may.wait(WAIT_S)
         if not isinstance(request, Generate):
@@ -44,7 +50,9 @@ class Scripted:
             raise RequestError(Code.INVALID_REQUEST, "No.", param="prompt")
         return factories.engine_request(request.id, 2)
 
-    def tokenize(self, request: Generate, media: Sequence[bytes]) -> Tokenized:
+    def tokenize(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> Tokenized:
         return Tokenized(id=request.id, count=2, tokens=(7, 8), pieces=("a", "b"), text="ab")
 
 
@@ -174,8 +182,22 @@ def test_request_cancelled_during_preparation_is_not_passed_on(desk: Desk, id: s
     else:
         desk.requests.cancel(id)
     desk.preparer.may.set()
-    assert desk.woken.acquire(timeout=WAIT_S)
+    pool = desk.model.pool
+    assert pool is not None
+    eventually(lambda: not pool.status().running, within_s=WAIT_S, what="the thread is free")
+    assert (pool.status().waiting, pool.status().cancelled) == (0, 1)
     desk.requests.pass_on()
     assert desk.said == []
     assert desk.commands() == [Abort(id)]
     assert len(desk.requests) == 0
+
+
+def test_request_that_the_queue_has_no_room_for_is_refused_at_once(desk: Desk) -> None:
+    desk.load()
+    desk.preparer.may.clear()
+    desk.requests.take(generate("a"), [bytes(BYTES_MAX)])
+    desk.requests.take(generate("b"), [])
+    [failed] = desk.said
+    assert isinstance(failed, Failed)
+    assert (failed.id, failed.code) == ("b", Code.TEXT_GENERATION_BUSY)
+    assert desk.requests.preparing == 1
