@@ -22,11 +22,13 @@ _BMP_HEADER_BYTES = {12, 40, 52, 56, 64, 108, 124}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Media for the worker: the sniffed type, the bytes, and their SHA-256 in hex."""
+    """Media for the worker: the sniffed type, the bytes, and their SHA-256 in hex. `pixels`: of an image; 0:
+    unknown."""
 
     mime: str
     data: bytes
     sha256: str
+    pixels: int = 0
 
 
 def image_in(data: bytes, *, pixels_max: int) -> Frame:
@@ -38,12 +40,13 @@ def image_in(data: bytes, *, pixels_max: int) -> Frame:
         header = read_header(mime, data)
     except HeaderError:
         raise MediaError(BROKEN) from None
-    if header.width * header.height > pixels_max:
+    pixels = header.width * header.height
+    if pixels > pixels_max:
         size = f"{header.width} x {header.height}"
         raise MediaError(f"the image has too many pixels: {size}, at most {pixels_max} are allowed")
     if header.is_animated:
         raise MediaError(ANIMATED)
-    return Frame(mime, data, sha256(data).hexdigest())
+    return Frame(mime, data, sha256(data).hexdigest(), pixels)
 
 
 def video_in(data: bytes) -> Frame:

@@ -19,6 +19,7 @@ from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.fleet import Fleet, HealthState, UnloadedModel, Worker
 from broker.dispatch.flight import Flight, Flights
 from broker.dispatch.history import MetricsHistory
+from broker.dispatch.prompt_bound import check_prompt
 from broker.dispatch.routing import Routing
 from broker.dispatch.starvation import Starvation
 from broker.dispatch.traffic import Traffic
@@ -156,8 +157,8 @@ class Dispatcher:
         """Submit a client's requests, one for each choice, to a worker, or queue them: all or none.
 
         While the context is open, the flights collect the output. Leaving it closes the flights and cancels
-        unfinished ones at their worker. Raises `RequestError` if the worker is full or unreachable, or the
-        request is quarantined.
+        unfinished ones at their worker. Raises `RequestError` if the worker is full or unreachable, the
+        prompt is certainly too long for it, or the request is quarantined.
         """
         self.failover.crash_attribution.check(requests, found.model)
         if isinstance(found, UnloadedModel) or not self._is_there(found):
@@ -168,6 +169,8 @@ class Dispatcher:
                 found, requests[0], lambda worker: self._has_room(worker, requests)
             )
         assert found.ready is not None
+        if isinstance(found, Worker):
+            check_prompt(requests[0], found.ready)
         self.admission.check(self.present(found), found.ready, requests)
         now = self._clock()
         flights = [self.flights.open(request, found.model, now, media) for request in requests]

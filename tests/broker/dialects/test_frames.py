@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 
@@ -23,7 +24,7 @@ from broker.dialects.media_types import Frame, image_in, video_in
 from broker.dialects.parts import Attachment, Image, Video
 from protocol.errors import Code, RequestError
 from protocol.types import Capabilities, Media
-from protocol.wire import MEDIA_FRAMES_MAX, decode_to_worker, encode
+from protocol.wire import MEDIA_FRAMES_MAX, REQUEST_PIXELS_MAX, decode_to_worker, encode
 from tests.factories import request
 from tests.images import MP4, data_url, picture
 
@@ -164,3 +165,17 @@ def test_how_finely_an_image_is_looked_at(detail: str, limit: int | None, pixels
     limits = MediaLimits(bytes_max=1, pixels_max=1, image_pixels_max=limit, video_frames_max=2)
     assert tell(Image("a", "i", detail), limits=limits)[0].pixels_max == pixels
     assert tell(video(2), limits=limits)[0].pixels_max == limit
+
+
+def test_described_media_have_the_pixels_of_their_frames() -> None:
+    frames = [[replace(FRAMES[0], pixels=5)], [replace(FRAMES[0], pixels=5), replace(FRAMES[1], pixels=7)]]
+    assert [media.pixels for media in described([Image("a", "i"), video(2)], frames, LIMITS)] == [5, 12]
+
+
+def test_different_images_of_a_request_are_bounded_in_pixels() -> None:
+    half = [replace(frame, pixels=REQUEST_PIXELS_MAX // 2) for frame in FRAMES[:3]]
+    images = [Image(f"{n}", f"i{n}") for n in range(3)]
+    described(images, [[half[0]], [half[1]], [half[1]]], LIMITS)
+    with pytest.raises(RequestError, match="pixels in total") as caught:
+        described(images, [[frame] for frame in half], LIMITS)
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "i2")

@@ -32,7 +32,7 @@ def refusal(data: bytes, pixels_max: int = PIXELS_MAX) -> str:
 @pytest.mark.parametrize("mime", FORMATS)
 def test_an_image_is_what_its_bytes_show_and_keeps_them(mime: str) -> None:
     data = KINDS[mime]
-    assert image_in(data, pixels_max=PIXELS_MAX) == Frame(mime, data, sha256(data).hexdigest())
+    assert image_in(data, pixels_max=PIXELS_MAX) == Frame(mime, data, sha256(data).hexdigest(), 1200)
 
 
 @pytest.mark.parametrize(
