@@ -79,8 +79,8 @@ class Admission:
         waiting = [flight for flight in assigned if not has_begun(flight)]
         if most is None or not waiting:
             return None
-        held = sum(_prompt_tokens(flight) for flight in waiting)
-        asked = sum(guessed_tokens(request) for request in requests)
+        held = sum(_within(ready, flight.request, _prompt_tokens(flight)) for flight in waiting)
+        asked = sum(_within(ready, request, guessed_tokens(request)) for request in requests)
         if held + asked <= most:
             return None
         return f"Waiting prompts have {held} tokens, and about {asked} more exceed the limit of {most}"
@@ -153,6 +153,15 @@ def guessed_tokens(request: Request) -> int:
         return len(request.tokens)
     prompt = (request.prompt or "").encode(errors="replace")
     return 1 + (packed_bytes(request) + len(prompt)) // BYTES_PER_TOKEN
+
+
+def _within(ready: Ready, request: Request, tokens: int) -> int:
+    """Return the tokens that a prompt can take from the others: at most the context, or it is refused."""
+    return (
+        min(tokens, ready.context_length)
+        if isinstance(request, Generate) and ready.context_length
+        else tokens
+    )
 
 
 def _prompt_tokens(flight: Flight) -> int:

@@ -135,6 +135,18 @@ def test_where_the_worker_says_nothing_of_its_memory_requests_are_counted_only()
     house(waiting_max=4).check(counted(assigned(1, 2), 10**9), worker(1), asks())
 
 
+def test_waiting_prompt_counts_as_no_more_than_the_context() -> None:
+    # Its worker is about to refuse it, so it must not keep others out.
+    admission = house(waiting_max=50, waiting_tokens_max=150)
+    [flight] = assigned(0, 1)
+    flight.request = asks(text="x" * 10**6)[0]
+    admission.check([flight], worker(1), asks())
+    with pytest.raises(RequestError):
+        admission.check([flight], replace(worker(1), context_length=0), asks())
+    with pytest.raises(RequestError):
+        admission.check([flight], worker(1), asks(text="x" * 10**6))
+
+
 def test_every_copy_of_a_prompt_is_one_more() -> None:
     admission = house(waiting_max=50, waiting_tokens_max=100)
     [request] = asks(text="x" * 8 * BYTES_PER_TOKEN)
