@@ -55,8 +55,12 @@ class ModelConfig:
 
 
 def read_config(folder: Path, name: str) -> ModelConfig:
-    """Read config.json. Raises `ModelError` for a folder without a readable one."""
+    """Read config.json. Raises `ModelError` for a folder without a readable one, and for one with code."""
     config = _read_object(folder / "config.json", name)
+    if config.get("model_file"):  # mlx-vlm would run it without asking
+        raise ModelError(
+            f"{name}: its config.json asks to run code of its own (model_file), which is never done."
+        )
     text: dict[str, Any] = next((config[key] for key in TEXT_KEYS if isinstance(config.get(key), dict)), {})
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:

@@ -30,6 +30,7 @@ from worker.models.drafting.draft_model import DraftModel, find_draft, load_draf
 from worker.models.explain import describe, explain, explain_blindness
 from worker.models.fingerprint import fingerprint
 from worker.models.probes.verify_cost import position_cost
+from worker.models.remote_code import forbid_remote_code
 from worker.models.source import bytes_of, find_folder, weight_files
 from worker.models.tasks import find_task
 from worker.models.weights import evaluate, load_weights, warm_up
@@ -90,6 +91,7 @@ class ModelLoader:
 
     def load(self, progress: Progress) -> Model | EmbeddingModel:
         self._timer.lap("start")
+        forbid_remote_code()
         folder = find_folder(self._model, self._inspect)
         config = self._inspect(folder)
         self._timer.lap("imports")

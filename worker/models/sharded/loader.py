@@ -23,6 +23,7 @@ from worker.models.explain import describe, explain
 from worker.models.fingerprint import fingerprint
 from worker.models.load import TOKENIZERS
 from worker.models.probes.verify_cost import position_cost
+from worker.models.remote_code import forbid_remote_code
 from worker.models.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
 from worker.models.source import find_folder, weight_files
 from worker.models.tasks import find_task
@@ -76,6 +77,7 @@ class ShardLoader:
     def read(self, progress: Progress) -> None:
         """Load this rank's weights. Raises `ModelError` or `InsufficientMemoryError`."""
         self._timer.lap("start")
+        forbid_remote_code()
         folder = find_folder(self._model, self._inspect)
         self._folder, self._config = folder, self._inspect(folder)
         self._require_splittable()
