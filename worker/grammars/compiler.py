@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
@@ -25,6 +26,9 @@ from worker.grammars.tokenizer import GrammarTokenizer
 COMPILE_S_MAX = 3.0
 RUNNING_MAX = 2
 KEPT_MAX = 64
+STACK_BYTES = 2**29
+"""Stack of a thread that compiles. llguidance recurses along references: with the system's 8 MiB, a chain of
+1,500 definitions ends the process, and our limits of text allow for 30,000. Unused pages take no memory."""
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
@@ -40,6 +44,7 @@ about 15 ms of lexer time and 3 ms of parser time per step."""
 
 
 _EXCERPT = "\n   1 | "
+_starting = threading.Lock()
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 
 
@@ -82,7 +87,7 @@ class Compiler:
                 self._kept.popitem(last=False)
         if self._running.acquire(timeout=wait_s_max):
             work = partial(self._run, grammar, future)
-            threading.Thread(target=work, name="compile", daemon=True).start()
+            _start(work)
         else:
             with self._lock:
                 self._kept.pop(key, None)
@@ -117,6 +122,16 @@ class CompileBudget:
         `PreparationCancelled` after a cancellation."""
         self._cancel_token.check()
         return self._compiler.compile(grammar, share * self.left_s)
+
+
+def _start(work: Callable[[], None]) -> None:
+    """Start a thread with a stack of `STACK_BYTES`. Python's setting is of the process, hence the lock."""
+    with _starting:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=work, name="compile", daemon=True).start()
+        finally:
+            threading.stack_size(before)
 
 
 def _compiled(lexicon: GrammarTokenizer, grammar: str) -> LLMatcher | str:

@@ -16,6 +16,7 @@ from worker.grammars import compiler as compilers
 from worker.grammars.compiler import KEPT_MAX, RUNNING_MAX, Compiler, GrammarError
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
 
+INTEGER = {"type": "integer"}
 SOME = grammar_of(StructuredOutput(kind="regex", text="[a-z]+"))
 
 
@@ -103,8 +104,18 @@ def test_whatever_goes_wrong_is_the_requests_failure(monkeypatch: pytest.MonkeyP
 def nested(levels: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(levels):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+        schema = nested_in(schema)
     return schema
+
+
+def chained(length: int) -> dict[str, Any]:
+    """Return a schema whose definitions contain each the next one."""
+    definitions = {f"d{n}": nested_in({"$ref": f"#/$defs/d{n + 1}"}) for n in range(length)}
+    return {"$defs": definitions | {f"d{length}": INTEGER}, "$ref": "#/$defs/d0"}
+
+
+def nested_in(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}, "required": ["a"]}
 
 
 def schema_of(schema: Any) -> StructuredOutput:
@@ -115,7 +126,6 @@ def regex(pattern: str) -> StructuredOutput:
     return StructuredOutput(kind="regex", text=pattern)
 
 
-INTEGER = {"type": "integer"}
 HUNDRED = {f"p{number}": INTEGER for number in range(100)}
 CLOSED = {"type": "object", "additionalProperties": False}
 EITHER = [{"anyOf": [{"required": [f"{side}{place}"]} for side in "ab"]} for place in range(20)]
@@ -145,6 +155,10 @@ LARGE: dict[str, StructuredOutput] = {
     "a long list": schema_of({"type": "array", "items": INTEGER, "maxItems": 10**6}),
     "a long text": schema_of({"type": "string", "minLength": 10**5, "maxLength": 10**6}),
     "deep enough": schema_of(nested(40)),
+    "a long chain of definitions": schema_of(chained(1500)),
+    "a long chain of rules": StructuredOutput(
+        kind="lark", text="start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(5000)) + 'r5000: "b"'
+    ),
     "recursion": schema_of({"type": "object", "properties": {"a": {"$ref": "#"}}}),
     "a thousand values": schema_of({"enum": [f"value {n}" for n in range(1000)]}),
     "a hundred properties": schema_of(
