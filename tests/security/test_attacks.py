@@ -1,0 +1,172 @@
+"""The attacks at a small size, by their answers alone; and the verdict on what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.faults.bodies import Answer
+from tests.hosts import Images
+from tests.security import attacks
+from tests.security.attacker import AttackRun, attacked, fault_of, log_faults
+from tests.security.payloads import MARK, SECRET
+from tests.security.probe import probing
+from tests.security.verdicts import (
+    HEALTH_S_MAX,
+    HI_S_MAX,
+    UNEXPLAINED_BYTES_MAX,
+    WORKER_BYTES_MAX,
+    Measurement,
+    MemorySample,
+    Readings,
+    failures,
+    growth_failure,
+    report,
+    unexplained,
+)
+from tests.system import System
+
+SCALE = 0.01
+CHEAP = (
+    "chat-30mb", "tools-5000", "empty-objects", "images-damaged", "idle", "pipelined", "half-closed",
+    "http10", "ssrf", "injections", "leaving",
+)  # fmt: skip
+"""Attacks that take a second or two at this size."""
+CALM = Readings(hi_s=0.1, health_s=0.01, worker_bytes=2**20, answers=9)
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Images]]:
+    with attacked(tmp_path_factory.mktemp("attacked")) as target:
+        yield target
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_small_attack_gets_the_promised_answers(name: str, target: tuple[System, Images]) -> None:
+    run = AttackRun(*target, random.Random(name), SCALE)
+    asyncio.run(attacks.ATTACKS[name](run))  # type: ignore[arg-type]
+    run.check_processes()
+    assert run.wrong == []
+    assert run.requests > 0
+
+
+def test_probe_measures_a_calm_server(target: tuple[System, Images]) -> None:
+    system, _ = target
+    with probing(system.port, system.workers[-1].pid, system.gateway.pid) as probe:
+        readings = probe.finish()
+    assert readings.answers >= 1
+    assert readings.unanswered == 0
+    assert 0 < readings.hi_s < HI_S_MAX
+
+
+# --- the verdict -------------------------------------------------------------------------------------
+
+
+def judged(*wrong: str, **changes: Any) -> list[str]:
+    return failures(Measurement("an-attack", 3, msgspec.structs.replace(CALM, **changes), wrong))
+
+
+def test_calm_readings_are_no_failure() -> None:
+    assert judged() == []
+    assert report(Measurement("an-attack", 3, CALM)).endswith("held")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hi_s": HI_S_MAX + 0.1}, "a “hi” took 2.10 s"),
+        ({"health_s": HEALTH_S_MAX + 0.1}, "/health took 1.10 s"),
+        ({"worker_bytes": WORKER_BYTES_MAX + MIB}, "201 MiB above calm"),
+        ({"unanswered": 1}, "1 requests of the probe had no answer"),
+        ({"answers": 0}, "nothing was measured"),
+    ],
+)
+def test_each_exceeded_limit_is_a_failure_that_names_the_attack(changes: dict[str, Any], words: str) -> None:
+    [failure] = judged(**changes)
+    assert failure.startswith("an-attack: ")
+    assert words in failure
+
+
+def test_wrong_answer_is_a_failure_whatever_the_readings() -> None:
+    assert judged("it was served") == ["an-attack: it was served"]
+    assert "1 wrong" in report(Measurement("an-attack", 3, CALM, ["it was served"]))
+
+
+def test_program_fails_if_one_attack_exceeds_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = msgspec.structs.replace(CALM, hi_s=25.5)
+
+    def measure(name: str, *given: object) -> Measurement:
+        return Measurement(name, 2, slow if name == "idle" else CALM)
+
+    monkeypatch.setattr(attacks, "measure", measure)
+    given = attacks.argparse.Namespace(attacks=["idle", "ssrf"], seed=0, count=1, leaving=None)
+    assert attacks.check(tmp_path, given) == ["idle: a “hi” took 25.50 s (limit 2)"]
+    assert "25.50" in capsys.readouterr().out
+    given.attacks = ["ssrf"]
+    assert attacks.check(tmp_path, given) == []
+
+
+def test_growth_of_the_caches_is_told_apart_from_a_leak() -> None:
+    cached = [MemorySample((300 + 50 * n) * MIB, (100 + 50 * n) * MIB) for n in range(6)]
+    assert unexplained(cached) == 0
+    leaking = [MemorySample((300 + 10 * n) * MIB, 100 * MIB) for n in range(6)]
+    assert unexplained(leaking) == 30 * MIB
+    assert growth_failure("worker", cached) is None
+    limit = UNEXPLAINED_BYTES_MAX["worker"]
+    fault = growth_failure("worker", [MemorySample(0), MemorySample(limit + 1)])
+    assert fault is not None
+    assert fault.startswith("the worker grew by 32.0 MiB")
+
+
+def test_memory_that_an_allocator_returns_later_is_no_leak() -> None:
+    samples = [MemorySample(size * MIB) for size in (300, 500, 480, 300, 470, 490)]
+    assert unexplained(samples) == 0
+
+
+# --- the checks of answers and logs ------------------------------------------------------------------
+
+
+def error(**changes: Any) -> bytes:
+    told = {"message": "No.", "type": "invalid_request_error", "param": None, "code": "invalid_request"}
+    return msgspec.json.encode({"error": told | changes})
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(500, {}, error()), "status 500"),
+        (Answer(400, {}, b"oops"), "without an error object"),
+        (Answer(400, {}, b"[]"), "without an error object"),
+        (Answer(400, {}, error(code="nonsense")), "an incomplete error object"),
+        (Answer(400, {}, error(message="")), "an incomplete error object"),
+        (Answer(200, {"injected": "yes"}, b""), "a header was injected"),
+    ],
+)
+def test_answer_of_another_status_or_shape_is_a_fault(answer: Answer, words: str) -> None:
+    assert words in (fault_of(answer, {200, 400}) or "")
+    assert fault_of(Answer(400, {}, error()), {200, 400}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"12:00:00 gateway GET /a\n{MARK} 12:00:01 gateway stopping", "forged line"),
+        ("12:00:00 gateway \x1b[2J", "control character"),
+        ("12:00:00 gateway a\x9b31m", "control character"),
+        ("12:00:00 gateway a\rb", "control character"),
+        (f"12:00:00 gateway asks: {SECRET}", "a prompt"),
+        ("Traceback (most recent call last):\n  File", "a traceback"),
+    ],
+)
+def test_forged_or_revealing_log_line_is_a_fault(line: str, words: str) -> None:
+    assert any(words in fault for fault in log_faults(line))
+    assert log_faults("12:00:00 gateway  'a\\x1b[2J' is unknown\n") == []
