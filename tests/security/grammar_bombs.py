@@ -45,11 +45,11 @@ def _doubling(depth: int) -> dict[str, Any]:
     return {"$defs": definitions, "$ref": f"#/$defs/d{depth}"}
 
 
-def _holding(schema: object) -> dict[str, Any]:
+def _holding(schema: Fields) -> Fields:
     return {"type": "object", "properties": {"a": schema}, "required": ["a"]}
 
 
-def _chain(length: int, link: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
+def _chain(length: int, link: Callable[[Fields], Fields]) -> Fields:
     """Return a schema whose definitions refer each to the next one."""
     definitions = {f"{n:x}": link({"$ref": f"#/$defs/{n + 1:x}"}) for n in range(length)}
     return {"$defs": definitions | {f"{length:x}": {"type": "string"}}, "$ref": "#/$defs/0"}

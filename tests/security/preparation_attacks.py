@@ -129,13 +129,20 @@ async def _cancel(run: AttackRun, data: bytes) -> None:
 
 
 async def grammar_bombs(run: AttackRun) -> None:
-    """Send schemas, patterns and grammars that are expensive to compile or to enforce."""
+    """Send schemas, patterns and grammars that are expensive to compile or to enforce.
+
+    One whose masks exceed llguidance's limits is noticed while it is enforced, and fails its own request.
+    """
+    run.expected_traceback = "grammar failed"
     bombs = [(name, post(CHAT, chat("Answer.", **fields))) for name, fields in all_bombs()]
     deep = b'{"properties":{"a":' * 20_000 + b"{}" + b"}}" * 20_000
     body = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":4,"guided_json":' + deep + b"}"
 
     async def drop(bomb: tuple[str, bytes]) -> None:
-        await run.check_answer(bomb[0], bomb[1], SERVED_OR_REFUSED)
+        answer = await run.check_answer(bomb[0], bomb[1], SERVED_OR_REFUSED | {500})
+        if answer is not None and answer.status == 500:
+            code = json.loads(answer.body)["error"]["code"]
+            run.check(f"{bomb[0]} failed with {code}", code == "engine_error")
 
     await for_each([*bombs, ("schema: 20,000 levels", post(CHAT, body))], drop)
 

@@ -170,3 +170,6 @@ def test_answer_of_another_status_or_shape_is_a_fault(answer: Answer, words: str
 def test_forged_or_revealing_log_line_is_a_fault(line: str, words: str) -> None:
     assert any(words in fault for fault in log_faults(line))
     assert log_faults("12:00:00 gateway  'a\\x1b[2J' is unknown\n") == []
+    planned = "12:00:00 worker error: chatcmpl-1: grammar failed\nTraceback (most recent call last):\n  File"
+    assert log_faults(planned, "grammar failed") == []
+    assert log_faults(planned, "another failure") == log_faults(planned) != []
