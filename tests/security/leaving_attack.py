@@ -14,7 +14,7 @@ from tests.security.verdicts import MemorySample, growth_failure, unexplained
 LEAVING = 20_000
 ROUNDS = 6
 """The first one warms the server up."""
-LEAVING_AT_ONCE = 16
+LEAVING_AT_ONCE = 8
 REPORT_S = 0.6
 """A worker reports the size of its caches every 0.25 s."""
 PHASES = ("head", "body", "queue", "stream", "document")
