@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from broker.http import fast_path
+from broker.http.close_delimited import close_delimited
 from broker.http.errors import error_response
 from broker.http.ids import new_request_id
 from broker.http.parser import Parser, authority_of, head_without_offer, offers_upgrade
@@ -106,6 +107,8 @@ class Connection(HttpToolsProtocol):
         fast_path.offer(cycle)
 
         async def bounded(scope: Scope, receive: Receive, send: Send) -> Any:
+            if scope["http_version"] != "1.1":
+                send = close_delimited(cycle, send)
             try:
                 return await app(scope, receive, send)
             finally:
