@@ -9,6 +9,10 @@ complete, a second one until its last byte. They restart while an earlier respon
 progress, and do not limit the duration of a response. A client that does not read its response is
 disconnected after `unread_s_max`, once the socket buffers are full. The same limit holds for the rest of a
 response after the connection is closed, because a transport closes only when everything is sent.
+
+Pipelined requests are parsed piece by piece, while fewer than `PIPELINED_MAX` wait for the responses before
+them; otherwise the data waits, and soon the connection is not read. The end of a client's data does not
+cancel its complete requests (`half_close`).
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from broker.http import fast_path
 from broker.http.close_delimited import close_delimited
 from broker.http.errors import error_response
+from broker.http.half_close import HalfClose
 from broker.http.ids import new_request_id
 from broker.http.parser import Parser, authority_of, head_without_offer, offers_upgrade
 from protocol.errors import Code, RequestError
@@ -34,7 +40,12 @@ HEADERS_MAX = 100
 HEAD_S_MAX = 10.0
 """Shorter than the limit for large bodies, so that connections with unfinished heads are closed soon."""
 PIPELINED_MAX = 16
-"""Maximum number of pipelined requests that wait for earlier responses on one connection."""
+"""Number of pipelined requests that wait for earlier responses; with more, the data behind them waits."""
+PIECE_BYTES = 4096
+"""Number of bytes parsed at a time. The requests in one piece may exceed `PIPELINED_MAX`."""
+UNPARSED_BYTES_MAX = 64 * 1024
+"""Number of bytes behind the pipelined requests, beyond which the connection is not read. Below it, the
+departure of the client is noticed."""
 TURNED_AWAY_MAX = 64
 """Maximum number of connections beyond the limit that get an error response; further ones are aborted."""
 TURN_AWAY_S_MAX = 5.0
@@ -74,6 +85,9 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._fed_bytes = 0
+        self._unparsed = bytearray()
+        self._at_eof = False
+        self._half_close: HalfClose | None = None
         self._hung_up = False
         self._is_lost = False
         self._served: RequestResponseCycle | None = None
@@ -83,6 +97,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._unparsed)
         beyond = len(self.connections) - self.limits.connections_max
         if beyond > TURNED_AWAY_MAX:
             transport.abort()
@@ -93,6 +108,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        self._unparsed.clear()
+        if self._half_close is not None:
+            self._half_close.stop()
         self._is_lost = True
         super().connection_lost(exc)
         self.resume_writing()
@@ -117,16 +135,63 @@ class Connection(HttpToolsProtocol):
 
         super()._start_asgi_task(cycle, cast(Any, bounded))
 
+    # --- the client's data ---
+
     def data_received(self, data: bytes) -> None:
         if self._hung_up:
             return
+        self._unparsed += data
+        self._parse()
+        if len(self._unparsed) > UNPARSED_BYTES_MAX:
+            self.flow.pause_reading()
+
+    def _parse(self) -> None:
+        """Parse what has arrived, until `PIPELINED_MAX` requests wait."""
+        while self._unparsed and len(self.pipeline) < PIPELINED_MAX:
+            if self._hung_up or self.transport.is_closing():
+                self._unparsed.clear()
+                return
+            piece = bytes(self._unparsed[:PIECE_BYTES])
+            del self._unparsed[:PIECE_BYTES]
+            self._parse_piece(piece)
+        if self._at_eof and not self._unparsed:
+            self._end_input()
+
+    def _parse_piece(self, piece: bytes) -> None:
         self._expect()
         if self._in_head:
-            self._fed_bytes += len(data)
-        super().data_received(data)
+            self._fed_bytes += len(piece)
+        super().data_received(piece)
         # `on_header` is not called for a header that never ends.
         if self._in_head and self._fed_bytes > HEAD_BYTES_MAX:
             self._refuse(RequestError(Code.HEADERS_TOO_LARGE))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open for the responses to complete requests. May be called repeatedly."""
+        if self._hung_up:
+            return False
+        if self._at_eof:
+            return True
+        self._at_eof = True
+        self._parse()
+        if self._served is not None and not self.transport.is_closing():
+            self._half_close = HalfClose(self.transport, self.loop)
+            self._half_close.start(self._served)
+        return True
+
+    def _end_input(self) -> None:
+        """Close the connection after the response to the last complete request. Idempotent."""
+        self._expect_nothing()
+        is_cut_off = self._in_request and not self._in_head
+        self._in_request = False
+        if is_cut_off and self.pipeline:
+            self.pipeline.popleft()
+        elif is_cut_off or self._served is None or self._served.response_complete:
+            self._close()
+            return
+        last = self.pipeline[0][0] if self.pipeline else self._served
+        assert last is not None
+        last.keep_alive = False
 
     # --- clients that do not read ---
 
@@ -141,6 +206,9 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.transport.is_closing():
+            self._parse()
+            self.flow.resume_reading()
         self._bound_close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -200,8 +268,6 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._offers_upgrade():
             return
-        if len(self.pipeline) >= PIPELINED_MAX:
-            self._stop(RequestError(Code.INVALID_REQUEST, "Too many pipelined requests on this connection."))
         self._in_head = False
         self._expect_nothing()
         self._expect()
@@ -227,8 +293,7 @@ class Connection(HttpToolsProtocol):
         if offers_upgrade(self.headers):
             parser = self.parser
             head = head_without_offer(parser.get_method(), self.url, parser.get_http_version(), self.headers)
-        if head or rest:
-            super().data_received(head + rest)
+        self._unparsed[:0] = head + rest
 
     # --- deadlines ---
 
@@ -287,9 +352,22 @@ class Connection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.waiting_for_100_continue = False
             self.cycle.message_event.set()
+        self._unparsed.clear()
         self.flow.resume_reading()
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER_S_MAX, self._close)
+
+
+class _Flow(FlowControl):
+    """Flow control that does not resume reading while too much is `unparsed`."""
+
+    def __init__(self, transport: asyncio.Transport, unparsed: bytearray) -> None:
+        super().__init__(transport)
+        self._unparsed = unparsed
+
+    def resume_reading(self) -> None:
+        if len(self._unparsed) <= UNPARSED_BYTES_MAX:
+            super().resume_reading()
 
 
 def connection_type(limits: ConnectionLimits) -> type[Connection]:
