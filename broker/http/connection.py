@@ -12,7 +12,8 @@ response after the connection is closed, because a transport closes only when ev
 
 Pipelined requests are parsed piece by piece, while fewer than `PIPELINED_MAX` wait for the responses before
 them; otherwise the data waits, and soon the connection is not read. The end of a client's data does not
-cancel its complete requests (`half_close`).
+cancel its complete requests (`half_close`). Beyond the limit of connections, a new one replaces the one that
+has had no request for longest.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Connection(HttpToolsProtocol):
     """One client connection, with the `limits` of its subclass."""
 
     limits: ConnectionLimits
+    idle: dict[Connection, None]
+    """The connections without a complete head of a request, in the order in which they became idle."""
     parser: Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -99,15 +102,30 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self._unparsed)
         beyond = len(self.connections) - self.limits.connections_max
-        if beyond > TURNED_AWAY_MAX:
-            transport.abort()
-            return
-        if beyond > 0:
+        if beyond <= 0 or self._replace_idle():
+            self.idle[self] = None
+            self._expect()
+        elif beyond <= TURNED_AWAY_MAX:
             self.app = cast(Any, _turn_away)
-        self._expect(TURN_AWAY_S_MAX if beyond > 0 else None)
+            self._expect(TURN_AWAY_S_MAX)
+        else:
+            transport.abort()
+
+    def _replace_idle(self) -> bool:
+        """Close the connection that has been idle for longest; return whether there was one.
+
+        One that has not sent all of its last response would not close at once, so it does not count.
+        """
+        for connection in self.idle:
+            if not connection.transport.get_write_buffer_size():
+                del self.idle[connection]
+                connection.transport.close()
+                return True
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        self.idle.pop(self, None)
         self._unparsed.clear()
         if self._half_close is not None:
             self._half_close.stop()
@@ -209,6 +227,8 @@ class Connection(HttpToolsProtocol):
         if not self.transport.is_closing():
             self._parse()
             self.flow.resume_reading()
+            if not self._answering():
+                self.idle[self] = None
         self._bound_close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -268,6 +288,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._offers_upgrade():
             return
+        self.idle.pop(self, None)
         self._in_head = False
         self._expect_nothing()
         self._expect()
@@ -372,7 +393,7 @@ class _Flow(FlowControl):
 
 def connection_type(limits: ConnectionLimits) -> type[Connection]:
     """Return the protocol class that uvicorn instantiates for each connection."""
-    return cast(type[Connection], type("LimitedConnection", (Connection,), {"limits": limits}))
+    return cast(type[Connection], type("LimitedConnection", (Connection,), {"limits": limits, "idle": {}}))
 
 
 def _raw(error: RequestError) -> bytes:

@@ -493,6 +493,47 @@ def test_connection_over_the_limit_is_closed_without_waiting(monkeypatch: pytest
     run(talk())
 
 
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HT", GET])
+def test_connection_over_the_limit_replaces_the_one_that_is_idle_for_longest(sent: bytes) -> None:
+    async def talk() -> None:
+        async with serving(connections_max=3) as server:
+            busy = await server.client()
+            busy.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nab")
+            await server.is_asked(1)
+            clients = [await server.client() for _ in range(2)]
+            for client in clients:
+                client.send(sent)
+                if sent == GET:
+                    assert (await client.head())[0] == 200
+                    assert await client.chunked() == b"-"
+            clients += [await server.client() for _ in range(6)]
+            for client in clients[:6]:
+                with contextlib.suppress(ConnectionResetError):
+                    assert await client.rest() == b""
+            await server.is_stable(3)
+            busy.send(b"cd")
+            for client in clients[6:]:
+                client.send(GET)
+            for client in (busy, *clients[6:]):
+                assert (await client.head())[0] == 200
+
+    run(talk())
+
+
+def test_client_that_still_reads_its_response_is_not_idle() -> None:
+    async def talk() -> None:
+        async with serving(connections_max=1) as server:
+            reading = await ask_for_much(server)
+            await server.is_asked(1)
+            newcomer = await server.client()
+            newcomer.send(GET)
+            assert (await newcomer.head())[0] == 503
+            await reading.head()
+            assert len(await reading.chunked()) == LARGE
+
+    run(talk())
+
+
 @pytest.mark.parametrize(
     ("limits", "available", "raised"),
     [
