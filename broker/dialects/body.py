@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from broker.dialects import integers
+from broker.dialects.json_size import check_size
 from protocol.errors import Code, RequestError
 
 T = TypeVar("T")
@@ -17,7 +18,9 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]+)`")
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a body. Raises `RequestError(invalid_request)` naming the field at fault, if there is one."""
+    """Decode a body. Raises `RequestError(invalid_request)` naming the field at fault, if there is one, or
+    `request_too_large`."""
+    check_size(body)
     try:
         return _read(decoder, body)
     except msgspec.ValidationError as error:

@@ -45,6 +45,8 @@ def decoded(decoder: msgspec.json.Decoder[Any], body: bytes, error: msgspec.Vali
 
     Raises `msgspec.ValidationError` for any other error.
     """
+    if _FLOAT.match(str(error)) is None:
+        raise error  # decoding the whole body for it would be in vain
     try:
         document = msgspec.json.decode(body)
     except RecursionError:  # nested deeper than any typed field
