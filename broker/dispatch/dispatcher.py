@@ -21,6 +21,7 @@ from broker.dispatch.flight import Flight, Flights
 from broker.dispatch.history import MetricsHistory
 from broker.dispatch.prompt_bound import check_prompt
 from broker.dispatch.routing import Routing
+from broker.dispatch.slow_readers import DISPLACED, displaced
 from broker.dispatch.starvation import Starvation
 from broker.dispatch.traffic import Traffic
 from broker.dispatch.worker_messages import WorkerMessages
@@ -342,6 +343,9 @@ class Dispatcher:
             self._take_out(worker, worker.verdict or HealthState.SILENT, died=True)
         for worker, flights in self._starvation.check(now):
             self._relieve(worker, flights)
+        for worker in self.fleet:
+            for flight in displaced(self.flights.assigned(worker.incarnation), now):
+                self.give_up(flight, Code.CLIENT_TOO_SLOW, DISPLACED)
         if self._end is not None:
             for worker in self.fleet.hung(now, self._timeouts.hung_s):
                 how = self._end(worker.incarnation, worker.pid)

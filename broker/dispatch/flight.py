@@ -128,6 +128,8 @@ class Flight:
     terminal: Finished | Failed | None = None
     on_item: Callable[[], None] = lambda: None
     pending: list[Item] = field(default_factory=list)
+    unread_since: float | None = None
+    """Time since when its client has to read before more can be sent; None if it need not."""
     pending_excess: int = 0
     """Additional count of pending deltas, for large ones."""
 

@@ -19,8 +19,10 @@ has had no request for longest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import resource
+import socket
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,6 +49,9 @@ PIECE_BYTES = 4096
 UNPARSED_BYTES_MAX = 64 * 1024
 """Number of bytes behind the pipelined requests, beyond which the connection is not read. Below it, the
 departure of the client is noticed."""
+UNSENT_BYTES_MAX = 16 * 1024
+"""Number of bytes beyond the client's receive window that the kernel takes, and as many that the transport
+takes before it pauses. More would hide a client that does not read: on loopback, Linux takes 2.5 MB."""
 TURNED_AWAY_MAX = 64
 """Maximum number of connections beyond the limit that get an error response; further ones are aborted."""
 TURN_AWAY_S_MAX = 5.0
@@ -101,6 +106,10 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport, self._unparsed)
+        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        with contextlib.suppress(OSError):  # on macOS, if the client has left already
+            connected = transport.get_extra_info("socket")
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         beyond = len(self.connections) - self.limits.connections_max
         if beyond <= 0 or self._replace_idle():
             self.idle[self] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -111,7 +112,7 @@ class GenerationResponse:
                     started = True
                     cache = cache_header.header(flights, self._prompts)
                     await send(_start(self._renderer.content_type, len(body) if over else None, cache))
-                await send({"type": "http.response.body", "body": body, "more_body": not over})
+                await _send_body(flights, send, body, over=over)
             if over:
                 return 200
             if started and straight is not None:
@@ -149,6 +150,16 @@ class GenerationResponse:
                 break
             batches += await reader.batches(left_s)
         return batches
+
+
+async def _send_body(flights: Sequence[Flight], send: Send, body: bytes, *, over: bool) -> None:
+    """Send a part of the body. Meanwhile the flights count as unread: `send` waits for the client to read."""
+    since = time.monotonic()
+    for flight in flights:
+        flight.unread_since = since
+    await send({"type": "http.response.body", "body": body, "more_body": not over})
+    for flight in flights:
+        flight.unread_since = None
 
 
 def _has_begun(batches: Sequence[Batch]) -> bool:
