@@ -195,13 +195,11 @@ def test_a_request_that_does_not_arrive_is_given_up_by_the_gateway(tmp_path: Pat
             assert read_all(silent) == b""
         with contextlib.ExitStack() as held:
             crowd = [held.enter_context(socket.create_connection(address)) for _ in range(40)]
-            for connection in crowd:
-                connection.settimeout(20)
-                with contextlib.suppress(OSError):
-                    connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-            statuses = [connection.recv(12)[9:] for connection in crowd]
-            assert sorted(set(statuses)) == [b"200", b"503"]
-            assert statuses.count(b"200") <= 20
+            newest = crowd[-1]
+            newest.settimeout(20)
+            newest.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            # Connections that are idle give way to new ones.
+            assert newest.recv(12)[9:] == b"200"
         system.wait_for("/health")
         stats = psutil.Process(system.gateway.pid)
         eventually(lambda: len(stats.net_connections()) <= 3, within_s=20, what="the crowd has gone")

@@ -51,7 +51,7 @@ def post(system: System, body: bytes) -> httpx.Response:
 
 def leave(system: System, body: bytes, after_s: float) -> None:
     """Send a chat request, and disconnect after a while."""
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", system.port), timeout=ATTACK_S_MAX) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         time.sleep(after_s)  # the client's own patience

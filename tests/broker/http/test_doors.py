@@ -268,16 +268,18 @@ def test_prompts_that_wait_leave_no_room_for_a_long_one() -> None:
     doors = Doors()
 
     async def talk() -> None:
-        first = doors.ask(filler=48_000)
+        first = doors.ask(filler=28_000)
         id = await doors.arrived()
+        second = doors.ask(filler=24_000)
+        other = await doors.arrived(2)
         refused = await doors.ask(filler=24_000).end()
         assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
-        assert refused.error["message"].startswith("Waiting prompts have 12")
-        assert refused.error["waiting_ids"] == [id]
+        assert refused.error["message"].startswith("Waiting prompts have 13")
+        assert refused.error["waiting_ids"] == [id, other]
         doors.line.say("w", accepted("w", id))
-        second = doors.ask(filler=24_000)
-        await doors.arrived(2)
-        await doors.finish(first, second)
+        third = doors.ask(filler=24_000)
+        await doors.arrived(3)
+        await doors.finish(first, second, third)
 
     run(talk())
     assert empty(doors)
