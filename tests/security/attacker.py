@@ -42,7 +42,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class AttackRun:
     """One attack in progress. `scale`: 1 is the full size. `wrong`: what was not as promised.
 
-    `expected_traceback`: text of the log line before a traceback that is planned.
+    `expected_traceback`: text of the log line before a traceback that is planned. `cached_bytes`: growth of
+    the worker's caches, which is no cost of the attack.
     """
 
     system: System
@@ -52,6 +53,7 @@ class AttackRun:
     requests: int = 0
     wrong: list[str] = field(default_factory=list)
     expected_traceback: str | None = None
+    cached_bytes: int = 0
 
     def scaled(self, full: int, least: int = 1) -> int:
         return max(least, round(full * self.scale))

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from tests.faults.runner import run_program
 from tests.images import data_url, picture
 from tests.security import connection_attacks, input_attacks, preparation_attacks
@@ -80,8 +82,10 @@ def measure(name: str, attack: Attack, folder: Path, seed: int, scale: float) ->
         load, _, _ = os.getloadavg()
         with probing(system.port, run.worker.pid, system.gateway.pid) as probe:
             asyncio.run(_attack_for(attack, run))
-            readings = probe.finish()
+            measured = probe.finish()
         run.check_processes()
+    worker_bytes = max(0, measured.worker_bytes - run.cached_bytes)
+    readings = msgspec.structs.replace(measured, worker_bytes=worker_bytes)
     return Measurement(name, run.requests, readings, run.wrong, load)
 
 

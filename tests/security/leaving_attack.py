@@ -33,6 +33,7 @@ async def leaving_clients(run: AttackRun, count: int | None = None) -> None:
         workers.append(MemorySample(_resident(run.worker.stats), await _cached(run)))
         gateways.append(MemorySample(_resident(run.system.gateway.stats)))
         descriptors.append(run.system.gateway.stats.num_fds())
+    run.cached_bytes = workers[-1].cached
     for process, samples in (("worker", workers), ("gateway", gateways)):
         sizes = ", ".join(f"{s.resident / _MIB:.0f} ({s.cached / _MIB:.0f})" for s in samples)
         print(f"{process}, MiB after each round (and caches): {sizes}; unexplained: {unexplained(samples)} B")
