@@ -21,6 +21,9 @@ OTHERS_WITHIN = 4
 
 GATHERED_S = 2.5
 """Longest wait of the first row, in seconds."""
+EXPECTED_S_MAX = 2 * GATHERED_S
+"""Longest prefill that is waited for, as predicted. Prompts are predicted whole, although they may begin with
+a stored prefix; and the first prices of a worker are too high."""
 
 
 @dataclass(slots=True)
@@ -61,4 +64,4 @@ def gathers(coming: Sequence[Row], pace: PrefillCostModel, waited_s: float) -> b
     if not coming or any(row.images for row in coming):
         return False  # the time to encode an image is unknown
     left_s = pace.seconds(PrefillWork.call(len(coming), max(row.left for row in coming), 0))
-    return 0 < left_s <= GATHERED_S - waited_s
+    return waited_s < GATHERED_S and 0 < left_s <= EXPECTED_S_MAX

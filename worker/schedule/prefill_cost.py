@@ -18,6 +18,7 @@ keep to the target.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -169,10 +170,23 @@ class PrefillCostModel:
             self._prices = [0.0, seconds / parts[1], 0.0]
             return
         error = _RATE * _limited(seconds - expected, expected)
-        step = (error - self._learn_further(error, work)) / sum(part * part for part in parts)
-        self._prices = [
-            max(0.0, price + step * part) for price, part in zip(self._prices, parts, strict=True)
-        ]
+        self._correct(error - self._learn_further(error, work), parts)
+
+    def _correct(self, error: float, parts: Sequence[float]) -> None:
+        """Attribute an error in seconds to the prices, in proportion to their parts.
+
+        What would make a price negative is attributed to the others. Otherwise the price of a call, which
+        follows errors first, would hide that tokens are priced too high.
+        """
+        free = {index for index, part in enumerate(parts) if part}
+        while free:
+            step = error / sum(parts[index] ** 2 for index in free)
+            negative = {index for index in free if self._prices[index] + step * parts[index] < 0.0}
+            for index in negative or free:
+                after = max(0.0, self._prices[index] + step * parts[index])
+                error -= (after - self._prices[index]) * parts[index]
+                self._prices[index] = after
+            free = free - negative if negative else set()
 
     def _learn_further(self, error: float, work: PrefillWork) -> float:
         """Attribute a part of an error to further rows, larger the more there were; return it in seconds."""

@@ -72,7 +72,7 @@ def test_the_first_of_a_burst_waits_for_the_last() -> None:
 
 
 def test_long_prompts_do_not_delay_decoding() -> None:
-    burst = Burst(token_s=0.6 * GATHERED_S / PROMPT)
+    burst = Burst(token_s=1.1 * GATHERED_S / PROMPT)
     burst.come("a", "b", "c")
     burst.until_begun("a")
     assert burst.said() == {"a": 1, "b": 0, "c": 0}
