@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from worker.common_prefix import common_prefix_length
+from worker.contract.drafts import QUIET_STEPS
 from worker.contract.engine import SampledToken, StepOutput
 from worker.engine.caches import grouping
 from worker.engine.caches.batch import RowCaches
@@ -33,8 +34,6 @@ from worker.engine.sampling.sampler import Agree, Sampler
 DRAWN_VALUES_MAX = 4 * 2**20
 """Logits in a verify pass up to which tokens that are not greedy are sampled all at once: beyond, sampling
 columns that are mostly ignored costs too much."""
-QUIET_STEPS = 16
-"""Steps without drafts after which rows return to plain, double-buffered decoding."""
 
 
 @dataclass(slots=True)

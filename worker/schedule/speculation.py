@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from protocol.types import SpecDecodeStats, SpecDecodeStatus
 from worker.common_prefix import common_prefix_length
+from worker.contract.drafts import QUIET_STEPS
 from worker.contract.engine import SamplingParams, StepOutput
 from worker.contract.guides import ForcedTokens
 from worker.schedule.acceptance import VAIN_TRIES, AcceptanceRate, DraftState
@@ -31,8 +32,9 @@ log = logging.getLogger(__name__)
 
 _SELDOM_STEPS = 16
 """Interval, in steps, at which forced tokens are computed that were not used `VAIN_TRIES` times in a row."""
-SETTLING_STEPS = 17
-"""Steps after one with drafts that count neither as plain nor as measurements."""
+SETTLING_STEPS = QUIET_STEPS + 1
+"""Steps after one with drafts that count neither as plain nor as measurements: in the last one the engine
+returns rows to plain decoding."""
 
 Foresee = Callable[[str, int], ForcedTokens]
 """Signature of `Engine.forced_tokens`."""
