@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from worker.schedule.ngram_proposer import FORCED, MODEL, NO_DRAFT, Draft, NgramProposer
+from worker.schedule.ngram_proposer import FORCED, LOOKUP, MODEL, NO_DRAFT, Draft, NgramProposer
 
 _MATCHES = ((16, 0.9), (8, 0.85), (5, 0.65), (3, 0.5), (2, 0.7), (0, 0.45))
-"""Pairs of match length and acceptance rate of a draft's first token, measured over many file edits.
-Lengths of one or two apply only near the place that the answer has followed before."""
+"""Pairs of match length and usual acceptance rate of an n-gram draft's first token, measured over many file
+edits. Lengths of one or two apply only near the place that the answer has followed before."""
 _PRIOR = 0.7
 """Prior acceptance rate of a network's draft tokens, and of forced tokens that are not certain."""
 _PRIOR_WEIGHT = 4.0
-"""Weight of a prior rate, in tried tokens."""
+"""Weight of a prior, in tried tokens."""
 _FADING = 0.97
 """Decay of a tried token's weight with each further one."""
 VAIN_TRIES = 8
@@ -23,38 +23,61 @@ SELDOM_TOKENS = 4
 """Interval of rare lookups, in answered tokens."""
 
 
-@dataclass(slots=True)
-class AcceptanceRate:
-    """Acceptance rate of one kind of draft. `usual`: the prior; `shared`: the rate of all rows, whose current
-    value is the prior instead, and which learns with this one."""
+class AcceptanceEstimate:
+    """Acceptance estimate of one kind of draft.
 
-    usual: float = _PRIOR
-    shared: AcceptanceRate | None = None
-    _tries: float = 0.0
-    _hits: float = 0.0
+    `usual`: the usual rate of its kind, 1 if there is none. The share of it expected at first is that of
+    `parent`, the estimate of a wider kind, which learns too, or a constant.
+    """
+
+    def __init__(
+        self,
+        usual: float = 1.0,
+        prior_weight: float = _PRIOR_WEIGHT,
+        parent: AcceptanceEstimate | None = None,
+    ) -> None:
+        self._usual = usual
+        self._prior_weight = prior_weight
+        self._parent = parent
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard all measurements."""
+        self.weight = 0.0
+        """Weight of the measurements, in tried tokens."""
+        self._accepted = 0.0
+        self._expected = 0.0
+        """Number of tokens that would have been accepted at the usual rates."""
 
     @property
     def value(self) -> float:
         """Probability, 0 to 1, that a draft token is accepted if all before it were."""
-        return self.after(self.shared.value if self.shared else self.usual)
+        prior = self._prior_weight * self._prior
+        return (self._accepted + prior * self._usual) / (self.weight + self._prior_weight)
 
-    def after(self, usual: float) -> float:
-        """Return `value` with `usual` as the prior."""
-        return (self._hits + _PRIOR_WEIGHT * usual) / (self._tries + _PRIOR_WEIGHT)
+    @property
+    def share(self) -> float:
+        """Accepted tokens over those that would have been accepted at the usual rates."""
+        prior = self._prior_weight * self._prior
+        return (self._accepted + prior) / (self._expected + self._prior_weight)
 
-    def learn(self, right: int, tried: int) -> None:
-        """Record that `right` of `tried` draft tokens were accepted; none after a rejected one was tried."""
+    def learn(self, right: int, tried: int, usual: float | None = None) -> None:
+        """Record that `right` of `tried` draft tokens were accepted; none after a rejected one was tried.
+
+        `usual`: the usual rate of those, if it is another.
+        """
         made = min(right + 1, tried)
-        self.fade(_FADING**made)
-        self._tries += made
-        self._hits += right
-        if self.shared:
-            self.shared.learn(right, tried)
+        usual = self._usual if usual is None else usual
+        fading = _FADING**made
+        self.weight = self.weight * fading + made
+        self._accepted = self._accepted * fading + right
+        self._expected = self._expected * fading + made * usual
+        if self._parent:
+            self._parent.learn(right, tried, usual)
 
-    def fade(self, share: float) -> None:
-        """Scale the weight of all measurements by `share`."""
-        self._tries *= share
-        self._hits *= share
+    @property
+    def _prior(self) -> float:
+        return min(1.0, self._parent.share) if self._parent else _PRIOR
 
 
 def expected(acceptance: float, count: int, certain: int = 0) -> float:
@@ -67,61 +90,38 @@ def expected(acceptance: float, count: int, certain: int = 0) -> float:
     return float(count) if acceptance >= 1 else sure + acceptance * (1 - acceptance**left) / (1 - acceptance)
 
 
-@dataclass(slots=True)
-class AcceptanceEstimate:
-    """Acceptance estimate of n-gram drafts for one row. Results of one match length also scale the others,
-    until those are tried."""
-
-    _rates: dict[int, AcceptanceRate] = field(default_factory=dict)
-    """By the least match length."""
-    _hits: float = 1.0
-    _expected: float = 2.0
-    """Twice the hits at first: a new row's drafts are expected to be accepted half as often as usual."""
-
-    def of(self, matched: int) -> float:
-        """Return the probability, 0 to 1, that the next token after a match of this length is accepted."""
-        rate = self._rate(matched)
-        return rate.after(rate.usual * min(1.0, self._hits / self._expected))
-
-    def learn(self, matched: int, right: int, tried: int) -> None:
-        """Record that `right` of `tried` draft tokens were accepted after a match of `matched` tokens."""
-        rate, made = self._rate(matched), min(right + 1, tried)
-        rate.learn(right, tried)
-        self._hits = self._hits * _FADING**made + right
-        self._expected = self._expected * _FADING**made + made * rate.usual
-
-    def _rate(self, matched: int) -> AcceptanceRate:
-        least, usual = next(match for match in _MATCHES if matched >= match[0])
-        rate = self._rates.get(least)
-        if rate is None:
-            rate = self._rates[least] = AcceptanceRate(usual)
-        return rate
-
-
-@dataclass(slots=True)
 class DraftState:
-    """Speculation state of one row, current up to `seen` tokens of its answer: its n-gram index, and one
-    acceptance estimate for each source of drafts.
+    """Speculation state of one row, current up to `seen` tokens of its answer: its n-gram index, and an
+    acceptance estimate for each source of drafts."""
 
-    `is_forced`: a constraint may force tokens; `forced` is the acceptance rate of those that are not certain.
-    """
-
-    lookup: NgramProposer
-    network: AcceptanceRate
-    seen: int = 0
-    is_forced: bool = False
-    ngram: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    forced: AcceptanceRate = field(default_factory=AcceptanceRate)
-    vain: int = 0
-    """Consecutive n-gram drafts of which no token was accepted."""
-    empty: int = 0
-    """Consecutive lookups that found nothing."""
-    has_begun: bool = False
-    """The draft network has begun with the row."""
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        seen: int = 0,
+        *,
+        is_forced: bool = False,
+        network: AcceptanceEstimate | None = None,
+    ) -> None:
+        """`tokens`: what drafts are looked up in. `is_forced`: a constraint may force tokens. `network`: the
+        draft network's estimate for all rows."""
+        self.lookup = NgramProposer(tokens)
+        self.seen = seen
+        self.is_forced = is_forced
+        ngram = AcceptanceEstimate(prior_weight=0.0)
+        ngram.learn(1, 2)  # until more is known, half of what is usual
+        self._ngram = {length: AcceptanceEstimate(rate, parent=ngram) for length, rate in _MATCHES}
+        """By the least match length."""
+        self._others = {FORCED: AcceptanceEstimate(), MODEL: AcceptanceEstimate(parent=network)}
+        self.has_begun = False
+        """The draft network has begun with the row."""
+        self._vain = 0
+        """Consecutive n-gram drafts of which no token was accepted."""
+        self._empty = 0
+        """Consecutive lookups that found nothing."""
 
     def is_due(self, length: int) -> bool:
         """Return whether a lookup is due after `length` tokens of the answer."""
-        is_seldom = self.vain >= VAIN_TRIES or self.empty >= EMPTY_LOOKUPS
+        is_seldom = self._vain >= VAIN_TRIES or self._empty >= EMPTY_LOOKUPS
         return not is_seldom or length % SELDOM_TOKENS == 0
 
     def look_up(self, room: int) -> Draft:
@@ -129,25 +129,28 @@ class DraftState:
         if not self.is_due(self.seen):
             return NO_DRAFT
         draft = self.lookup.propose(room)
-        self.empty = 0 if draft.tokens else self.empty + 1
+        self._empty = 0 if draft.tokens else self._empty + 1
         return draft
 
-    def acceptance_of(self, draft: Draft) -> float:
-        """Return the acceptance probability of each uncertain token, if all before it were accepted."""
-        if draft.source == MODEL:
-            return self.network.value
-        return self.forced.value if draft.source == FORCED else self.ngram.of(draft.matched)
+    def acceptance(self, source: str, matched: int = 0) -> float:
+        """Return the acceptance probability of each uncertain token of a draft, if all before it were
+        accepted. `matched`: the match length of an n-gram draft."""
+        return self._estimate(source, matched).value
 
     def expected(self, draft: Draft, count: int) -> float:
         """Return the expected number of accepted tokens among the first `count` of a draft."""
-        return expected(self.acceptance_of(draft), min(count, len(draft.tokens)), draft.certain)
+        acceptance = self.acceptance(draft.source, draft.matched)
+        return expected(acceptance, min(count, len(draft.tokens)), draft.certain)
 
     def learn(self, draft: Draft, right: int, tried: int) -> None:
         """Record that `right` of `tried` tokens of a draft were accepted. Certain ones are left out."""
-        if draft.source == MODEL:
-            self.network.learn(right, tried)
-        elif draft.source != FORCED:
-            self.vain = 0 if right else self.vain + 1
-            self.ngram.learn(draft.matched, right, tried)
-        elif right >= draft.certain and tried > draft.certain:
-            self.forced.learn(right - draft.certain, tried - draft.certain)
+        if draft.source == LOOKUP:
+            self._vain = 0 if right else self._vain + 1
+        right, tried = right - draft.certain, tried - draft.certain
+        if right >= 0 and tried > 0:
+            self._estimate(draft.source, draft.matched).learn(right, tried)
+
+    def _estimate(self, source: str, matched: int) -> AcceptanceEstimate:
+        if source != LOOKUP:
+            return self._others[source]
+        return next(estimate for length, estimate in self._ngram.items() if matched >= length)

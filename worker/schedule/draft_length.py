@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from worker.schedule.acceptance import DraftState, expected
-from worker.schedule.ngram_proposer import Draft
+from worker.schedule.ngram_proposer import MODEL, Draft
 from worker.schedule.rows import Row
 from worker.schedule.step_cost import COST_MIN, StepCostModel
 
@@ -71,7 +71,7 @@ class DraftLengthPolicy:
         """
         hopes = {id: self._outlook(id, draft) for id, draft in found.items()}
         guesses = {
-            row: _Outlook(self._sources[row.id].network.value, room) for row, room in (near or {}).items()
+            row: _Outlook(self._sources[row.id].acceptance(MODEL), room) for row, room in (near or {}).items()
         }
         best = DraftChoice(self._gain_min * rows)
         most = sum(outlook.at(DRAFTED_MAX) for outlook in (*hopes.values(), *guesses.values()))
@@ -106,4 +106,5 @@ class DraftLengthPolicy:
         return lengths if self._costs.is_pass_cost_measured else lengths[:1]
 
     def _outlook(self, id: str, draft: Draft) -> _Outlook:
-        return _Outlook(self._sources[id].acceptance_of(draft), len(draft.tokens), draft.certain)
+        acceptance = self._sources[id].acceptance(draft.source, draft.matched)
+        return _Outlook(acceptance, len(draft.tokens), draft.certain)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from worker.contract.drafts import BACKLOG_MAX, DraftProposer
 from worker.contract.engine import StepOutput
-from worker.schedule.acceptance import AcceptanceRate, DraftState
+from worker.schedule.acceptance import AcceptanceEstimate, DraftState
 from worker.schedule.circuit_breaker import NetworkBreaker
 from worker.schedule.draft_length import DRAFTED_MAX, DraftChoice, DraftLengthPolicy
 from worker.schedule.draft_prefix_cache import DraftPrefixCache
@@ -21,8 +21,6 @@ READ_TOKENS_MAX = 2048
 """Largest prefill chunk of the drafter."""
 DOUBTED_READS = 2
 """Number of first prefills that are not representative: kernels are compiled in them."""
-RETRY_WEIGHT = 0.1
-"""Weight left to the shared acceptance rate when drafts are tried again after a rest."""
 ANSWER_TOKENS = 256
 """Tokens that a row is expected to answer yet, when its prefill is weighed; as many as it has, if more."""
 _TRIED_SHARE = 1 / 2
@@ -30,7 +28,7 @@ _TRIED_SHARE = 1 / 2
 
 
 class DraftCatchUp:
-    """A drafter with its prefill cost and its acceptance rate.
+    """A drafter with its prefill cost and its acceptance estimate.
 
     It drafts for rows of whose tokens it has prefilled all but a few. It catches up with others between
     steps, one chunk of a row at a time, small enough that running streams keep their inter-token target.
@@ -41,20 +39,17 @@ class DraftCatchUp:
     ) -> None:
         """`target_s`: between two tokens of a running stream. `draft_prefix_cache`: the drafter's."""
         self.relative_cost, self.block = drafter.relative_cost, drafter.block
+        self.acceptance = AcceptanceEstimate()
+        """For all rows."""
         self._drafter = drafter
         self._pace = PrefillCostModel(target_s=READ_SHARE * target_s, tokens_max=READ_TOKENS_MAX)
         self._prefix_cache = draft_prefix_cache
-        self._rate = AcceptanceRate()
         self._read = PrefillWork()
         self._reads = 0
 
-    def open(self) -> AcceptanceRate:
-        """Create the acceptance rate of a new row, which learns for all rows too."""
-        return AcceptanceRate(shared=self._rate)
-
     def retry_drafting(self) -> None:
-        """Discount what was learned: drafts have not paid for long, but may now."""
-        self._rate.fade(RETRY_WEIGHT)
+        """Forget the acceptance of all drafts: they have not paid for long, but may now."""
+        self.acceptance.reset()
 
     def begin(self, row: Row) -> None:
         """Restore what the drafter's prefix cache has of a new row."""
@@ -242,7 +237,7 @@ class DraftProposals:
             if id not in self._sources or id not in step.tokens:
                 continue
             is_right = tokens[0] == step.tokens[id]
-            self._sources[id].network.learn(int(is_right), 1)
+            self._sources[id].learn(Draft(tokens[:1], source=MODEL), int(is_right), 1)
             self._breaker.tried(1, 0.0)
             if is_right and len(tokens) > 1 and not step.further.get(id):
                 self._trials[id] = tokens[1:]

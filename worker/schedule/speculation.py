@@ -20,11 +20,11 @@ from worker.common_prefix import common_prefix_length
 from worker.contract.drafts import QUIET_STEPS
 from worker.contract.engine import SamplingParams, StepOutput
 from worker.contract.guides import ForcedTokens
-from worker.schedule.acceptance import VAIN_TRIES, AcceptanceRate, DraftState
+from worker.schedule.acceptance import VAIN_TRIES, DraftState
 from worker.schedule.circuit_breaker import SpeculationBreaker
 from worker.schedule.draft_length import DRAFTED_MAX, DraftChoice, DraftLengthPolicy
 from worker.schedule.draft_proposals import DraftCatchUp, DraftProposals
-from worker.schedule.ngram_proposer import FORCED, MODEL, Draft, NgramProposer
+from worker.schedule.ngram_proposer import FORCED, MODEL, Draft
 from worker.schedule.rows import Row
 from worker.schedule.step_cost import StepCostModel
 
@@ -162,12 +162,12 @@ class Speculation:
         """Return the row's draft state, brought up to date."""
         source = self._sources.get(row.id)
         if source is None:
-            tokens = (*row.request.prediction, *row.request.tokens, *row.answered)
-            rate = self._catch_up.open() if self._catch_up else AcceptanceRate()
-            source = DraftState(
-                NgramProposer(tokens), rate, len(row.answered), _is_forced(row.request.sampling)
+            source = self._sources[row.id] = DraftState(
+                (*row.request.prediction, *row.request.tokens, *row.answered),
+                len(row.answered),
+                is_forced=_is_forced(row.request.sampling),
+                network=self._catch_up.acceptance if self._catch_up else None,
             )
-            self._sources[row.id] = source
         source.lookup.extend(row.answered[source.seen :])
         source.seen = len(row.answered)
         return source

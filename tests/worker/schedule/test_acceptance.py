@@ -4,29 +4,43 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from worker.schedule.acceptance import (
     EMPTY_LOOKUPS,
     SELDOM_TOKENS,
     VAIN_TRIES,
     AcceptanceEstimate,
-    AcceptanceRate,
     DraftState,
 )
-from worker.schedule.ngram_proposer import NgramProposer
+from worker.schedule.ngram_proposer import LOOKUP, MODEL, Draft
 
 
-def test_odds_begin_as_usual_and_become_what_is_seen() -> None:
-    acceptance = AcceptanceEstimate()
-    assert acceptance.of(3) < acceptance.of(8) < acceptance.of(16)
+@pytest.mark.parametrize(("right", "low", "high"), [(0, 0.0, 0.15), (2, 0.55, 0.75), (4, 0.95, 1.0)])
+def test_acceptance_of_ngram_drafts_converges_to_what_is_observed(
+    right: int, low: float, high: float
+) -> None:
+    state = DraftState([1, 2, 3])
+    before = state.acceptance(LOOKUP, 16)
+    assert state.acceptance(LOOKUP, 3) < state.acceptance(LOOKUP, 8) < before < 0.5
     for _ in range(100):
-        acceptance.learn(16, right=0, tried=4)
-        acceptance.learn(3, right=4, tried=4)
-    assert acceptance.of(16) < 0.15
-    assert acceptance.of(3) > 0.9
+        state.learn(Draft((1, 2, 3, 4), 16), right, 4)
+    assert low <= state.acceptance(LOOKUP, 16) <= high
+    assert (state.acceptance(LOOKUP, 3) < 0.1) is (right == 0)
+
+
+def test_acceptance_of_the_network_begins_with_that_of_other_rows() -> None:
+    network = AcceptanceEstimate()
+    bad, new = DraftState([], network=network), DraftState([], network=network)
+    before = new.acceptance(MODEL)
+    for _ in range(20):
+        bad.learn(Draft((1,), source=MODEL), 0, 1)
+    assert bad.acceptance(MODEL) < new.acceptance(MODEL) < 0.3 < before
+    assert DraftState([]).acceptance(MODEL) == before
 
 
 def test_where_nothing_is_found_it_is_looked_up_less_often_until_something_is() -> None:
-    state = DraftState(NgramProposer([1, 2, 3]), AcceptanceRate())
+    state = DraftState([1, 2, 3])
     said = itertools.count(1)
 
     def looked(tokens: int) -> int:
@@ -45,7 +59,7 @@ def test_where_nothing_is_found_it_is_looked_up_less_often_until_something_is() 
 
 
 def test_failing_ngram_lookups_are_throttled_until_one_is_accepted() -> None:
-    state = DraftState(NgramProposer([1, 2, 3, 4, 1, 2, 3]), AcceptanceRate())
+    state = DraftState([1, 2, 3, 4, 1, 2, 3])
     draft = state.look_up(1)
     assert draft.tokens == (4,)
 

@@ -13,7 +13,9 @@ from tests.factories import engine_request
 from worker.contract.engine import SampledToken, SamplingParams, StepOutput
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import MEDIA_KEYS
+from worker.schedule import ngram_proposer
 from worker.schedule.draft_length import DRAFTED_MAX
+from worker.schedule.ngram_proposer import LOOKUP, Draft
 from worker.schedule.rows import Row
 from worker.schedule.speculation import Speculation
 from worker.schedule.step_cost import DOUBTS, HOPELESS_STEPS, LAPS_MIN
@@ -59,7 +61,7 @@ def trusting(row: Row) -> Speculation:
     drafting = measured()
     drafting.propose([row])
     for matched in (3, 5, 8, 16):
-        drafting._sources[row.id].ngram.learn(matched, 8, 8)
+        drafting._sources[row.id].learn(Draft((1,) * 8, matched), 8, 8)
     return drafting
 
 
@@ -185,7 +187,7 @@ def test_forced_tokens_do_not_raise_the_acceptance_rate_of_likely_ones() -> None
         further = {"a": [SampledToken(0)]} if drafted else {}
         drafting.learn(StepOutput({"a": 7}, {}, {}, further), 1, 10.0 + on_step_end)
     assert drafting.propose([row], lambda id, most: ForcedTokens((7, 8, 9), 3))["a"][:2] == (7, 8)
-    assert drafting._sources["a"].forced.value < 0.2
+    assert drafting._sources["a"].acceptance(ngram_proposer.FORCED) < 0.2
 
 
 def test_only_rows_that_are_held_to_something_are_asked_how_they_go_on() -> None:
@@ -213,8 +215,8 @@ def test_untried_drafts_update_the_acceptance_estimate() -> None:
     machine.play(rows, {"right": FILE, "wrong": misled})
     assert sum(width > 1 for width in machine.widths) < 10, "too expensive to speculate"
     sources = machine.drafting._sources
-    assert sources["right"].ngram.of(16) > 0.9
-    assert sources["wrong"].ngram.of(16) < 0.4
+    assert sources["right"].acceptance(LOOKUP, 16) > 0.9
+    assert sources["wrong"].acceptance(LOOKUP, 16) < 0.4
 
 
 def test_drafts_that_are_never_right_are_rarely_tried() -> None:
