@@ -21,8 +21,10 @@ DEPTH_MAX = 100
 """Maximum nesting of schemas: llguidance's parser accepts 128 levels of JSON."""
 PATTERN_PROPERTIES_MAX = 64
 """Maximum in one object: they are compared pairwise, which takes more than a second for 200."""
-OPTIONAL_MAX = 2_000
-"""Maximum optional properties of one object: compile time grows with the square of their number."""
+OPTIONAL_MAX = 400
+"""Maximum optional properties of one object: with 500, llguidance exceeds its limits while enforcing them."""
+PATTERNS_MAX = 4
+"""Maximum of `pattern`s that one string must match: their automata are multiplied, at any cost in memory."""
 MULTIPLE_MAX = 10_000
 """Maximum of `multipleOf` without its decimal point: the automaton that divides has as many states."""
 EXACT_MAX = 2**53
@@ -91,6 +93,7 @@ def checked(schema: object) -> Schema:
         raise SchemaError("is not an object" if schema is not False else "is 'false', which allows nothing")
     root = {key: value for key, value in schema.items() if key != "x-guidance"}
     mended: Schema = _mended(root, root, 0)
+    _check_patterns(root)
     return mended
 
 
@@ -158,6 +161,37 @@ def _check(schema: Schema) -> None:
     for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
         if found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern)):
             raise SchemaError(f"contains the control character {found[0]!r} in a 'pattern'")
+
+
+def _check_patterns(root: Schema) -> None:
+    """Refuse values that must match too many patterns at once, by `allOf` and `$ref`."""
+    counts: dict[int, int] = {}
+    entered: set[int] = set()
+    stack: list[object] = [root]
+    while stack:  # not recursive: chains of references may be long
+        node = stack[-1]
+        if id(node) in counts or not isinstance(node, dict | list):
+            stack.pop()
+        elif id(node) not in entered:
+            entered.add(id(node))
+            stack += [*(node.values() if isinstance(node, dict) else node), *_conjuncts(node, root)]
+        else:
+            own = isinstance(node, dict) and isinstance(node.get("pattern"), str)
+            counts[id(node)] = own + sum(counts.get(id(part), 0) for part in _conjuncts(node, root))
+            stack.pop()
+            if counts[id(node)] > PATTERNS_MAX:
+                raise SchemaError(f"combines more than {PATTERNS_MAX} 'pattern's by 'allOf' or '$ref'")
+
+
+def _conjuncts(node: object, root: Schema) -> list[object]:
+    """Return the schemas that a value must match too, besides the keywords of `node`."""
+    if not isinstance(node, dict):
+        return []
+    reference = node.get("$ref")
+    return [
+        *_items(node.get("allOf")),
+        *([_looked_up(reference, root)] if isinstance(reference, str) else []),
+    ]
 
 
 def _check_kind(keyword: str, value: object, kind: type) -> None:

@@ -41,6 +41,9 @@ def schema_with(keyword: str, value: Any) -> dict[str, Any]:
     return {"$defs": {"a": {"type": "integer"}}} | {keyword: value}
 
 
+CHAIN = {f"d{k}": {"pattern": f"a.{{{k}}}b", "$ref": f"#/$defs/d{k + 1}"} for k in range(5)}
+
+
 @pytest.mark.parametrize("keyword", SERVED)
 def test_these_keywords_are_served(keyword: str) -> None:
     compile_schema(schema_with(keyword, SERVED[keyword]))
@@ -81,6 +84,8 @@ def test_unenforceable_schema_is_refused(schema: dict[str, Any], said: str) -> N
         ({"pattern": r"^a\x1fb"}, "control character"),
         ({"pattern": r"^\u0007"}, "control character"),
         ({"patternProperties": {r"\v": {}}}, "control character"),
+        ({"allOf": [{"pattern": f"a.{{{k}}}b"} for k in range(5)]}, "'pattern'"),
+        ({"$ref": "#/$defs/d0", "$defs": CHAIN}, "'pattern'"),
         ({"multipleOf": 10_001}, "multipleOf"),
         ({"multipleOf": 0.123456}, "multipleOf"),
         ({"minimum": 2**64}, "bound"),
@@ -128,3 +133,17 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
         parse(text)
     with pytest.raises((ResponseFormatError, SchemaError), match=r"JSON|nested"):
         parse('{"items":' * 20_000 + "{}" + "}" * 20_000)
+
+
+def test_patterns_of_different_values_are_not_combined() -> None:
+    parts = {f"p{k}": {"type": "string", "pattern": f"a.{{{k}}}b"} for k in range(9)}
+    schema = {"type": "object", "properties": parts, "allOf": [{"required": ["p1"]}] * 9}
+    assert checked(schema)["properties"] == parts
+
+
+def test_long_and_circular_references_are_followed_once() -> None:
+    chain = {f"d{k}": {"allOf": [{"$ref": f"#/$defs/d{k + 1}"}] * 2} for k in range(3_000)}
+    chain["d3000"] = {"$ref": "#/$defs/d0", "pattern": "a"}
+    checked({"$ref": "#/$defs/d3000", "$defs": {"d3000": {"pattern": "a", "type": "string"}}})
+    with pytest.raises(SchemaError, match="pattern"):
+        checked({"$ref": "#/$defs/d0", "$defs": chain})
