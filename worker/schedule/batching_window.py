@@ -19,9 +19,9 @@ WINDOW_RESUMED_S = 0.05
 OTHERS_WITHIN = 4
 """Requests that arrive within this many windows of an opening are a reason to wait next time."""
 
-GATHERED_S = 2.5
+GATHERED_S = 1.5
 """Longest wait of the first row, in seconds."""
-EXPECTED_S_MAX = 2 * GATHERED_S
+EXPECTED_S_MAX = 5.0
 """Longest prefill that is waited for, as predicted. Prompts are predicted whole, although they may begin with
 a stored prefix; and the first prices of a worker are too high."""
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from tests.factories import engine_request
-from worker.schedule.batching_window import GATHERED_S, WINDOW_ALONE_S, WINDOW_RESUMED_S, BatchingWindow
+from worker.schedule.batching_window import (
+    EXPECTED_S_MAX,
+    GATHERED_S,
+    WINDOW_ALONE_S,
+    WINDOW_RESUMED_S,
+    BatchingWindow,
+)
 from worker.schedule.rows import Phase
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
@@ -72,7 +78,7 @@ def test_the_first_of_a_burst_waits_for_the_last() -> None:
 
 
 def test_long_prompts_do_not_delay_decoding() -> None:
-    burst = Burst(token_s=1.1 * GATHERED_S / PROMPT)
+    burst = Burst(token_s=0.6 * EXPECTED_S_MAX / PROMPT)
     burst.come("a", "b", "c")
     burst.until_begun("a")
     assert burst.said() == {"a": 1, "b": 0, "c": 0}
