@@ -22,8 +22,21 @@ from pathlib import Path
 
 from bench.models import bench_folder
 from bench.rivals import KNOWN, NAMES
-from bench.versus import deaths, documents, facts, front, overload, results, reuse, stalls, throughput
+from bench.versus import (
+    chats,
+    deaths,
+    documents,
+    facts,
+    front,
+    overload,
+    results,
+    reuse,
+    stalls,
+    starts,
+    throughput,
+)
 from bench.versus.results import OURS, Entry
+from recipes.smollm2.__main__ import make_folder
 from tests.models.fixtures import model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +44,16 @@ JSON = Path(__file__).with_name("results.json")
 NO_MODEL = "scripted"
 """Stands for the model in lines that run none."""
 SEEING = {"vision": "qwen3_vl-eyes"}
-MODELS = ("dense", "hybrid", *SEEING)
+TALKING = {"smollm2": False, "smollm2-4bit": True}
+"""The models that talk, and whether they are quantized."""
+RANDOM = ("dense", "hybrid", *SEEING)
+MODELS = (*RANDOM, *TALKING)
 Measure = Callable[..., Iterator[list[Entry]]]
 LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
-    throughput.LINE: (throughput.measure, MODELS),
-    reuse.LINE: (reuse.measure, MODELS),
+    chats.LINE: (chats.measure, tuple(TALKING)),
+    starts.LINE: (starts.measure, tuple(TALKING)),
+    throughput.LINE: (throughput.measure, RANDOM),
+    reuse.LINE: (reuse.measure, RANDOM),
     stalls.LINE: (stalls.measure, ("dense", "hybrid")),
     overload.LINE: (overload.measure, ("dense",)),
     deaths.LINE: (deaths.measure, ("dense",)),
@@ -48,6 +66,11 @@ def _folder(model: str) -> Path:
     """Return the folder of a model, created on first use. Raises `KeyError`."""
     if model == NO_MODEL:
         return ROOT
+    if model in TALKING:
+        folder = ROOT / ".venv" / "models" / model
+        if not folder.is_dir():
+            make_folder(folder, quantized=TALKING[model])
+        return folder
     return model_folder(SEEING[model]) if model in SEEING else bench_folder(model)
 
 

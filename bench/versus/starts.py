@@ -1,0 +1,53 @@
+"""The first requests after a start: bursts of short chats in a row. Each round starts each server anew."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from bench.rivals import server
+from bench.versus.chats import measure_burst, prompts
+from bench.versus.results import Entry
+from bench.versus.turns import Figure, Values, entries, take_turns, within
+
+LINE = "starts"
+CONCURRENCIES = (1, 4, 16)
+BURSTS = 5
+MAX_TOKENS = 40
+WORDS = 12, 24
+"""Words of the quoted text: 40 to 60 tokens with the template and the question."""
+_PHASES = {"1": "first burst", "": "later bursts"}
+
+
+def _figures(at: int) -> list[Figure]:
+    return [
+        figure
+        for suffix, phase in _PHASES.items()
+        for figure in (
+            Figure(f"rate{suffix}", f"{phase}: tokens/s", "", "more", at),
+            Figure(f"last{suffix}", f"{phase}: first text, last of all", "ms", "less", at),
+            Figure(f"gap99{suffix}", f"{phase}: gap between pieces, p99", "ms", "less", at),
+        )
+    ]
+
+
+def measure(
+    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
+) -> Iterator[list[Entry]]:
+    """Measure the line, one concurrency after another. One server runs at a time."""
+    for at in CONCURRENCIES:
+        turns = {name: partial(_turn, name, folder, at) for name in names}
+        yield entries(model, LINE, _figures(at), take_turns(turns, rounds, warm=False), run)
+
+
+def _turn(name: str, folder: Path, at: int, round: int) -> Values:
+    with server(name, folder, max(CONCURRENCIES)) as started:
+        bursts = [
+            within(measure_burst(started, prompts(at, 1000 * round + 100 * number, *WORDS), at, MAX_TOKENS))
+            for number in range(BURSTS)
+        ]
+    first, later = bursts[0], bursts[1:]
+    settled = {key: statistics.median(each[key] for each in later) for key in first}
+    return {**settled, **{f"{key}1": value for key, value in first.items()}}
