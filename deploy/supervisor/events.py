@@ -82,7 +82,14 @@ class ModelsWanted:
     names: frozenset[str]
 
 
-Event = Died | NotStarted | StopAsked | ReloadAsked | Serving | ChildMessage | Idle | ModelsWanted
+@dataclass(frozen=True, slots=True)
+class WorkersIdle:
+    """The workers have used hardly any CPU time of late."""
+
+
+Event = (
+    Died | NotStarted | StopAsked | ReloadAsked | Serving | ChildMessage | Idle | ModelsWanted | WorkersIdle
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from deploy.supervisor.events import (
     Report,
     Serving,
     StopAsked,
+    WorkersIdle,
     describe,
     reason_of,
 )
@@ -131,6 +132,11 @@ class Lifecycle:
         """Return the names of the processes that will end as soon as they are idle."""
         return {entry.name for entry in self._children if entry.leaving}
 
+    @property
+    def waits_for_idle(self) -> bool:
+        """Whether `WorkersIdle` is wanted as soon as it is true."""
+        return self._spares.waits_for_idle
+
     def wake_at(self) -> float | None:
         """Return when `handle` must be called without an event; None: only with the next event."""
         if self._stopping_with is not None:  # children whose turn has not come have no time of their own
@@ -155,7 +161,8 @@ class Lifecycle:
         starts = [(entry.name, entry.child) for entry in self._children.start_due(now)]
         decisions += self._spares.assign_spare(starts, now)
         settled = self._reload is None and self._children.are_settled()
-        return [*decisions, *self._spares.follow(now, settled=settled)]
+        idle = isinstance(event, WorkersIdle)
+        return [*decisions, *self._spares.follow(now, settled=settled, idle=idle)]
 
     def _take(self, event: Event | None, now: float) -> list[Decision]:
         match event:
@@ -174,7 +181,7 @@ class Lifecycle:
                 return self._children.retire(entry, now) if entry is not None and entry.leaving else []
             case ModelsWanted(names):
                 self._wanted = names
-            case None:
+            case WorkersIdle() | None:
                 pass
         return []
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from deploy.supervisor.channels import WorkerSpawnChannel
 from deploy.supervisor.child import Child
+from deploy.supervisor.cpu_usage import process_cpu_s
 from deploy.supervisor.events import ChildMessage, Died, NotStarted
 from deploy.supervisor.memory import process_bytes
 from deploy.supervisor.stderr import Stderr
@@ -109,10 +110,15 @@ class Processes:
 
     def memory_bytes(self, name: str) -> int:
         """Return its resident memory; 0 if it does not run."""
+        return process_bytes(pid) if (pid := self._running_pid(name)) is not None else 0
+
+    def cpu_s(self, name: str) -> float:
+        """Return the CPU seconds that it has used; 0 if it does not run."""
+        return process_cpu_s(pid) if (pid := self._running_pid(name)) is not None else 0.0
+
+    def _running_pid(self, name: str) -> int | None:
         running = self._running.get(name)
-        if running is None or running.process.returncode is not None:
-            return 0
-        return process_bytes(running.process.pid)
+        return None if running is None or running.process.returncode is not None else running.process.pid
 
     def terminate(self, name: str) -> None:
         self._running[name].process.terminate()

@@ -1,7 +1,8 @@
 """Policy for the spare, in the supervisor's core. Pure.
 
 The spare is a worker process that has imported everything and waits for its arguments. There is at most one.
-It is started when no child is about to start, loading or ending, so that it takes no resources from those.
+It is started when no child is about to start, loading or ending, and the workers are idle, so that it takes
+no resources from those. Workers that are never idle get it after `IDLE_WAIT_S_MAX`.
 It is assigned to the next compatible child that starts, and restarted when it dies. A spare that is not ready
 is not assigned: it runs at low priority, and would make a child wait.
 
@@ -35,6 +36,9 @@ TAKE_S_MAX = 2.0
 THERE_S_MAX = 600.0
 """Timeout for importing everything, at the lowest priority on a machine that may be busy. A spare that hangs
 would otherwise keep its memory and prevent another one."""
+IDLE_WAIT_S_MAX = 30.0
+"""Longest wait for idle workers. On two cores, importing takes a quarter of the speed of a burst beside it;
+without a spare, a crash is a longer pause."""
 
 
 class SpareStage(enum.Enum):
@@ -57,11 +61,18 @@ class Spares:
         """The name that it was assigned to, and the deadline of its confirmation."""
         self._there_by: float | None = None
         """Deadline for becoming ready; None: none is starting, or it was killed."""
+        self._starts_by: float | None = None
+        """Time of its start whether workers are idle or not; None: no start is due."""
         self.stage = SpareStage.NONE
+
+    @property
+    def waits_for_idle(self) -> bool:
+        """Whether `follow` starts a spare as soon as the workers are idle."""
+        return self._starts_by is not None
 
     def wake_at(self) -> list[float]:
         """Return the times at which `follow` must be called without an event."""
-        due = [self._begins_at, self._given[1] if self._given else None, self._there_by]
+        due = [self._begins_at, self._given[1] if self._given else None, self._there_by, self._starts_by]
         return [at for at in due if at is not None]
 
     def on_message(self, event: ChildMessage) -> list[Decision]:
@@ -105,8 +116,11 @@ class Spares:
                 decisions.append(Start(name))
         return decisions
 
-    def follow(self, now: float, *, settled: bool) -> list[Decision]:
-        """Check timeouts, and start a spare if due. `settled`: no child is starting, loading or ending."""
+    def follow(self, now: float, *, settled: bool, idle: bool = False) -> list[Decision]:
+        """Check timeouts, and start a spare if due.
+
+        `settled`: no child is starting, loading or ending. `idle`: the workers have nothing to do.
+        """
         decisions: list[Decision] = []
         if self._given is not None and now >= self._given[1]:
             name = self._given[0]
@@ -118,14 +132,26 @@ class Spares:
             decisions += [Report(told, logging.WARNING), Kill(SPARE)]
         if self._begins_at is not None and now >= self._begins_at:
             self._begins_at = None
-        if self._takers and settled and self.stage is SpareStage.NONE and self._begins_at is None:
+        if (
+            not self._takers
+            or not settled
+            or self.stage is not SpareStage.NONE
+            or self._begins_at is not None
+        ):
+            self._starts_by = None
+            return decisions
+        if self._starts_by is None:
+            self._starts_by = now + IDLE_WAIT_S_MAX
+        if idle or now >= self._starts_by:
             self.stage, self._since, self._there_by = SpareStage.STARTING, now, now + THERE_S_MAX
+            self._starts_by = None
             decisions.append(Start(SPARE))
         return decisions
 
     def end(self) -> list[Decision]:
         """Kill the spare when everything stops: it has no requests to finish."""
         self._takers, self._given, self._begins_at, self._there_by = (), None, None, None
+        self._starts_by = None
         if self.stage is SpareStage.NONE:
             return []
         self.stage = SpareStage.NONE

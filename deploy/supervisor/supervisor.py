@@ -26,6 +26,7 @@ from deploy.supervisor.channels import GatewayChannel
 from deploy.supervisor.child import Child, first_loaded
 from deploy.supervisor.children import KILL_WAIT_S_MAX, other_name
 from deploy.supervisor.control import Control
+from deploy.supervisor.cpu_usage import IdleWatch
 from deploy.supervisor.events import (
     AssignSpare,
     ChildMessage,
@@ -43,6 +44,7 @@ from deploy.supervisor.events import (
     StopAsked,
     Terminate,
     UseFallback,
+    WorkersIdle,
 )
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import Lifecycle
@@ -99,6 +101,7 @@ class Supervisor:
         self._has_gateway = any(child.hears for child in children)
         self._processes = Processes(self._events.put)
         self._reloads = Reloads(children)
+        self._idle_watch = IdleWatch()
         workers = [child for child in children if child.model is not None]
         self._models = _by_model(workers)
         self._on_demand = len(self._models) > 1
@@ -170,12 +173,20 @@ class Supervisor:
     # --- in ---
 
     def _next_event(self) -> _Heard | None:
-        wake_at = self._lifecycle.wake_at()
-        wait_s = WAKE_S_MAX if wake_at is None else max(0.0, wake_at - time.monotonic())
+        wake_at, now = self._lifecycle.wake_at(), time.monotonic()
+        wait_s = WAKE_S_MAX if wake_at is None else max(0.0, wake_at - now)
+        wait_s = min(wait_s, MEASURE_S if self._on_demand else WAKE_S_MAX)
+        if self._lifecycle.waits_for_idle:
+            wait_s = min(wait_s, self._idle_watch.due_in_s(now))
         try:
-            return self._events.get(timeout=min(wait_s, MEASURE_S if self._on_demand else WAKE_S_MAX))
+            return self._events.get(timeout=wait_s)
         except queue.Empty:
-            return None
+            return WorkersIdle() if self._lifecycle.waits_for_idle and self._are_idle() else None
+
+    def _are_idle(self) -> bool:
+        names = [other for name in self._workers() for other in (name, other_name(name))]
+        cpu_s = sum(map(self._processes.cpu_s, names))
+        return self._idle_watch.is_idle(cpu_s, time.monotonic())
 
     def _understood(self, heard: _Heard | None) -> Sequence[Event | None]:
         """Translate queue items into events, with child names in place of process ids. None: a timeout."""

@@ -22,12 +22,14 @@ from deploy.supervisor.events import (
     Start,
     StopAsked,
     Terminate,
+    WorkersIdle,
 )
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
-from deploy.supervisor.spares import SPARE, TAKE_S_MAX, THERE_S_MAX, Spares
+from deploy.supervisor.spares import IDLE_WAIT_S_MAX, SPARE, TAKE_S_MAX, THERE_S_MAX, Spares
 from protocol.supervisor_messages import Word
 
+IDLE = WorkersIdle()
 READY = ChildMessage(SPARE, 9, "there")
 
 
@@ -62,13 +64,25 @@ def deeds(decisions: list[Decision]) -> list[Decision]:
     return [decision for decision in decisions if not isinstance(decision, Report)]
 
 
-def test_it_is_begun_once_the_worker_has_loaded_its_model_and_once_only() -> None:
+def test_it_is_begun_once_the_worker_has_loaded_its_model_and_is_idle_and_once_only() -> None:
     children = lifecycle()
     assert children.handle(None, 0.0) == [Start("gateway"), Start("a")]
-    assert children.handle(None, 1.0) == []
-    assert children.handle(said("a", "loaded"), 2.0) == [Start(SPARE)]
-    assert children.handle(said("a", "loaded"), 3.0) == []
+    assert children.handle(IDLE, 1.0) == []
+    assert not children.waits_for_idle
+    assert children.handle(said("a", "loaded"), 2.0) == []
+    assert children.waits_for_idle
+    assert children.handle(None, 2.5) == []
+    assert children.handle(IDLE, 3.0) == [Start(SPARE)]
+    assert not children.waits_for_idle
+    assert children.handle(IDLE, 3.5) == []
     assert deeds(children.handle(READY, 4.0)) == []
+
+
+def test_workers_that_are_never_idle_get_it_after_a_bound() -> None:
+    children = after(said("a", "loaded"))
+    assert children.wake_at() == pytest.approx(0.1 + IDLE_WAIT_S_MAX)
+    assert children.handle(None, IDLE_WAIT_S_MAX) == []
+    assert children.handle(None, 0.2 + IDLE_WAIT_S_MAX) == [Start(SPARE)]
 
 
 def test_without_takers_there_is_none() -> None:
@@ -79,22 +93,23 @@ def test_without_takers_there_is_none() -> None:
 
 
 def test_a_worker_that_dies_after_a_good_life_is_at_once_what_the_spare_was() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     decisions = children.handle(Died("a", 1, -9), 60.0)
     assert deeds(decisions) == [AssignSpare("a")]
     assert "restarting at once" in str(decisions[0])
 
 
 def test_the_next_one_is_begun_when_that_worker_has_loaded_and_not_before() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     children.handle(Died("a", 1, -9), 60.0)
     assert children.handle(said("a", "taken"), 60.1) == []
-    assert children.handle(None, 70.0) == []
-    assert children.handle(said("a", "loaded"), 71.0) == [Start(SPARE)]
+    assert children.handle(IDLE, 70.0) == []
+    assert children.handle(said("a", "loaded"), 71.0) == []
+    assert children.handle(IDLE, 72.0) == [Start(SPARE)]
 
 
 def test_spare_that_is_not_ready_is_not_assigned() -> None:
-    children = after(said("a", "loaded"))
+    children = after(said("a", "loaded"), IDLE)
     assert deeds(children.handle(Died("a", 1, -9), 60.0)) == [Start("a")]
     # No second spare is started when the worker has loaded.
     assert children.handle(said("a", "loaded"), 65.0) == []
@@ -103,38 +118,39 @@ def test_spare_that_is_not_ready_is_not_assigned() -> None:
 
 
 def test_spare_not_ready_in_time_is_killed_and_replaced() -> None:
-    children = after(said("a", "loaded"))
-    assert children.wake_at() == pytest.approx(0.1 + THERE_S_MAX)
+    children = after(said("a", "loaded"), IDLE)
+    assert children.wake_at() == pytest.approx(0.2 + THERE_S_MAX)
     assert deeds(children.handle(None, 1.0 + THERE_S_MAX)) == [Kill(SPARE)]
     assert children.wake_at() is None
     assert deeds(children.handle(Died(SPARE, 9, -9), 2.0 + THERE_S_MAX)) == []
-    assert deeds(children.handle(None, 3.0 + THERE_S_MAX)) == [Start(SPARE)]
+    assert deeds(children.handle(IDLE, 3.0 + THERE_S_MAX)) == [Start(SPARE)]
     children.handle(READY, 4.0 + THERE_S_MAX)
     assert children.wake_at() is None
 
 
 def test_the_gateway_cannot_be_what_the_spare_is() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     assert deeds(children.handle(Died("gateway", 1, -9), 60.0)) == [Start("gateway")]
 
 
 def test_crashed_spare_is_replaced_with_backoff() -> None:
-    children = after(said("a", "loaded"))
+    children = after(said("a", "loaded"), IDLE)
     assert deeds(children.handle(Died(SPARE, 9, 1), 1.0)) == []
     assert children.wake_at() == pytest.approx(1.2)
-    assert children.handle(None, 1.2) == [Start(SPARE)]
+    assert children.handle(IDLE, 1.2) == [Start(SPARE)]
     children.handle(NotStarted(SPARE, "no such file"), 1.2)
     assert children.wake_at() == pytest.approx(1.6)
-    assert children.handle(None, 1.6) == [Start(SPARE)]
+    assert children.handle(IDLE, 1.6) == [Start(SPARE)]
     children.handle(READY, 3.0)
-    # After a long run, it is restarted at once.
-    assert deeds(children.handle(Died(SPARE, 9, -9), 60.0)) == [Start(SPARE)]
+    # After a long run, it is restarted as soon as the workers are idle.
+    assert deeds(children.handle(Died(SPARE, 9, -9), 60.0)) == []
+    assert deeds(children.handle(IDLE, 60.1)) == [Start(SPARE)]
 
 
 def test_crash_looping_spare_is_abandoned_while_the_worker_runs() -> None:
-    children = after(said("a", "loaded"), children=lifecycle(RestartLimits(deaths_max=1)))
+    children = after(said("a", "loaded"), IDLE, children=lifecycle(RestartLimits(deaths_max=1)))
     children.handle(Died(SPARE, 9, 1), 1.0)
-    assert children.handle(None, 1.2) == [Start(SPARE)]
+    assert children.handle(IDLE, 1.2) == [Start(SPARE)]
     (line,) = children.handle(Died(SPARE, 9, 1), 1.3)
     assert "workers start without a spare" in str(line)
     assert children.wake_at() is None
@@ -142,22 +158,23 @@ def test_crash_looping_spare_is_abandoned_while_the_worker_runs() -> None:
 
 
 def test_unreachable_spare_falls_back_to_a_normal_start() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     children.handle(Died("a", 1, -9), 60.0)
     assert deeds(children.handle(NotStarted("a", "the spare cannot be reached"), 60.0)) == [Start("a")]
     # The spare's own end is reported later and ignored.
     assert children.handle(Died(SPARE, 9, -9), 60.1) == []
-    assert children.handle(said("a", "loaded"), 65.0) == [Start(SPARE)]
+    children.handle(said("a", "loaded"), 65.0)
+    assert children.handle(IDLE, 66.0) == [Start(SPARE)]
 
 
 def test_spare_that_crashes_during_assignment_falls_back_to_a_normal_start() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     children.handle(Died("a", 1, -9), 60.0)
     assert deeds(children.handle(Died("a", 9, -9), 60.1)) == [Start("a")]
 
 
 def test_unresponsive_spare_is_killed_and_the_worker_starts_normally() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     children.handle(Died("a", 1, -9), 60.0)
     assert children.wake_at() == 60.0 + TAKE_S_MAX
     assert deeds(children.handle(None, 60.0 + TAKE_S_MAX)) == [Kill("a")]
@@ -166,7 +183,7 @@ def test_unresponsive_spare_is_killed_and_the_worker_starts_normally() -> None:
 
 
 def test_assigned_spare_is_an_ordinary_worker() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     children.handle(Died("a", 1, -9), 60.0)
     children.handle(said("a", "taken"), 60.1)
     assert children.wake_at() is None
@@ -176,24 +193,26 @@ def test_assigned_spare_is_an_ordinary_worker() -> None:
 
 
 def test_a_reload_takes_it_and_a_broken_one_does_not_end_the_reload() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     assert deeds(children.handle(ReloadAsked("a", beside=True), 60.0)) == [AssignSpare("a-2")]
     assert deeds(children.handle(Died("a-2", 9, -9), 60.1)) == [Start("a-2")]
     assert children.handle(said("a-2", "loaded"), 65.0) == []  # the old worker is still ending
     assert deeds(children.handle(Serving("a-2"), 65.1)) == [Terminate("a")]
     decisions = deeds(children.handle(Died("a", 1, 0), 66.0))
-    assert decisions == [Reloaded(True, "a-2 has taken over from a"), Start(SPARE)]
+    assert decisions == [Reloaded(True, "a-2 has taken over from a")]
+    assert deeds(children.handle(IDLE, 67.0)) == [Start(SPARE)]
 
 
 def test_a_model_on_demand_takes_it() -> None:
-    children = after(said("a", "loaded"), READY, children=lifecycle(on_demand=True))
+    children = after(said("a", "loaded"), IDLE, READY, children=lifecycle(on_demand=True))
     assert deeds(children.handle(ModelsWanted(frozenset("b")), 60.0)) == [Terminate("a"), AssignSpare("b")]
     assert children.handle(said("b", "loaded"), 61.0) == []
-    assert deeds(children.handle(Died("a", 1, 0), 62.0)) == [Start(SPARE)]
+    assert deeds(children.handle(Died("a", 1, 0), 62.0)) == []
+    assert deeds(children.handle(IDLE, 63.0)) == [Start(SPARE)]
 
 
 def test_it_is_killed_when_everything_stops() -> None:
-    children = after(said("a", "loaded"), READY)
+    children = after(said("a", "loaded"), IDLE, READY)
     assert deeds(children.handle(StopAsked("SIGTERM"), 60.0)) == [Kill(SPARE), Terminate("gateway")]
     assert deeds(children.handle(Died(SPARE, 9, -9), 60.1)) == []
     children.handle(Died("gateway", 2, 0), 61.0)
@@ -235,6 +254,10 @@ class Kills(RuleBasedStateMachine):
             self.feed(None)
         self.now = until
 
+    @rule()
+    def workers_are_idle(self) -> None:
+        self.feed(IDLE)
+
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def one_is_killed(self, data: st.DataObject) -> None:
@@ -260,7 +283,7 @@ class Kills(RuleBasedStateMachine):
         for name in sorted(self.alive):
             self.feed(ChildMessage(name, self.alive[name], "taken"))
             self.feed(ChildMessage(name, self.alive[name], "loaded"))
-        self.time_passes(20)
+        self.time_passes(2 * IDLE_WAIT_S_MAX)
         assert sorted(self.alive) == ["a", "gateway", SPARE]
 
 
