@@ -39,7 +39,7 @@ from worker.contract.images import ArrayBytes, ImageInput
 from worker.engine.caches import grouping, snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
-from worker.engine.caches.cost import row_cost
+from worker.engine.caches.cost import row_cost, slack_columns
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import with_gaps
 from worker.engine.draft_model import DraftModelProposer
@@ -92,6 +92,7 @@ class BatchEngine:
             drafter if isinstance(drafter, DraftModelProposer) and drafter.can_score_tokens else None
         )
         self._cost = row_cost(model)
+        self._slack = slack_columns(model, self._cost)
         self._prefilling: dict[str, RowCaches] = {}
         self._is_sparse_row: dict[str, int] = {}
         """Tokens run of each prefilling row."""
@@ -101,7 +102,7 @@ class BatchEngine:
         self._joining: list[BatchRow] = []
         self._groups: list[DecodeBatch] = []
         self._hidden_states = hidden_states or NullSink()
-        self._ahead = SpecDecoder(model, self._fresh, self._hidden_states, agree)
+        self._ahead = SpecDecoder(model, self._fresh, self._hidden_states, agree, self._slack)
         self._new_group = partial(DecodeBatch, agree)
         self._unread: list[_Unread] = []
         self._helpers = MaskThreads()
@@ -350,17 +351,17 @@ class BatchEngine:
         lengths = [[member.columns for member in group.living] for group in self._groups]
         coming: list[list[BatchRow]] = [[] for _ in self._groups]
         for member in sorted(joining, key=lambda member: -member.columns):
-            place = grouping.place(lengths, member.columns)
+            place = grouping.place(lengths, member.columns, self._slack)
             if place == len(lengths):
                 self._groups.append(self._new_group())
                 lengths.append([])
                 coming.append([])
             lengths[place].append(member.columns)
             coming[place].append(member)
-        if grouping.is_fine(lengths):
+        if grouping.is_fine(lengths, self._slack):
             return coming
         everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
-        parts = grouping.partition([member.columns for member in everybody])
+        parts = grouping.partition([member.columns for member in everybody], self._slack)
         self._groups = [self._new_group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
 

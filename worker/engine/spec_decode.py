@@ -257,9 +257,11 @@ class SpecDecoder:
         fresh: Callable[[], RowCaches],
         hidden_states: HiddenStateSink,
         agree: Agree | None = None,
+        slack: int = 0,
     ) -> None:
-        """The parameters are those of `VerifyBatch`."""
+        """`slack`: as in `grouping`. The other parameters are those of `VerifyBatch`."""
         self._agree = agree
+        self._slack = slack
         self.groups: list[VerifyBatch] = []
         self._model = model
         self._fresh = fresh
@@ -269,7 +271,7 @@ class SpecDecoder:
         """Start speculative decoding of rows whose samples have all been read."""
         lengths = [member.length for member in members]
         for group in self.groups:
-            if grouping.ratio([[*lengths, *(m.length for m in group.living)]]) <= grouping.RATIO_MAX:
+            if grouping.fits([[*lengths, *(m.length for m in group.living)]], self._slack):
                 break
         else:
             group = VerifyBatch(self._model, self._fresh, self._hidden_states, self._agree)

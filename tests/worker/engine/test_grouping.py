@@ -12,6 +12,7 @@ from worker.engine.caches.grouping import (
     RATIO_JOINED,
     RATIO_MAX,
     columns_for,
+    fits,
     is_fine,
     partition,
     place,
@@ -37,7 +38,7 @@ def best_ratio(numbers: list[int], count: int) -> float:
 
 @given(lengths, st.sampled_from([RATIO_MAX, RATIO_JOINED, 1.0]))
 def test_a_partition_has_every_row_once_and_as_few_groups_as_can_be(numbers: list[int], limit: float) -> None:
-    groups = partition(numbers, limit)
+    groups = partition(numbers, ratio_max=limit)
     assert sorted(row for group in groups for row in group) == list(range(len(numbers)))
     assert all(groups)
     assert ratio(by_length(numbers, groups)) <= limit
@@ -55,6 +56,25 @@ def test_rows_placed_one_by_one_stay_within_bounds(numbers: list[int]) -> None:
             groups.append([])
         groups[index].append(number)
         assert ratio(groups) <= RATIO_MAX
+
+
+@given(lengths, st.integers(0, 10**5))
+def test_slack_makes_groups_fewer_and_bounds_their_padding(numbers: list[int], slack: int) -> None:
+    groups = partition(numbers, slack)
+    assert len(groups) <= len(partition(numbers))
+    alone = sum(map(columns_for, numbers))
+    padding = (ratio(by_length(numbers, groups)) - 1) * alone
+    assert padding <= max((RATIO_MAX - 1) * alone, slack) + 1e-6
+    assert is_fine(by_length(numbers, groups), slack)
+
+
+def test_padding_within_the_slack_is_no_reason_for_another_pass() -> None:
+    lengths = [100, 200, 300, 700]
+    assert len(partition(lengths)) == 2
+    assert len(partition(lengths, slack=2000)) == 1
+    assert place([[100, 200, 300]], 700) == 1
+    assert place([[100, 200, 300]], 700, slack=2000) == 0
+    assert not fits([lengths], 2000, RATIO_JOINED)  # groups that exist are merged only below the bound
 
 
 def test_rows_of_like_length_share_one_batch() -> None:

@@ -2,7 +2,8 @@
 
 A batch gives every row as much memory as its longest row needs. When that takes too much more than the rows
 would take alone, they are split into groups of similar length. Each group costs a forward pass of its own in
-each step.
+each step, which reads all weights. Padding that is read faster than the weights, the *slack*, is therefore
+no reason for a split.
 """
 
 from __future__ import annotations
@@ -39,15 +40,25 @@ def ratio(groups: Sequence[Sequence[int]]) -> float:
     return taken / alone if alone else 1.0
 
 
-def partition(lengths: Sequence[int], ratio_max: float = RATIO_MAX) -> list[list[int]]:
-    """Return the fewest groups of row indices that stay within `ratio_max`; of these the ones with least
-    memory."""
+def fits(groups: Sequence[Sequence[int]], slack: int = 0, ratio_max: float = RATIO_MAX) -> bool:
+    """Return whether padding is within bounds: by ratio, or at most `slack` columns in all.
+
+    A lower `ratio_max` lowers both bounds.
+    """
+    alone = sum(room(length) for group in groups for length in group)
+    padding = (ratio(groups) - 1.0) * alone
+    return padding <= (ratio_max - 1.0) * max(alone, slack / (RATIO_MAX - 1.0)) + 1e-6
+
+
+def partition(lengths: Sequence[int], slack: int = 0, ratio_max: float = RATIO_MAX) -> list[list[int]]:
+    """Return the fewest groups of row indices that are within the bounds of `fits`; of these the ones with
+    least memory."""
     by_length = sorted(range(len(lengths)), key=lambda row: lengths[row])
     ordered = [lengths[row] for row in by_length]
     for count in range(1, len(ordered) + 1):
         cuts = _best_cuts(ordered, count)
         groups = [by_length[a:b] for a, b in zip([0, *cuts], [*cuts, len(ordered)], strict=True)]
-        if ratio([[lengths[row] for row in group] for group in groups]) <= ratio_max:
+        if fits([[lengths[row] for row in group] for group in groups], slack, ratio_max):
             return groups
     return []
 
@@ -69,21 +80,21 @@ def _best_cuts(ordered: Sequence[int], count: int) -> list[int]:
     return best[rows][1]
 
 
-def place(groups: Sequence[Sequence[int]], length: int) -> int:
+def place(groups: Sequence[Sequence[int]], length: int, slack: int = 0) -> int:
     """Return the group that a row should join; `len(groups)` for a new one."""
-    best, best_ratio = len(groups), RATIO_MAX
-    for index in range(len(groups)):
-        joined = [[*group, length] if index == at else group for at, group in enumerate(groups)]
-        if ratio(joined) <= best_ratio:
-            best, best_ratio = index, ratio(joined)
-    return best
+    joined = [
+        [[*group, length] if index == at else group for at, group in enumerate(groups)]
+        for index in range(len(groups))
+    ]
+    fitting = [index for index in range(len(groups)) if fits(joined[index], slack)]
+    return min(fitting, key=lambda index: ratio(joined[index]), default=len(groups))
 
 
-def is_fine(groups: Sequence[Sequence[int]]) -> bool:
+def is_fine(groups: Sequence[Sequence[int]], slack: int = 0) -> bool:
     """Return whether the groups can stay: within bounds, and no two of them worth merging."""
-    if ratio(groups) > RATIO_MAX:
+    if not fits(groups, slack):
         return False
     if len(groups) < 2:
         return True
-    everybody = [length for group in groups for length in group]
-    return len(partition(everybody, RATIO_JOINED)) >= len(groups)
+    lengths = [length for group in groups for length in group]
+    return len(partition(lengths, slack, RATIO_JOINED)) >= len(groups)
