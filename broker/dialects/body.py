@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from broker.dialects import integers
-from broker.dialects.json_size import check_size
+from broker.dialects.json_size import check_size, is_too_deep
 from protocol.errors import Code, RequestError
 
 T = TypeVar("T")
@@ -21,14 +21,14 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode a body. Raises `RequestError(invalid_request)` naming the field at fault, if there is one, or
     `request_too_large`."""
     check_size(body)
+    if is_too_deep(body):
+        raise RequestError(Code.INVALID_REQUEST, "The body is nested too deeply.")
     try:
         return _read(decoder, body)
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(Code.INVALID_REQUEST, f"The body is not valid JSON: {error}.") from None
-    except RecursionError:
-        raise RequestError(Code.INVALID_REQUEST, "The body is nested too deeply.") from None
 
 
 def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

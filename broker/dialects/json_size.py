@@ -1,4 +1,4 @@
-"""Size of a JSON body in values, keys and containers, measured before it is decoded.
+"""Size of a JSON body in values, keys, containers and depth, measured before it is decoded.
 
 Decoding makes an object of each of them, and holds the interpreter lock meanwhile: a body of millions would
 stop all streams for seconds, whichever thread decodes it. Counting bytes takes milliseconds.
@@ -6,6 +6,7 @@ stop all streams for seconds, whichever thread decodes it. Counting bytes takes 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -16,12 +17,27 @@ VALUES_MAX = 2**20
 KEYS_MAX = 2**18
 CONTAINERS_MAX = 2**17
 """Fewer, because garbage collection visits each of them: ten thousand tools, or messages with parts."""
+DEPTH_MAX = 256
+"""Decoders have limits of their own, between 1,000 levels (Python 3.11) and what the stack takes (3.14)."""
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
 """A string, or the unterminated one at the end of a body that is not JSON."""
 _STRINGS = re.compile(_STRING, re.DOTALL)
 _RUNS = re.compile(rb'(?:[^"]*+' + _STRING + rb"){1,4096}", re.DOTALL)
 """Strings with what is before each, not too many at once: a match holds the interpreter lock."""
+_LEVELS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_TEXT = bytes(set(range(256)) - {*_LEVELS, ord('"')})
+
+
+def is_too_deep(document: bytes) -> bool:
+    """Return whether a JSON document nests containers deeper than `DEPTH_MAX`."""
+    if document.count(b"[") + document.count(b"{") <= DEPTH_MAX:
+        return False
+    # Without escapes and text, what is left of most bodies is short.
+    quoted = document.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _TEXT)
+    brackets = itertools.chain.from_iterable(_outside_strings(quoted))
+    levels = itertools.accumulate(map(_LEVELS.__getitem__, brackets))
+    return any(map(DEPTH_MAX.__lt__, levels))
 
 
 def check_size(body: bytes) -> None:

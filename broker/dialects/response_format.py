@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from broker.dialects.body import encode, refuse
+from broker.dialects.json_size import is_too_deep
 from broker.dialects.parameters import Parameters
 from protocol.errors import Code, RequestError
 from protocol.types import StructuredOutput
@@ -154,12 +155,12 @@ def schema_text(param: str, schema: Raw, *, or_text: bool = False) -> str:
         written = bytes(schema)
         if or_text and written[:1] == b'"':
             written = _string.decode(written).encode()
+        if is_too_deep(written):
+            raise RequestError(Code.INVALID_REQUEST, f"'{param}' is nested too deeply.", param=param)
         _object.decode(written)
         return written.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         why = f"must be a JSON object with a JSON Schema: {error}"
-    except RecursionError:
-        why = "is nested too deeply"
     raise RequestError(Code.INVALID_REQUEST, f"'{param}' {why}.", param=param)
 
 

@@ -183,13 +183,12 @@ def test_garbage_is_a_wire_error(body: bytes, decode: Decode) -> None:
 
 
 @pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["arrays", "maps"])
-@pytest.mark.parametrize("depth", [1_100, 100_000])
 @pytest.mark.parametrize("field", ["template_kwargs", "later"])
-def test_deep_nesting_is_a_wire_error(opening: bytes, depth: int, field: str) -> None:
+def test_nesting_deeper_than_the_stack_is_a_wire_error(opening: bytes, field: str) -> None:
     body = pack(START | {field: {"k": 0}})
     assert body.endswith(b"\x00")
     with pytest.raises(wire.WireError):
-        wire.decode_to_worker([body[:-1] + opening * depth + b"\x00"])
+        wire.decode_to_worker([body[:-1] + opening * 1_000_000 + b"\x00"])
 
 
 def test_a_message_for_the_other_side_is_refused() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from broker.dialects.json_size import is_too_deep
+
 _TOKEN = re.compile(r'\s*("[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+)', re.DOTALL)
 _CLOSING = {"{": "}", "[": "]"}
 _TRIES_MAX = 3
@@ -33,9 +35,11 @@ def object_of(arguments: str) -> Raw:
 
 
 def _is_object(text: str) -> bool:
+    if is_too_deep(text.encode(errors="replace")):
+        return False
     try:
         _object.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeError):
         return False
     return True
 

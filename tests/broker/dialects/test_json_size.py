@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.dialects import json_size
 from broker.dialects.body import decode
-from broker.dialects.json_size import KEYS_MAX, VALUES_MAX, check_size
+from broker.dialects.json_size import DEPTH_MAX, KEYS_MAX, VALUES_MAX, check_size, is_too_deep
 from protocol.errors import Code, RequestError
 
 MOST_S = 5.0
@@ -43,6 +43,32 @@ def refusal(body: bytes) -> str:
     except RequestError as error:
         return error.message if error.code is Code.REQUEST_TOO_LARGE else ""
     return ""
+
+
+def depth(document: Any) -> int:
+    """Return how deep containers are nested in a document."""
+    if not isinstance(document, dict | list):
+        return 0
+    inner = document.values() if isinstance(document, dict) else document
+    return 1 + max(map(depth, inner), default=0)
+
+
+@given(DOCUMENTS)
+def test_depth_of_containers_is_exact(document: Any) -> None:
+    body = json.dumps(document).encode()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_size, "DEPTH_MAX", depth(document))
+        assert not is_too_deep(body)
+        patched.setattr(json_size, "DEPTH_MAX", depth(document) - 1)
+        assert is_too_deep(body) or not depth(document)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"]": ', "}")], ids=["arrays", "objects"])
+def test_body_deeper_than_its_maximum_is_refused(opening: str, closing: str) -> None:
+    decoder = msgspec.json.Decoder(Any)
+    decode(decoder, (opening * DEPTH_MAX + "1" + closing * DEPTH_MAX).encode())
+    with pytest.raises(RequestError, match="nested too deeply"):
+        decode(decoder, (opening * (DEPTH_MAX + 1) + "1" + closing * (DEPTH_MAX + 1)).encode())
 
 
 @given(DOCUMENTS, st.booleans())
