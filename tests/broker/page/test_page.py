@@ -6,14 +6,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hatchling.builders.wheel import WheelBuilder
 
 from broker.page.page import PATHS, files
 from tests.broker.application import House
 from tests.broker.asgi import run
 from tests.broker.page.scripts import ASSETS
 
-ROOT = ASSETS.parents[2]
 INDEX = (ASSETS / "index.html").read_text(encoding="utf-8")
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in ASSETS.glob("*.js")}
 STYLES = {path.name: path.read_text(encoding="utf-8") for path in ASSETS.glob("*.css")}
@@ -89,11 +87,6 @@ def test_types_are_those_that_browsers_insist_on(house: House) -> None:
             assert (await house.get(path).end()).headers["content-type"].startswith(kind)
 
     run(talk())
-
-
-def test_the_files_are_in_the_wheel() -> None:
-    packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert {f"broker/page/assets/{path.rpartition('/')[2] or 'index.html'}" for path in PATHS} <= packed
 
 
 # --- contents ---
