@@ -53,7 +53,12 @@ def _programs(facts: MachineFacts) -> Iterator[Finding]:
     if facts.mlx:
         yield Finding(Verdict.WELL, "MLX", f"uses {facts.mlx}")
     else:
-        yield Finding(Verdict.WRONG, "MLX", facts.mlx_error, "reinstall it: rm -r .venv, then make serve")
+        yield Finding(
+            Verdict.WRONG,
+            "MLX",
+            facts.mlx_error,
+            "reinstall it: pip install --force-reinstall mlx, or rm -r .venv and make serve",
+        )
     if facts.system == "Linux" and not facts.has_compiler:
         advice = "apt install g++: MLX can then fuse kernels, which makes decoding a little faster"
         yield Finding(Verdict.NOTE, "compiler", "g++ is not installed", advice)
