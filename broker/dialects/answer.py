@@ -5,7 +5,8 @@ Shared by OpenAI's dialects; each dialect formats a choice with its own `ChoiceR
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 from broker.dialects.body import encode
@@ -16,6 +17,9 @@ from protocol.messages import Accepted, Failed, Finished, PromptLogprobs
 from protocol.types import Delta, Usage
 
 DONE = b"data: [DONE]\n\n"
+
+Envelope = Callable[[], dict[str, Any]]
+"""Returns the fields of a response beside its choices. Called once a worker has accepted the request."""
 
 
 class ChoiceRenderer(Protocol):
@@ -80,20 +84,24 @@ class ChoiceSseRenderer(SseRenderer):
 
     def __init__(
         self,
-        envelope: dict[str, Any],
+        envelope: Envelope,
         form: ChoiceRenderer,
         *,
         choices: int,
         prompts: int = 1,
         include_usage: bool,
     ) -> None:
-        """`envelope`: the fields at the beginning of every chunk."""
+        """`envelope`: the fields at the beginning of every chunk; called when the first chunk is rendered."""
         super().__init__()
         self._form = form
         self._ends = FinishTracker(choices, prompts)
-        self._head = b"data: " + encode(envelope)[:-1] + b',"choices":['
+        self._envelope = envelope
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._include_usage = include_usage
+
+    @cached_property
+    def _head(self) -> bytes:
+        return b"data: " + encode(self._envelope())[:-1] + b',"choices":['
 
     def events(self, choice: int, item: Item) -> Iterable[bytes]:
         if not isinstance(item, Delta):
@@ -133,10 +141,8 @@ class ChoiceSseRenderer(SseRenderer):
 class ChoiceDocumentRenderer(DocumentRenderer):
     """Renders choices as one JSON document."""
 
-    def __init__(
-        self, envelope: dict[str, Any], form: ChoiceRenderer, *, choices: int, prompts: int = 1
-    ) -> None:
-        """`envelope`: the fields beside choices and usage."""
+    def __init__(self, envelope: Envelope, form: ChoiceRenderer, *, choices: int, prompts: int = 1) -> None:
+        """`envelope`: the fields beside choices and usage; called when the document is rendered."""
         super().__init__()
         self._envelope = envelope
         self._form = form
@@ -158,7 +164,7 @@ class ChoiceDocumentRenderer(DocumentRenderer):
             self._form.whole(choice, deltas, self._ends.reason(choice))
             for choice, deltas in enumerate(self._deltas)
         ]
-        document = self._envelope | {"choices": choices, "usage": usage_object(self._ends.usage())}
+        document = self._envelope() | {"choices": choices, "usage": usage_object(self._ends.usage())}
         if self._ends.continued_by:
             document["continued_by"] = self._ends.continued_by
         return encode(document)

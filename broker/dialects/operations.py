@@ -68,9 +68,9 @@ _ONE = "/v1/responses/{id}"
 
 OPERATIONS = (
     _asked("/v1/chat/completions", "Create a chat completion", chat_body.Body,
-           "id", "object", "created", "model", "choices", "usage", streams=True),
+           "id", "object", "created", "model", "system_fingerprint", "choices", "usage", streams=True),
     _asked("/v1/completions", "Create a text completion for each prompt", completions.Body,
-           "id", "object", "created", "model", "choices", "usage", streams=True),
+           "id", "object", "created", "model", "system_fingerprint", "choices", "usage", streams=True),
     _asked("/v1/responses", "Create a response", responses.Body,
            "id", "object", "status", "model", "output", streams=True),
     _read(_ONE, "Get a stored response, complete or in progress", "id", "object", "status", "output",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from functools import partial
 
 from starlette.requests import Request
@@ -28,7 +27,10 @@ async def complete_chat(request: Request) -> ASGIApp:
     requests = copies(first, body.n or 1)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     rendered = renderer(
-        {"id": id, "object": kind, "created": int(time.time()), "model": found.model},
+        gateway,
+        found.model,
+        id,
+        kind,
         chat.ChatChoiceRenderer(logprobs=bool(body.logprobs), functions=body.has_functions),
         body,
         choices=len(requests),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from functools import partial
 
 from starlette.requests import Request
@@ -24,7 +23,10 @@ async def complete_text(request: Request) -> ASGIApp:
     generate = partial(completions.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)
     requests = await gateway.offload.work(len(raw), generate)
     rendered = renderer(
-        {"id": id, "object": "text_completion", "created": int(time.time()), "model": found.model},
+        gateway,
+        found.model,
+        id,
+        "text_completion",
         completions.CompletionChoiceRenderer(
             logprobs=body.logprobs is not None, choices=len(requests), echoes=completions.echoes(body)
         ),

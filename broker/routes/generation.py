@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -21,7 +23,8 @@ from broker.http.ids import request_id
 from broker.http.respond import GenerationResponse, Renderer, read_body
 from broker.http.submission import Submission, check_room
 from broker.routes.media import read_media
-from broker.routes.state import gateway_of, prefix_namespace_of
+from broker.routes.report import version
+from broker.routes.state import GatewayState, gateway_of, prefix_namespace_of
 from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in
@@ -62,19 +65,35 @@ async def ask(
 
 
 def renderer(
-    envelope: dict[str, object],
+    gateway: GatewayState,
+    model: str,
+    id: str,
+    kind: str,
     form: answer.ChoiceRenderer,
     body: Parameters,
     *,
     choices: int,
     prompts: int = 1,
 ) -> Renderer:
-    """Return the renderer of an OpenAI response, streamed or as one document."""
+    """Return the renderer of an OpenAI response, streamed or as one document. `kind`: its `object`."""
+    head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
+
+    def envelope() -> dict[str, Any]:
+        return head | {"system_fingerprint": _fingerprint(gateway, model)}
+
     if not body.stream:
         return answer.ChoiceDocumentRenderer(envelope, form, choices=choices, prompts=prompts)
     return answer.ChoiceSseRenderer(
         envelope, form, choices=choices, prompts=prompts, include_usage=body.include_usage
     )
+
+
+def _fingerprint(gateway: GatewayState, model: str) -> str:
+    """Return OpenAI's `system_fingerprint`, which changes with the model's weights and our version."""
+    entry = gateway.dispatcher.fleet.models.get(model)
+    identity = entry.last.identity if entry and entry.last else ""
+    digest = sha256("\n".join((version(), model, identity)).encode()).hexdigest()
+    return f"fp_{digest[:10]}"
 
 
 def respond(

@@ -29,12 +29,17 @@ FORMS: dict[str, Callable[[int], answer.ChoiceRenderer]] = {
 }
 
 
+HEAD = {"id": "x"}.copy
+
+
 def stream(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceSseRenderer:
-    return answer.ChoiceSseRenderer({"id": "x"}, form, choices=choices, prompts=prompts, include_usage=True)
+    return answer.ChoiceSseRenderer(
+        {"id": "x"}.copy, form, choices=choices, prompts=prompts, include_usage=True
+    )
 
 
 def whole(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceDocumentRenderer:
-    return answer.ChoiceDocumentRenderer({"id": "x"}, form, choices=choices, prompts=prompts)
+    return answer.ChoiceDocumentRenderer(HEAD, form, choices=choices, prompts=prompts)
 
 
 def delta(text: str, *likelihoods: TokenLogprob) -> Delta:

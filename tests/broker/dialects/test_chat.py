@@ -581,13 +581,13 @@ def envelope(kind: str) -> dict[str, Any]:
 
 def stream(include_usage: bool = False) -> OneChoice:
     form, head = chat.ChatChoiceRenderer(logprobs=False), envelope("chat.completion.chunk")
-    return OneChoice(answer.ChoiceSseRenderer(head, form, choices=1, include_usage=include_usage))
+    return OneChoice(answer.ChoiceSseRenderer(head.copy, form, choices=1, include_usage=include_usage))
 
 
 def whole() -> OneChoice:
     return OneChoice(
         answer.ChoiceDocumentRenderer(
-            envelope("chat.completion"), chat.ChatChoiceRenderer(logprobs=False), choices=1
+            envelope("chat.completion").copy, chat.ChatChoiceRenderer(logprobs=False), choices=1
         )
     )
 

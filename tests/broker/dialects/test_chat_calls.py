@@ -37,7 +37,7 @@ def more(index: int, arguments: str) -> CallDelta:
 
 def chunks(said: list[Item], *, logprobs: bool = False, functions: bool = False) -> list[dict[str, Any]]:
     form = chat.ChatChoiceRenderer(logprobs=logprobs, functions=functions)
-    stream = answer.ChoiceSseRenderer(HEAD, form, choices=1, include_usage=False)
+    stream = answer.ChoiceSseRenderer(HEAD.copy, form, choices=1, include_usage=False)
     events = stream.feed([(0, said)]).decode().split("\n\n")[:-2]
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
@@ -47,7 +47,7 @@ def entries(said: list[Item]) -> list[dict[str, Any]]:
 
 
 def whole(said: list[Item]) -> dict[str, Any]:
-    renderer = answer.ChoiceDocumentRenderer(HEAD, chat.ChatChoiceRenderer(logprobs=False), choices=1)
+    renderer = answer.ChoiceDocumentRenderer(HEAD.copy, chat.ChatChoiceRenderer(logprobs=False), choices=1)
     choice: dict[str, Any] = json.loads(renderer.feed([(0, said)]))["choices"][0]
     return choice
 
@@ -60,7 +60,7 @@ def test_clients_from_before_there_were_tools_get_one_call_of_a_function() -> No
     assert not any("tool_calls" in choice["delta"] for choice in told)
     assert told[-1]["finish_reason"] == "function_call"
     renderer = answer.ChoiceDocumentRenderer(
-        HEAD, chat.ChatChoiceRenderer(logprobs=False, functions=True), choices=1
+        HEAD.copy, chat.ChatChoiceRenderer(logprobs=False, functions=True), choices=1
     )
     (choice,) = json.loads(renderer.feed([(0, said)]))["choices"]
     assert choice["message"]["function_call"] == {"name": "get_tide", "arguments": "{}"}

@@ -28,14 +28,14 @@ def items(growths: list[tuple[str, str]], **usage: int) -> list[Item]:
 
 def chunks(said: list[Item], *, logprobs: bool = False) -> list[dict[str, Any]]:
     stream = answer.ChoiceSseRenderer(
-        HEAD, chat.ChatChoiceRenderer(logprobs=logprobs), choices=1, include_usage=True
+        HEAD.copy, chat.ChatChoiceRenderer(logprobs=logprobs), choices=1, include_usage=True
     )
     events = stream.feed([(0, said)]).decode().split("\n\n")[:-2]
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
 def whole(said: list[Item]) -> dict[str, Any]:
-    renderer = answer.ChoiceDocumentRenderer(HEAD, chat.ChatChoiceRenderer(logprobs=False), choices=1)
+    renderer = answer.ChoiceDocumentRenderer(HEAD.copy, chat.ChatChoiceRenderer(logprobs=False), choices=1)
     document: dict[str, Any] = json.loads(renderer.feed([(0, said)]))
     return document
 

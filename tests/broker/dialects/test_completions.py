@@ -207,9 +207,9 @@ def told(items: list[Any], *, stream: bool, **fields: Any) -> list[dict[str, Any
         logprobs=body.logprobs is not None, choices=1, echoes=completions.echoes(body)
     )
     if not stream:
-        whole = json.loads(answer.ChoiceDocumentRenderer({}, form, choices=1).feed([(0, items)]))
+        whole = json.loads(answer.ChoiceDocumentRenderer(dict, form, choices=1).feed([(0, items)]))
         return list(whole["choices"])
-    renderer = answer.ChoiceSseRenderer({"id": "x"}, form, choices=1, include_usage=False)
+    renderer = answer.ChoiceSseRenderer({"id": "x"}.copy, form, choices=1, include_usage=False)
     sse = renderer.feed([(0, items)]).decode()
     events = [event[6:] for event in sse.split("\n\n") if event.startswith("data: {")]
     return [choice for event in events for choice in json.loads(event)["choices"]]
@@ -266,7 +266,7 @@ def test_an_answer_is_exactly_this() -> None:
     ]
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1700000000, "model": "org/m"}
     form = completions.CompletionChoiceRenderer(logprobs=False, choices=1)
-    document = json.loads(answer.ChoiceDocumentRenderer(head, form, choices=1).feed([(0, [*items])]))
+    document = json.loads(answer.ChoiceDocumentRenderer(head.copy, form, choices=1).feed([(0, [*items])]))
     assert document == head | {
         "choices": [{"index": 0, "text": ' upon "a"', "logprobs": None, "finish_reason": "length"}],
         "usage": {
@@ -276,7 +276,7 @@ def test_an_answer_is_exactly_this() -> None:
             "prompt_tokens_details": {"cached_tokens": 0},
         },
     }
-    stream = answer.ChoiceSseRenderer(head, form, choices=1, include_usage=False)
+    stream = answer.ChoiceSseRenderer(head.copy, form, choices=1, include_usage=False)
     begin = (
         'data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"org/m","choices":'
         '[{"index":0,"text":'

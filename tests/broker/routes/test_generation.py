@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from tests.broker.application import CHAT, MESSAGES, RESPONSES, TEXT, House
 from tests.broker.asgi import Exchange, run
+from tests.broker.dispatcher_line import ready
 from tests.factories import accepted, events, failed, finished, reused
 
 # --- several choices ---------------------------------------------------------------------------------
@@ -252,3 +255,39 @@ def test_a_gateway_that_stops_says_so_to_newcomers_and_to_those_aboard(house: Ho
         assert house.cancels() == [id]
 
     run(talk())
+
+
+# --- fingerprint -------------------------------------------------------------------------------------
+
+
+def fingerprints(house: House, path: str, *, stream: bool) -> set[str]:
+    """Return the fingerprints in the chunks of one response, or in its document."""
+    found: set[str] = set()
+
+    async def talk() -> None:
+        sent = len(house.requests())
+        answer = (house.chat if path == CHAT else house.text)(
+            stream=stream, stream_options={"include_usage": True}
+        )
+        id = await house.arrived(sent + 1)
+        house.line.say("w", accepted("w", id), events("w", id, "x"), finished("w", id, 1))
+        await answer.end()
+        body = answer.body.decode()
+        parts = (
+            [part.removeprefix("data: ") for part in body.split("\n\n")[:-2] if part[0] != ":"]
+            if stream
+            else [body]
+        )
+        found.update(json.loads(part)["system_fingerprint"] for part in parts)
+
+    run(talk())
+    return found
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_fingerprint_is_stable_and_changes_with_the_model(path: str, house: House) -> None:
+    """It is the same in every chunk and document, until a worker with other weights takes the name."""
+    [before] = {*fingerprints(house, path, stream=True), *fingerprints(house, path, stream=False)}
+    assert re.fullmatch("fp_[0-9a-f]{10}", before)
+    house.line.say("w", replace(ready("w"), identity="other weights"))
+    assert fingerprints(house, path, stream=False) not in (set(), {before})
