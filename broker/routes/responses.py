@@ -139,6 +139,15 @@ async def cancel(asked: Request) -> Response:
     return _json(document)
 
 
+async def compact(asked: Request) -> Response:
+    """Refuse to compact a conversation, which would otherwise look like an operation on a response."""
+    message = (
+        "POST /v1/responses/compact is not supported: this server does not summarize conversations. "
+        "Ask the model for a summary, and send it as the 'input' of a new response."
+    )
+    raise RequestError(Code.ROUTE_NOT_FOUND, message)
+
+
 def _name(asked: Request) -> tuple[bytes, str]:
     return _owner(asked), asked.path_params["id"]
 
@@ -149,6 +158,7 @@ def _json(document: dict[str, Any]) -> Response:
 
 ROUTES = [
     Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses/compact", compact, methods=["POST"]),
     Route("/v1/responses/{id}", one, methods=["GET", "DELETE"]),
     Route("/v1/responses/{id}/input_items", input_items, methods=["GET"]),
     Route("/v1/responses/{id}/cancel", cancel, methods=["POST"]),
