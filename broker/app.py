@@ -24,6 +24,7 @@ from broker.http.limits import BodyBudget
 from broker.http.loop_watchdog import LoopWatchdog
 from broker.http.origins import OriginMiddleware, OriginPolicy, names_of
 from broker.http.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
+from broker.http.respond import RELAXED_HEADER
 from broker.http.timing import TimingMiddleware
 from broker.page import page
 from broker.routes import (
@@ -58,6 +59,7 @@ EXPOSED_HEADERS = (
     "x-should-retry",
     "openai-processing-ms",
     cache_header.HEADER.decode(),
+    RELAXED_HEADER.decode(),
     *(name.decode() for name in (*LIMITS, *REMAINING)),
 )
 """Response headers that scripts from other origins may read."""

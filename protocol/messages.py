@@ -252,13 +252,15 @@ class Heartbeat(Message, frozen=True):
 
 class Accepted(Message, frozen=True):
     """The request is valid and queued; from now on it ends with `Finished` or `Failed`. `prompt`: the text of
-    a prompt given as tokens, if requested. `tokens` and `pieces`: if `TokenizeOptions` requests them."""
+    a prompt given as tokens, if requested. `tokens` and `pieces`: if `TokenizeOptions` requests them.
+    `relaxed`: keywords of its JSON schema that the output may violate."""
 
     id: Id
     prompt_tokens: Count
     prompt: str = ""
     tokens: list[Token] = []
     pieces: list[str] = []
+    relaxed: list[Name] = []
 
 
 def tokens_reported(message: Accepted) -> int:

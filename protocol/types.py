@@ -82,11 +82,13 @@ class PromptToken(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 class StructuredOutput(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Structured-output constraint on the content. `kind` is the type of `text`: `json_schema`, `regex`,
     `lark` (a grammar), `choice` (a JSON array of strings), or `json_object` (empty `text`). `param`: the
-    client's parameter name, for error messages."""
+    client's parameter name, for error messages. `strict`: a schema that cannot be enforced is refused; if
+    false, it is enforced as far as possible."""
 
     kind: Name
     text: str = ""
     param: Name = ""
+    strict: bool = True
 
 
 class ToolCallConstraint(Struct, frozen=True, kw_only=True, omit_defaults=True):

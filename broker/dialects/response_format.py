@@ -28,7 +28,7 @@ T = TypeVar("T", str, list[str])
 
 
 class JsonSchema(Struct):
-    """A named schema. `strict` and `name` have no effect: a schema is always enforced."""
+    """A named schema. Unless `strict`, what cannot be enforced is relaxed. `name` has no effect."""
 
     schema: Raw = field(default_factory=Raw)
     name: str | None = None
@@ -105,11 +105,12 @@ def _openai(wanted: ResponseFormat | None) -> Iterator[StructuredOutput]:
     if wanted.type == "json_object" and not _is_given(wanted.schema):
         yield StructuredOutput(kind="json_object", param="response_format")
         return
-    place, schema = "response_format.schema", wanted.schema
+    place, schema, strict = "response_format.schema", wanted.schema, False
     if wanted.type == "json_schema" and (wanted.json_schema is not None or not _is_given(schema)):
         described = wanted.json_schema or JsonSchema()
         place, schema = "response_format.json_schema.schema", described.schema
-    yield StructuredOutput(kind="json_schema", text=schema_text(place, schema), param=place)
+        strict = bool(described.strict)
+    yield StructuredOutput(kind="json_schema", text=schema_text(place, schema), param=place, strict=strict)
 
 
 def _vllm(told: StructuredOutputs | None) -> Iterator[StructuredOutput]:

@@ -99,7 +99,7 @@ class Flight:
     `suspect`: it was on a worker that crashed. `fingerprint` of the request and `prefix_hashes` (prefix
     hashes) of the prompt are computed on first use. `identity`, `plan`: of the model and worker of the last
     attempt; `model` is only the requested name. `continued_by`: the last plan that continued another one's
-    answer.
+    answer. `relaxed`: keywords of its JSON schema that the answer may violate.
     """
 
     request: Request
@@ -117,6 +117,7 @@ class Flight:
     identity: str = ""
     plan: str = ""
     continued_by: str = ""
+    relaxed: Sequence[str] = ()
     tokens_max: int = TOKENS_MAX
     tokens: list[int] = field(default_factory=list)
     accepted: bool = False
@@ -204,6 +205,7 @@ class Flight:
             return False
         self.accepted = True
         self.prompt_tokens = message.prompt_tokens
+        self.relaxed = message.relaxed
         self._push(message)
         return True
 

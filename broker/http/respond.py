@@ -1,4 +1,8 @@
-"""ASGI responses over flights: an event stream or one JSON document. Also reads bodies with a size limit."""
+"""ASGI responses over flights: an event stream or one JSON document. Also reads bodies with a size limit.
+
+The response header `x-roundhouse-schema-relaxed` names the keywords of the request's JSON schema that the
+answer may violate, because they cannot be enforced; it is absent if the answer matches the whole schema.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from broker.http.output_reader import OutputReader
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, PrefixHit
 
+RELAXED_HEADER = b"x-roundhouse-schema-relaxed"
 HEADERS_HELD_S_MAX = 1.0
 """Maximum time in seconds that the response headers wait, after acceptance, for the prefix cache report."""
 
@@ -110,8 +115,7 @@ class GenerationResponse:
             if body or over:
                 if not started:
                     started = True
-                    cache = cache_header.header(flights, self._prompts)
-                    await send(_start(self._renderer.content_type, len(body) if over else None, cache))
+                    await send(self._start(flights, len(body) if over else None))
                 await _send_body(flights, send, body, over=over)
             if over:
                 return 200
@@ -119,6 +123,16 @@ class GenerationResponse:
                 reader.offload = partial(self._pass_on, straight)
             batches = await reader.batches(self._keepalive_s if started else None)
         return 499
+
+    def _start(self, flights: Sequence[Flight], length: int | None) -> Message:
+        headers = [(b"content-type", self._renderer.content_type), (b"cache-control", b"no-cache")]
+        if (cache := cache_header.header(flights, self._prompts)) is not None:
+            headers.append((cache_header.HEADER, cache))
+        if relaxed := sorted({keyword for flight in flights for keyword in flight.relaxed}):
+            headers.append((RELAXED_HEADER, ", ".join(relaxed).encode()))
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        return {"type": "http.response.start", "status": 200, "headers": headers}
 
     def _render(self, batches: Sequence[Batch]) -> bytes:
         if self._renderer.over:
@@ -164,15 +178,6 @@ async def _send_body(flights: Sequence[Flight], send: Send, body: bytes, *, over
 
 def _has_begun(batches: Sequence[Batch]) -> bool:
     return any(not isinstance(item, Accepted | PrefixHit) for _, items in batches for item in items)
-
-
-def _start(content_type: bytes, length: int | None, cache: bytes | None) -> Message:
-    headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
-    if cache is not None:
-        headers.append((cache_header.HEADER, cache))
-    if length is not None:
-        headers.append((b"content-length", str(length).encode()))
-    return {"type": "http.response.start", "status": 200, "headers": headers}
 
 
 async def _watch(receive: Receive, reader: OutputReader) -> None:

@@ -136,7 +136,9 @@ FULL: list[Message] = [
         source="prompt[1]",
         echo=True,
         scored=1024,
-        form=StructuredOutput(kind="choice", text='["rot","駅"]', param="structured_outputs.choice"),
+        form=StructuredOutput(
+            kind="choice", text='["rot","駅"]', param="structured_outputs.choice", strict=False
+        ),
         calling=ToolCallConstraint(required=True, name="switch", single=True, strict=["switch"]),
         tokenizing=TokenizeOptions(tokens=True, pieces=True, special=False, opens_turn=False),
         client="5f" * 8,
@@ -282,6 +284,7 @@ FULL: list[Message] = [
         prompt="<s>駅",
         tokens=[1, 151643],
         pieces=["<s>", "駅"],
+        relaxed=["oneOf", "uniqueItems"],
     ),
     PrefixHit(incarnation=WORKER, id="chatcmpl-1", reuse=SPARSELY),
     PromptLogprobs(
@@ -1036,6 +1039,23 @@ BEFORE_PLANS: list[Message] = [
 """Messages of `FULL` before a model could run on several processes, and another plan continue its answers."""
 
 
+def _unrelaxed(message: Message) -> Message:
+    """Return a message of `FULL` without its fields for relaxed schemas."""
+    match message:
+        case Generate(form=StructuredOutput() as form):
+            return replace(message, form=replace(form, strict=True))
+        case Accepted():
+            return replace(message, relaxed=[])
+    return message
+
+
+_UNRELAXED = [_unrelaxed(message) for message in FULL]
+BEFORE_RELAXING: list[Message] = [
+    earlier for earlier, message in zip(_UNRELAXED, FULL, strict=True) if earlier != message
+]
+"""Messages of `FULL` before schemas could be relaxed."""
+
+
 def _unprepared(message: Message) -> Message:
     """Return a message of `FULL` without its fields for the preparation queue."""
     match message:
@@ -1050,9 +1070,9 @@ def _unprepared(message: Message) -> Message:
     return message
 
 
-_UNPREPARED = [_unprepared(message) for message in FULL]
+_UNPREPARED = [_unprepared(message) for message in _UNRELAXED]
 BEFORE_PREPARATION: list[Message] = [
-    earlier for earlier, message in zip(_UNPREPARED, FULL, strict=True) if earlier != message
+    earlier for earlier, message in zip(_UNPREPARED, _UNRELAXED, strict=True) if earlier != message
 ]
 """Messages of `FULL` before the preparation queue."""
 
@@ -1135,6 +1155,7 @@ KINDS = {
     "before_sparse": BEFORE_SPARSE,
     "before_ranks": BEFORE_RANKS,
     "before_preparation": BEFORE_PREPARATION,
+    "before_relaxing": BEFORE_RELAXING,
     "before_progress": BEFORE_PROGRESS,
     "before_namespaces": BEFORE_NAMESPACES,
 }

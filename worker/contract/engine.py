@@ -88,7 +88,8 @@ class EngineRequest:
     `images`: its images, in order; `tokens` has their keys in place of image tokens, and never ends with
     one. `speculation`: tokens may be drafted, without changing the output; `prediction` is text that the
     output is likely to repeat. `sparse`: sparse prefill of a long prompt; None: the default. `left_out`:
-    position ranges that another worker did not prefill.
+    position ranges that another worker did not prefill. `relaxed`: keywords of its JSON schema that the
+    output may violate.
     """
 
     id: str
@@ -115,6 +116,7 @@ class EngineRequest:
     prediction: tuple[int, ...] = ()
     sparse: SparsePrefill | None = None
     left_out: tuple[tuple[int, int], ...] = ()
+    relaxed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

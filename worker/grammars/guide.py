@@ -138,6 +138,7 @@ class AnswerGrammar:
     `opening`: the state in which the answer begins. `hidden`: the tokens by which the model itself may begin
     reasoning at the start; empty: it may not. `has_blanks`: allow white space after reasoning; some is
     accepted in any case. `is_text`: everything but reasoning is content, even if it looks like a tool call.
+    `relaxed`: keywords of its JSON schema that the content may violate.
     """
 
     bodies: tuple[LLMatcher, ...]
@@ -147,6 +148,7 @@ class AnswerGrammar:
     hidden: tuple[int, ...] = ()
     has_blanks: bool = False
     is_text: bool = False
+    relaxed: tuple[str, ...] = ()
 
     def open(self, answered: Sequence[int]) -> AnswerGuide:
         guide = AnswerGuide(self)

@@ -34,9 +34,10 @@ def escaped(text: str) -> str:
     return re.escape(text).replace("/", r"\/").replace("\n", r"\n").replace(r"\ ", " ")
 
 
-def value(schema: Mapping[str, Any]) -> str:
-    """Return a rule for a JSON value; `schema` was checked by `worker.grammars.schema`."""
-    return f"%json {spelled(schema)}"
+def value(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+    """Return a rule for a JSON value; `schema` was checked by `worker.grammars.schema`. `lenient`: see
+    `spelled`."""
+    return f"%json {spelled(schema, lenient=lenient)}"
 
 
 def marked(text: str, names: Mapping[str, int]) -> str:

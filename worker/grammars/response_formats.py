@@ -7,6 +7,7 @@ from llguidance import regex_to_lark
 
 from protocol.types import StructuredOutput
 from worker.grammars import lark, schema
+from worker.grammars.schema import Relaxation
 
 CHOICES_MAX = 10_000
 TEXT_BYTES_MAX = schema.SCHEMA_BYTES_MAX
@@ -15,18 +16,27 @@ _OBJECT: schema.Schema = {"type": "object"}
 
 
 class ResponseFormatError(Exception):
-    """A response format is not supported. The message is a sentence without its subject."""
+    """A response format is not supported. The message is a sentence without its subject. `keyword`: as in
+    `SchemaError`."""
+
+    def __init__(self, message: str, keyword: str = "") -> None:
+        super().__init__(message)
+        self.keyword = keyword
 
 
-def grammar_of(form: StructuredOutput) -> str:
-    """Return the grammar of a response format. Raises `ResponseFormatError` if it is malformed."""
+def grammar_of(form: StructuredOutput, relaxation: Relaxation | None = None) -> str:
+    """Return the grammar of a response format. `relaxation`: how its schema may be relaxed; None: not at all.
+
+    Raises `ResponseFormatError` if it is malformed.
+    """
     if len(form.text) > TEXT_BYTES_MAX:
         raise ResponseFormatError(f"is {len(form.text)} characters long; the limit is {TEXT_BYTES_MAX}")
     match form.kind:
         case "json_object":
             return lark.grammar(lark.value(_OBJECT))
         case "json_schema":
-            return lark.grammar(lark.value(_parsed(form.text)))
+            parsed = _parsed(form.text, relaxation)
+            return lark.grammar(lark.value(parsed, lenient=relaxation is not None))
         case "regex":
             return lark.grammar("CONTENT", f"CONTENT: {lark.regex(_unanchored(form.text))}")
         case "choice":
@@ -41,11 +51,11 @@ def is_json(form: StructuredOutput) -> bool:
     return form.kind in ("json_object", "json_schema")
 
 
-def _parsed(text: str) -> schema.Schema:
+def _parsed(text: str, relaxation: Relaxation | None) -> schema.Schema:
     try:
-        return schema.parse(text.encode())
+        return schema.parse(text.encode(), relaxation)
     except schema.SchemaError as error:
-        raise ResponseFormatError(str(error)) from None
+        raise ResponseFormatError(str(error), error.keyword) from None
     except UnicodeEncodeError:
         raise ResponseFormatError("is not valid Unicode text") from None
 

@@ -2,7 +2,8 @@
 
 llguidance refuses unknown keywords by name. It enforces some others only loosely, or at an unacceptable cost.
 Such schemas are rewritten here if that only makes them stricter, and refused otherwise. So all generated JSON
-is valid by the whole schema.
+is valid by the whole schema; a `Relaxation` drops what would be refused, and names it. `format` is an
+annotation in JSON Schema: those that llguidance knows are enforced, all others are dropped.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 
+FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+)
+"""Values of `format` that are enforced."""
 SCHEMA_BYTES_MAX = 256 * 2**10
 DEPTH_MAX = 100
 """Maximum nesting of schemas: llguidance's parser accepts 128 levels of JSON."""
@@ -38,7 +44,6 @@ allows pretty-printing; without a bound small models fill their whole answer wit
 
 _WRITING = {
     "whitespace_pattern": WHITE_SPACE,
-    "lenient": False,
     "coerce_one_of": False,
     # No \\uXXXX: `"\\u0061"` equals `"a"`, which would permit duplicate keys and bypass patterns.
     "json_allowed_escapes": 'nrbtf\\"',
@@ -50,15 +55,28 @@ _UNWRITTEN_IN_PATTERN = re.compile(
     rf"{_UNWRITTEN.pattern}|\\[avc0]|\\(?:x|u00)(?:{_HEX})|\\[xu]{{0*(?:[0-7be-f]|{_HEX})}}", re.IGNORECASE
 )
 _CLASS = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]")
+_ESCAPE_OR_CLASS = re.compile(rf"\\.|{_CLASS.pattern}")
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _ONE = ("additionalProperties", "additionalItems", "items")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_DEFINITIONS = ("$defs", "definitions")
+_NAMED = ("properties", "patternProperties", *_DEFINITIONS)
+_WITHOUT_EFFECT: Mapping[str, object] = {"uniqueItems": False, "dependencies": {}, "not": False}
+_DEPENDENTS: Mapping[str, tuple[str, ...]] = {
+    "patternProperties": ("additionalProperties",),
+    "properties": ("additionalProperties",),
+}
+"""Keywords whose meaning depends on another one: without it, they would allow less than the schema does."""
 _KINDS: Mapping[type, set[str]] = {
-    dict: {"properties", "patternProperties", "$defs", "definitions"},
+    dict: {*_NAMED},
     list: {"required", "enum", "allOf", "anyOf", "oneOf", "prefixItems"},
     str: {"pattern", "format", "$ref"},
     int: {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"},
 }
+_CONSTRAINTS = {"type", "const", "multipleOf"}.union(*_KINDS.values(), _ONE) - {"$ref", *_DEFINITIONS}
+REFERENCE_SIBLINGS = "constraints beside $ref"
+"""Stands for all of them in `Relaxation.dropped`. Where references are circular, llguidance takes none."""
+COUNTS = ("minProperties", "maxProperties")
 _NAMES = {dict: "an object", list: "a list", str: "a string", int: "a non-negative integer"}
 _BOUNDS = {
     "minimum": math.inf,
@@ -71,35 +89,68 @@ Schema = dict[str, Any]
 
 
 class SchemaError(Exception):
-    """A schema is not supported. The message is a sentence without its subject, the schema."""
+    """A schema is not supported. The message is a sentence without its subject, the schema.
+
+    `keyword`: the one that cannot be enforced; empty if the schema is malformed or too large.
+    """
+
+    def __init__(self, message: str, keyword: str = "") -> None:
+        super().__init__(message)
+        self.keyword = keyword
 
 
-def parse(text: str | bytes) -> Schema:
-    """Parse and check a schema. Raises `SchemaError`."""
+@dataclass(slots=True)
+class Relaxation:
+    """What is not enforced of a schema that may be relaxed.
+
+    `dropped`: keywords to drop wherever they are. `keywords`: those that were dropped anywhere.
+    """
+
+    dropped: frozenset[str] = frozenset()
+    keywords: set[str] = field(default_factory=set)
+
+    def drop(self, schema: Schema, keyword: str) -> Schema:
+        """Return the schema without a keyword and those that depend on it."""
+        gone = {keyword, *_DEPENDENTS.get(keyword, ())} & schema.keys()
+        if keyword == REFERENCE_SIBLINGS:
+            gone = _CONSTRAINTS & schema.keys() if "$ref" in schema else set()
+        self.keywords |= gone
+        return {key: value for key, value in schema.items() if key not in gone}
+
+
+def parse(text: str | bytes, relaxation: Relaxation | None = None) -> Schema:
+    """Parse and check a schema. `relaxation`: see `checked`. Raises `SchemaError`."""
     if len(text) > SCHEMA_BYTES_MAX:
         raise SchemaError(f"is {len(text)} bytes long; the limit is {SCHEMA_BYTES_MAX}")
     try:
         schema = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise SchemaError(f"is not JSON: {error}") from None
-    return checked(schema)
+    return checked(schema, relaxation)
 
 
-def checked(schema: object) -> Schema:
-    """Rewrite a schema so that llguidance enforces it exactly. Raises `SchemaError`."""
+def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
+    """Rewrite a schema so that llguidance enforces it exactly. Raises `SchemaError`.
+
+    `relaxation`: drop what cannot be enforced, and record it there; None: refuse it.
+    """
     if schema is True:
         return {}
     if not isinstance(schema, dict):
         raise SchemaError("is not an object" if schema is not False else "is 'false', which allows nothing")
     root = {key: value for key, value in schema.items() if key != "x-guidance"}
-    mended: Schema = _mended(root, root, 0)
-    _check_patterns(root)
+    mended: Schema = _mended(root, root, 0, relaxation)
+    if relaxation is None or "pattern" not in relaxation.dropped:
+        _check_patterns(root)
     return mended
 
 
-def spelled(schema: Mapping[str, Any]) -> str:
-    """Serialize a schema, together with the style of generated JSON."""
-    return json.dumps({**schema, "x-guidance": _WRITING}, ensure_ascii=False)
+def spelled(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+    """Serialize a schema, together with the style of generated JSON.
+
+    `lenient`: llguidance ignores, with a warning, keywords that it does not implement.
+    """
+    return json.dumps({**schema, "x-guidance": _WRITING | {"lenient": lenient}}, ensure_ascii=False)
 
 
 def within(schema: Mapping[str, Any], part: object) -> object:
@@ -125,42 +176,83 @@ def _looked_up(reference: str, root: Mapping[str, Any]) -> object:
     return place
 
 
-def _mended(schema: Any, root: Schema, depth: int) -> Any:
+def _mended(schema: Any, root: Schema, depth: int, relaxation: Relaxation | None) -> Any:
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
         raise SchemaError("contains a schema that is not an object")
     if depth > DEPTH_MAX:
         raise SchemaError(f"is nested more than {DEPTH_MAX} levels deep")
-    _check(schema)
-    mended = {key: _within(key, value, root, depth + 1) for key, value in schema.items()}
+    schema = _enforceable(schema, relaxation)
+    mended = {key: _within(key, value, root, depth + 1, relaxation) for key, value in schema.items()}
+    if "type" in mended and _type_of(mended.get("$ref"), root) == mended["type"]:
+        del mended["type"]  # where references are circular, llguidance takes no constraint beside them
     if "prefixItems" in mended:
         mended.pop("additionalItems", None)  # from older drafts; llguidance would ignore `prefixItems`
-    _mend_numbers(mended)
     if "oneOf" in mended and "anyOf" not in mended and _are_disjoint(mended["oneOf"], root):
         mended = {"anyOf" if key == "oneOf" else key: value for key, value in mended.items()}
     return mended
 
 
-def _within(key: str, value: Any, root: Schema, depth: int) -> Any:
+def _type_of(reference: object, root: Schema) -> object:
+    """Return the type that the schema behind a reference has itself; None if unknown."""
+    found = _looked_up(reference, root) if isinstance(reference, str) else None
+    return found.get("type") if isinstance(found, dict) and "$ref" not in found else None
+
+
+def _enforceable(schema: Schema, relaxation: Relaxation | None) -> Schema:
+    """Return what can be enforced of one schema, apart from the schemas within it. Raises `SchemaError`."""
+    if relaxation is not None:
+        for keyword in relaxation.dropped:
+            schema = relaxation.drop(schema, keyword)
+    while True:
+        mended = {key: value for key, value in schema.items() if _has_effect(key, value)}
+        try:
+            _check(mended, is_strict=relaxation is None)
+            _mend_numbers(mended)
+        except SchemaError as error:
+            if relaxation is None or not error.keyword:
+                raise
+            schema = relaxation.drop(schema, error.keyword)
+        else:
+            return mended
+
+
+def _has_effect(key: str, value: object) -> bool:
+    if key == "format" and isinstance(value, str):
+        return value in FORMATS
+    return _WITHOUT_EFFECT.get(key, ...) != value
+
+
+def _within(key: str, value: Any, root: Schema, depth: int, relaxation: Relaxation | None) -> Any:
     if key in _NAMED and isinstance(value, dict):
-        return {name: _mended(part, root, depth) for name, part in value.items()}
+        return {name: _mended(part, root, depth, relaxation) for name, part in value.items()}
     if key in _MANY and isinstance(value, list):
-        return [_mended(part, root, depth) for part in value]
-    return _mended(value, root, depth) if key in _ONE else value
+        return [_mended(part, root, depth, relaxation) for part in value]
+    return _mended(value, root, depth, relaxation) if key in _ONE else value
 
 
-def _check(schema: Schema) -> None:
+def _check(schema: Schema, *, is_strict: bool) -> None:
     """Check types and limits of keywords, and refuse what llguidance would enforce only loosely."""
     for kind, keywords in _KINDS.items():
         for keyword in keywords & schema.keys():
             _check_kind(keyword, schema[keyword], kind)
     _check_object(schema)
-    for constant in _scalars([schema.get("enum"), schema.get("const")]):
-        _check_constant(constant)
-    for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
-        if found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern)):
-            raise SchemaError(f"contains the control character {found[0]!r} in a 'pattern'")
+    if not is_strict:
+        _check_counts(schema)
+    for keyword in ("enum", "const"):
+        for constant in _scalars([schema.get(keyword)]):
+            _check_constant(constant, keyword)
+    _check_pattern(schema.get("pattern", ""), "pattern")
+    for pattern in schema.get("patternProperties", ()):
+        _check_pattern(pattern, "patternProperties")
+
+
+def _check_pattern(pattern: str, keyword: str) -> None:
+    if found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern)):
+        raise SchemaError(f"contains the control character {found[0]!r} in a '{keyword}'", keyword)
+    if found := _LOOK_AROUND.search(_ESCAPE_OR_CLASS.sub("", pattern)):
+        raise SchemaError(f"has a '{keyword}' with the look-around '{found[0]}'", keyword)
 
 
 def _check_patterns(root: Schema) -> None:
@@ -180,7 +272,10 @@ def _check_patterns(root: Schema) -> None:
             counts[id(node)] = own + sum(counts.get(id(part), 0) for part in _conjuncts(node, root))
             stack.pop()
             if counts[id(node)] > PATTERNS_MAX:
-                raise SchemaError(f"combines more than {PATTERNS_MAX} 'pattern's by 'allOf' or '$ref'")
+                raise SchemaError(
+                    f"combines more than {PATTERNS_MAX} 'pattern's by 'allOf' or '$ref'",
+                    "pattern",
+                )
 
 
 def _conjuncts(node: object, root: Schema) -> list[object]:
@@ -206,21 +301,38 @@ def _check_object(schema: Schema) -> None:
     required: list[str] = schema.get("required", [])
     fewest: int = schema.get("minProperties", 0)
     if len(schema.get("patternProperties", ())) > PATTERN_PROPERTIES_MAX:
-        raise SchemaError(f"has more than {PATTERN_PROPERTIES_MAX} 'patternProperties' in one object")
+        message = f"has more than {PATTERN_PROPERTIES_MAX} 'patternProperties' in one object"
+        raise SchemaError(message, "patternProperties")
     if len(schema.get("properties", ())) - len(required) > OPTIONAL_MAX:
-        raise SchemaError(f"has more than {OPTIONAL_MAX} optional 'properties' in one object")
+        raise SchemaError(f"has more than {OPTIONAL_MAX} optional 'properties' in one object", "properties")
     # Unlisted names may be generated twice, which then count as one property.
     if fewest > 1 + len(required):
-        raise SchemaError("has a 'minProperties' greater than the number of required properties plus one")
+        message = "has a 'minProperties' greater than the number of required properties plus one"
+        raise SchemaError(message, "minProperties")
 
 
-def _check_constant(constant: object) -> None:
+def _check_counts(schema: Schema) -> None:
+    """Refuse numbers of properties that a lenient llguidance would apply only to those that are not listed.
+
+    Otherwise it refuses them itself, and knows what `allOf` combines.
+    """
+    required = {*schema.get("required", ())}
+    fewest, most = (schema.get(key, len(required)) - len(required) for key in COUNTS)
+    if not schema.get("properties", {}).keys() - required:
+        return
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if "maxProperties" in schema and not (is_closed and most == 1 and fewest <= 1):
+        raise SchemaError("has a 'maxProperties' beside optional 'properties'", "maxProperties")
+    if fewest > 0 and not (is_closed and fewest == 1):
+        raise SchemaError("has a 'minProperties' beside optional 'properties'", "minProperties")
+
+
+def _check_constant(constant: object, keyword: str) -> None:
     if isinstance(constant, int) and abs(constant) > EXACT_MAX:
-        raise SchemaError(
-            f"contains the number {constant} in 'const' or 'enum', which a 64-bit float cannot represent"
-        )
+        message = f"contains the number {constant} in '{keyword}', which a 64-bit float cannot represent"
+        raise SchemaError(message, keyword)
     if isinstance(constant, str) and (found := _UNWRITTEN.search(constant)):
-        raise SchemaError(f"contains the control character {found[0]!r} in 'const' or 'enum'")
+        raise SchemaError(f"contains the control character {found[0]!r} in '{keyword}'", keyword)
 
 
 def _items(values: object) -> list[object]:
@@ -241,23 +353,22 @@ def _mend_numbers(schema: Schema) -> None:
     step = schema.get("multipleOf")
     if isinstance(step, int | float) and not isinstance(step, bool):
         if int("".join(map(str, Decimal(str(step)).normalize().as_tuple().digits))) > MULTIPLE_MAX:
-            raise SchemaError(
-                f"has a 'multipleOf' of {step}; without its decimal point it must be at most {MULTIPLE_MAX}"
-            )
+            message = f"has a 'multipleOf' of {step}; without its decimal point it must be at most"
+            raise SchemaError(f"{message} {MULTIPLE_MAX}", "multipleOf")
         if step == int(step) and schema.get("type") == "number":
             schema["type"] = "integer"  # all multiples are integers; some parsers round numbers like 1.0
     for key, inwards in _BOUNDS.items():
         bound = schema.get(key)
         if isinstance(bound, int | float) and abs(bound) > EXACT_MAX:
-            schema[key] = _rounded(bound, inwards)
+            schema[key] = _rounded(bound, inwards, key)
 
 
-def _rounded(bound: float, inwards: float) -> float:
+def _rounded(bound: float, inwards: float, keyword: str) -> float:
     """Round a bound to a float, towards the allowed side."""
     if bound * inwards < 0:  # a wide bound can be narrowed to the range of 64 bits
         bound = max(-BOUND_MAX, min(bound, BOUND_MAX))
     if abs(bound) > BOUND_MAX:
-        raise SchemaError(f"has a bound of {bound}, which no 64-bit number satisfies")
+        raise SchemaError(f"has a bound of {bound}, which no 64-bit number satisfies", keyword)
     near = float(bound)
     is_outside = near < bound if inwards > 0 else near > bound
     return math.nextafter(near, inwards) if is_outside else near

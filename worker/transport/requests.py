@@ -106,11 +106,16 @@ class Requests:
                     self._accept(id, outcome.tokens)
                     self._model.inbox.put(SubmitTexts(outcome))
                 case EngineRequest():
-                    self._accept(id, len(outcome.tokens), outcome.echo_text)
+                    self._accept(id, len(outcome.tokens), outcome.echo_text, outcome.relaxed)
                     self._model.inbox.put(Submit(outcome))
 
-    def _accept(self, id: str, tokens: int, prompt: str = "") -> None:
-        self._send(Accepted(incarnation=self._incarnation, id=id, prompt_tokens=tokens, prompt=prompt))
+    def _accept(self, id: str, tokens: int, prompt: str = "", relaxed: Sequence[str] = ()) -> None:
+        incarnation = self._incarnation
+        self._send(
+            Accepted(
+                incarnation=incarnation, id=id, prompt_tokens=tokens, prompt=prompt, relaxed=list(relaxed)
+            )
+        )
 
     def _tell_tokens(self, told: Tokenized) -> None:
         self._send(

@@ -22,7 +22,8 @@ _ELSEWHERE = {
 
 
 class Format(Struct):
-    """Output format. `strict` and `name` have no effect: a schema is always enforced."""
+    """Output format. Unless `strict`, what cannot be enforced of a schema is relaxed. `name` has no
+    effect."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     schema: Raw = field(default_factory=Raw)

@@ -79,7 +79,8 @@ def _form(format: Format | None) -> StructuredOutput | None:
     if format.type == "json_object":
         return StructuredOutput(kind="json_object", param="text.format")
     param = "text.format.schema"
-    return StructuredOutput(kind="json_schema", text=schema_text(param, format.schema), param=param)
+    text = schema_text(param, format.schema)
+    return StructuredOutput(kind="json_schema", text=text, param=param, strict=bool(format.strict))
 
 
 # --- to the client -----------------------------------------------------------------------------------

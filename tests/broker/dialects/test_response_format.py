@@ -57,8 +57,8 @@ def refusal(dialect: str, raw: bytes) -> RequestError:
     return caught.value
 
 
-def schema_at(place: str) -> StructuredOutput:
-    return StructuredOutput(kind="json_schema", text=TEXT, param=place)
+def schema_at(place: str, *, strict: bool = True) -> StructuredOutput:
+    return StructuredOutput(kind="json_schema", text=TEXT, param=place, strict=strict)
 
 
 def described(**fields: Any) -> dict[str, Any]:
@@ -78,15 +78,18 @@ HELD: list[tuple[dict[str, Any], StructuredOutput | None]] = [
     ),
     (
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
-        schema_at("response_format.schema"),
+        schema_at("response_format.schema", strict=False),
     ),
     (
         {"response_format": {"type": "json_schema", "schema": SCHEMA}},
-        schema_at("response_format.schema"),
+        schema_at("response_format.schema", strict=False),
     ),
     (described(schema=SCHEMA, strict=True), schema_at("response_format.json_schema.schema")),
-    (described(schema=SCHEMA, strict=False), schema_at("response_format.json_schema.schema")),
-    (described(schema=SCHEMA), schema_at("response_format.json_schema.schema")),
+    (
+        described(schema=SCHEMA, strict=False),
+        schema_at("response_format.json_schema.schema", strict=False),
+    ),
+    (described(schema=SCHEMA), schema_at("response_format.json_schema.schema", strict=False)),
     (structured(json=SCHEMA), schema_at("structured_outputs.json")),
     (structured(json=TEXT), schema_at("structured_outputs.json")),
     (structured(regex="a|b"), StructuredOutput(kind="regex", text="a|b", param="structured_outputs.regex")),

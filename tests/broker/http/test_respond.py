@@ -18,6 +18,22 @@ from tests.factories import accepted, events, finished, reused
 # --- prefix reuse ------------------------------------------------------------------------------------
 
 CACHE = "x-roundhouse-cache"
+RELAXED = "x-roundhouse-schema-relaxed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_header_names_what_was_relaxed_in_every_dialect(stream: bool, house: House) -> None:
+    async def talk() -> None:
+        for number, ask in enumerate((house.chat, house.text, house.respond, house.message)):
+            for relaxed, header in ((["uniqueItems", "oneOf"], "oneOf, uniqueItems"), ([], None)):
+                answer = ask(stream=stream)
+                id = await house.arrived(2 * number + (1 if relaxed else 2))
+                house.line.say("w", accepted("w", id, relaxed=relaxed), reused("w", id))
+                house.line.say("w", events("w", id, "x"), finished("w", id, 1))
+                await answer.end()
+                assert (answer.status, answer.headers.get(RELAXED)) == (200, header), ask.__name__
+
+    run(talk())
 
 
 def test_a_whole_answer_says_what_was_reused_in_its_headers_and_its_usage(house: House) -> None:

@@ -11,7 +11,7 @@ from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import small
 from worker.grammars.compiler import GrammarError
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
-from worker.grammars.schema import SchemaError, checked, parse
+from worker.grammars.schema import FORMATS, SchemaError, checked, parse
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SERVED: dict[str, Any] = {
@@ -59,8 +59,6 @@ def test_these_are_refused_by_their_names(keyword: str) -> None:
     ("schema", "said"),
     [
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "oneOf"),
-        ({"format": "iri", "type": "string"}, "format: iri"),
-        ({"pattern": "(?=a)b", "type": "string"}, "look-around"),
         ({"$ref": "#/$defs/none"}, "none"),
         ({"$ref": "https://example.com/schema"}, "example.com"),
         ({"type": "sring"}, "sring"),
@@ -75,6 +73,8 @@ def test_unenforceable_schema_is_refused(schema: dict[str, Any], said: str) -> N
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
+        ({"pattern": "(?=a)b", "type": "string"}, "'pattern' with the look-around"),
+        ({"patternProperties": {"^(?<!a)b": {}}}, "'patternProperties' with the look-around"),
         ({"minProperties": 2}, "minProperties"),
         ({"items": {"minProperties": 2}}, "minProperties"),
         ({"const": 2**53 + 1}, "const"),
@@ -96,6 +96,36 @@ def test_unenforceable_schema_is_refused(schema: dict[str, Any], said: str) -> N
 def test_loosely_enforced_schema_is_refused(schema: dict[str, Any], said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         checked(schema)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_listed_format_is_enforced(name: str) -> None:
+    compiled = small().compiler.compile(
+        grammar_of(StructuredOutput(kind="json_schema", text=json.dumps({"type": "string", "format": name})))
+    )
+    assert compiled.deep_copy().try_consume_tokens(small().spell_out('" ')) == 1
+
+
+@pytest.mark.parametrize("name", ["iri", "regex", "color", "int32", "anything"])
+def test_other_format_is_an_annotation(name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": name}}}
+    assert checked(schema) == {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+def test_keyword_without_effect_is_no_reason_to_refuse() -> None:
+    compile_schema({"type": "array", "uniqueItems": False, "dependencies": {}, "not": False})
+
+
+def test_type_beside_a_circular_reference_may_repeat_that_of_its_target() -> None:
+    node = {"type": "object", "properties": {"next": {"type": "object", "$ref": "#/$defs/node"}}}
+    compile_schema({"$ref": "#/$defs/node", "$defs": {"node": node}})
+    node["properties"] = {"next": {"type": "string", "$ref": "#/$defs/node"}}
+    assert checked({"$defs": {"node": node}})["$defs"]["node"] == node
+
+
+@pytest.mark.parametrize("pattern", [r"\(?=a", "[(?=]+", r"[\](?=]a"])
+def test_escaped_text_is_no_look_around(pattern: str) -> None:
+    assert checked({"pattern": pattern}) == {"pattern": pattern}
 
 
 @pytest.mark.parametrize(

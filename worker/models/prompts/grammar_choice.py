@@ -26,6 +26,7 @@ from worker.grammars.compiler import (
     GrammarTimeoutError,
 )
 from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
+from worker.grammars.relaxation import compile_relaxed
 from worker.grammars.schema import SchemaError
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Edges, Markup
@@ -133,11 +134,18 @@ class GrammarSelector:
         text: str,
     ) -> Grammar:
         name = form.param or "response_format"
+        relaxed: tuple[str, ...] = ()
         try:
-            grammar = response_formats.grammar_of(form)
+            if form.strict:
+                body = self._budget.compile(response_formats.grammar_of(form))
+            else:
+                body, relaxed = compile_relaxed(form, self._budget.compile)
         except response_formats.ResponseFormatError as error:
             raise _refused(f"The format in '{name}' {error}.", name) from None
-        body = self._compiled(grammar, name, f"'{name}' is not supported")
+        except GrammarTimeoutError:
+            raise
+        except GrammarError as error:
+            raise _refused(f"'{name}' is not supported: {_explained(str(error))}.", name) from None
         # With tools, the answer may consist of calls instead.
         bodies = (body, self._calls(_loosened(tools, calling), calling, "tools")) if tools else (body,)
         return AnswerGrammar(
@@ -148,6 +156,7 @@ class GrammarSelector:
             self._thought(conversation, text),
             has_blanks=response_formats.is_json(form),
             is_text=not tools,
+            relaxed=relaxed,
         )
 
     def _required(
@@ -247,10 +256,10 @@ _KEYWORDS = {
     "oneOf constraints": "'oneOf' is supported only if no value can match two of its schemas",
     "min/maxProperties": "'minProperties' and 'maxProperties' are supported only with required 'properties'",
     "multipleOf": "'multipleOf' has too many digits",
-    "Unknown format": "this 'format' is unknown",
     "patternProperty": "'patternProperties' is supported only if no name can match two patterns",
     "regex": "the regular expression is not supported",
     "Regex": "the regular expression is not supported",
+    "registry": "a '$ref' can only refer to a part of the same schema",
     "circular": "this '$ref' refers to itself and has other keywords beside it",
 }
 

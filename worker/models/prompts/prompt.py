@@ -143,6 +143,7 @@ class TextPreparer:
             left_out=tuple(request.left_out),
             prediction=self._prediction(request),
             images=laid.images,
+            relaxed=grammar.relaxed if isinstance(grammar, AnswerGrammar) else (),
         )
 
     def tokenize(

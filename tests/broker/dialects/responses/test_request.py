@@ -91,6 +91,10 @@ def test_a_format_is_the_form_of_the_answer() -> None:
     assert made.form == StructuredOutput(
         kind="json_schema", text=json.dumps(SCHEMA), param="text.format.schema"
     )
+    for loose in (False, None):
+        made = generate(text={"format": schema | {"strict": loose}})
+        assert made.form is not None
+        assert not made.form.strict
     assert generate(text={"format": {"type": "json_object"}}).form == StructuredOutput(
         kind="json_object", param="text.format"
     )

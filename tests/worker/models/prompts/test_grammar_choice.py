@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from msgspec.structs import replace
 
 from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
@@ -248,10 +249,11 @@ def test_a_required_call_of_a_tool_that_cannot_be_held_to_has_any_arguments() ->
     ("schema", "said"),
     [
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, "'oneOf'"),
-        ({"type": "string", "format": "iri"}, "'format'"),
         ({"type": "object", "properties": {"a": {}}, "minProperties": 1}, "'minProperties'"),
-        ({"type": "string", "pattern": "(?=a)b"}, "regular expression"),
-        ({"type": "object", "properties": {"a": {"type": "object", "$ref": "#"}}}, "'$ref'"),
+        ({"type": "string", "pattern": "(?=a)b"}, "'pattern'"),
+        ({"type": "string", "pattern": r"(a)\1"}, "regular expression"),
+        ({"type": "object", "properties": {"a": {"minProperties": 1, "$ref": "#"}}}, "'$ref'"),
+        ({"$ref": "https://example.com/schema"}, "'$ref'"),
         ({"multipleOf": 0.0007}, "'multipleOf'"),
         ({"const": 2**60}, "'const'"),
     ],
@@ -262,6 +264,22 @@ def test_a_refusal_says_what_is_wrong(schema: dict[str, Any], said: str) -> None
     assert said in message
     assert message.endswith(".")
     assert len(message) < 600
+
+
+def test_schema_that_is_not_strict_is_relaxed_and_the_rest_is_held_to() -> None:
+    cities = {"type": "array", "items": {"enum": ["Oslo", "Rome"]}, "uniqueItems": True}
+    form = StructuredOutput(kind="json_schema", text=json.dumps(cities), param="json_schema")
+    assert "uniqueItems" in refused(form=form).message
+    engine_request = prepare(preparer(), form=replace(form, strict=False), template_kwargs=SILENT)
+    assert engine_request.relaxed == ("uniqueItems",)
+    assert "]" in (allowed(engine_request, '["Oslo", "Oslo"') or set())
+    assert "P" not in (allowed(engine_request, '["') or {"P"})
+
+
+def test_schema_without_any_value_is_refused_though_it_is_not_strict() -> None:
+    text = json.dumps({"type": "object", "properties": {"a": False}, "required": ["a"]})
+    error = refused(form=StructuredOutput(kind="json_schema", text=text, param="json_schema", strict=False))
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, "json_schema")
 
 
 def test_schemas_of_one_request_share_one_deadline() -> None:

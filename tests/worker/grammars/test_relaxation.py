@@ -1,0 +1,133 @@
+"""Schemas that may be relaxed: accepted, held to as far as possible, and what is not enforced is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+
+from protocol.types import StructuredOutput
+from tests.worker.grammars.sampling import draw, small
+from tests.worker.grammars.schemas import schemas
+from tests.worker.grammars.test_schema import CHAIN, REFUSED
+from worker.grammars.compiler import GrammarError
+from worker.grammars.guide import AnswerGrammar
+from worker.grammars.relaxation import compile_relaxed
+from worker.grammars.response_formats import ResponseFormatError
+from worker.grammars.trigger import Markup
+
+TEXTS = {"type": "array", "items": {"type": "string"}}
+OPTIONAL = {"type": "object", "properties": {"a": {}, "b": {}}}
+CLOSED = OPTIONAL | {"additionalProperties": False}
+
+
+def relaxed(schema: Any) -> tuple[AnswerGrammar, tuple[str, ...]]:
+    form = StructuredOutput(kind="json_schema", text=json.dumps(schema), strict=False)
+    matcher, keywords = compile_relaxed(form, small().compiler.compile)
+    return AnswerGrammar((matcher,), small().lexicon, Markup({}, small().lexicon)), keywords
+
+
+def answers(grammar: AnswerGrammar, count: int = 20) -> list[Any]:
+    """Return random finished answers."""
+    drawn = [draw(small(), grammar, seed) for seed in range(count)]
+    return [json.loads(small().text(tokens)) for tokens, has_ended in drawn if has_ended]
+
+
+@pytest.mark.parametrize("keyword", [name for name in REFUSED if not name.startswith("$dynamic")])
+def test_unimplemented_keyword_is_ignored_and_named(keyword: str) -> None:
+    assert relaxed({"type": ["object", "array"], keyword: REFUSED[keyword]})[1] == (keyword,)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keywords"),
+    [
+        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, ["oneOf"]),
+        ({"type": "string", "pattern": "^(?=a)b"}, ["pattern"]),
+        ({"type": "string", "pattern": r"^(a)\1$"}, ["pattern"]),
+        ({"allOf": [{"pattern": f"a.{{{k}}}b"} for k in range(5)]}, ["pattern"]),
+        ({"$ref": "#/$defs/d0", "$defs": CHAIN | {"d5": {"type": "string"}}}, ["pattern"]),
+        ({"type": "string", "pattern": "\x01"}, ["pattern"]),
+        ({"const": 2**60}, ["const"]),
+        ({"enum": ["a\x00"]}, ["enum"]),
+        ({"type": "integer", "multipleOf": 10_001}, ["multipleOf"]),
+        ({"type": "integer", "minimum": 2**64}, ["minimum"]),
+        ({"type": "object", "minProperties": 2}, ["minProperties"]),
+        (OPTIONAL | {"minProperties": 1}, ["minProperties"]),
+        (CLOSED | {"minProperties": 1, "maxProperties": 2}, ["maxProperties"]),
+        ({"allOf": [OPTIONAL, {"minProperties": 1}]}, ["minProperties"]),
+        (
+            {"type": "object", "patternProperties": {"a": {}, "b": {}}, "additionalProperties": False},
+            ["additionalProperties", "patternProperties"],
+        ),
+        (
+            {"properties": {str(k): {} for k in range(500)}, "additionalProperties": False},
+            ["additionalProperties", "properties"],
+        ),
+        ({"type": "object", "properties": {"a": {"minProperties": 1, "$ref": "#"}}}, ["minProperties"]),
+        (
+            {"items": {"uniqueItems": True, "oneOf": [{"type": "array"}, {"maxItems": 3}]}},
+            ["oneOf", "uniqueItems"],
+        ),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(schema: dict[str, Any], keywords: list[str]) -> None:
+    assert [*relaxed(schema)[1]] == keywords
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        TEXTS,
+        CLOSED | {"minProperties": 1},
+        CLOSED | {"maxProperties": 1},
+        OPTIONAL | {"required": ["a", "b"], "maxProperties": 3},
+        {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}},
+    ],
+)
+def test_enforceable_schema_is_not_relaxed(schema: dict[str, Any]) -> None:
+    grammar, keywords = relaxed(schema)
+    assert keywords == ()
+    for answer in answers(grammar):
+        jsonschema.validate(answer, schema)
+
+
+@given(schema=schemas())
+@settings(max_examples=100)
+def test_random_enforceable_schema_is_not_relaxed(schema: Any) -> None:
+    assert relaxed(schema)[1] == ()
+
+
+def test_relaxed_schema_is_held_to_in_all_else() -> None:
+    number = {"type": "integer", "minimum": 3}
+    tags = TEXTS | {"items": {"enum": ["x", "y"]}}
+    schema = {
+        "type": "object",
+        "properties": {"tags": tags | {"uniqueItems": True}, "size": {"oneOf": [number, {"type": "number"}]}},
+        "required": ["tags", "size"],
+        "additionalProperties": False,
+    }
+    grammar, keywords = relaxed(schema)
+    assert keywords == ("oneOf", "uniqueItems")
+    held = schema | {"properties": {"tags": tags, "size": {"anyOf": [number, {"type": "number"}]}}}
+    found = answers(grammar)
+    assert len(found) > 5
+    for answer in found:
+        jsonschema.validate(answer, held)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"required": "a"},
+        {"type": "sring"},
+        {"$ref": "#/$defs/none"},
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        {"description": "a" * 2**18},
+    ],
+)
+def test_malformed_schema_is_refused_all_the_same(schema: dict[str, Any]) -> None:
+    with pytest.raises((GrammarError, ResponseFormatError)):
+        relaxed(schema)
