@@ -90,6 +90,8 @@ _FORMS = _COMMON | {
     "guided_grammar": _FILLED,
     "guided_whitespace_pattern": {"maxLength": 0},
     "structural_tag": NULL,
+    "json_schema": {"type": ["object", "string", "null"]},
+    **dict.fromkeys(response_format.FOREIGN, NULL),
 }
 
 
@@ -156,6 +158,7 @@ FIELDS: dict[type, dict[str, Schema]] = {
         "background": {"enum": [False, None]},
         "conversation": NULL,
         "prompt": NULL,
+        **dict.fromkeys(responses.FORMATS, NULL),
     },
     content.InputImage: {"image_url": {"not": NULL}},
     items.Message: {"content": {"items": _PART}},

@@ -1,8 +1,8 @@
 """Structured-output parameters of a body -> `StructuredOutput`.
 
-Reads OpenAI's `response_format`, vLLM's `structured_outputs`, and its earlier `guided_*`. Only the shape is
-checked here; the worker compiles schemas and grammars. A schema stays text while its request waits, because
-parsed it takes up to thirty times the memory.
+Reads OpenAI's `response_format`, vLLM's `structured_outputs`, its earlier `guided_*`, and llama.cpp's and
+SGLang's `json_schema`. Only the shape is checked here; the worker compiles schemas and grammars. A schema
+stays text while its request waits, because parsed it takes up to thirty times the memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ _object: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, A
 _string: msgspec.json.Decoder[str] = msgspec.json.Decoder(str)
 
 T = TypeVar("T", str, list[str])
+
+FOREIGN = {
+    "grammar": "is not supported: use 'json_schema', or 'structured_outputs.grammar' in Lark's notation",
+    "ebnf": "is not supported: use 'structured_outputs.grammar', in Lark's notation",
+    "regex": "is not supported: use 'structured_outputs.regex'",
+    "format": "is not supported: use 'response_format'",
+}
+"""Parameters of llama.cpp, SGLang and Ollama that would constrain the answer, and what to use instead."""
 
 
 class JsonSchema(Struct):
@@ -68,12 +76,22 @@ class FormParameters(Parameters, kw_only=True):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     structural_tag: Raw = field(default_factory=Raw)
+    json_schema: Raw = field(default_factory=Raw)
+    grammar: Any = None
+    ebnf: Any = None
+    regex: Any = None
+    format: Any = None
 
 
 def form_of(body: FormParameters) -> StructuredOutput | None:
     """Return the requested structured output, if any. Raises `RequestError` naming the parameter at fault."""
     _refuse_unserved(body)
-    forms = [*_openai(body.response_format), *_vllm(body.structured_outputs), *_guided(body)]
+    forms = [
+        *_openai(body.response_format),
+        *_vllm(body.structured_outputs),
+        *_guided(body),
+        *_llama(body.json_schema),
+    ]
     if len(forms) > 1:
         message = f"'{forms[1].param}' cannot be combined with '{forms[0].param}'."
         raise RequestError(Code.INVALID_REQUEST, message, param=forms[1].param)
@@ -81,6 +99,9 @@ def form_of(body: FormParameters) -> StructuredOutput | None:
 
 
 def _refuse_unserved(body: FormParameters) -> None:
+    for name, why in FOREIGN.items():
+        if getattr(body, name):
+            raise refuse(name, why)
     told = body.structured_outputs or StructuredOutputs()
     if body.response_format is not None and body.response_format.type == "structural_tag":
         raise refuse("response_format.type", "must be 'text', 'json_object' or 'json_schema'")
@@ -111,6 +132,12 @@ def _openai(wanted: ResponseFormat | None) -> Iterator[StructuredOutput]:
         place, schema = "response_format.json_schema.schema", described.schema
         strict = bool(described.strict)
     yield StructuredOutput(kind="json_schema", text=schema_text(place, schema), param=place, strict=strict)
+
+
+def _llama(schema: Raw) -> Iterator[StructuredOutput]:
+    if _is_given(schema):
+        text = schema_text("json_schema", schema, or_text=True)
+        yield StructuredOutput(kind="json_schema", text=text, param="json_schema", strict=False)
 
 
 def _vllm(told: StructuredOutputs | None) -> Iterator[StructuredOutput]:

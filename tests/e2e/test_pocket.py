@@ -133,6 +133,39 @@ def test_objects_are_made_as_their_schemas_say(system: System, seed: int) -> Non
     assert list(made) == list(expected)
 
 
+TAGS = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "maxItems": 3}
+LOOSE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [user("Hi")], "json_schema": TAGS},
+    "/v1/completions": {"prompt": "Hi", "json_schema": json.dumps(TAGS)},
+    "/v1/responses": {"input": "Hi", "text": {"format": {"type": "json_schema", "schema": TAGS}}},
+}
+
+
+@pytest.mark.parametrize("path", LOOSE)
+@pytest.mark.parametrize("stream", [False, True])
+def test_schema_is_relaxed_and_the_response_header_names_what_was(
+    path: str, stream: bool, system: System
+) -> None:
+    reply = system.http.post(path, json=LOOSE[path] | {"stream": stream})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-roundhouse-schema-relaxed"] == "uniqueItems"
+
+
+def test_strict_schema_that_cannot_be_enforced_is_refused_with_its_keyword(system: System) -> None:
+    strict = {"name": "tags", "schema": TAGS, "strict": True}
+    format = {"type": "json_schema", "json_schema": strict}
+    output = {"format": {"type": "json_schema", "schema": TAGS}}
+    anthropics = {"max_tokens": 9, "messages": [user("Hi")], "output_config": output}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [user("Hi")], "response_format": format}),
+        ("/v1/completions", {"prompt": "Hi", "guided_json": TAGS}),
+        ("/v1/messages", anthropics),
+    ):
+        reply = system.http.post(path, json=body)
+        assert reply.status_code == 400, path
+        assert "uniqueItems" in reply.json()["error"]["message"]
+
+
 def test_an_answer_that_is_begun_is_gone_on_with(system: System) -> None:
     asked = user("What is the capital of France?")
     silent = {"temperature": 0, "enable_thinking": False}

@@ -14,10 +14,15 @@ from protocol.errors import Code, RequestError
 LOGPROBS = "message.output_text.logprobs"
 SEALED_THOUGHTS = "reasoning.encrypted_content"
 
+FORMATS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "json_schema", "grammar",
+)  # fmt: skip
 _ELSEWHERE = {
     "background": "must be false: responses in the background are not supported",
     "conversation": "is not supported: send the items in 'input', or 'previous_response_id'",
     "prompt": "is not supported: no prompt templates are stored here; send the text in 'input'",
+    **dict.fromkeys(FORMATS, "is not a parameter of responses: use 'text.format'"),
 }
 
 
@@ -76,6 +81,14 @@ class Body(Parameters, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     thinking_budget: int | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    grammar: Any = None
 
     @property
     def logprobs(self) -> int | None:

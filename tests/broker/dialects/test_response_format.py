@@ -90,6 +90,9 @@ HELD: list[tuple[dict[str, Any], StructuredOutput | None]] = [
         schema_at("response_format.json_schema.schema", strict=False),
     ),
     (described(schema=SCHEMA), schema_at("response_format.json_schema.schema", strict=False)),
+    ({"json_schema": SCHEMA}, schema_at("json_schema", strict=False)),
+    ({"json_schema": TEXT, "grammar": ""}, schema_at("json_schema", strict=False)),
+    ({"json_schema": None, "format": None}, None),
     (structured(json=SCHEMA), schema_at("structured_outputs.json")),
     (structured(json=TEXT), schema_at("structured_outputs.json")),
     (structured(regex="a|b"), StructuredOutput(kind="regex", text="a|b", param="structured_outputs.regex")),
@@ -164,6 +167,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (structured(json_object="yes"), "structured_outputs.json_object"),
     (structured(whitespace_pattern=7), "structured_outputs.whitespace_pattern"),
     ({"guided_json": 7}, "guided_json"),
+    ({"json_schema": 7}, "json_schema"),
+    ({"json_schema": SCHEMA} | structured(json=SCHEMA), "json_schema"),
     ({"guided_json": "{'a': 1}"}, "guided_json"),
     ({"guided_regex": {}}, "guided_regex"),
     ({"guided_regex": ""}, "guided_regex"),
@@ -197,6 +202,26 @@ def test_a_tag_amid_the_text_is_refused_by_its_name(dialect: str) -> None:
     ):
         error = refusal(dialect, written(dialect, fields))
         assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
+
+
+@pytest.mark.parametrize("dialect", SENT)
+@pytest.mark.parametrize(
+    ("param", "value", "instead"),
+    [
+        ("grammar", 'root ::= "a"', "structured_outputs.grammar"),
+        ("grammar", {"type": "json", "value": SCHEMA}, "json_schema"),
+        ("ebnf", 'root ::= "a"', "structured_outputs.grammar"),
+        ("regex", "[0-9]+", "structured_outputs.regex"),
+        ("format", "json", "response_format"),
+        ("format", SCHEMA, "response_format"),
+    ],
+)
+def test_another_servers_constraint_is_refused_with_what_to_use_instead(
+    dialect: str, param: str, value: Any, instead: str
+) -> None:
+    error = refusal(dialect, written(dialect, {param: value}))
+    assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
+    assert f"'{instead}'" in error.message
 
 
 @pytest.mark.parametrize("dialect", SENT)
