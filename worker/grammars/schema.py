@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -29,6 +29,8 @@ PATTERN_PROPERTIES_MAX = 64
 """Maximum in one object: they are compared pairwise, which takes more than a second for 200."""
 OPTIONAL_MAX = 400
 """Maximum optional properties of one object: with 500, llguidance exceeds its limits while enforcing them."""
+PLACES_MAX = 500
+"""Maximum of referenced places that hold no schemas by themselves: the objects around each are copied."""
 PATTERNS_MAX = 4
 """Maximum of `pattern`s that one string must match: their automata are multiplied, at any cost in memory."""
 MULTIPLE_MAX = 10_000
@@ -67,6 +69,7 @@ _DEPENDENTS: Mapping[str, tuple[str, ...]] = {
     "properties": ("additionalProperties",),
 }
 """Keywords whose meaning depends on another one: without it, they would allow less than the schema does."""
+_PLACES = frozenset(("", *_ONE, *_MANY, *_NAMED))
 _KINDS: Mapping[type, set[str]] = {
     dict: {*_NAMED},
     list: {"required", "enum", "allOf", "anyOf", "oneOf", "prefixItems"},
@@ -140,6 +143,9 @@ def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
         raise SchemaError("is not an object" if schema is not False else "is 'false', which allows nothing")
     root = {key: value for key, value in schema.items() if key != "x-guidance"}
     mended: Schema = _mended(root, root, 0, relaxation)
+    for names in _places_elsewhere(root):
+        target = _mended(_looked_up("/".join(("#", *names)), root), root, 0, relaxation)
+        mended = _replaced(mended, names, target)
     if relaxation is None or "pattern" not in relaxation.dropped:
         _check_patterns(root)
     return mended
@@ -174,6 +180,36 @@ def _looked_up(reference: str, root: Mapping[str, Any]) -> object:
     for name in filter(None, reference.removeprefix("#").split("/")):
         place = place.get(name.replace("~1", "/").replace("~0", "~"), {}) if isinstance(place, dict) else {}
     return place
+
+
+def _places_elsewhere(root: Schema) -> list[tuple[str, ...]]:
+    """Return the pointers of all references to places that hold no schemas by themselves, as OpenAPI's
+    `#/components/schemas/…`, without those within another one. Raises `SchemaError` if there are too many."""
+    found: dict[tuple[str, ...], None] = {}
+    stack: list[object] = [root]
+    while stack:  # not recursive: values that are no schemas may be nested deeply
+        node = stack.pop()
+        if isinstance(node, dict):
+            names = tuple(str(node.get("$ref", "")).split("/"))
+            if names[0] == "#" and len(names) > 1 and names[1] not in _PLACES:
+                found[names[1:]] = None
+        stack += node.values() if isinstance(node, dict) else _items(node)
+    if len(found) > PLACES_MAX:
+        raise SchemaError(f"refers to more than {PLACES_MAX} places outside of '$defs'")
+    return [
+        names
+        for names in found
+        if isinstance(_looked_up("/".join(("#", *names)), root), dict)
+        and not any(names[:cut] in found and names[cut] in _PLACES for cut in range(1, len(names)))
+    ]
+
+
+def _replaced(node: Any, names: Sequence[str], value: object) -> Any:
+    """Return a copy of nested objects with another value at a pointer."""
+    if not names or not isinstance(node, dict):
+        return value if not names else node
+    name = names[0].replace("~1", "/").replace("~0", "~")
+    return node | {name: _replaced(node.get(name), names[1:], value)}
 
 
 def _mended(schema: Any, root: Schema, depth: int, relaxation: Relaxation | None) -> Any:

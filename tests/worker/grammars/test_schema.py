@@ -91,6 +91,8 @@ def test_unenforceable_schema_is_refused(schema: dict[str, Any], said: str) -> N
         ({"minimum": 2**64}, "bound"),
         ({"patternProperties": {str(number): {} for number in range(65)}}, "patternProperties"),
         ({"properties": {str(number): {} for number in range(2001)}}, "optional 'properties'"),
+        ({"anyOf": [{"$ref": f"#/x/{number}"} for number in range(501)]}, "outside of"),
+        ({"$ref": "#/x", "x": {"items": {"minProperties": 2}, "y": {"$ref": "#/x/items"}}}, "minProperties"),
     ],
 )
 def test_loosely_enforced_schema_is_refused(schema: dict[str, Any], said: str) -> None:
@@ -177,3 +179,19 @@ def test_long_and_circular_references_are_followed_once() -> None:
     checked({"$ref": "#/$defs/d3000", "$defs": {"d3000": {"pattern": "a", "type": "string"}}})
     with pytest.raises(SchemaError, match="pattern"):
         checked({"$ref": "#/$defs/d0", "$defs": chain})
+
+
+@pytest.mark.parametrize("place", ["components/schemas", "a~1b", "$defs"])
+def test_schema_is_checked_wherever_a_reference_leads(place: str) -> None:
+    """Also in places that hold no schemas by themselves, such as OpenAPI's components."""
+
+    def at_place(schema: dict[str, Any]) -> dict[str, Any]:
+        inner: Any = {"thing": schema}
+        for name in reversed(place.split("/")):
+            inner = {name.replace("~1", "/"): inner}
+        return {"$ref": f"#/{place}/thing", **inner}
+
+    with pytest.raises(SchemaError, match="minProperties"):
+        checked(at_place({"type": "object", "minProperties": 2}))
+    assert checked(at_place({"format": "color"})) == at_place({})
+    compile_schema(at_place({"type": "string", "format": "color"}))
