@@ -5,8 +5,12 @@ Without a terminal, only the plain text is printed, without reasoning.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import termios
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -24,68 +28,126 @@ _FENCES = ("```", "~~~")
 
 @dataclass(slots=True)
 class Answer:
-    """An answer received so far. `stopped`: by the user, before its end. `reason`: its finish reason."""
+    """An answer received so far. `stopped`: by the user, before its end. `reason`: its finish reason.
 
+    `tokens`: as counted by the server; 0 if it has not said. Times are those of the clock that was given.
+    """
+
+    began: float = 0.0
     text: str = ""
     thought: str = ""
     reason: str = ""
     stopped: bool = False
+    tokens: int = 0
+    first_at: float | None = None
+    last_at: float = 0.0
+
+    def add(self, piece: AnswerDelta, now: float) -> None:
+        match piece.kind:
+            case "text":
+                self.text += piece.text
+            case "thought":
+                self.thought += piece.text
+            case "end":
+                self.reason = piece.text
+            case "usage":
+                self.tokens = piece.tokens
+                return  # follows the last token by a moment
+        self.first_at = now if self.first_at is None else self.first_at
+        self.last_at = now
+
+    def summary(self, now: float) -> str:
+        """Return how it ended, unless by itself, and its token count and decode speed; "" if unknown."""
+        if self.stopped:
+            return f"stopped after {now - self.began:.1f} s"
+        parts = ["cut off at the maximum number of tokens"] if self.reason == "length" else []
+        if self.tokens and self.first_at is not None:
+            parts.append(f"{self.tokens} token{'s' if self.tokens > 1 else ''}")
+            if self.tokens > 1 and self.last_at > self.first_at:
+                parts.append(f"{(self.tokens - 1) / (self.last_at - self.first_at):.1f} tokens/s")
+            parts.append(f"first token after {self.first_at - self.began:.2f} s")
+        return ", ".join(parts)
 
 
 def plain(console: Console, pieces: Iterable[AnswerDelta]) -> Answer:
     """Print the text unchanged as it arrives."""
     answer = Answer()
     for piece in pieces:
-        _take(answer, piece)
+        answer.add(piece, 0.0)
         if piece.kind == "text":
             console.out(piece.text, end="", highlight=False)
     console.out("", highlight=False)
     return answer
 
 
-def drawn(console: Console, pieces: Iterable[AnswerDelta]) -> Answer:
-    """Draw the answer as Markdown. Ctrl-C ends it early."""
-    answer = Answer()
-    screen = _Screen(console)
-    try:
-        for piece in pieces:
-            _take(answer, piece)
-            screen.show(answer)
-    except KeyboardInterrupt:
-        answer.stopped = True
-    finally:
-        screen.close(answer)
-    if answer.stopped:
-        console.print("stopped", style="dim")
-    elif answer.reason == "length":
-        console.print("cut off at the maximum number of tokens", style="dim")
+def drawn(
+    console: Console, pieces: Iterable[AnswerDelta], clock: Callable[[], float] = time.monotonic
+) -> Answer:
+    """Draw the answer as Markdown, then its summary. Ctrl-C ends it early."""
+    answer = Answer(began=clock())
+    with _without_echo(console):
+        screen = _Screen(console, clock)
+        try:
+            for piece in pieces:
+                answer.add(piece, clock())
+                with _interrupt_deferred():
+                    screen.show(answer)
+        except KeyboardInterrupt:
+            answer.stopped = True
+        finally:
+            with _interrupt_deferred():
+                screen.close(answer)
+    if summary := answer.summary(clock()):
+        console.print(summary, style="dim")
     return answer
 
 
-def _take(answer: Answer, piece: AnswerDelta) -> None:
-    match piece.kind:
-        case "text":
-            answer.text += piece.text
-        case "thought":
-            answer.thought += piece.text
-        case "end":
-            answer.reason = piece.text
+@contextlib.contextmanager
+def _without_echo(console: Console) -> Iterator[None]:
+    """Turn off the terminal's echo: what is typed, and the `^C` of Ctrl-C, would move the cursor, and lines
+    would then be drawn below themselves. What was typed is shown with the next prompt."""
+    try:
+        descriptor = console.file.fileno()
+        before = termios.tcgetattr(descriptor)
+        in_foreground = os.tcgetpgrp(descriptor) == os.getpgrp()
+    except (OSError, termios.error):  # no terminal
+        in_foreground = False
+    if not in_foreground:  # a background job that changes the terminal would be suspended
+        yield
+        return
+    mode = [*before]
+    mode[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _interrupt_deferred() -> Iterator[None]:
+    """Defer Ctrl-C until a drawing is complete, so that the screen knows where the cursor is."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Screen:
     """Screen that prints finished text once, and redraws the rest."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
         self._console = console
+        self._clock = clock
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="ellipsis")
         self._live.start()
         self._printed = 0
-        self._drawn_at = 0.0
-        self._began = time.monotonic()
+        self._drawn_at = float("-inf")
         self._folded = False
 
     def show(self, answer: Answer) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._drawn_at < 1 / DRAWS_PER_S:
             return
         self._drawn_at = now
@@ -104,7 +166,7 @@ class _Screen:
         """Replace the reasoning by one line once the text begins."""
         if answer.text and answer.thought and not self._folded:
             self._folded = True
-            took = time.monotonic() - self._began
+            took = self._clock() - answer.began
             words = len(answer.thought.split())
             self._live.console.print(f"▸ reasoned for {took:.1f} s, {words} words (/thought)", style="dim")
 

@@ -25,10 +25,11 @@ class ConsoleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """A part of a streamed answer: of its text or its reasoning, or its finish reason."""
+    """A part of a streamed answer: of its text or its reasoning, its finish reason, or its token count."""
 
-    kind: Literal["text", "thought", "end"]
-    text: str
+    kind: Literal["text", "thought", "end", "usage"]
+    text: str = ""
+    tokens: int = 0
 
 
 def open_client(endpoint: Endpoint) -> httpx.Client:
@@ -53,7 +54,7 @@ def get(http: httpx.Client, path: str) -> dict[str, Any]:
 def stream(http: httpx.Client, body: Mapping[str, Any]) -> Generator[AnswerDelta, None, None]:
     """Stream the answer of a chat completion. Raises `ConsoleError`, also in mid-stream."""
     timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)
-    asked = {**body, "stream": True}
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with (
         _told(http),
         http.stream("POST", "/v1/chat/completions", json=asked, timeout=timeout) as answer,
@@ -76,6 +77,8 @@ def _pieces(event: dict[str, Any]) -> Iterator[AnswerDelta]:
             yield AnswerDelta("text", text)
         if reason := choice.get("finish_reason"):
             yield AnswerDelta("end", reason)
+    if isinstance(tokens := (event.get("usage") or {}).get("completion_tokens"), int):
+        yield AnswerDelta("usage", tokens=tokens)
 
 
 def refusal(http: httpx.Client, status: int, body: bytes) -> str:

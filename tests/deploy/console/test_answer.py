@@ -1,4 +1,4 @@
-"""Complete blocks of streamed Markdown."""
+"""Streamed answers: complete blocks of Markdown, and the summary below."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.console.answer import settled
+from deploy.console.answer import Answer, settled
+from deploy.console.http import AnswerDelta
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,30 @@ def test_settled_markdown_prefix_never_shrinks(parts: list[str]) -> None:
         assert before <= now <= len(text)
         assert now == 0 or text[:now].endswith("\n")
         before = now
+
+
+def test_summary_has_tokens_decode_speed_and_time_to_first_token() -> None:
+    answer = Answer(began=10.0)
+    for at, piece in (
+        (10.5, AnswerDelta("thought", "hm")),
+        (11.0, AnswerDelta("text", "a")),
+        (12.5, AnswerDelta("end", "stop")),
+        (99.0, AnswerDelta("usage", tokens=41)),
+    ):
+        answer.add(piece, at)
+    assert answer.summary(99.0) == "41 tokens, 20.0 tokens/s, first token after 0.50 s"
+
+
+@pytest.mark.parametrize(
+    ("answer", "summary"),
+    [
+        (Answer(), ""),
+        (Answer(tokens=1, first_at=0.25, last_at=0.25), "1 token, first token after 0.25 s"),
+        (Answer(tokens=7, first_at=1.0, last_at=1.0), "7 tokens, first token after 1.00 s"),
+        (Answer(reason="length"), "cut off at the maximum number of tokens"),
+        (Answer(stopped=True, first_at=1.0, last_at=2.0), "stopped after 3.0 s"),
+    ],
+    ids=["no usage", "one token", "one burst", "cut off", "stopped"],
+)
+def test_summary_has_only_what_is_known(answer: Answer, summary: str) -> None:
+    assert answer.summary(3.0) == summary

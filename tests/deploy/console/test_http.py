@@ -49,7 +49,11 @@ def test_an_answer_comes_in_pieces_thoughts_apart() -> None:
     with client(answer) as asking:
         pieces = list(http.stream(asking, {"model": "m"}))
     assert pieces == [AnswerDelta("thought", "hm"), AnswerDelta("text", "駅"), AnswerDelta("end", "stop")]
-    assert json.loads(asked[0]) == {"model": "m", "stream": True}
+    assert json.loads(asked[0]) == {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 def test_an_error_in_the_middle_of_an_answer_is_told() -> None:
