@@ -6,26 +6,42 @@ another one ends. Words that name image files add these images.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from protocol.error_text import closest_match
 
 QUOTE = '"""'
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 
-Verb = Literal["help", "new", "again", "image", "system", "model", "thought", "quit"]
+Verb = Literal["help", "clear", "retry", "save", "system", "set", "image", "model", "thought", "exit"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
+ALIASES: dict[str, Verb] = {"new": "clear", "again": "retry", "quit": "exit", "bye": "exit"}
+"""Names of other programs, and earlier ones of this one."""
+ARGUMENTS_REQUIRED = {"save": "FILE", "image": "FILE"}
+
+PARAMETERS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "priority"),
+    *("reasoning_effort", "enable_thinking", "thinking_budget", "speculation", "sparse_prefill"),
+)
+"""Names for /set. Servers ignore unknown names, so a misspelt one must be found here; values they check."""
 
 HELP = """\
-/new            start a new conversation
-/again          generate the last answer again
-/image FILE     send an image with the next message; a message may also name files itself
-/system TEXT    set the system prompt
-/model NAME     continue with another model
-/thought        show the reasoning of the last answer
-/quit           or Ctrl-D
+/clear            start a new conversation
+/retry            generate the last answer again
+/save FILE        save the conversation as Markdown, or as messages if FILE ends in .json
+/system TEXT      set the system prompt; without TEXT, remove it
+/set NAME VALUE   set a parameter, such as temperature or max_tokens; without VALUE, remove it
+/set              show the parameters that are set
+/image FILE       send an image with the next message; a message may also name files itself
+/model NAME       continue with another model
+/thought          show the reasoning of the last answer
+/exit             or Ctrl-D
 
 A line that ends in \\ continues in the next; \"\"\" begins and ends a text of several lines.
 Ctrl-C ends an answer early."""
@@ -45,6 +61,14 @@ class ChatMessage:
 
     text: str
     images: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the following requests. `value`: None to remove it."""
+
+    name: str
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +127,23 @@ def read(text: str, is_file: Callable[[Path], bool] = is_there) -> ChatCommand |
         return ChatMessage(text, tuple(_images(text, is_file)))
     word, _, rest = text[1:].partition(" ")
     for verb in VERBS:
-        if word == verb:
+        if verb == ALIASES.get(word, word):
+            if verb in ARGUMENTS_REQUIRED and not rest.strip():
+                return InvalidInput(f"write /{verb} {ARGUMENTS_REQUIRED[verb]}")
             return ChatCommand(verb, rest.strip())
     return InvalidInput(f"unknown command /{word}; /help lists commands")
+
+
+def read_parameter(text: str) -> Parameter | InvalidInput:
+    """Parse the argument of /set. A value is JSON, or else a string."""
+    name, _, value = text.partition(" ")
+    if name not in PARAMETERS:
+        hint = closest_match(name, PARAMETERS) or f"; known parameters: {', '.join(PARAMETERS)}"
+        return InvalidInput(f"unknown parameter {name}{hint}")
+    try:
+        return Parameter(name, json.loads(value) if value.strip() else None)
+    except (ValueError, RecursionError):
+        return Parameter(name, value.strip())
 
 
 def _images(text: str, is_file: Callable[[Path], bool]) -> list[Path]:

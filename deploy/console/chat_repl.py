@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import mimetypes
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,17 @@ class Conversation:
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.messages]
 
+    def transcript(self) -> str:
+        """Return the conversation as Markdown."""
+        return "\n".join(f"## {each['role'].title()}\n\n{_text(each)}\n" for each in self.told())
+
+
+def _text(message: Message) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content.strip()
+    return "\n\n".join(part["text"].strip() if part["type"] == "text" else "[image]" for part in content)
+
 
 def read_image(path: Path) -> str:
     """Return an image file as a data URL. Raises `ImageError`."""
@@ -99,19 +111,18 @@ class ChatRepl:
     thought: str = ""
 
     def run(self, read_line: ReadLine) -> None:
-        """Run until the end of input or /quit."""
+        """Run until the end of input or /exit."""
         lines = chat_input.LineAssembler()
         while True:
             try:
                 text = lines.add(read_line("... " if lines.open else ">>> "))
+                if text is not None and text.strip() and not self._ask(text):
+                    return
             except EOFError:
                 return
             except KeyboardInterrupt:
                 lines.clear()
                 self.console.print()
-                continue
-            if text is not None and text.strip() and not self._ask(text):
-                return
 
     def say(self, text: str, images: Sequence[Path] = (), *, draw: bool) -> answer.Answer:
         """Send a message and print its answer. Raises `ConsoleError` or `ImageError`."""
@@ -131,14 +142,14 @@ class ChatRepl:
         return found
 
     def _ask(self, text: str) -> bool:
-        """Handle a text; return False on /quit."""
+        """Handle a text; return False on /exit."""
         with self._request_errors():
             match chat_input.read(text):
                 case chat_input.ChatMessage(words, images):
                     self.say(words, images, draw=True)
                 case chat_input.InvalidInput(why):
                     self.console.print(why, style="yellow", markup=False)
-                case chat_input.ChatCommand("quit"):
+                case chat_input.ChatCommand("exit"):
                     return False
                 case chat_input.ChatCommand() as order:
                     self._run_command(order)
@@ -152,28 +163,62 @@ class ChatRepl:
         except (http.ConsoleError, ImageError) as error:
             self.console.print(str(error), style="red", markup=False)
             if self.conversation.is_open:
-                self.console.print("/again sends it again", style="dim")
+                self._note("/retry sends it again")
 
     def _run_command(self, order: chat_input.ChatCommand) -> None:
         match order.verb:
-            case "new":
+            case "clear":
                 self.conversation.forget()
                 self.images.clear()
-            case "again" if self.conversation.take_back():
+                self._note("new conversation")
+            case "retry" if self.conversation.take_back():
                 self._answer(draw=True)
-            case "again":
+            case "retry":
                 self.console.print("there is no question to send again", style="yellow")
-            case "image":
-                self.images.append(read_image(Path(order.rest)))
+            case "save":
+                self._save(Path(order.rest).expanduser())
             case "system":
                 self.conversation.system = order.rest
+                self._note("system prompt set" if order.rest else "no system prompt")
+            case "set":
+                self._set(order.rest)
+            case "image":
+                self.images.append(read_image(Path(order.rest)))
+                self._note("the next message has this image")
             case "model":
                 self.model = order.rest or self.model
-                self.console.print(self.model, style="dim", markup=False)
+                self._note(self.model)
             case "thought":
-                self.console.print(self.thought or "no reasoning", style="dim", markup=False)
+                self._note(self.thought or "no reasoning")
             case _:
-                self.console.print(chat_input.HELP, style="dim", markup=False)
+                self._note(chat_input.HELP)
+
+    def _set(self, text: str) -> None:
+        given = chat_input.read_parameter(text) if text else None
+        if isinstance(given, chat_input.InvalidInput):
+            self.console.print(given.why, style="yellow", markup=False)
+            return
+        if given is not None:
+            self.fields[given.name] = given.value
+            if given.value is None:
+                del self.fields[given.name]
+        values = [f"{name} = {json.dumps(value)}" for name, value in self.fields.items()]
+        self._note("\n".join(values) or "no parameters are set")
+
+    def _save(self, path: Path) -> None:
+        """Write the conversation to a new file."""
+        is_json = path.suffix == ".json"
+        document = json.dumps(self.conversation.told(), ensure_ascii=False, indent=1) + "\n"
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(document if is_json else self.conversation.transcript())
+        except OSError as error:
+            self.console.print(f"{path}: {error.strerror}", style="red", markup=False)
+        else:
+            self._note(f"saved in {path}")
+
+    def _note(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False)
 
 
 @contextlib.contextmanager

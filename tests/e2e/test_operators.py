@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.ports import free_port
 from tests.system import NO_TLS, Process, System, chat_body, eventually, running_system, sse_documents
+from tests.terminal import Terminal
 
 WAIT_S = 60.0
 SECRET = "Brynhild-of-the-secret-prompt"
@@ -187,64 +185,14 @@ def test_a_question_may_come_by_a_pipe(system: System) -> None:
     assert (asked.returncode, asked.stdout) == (0, "hum·" * 4 + "\n")
 
 
-class Terminal:
-    """A command in a pseudoterminal."""
-
-    def __init__(self, words: Sequence[str], env: dict[str, str]) -> None:
-        self.seen = ""
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.execve(sys.executable, [sys.executable, "-m", "deploy", *words], os.environ | env)
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def wait(self, text: str) -> None:
-        """Wait until `text` appears after the previous match."""
-        deadline = time.monotonic() + WAIT_S
-        while text not in self.seen:
-            left = deadline - time.monotonic()
-            assert left > 0, f"no {text!r} in {self.seen!r}"
-            if select.select([self._fd], [], [], left)[0]:
-                self.seen += self._read()
-        self.seen = self.seen[self.seen.index(text) + len(text) :]
-
-    def _read(self) -> str:
-        try:
-            data = os.read(self._fd, 65_536)
-        except OSError:  # the command has closed its end
-            data = b""
-        assert data, f"the command has exited: {self.seen!r}"
-        return data.decode(errors="replace")
-
-    def kill(self) -> None:
-        """Kill the command if it is still running."""
-        if self._fd >= 0:
-            os.kill(self.pid, signal.SIGKILL)
-            self.end()
-
-    def end(self) -> int:
-        """Wait for the exit status."""
-        deadline = time.monotonic() + WAIT_S
-        while select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            try:
-                if not os.read(self._fd, 65_536):
-                    break
-            except OSError:
-                break
-        os.close(self._fd)
-        self._fd = -1
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 @pytest.fixture
 def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     """Yield a function that runs `roundhouse words…` in a terminal; the commands end with the test."""
-    env = {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    env = {"XDG_STATE_HOME": str(tmp_path)}
     opened: list[Terminal] = []
 
     def open(*words: str) -> Terminal:
-        opened.append(Terminal(words, env))
+        opened.append(Terminal([sys.executable, "-m", "deploy", *words], env))
         return opened[-1]
 
     yield open
@@ -261,10 +209,11 @@ def test_a_conversation_at_a_terminal_remembers_what_was_said(
     terminal.wait(">>> ")
     terminal.type("What is my name?\n")
     terminal.wait("Your name is Brynhild")
+    terminal.wait(" tokens/s, first token after ")
     terminal.wait(">>> ")
     terminal.type("/nothing\n")
     terminal.wait("/help lists commands")
-    terminal.type("/quit\n")
+    terminal.type("/exit\n")
     assert terminal.end() == 0
     history = tmp_path / "roundhouse" / "chat_history"
     assert "What is my name?" in history.read_text()

@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.console.chat_input import (
+    ALIASES,
     HELP,
     VERBS,
     ChatCommand,
     ChatMessage,
     InvalidInput,
     LineAssembler,
+    Parameter,
     is_there,
     read,
+    read_parameter,
 )
 
 
@@ -42,6 +45,37 @@ def test_every_command_is_known_and_told_of(verb: str) -> None:
 
 def test_a_command_that_is_not_there_is_wrong_and_not_asked() -> None:
     assert isinstance(read("/nwe", nothing), InvalidInput)
+
+
+def test_aliases_of_commands_mean_the_same() -> None:
+    for alias, verb in ALIASES.items():
+        assert read(f"/{alias}", nothing) == ChatCommand(verb)
+
+
+@pytest.mark.parametrize("verb", ["save", "image"])
+def test_command_without_its_file_says_how_to_write_it(verb: str) -> None:
+    assert read(f"/{verb} ", nothing) == InvalidInput(f"write /{verb} FILE")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("temperature 0.2", Parameter("temperature", 0.2)),
+        ("stop END", Parameter("stop", "END")),
+        ('stop ["a", "b"]', Parameter("stop", ["a", "b"])),
+        ("enable_thinking false", Parameter("enable_thinking", False)),
+        ("seed", Parameter("seed", None)),
+        ("stop " + 5000 * "[", Parameter("stop", 5000 * "[")),
+        ("temprature 1", InvalidInput("unknown parameter temprature; did you mean temperature?")),
+    ],
+)
+def test_parameter_values_are_json_or_strings(text: str, found: Parameter | InvalidInput) -> None:
+    assert read_parameter(text) == found
+
+
+def test_messages_and_model_are_no_parameters() -> None:
+    for name in ("messages", "model", "stream"):
+        assert isinstance(read_parameter(f"{name} 1"), InvalidInput)
 
 
 def test_images_are_named_among_the_words_if_they_are_there() -> None:

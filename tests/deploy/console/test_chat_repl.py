@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import readline
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_each_question_brings_all_that_was_said_before(talking: ChatRepl, played
     assert [message["content"] for message in played.asked[1]["messages"]] == [
         "be brief", "Hi", "Hello **you**", "And?",
     ]  # fmt: skip
-    assert played.asked[0] == {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    asked = {name: played.asked[0][name] for name in ("model", "messages")}
+    assert asked == {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def test_thoughts_are_folded_and_can_be_seen(talking: ChatRepl, played: Played) -> None:
@@ -88,9 +90,9 @@ def test_thoughts_are_folded_and_can_be_seen(talking: ChatRepl, played: Played) 
 def test_refused_message_can_be_retried(talking: ChatRepl, played: Played) -> None:
     played.answers.append(httpx.Response(503, json={"error": {"message": "m is loading (40%)."}}))
     played.will_say("Here")
-    shown = converse(talking, "Hi", "/again")
+    shown = converse(talking, "Hi", "/retry")
     assert "m is loading (40%)." in shown
-    assert "/again sends it again" in shown
+    assert "/retry sends it again" in shown
     assert played.asked[0]["messages"] == played.asked[1]["messages"]
     assert talking.conversation.messages[-1] == {"role": "assistant", "content": "Here"}
 
@@ -100,16 +102,53 @@ def test_commands_change_what_is_asked(talking: ChatRepl, played: Played, tmp_pa
     image.write_bytes(b"png")
     played.will_say("one")
     played.will_say("two")
-    shown = converse(talking, "first", "/new", "/model other", f"/image {image}", "second", "/nothing")
+    shown = converse(talking, "first", "/clear", "/model other", f"/image {image}", "second", "/nothing")
     assert "unknown command /nothing" in shown
     assert played.asked[1]["model"] == "other"
     [message] = played.asked[1]["messages"]
     assert [part["type"] for part in message["content"]] == ["image_url", "text"]
 
 
+def test_parameters_are_sent_until_they_are_removed(talking: ChatRepl, played: Played) -> None:
+    for _ in range(2):
+        played.will_say("well")
+    shown = converse(
+        talking, "/set", "/set top_p 0.5", "/set sed 1", "one", "/set top_p", "/set seed 7", "two"
+    )
+    assert "no parameters are set" in shown
+    assert "did you mean seed?" in shown
+    one, two = ({name: asked.get(name) for name in ("top_p", "seed")} for asked in played.asked)
+    assert (one, two) == ({"top_p": 0.5, "seed": None}, {"top_p": None, "seed": 7})
+
+
+def test_conversation_is_saved_as_markdown_or_messages_and_no_file_is_replaced(
+    talking: ChatRepl, played: Played, tmp_path: Path
+) -> None:
+    played.will_say("Hello **you**")
+    text, messages = tmp_path / "a chat.md", tmp_path / "chat.json"
+    shown = converse(
+        talking, "/system be brief", "Hi", f"/save {text}", f"/save {messages}", f"/save {messages}"
+    )
+    assert text.read_text() == "## System\n\nbe brief\n\n## User\n\nHi\n\n## Assistant\n\nHello **you**\n"
+    assert json.loads(messages.read_text()) == talking.conversation.told()
+    assert shown.count("saved in") == 2
+    assert "File exists" in shown
+
+
+def test_ctrl_c_outside_of_an_answer_does_not_end_the_conversation(
+    talking: ChatRepl, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat_repl, "read_image", interrupted)
+    played.will_say("still here")
+    assert "still here" in converse(talking, "/image a.png", "Hi")
+
+
 def test_several_lines_are_one_question_and_ctrl_c_forgets_them(talking: ChatRepl, played: Played) -> None:
     played.will_say("well")
-    converse(talking, '"""', "lost", KeyboardInterrupt, "one\\", "two", "  ", "/quit")
+    converse(talking, '"""', "lost", KeyboardInterrupt, "one\\", "two", "  ", "/exit")
     assert played.asked[0]["messages"][0]["content"] == "one\ntwo"
 
 
@@ -145,6 +184,23 @@ def test_history_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_history_of_the_last_run_is_there_in_the_next_and_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "chat_history"
+    monkeypatch.setattr(chat_repl, "HISTORY_LINES_MAX", 3)
+    readline.clear_history()
+    with lines_with_history(path):
+        for line in ("one", "two", "three", "four"):
+            readline.add_history(line)
+    readline.clear_history()
+    with lines_with_history(path):
+        found = [readline.get_history_item(n) for n in range(1, 1 + readline.get_current_history_length())]
+    assert found == ["two", "three", "four"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    readline.clear_history()
+
+
 def test_messages_are_sent_in_order_after_the_system_prompt() -> None:
     said = Conversation(system="be brief")
     said.ask("one?")
@@ -162,6 +218,7 @@ def test_messages_are_sent_in_order_after_the_system_prompt() -> None:
             ],
         },
     ]
+    assert said.transcript().endswith("## User\n\n[image]\n\ntwo?\n")
     said.forget()
     assert said.told() == [{"role": "system", "content": "be brief"}]
 
