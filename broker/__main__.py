@@ -21,7 +21,7 @@ from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.inspection import Inspection
 from broker.dispatch.routing import Routing
-from broker.http.auth import ApiKeys, KeysError
+from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
 from broker.http.media import MediaMemory
@@ -31,6 +31,7 @@ from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
 from protocol import lifeline, logs, settings, sockets
+from protocol.api_keys import KeysError
 from protocol.gateway_settings import GatewaySettings
 from protocol.messages import new_incarnation
 

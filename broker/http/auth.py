@@ -16,13 +16,13 @@ import hmac
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.http.errors import error_response, log_refusal
 from broker.http.probes import PROBES
+from protocol.api_keys import ApiKey, KeysError, parse
 from protocol.errors import Code, RequestError
 from protocol.secure_files import read_private
 
@@ -31,61 +31,6 @@ log = logging.getLogger(__name__)
 _SETTLED_S = 1.0
 """Minimum age in seconds of a file's last change; a newer file may change again within the same tick of the
 file system's clock."""
-
-
-class KeysError(ValueError):
-    """Raised for invalid API keys; the message does not contain them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A valid API key. `name`: its owner's name in the log. `is_named`: the operator chose the name."""
-
-    digest: bytes = field(repr=False)
-    name: str
-    is_named: bool = True
-
-    @classmethod
-    def of(cls, text: str, name: str, where: str, *, is_named: bool = True) -> ApiKey:
-        """Hash a key. Raises `KeysError`, whose message begins with `where`."""
-        if not text or not all("!" <= letter <= "~" and letter != "," for letter in text):
-            raise KeysError(f"{where}: a key must be one word of printable ASCII characters without commas")
-        return cls(hashlib.sha256(text.encode("ascii")).digest(), name, is_named)
-
-    @property
-    def prefix_namespace(self) -> str:
-        """Namespace of its prefixes in the prefix cache, which is the same after a restart.
-
-        Keys of one name are one owner's, so that a new key finds the prefixes of the one that it replaces.
-        Workers write it to files, from which neither the key nor its digest can be computed.
-        """
-        by, owner = (b"name", self.name.encode()) if self.is_named else (b"key", self.digest)
-        return hashlib.blake2b(owner, digest_size=16, person=b"prefixes by " + by).hexdigest()
-
-
-def parse(content: bytes, source: str) -> tuple[ApiKey, ...]:
-    """Parse a key file: one key per line, then an optional name; `#` begins a comment line.
-
-    Raises `KeysError`.
-    """
-    try:
-        lines = content.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise KeysError(f"{source} is not UTF-8 text") from error
-    keys: dict[bytes, ApiKey] = {}
-    for number, line in enumerate(lines, 1):
-        words = line.split(None, 1)
-        if not words or words[0].startswith("#"):
-            continue
-        is_named = len(words) == 2
-        name = words[1].strip() if is_named else f"line {number}"
-        key = ApiKey.of(words[0], name, f"{source}, line {number}", is_named=is_named)
-        if key.digest in keys:
-            raise KeysError(f"{source}, line {number}: duplicate key")
-        keys[key.digest] = key
-    if not keys:
-        raise KeysError(f"{source} contains no key")
-    return tuple(keys.values())
 
 
 class ApiKeys:

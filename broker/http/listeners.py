@@ -7,7 +7,8 @@ import socket
 from collections.abc import MutableMapping, Sequence
 from ipaddress import ip_address
 
-from broker.http.auth import ApiKeys, KeysError
+from broker.http.auth import ApiKeys
+from protocol.api_keys import KeysError
 
 BACKLOG = 2048
 FIRST_HANDED_OVER = 3

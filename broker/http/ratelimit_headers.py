@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from broker.http.auth import ApiKey
 from broker.http.limits import KeyConcurrency
+from protocol.api_keys import ApiKey
 
 LIMITS = (b"x-ratelimit-limit-requests", b"anthropic-ratelimit-requests-limit")
 REMAINING = (b"x-ratelimit-remaining-requests", b"anthropic-ratelimit-requests-remaining")
 
 
 class RateLimitMiddleware:
-    """ASGI middleware, inside `AuthMiddleware`, that adds the headers to responses if keys have a limit."""
+    """ASGI middleware, inside `AuthMiddleware`, that adds the headers to responses if the key has a limit."""
 
     def __init__(self, app: ASGIApp, key_concurrency: KeyConcurrency) -> None:
         self._app = app
@@ -27,7 +27,7 @@ class RateLimitMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key: ApiKey | None = scope.get("state", {}).get("key")
-        if key is None or self._key_concurrency.per_key_max is None:
+        if key is None or self._key_concurrency.limit(key) is None:
             await self._app(scope, receive, send)
             return
 
@@ -40,7 +40,7 @@ class RateLimitMiddleware:
 
     def _headers(self, key: ApiKey) -> Iterator[tuple[bytes, bytes]]:
         for names, count in (
-            (LIMITS, self._key_concurrency.per_key_max),
-            (REMAINING, self._key_concurrency.available(key.digest)),
+            (LIMITS, self._key_concurrency.limit(key)),
+            (REMAINING, self._key_concurrency.available(key)),
         ):
             yield from ((name, b"%d" % (count or 0)) for name in names)

@@ -11,8 +11,8 @@ from broker.dispatch.admission import has_begun
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
-from broker.http.auth import ApiKey
 from broker.http.limits import KeyConcurrency
+from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 from protocol.messages import Request
 
@@ -55,7 +55,7 @@ class Submission:
         timeout with one that has details.
         """
         admission = self.dispatcher.admission
-        held = self.key_concurrency.held(key.digest if key else None, len(requests), admission.retry_after_s)
+        held = self.key_concurrency.held(key, len(requests), admission.retry_after_s)
         with held, self.dispatcher.submit(found, requests, media) as flights:
             wait = _Wait(self.dispatcher, found.model, flights)
             timer = None

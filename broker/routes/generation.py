@@ -17,7 +17,6 @@ from broker.dialects.normalize import Conversation
 from broker.dialects.parameters import Parameters
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.http import access_log
-from broker.http.auth import ApiKey
 from broker.http.clients import client_of
 from broker.http.ids import request_id
 from broker.http.respond import GenerationResponse, Renderer, read_body
@@ -25,6 +24,7 @@ from broker.http.submission import Submission, check_room
 from broker.routes.media import read_media
 from broker.routes.report import version
 from broker.routes.state import GatewayState, gateway_of, prefix_namespace_of
+from protocol.api_keys import ApiKey
 from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in

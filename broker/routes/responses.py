@@ -27,9 +27,9 @@ from broker.dialects.responses.items import listed
 from broker.dialects.responses.output import ResponseOutput
 from broker.dialects.responses.store import StoredItems, StoredResponse
 from broker.dispatch.fleet import UnloadedModel, Worker
-from broker.http.auth import ApiKey
 from broker.routes.generation import ask, respond, take_body
 from broker.routes.state import GatewayState, gateway_of
+from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 
 

@@ -13,10 +13,11 @@ from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.inspection import Inspection
 from broker.dispatch.traffic import HttpCounters
-from broker.http.auth import ApiKey, ApiKeys
+from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
 from broker.http.offload import BodyOffload
+from protocol.api_keys import ApiKey
 from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
 
 Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]

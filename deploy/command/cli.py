@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from deploy.command import service, standard_streams
+from deploy.command import keys, service, standard_streams
 from deploy.command.bench import bench
 from deploy.command.chat import chat
+from deploy.command.curve_keys import curve_keys
 from deploy.command.doctor import doctor
-from deploy.command.keys import keys
 from deploy.command.launch import launch
 from deploy.command.models import ls, pull, rm
 from deploy.command.reload import reload
@@ -62,9 +62,18 @@ def _app() -> typer.Typer:
     app.command()(launch)
     app.command(context_settings=OWN_FLAGS)(gateway)
     app.command(context_settings=OWN_FLAGS)(worker)
-    app.command()(keys)
+    app.add_typer(_keys(), name="keys")
+    app.command()(curve_keys)
     app.add_typer(_services(), name="service")
     return app
+
+
+def _keys() -> typer.Typer:
+    commands = typer.Typer(help="Create, list and revoke the API keys of clients.", no_args_is_help=True)
+    commands.command()(keys.create)
+    commands.command("list")(keys.show)
+    commands.command()(keys.revoke)
+    return commands
 
 
 def _services() -> typer.Typer:

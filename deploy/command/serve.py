@@ -26,7 +26,8 @@ def serve(context: typer.Context) -> None:
         path = sockets.control_path(port)
         check_models([child.model for child in children if child.model is not None])
         check_port(clients.host(context.args, os.environ), port, os.environ)
-        url, keys = clients.url(context.args, os.environ), clients.keys(context.args, os.environ)
+        url = clients.url(context.args, os.environ)
+        children[0], keys = clients.gateway_with_key(children[0], context.args, os.environ)
     except (settings.SettingsError, sockets.EndpointError, ModelError, PortError, OSError) as error:
         settings.exit_with(PROGRAM, error)
     logs.setup("serve", given.log_format or "text", given.log_level or "info")

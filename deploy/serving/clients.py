@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.serving import serve
 from deploy.serving.commandlines import API_KEYS
 from deploy.serving.settings import GATEWAY, table
+from deploy.supervisor.child import Child
 from protocol import settings
+from protocol.api_keys import KEY_BYTES, plain_keys
 from protocol.secure_files import read_private
 
 ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -28,22 +32,38 @@ def host(argv: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def keys(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the accepted API keys; empty if none are required. Raises `SettingsError`, or `OSError`."""
-    given = serve.own_settings(argv, environ)
-    said = given.api_keys or tuple(_words(_of_gateway("api_keys", argv, environ)))
-    named = given.api_keys_file or _of_gateway("api_keys_file", argv, environ)
-    return [*said, *(_filed(Path(str(named)).expanduser()) if named else [])]
+    """Return the accepted API keys, except for those of which only a hash is stored.
+
+    Raises `SettingsError` or `OSError`.
+    """
+    given = serve.own_settings(argv, environ).api_keys or _words(_of_gateway("api_keys", argv, environ))
+    file = keys_file(argv, environ)
+    return [*given, *(plain_keys(read_private(file)) if file else [])]
+
+
+def keys_file(argv: Sequence[str], environ: Mapping[str, str]) -> Path | None:
+    """Return the file of API keys in the settings of `serve`. Raises `SettingsError`."""
+    named = serve.own_settings(argv, environ).api_keys_file or _of_gateway("api_keys_file", argv, environ)
+    return Path(str(named)).expanduser() if named else None
+
+
+def gateway_with_key(
+    gateway: Child, argv: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Child, list[str]]:
+    """Return the gateway, and API keys by which `serve` can ask it for its status.
+
+    Where the file holds only hashes, the gateway gets a random key for this run in its environment.
+    """
+    found = keys(argv, environ)
+    if not found and keys_file(argv, environ) is not None:
+        found = [secrets.token_urlsafe(KEY_BYTES)]
+        gateway = replace(gateway, env={**gateway.env, API_KEYS: found[0]})
+    return gateway, found
 
 
 def existing_keys(environ: Mapping[str, str]) -> list[str]:
     """Return the API keys in the environment variable."""
     return _words(environ.get(API_KEYS))
-
-
-def _filed(path: Path) -> list[str]:
-    """Return the first word of each line that is not a comment."""
-    lines = (line.split() for line in read_private(path).decode("utf-8-sig", "replace").splitlines())
-    return [words[0] for words in lines if words and not words[0].startswith("#")]
 
 
 def _words(value: object) -> list[str]:

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from broker.http import auth
-from broker.http.auth import ApiKey, ApiKeys, AuthMiddleware, KeysError, offered, parse
+from broker.http.auth import ApiKeys, AuthMiddleware, offered
 from broker.http.respond import error_response
+from protocol.api_keys import ApiKey, KeysError, parse
 from protocol.errors import Code, RequestError
 from tests.broker.asgi import Exchange, run
 

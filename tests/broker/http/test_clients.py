@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from broker.http.auth import ApiKey
 from broker.http.clients import client_of
+from protocol.api_keys import ApiKey
 
 
 def key(text: str) -> ApiKey:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.http.limits import BodyBudget, KeyConcurrency
+from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 
-KEYS = [b"a", b"b", b"c"]
 MOST = 4
+A, B, C = KEYS = [ApiKey.of(name, name, "here") for name in "abc"]
 
 
 def at_once(held: int) -> float:
@@ -21,37 +23,57 @@ def at_once(held: int) -> float:
 
 def test_a_key_may_have_so_many_and_the_next_is_told_when_to_come_back() -> None:
     key_concurrency = KeyConcurrency(MOST)
-    with key_concurrency.held(b"a", 3, at_once):
-        assert (key_concurrency.available(b"a"), key_concurrency.available(b"b")) == (1, MOST)
-        with pytest.raises(RequestError) as caught, key_concurrency.held(b"a", 2, lambda held: 7.0 * held):
+    with key_concurrency.held(A, 3, at_once):
+        assert (key_concurrency.available(A), key_concurrency.available(B)) == (1, MOST)
+        with pytest.raises(RequestError) as caught, key_concurrency.held(A, 2, lambda held: 7.0 * held):
             raise AssertionError("the request was admitted")
         assert caught.value.code is Code.RATE_LIMIT_EXCEEDED
         assert caught.value.kind.status == 429
         assert caught.value.retry_after_s == 21.0
         assert "has 3 requests in flight; the limit is 4" in caught.value.message
-        with key_concurrency.held(b"a", 1, at_once), key_concurrency.held(b"b", MOST, at_once):
-            assert key_concurrency.available(b"a") == key_concurrency.available(b"b") == 0
+        with key_concurrency.held(A, 1, at_once), key_concurrency.held(B, MOST, at_once):
+            assert key_concurrency.available(A) == key_concurrency.available(B) == 0
     assert len(key_concurrency) == 0
 
 
 def test_more_than_a_key_may_ever_have_is_not_worth_a_retry() -> None:
     with pytest.raises(RequestError) as caught:
-        KeyConcurrency(MOST).allocate(b"a", MOST + 1, at_once)
+        KeyConcurrency(MOST).allocate(A, MOST + 1, at_once)
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "n")
     assert caught.value.retry_after_s is None
 
 
 def test_without_a_limit_or_without_a_key_nobody_is_refused() -> None:
-    with KeyConcurrency().held(b"a", 10**6, at_once):
-        assert KeyConcurrency().available(b"a") is None
+    with KeyConcurrency().held(A, 10**6, at_once):
+        assert KeyConcurrency().limit(A) is None
     key_concurrency = KeyConcurrency(1)
     with key_concurrency.held(None, 10**6, at_once):
         assert len(key_concurrency) == 0
 
 
+def test_key_with_a_limit_of_its_own_is_held_to_that_one() -> None:
+    key_concurrency = KeyConcurrency(MOST)
+    few, many = replace(A, concurrent_max=1), replace(B, concurrent_max=MOST + 1)
+    with key_concurrency.held(few, 1, at_once), key_concurrency.held(many, MOST + 1, at_once):
+        assert (key_concurrency.available(few), key_concurrency.available(many)) == (0, 0)
+        with pytest.raises(RequestError, match="the limit is 1"):
+            key_concurrency.allocate(few, 1, at_once)
+    with (
+        KeyConcurrency().held(few, 1, at_once),
+        pytest.raises(RequestError, match="the limit of an API key is 1"),
+    ):
+        KeyConcurrency().allocate(few, 2, at_once)
+
+
+def test_limit_that_shrinks_while_requests_are_in_flight_leaves_none() -> None:
+    key_concurrency = KeyConcurrency(MOST)
+    with key_concurrency.held(A, MOST, at_once):
+        assert key_concurrency.available(replace(A, concurrent_max=1)) == 0
+
+
 def test_exception_releases_the_key_concurrency() -> None:
     key_concurrency = KeyConcurrency(1)
-    with pytest.raises(ZeroDivisionError), key_concurrency.held(b"a", 1, at_once):
+    with pytest.raises(ZeroDivisionError), key_concurrency.held(A, 1, at_once):
         raise ZeroDivisionError
     assert len(key_concurrency) == 0
 
@@ -70,10 +92,10 @@ class House(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.key_concurrency = KeyConcurrency(MOST)
-        self.inside: list[tuple[bytes, int]] = []
+        self.inside: list[tuple[ApiKey, int]] = []
 
     @rule(key=st.sampled_from(KEYS), count=st.integers(1, MOST + 1))
-    def come(self, key: bytes, count: int) -> None:
+    def come(self, key: ApiKey, count: int) -> None:
         room = MOST - sum(held for who, held in self.inside if who == key)
         try:
             self.key_concurrency.allocate(key, count, at_once)
@@ -91,7 +113,7 @@ class House(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_what_is_inside(self) -> None:
-        held: Counter[bytes] = Counter()
+        held: Counter[ApiKey] = Counter()
         for key, count in self.inside:
             held[key] += count
         assert len(self.key_concurrency) == len(held)

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
-from deploy.command.keys import KEY_FILES
+from deploy.command.curve_keys import KEY_FILES
 from deploy.serving.settings import ServeSettings
 from tests.deploy.supervisor.process_output import Begin, ProcessOutput
 from tests.system import free_port
@@ -75,7 +75,7 @@ def test_operating_system_error_exits_with_78(
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["keys"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["keys"], ["curve-keys"]])
 def test_every_command_has_help(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
@@ -94,15 +94,15 @@ def test_it_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, result.stdout) == (0, "roundhouse 1.2.3\n")
 
 
-def test_keys_are_written_for_their_owner_only_and_never_over_others(tmp_path: Path) -> None:
+def test_curve_keys_are_written_for_their_owner_only_and_never_over_others(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
-    assert CliRunner().invoke(app, ["keys", str(folder)]).exit_code == 0
+    assert CliRunner().invoke(app, ["curve-keys", str(folder)]).exit_code == 0
     assert sorted(file.name for file in folder.iterdir()) == sorted(KEY_FILES)
     assert all(
         stat.S_IMODE(file.stat().st_mode) == 0o600 for file in folder.iterdir() if "secret" in file.name
     )
     before = {file: file.read_bytes() for file in folder.iterdir()}
-    again = CliRunner().invoke(app, ["keys", str(folder)])
+    again = CliRunner().invoke(app, ["curve-keys", str(folder)])
     assert again.exit_code == 78
     assert "already contains" in again.stderr
     assert before == {file: file.read_bytes() for file in folder.iterdir()}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.serving import clients
+from deploy.supervisor.child import Child
 from protocol.settings import SettingsError
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
@@ -63,6 +64,18 @@ def test_api_keys_of_the_gateway_section_are_used(tmp_path: Path) -> None:
     keys = private(tmp_path / "keys", "filed\n")
     file = config(tmp_path, f"[gateway]\napi_keys = ['a', 'b']\napi_keys_file = '{keys}'\n")
     assert clients.keys([file], {}) == ["a", "b", "filed"]
+
+
+def test_gateway_gets_a_key_for_serve_where_only_hashes_are_stored(tmp_path: Path) -> None:
+    gateway = Child("gateway", ["broker"], {"HOME": "/"})
+    assert clients.gateway_with_key(gateway, [], {}) == (gateway, [])
+    file = private(tmp_path / "keys", f"sha256:{'0' * 64} ann\n")
+    environ = {"ROUNDHOUSE_API_KEYS_FILE": str(file)}
+    changed, [key] = clients.gateway_with_key(gateway, [], environ)
+    assert changed.env == {"HOME": "/", "ROUNDHOUSE_API_KEYS": key}
+    assert len(key) >= 43
+    file.write_text("plain ann\n")
+    assert clients.gateway_with_key(gateway, [], environ) == (gateway, ["plain"])
 
 
 def test_a_file_of_keys_that_others_can_read_is_not_read(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""Changes of the file of API keys. Each replaces the file, so that the gateway never reads half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from deploy.serving import clients
+from protocol import api_keys
+from protocol.api_keys import ApiKey, KeysError
+from protocol.secure_files import read_private
+
+HEADER = b"# API keys of Roundhouse: hashes, made by `roundhouse keys`\n"
+
+
+def path_of(file: Path | None, config: Path | None, environ: Mapping[str, str]) -> Path:
+    """Return the file of `--file`, or of the settings of `serve`, or else in the user's configuration folder.
+
+    Raises `SettingsError`.
+    """
+    flags = [] if config is None else [f"--config={config}"]
+    folder = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "roundhouse"
+    return (file or clients.keys_file(flags, environ) or folder / "api-keys").resolve()
+
+
+def keys(path: Path) -> tuple[ApiKey, ...]:
+    """Return the keys in the file. Raises `KeysError` or `OSError`."""
+    return api_keys.parse(read_private(path), str(path))
+
+
+def create(path: Path, name: str, concurrent_max: int | None) -> str:
+    """Add a new key, whose text is returned and not stored. Raises `KeysError` or `OSError`."""
+    text, key = api_keys.create(name, concurrent_max)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _exclusive(path):
+        before = read_private(path) if path.exists() else HEADER
+        if path.exists():
+            api_keys.parse(before, str(path))  # refuse what the gateway would refuse
+        _replace(path, b"\n".join([before.rstrip(b"\n"), key.line.encode(), b""]))
+    return text
+
+
+def revoke(path: Path, which: str) -> list[ApiKey]:
+    """Remove the keys of this name or id, and return them. Raises `KeysError` or `OSError`."""
+    with _exclusive(path):
+        content, removed = api_keys.without(read_private(path), which, str(path))
+        _replace(path, content)
+    return removed
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Keep other processes from changing the file: a revoked key must not come back with their copy."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise KeysError(f"{path} is being changed by another command; try again") from None
+    finally:
+        os.close(folder)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
