@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from protocol import lifeline, logs, settings, sockets, temporary_folder
+from protocol.cache_folder import cache_folder
 from protocol.hosts import HostsError
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
 from worker import file_limit, kernel_folder, spare
-from worker.config import cache_folder, of_set
+from worker.config import of_set
 from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
 from worker.preload import preload_openblas
 from worker.ranks import rank_info

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.command import keys, service, standard_streams
+from deploy.command import cache, keys, service, standard_streams
 from deploy.command.bench import bench
 from deploy.command.chat import chat
 from deploy.command.curve_keys import curve_keys
@@ -63,6 +63,7 @@ def _app() -> typer.Typer:
     app.command(context_settings=OWN_FLAGS)(gateway)
     app.command(context_settings=OWN_FLAGS)(worker)
     app.add_typer(_keys(), name="keys")
+    app.add_typer(_cache(), name="cache")
     app.command()(curve_keys)
     app.add_typer(_services(), name="service")
     return app
@@ -73,6 +74,13 @@ def _keys() -> typer.Typer:
     commands.command()(keys.create)
     commands.command("list")(keys.show)
     commands.command()(keys.revoke)
+    return commands
+
+
+def _cache() -> typer.Typer:
+    commands = typer.Typer()
+    commands.callback(invoke_without_command=True)(cache.cache)
+    commands.command()(cache.clear)
     return commands
 
 

@@ -14,6 +14,7 @@ def serve(context: typer.Context) -> None:
     """Run the gateway and a worker for each model, supervised, in the foreground."""
     from deploy.serving import clients
     from deploy.serving import serve as serving
+    from deploy.serving.prefix_cache import first_start_notice, folders
     from deploy.serving.preflight import ModelError, PortError, check_models, check_port
     from deploy.serving.settings import PROGRAM
     from deploy.serving.startup_progress import StartupProgress, announcement, terminal
@@ -33,6 +34,8 @@ def serve(context: typer.Context) -> None:
     logs.setup("serve", given.log_format or "text", given.log_level or "info")
     log = logging.getLogger(__name__)
     log.info("%s", announcement(url, [child.model for child in children if child.model is not None]))
+    if notice := first_start_notice(folders(children)):
+        log.info("%s", notice)
     supervisor = Supervisor(
         children,
         stop_timeout_s=given.stop_timeout_s,

@@ -51,6 +51,18 @@ def get(http: httpx.Client, path: str) -> dict[str, Any]:
         return _object(answer.content)
 
 
+def clear_cache(http: httpx.Client) -> str:
+    """Clear the prefix caches of a server, if one runs; return why it refused, or ""."""
+    try:
+        answer = http.delete("/v1/cache")
+    except httpx.TimeoutException:
+        return f"{http.base_url} timed out"
+    except httpx.TransportError:  # no server runs
+        return ""
+    # 503: no model is loaded, so nothing is in memory.
+    return "" if answer.status_code in (200, 503) else refusal(http, answer.status_code, answer.content)
+
+
 def stream(http: httpx.Client, body: Mapping[str, Any]) -> Generator[AnswerDelta, None, None]:
     """Stream the answer of a chat completion. Raises `ConsoleError`, also in mid-stream."""
     timeout = httpx.Timeout(SILENCE_S_MAX, connect=CONNECT_S_MAX)

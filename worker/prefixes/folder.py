@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from protocol.cache_folder import PREFIX_SUFFIX
 from worker.prefixes.files import DamagedFileError, FileWriter, Record, read_header, read_record
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,7 @@ LEFTOVER_AGE_S_MAX = 600.0
 """Age in seconds beyond which a temporary file is considered abandoned."""
 
 DIGEST = re.compile(r"[0-9a-f]{8,128}")
-_SUFFIX = ".prefix.safetensors"
-_STORED = re.compile(f"({DIGEST.pattern}){re.escape(_SUFFIX)}")
+_STORED = re.compile(f"({DIGEST.pattern}){re.escape(PREFIX_SUFFIX)}")
 _ASIDE = re.compile(rf"{DIGEST.pattern}\.(\d{{1,9}})-[0-9a-f]{{8}}\.part")
 
 
@@ -139,7 +139,7 @@ class Folder:
             os.close(descriptor)
 
     def _file(self, digest: str) -> Path:
-        return self._path / f"{digest}{_SUFFIX}"
+        return self._path / f"{digest}{PREFIX_SUFFIX}"
 
     def _count(self, digest: str, file_bytes: int) -> None:
         self.usage += file_bytes - self._sizes.pop(digest, 0)

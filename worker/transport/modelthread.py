@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
+from protocol.cache_folder import prefix_folder
 from protocol.messages import Loading, Message, Ready, Request
 from protocol.progress import ProgressWatch
 from protocol.tasks import require, task_of
 from protocol.types import Resources, SparsePrefill
 from protocol.worker_settings import WorkerSettings
-from worker.config import prefix_folder
 from worker.contract.engine import EmbeddingModel, Loader, Model, Preparer
 from worker.contract.texts import TextsPreparer
 from worker.schedule.batching_window import BatchingWindow
@@ -140,7 +142,8 @@ class ModelThread:
                 model.info.context_length,
             )
         self._open_pool(partial(model.open_preparer, ready.context_length))
-        limits = StoreLimits(settings.prefix_cache_ram, settings.prefix_cache_disk, prefix_folder(settings))
+        folder = prefix_folder(settings.prefix_cache_dir, os.environ, sys.platform)
+        limits = StoreLimits(settings.prefix_cache_ram, settings.prefix_cache_disk, folder)
         store = open_store(model, limits, self.inbox.put)
         self._tell_ready(msgspec.structs.replace(ready, store=store.name if store else ""))
         return Loop(
