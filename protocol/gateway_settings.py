@@ -50,7 +50,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = ()
     api_keys_file: Annotated[
         Path | None,
-        Meta(description="file with one API key per line, then an optional name; read again when it changes"),
+        Meta(description="file of API keys, made by `roundhouse keys create`; read again when it changes"),
     ] = None
     insecure_no_keys: Annotated[
         bool, Meta(description="accept connections from other machines without API keys")
