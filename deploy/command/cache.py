@@ -42,12 +42,15 @@ def clear(port: Port = None, config: Config = None) -> None:
     from deploy.serving import prefix_cache
 
     with _cache_errors():
+        stored = {
+            folder: sum(model.bytes for model in prefix_cache.models(folder)) for folder in _folders(config)
+        }
         # First the server, which would otherwise keep in memory what is deleted.
         with http.open_client(endpoint(None, port, config)) as client:
             refusal = http.clear_cache(client)
-        for folder in _folders(config):
-            files, freed = prefix_cache.clear(folder, time.time())
-            typer.echo(f"{folder}: deleted {files} files, {size(freed)}")
+        for folder, total in stored.items():
+            prefix_cache.clear(folder, time.time())
+            typer.echo(f"{folder}: deleted {size(total)}")
         if refusal:
             typer.echo(f"{PROGRAM}: the running server keeps its prefixes in memory: {refusal}", err=True)
             raise typer.Exit(1)

@@ -79,13 +79,12 @@ def models(folder: Path) -> list[ModelPrefixes]:
     return sorted(found, key=lambda model: -model.newest_at)
 
 
-def clear(folder: Path, now: float) -> tuple[int, int]:
-    """Delete the stored prefixes, and return how many files and bytes. Raises `OSError`.
+def clear(folder: Path, now: float) -> None:
+    """Delete the stored prefixes. Raises `OSError`.
 
     Safe while workers run: to them a file that is gone is a miss. Their folders stay, since a worker is known
     by its folder, and so does all that has another name.
     """
-    files = freed = 0
     for each in _folders(folder):
         for file in each.iterdir():
             info = _stat(file)
@@ -95,8 +94,6 @@ def clear(folder: Path, now: float) -> tuple[int, int]:
             if is_aside and now - info.st_mtime < ASIDE_AGE_S_MAX:
                 continue
             file.unlink(missing_ok=True)
-            files, freed = files + 1, freed + info.st_size
-    return files, freed
 
 
 def _folders(folder: Path) -> list[Path]:
