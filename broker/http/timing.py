@@ -41,9 +41,8 @@ class TimingMiddleware:
     def _count(self, scope: Scope, status: int, now: float) -> None:
         self._http_counters.answered(status)
         code = scope.get("state", {}).get(ERROR_CODE)
-        if code is None:
+        if code is None or scope["path"] in PROBES:
             return
         self._http_counters.failed(code)
         id, method, path = request_id(scope), scope["method"], scope["path"]
-        if path not in PROBES:
-            self._http_counters.refused(now, id=id, method=method, path=path, status=status, code=code)
+        self._http_counters.refused(now, id=id, method=method, path=path, status=status, code=code)
