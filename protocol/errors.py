@@ -77,7 +77,7 @@ _RETRY = {
     Code.SHUTTING_DOWN: (503, "The server is shutting down."),
 }
 _OURS = {
-    Code.MODEL_FAILED: (500, "The model cannot be loaded."),
+    Code.MODEL_FAILED: (503, "The model cannot be loaded."),
     Code.WORKER_CRASHED: (500, "This request crashes its worker."),
     Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream in time."),
     Code.ENGINE_ERROR: (500, "The model failed on this request."),

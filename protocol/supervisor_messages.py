@@ -26,7 +26,8 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `weight_bytes`: size of its weight files; None: they are not on this machine. `memory_bytes`: memory of
     its processes. `leaving`: ids of processes that accept no new requests and end when theirs finish.
     `restarts`: number of unexpected exits; `last_end`: a description of the last one; `last_end_reason`: its
-    code (`sigkill`, `exit_1`, `not_started`). `replicas`: number of workers.
+    code (`sigkill`, `exit_1`, `not_started`). `replicas`: number of workers. `failure`: why the last start
+    failed, in a sentence; empty once the model is loaded.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_end: str = ""
     last_end_reason: str = ""
     replicas: int = 1
+    failure: str = ""
 
 
 class ModelStates(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -113,7 +113,7 @@ class Residency:
         """Return why the model cannot be loaded; None if its requests may wait for it."""
         model = self._models[name]
         if model.state.stage == "failed":
-            return f"The model `{name}` cannot be loaded. See the server's log for the reason."
+            return f"The model `{name}` cannot be loaded: {model.state.failure or 'see the log.'}"
         if self._budget is None or model.state.resident:
             return None
         least = sum(other.estimate or 0 for other in self._models.values() if other.state.resident)
@@ -239,12 +239,14 @@ class Residency:
 
     def _size(self, model: _Model) -> int:
         """Return its actual or expected memory. Until it is loaded, a model of unknown size is assumed to
-        take all that resident models leave."""
+        take all that resident models leave; none if it has failed to load, so that others are served."""
         assert self._budget is not None
         if model.use.loaded:
             return model.held_bytes
         if model.estimate is not None:
             return model.estimate
+        if model.state.stage == "failed" or model.state.failure:
+            return 0
         return max(0, self._budget - self._residents())
 
     def _taken(self) -> int:

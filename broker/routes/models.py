@@ -64,6 +64,8 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
     model["state"] = catalogue.state(name)
     if name in catalogue.states:
         model["aliases"] = catalogue.states[name].aliases
+        if (failure := catalogue.states[name].failure) and model["state"] != "loaded":
+            model["failure"] = failure
     return model
 
 

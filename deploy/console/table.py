@@ -34,7 +34,7 @@ Look = Callable[[], dict[str, Any]]
 
 def screen(document: Document) -> RenderableType:
     """Return the whole screen."""
-    parts: list[RenderableType] = [_head(document), Text(), _models(document)]
+    parts: list[RenderableType] = [_head(document), Text(), _models(document), *_failures(document)]
     if document.get("requests"):
         parts += [Text(), _requests(document["requests"], several=len(document["models"]) > 1)]
     if ends := (document.get("recent") or {}).get("ends"):
@@ -98,6 +98,12 @@ def _worker_cells(model: Document, worker: Document | None) -> list[RenderableTy
         size(worker["cache_bytes"]),
         _restarts(model),
     ]
+
+
+def _failures(document: Document) -> list[Text]:
+    """Return a line for each model whose last start failed."""
+    failed = [model for model in document["models"] if model.get("failure")]
+    return [Text(f"{model['model']}: {model['failure']}", "red") for model in failed]
 
 
 def _percent(worker: Document | None) -> str:

@@ -143,21 +143,22 @@ Decision = Start | AssignSpare | UseFallback | Terminate | Kill | Report | Reloa
 @dataclass(frozen=True, slots=True)
 class ExitStats:
     """Statistics of a child's unexpected exits. `last`: the last one in a sentence; `reason`: the same as a
-    code; `at`: its time."""
+    code; `failure`: why the last start failed, empty after a successful one; `at`: its time."""
 
     count: int = 0
     last: str = ""
     reason: str = ""
+    failure: str = ""
     at: float = field(default=0.0, compare=False)
 
 
-def describe(event: Died | NotStarted, lived_s: float) -> str:
-    """Describe an exit in one line: process, cause, uptime, activity and last output."""
+def describe(event: Died | NotStarted, lived_s: float, *, quoted: bool = True) -> str:
+    """Describe an exit in one line: process, cause, uptime, activity and, if `quoted`, last output."""
     if isinstance(event, NotStarted):
         return f"{event.name} could not be started: {event.reason}"
     child = f"{event.name} (pid {event.pid})"
     about = f", {event.about}" if event.about else ""
-    said = f"{about}, last output {event.words!r}" if event.words else about
+    said = f"{about}, last output {event.words!r}" if quoted and event.words else about
     if event.returncode < 0:
         return f"{child} was killed by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
     return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"

@@ -190,6 +190,8 @@ class Lifecycle:
         if event.word == "loaded" and entry is not None and entry.state is ChildState.RUNNING:
             entry.loaded_at = now
             self._fallbacks.loaded(entry.child)
+            if (ends := self._ends.get(entry.child)) is not None:
+                self._ends[entry.child] = replace(ends, failure="")
         return self._spares.on_message(event)
 
     def _ended(self, event: Died | NotStarted, now: float) -> list[Decision]:
@@ -223,6 +225,10 @@ class Lifecycle:
 
     def _restart(self, entry: ChildEntry, event: Died | NotStarted, what: str, now: float) -> list[Decision]:
         is_hopeless = isinstance(event, Died) and event.returncode == EXIT_CONFIGURATION
+        has_failed = is_hopeless or (entry.loads and entry.loaded_at is None)
+        self._count(entry, event, what, now, has_failed=has_failed)
+        if is_hopeless:  # its last output says why, and is in the log already
+            what = describe(event, now - entry.since, quoted=False)
         if is_hopeless and self._fallbacks.may_switch(entry.child):
             return [
                 Report(what, logging.WARNING),
@@ -230,8 +236,6 @@ class Lifecycle:
             ]
         if is_hopeless:
             return self._give_up(entry, f"{what}; a restart cannot help", EXIT_CONFIGURATION, now)
-        count = self.ends(entry.child).count + 1
-        self._ends[entry.child] = ExitStats(count, what, reason_of(event), at=now)
         policy = self._on_demand.get(entry.child) or self._of_replicas.get(entry.child, self._policy)
         self._fallbacks.died(entry.child, now)
         delay_s = policy.died(entry.name, entry.useful_s(now), now)
@@ -244,8 +248,19 @@ class Lifecycle:
         when = f"in {delay_s:g} s" if delay_s else "at once"
         return [Report(f"{what}; restarting {when}", logging.WARNING)]
 
+    def _count(
+        self, entry: ChildEntry, event: Died | NotStarted, what: str, now: float, *, has_failed: bool
+    ) -> None:
+        """Count an unexpected exit. `has_failed`: its start failed, rather than a process that served."""
+        words = event.words if isinstance(event, Died) else ""
+        failure = (words or what) if has_failed else ""
+        count = self.ends(entry.child).count + 1
+        self._ends[entry.child] = ExitStats(count, what, reason_of(event), failure, at=now)
+
     def _give_up(self, entry: ChildEntry, why: str, status: int, now: float) -> list[Decision]:
         if entry.child in self._on_demand or self._has_replicas(entry):
+            ends = self._ends[entry.child]
+            self._ends[entry.child] = replace(ends, failure=ends.failure or ends.last)
             entry.state, entry.due = ChildState.FAILED, now + FAILED_S
             return [Report(f"{why}; the next attempt is in {FAILED_S:g} s", logging.ERROR)]
         entry.state = ChildState.GONE

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 LINES_KEPT = 100
 LINE_BYTES_MAX = 2**16
-WORDS_MAX = 200
+WORDS_MAX = 500
 CLOSE_WAIT_S_MAX = 5.0
 
 _READ_BYTES = 2**17

@@ -292,6 +292,7 @@ class Supervisor:
             last_end=ends.last[:END_CHARS_MAX],
             last_end_reason=ends.reason,
             replicas=len(names),
+            failure=ends.failure[:END_CHARS_MAX],
         )
 
     def _memory_bytes(self, child: str) -> int:

@@ -15,6 +15,7 @@ from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import eventually, stable
 
 MB = 10**6
+WHY_BROKEN = "scripted: the model cannot be loaded"
 
 
 def test_a_request_for_a_model_that_is_not_loaded_waits_for_it(tmp_path: Path) -> None:
@@ -115,8 +116,12 @@ def test_model_that_fails_to_load_fails_only_its_own_requests(tmp_path: Path) ->
         for _ in range(2):
             bad = ask(served.url, "x", model="bad")
             wait_for([bad], 60)
-            assert (bad.status, bad.error) == (500, "model_failed")
+            assert (bad.status, bad.error) == (503, "model_failed")
             assert bad.headers["x-should-retry"] == "false"
+            assert WHY_BROKEN in bad.documents[0]["error"]["message"]
+        told = next(model for model in served.status()["models"] if model["model"] == "bad")
+        assert WHY_BROKEN in told["failure"]
+        assert (told["restarts"], told["last_end_reason"]) == (1, "exit_78")
         assert served.states()["bad"] == "failed"
         wait_for([good], 60)
         assert good.texts == [scripted("!tokens=300", 300)]
@@ -127,12 +132,24 @@ def test_model_that_fails_to_load_fails_only_its_own_requests(tmp_path: Path) ->
         served.wait_for(bad="unloaded")
 
 
+def test_resident_model_that_fails_to_load_leaves_the_memory_to_others(tmp_path: Path) -> None:
+    # Without weights on the disk, its size is unknown.
+    models = Scripted("bad", "--broken", resident=True), Scripted("good")
+    with several(tmp_path, *models, budget=1000 * MB) as served:
+        served.wait_for(bad="failed")
+        client = ask(served.url, "!tokens=10", model="good")
+        wait_for([client], 60)
+        assert client.texts == [scripted("!tokens=10", 10)]
+        listed = served.http.get("/v1/models/bad").json()
+        assert (listed["state"], listed["failure"]) == ("failed", WHY_BROKEN)
+
+
 def test_model_larger_than_the_memory_budget_is_refused_at_once(tmp_path: Path) -> None:
     models = Scripted("small", weight_bytes=100 * MB), Scripted("huge", weight_bytes=9000 * MB)
     with several(tmp_path, *models, budget=1000 * MB) as served:
         client = ask(served.url, "x", model="huge")
         wait_for([client], 30)
-        assert (client.status, client.error) == (500, "model_failed")
+        assert (client.status, client.error) == (503, "model_failed")
         assert "9.0 GB" in client.documents[0]["error"]["message"]
 
 

@@ -34,6 +34,7 @@ class Depot:
                 stage=stage,
                 weight_bytes=6,
                 aliases=self.models[name].aliases,
+                failure="no such model" if stage == "failed" else "",
             )
         self.line.dispatcher.catalogue.on_model_states(
             ModelStates(models=list(self.models.values()), on_demand=True, memory_budget=self.budget)
@@ -120,7 +121,10 @@ def test_waiting_requests_fail_at_once_when_the_model_cannot_be_loaded() -> None
         depot.tell(a="failed")
         assert flight.terminal is not None
         assert getattr(flight.terminal, "code", "") == Code.MODEL_FAILED
-    assert refusal(depot, "a").code is Code.MODEL_FAILED
+        assert "no such model" in getattr(flight.terminal, "message", "")
+    refused = refusal(depot, "a")
+    assert (refused.code, refused.kind.status) == (Code.MODEL_FAILED, 503)
+    assert "no such model" in refused.message
     dispatcher.check_ready()
     depot.tell(b="failed")
     with pytest.raises(RequestError):

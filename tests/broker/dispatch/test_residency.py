@@ -23,9 +23,12 @@ class World:
         unload_after_s: float | None = None,
         resident: tuple[str, ...] = (),
         known: bool = True,
+        broken: tuple[str, ...] = (),
     ) -> None:
         self.now = 1000.0
         self.weights, self.budget, self.resident, self.known = weights, budget, resident, known
+        self.broken = broken
+        self.failures: dict[str, str] = {}
         self.stage: dict[str, Stage] = dict.fromkeys(weights, "parked")
         self.ready: set[str] = set()
         self.assigned: Counter[str] = Counter()
@@ -42,7 +45,8 @@ class World:
                 name=name,
                 stage=self.stage[name],
                 resident=name in self.resident,
-                weight_bytes=weight if self.known else None,
+                weight_bytes=weight if self.known and name not in self.broken else None,
+                failure=self.failures.get(name, ""),
                 memory_bytes=weight if name in self.ready else 0,
             )
             for name, weight in self.weights.items()
@@ -64,6 +68,8 @@ class World:
             assert not self.assigned[name], "a model with assigned requests is ended"
             assert name not in self.resident, "a resident model is ended"
         for name in self.weights:
+            if self.stage[name] == "failed":
+                self.waiting[name].clear()  # they get the failure as an error
             if name in self.ready and name in self.decision.wanted - self.decision.held:
                 self.assigned[name] += len(self.waiting[name])
                 self.waiting[name].clear()
@@ -90,9 +96,11 @@ class World:
         self.report()
 
     def progress(self) -> None:
-        """Complete all loads and all ends."""
+        """Complete all loads and all ends; broken models fail."""
         for name, stage in self.stage.items():
-            if stage == "running":
+            if stage == "running" and name in self.broken:
+                self.stage[name], self.failures[name] = "failed", "no such model"
+            elif stage == "running":
                 self.ready.add(name)
             elif stage == "ending":
                 self.stage[name] = "parked"
@@ -111,12 +119,20 @@ class World:
         self.finish(name)
         self.now += PAUSE_S
 
+    def retry(self) -> None:
+        """End the pauses of failed models, as the supervisor."""
+        for name, stage in self.stage.items():
+            if stage == "failed":
+                self.stage[name] = "parked"
+        self.report()
+
     @property
     def taken(self) -> int:
         return sum(
             weight
             for name, weight in self.weights.items()
-            if name in self.decision.wanted or self.stage[name] in ("running", "ending")
+            if name not in self.broken
+            and (name in self.decision.wanted or self.stage[name] in ("running", "ending"))
         )
 
 
@@ -208,7 +224,24 @@ def test_failed_model_is_refused_until_it_may_be_retried() -> None:
     world.stage["a"] = "parked"
     world.report()
     assert world.residency.refusal("a") is None
+    world.ask("a")
     assert world.decision.wanted == {"a"}
+
+
+@pytest.mark.parametrize("resident", [("broken",), ()], ids=["resident", "on demand"])
+def test_model_that_cannot_be_loaded_keeps_no_memory_from_others(resident: tuple[str, ...]) -> None:
+    world = World({"broken": 10, "good": 6}, resident=resident, broken=("broken",))
+    world.ask("broken")
+    world.settle()
+    assert world.stage["broken"] == "failed"
+    world.serve("good")
+    for _ in range(3):
+        world.retry()
+        world.ask("broken")
+        world.settle()
+        assert world.ready == {"good"}, "a retry costs another model its place"
+        world.serve("good")
+    assert world.loads["good"] == 1
 
 
 def test_one_of_unknown_size_is_loaded_alone_the_first_time() -> None:
@@ -282,14 +315,18 @@ class AnyHistory(RuleBasedStateMachine):
         weights=st.lists(st.integers(1, 6), min_size=2, max_size=5),
         residents=st.sampled_from([0, 0, 1]),
         unload_after_s=st.sampled_from([None, 30.0]),
+        broken=st.sets(st.integers(0, 4), max_size=2),
     )
-    def begin(self, weights: list[int], residents: int, unload_after_s: float | None) -> None:
+    def begin(
+        self, weights: list[int], residents: int, unload_after_s: float | None, broken: set[int]
+    ) -> None:
         names = [f"m{number}" for number in range(len(weights))]
         self.world = World(
             dict(zip(names, weights, strict=True)),
             unload_after_s=unload_after_s,
             resident=tuple(names[:residents]),
             budget=10 + residents * 6,
+            broken=tuple(name for number, name in enumerate(names) if number in broken),
         )
         self.names = st.sampled_from(names)
 
@@ -309,6 +346,11 @@ class AnyHistory(RuleBasedStateMachine):
     @rule()
     def processes_get_on(self) -> None:
         self.world.progress()
+
+    @precondition(lambda self: "failed" in self.world.stage.values())
+    @rule()
+    def pauses_end(self) -> None:
+        self.world.retry()
 
     @rule(seconds=st.floats(0.1, 60))
     def time_passes(self, seconds: float) -> None:

@@ -108,6 +108,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
                     restarts=2,
                     last_end="worker (pid 9) was killed by SIGKILL after 3.0 s",
                     last_end_reason="sigkill",
+                    failure="no such model",
                 ),
                 ModelState(name="other"),
             ],
@@ -125,6 +126,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "waiting": 0,
         "replicas": 1,
         "restarts": 2,
+        "failure": "no such model",
         "last_end": "worker (pid 9) was killed by SIGKILL after 3.0 s",
         "last_end_reason": "sigkill",
         "losses": {},
@@ -132,7 +134,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
     }
     assert (other["model"], other["state"], other["waiting"]) == ("other", "unloaded", 1)
     assert (other["resident"], other["restarts"], other["last_end"]) == (False, 0, "")
-    assert other["last_end_reason"] == ""
+    assert (other["last_end_reason"], other["failure"]) == ("", "")
 
 
 def touch() -> dict[str, Any]:

@@ -55,6 +55,17 @@ def test_a_worker_that_loads_says_how_far_it_is() -> None:
     assert "up 1 h 1 m" in text
 
 
+def test_model_that_failed_to_load_is_shown_with_the_reason() -> None:
+    line = Line()
+    line.dispatcher.sweep()
+    why = "org/[mis]spelt: Hugging Face has no such model."
+    states = [ModelState(name="big", stage="failed", failure=why), ModelState(name="small")]
+    line.dispatcher.catalogue.on_model_states(ModelStates(models=states, on_demand=True))
+    text = shown(status(line))
+    assert f"big: {why}" in text
+    assert "small:" not in text
+
+
 def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> None:
     line = busy()
     line.serving("w")

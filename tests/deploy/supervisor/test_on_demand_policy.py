@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deploy.supervisor.children import ChildState, other_name
 from deploy.supervisor.events import (
+    ChildMessage,
     Decision,
     Died,
     Event,
@@ -43,6 +44,7 @@ def lifecycle(*wanted: str, deaths_max: int = 10) -> Lifecycle:
         ready_timeout_s=READY_S,
         on_demand={name: RestartPolicy(limits) for name in ("a", "b")},
         wanted=wanted,
+        loading=("a", "b"),
     )
 
 
@@ -104,6 +106,26 @@ def test_unloadable_model_pauses_while_other_models_run() -> None:
     assert children.status is None
 
 
+def test_failure_of_a_start_is_reported_until_the_model_is_loaded() -> None:
+    children = running()
+    why = "org/model: Hugging Face has no such model."
+    [report] = children.handle(Died("a", 1, 78, why), 1.0)
+    assert isinstance(report, Report)
+    assert why not in report.text, "the worker has logged the sentence already"
+    ends = children.ends("a")
+    assert (ends.count, ends.reason, ends.failure) == (1, "exit_78", why)
+    assert why in ends.last
+    children.handle(None, 1.0 + FAILED_S)
+    assert children.ends("a").failure == why
+    children.handle(ChildMessage("a", 2, "loaded"), 2.0 + FAILED_S)
+    assert children.ends("a").failure == ""
+    children.handle(Died("a", 2, -9), 3.0 + FAILED_S)
+    assert children.ends("a").failure == "", "it had loaded"
+    children.handle(None, 4.0 + FAILED_S)
+    children.handle(Died("a", 3, -9), 5.0 + FAILED_S)
+    assert "was killed by SIGKILL" in children.ends("a").failure
+
+
 def test_crash_looping_model_fails_while_other_models_run() -> None:
     children = lifecycle("a", "b", deaths_max=1)
     children.handle(None, 0.0)
@@ -112,6 +134,7 @@ def test_crash_looping_model_fails_while_other_models_run() -> None:
     children.handle(None, 2.0)
     children.handle(Died("a", 3, -9), 3.0)
     assert (children.stage("a"), children.stage("b")) == ("failed", "running")
+    assert "a (pid 3) was killed by SIGKILL" in children.ends("a").failure
     assert children.status is None
 
 
