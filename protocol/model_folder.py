@@ -20,19 +20,21 @@ _FOREIGN = ("*.bin", "*.gguf", "*.pth")
 _INSTEAD = "use a conversion, for example from mlx-community on Hugging Face, or make one with mlx_lm.convert"
 
 POCKET = "pocket"
+"""Name of the embedded model, wherever a model is named. A folder of this name is `./pocket`."""
+POCKET_FOLDER = Path(__file__).resolve().parents[1] / "worker" / "pocket" / "model"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def name_of(model: str | None) -> str:
     """Return a model's default name: a repository's id or a folder's name. None: the embedded model."""
-    if model is None:
+    if model is None or model == POCKET:
         return POCKET
     return folder_of(model).resolve().name if is_folder(model) else model
 
 
 def folder_of(model: str) -> Path:
     """Return `model` as a path, whether or not it exists."""
-    return Path(model).expanduser()
+    return POCKET_FOLDER if model == POCKET else Path(model).expanduser()
 
 
 def is_folder(model: str) -> bool:

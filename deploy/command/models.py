@@ -20,11 +20,15 @@ def pull(
     """Download models from Hugging Face. An interrupted download is continued."""
     from deploy.machine import hub
     from protocol import settings
+    from protocol.model_folder import POCKET
 
     if not models:
         _suggest()
         return
     for model in models:
+        if model == POCKET:
+            typer.echo(f"{POCKET} is the embedded model and needs no download: roundhouse serve")
+            continue
         try:
             needed = hub.missing_bytes(model)
             if needed:

@@ -57,9 +57,9 @@ def reload(
 
 def _from_here(model: str) -> str:
     """Return a model folder as an absolute path: `serve` may run in another folder."""
-    from protocol.model_folder import folder_of
+    from protocol.model_folder import POCKET, folder_of
 
-    return str(folder_of(model).resolve()) if folder_of(model).exists() else model
+    return str(folder_of(model).resolve()) if model != POCKET and folder_of(model).exists() else model
 
 
 def _order_reload(path: Path, order: ReloadOrder) -> tuple[bool, str]:

@@ -8,19 +8,18 @@ from pathlib import Path
 import psutil
 
 from deploy.supervisor.child import ServedModel
-from protocol.model_folder import folder_of, is_folder
+from protocol.model_folder import POCKET_FOLDER, folder_of, is_folder
 
 MARGIN_BYTES = 2**29
 """Memory that must stay free after a second worker has been loaded beside the first one."""
 
-_POCKET_FOLDER = Path(__file__).resolve().parents[2] / "worker" / "pocket" / "model"
 _WEIGHTS = "model*.safetensors"
 
 
 def weight_bytes(model: str | None) -> int | None:
     """Return the size of a model's weight files; None if they are not found on this machine."""
     if model is None:
-        folder = _POCKET_FOLDER
+        folder = POCKET_FOLDER
     elif is_folder(model):
         folder = folder_of(model)
     elif (found := _snapshot(model)) is not None:

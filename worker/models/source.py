@@ -9,7 +9,15 @@ from pathlib import Path
 
 from protocol import huggingface
 from protocol.error_text import closest_match, describe_os_error
-from protocol.model_folder import WEIGHTS, folder_of, is_folder, neighbours, why_no_folder, why_no_weights
+from protocol.model_folder import (
+    POCKET,
+    WEIGHTS,
+    folder_of,
+    is_folder,
+    neighbours,
+    why_no_folder,
+    why_no_weights,
+)
 from worker.contract.engine import ModelError
 
 log = logging.getLogger(__name__)
@@ -26,15 +34,11 @@ def find_folder(model: str | None, inspect: Callable[[Path], object]) -> Path:
 
     `inspect`: called with a folder that has config.json, if there is one, before the rest is downloaded.
     """
-    if model is None:
-        from worker.pocket import MODEL_PATH
-
-        folder = MODEL_PATH
-    elif is_folder(model):
-        folder = folder_of(model)
-    else:
+    model = POCKET if model is None else model
+    if not is_folder(model):
         return _fetched(model, inspect)
-    if model is not None and (why := _looked(model)):
+    folder = folder_of(model)
+    if why := _looked(model):
         raise ModelError(why)
     inspect(folder)
     return folder

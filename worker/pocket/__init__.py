@@ -8,5 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MODEL_PATH: Path = Path(__file__).parent / "model"
+from protocol.model_folder import POCKET_FOLDER
+
+MODEL_PATH: Path = POCKET_FOLDER
 """The model's folder in Hugging Face's format."""
