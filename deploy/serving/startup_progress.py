@@ -25,7 +25,11 @@ LOOK_S = 0.5
 TELL_S = 5.0
 """Interval of progress lines when stderr is no terminal."""
 ANSWER_S_MAX = 2.0
-BAR_WIDTH = 24
+BAR_WIDTH = 10
+"""The bar and its percentage are shorter than any log line, which begins with 18 columns of time and
+process, so that a log line covers it."""
+
+_ERASE = "\r\x1b[K"
 
 Write = Callable[[str], object]
 
@@ -88,14 +92,15 @@ class StartupProgress:
     def _tell(self, model: str, share: float, waited_s: float) -> None:
         if self._draw is not None:
             self._drawn = True
-            self._draw(f"\r{bar(share)} {share:>4.0%}  loading {model}")
+            # The cursor returns to the first column, where the next log line begins.
+            self._draw(f"{_ERASE}{bar(share)} {share:>4.0%}\r")
         elif waited_s - self._told_at >= TELL_S:
             self._told_at = waited_s
             log.info("loading %s: %.0f%%", model, 100 * share)
 
     def _wipe(self) -> None:
         if self._draw is not None and self._drawn:
-            self._draw("\n")
+            self._draw(_ERASE)
 
     def _status(self) -> dict[str, Any]:
         """Return the document of `/v1/status`; empty if it is not available yet."""

@@ -54,8 +54,18 @@ def test_a_terminal_sees_a_bar_and_nothing_is_said_yet(caplog: pytest.LogCapture
         StartupProgress(served.url, draw=drawn.append),
     ):
         eventually(lambda: drawn, within_s=WAIT_S)
-    assert drawn[0] == f"\r{bar(0.25)}  25%  loading m"
+    assert screen(drawn[0]) == f"{bar(0.25)}  25%"
     assert not caplog.records
+    line = "02:33:13 serve    x"
+    assert screen(drawn[0] + line) == line, "the bar is seen behind a log line"
+
+
+def screen(written: str) -> str:
+    """Return what a terminal shows in the line, in which `\\r` returns to the first column."""
+    shown = ""
+    for part in written.rpartition("\x1b[K")[2].split("\r"):
+        shown = part + shown[len(part) :]
+    return shown
 
 
 def test_without_a_terminal_it_is_a_line_now_and_then(
@@ -85,9 +95,9 @@ def test_a_load_of_unknown_size_is_none_to_tell_of() -> None:
     assert loading({"workers": [{"model": "m", "loading": {"done": 0, "total": 0}}, {"model": "n"}]}) == []
 
 
-@pytest.mark.parametrize(("share", "full"), [(-1.0, 0), (0.0, 0), (0.5, 12), (1.0, 24), (2.0, 24)])
+@pytest.mark.parametrize(("share", "full"), [(-1.0, 0), (0.0, 0), (0.5, 5), (1.0, 10), (2.0, 10)])
 def test_a_bar_is_as_full_as_can_be(share: float, full: int) -> None:
-    assert bar(share) == "█" * full + "░" * (24 - full)
+    assert bar(share) == "█" * full + "░" * (10 - full)
 
 
 def test_it_says_where_and_what_is_loaded() -> None:
