@@ -287,7 +287,7 @@ def test_a_refusal_of_the_endpoint_is_a_sentence(system: System) -> None:
 def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(tmp_path: Path) -> None:
     port = free_port()
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    serve = Process("serve", ["deploy", "serve", "--port", str(port)], tmp_path, env)
+    serve = Process("serve", ["deploy", "serve", "--model=pocket", "--port", str(port)], tmp_path, env)
     try:
         eventually(lambda: "/v1; try: curl" in serve.log(), within_s=WAIT_S, what=serve.log())
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as http:
@@ -305,6 +305,16 @@ def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(
         assert model["last_end_reason"] == "sigkill"
     finally:
         serve.stop()
+    assert "all stopped, exit status 0" in serve.log()
+    assert "connection to the gateway lost" not in serve.log()
+
+
+def test_model_that_the_hub_does_not_have_is_reported_once_and_nothing_starts(tmp_path: Path) -> None:
+    env = {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}", "HF_HUB_CACHE": str(tmp_path)}
+    told = command("serve", "--model", "org/misspelt", "--port", str(free_port()), env=env)
+    assert told.returncode == 78
+    [line] = told.stderr.splitlines()
+    assert line.startswith("roundhouse serve: org/misspelt: ")
 
 
 def test_a_port_that_is_taken_is_said_with_one_that_is_free(system: System, tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ class DealerLink:
                 self.connected = True
                 yield True
             elif self.connected:
-                log.warning("connection to the gateway lost; reconnecting")
                 self.connected = False
                 yield False
 

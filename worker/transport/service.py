@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
 STOP_WAIT_S = 2.0
+LOST_S = 1.0
+"""Time without a connection until that is logged: at a stop, the gateway ends just before its workers."""
 
 
 class Service:
@@ -79,6 +81,7 @@ class Service:
             self._incarnation, model=self._model, send=self._line.send, wake=self._outbox.wake
         )
         self._gateway: str | None = None
+        self._lost_at: float | None = None
         self._welcome_due = False
         self._stops_asked = 0
         self._drain_until: float | None = None
@@ -159,11 +162,15 @@ class Service:
     # --- the gateway ---
 
     def _watch_line(self) -> None:
+        if self._lost_at is not None and time.monotonic() >= self._lost_at + LOST_S:
+            self._lost_at = None
+            log.warning("connection to the gateway lost; reconnecting")
         for there in self._line.changes():
             if there:
+                self._lost_at = None
                 self._introduce()
             else:
-                self._gateway = None
+                self._gateway, self._lost_at = None, time.monotonic()
                 self._abandon_rows()
 
     def _abandon_rows(self) -> None:
