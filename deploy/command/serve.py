@@ -12,6 +12,7 @@ import typer
 
 def serve(context: typer.Context) -> None:
     """Run the gateway and a worker for each model, supervised, in the foreground."""
+    from deploy.machine import hub
     from deploy.serving import clients
     from deploy.serving import serve as serving
     from deploy.serving.prefix_cache import first_start_notice, folders
@@ -20,20 +21,21 @@ def serve(context: typer.Context) -> None:
     from deploy.serving.startup_progress import StartupProgress, announcement, terminal
     from deploy.supervisor.supervisor import Supervisor
     from protocol import logs, settings, sockets
+    from protocol.settings import SettingsError
 
     try:
         given, children = serving.read(context.args, os.environ)
         port = serving.port(context.args, os.environ)
         path = sockets.control_path(port)
-        check_models([child.model for child in children if child.model is not None])
+        check_models(models := [each.model for each in children if each.model], hub.check_reachable)
         check_port(clients.host(context.args, os.environ), port, os.environ)
         url = clients.url(context.args, os.environ)
         children[0], keys = clients.gateway_with_key(children[0], context.args, os.environ)
-    except (settings.SettingsError, sockets.EndpointError, ModelError, PortError, OSError) as error:
+    except (SettingsError, sockets.EndpointError, ModelError, PortError, hub.HubError, OSError) as error:
         settings.exit_with(PROGRAM, error)
     logs.setup("serve", given.log_format or "text", given.log_level or "info")
     log = logging.getLogger(__name__)
-    log.info("%s", announcement(url, [child.model for child in children if child.model is not None]))
+    log.info("%s", announcement(url, models))
     if notice := first_start_notice(folders(children)):
         log.info("%s", notice)
     supervisor = Supervisor(

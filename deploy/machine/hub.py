@@ -20,6 +20,9 @@ MARGIN_BYTES = 2**30
 """Space that must stay free on the disk after a download."""
 
 
+REACH_S_MAX = 10.0
+
+
 class HubError(Exception):
     """A model cannot be downloaded or removed; the message is for the user."""
 
@@ -77,6 +80,14 @@ def missing_bytes(model: str) -> int:
             return 0
     found = [file for file in files if isinstance(file, DryRunFileInfo)]
     return sum(file.file_size or 0 for file in found if file.will_download)
+
+
+def check_reachable(model: str) -> None:
+    """Ask the hub for a model, once. Raises `HubError` if it does not have it, or does not answer."""
+    from huggingface_hub import HfApi
+
+    with _told(model):
+        HfApi().model_info(model, timeout=REACH_S_MAX)
 
 
 def pull(model: str) -> Path:

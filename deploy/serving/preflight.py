@@ -6,9 +6,10 @@ import errno
 import json
 import socket
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from deploy.supervisor.child import ServedModel
+from deploy.supervisor.memory import weight_bytes
 from protocol.model_folder import is_folder, problem_with
 
 PORTS_TRIED_MAX = 100
@@ -19,15 +20,21 @@ class ModelError(Exception):
     """The model cannot be loaded; the message says what to do."""
 
 
-def check_models(models: Sequence[ServedModel]) -> None:
+def check_models(models: Sequence[ServedModel], reach: Callable[[str], object]) -> None:
     """Raise `ModelError` if the model cannot be loaded, or `OSError` if its folder cannot be read.
 
     Several models are not checked: one that cannot be loaded must not keep the others from being served.
+    Neither is one with a fallback. `reach`: raises an error if the hub does not have a model that is not on
+    this machine.
     """
-    if len(models) != 1 or models[0].model is None or not is_folder(models[0].model):
+    if len({model.name for model in models}) != 1 or models[0].model is None:
         return
-    if why := problem_with(models[0].model):
-        raise ModelError(why)
+    model = models[0].model
+    if is_folder(model):
+        if why := problem_with(model):
+            raise ModelError(why)
+    elif not models[0].fallback and weight_bytes(model) is None:
+        reach(model)
 
 
 class PortError(Exception):

@@ -121,10 +121,10 @@ def test_a_single_process_takes_the_place_of_the_command_and_gets_every_word(
 
 @pytest.mark.usefixtures("stand_ins")
 def test_serve_runs_both_processes_and_stops_them(begin: Begin, tmp_path: Path) -> None:
-    told = begin([sys.executable, "-m", "deploy", "serve", "--model", "some/model"], cwd=tmp_path)
+    told = begin([sys.executable, "-m", "deploy", "serve", "--model", "pocket"], cwd=tmp_path)
     lines = {line.split()[0]: line for line in (told.wait_line("--endpoint="), told.wait_line("--endpoint="))}
     assert sorted(lines) == ["broker", "worker"]
-    assert "--model=some/model" in lines["worker"]
+    assert "--model=pocket" in lines["worker"]
     told.signal(signal.SIGTERM)
     assert told.wait() == 0
     assert "Traceback" not in "\n".join(told.lines)

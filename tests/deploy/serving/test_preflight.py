@@ -6,12 +6,27 @@ import re
 import socket
 
 import pytest
+from msgspec.structs import replace
 
+from deploy.machine.hub import HubError
 from deploy.serving import preflight
-from deploy.serving.preflight import PortError, check_port
+from deploy.serving.preflight import PortError, check_models, check_port
+from deploy.supervisor.child import ServedModel
 from tests.ports import free_port
 
 HERE = "127.0.0.1"
+
+
+def test_model_that_the_hub_does_not_have_is_refused_before_a_start() -> None:
+    def refuse(model: str) -> None:
+        raise HubError(f"{model}: no such model")
+
+    model = ServedModel(name="m", model="org/misspelt")
+    with pytest.raises(HubError, match="org/misspelt: no such model"):
+        check_models([model, model], refuse)  # two replicas
+    check_models([model, ServedModel(name="other")], refuse)
+    check_models([replace(model, fallback="org/other")], refuse)
+    check_models([replace(model, model="pocket")], refuse)
 
 
 def test_a_free_port_is_none_to_talk_about() -> None:
