@@ -106,6 +106,13 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " limit)"
         ),
     ] = None
+    max_tokens_default: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="maximum tokens of an answer whose request sets no maximum (default: as many as the"
+            " context holds)"
+        ),
+    ] = None
     max_connections: Annotated[
         int, Meta(ge=1, le=65536, description="maximum client connections; further ones get a 503")
     ] = 1024

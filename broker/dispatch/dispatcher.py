@@ -17,7 +17,7 @@ from broker.dispatch.cache_clear import CacheClear, CacheClears
 from broker.dispatch.catalogue import Catalogue, Tell
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.fleet import Fleet, HealthState, UnloadedModel, Worker
-from broker.dispatch.flight import Flight, Flights
+from broker.dispatch.flight import LONG_S, Flight, Flights
 from broker.dispatch.history import MetricsHistory
 from broker.dispatch.prompt_bound import check_prompt
 from broker.dispatch.routing import Routing
@@ -350,6 +350,10 @@ class Dispatcher:
             for worker in self.fleet.hung(now, self._timeouts.hung_s):
                 how = self._end(worker.incarnation, worker.pid)
                 log.error("worker for %s (pid %d) is unresponsive: %s", worker.model, worker.pid, how)
+        for flight in self.flights:
+            if flight.becomes_long(now):
+                told = "%s generates for %g s without max_tokens: %d tokens so far (see --max-tokens-default)"
+                log.info(told, flight.id, LONG_S, len(flight.tokens))
         self.catalogue.update()
         self.failover.sweep()
         self.history.tick(now)

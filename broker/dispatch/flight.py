@@ -44,6 +44,8 @@ from protocol.types import Delta, PrefixReuse
 PENDING_DELTAS_MAX = 1536
 """Maximum of pending deltas, besides the thousands in the sockets' buffers. One with a long text or logprobs
 counts as several, so that together they take at most half a megabyte."""
+LONG_S = 60.0
+"""Time of generation after which an answer without a maximum of tokens is logged."""
 _DELTA_BYTES, _LIKELY_BYTES, _CALL_BYTES = 320, 160, 160
 """Estimated memory of a plain delta, and in addition of a top logprob and of a tool-call delta."""
 TOKENS_MAX = 2**24
@@ -133,10 +135,21 @@ class Flight:
     """Time since when its client has to read before more can be sent; None if it need not."""
     pending_excess: int = 0
     """Additional count of pending deltas, for large ones."""
+    is_long: bool = False
+    """Whether its length has been logged."""
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    def becomes_long(self, now: float) -> bool:
+        """Return, once, whether it has generated for `LONG_S` without a maximum of tokens."""
+        if self.is_long or self.terminal is not None or self.started_at is None:
+            return False
+        if now - self.started_at < LONG_S:
+            return False
+        self.is_long = True
+        return isinstance(self.request, Generate) and self.request.max_tokens is None
 
     @property
     def proven(self) -> bool:

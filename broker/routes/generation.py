@@ -113,7 +113,7 @@ def respond(
     require(task_of(requests[0]), found.capabilities, found.model)
     key: ApiKey | None = getattr(request.state, "key", None)
     namespace = prefix_namespace_of(request)
-    requests = [_in_namespace(namespace, each) for each in requests]
+    requests = [_configured(each, namespace, gateway.settings.max_tokens_default) for each in requests]
     if gateway.settings.log_prompts:
         access_log.log_prompts(requests)
     client = client_of(key, request.client.host if request.client else "")
@@ -132,8 +132,10 @@ def respond(
     )
 
 
-def _in_namespace(namespace: str, request: Asked) -> Asked:
-    """Return the request with its salt in a namespace of the prefix cache."""
+def _configured(request: Asked, namespace: str, max_tokens_default: int | None) -> Asked:
+    """Return the request with its salt in a namespace of the prefix cache, and a maximum of tokens."""
     if not isinstance(request, Generate):
         return request  # it uses no cache
-    return structs.replace(request, cache_salt=salt_in(namespace, request.cache_salt))
+    max_tokens = max_tokens_default if request.max_tokens is None else request.max_tokens
+    salt = salt_in(namespace, request.cache_salt)
+    return structs.replace(request, cache_salt=salt, max_tokens=max_tokens)

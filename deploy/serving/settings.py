@@ -49,6 +49,7 @@ GATEWAY_FLAGS = (
     "max_waiting",
     "max_waiting_tokens",
     "queue_timeout_s",
+    "max_tokens_default",
     "max_connections",
     "responses_max",
     "allow_media_hosts",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from msgspec.structs import replace
 
 from broker.dispatch.fleet import MODELS_MAX, HealthState
-from broker.dispatch.flight import Flight
+from broker.dispatch.flight import LONG_S, Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -100,6 +102,23 @@ def test_messages_about_a_flight_from_another_worker_are_dropped(line: Line) -> 
         line.say("w2", reused("w2", "a"))
         assert flight.take() == []
     assert line.dispatcher.dropped["no_flight"] == 5
+
+
+@pytest.mark.parametrize("max_tokens", [None, 5000])
+def test_long_answer_without_max_tokens_is_logged_once(
+    max_tokens: int | None, line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    line.serving("w")
+    asked = replace(request("x"), max_tokens=max_tokens)
+    with line.dispatcher.submit(line.dispatcher.find(None), [asked], ()):
+        line.say("w", accepted("w", "x"), events("w", "x", "so", " on"))
+        for _ in range(3):
+            line.clock.now += LONG_S / 2
+            line.dispatcher.sweep()
+    lines = [record.getMessage() for record in caplog.records if "max_tokens" in record.getMessage()]
+    assert len(lines) == (max_tokens is None)
+    assert all(told.startswith("x generates for 60 s without max_tokens: 2 tokens") for told in lines)
 
 
 def test_a_worker_that_says_goodbye_is_gone_and_nobody_is_suspected(line: Line) -> None:

@@ -39,6 +39,22 @@ def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) -> Non
     assert len(roomy.line.dispatcher.flights) == 0
 
 
+@pytest.mark.parametrize(("asked", "sent"), [({}, 512), ({"max_tokens": 2000}, 2000)])
+def test_operators_limit_answers_to_requests_without_max_tokens(asked: dict[str, int], sent: int) -> None:
+    house = House(waiting_max=8, max_tokens_default=512)
+    house.line.serving("w")
+
+    async def talk() -> None:
+        answer = house.chat(**asked)
+        await house.arrived(1)
+        [request] = house.requests()
+        assert request.max_tokens == sent
+        house.line.say("w", accepted("w", request.id), finished("w", request.id, 0))
+        await answer.end()
+
+    run(talk())
+
+
 def test_without_room_for_all_answers_none_is_begun(roomy: House) -> None:
     async def talk() -> None:
         assigned = [roomy.chat(stream=True) for _ in range(3)]
