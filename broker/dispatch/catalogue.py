@@ -93,6 +93,18 @@ class Catalogue:
         stage = self.states[name].stage
         return {"running": "loading", "failed": "failed"}.get(stage, "unloaded")
 
+    def cache_bytes_max(self, worker: Worker) -> int | None:
+        """Return how far the worker's caches can grow if those of all other workers grow alike.
+
+        A worker knows only the budget of all models, so its own limit counts as if it were alone.
+        """
+        own = worker.ready.cache_bytes_max if worker.ready is not None else None
+        unused = self._residency.unused_bytes() if self._residency is not None else None
+        if own is None or unused is None or not self._is_local(worker):
+            return own
+        loaded = [other for other in self._fleet if other.fit and self._is_local(other)]
+        return min(own, worker.cache_bytes + unused // max(1, len(loaded)))
+
     # --- decisions ---
 
     def update(self) -> None:

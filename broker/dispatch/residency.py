@@ -122,6 +122,10 @@ class Residency:
             return f"The model `{name}` needs {_gb(needed)}, but the memory budget leaves {_gb(room)} for it."
         return None
 
+    def unused_bytes(self) -> int | None:
+        """Return what is left of the memory budget; None: there is none."""
+        return None if self._budget is None else max(0, self._budget - self._taken())
+
     def _residents(self) -> int:
         """Return the memory of the resident models."""
         return sum(

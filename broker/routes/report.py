@@ -143,7 +143,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> d
         "steps": beat.steps if beat else 0,
         "starved": beat.starved if beat else 0,
         "cache_bytes": beat.cache_bytes if beat else 0,
-        "cache_bytes_max": ready.cache_bytes_max if ready else None,
+        "cache_bytes_max": dispatcher.catalogue.cache_bytes_max(worker),
         "tokens_max": ready.tokens_max if ready else 0,
         "start_s": ready.start_s if ready else {},
         "plan": worker.plan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from broker.dispatch.fleet import UnloadedModel, Worker
 from protocol.errors import Code, RequestError
@@ -99,6 +100,22 @@ def test_model_capabilities_outlive_the_worker() -> None:
     assert isinstance(found, UnloadedModel)
     assert not found.capabilities.images
     assert found.ready.running_max == 4
+
+
+def test_cache_limits_of_loaded_models_sum_to_the_memory_budget() -> None:
+    depot = Depot(budget=20, a="running", b="running")
+    limits: list[int | None] = []
+    for name in ("a", "b"):
+        depot.serving(f"w{name}", name, pid=1)
+        worker = depot.line.dispatcher.fleet.get(f"w{name}")
+        assert worker is not None
+        assert worker.ready is not None
+        worker.ready = replace(worker.ready, cache_bytes_max=14)
+        limits.append(depot.line.dispatcher.catalogue.cache_bytes_max(worker))
+    first = depot.line.dispatcher.fleet.get("wa")
+    assert first is not None
+    assert limits == [8, 4], "the first is loaded alone, but the memory of the other is taken"
+    assert depot.line.dispatcher.catalogue.cache_bytes_max(first) == 4
 
 
 def test_no_more_wait_than_may() -> None:
