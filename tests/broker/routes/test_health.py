@@ -34,7 +34,5 @@ def test_the_gateway_is_ready_as_long_as_a_worker_serves() -> None:
         assert (serving.status, serving.json) == (200, {"status": "ready"})
         house.line.dispatcher.lost("w")
         assert (await house.get("/ready").end()).status == 503
-        assert not house.gateway.http_counters.errors, "a probe that is told to wait is no error"
-        assert house.gateway.http_counters.statuses[503] == 3
 
     run(talk())
