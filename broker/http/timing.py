@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.dispatch.traffic import HttpCounters
 from broker.http.ids import request_id
-from broker.http.probes import PROBES
+from broker.http.probes import PROBES, STATUS_STREAM
 
 HEADER = b"openai-processing-ms"
 ERROR_CODE = "error_code"
@@ -45,4 +45,5 @@ class TimingMiddleware:
             return
         self._http_counters.failed(code)
         id, method, path = request_id(scope), scope["method"], scope["path"]
-        self._http_counters.refused(now, id=id, method=method, path=path, status=status, code=code)
+        if (path, status) != (STATUS_STREAM, 401):
+            self._http_counters.refused(now, id=id, method=method, path=path, status=status, code=code)

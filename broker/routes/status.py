@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from broker.dispatch.history import SAMPLE_S
+from broker.http.probes import STATUS_STREAM
 from broker.routes import report
 from broker.routes.report import StatusSnapshot
 from broker.routes.state import GatewayState, gateway_of
@@ -85,7 +86,7 @@ async def ready(request: Request) -> Response:
 
 ROUTES = [
     Route("/v1/status", show_status),
-    Route("/v1/status/stream", stream_status),
+    Route(STATUS_STREAM, stream_status),
     Route("/health", health),
     Route("/ready", ready),
 ]

@@ -1,7 +1,7 @@
 /** API client for the server of this page: sends the API key and reports the server's error messages. */
 
 import { read } from "./events.js";
-import { askForKey, key } from "./keys.js";
+import { changeKey, isRequired, key, requireKey } from "./keys.js";
 
 /** An error response. `retryAfter`: in seconds, if the server sends it. */
 export class Refusal extends Error {
@@ -17,10 +17,12 @@ export class Refusal extends Error {
  * @throws {Refusal} or what `fetch` throws
  */
 export async function ask(path, options = {}) {
+  // A request without a key would only be refused, and listed among the errors.
+  if (isRequired() && !key() && !(await changeKey())) throw new Refusal(401, "This server requires an API key.");
   let response = await send(path, options);
   while (response.status === 401) {
     const refused = await refusal(response);
-    if (!(await askForKey(key() ? refused.message : ""))) throw refused;
+    if (!(await requireKey(key() ? refused.message : ""))) throw refused;
     response = await send(path, options);
   }
   if (!response.ok) throw await refusal(response);

@@ -1,14 +1,15 @@
 /** Light or dark theme: the system's setting, unless one is chosen. */
 
 import { byId } from "./dom.js";
+import { load, save } from "./storage.js";
 
 const PLACE = "roundhouse-theme";
 
 export function start() {
   const choice = byId("theme");
-  choice.value = localStorage.getItem(PLACE) ?? "";
+  choice.value = load("local", PLACE);
   choice.addEventListener("change", () => {
-    localStorage.setItem(PLACE, choice.value);
+    save("local", PLACE, choice.value);
     apply(choice.value);
   });
   apply(choice.value);

@@ -143,6 +143,20 @@ def test_a_probe_that_hears_not_yet_is_counted_and_is_no_error() -> None:
     house.close()
 
 
+def test_the_page_asking_whether_it_needs_a_key_is_no_refusal() -> None:
+    house = House(api_keys=("sesame",))
+
+    async def talk() -> None:
+        assert (await house.get("/v1/status/stream").end()).status == 401
+        assert (await house.get("/v1/models").end()).status == 401
+        answer = (await house.get("/v1/status", authorization="Bearer sesame").end()).json
+        assert [refusal["path"] for refusal in answer["recent"]["refusals"]] == ["/v1/models"]
+        assert answer["gateway"]["responses"] == {"401": 2}
+
+    run(talk())
+    house.close()
+
+
 def test_refusals_are_remembered_by_their_ids_without_what_was_asked(house: House) -> None:
     async def talk() -> None:
         refused = await house.get("/v1/models/secret%20model" + "x" * 300, x_request_id="mine").end()
