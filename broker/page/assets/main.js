@@ -1,7 +1,9 @@
 /** Entry point: passes the server's status to the overview and to the playground. */
 
+import * as connect from "./connect.js";
 import * as keys from "./keys.js";
 import * as looking from "./looking.js";
+import * as models from "./models.js";
 import * as overview from "./overview.js";
 import * as playground from "./playground.js";
 import * as theme from "./theme.js";
@@ -28,11 +30,13 @@ let looks = false;
 function hear(status) {
   overview.show(status);
   playground.hear(status);
+  models.follow(status, connect.offer);
   if (!looks) looking.start();
   looks = true;
 }
 
 theme.start();
+connect.start();
 overview.start();
 playground.start();
 views();

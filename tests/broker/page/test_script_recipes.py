@@ -1,0 +1,133 @@
+"""`recipes.js`: the snippets of *Connect* are those of docs/clients.md and of `roundhouse launch`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from deploy.agents.profiles import Agent, AgentProfile, Endpoint, Model
+from tests.blocks import ADDRESS, ROOT, blocks
+from tests.broker.page.scripts import Call
+
+ORIGIN = f"http://{ADDRESS}"
+DOCUMENTED = ("curl", "Python", "JavaScript", "Anthropic SDK", "Open WebUI")
+AGENTS = {"Claude Code": Agent.CLAUDE, "Codex": Agent.CODEX, "opencode": Agent.OPENCODE}
+MODELS = (Model("pocket"), Model('org/a model\'s "name"', 8192), Model("large", 262_144))
+NAMES = ("pocket", "org/Model-4bit", "a'b\"c\\d$e `f`")
+
+
+def snippets(call: Call, key: str = "", **model: Any) -> dict[str, str]:
+    """Return the snippets by the names of the clients."""
+    server = {"origin": ORIGIN, "key": key, "model": {"id": "pocket"} | model}
+    return {made["name"]: made["text"] for made in call("recipes.js", "recipes", server)}
+
+
+def test_recipes_cover_every_client_that_people_look_for(call: Call) -> None:
+    assert set(snippets(call)) == {*DOCUMENTED, *AGENTS}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_snippet_is_in_the_document_whose_recipes_are_run(call: Call, name: str) -> None:
+    documented = [block.text.strip() for block in blocks(ROOT / "docs" / "clients.md")]
+    assert snippets(call)[name] in documented
+
+
+def _words(text: str) -> list[str]:
+    """Split a shell command, which may continue on the next line."""
+    return shlex.split(text.replace("\\\n", ""))
+
+
+def profile_of(snippet: str) -> AgentProfile:
+    """Parse a snippet as a shell would: exports, `unset`, and the agent with its arguments."""
+    variables: dict[str, str] = {}
+    unset: tuple[str, ...] = ()
+    words = _words(snippet)
+    while words[0] == "export":
+        name, _, value = words[1].partition("=")
+        variables[name] = value
+        words = words[2:]
+    if words[0] == "unset":
+        end = words.index("claude")
+        unset, words = tuple(words[1:end]), words[end:]
+    return AgentProfile(variables, tuple(words), unset)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.id)
+@pytest.mark.parametrize("key", ["none", "sesame"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_the_snippet_of_an_agent_is_what_launch_sets(call: Call, name: str, key: str, model: Model) -> None:
+    limit = {} if model.context_length is None else {"context_length": model.context_length}
+    found = profile_of(snippets(call, key=key, id=model.id, **limit)[name])
+    wanted = AGENTS[name].setup(Endpoint(ORIGIN, key), model)
+    # `launch` also passes Claude Code's variables as settings, over those in the user's own file.
+    words = () if AGENTS[name] is Agent.CLAUDE else wanted.words
+    assert found.words == (AGENTS[name], *words)
+    assert found.unset == wanted.unset
+    if "OPENCODE_CONFIG_CONTENT" in wanted.variables:
+        assert list(found.variables) == list(wanted.variables)
+        assert [json.loads(text) for text in found.variables.values()] == [
+            json.loads(text) for text in wanted.variables.values()
+        ]
+    else:
+        assert found.variables == wanted.variables
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_and_keys_are_quoted_in_each_language(call: Call, name: str) -> None:
+    made = snippets(call, key="k'e$y", id=name)
+    for shell in ("curl", "Open WebUI", *AGENTS):
+        assert shlex.split(made[shell])
+    words = _words(made["curl"])
+    assert words[words.index("-H", 4) + 1] == "authorization: Bearer k'e$y"
+    assert json.loads(words[words.index("-d") + 1])["model"] == name
+    for code in ("Python", "Anthropic SDK"):
+        literals = {node.value for node in ast.walk(ast.parse(made[code])) if isinstance(node, ast.Constant)}
+        assert {name, "k'e$y"} <= literals
+
+
+def test_the_first_model_offered_generates_text_and_is_loaded(call: Call) -> None:
+    def listed(id: str, state: str, *tasks: str) -> dict[str, Any]:
+        return {"id": id, "state": state} | ({"tasks": tasks} if tasks else {})
+
+    embedding, unloaded = listed("a", "loaded", "embed"), listed("b", "unloaded")
+    loaded = listed("c", "loaded", "generate")
+    assert call("models.js", "preferred", [embedding, unloaded, loaded]) == json.loads(json.dumps(loaded))
+    assert call("models.js", "preferred", [embedding, unloaded]) == unloaded
+    assert call("models.js", "preferred", []) is None
+
+
+@pytest.mark.parametrize(("task", "path"), [("embed", "/v1/embeddings"), ("rerank", "/v1/rerank")])
+def test_models_of_other_tasks_have_snippets_of_their_own(call: Call, task: str, path: str) -> None:
+    made = snippets(call, tasks=[task])
+    assert f"{ORIGIN}{path}" in made["curl"]
+    assert "Claude Code" not in made
+    assert json.loads(shlex.split(made["curl"])[-1])["model"] == "pocket"
+
+
+def test_a_context_too_small_for_agents_is_noted(call: Call) -> None:
+    def note(context: int) -> str:
+        server = {"origin": ORIGIN, "key": "", "model": {"id": "m", "context_length": context}}
+        return str(
+            next(made for made in call("recipes.js", "recipes", server) if made["name"] == "Codex")["note"]
+        )
+
+    assert "too small for agents" in note(8192)
+    assert "too small" not in note(32_768)
+    assert f"roundhouse launch codex --url {ORIGIN} --model m" in note(32_768)
+
+
+def test_a_conversation_as_curl_sends_exactly_its_body(call: Call) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "It's\nEND\n$HOME `x`"}]}
+    head, _, rest = call("recipes.js", "curlOf", ORIGIN, "k'ey", "/v1/chat/completions", body).partition("\n")
+    assert shlex.split(head) == [
+        *("curl", "-N", f"{ORIGIN}/v1/chat/completions", "-H", "content-type: application/json"),
+        *("-H", "authorization: Bearer k'ey", "-d", "@-", "<<END"),
+    ]
+    text, _, end = rest.rpartition("\n")
+    assert (json.loads(text), end) == (body, "END")
+    assert "END" not in text.splitlines()
+    assert "authorization" not in call("recipes.js", "curlOf", ORIGIN, "", "/v1/chat/completions", body)
