@@ -8,7 +8,7 @@ import pytest
 from tests.browser import chromium
 from tests.system import System
 
-collect_ignore = [] if chromium.find() else ["test_dashboard.py"]
+collect_ignore = [] if chromium.find() else ["test_dashboard.py", "test_playground.py"]
 
 
 @pytest.fixture(scope="module")

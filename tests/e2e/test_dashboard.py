@@ -1,4 +1,4 @@
-"""The page at `/` in a headless browser: overview, playground, and streams that survive a worker death.
+"""The page at `/` in a headless browser: the overview, keys, and streams that survive a worker death.
 
 Collected only if there is a browser (`tests/browser/`).
 """
@@ -13,12 +13,11 @@ import pytest
 
 from tests.browser import chromium
 from tests.browser.chromium import Browser, Page
-from tests.system import System, chat_body, running_system
+from tests.browser.playground import answer_of, ask, choose, wait_answered
+from tests.system import System, running_system
 
 KEY = "sesame"
 WIDTHS = (380, 768, 1440)
-DOT_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
-"""A PNG of one red pixel."""
 
 
 @pytest.fixture
@@ -35,38 +34,6 @@ def page(browser: Browser, fake_system: System) -> Iterator[Page]:
     yield page
     assert page.complaints() == []
     page.close()
-
-
-def ask(page: Page, text: str) -> None:
-    page.type("#prompt", text)
-    page.press("Enter")
-
-
-def wait_answered(page: Page) -> str:
-    """Wait until the last answer has ended, and return its text."""
-    page.wait(
-        "document.querySelector('#stop').hidden && document.querySelector("
-        "'.turn:last-child[data-role=assistant]:not(.going)') !== null",
-        "an answer has ended",
-    )
-    return page.text(".turn:last-child .text").strip()
-
-
-def choose(page: Page, selector: str, value: str, event: str = "change") -> None:
-    """Set a control like a user, including the event."""
-    told = f"e.value = {json.dumps(value)}; e.dispatchEvent(new Event('{event}', {{bubbles: true}}))"
-    page.run(f"(e => {{ {told} }})(document.querySelector({json.dumps(selector)}))")
-
-
-def settle(page: Page, name: str, value: str) -> None:
-    """Set a sampling setting of the playground."""
-    choose(page, f"[name={name}]", value, "input")
-
-
-def answer_of(system: System, text: str) -> str:
-    """Return the answer to the same request without the page."""
-    told = system.http.post("/v1/chat/completions", json=chat_body(text, model="fake")).json()
-    return str(told["choices"][0]["message"]["content"]).strip()
 
 
 # --- page rules ---
@@ -137,73 +104,6 @@ def test_a_gateway_that_is_gone_is_missed_and_found_again(browser: Browser, fake
     page.close()
 
 
-# --- the playground ---
-
-
-def test_playground_answer_matches_the_api(page: Page, fake_system: System) -> None:
-    ask(page, "!tokens=12 !think=5")
-    assert wait_answered(page) == answer_of(fake_system, "!tokens=12 !think=5")
-    assert page.run("document.querySelector('.turn:last-child .thought').open") is False
-    assert page.text(".turn:last-child .thought summary").startswith("Reasoned for")
-    assert "token" in page.text(".turn:last-child .foot")
-    assert page.text("#spoken").split() == page.text(".turn:last-child .text").split()
-
-
-def test_a_stop_keeps_what_was_said_and_frees_the_worker(page: Page) -> None:
-    ask(page, "!tokens=2000 !slow=30")
-    page.wait("document.querySelector('.turn:last-child .text')?.innerText.length > 20")
-    page.click("#stop")
-    assert len(wait_answered(page)) > 20
-    page.wait("document.querySelector('#ends').innerText.includes('client left')")
-    page.click(".turn:last-child .again")
-    page.wait("!document.querySelector('#stop').hidden", "it is asked again")
-    page.click("#fresh")
-    page.wait("document.querySelectorAll('.turn').length === 0 && document.querySelector('#stop').hidden")
-
-
-def test_calls_are_shown_and_replied_to(page: Page) -> None:
-    settle(page, "tools", '[{"name": "note", "parameters": {"type": "object"}}]')
-    ask(page, "!tokens=8 !call=1")
-    wait_answered(page)
-    page.wait("document.querySelector('.called')?.innerText === 'note'")
-    json.loads(page.text(".call pre"))
-    page.type(".call textarea", "noted")
-    page.click(".call button")
-    page.wait("document.querySelectorAll('.turn').length === 4", "the reply, and an answer to it")
-    assert page.text(".turn:nth-child(3) .speaker") == "Returned by note"
-    wait_answered(page)
-
-
-def test_settings_that_cannot_be_sent_are_not_sent(page: Page) -> None:
-    settle(page, "tools", "[{")
-    ask(page, "hello")
-    assert page.run("document.querySelector('#settings').open")
-    assert page.text("#settings-problem").startswith("The tools must be JSON")
-    assert page.run("document.querySelectorAll('.turn').length") == 0
-    assert page.run("document.querySelector('#prompt').value") == "hello"
-
-
-def test_an_image_is_dropped_shown_and_sent(browser: Browser, tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-        system.start_worker("--images")
-        system.wait_ready()
-        page = browser.open(system.url)
-        page.wait("document.querySelector('#model').value === 'fake'")
-        page.run(
-            f"(() => {{ const bytes = Uint8Array.from(atob('{DOT_PNG}'), c => c.charCodeAt(0));"
-            "const dataTransfer = new DataTransfer();"
-            "dataTransfer.items.add(new File([bytes], 'dot.png', {type: 'image/png'}));"
-            "document.querySelector('.playground').dispatchEvent("
-            "new DragEvent('drop', {dataTransfer, bubbles: true, cancelable: true})); })()"
-        )
-        page.wait("document.querySelectorAll('#images img').length === 1")
-        ask(page, "What is it? !tokens=4")
-        assert wait_answered(page)
-        assert page.run("document.querySelectorAll('#images img').length") == 0
-        assert page.run("document.querySelector('.turn .images img').src.startsWith('data:image/png')")
-        page.close()
-
-
 # --- request inspection ---
 
 
@@ -256,7 +156,37 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Pa
         ask(page, "!tokens=3")
         assert wait_answered(page)
         assert page.run("Object.keys(localStorage).length") == 0
-        assert json.loads(page.run("JSON.stringify(sessionStorage)")) == {"roundhouse-key": KEY}
+        stored = json.loads(page.run("JSON.stringify(sessionStorage)"))
+        assert stored.pop("roundhouse-key") == KEY
+        assert KEY not in json.dumps(stored)
+        assert page.text("#connect-key") == "••••••••"
+        assert KEY not in page.text("body")
+        page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        page.run("document.addEventListener('copy', event => { window.copied = event.target.value; })")
+        page.click("#connect-copy")
+        page.wait("window.copied")
+        assert f"authorization: Bearer {KEY}" in page.run("window.copied")
+        page.close()
+
+
+def test_a_page_without_a_key_lists_no_errors_of_its_own(browser: Browser, tmp_path: Path) -> None:
+    with running_system(tmp_path, ["--api-key", KEY]) as system:
+        system.start_worker()
+        page = browser.open(system.url)
+        page.wait("document.querySelector('#key-dialog').open", "it asks")
+        assert "YOUR_API_KEY" in page.run("document.querySelector('#connect-snippet').textContent")
+        page.type("#key", "wrong")
+        page.press("Enter")
+        page.wait("document.querySelector('#key-why').innerText.includes('Incorrect')", "it says why")
+        page.press("Escape")
+        page.wait("document.querySelector('#verdict').innerText.includes('Incorrect')", "it gives up")
+        ask(page, "!tokens=3")
+        page.wait("document.querySelector('#key-dialog').open", "it asks before it sends anything")
+        page.type("#key", KEY)
+        page.press("Enter")
+        page.wait("document.querySelector('#model').value === 'fake'", "it is let in")
+        refusals = system.http.get("/v1/status", headers={"x-api-key": KEY}).json()["recent"]["refusals"]
+        assert [refusal["path"] for refusal in refusals if refusal["status"] == 401] == []
         page.close()
 
 

@@ -2,11 +2,11 @@
  * Conversation state of the playground: turns, the request built from them, and the streamed answer. Pure.
  *
  * A turn is `{role: "user", text, images}`, `{role: "assistant", ...answer}` or
- * `{role: "tool", call, name, text}`. Images are data URLs.
+ * `{role: "tool", call, name, text}`, each with a `number`. Images are data URLs.
  */
 
 export const EMPTY = Object.freeze({
-  role: "assistant", id: "", text: "", thought: "", calls: [], finish: null, usage: null, problem: "",
+  role: "assistant", id: "", model: "", text: "", thought: "", calls: [], finish: null, usage: null, problem: "",
   askedAt: 0, firstAt: null, answerAt: null, endedAt: null,
 });
 
@@ -21,6 +21,7 @@ export function grown(answer, chunk, now) {
   return {
     ...answer,
     id: chunk.id || answer.id,
+    model: chunk.model || answer.model,
     text: answer.text + text,
     thought: answer.thought + thought,
     calls: calls.reduce(called, answer.calls),
@@ -74,6 +75,38 @@ export function before(turns) {
   const last = turns.findLastIndex((turn) => turn.role === "assistant");
   return last < 0 ? turns : turns.slice(0, last);
 }
+
+/** Return the turns with another one, numbered. */
+export function added(turns, turn) {
+  return [...turns, { ...turn, number: 1 + Math.max(0, ...turns.map(({ number }) => number)) }];
+}
+
+/** Return the turns up to a question, with another text: what followed was about the old one. */
+export function edited(turns, place, text) {
+  return [...turns.slice(0, place), { ...turns[place], text }];
+}
+
+/** Return the turns without a question and what followed it, up to the next question. */
+export function without(turns, place) {
+  const next = turns.findIndex((turn, at) => at > place && turn.role === "user");
+  return [...turns.slice(0, place), ...(next < 0 ? [] : turns.slice(next))];
+}
+
+/**
+ * Return the turns with the usage of answers that were stopped, whose stream ended before it told; the same
+ * array if nothing changed. @param ends the recently ended requests of a status document
+ */
+export function withUsage(turns, ends) {
+  const used = turns.map((turn) => {
+    const end = turn.role === "assistant" && turn.endedAt !== null && !turn.usage && turn.id && ends.find(({ id }) => id === turn.id);
+    return end ? { ...turn, usage: usageOf(end) } : turn;
+  });
+  return used.some((turn, place) => turn !== turns[place]) ? used : turns;
+}
+
+const usageOf = (end) => ({
+  prompt_tokens: end.prompt_tokens, completion_tokens: end.answered, prompt_tokens_details: { cached_tokens: end.cached_tokens },
+});
 
 /** Return the length of the text that may be read aloud: up to the end of the last complete sentence. */
 export function sayable(text) {

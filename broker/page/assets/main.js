@@ -1,6 +1,7 @@
 /** Entry point: passes the server's status to the overview and to the playground. */
 
 import * as connect from "./connect.js";
+import { byId } from "./dom.js";
 import * as keys from "./keys.js";
 import * as looking from "./looking.js";
 import * as models from "./models.js";
@@ -9,8 +10,11 @@ import * as playground from "./playground.js";
 import * as theme from "./theme.js";
 import { watch } from "./watch.js";
 
+const WIDE = matchMedia("(min-width: 1180px)");
+
 function show(view) {
   document.body.dataset.view = view;
+  byId("settings").open = view === "playground" && WIDE.matches; // there they have a column of their own
   for (const button of document.querySelectorAll("[data-show]")) {
     button.setAttribute("aria-pressed", String(button.dataset.show === view));
   }
@@ -27,10 +31,15 @@ function views() {
 
 let looks = false;
 
+function offer(listed) {
+  connect.offer(listed);
+  playground.offer(listed);
+}
+
 function hear(status) {
   overview.show(status);
   playground.hear(status);
-  models.follow(status, connect.offer);
+  models.follow(status, offer);
   if (!looks) looking.start();
   looks = true;
 }

@@ -3,14 +3,14 @@
  * Pure: text to blocks, never HTML. Unknown markup stays as text.
  */
 
-/** @returns {{kind, spans?, items?, text?}[]} kind: `paragraph`, `heading`, `code`, `bullets` or `numbers` */
+/** @returns {{kind, spans?, items?, language?, text?}[]} kind: `paragraph`, `heading`, `code`, `bullets` or `numbers` */
 export function blocks(text) {
   return text.split(/^(```[^\n]*\n[\s\S]*?(?:^```[^\S\n]*$|$(?![\s\S])))/m).flatMap(block);
 }
 
 function block(piece) {
-  const fenced = piece.match(/^```[^\n]*\n([\s\S]*?)(?:\n?^```[^\S\n]*)?$(?![\s\S])/m);
-  if (fenced && piece.startsWith("```")) return [{ kind: "code", text: fenced[1] }];
+  const fenced = piece.match(/^```([^\n]*)\n([\s\S]*?)(?:\n?^```[^\S\n]*)?$(?![\s\S])/m);
+  if (fenced && piece.startsWith("```")) return [{ kind: "code", language: fenced[1].trim(), text: fenced[2] }];
   return piece.split(/\n{2,}/).flatMap((part) => grouped(part.split("\n")));
 }
 

@@ -1,5 +1,6 @@
 /** Renders answers: the blocks of `markdown` as elements; only changed blocks are replaced. */
 
+import { copyText } from "./clipboard.js";
 import { element } from "./dom.js";
 import { blocks } from "./markdown.js";
 
@@ -18,11 +19,18 @@ export function render(place, text) {
   while (place.children.length > wanted.length) place.lastElementChild.remove();
 }
 
-function elementOf({ kind, spans, items, text }) {
-  if (kind === "code") return element("pre", {}, element("code", {}, text));
-  if (kind === "heading") return element("h4", {}, ...inline(spans));
+function elementOf({ kind, spans, items, language, text }) {
+  if (kind === "code") return code(language, text);
+  if (kind === "heading") return element("h3", {}, ...inline(spans));
   if (kind === "paragraph") return element("p", {}, ...inline(spans));
   return element(kind === "bullets" ? "ul" : "ol", {}, ...items.map((item) => element("li", {}, ...inline(item))));
 }
 
 const inline = (spans) => spans.map(({ kind, text }) => (kind === "text" ? text : element(kind, {}, text)));
+
+function code(language, text) {
+  const copy = element("button", { type: "button", className: "link" }, "Copy");
+  copy.addEventListener("click", () => copyText(copy, text));
+  const bar = element("p", { className: "code-bar" }, element("span", {}, language || "code"), copy);
+  return element("div", { className: "code" }, bar, element("pre", {}, element("code", {}, text)));
+}

@@ -11,14 +11,14 @@ const NUMBERS = [
  */
 export function parameters(fields) {
   try {
-    return { parameters: { ...numbers(fields), ...texts(fields), ...form(fields), ...tools(fields) }, problem: "" };
+    return { parameters: { ...numbers(fields), ...texts(fields), ...format(fields), ...tools(fields) }, problem: "" };
   } catch (error) {
     return { parameters: {}, problem: error.message };
   }
 }
 
-/** Return the number of fields that are set. */
-export const chosen = (fields) => Object.values(fields).filter((value) => value.trim()).length;
+/** Return the number of settings that are set, without the system prompt. */
+export const chosen = ({ system, ...fields }) => Object.values(fields).filter((value) => value.trim()).length;
 
 function numbers(fields) {
   const given = NUMBERS.filter((name) => fields[name]?.trim());
@@ -31,24 +31,24 @@ function number(name, text) {
   return value;
 }
 
-function texts({ thinking, stop = "" }) {
+function texts({ enable_thinking: thinking, stop = "" }) {
   const strings = stop.split("\n").filter(Boolean);
   return {
-    ...(thinking ? { enable_thinking: thinking === "on" } : {}),
+    ...(thinking ? { enable_thinking: thinking === "true" } : {}),
     ...(strings.length ? { stop: strings } : {}),
   };
 }
 
-function form({ form: wanted, schema = "" }) {
+function format({ response_format: wanted, schema = "" }) {
   if (!wanted) return {};
   if (wanted === "json_object") return { response_format: { type: "json_object" } };
-  return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: json("The schema", schema) } } };
+  return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: json("schema", schema) } } };
 }
 
 function tools({ tools: list = "", tool_choice: choice }) {
   if (!list.trim()) return {};
-  const found = json("The tools", list);
-  if (!Array.isArray(found)) throw new Error("The tools must be a list.");
+  const found = json("tools", list);
+  if (!Array.isArray(found)) throw new Error("tools must be a list.");
   const offered = found.map((tool) => (tool.function ? tool : { type: "function", function: tool }));
   return { tools: offered, ...(choice ? { tool_choice: choice } : {}) };
 }

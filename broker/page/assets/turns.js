@@ -1,5 +1,6 @@
 /** Renders the conversation. */
 
+import { copyText } from "./clipboard.js";
 import { byId, copy, element, fill, keep, write } from "./dom.js";
 import { count, listed, plural, rate, seconds } from "./formats.js";
 import { render } from "./prose.js";
@@ -8,27 +9,28 @@ const NEAR_PX = 60;
 
 /**
  * @param turns see `chat`; @param going whether the last one is streaming; @param state its status line meanwhile
- * @param actions {again, reply(call, text)}
+ * @param editing the number of the turn that is edited, if any
+ * @param actions {again(), edit(number), drop(number), change(number, text), reply(call, text)}
  */
-export function show(turns, going, state, actions) {
+export function show(turns, { going, state, editing, actions }) {
   const talk = byId("talk");
   const atEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < NEAR_PX;
-  const items = turns.map((turn, place) => ({ key: `${place} ${turn.role}`, turn, last: place === turns.length - 1 }));
-  keep(byId("turns"), items, () => copy("turn"), (node, item) => {
-    one(node, item.turn, { going: going && item.last, last: item.last, state, actions });
+  const items = turns.map((turn, place) => ({ key: `${turn.number} ${turn.role}`, turn, last: place === turns.length - 1 }));
+  keep(byId("turns"), items, () => copy("turn"), (node, { turn, last }) => {
+    one(node, turn, { going: going && last, idle: !going, last, state, edited: turn.number === editing, actions });
   });
   if (atEnd) talk.scrollTop = talk.scrollHeight;
 }
 
-const SPEAKERS = { user: "You", assistant: "", tool: "Returned by" };
+const speaker = (turn) => ({ user: "You", assistant: turn.model, tool: `Result of ${turn.name}` })[turn.role];
 
 function one(node, turn, context) {
   node.dataset.role = turn.role;
   node.classList.toggle("going", context.going);
   fill(node, {
-    speaker: turn.role === "tool" ? `${SPEAKERS.tool} ${turn.name}` : SPEAKERS[turn.role],
+    speaker: speaker(turn),
     problem: turn.problem ?? "",
-    foot: turn.role === "assistant" ? foot(turn, context) : "",
+    foot: turn.role === "assistant" ? foot(turn, context) : turn.lost ? `${plural(turn.lost, "image")} not stored` : "",
     thinking: thinking(turn),
     thought: turn.thought ?? "",
   });
@@ -37,6 +39,7 @@ function one(node, turn, context) {
   else write(node.querySelector(".text"), turn.text);
   images(node.querySelector(".images"), turn.images ?? []);
   calls(node.querySelector(".calls"), turn, context);
+  editor(node, turn, context);
   buttons(node, turn, context);
 }
 
@@ -55,7 +58,7 @@ function foot({ usage, firstAt, askedAt, endedAt, finish }, { going, state }) {
   return listed(
     tokens ? plural(tokens, "token") : "", speed, firstAt ? `first token after ${seconds(firstAt - askedAt)}` : "",
     cached ? `${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens from cache` : "",
-    finish === "length" ? "token limit reached" : "", state && !finish ? state : "",
+    finish === "length" ? "token limit reached" : "", finish === "stopped" ? "stopped" : "", state && !finish ? state : "",
   );
 }
 
@@ -92,11 +95,33 @@ function pretty(text) {
   }
 }
 
-function buttons(node, turn, { going, last, actions }) {
-  const copyButton = node.querySelector(".copy");
-  copyButton.hidden = going || turn.role !== "assistant" || !turn.text || !navigator.clipboard;
-  copyButton.onclick = () => navigator.clipboard.writeText(turn.text).then(() => write(copyButton, "Copied"));
-  const again = node.querySelector(".again");
-  again.hidden = going || turn.role !== "assistant" || !last;
-  again.onclick = actions.again;
+/** Show the editor of a question in place of its text, or remove it. */
+function editor(node, turn, { edited, last, actions }) {
+  const there = node.querySelector(".edit");
+  node.querySelector(".text").hidden = edited;
+  if (!edited) return there?.remove();
+  if (there) return undefined;
+  const form = copy("edit");
+  const field = form.querySelector("textarea");
+  const leave = () => { actions.edit(null); node.querySelector(".change").focus(); };
+  field.value = turn.text;
+  write(form.querySelector(".hint"), last ? "" : "Replaces the turns that follow.");
+  form.querySelector(".cancel").addEventListener("click", leave);
+  form.addEventListener("keydown", (event) => { if (event.key === "Escape") leave(); });
+  form.addEventListener("submit", (event) => { event.preventDefault(); actions.change(turn.number, field.value.trim()); });
+  node.querySelector(".text").after(form);
+  return field.focus();
+}
+
+function buttons(node, turn, { idle, last, edited, actions }) {
+  const is = (role) => idle && !edited && turn.role === role;
+  const set = (name, shown, act) => {
+    const button = node.querySelector(name);
+    button.hidden = !shown;
+    button.onclick = act;
+  };
+  set(".copy", is("assistant") && turn.text, (event) => copyText(event.currentTarget, turn.text));
+  set(".change", is("user"), () => actions.edit(turn.number));
+  set(".drop", is("user"), () => actions.drop(turn.number));
+  set(".again", is("assistant") && last, actions.again);
 }

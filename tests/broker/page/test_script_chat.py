@@ -15,7 +15,16 @@ from broker.dialects import chat_body
 from tests.broker.page.scripts import ASSETS, Call
 
 USER = {"role": "user", "text": "hello", "images": []}
-EMPTY = {"role": "assistant", "id": "", "text": "", "thought": "", "calls": [], "finish": None, "usage": None}
+EMPTY = {
+    "role": "assistant",
+    "id": "",
+    "model": "",
+    "text": "",
+    "thought": "",
+    "calls": [],
+    "finish": None,
+    "usage": None,
+}
 EMPTY |= {"problem": "", "askedAt": 10.0, "firstAt": None, "answerAt": None, "endedAt": None}
 
 
@@ -155,6 +164,41 @@ def test_calls_wait_until_all_have_a_reply(call: Call) -> None:
     assert call("chat.js", "unanswered", [USER]) == []
 
 
+def numbered(call: Call, *turns: dict[str, Any]) -> Any:
+    found: Any = []
+    for turn in turns:
+        found = call("chat.js", "added", found, turn)
+    return found
+
+
+def test_turns_keep_their_numbers_when_others_go(call: Call) -> None:
+    turns = numbered(call, USER, answer(text="a"), USER, answer(text="b"))
+    left = call("chat.js", "without", turns, 0)
+    assert [turn["number"] for turn in left] == [3, 4]
+    assert [turn["number"] for turn in call("chat.js", "added", left, USER)] == [3, 4, 5]
+
+
+def test_a_question_goes_with_all_that_followed_it(call: Call) -> None:
+    tool = {"role": "tool", "call": "c", "name": "note", "text": "done"}
+    turns = [USER, answer(), tool, answer(text="b"), USER, answer(text="c")]
+    assert call("chat.js", "without", turns, 0) == turns[4:]
+    assert call("chat.js", "without", turns, 4) == turns[:4]
+
+
+def test_an_edited_question_is_the_last_turn(call: Call) -> None:
+    turns = [USER, answer(text="a"), USER, answer(text="b")]
+    assert call("chat.js", "edited", turns, 0, "other") == [USER | {"text": "other"}]
+
+
+def test_a_stopped_answer_gets_its_figures_from_the_status(call: Call) -> None:
+    end = {"id": "chatcmpl-1", "prompt_tokens": 9, "answered": 5, "cached_tokens": 4}
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    stopped = answer(id="chatcmpl-1", text="a", finish="stopped", endedAt=12.0)
+    assert call("chat.js", "withUsage", [USER, stopped], [end])[1] == stopped | {"usage": usage}
+    for other in (stopped | {"endedAt": None}, stopped | {"usage": {}}, stopped | {"id": "chatcmpl-2"}):
+        assert call("chat.js", "withUsage", [USER, other], [end]) == [USER, other]
+
+
 @pytest.mark.parametrize(
     ("text", "whole"),
     [
@@ -177,8 +221,9 @@ def test_fields_that_are_empty_ask_for_nothing(call: Call) -> None:
     fields = {
         "temperature": "",
         "stop": "",
-        "thinking": "",
-        "form": "",
+        "enable_thinking": "",
+        "response_format": "",
+        "system": "Be brief.",
         "tools": " ",
         "tool_choice": "required",
     }
@@ -192,8 +237,8 @@ def test_fields_are_parameters_of_the_api(call: Call) -> None:
         "temperature": "0",
         "max_tokens": "12",
         "stop": "a\n\nb",
-        "thinking": "off",
-        "form": "json_schema",
+        "enable_thinking": "false",
+        "response_format": "json_schema",
     }
     fields |= {"schema": json.dumps(schema), "tools": '[{"name": "note"}]', "tool_choice": "required"}
     told = call("settings.js", "parameters", fields)["parameters"]
@@ -212,9 +257,9 @@ def test_fields_are_parameters_of_the_api(call: Call) -> None:
 @pytest.mark.parametrize(
     ("fields", "beginning"),
     [
-        ({"tools": "[{"}, "The tools must be JSON: "),
-        ({"tools": "{}"}, "The tools must be a list."),
-        ({"form": "json_schema", "schema": ""}, "The schema must be JSON: "),
+        ({"tools": "[{"}, "tools must be JSON: "),
+        ({"tools": "{}"}, "tools must be a list."),
+        ({"response_format": "json_schema", "schema": ""}, "schema must be JSON: "),
         ({"temperature": "warm"}, "temperature must be a number."),
     ],
 )
@@ -229,11 +274,12 @@ def test_every_field_of_the_form_is_understood(call: Call) -> None:
     form = text[text.index('id="settings-form"') : text.index("</form>")]
     names = set(re.findall(r'name="(\w+)"', form))
     values = dict.fromkeys(names, "1") | {
-        "form": "json_schema",
+        "response_format": "json_schema",
         "schema": "{}",
         "tools": "[{}]",
-        "thinking": "on",
+        "enable_thinking": "true",
     }
     asked = set(call("settings.js", "parameters", values)["parameters"])
-    told = {"form": "response_format", "thinking": "enable_thinking"}
-    assert {told.get(name, name) for name in names - {"schema", "system"}} == asked
+    assert names - {"schema"} == asked
+    labels = set(re.findall(r"<label[^>]*><code>(\w+)</code>", form))
+    assert labels == names, "a label is not the API's name"

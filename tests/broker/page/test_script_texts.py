@@ -76,11 +76,16 @@ def test_blocks_are_what_was_meant(call: Call) -> None:
         {"kind": "text", "text": ",\nthree."},
     ]
     assert told[2]["items"][1] == [{"kind": "strong", "text": "water"}]
+    assert told[4]["language"] == "python"
     assert told[4]["text"] == 'print("#no heading")\n\n- no list'
 
 
 def test_code_that_is_still_being_written_is_code(call: Call) -> None:
-    assert call("markdown.js", "blocks", "So:\n```\na = 1\n")[-1] == {"kind": "code", "text": "a = 1\n"}
+    assert call("markdown.js", "blocks", "So:\n```\na = 1\n")[-1] == {
+        "kind": "code",
+        "language": "",
+        "text": "a = 1\n",
+    }
 
 
 @pytest.mark.parametrize("text", ["2 * 3 * 4", "a*b*c", "**", "`", "<b>x</b>", "snake_case_name"])
