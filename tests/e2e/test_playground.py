@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.browser import chromium
+from tests.browser import accessibility, chromium
 from tests.browser.chromium import Browser, Page
 from tests.browser.playground import answer_of, ask, choose, settle, wait_answered
 from tests.system import System, eventually, running_system
 
 DOT_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 """A PNG of one red pixel."""
-DESKTOP = (1440, 900)
+PHONE, DESKTOP = (380, 800), (1440, 900)
 LAST = ".turn:last-child"
 
 
@@ -313,7 +313,37 @@ def test_code_has_its_language_and_a_button_that_copies_it(page: Page, system: S
     assert read() == "print(1)\n\nprint(2)"
 
 
-# --- layout ---
+# --- accessibility and layout ---
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_names_headings_contrast_and_focus_order_are_in_order(
+    page: Page, dark: bool, size: tuple[int, int]
+) -> None:
+    page.size(*size)
+    page.dark(dark=dark)
+    for view in ("playground", "overview"):
+        page.run(f"location.hash = '{view}'")
+        page.wait(f"document.querySelector('.{view}').offsetParent !== null")
+        if view == "playground":
+            page.run("document.querySelector('#settings').open = true")
+            ask(page, "!tokens=5 !think=2")
+            wait_answered(page)
+            page.click(".turn:first-child .change")
+            page.wait("document.querySelector('.edit')")
+        assert accessibility.defects(page) == []
+
+
+def test_accessibility_defects_are_found(page: Page) -> None:
+    page.run(
+        "(box => { const add = (tag, more) => box.prepend(Object.assign(document.createElement(tag), more));"
+        " add('button'); add('input', {tabIndex: 3}); add('h5', {textContent: 'Pale'});"
+        " box.firstChild.style.color = 'rgb(200, 200, 200)'; })(document.querySelector('.connect'))"
+    )
+    found = "\n".join(accessibility.defects(page))
+    for defect in ("Pale: 1.", "h5 'Pale' after h", "button: ", "textbox: ", "tabindex of <input"):
+        assert defect in found
 
 
 def test_a_wide_window_gives_the_playground_all_of_its_width(page: Page) -> None:
