@@ -38,6 +38,7 @@ from broker.routes import (
     metrics,
     models,
     openapi,
+    requests,
     responses,
     status,
     tokens,
@@ -79,6 +80,7 @@ ROUTES = (
     *metrics.ROUTES,
     *cache.ROUTES,
     *inspect.ROUTES,
+    *requests.ROUTES,
     *openapi.ROUTES,
     *page.ROUTES,
 )

@@ -30,11 +30,13 @@ class Code(StrEnum):
     TEXT_GENERATION_BUSY = "text_generation_busy"
     TOO_MANY_CONNECTIONS = "too_many_connections"
     MODEL_LOADING = "model_loading"
+    MODEL_IN_USE = "model_in_use"
     MODEL_FAILED = "model_failed"
     WORKER_UNAVAILABLE = "worker_unavailable"
     WORKER_CRASHED = "worker_crashed"
     SHUTTING_DOWN = "shutting_down"
     CLIENT_TOO_SLOW = "client_too_slow"
+    REQUEST_CANCELLED = "request_cancelled"
     ENGINE_ERROR = "engine_error"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     INTERNAL_ERROR = "internal_error"
@@ -63,10 +65,12 @@ _CALLER = {
     Code.ROUTE_NOT_FOUND: (404, "This URL path does not exist."),
     Code.METHOD_NOT_ALLOWED: (405, "This URL path does not support this method."),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time."),
+    Code.MODEL_IN_USE: (409, "The model has requests in flight."),
     Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
     Code.UNSUPPORTED_CONTENT_TYPE: (415, "The request's content type is not supported."),
     Code.HOST_NOT_ALLOWED: (421, "The server does not answer as this host."),
     Code.HEADERS_TOO_LARGE: (431, "The request's headers are too many or too large."),
+    Code.REQUEST_CANCELLED: (499, "The request was cancelled by an operator of this server."),
 }
 _RETRY = {
     Code.RATE_LIMIT_EXCEEDED: (429, "This API key has reached its limit of requests in flight."),

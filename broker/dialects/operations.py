@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from broker.dialects import chat_body, completions, embeddings, rerank, tokens
+from broker.dialects import chat_body, completions, embeddings, model_choice, rerank, tokens
 from broker.dialects.constraints import between
 from broker.dialects.messages import body as messages
 from broker.dialects.responses import body as responses
@@ -95,6 +95,11 @@ OPERATIONS = (
     ),
     _read("/v1/models", "List all models, in OpenAI's or Anthropic's format", "data", parameters=_VERSION),
     _read("/v1/models/{model}", "Get one model", "id", errors=(401, 404), parameters=_VERSION),
+    *(
+        Operation("post", f"/v1/models/{verb}", f"{verb.capitalize()} a model that is loaded on demand",
+                  ("id", "object", "state"), model_choice.ModelChoice, errors=errors)
+        for verb, errors in (("load", (400, 401, 404, 413, 500)), ("unload", (400, 401, 404, 409, 413)))
+    ),
     _read("/v1/status", "Status of the gateway, its workers and their requests, with recent history",
           "object", "time", "gateway", "models", "workers", "requests", "recent",
           parameters={"history": ("query", {"enum": ["true", "false"]})}),
@@ -104,6 +109,8 @@ OPERATIONS = (
     _read("/v1/cache", "Prefix caches, by model", "object", "data"),
     Operation("delete", "/v1/cache", "Clear the prefix caches, or those of one model", ("object", "data"),
               errors=(401, 404, 503, 504), parameters={"model": ("query", _STRING)}),
+    Operation("post", "/v1/requests/{id}/cancel", "Cancel a request in flight, one of the same key",
+              ("id", "object", "cancelled"), errors=(401, 404)),
     _read("/openapi.json", "This document", "openapi"),
     _read("/v1/inspect", "The last requests as received", "object", "enabled", "data"),
     _read("/v1/inspect/{id}", "One captured request, with the tokens of its prompt", "id", "body", "prompt",

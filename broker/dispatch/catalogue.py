@@ -15,6 +15,9 @@ from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
+LOAD_ORDER_S_MAX = 300.0
+"""Time that an order to load a model lasts while its memory is in use."""
+
 Tell = Callable[[DesiredModels], None]
 """Sends the desired state to the supervisor; may be called with an unchanged one."""
 
@@ -34,6 +37,7 @@ class Catalogue:
     ) -> None:
         self.states: dict[str, ModelState] = {}
         """States of the supervisor's models, by name."""
+        self.memory_budget: int | None = None
         self._fleet = fleet
         self._flights = flights
         self._clock = clock
@@ -43,10 +47,13 @@ class Catalogue:
         self._residency: Residency | None = None
         self._names: dict[str, str] = {}
         self._leaving: frozenset[int] = frozenset()
+        self._load_orders: dict[str, float] = {}
+        """Models to load without a request, with the times of the orders."""
 
     def on_model_states(self, model_states: ModelStates) -> None:
         """Apply the model states that the supervisor reports."""
         self.states = {state.name: state for state in model_states.models}
+        self.memory_budget = model_states.memory_budget
         self._names = {
             alias: state.name for state in model_states.models for alias in (state.name, *state.aliases)
         }
@@ -105,6 +112,57 @@ class Catalogue:
         loaded = [other for other in self._fleet if other.fit and self._is_local(other)]
         return min(own, worker.cache_bytes + unused // max(1, len(loaded)))
 
+    def is_on_demand(self, name: str) -> bool:
+        """Return whether a model is loaded and unloaded by demand."""
+        return self.on_demand and name in self.states and not self.states[name].resident
+
+    # --- orders of an operator ---
+
+    def load(self, model: str) -> str:
+        """Have a model loaded as if a request waited for it; return its name. Raises `RequestError`."""
+        name = self._configured(model)
+        if self.unloaded(name) is not None:
+            self._load_orders.setdefault(name, self._clock())
+            self.update()
+        return name
+
+    def unload(self, model: str) -> str:
+        """Have an idle model unloaded, or not loaded; return its name. Raises `RequestError`."""
+        name = self._configured(model)
+        if self._residency is None or not self.is_on_demand(name):
+            raise RequestError(
+                Code.INVALID_REQUEST,
+                f"The model `{name}` is not loaded on demand, so it stays in memory.",
+                param="model",
+            )
+        self._load_orders.pop(name, None)
+        use = self._use(name)
+        if use.assigned or use.waiting_since is not None:
+            raise RequestError(
+                Code.MODEL_IN_USE, f"The model `{name}` has requests in flight.", param="model"
+            )
+        self._residency.unload(name)
+        self.update()
+        return name
+
+    def _configured(self, model: str) -> str:
+        name = self.resolve(model) or ""
+        if name not in self._fleet.models:
+            raise RequestError(
+                Code.MODEL_NOT_FOUND, f"The model `{model}` does not exist here.", param="model"
+            )
+        return name
+
+    def _load_order_since(self, name: str, *, loaded: bool) -> float | None:
+        """Return the time of the order to load a model; None if there is none, or it has ended."""
+        since = self._load_orders.get(name)
+        if since is None:
+            return None
+        if loaded or self.states[name].stage == "failed" or self._clock() - since >= LOAD_ORDER_S_MAX:
+            del self._load_orders[name]
+            return None
+        return since
+
     # --- decisions ---
 
     def update(self) -> None:
@@ -136,11 +194,14 @@ class Catalogue:
 
     def _use(self, name: str) -> ModelDemand:
         workers = [worker for worker in filter(self._is_local, self._fleet) if worker.model == name]
-        waiting = self._flights.waiting(name)
+        loaded = any(worker.fit for worker in workers)
+        waits = [flight.waiting_since for flight in self._flights.waiting(name)]
+        if (ordered_at := self._load_order_since(name, loaded=loaded)) is not None:
+            waits.append(ordered_at)
         return ModelDemand(
-            loaded=any(worker.fit for worker in workers),
+            loaded=loaded,
             assigned=sum(len(self._flights.assigned(worker.incarnation)) for worker in workers),
-            waiting_since=min((flight.waiting_since for flight in waiting), default=None),
+            waiting_since=min(waits, default=None),
             cache_bytes=sum(worker.cache_bytes for worker in workers),
         )
 

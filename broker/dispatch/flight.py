@@ -362,6 +362,9 @@ class Flights:
     def __iter__(self) -> Iterator[Flight]:
         return iter(list(self._by_id.values()))
 
+    def get(self, id: str) -> Flight | None:
+        return self._by_id.get(id)
+
     def open(self, request: Request, model: str, now: float, media: Sequence[bytes] = ()) -> Flight:
         """Open a flight that waits for a worker. Raises `ValueError` if its id is in use."""
         if request.id in self._by_id:

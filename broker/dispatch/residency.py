@@ -126,6 +126,10 @@ class Residency:
         """Return what is left of the memory budget; None: there is none."""
         return None if self._budget is None else max(0, self._budget - self._taken())
 
+    def unload(self, name: str) -> None:
+        """Unload a model that has no requests; the next one for it loads it again."""
+        self._models[name].wanted = self._models[name].state.resident
+
     def _residents(self) -> int:
         """Return the memory of the resident models."""
         return sum(

@@ -40,7 +40,15 @@ Fields = dict[str, list[str]]
 CONTAINER_HOSTS = ("host.docker.internal", "host.containers.internal")
 """Names of this machine in containers. No one else can own them: `.internal` is not a public domain."""
 
-ADMINISTRATIVE_PATHS = ("/v1/cache", "/v1/inspect", "/v1/status", "/metrics")
+ADMINISTRATIVE_PATHS = (
+    "/v1/cache",
+    "/v1/inspect",
+    "/v1/models/load",
+    "/v1/models/unload",
+    "/v1/requests",
+    "/v1/status",
+    "/metrics",
+)
 """Paths, with those below them, that change what all clients share, or reveal what others do."""
 
 DEFAULT_PORTS = {"http": 80, "https": 443}

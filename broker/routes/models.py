@@ -1,5 +1,5 @@
 """GET /v1/models[/ID] in OpenAI's format, or in Anthropic's if the request has an `anthropic-version`
-header."""
+header. POST /v1/models/load and /unload: load or unload a model that is loaded on demand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from broker.dialects.model_choice import read_choice
 from broker.dispatch.fleet import ModelEntry
+from broker.http.respond import read_body
 from broker.routes.state import GatewayState, gateway_of
 from protocol.errors import Code, RequestError
 from protocol.tasks import tasks
+
+CHOICE_BYTES_MAX = 4096
 
 
 async def list_models(request: Request) -> Response:
@@ -34,6 +38,22 @@ async def get_model(request: Request) -> Response:
     if name not in gateway.dispatcher.fleet.models:
         raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
     return JSONResponse((_anthropics if _is_anthropics(request) else _model_object)(gateway, name))
+
+
+async def load(request: Request) -> Response:
+    """Have a model loaded; return it without waiting, in the state that it is in now."""
+    gateway = gateway_of(request)
+    return JSONResponse(_model_object(gateway, gateway.dispatcher.catalogue.load(await _named(request))))
+
+
+async def unload(request: Request) -> Response:
+    """Have an idle model unloaded; return it without waiting, in the state that it is in now."""
+    gateway = gateway_of(request)
+    return JSONResponse(_model_object(gateway, gateway.dispatcher.catalogue.unload(await _named(request))))
+
+
+async def _named(request: Request) -> str:
+    return read_choice(await read_body(request, CHOICE_BYTES_MAX)).model
 
 
 def _is_anthropics(request: Request) -> bool:
@@ -69,4 +89,9 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
     return model
 
 
-ROUTES = [Route("/v1/models", list_models), Route("/v1/models/{model:path}", get_model)]
+ROUTES = [
+    Route("/v1/models", list_models),
+    Route("/v1/models/load", load, methods=["POST"]),
+    Route("/v1/models/unload", unload, methods=["POST"]),
+    Route("/v1/models/{model:path}", get_model),
+]

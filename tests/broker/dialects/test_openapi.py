@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from broker.dialects import chat_body, completions, embeddings, openapi, rerank, tokens
+from broker.dialects import chat_body, completions, embeddings, model_choice, openapi, rerank, tokens
 from broker.dialects.constraints import FIELDS
 from broker.dialects.messages import body as messages
 from broker.dialects.operations import OPERATIONS
@@ -54,6 +54,7 @@ READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     messages.Prompt: (messages.read_prompt, {"messages": SAID}),
     responses.Body: (read_response, {"input": "a"}),
     embeddings.Body: (embeddings.read, {"input": "a"}),
+    model_choice.ModelChoice: (model_choice.read_choice, {"model": "a"}),
     rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),
     tokens.Tokenize: (read_tokenize, {"prompt": "a"}),
     tokens.Detokenize: (tokens.read_detokenize, {"tokens": [1]}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
 from broker.dispatch.fleet import UnloadedModel, Worker
 from protocol.errors import Code, RequestError
 from protocol.messages import Hello, Ready
@@ -267,3 +268,69 @@ def test_a_worker_of_another_machine_serves_a_model_that_is_not_loaded_here() ->
         assert line.told[-1].wanted == ["a"]
     line.dispatcher.lost("remote")
     assert isinstance(line.dispatcher.find("b"), UnloadedModel)
+
+
+# --- orders of an operator ---
+
+
+def test_a_model_is_loaded_without_a_request_when_an_operator_orders_it() -> None:
+    depot = Depot()
+    catalogue = depot.line.dispatcher.catalogue
+    assert catalogue.load("alias") == "b"
+    assert depot.wanted() == ["b"]
+    depot.tell(b="running")
+    depot.serving("w", "b", pid=7)
+    assert catalogue.load("b") == "b"  # which changes nothing
+    assert catalogue.unload("b") == "b"
+    assert depot.wanted() == []
+
+
+def test_an_order_to_load_makes_room_and_ends_when_its_time_is_over() -> None:
+    depot = Depot(budget=10, a="running")
+    line, catalogue = depot.line, depot.line.dispatcher.catalogue
+    depot.serving("w", "a", pid=7)
+    with line.dispatcher.submit(line.dispatcher.find("a"), [request("x")], ()):
+        catalogue.load("b")
+        assert depot.wanted() == ["a"], "a is in use"
+        line.clock.now += LOAD_ORDER_S_MAX
+        catalogue.update()
+    assert depot.wanted() == ["a"], "the order has ended"
+    line.clock.now += 60
+    catalogue.load("b")
+    depot.tell(a="parked")
+    line.dispatcher.lost("w")
+    assert depot.wanted() == ["b"]
+
+
+def test_an_order_to_load_ends_when_the_model_cannot_be_loaded() -> None:
+    depot = Depot()
+    catalogue = depot.line.dispatcher.catalogue
+    catalogue.load("a")
+    depot.tell(a="failed")
+    with pytest.raises(RequestError) as caught:
+        catalogue.load("a")
+    assert caught.value.code is Code.MODEL_FAILED
+    depot.tell(a="parked")
+    assert depot.wanted() == []
+
+
+def test_a_model_with_requests_is_not_unloaded() -> None:
+    depot = Depot()
+    dispatcher = depot.line.dispatcher
+    with dispatcher.submit(dispatcher.find("a"), [request("x")], ()):
+        with pytest.raises(RequestError) as caught:
+            dispatcher.catalogue.unload("a")
+        assert (caught.value.code, caught.value.param) == (Code.MODEL_IN_USE, "model")
+        assert depot.wanted() == ["a"]
+
+
+@pytest.mark.parametrize("model", ["a", "c"])
+def test_a_model_that_stays_in_memory_or_is_unknown_cannot_be_unloaded(model: str) -> None:
+    depot = Depot()
+    depot.line.dispatcher.catalogue.on_model_states(
+        ModelStates(models=[ModelState(name="a", resident=True)], on_demand=True)
+    )
+    with pytest.raises(RequestError) as caught:
+        depot.line.dispatcher.catalogue.unload(model)
+    known = {"a": Code.INVALID_REQUEST, "c": Code.MODEL_NOT_FOUND}
+    assert (caught.value.code, caught.value.param) == (known[model], "model")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
+from broker.routes.models import CHOICE_BYTES_MAX
+from protocol.supervisor_messages import ModelState, ModelStates
 from tests.broker.application import House
 from tests.broker.asgi import run
 
@@ -55,5 +57,28 @@ def test_a_model_that_is_not_there_is_not_found(house: House) -> None:
         answer = await house.get("/v1/models/org/other").end()
         assert answer.status == 404
         assert (answer.error["code"], answer.error["param"]) == ("model_not_found", "model")
+
+    run(talk())
+
+
+def test_models_are_loaded_and_unloaded_on_order(house: House) -> None:
+    catalogue = house.line.dispatcher.catalogue
+    catalogue.on_model_states(ModelStates(models=[ModelState(name="org/spare")], on_demand=True))
+
+    async def talk() -> None:
+        loaded = await house.post("/v1/models/load", model="org/spare").end()
+        assert (loaded.status, loaded.json["id"], loaded.json["state"]) == (200, "org/spare", "unloaded")
+        assert house.line.told[-1].wanted == ["org/spare"]
+        await house.post("/v1/models/unload", model="org/spare").end()
+        assert house.line.told[-1].wanted == []
+        unknown = await house.post("/v1/models/load", model="nope").end()
+        assert (unknown.status, unknown.error["param"]) == (404, "model")
+        kept = await house.post("/v1/models/unload", model="org/model").end()
+        assert (kept.status, kept.error["param"]) == (400, "model")
+        for body, param in (({}, "model"), ({"model": 7}, "model")):
+            refused = await house.post("/v1/models/load", **body).end()
+            assert (refused.status, refused.error["param"]) == (400, param)
+        large = await house.post("/v1/models/load", model="m" * CHOICE_BYTES_MAX).end()
+        assert large.status == 413
 
     run(talk())

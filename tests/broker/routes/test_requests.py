@@ -1,0 +1,61 @@
+"""POST /v1/requests/ID/cancel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.application import House
+from tests.broker.asgi import run, until
+from tests.factories import accepted, events, reused
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_cancelled_at_its_client_and_at_its_worker(house: House, stream: bool) -> None:
+    async def talk() -> None:
+        asked = house.chat("hello", stream=stream)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "one "))
+        if stream:
+            await asked.holds(b"one ")
+        told = (await house.post(f"/v1/requests/{id}/cancel").end()).json
+        assert told == {"id": id, "object": "request", "cancelled": True}
+        answer = await asked.end()
+        assert answer.status == (200 if stream else 499)
+        assert b'"code":"request_cancelled"' in answer.body
+        assert house.cancels() == [id]
+        [end] = (await house.get("/v1/status").end()).json["recent"]["ends"]
+        assert (end["id"], end["code"]) == (id, "request_cancelled")
+        again = await house.post(f"/v1/requests/{id}/cancel").end()
+        assert (again.status, again.error["code"], again.error["param"]) == (404, "route_not_found", "id")
+
+    run(talk())
+
+
+def test_a_request_that_waits_for_a_worker_is_cancelled(house: House) -> None:
+    async def talk() -> None:
+        asked = house.chat("hello")
+        id = await house.arrived()
+        house.line.dispatcher.lost("w")
+        await until(lambda: house.line.dispatcher.flights.waiting())
+        assert (await house.post(f"/v1/requests/{id}/cancel").end()).status == 200
+        assert (await asked.end()).status == 499
+        assert not len(house.line.dispatcher.flights)
+
+    run(talk())
+
+
+def test_a_key_cancels_only_its_own_requests() -> None:
+    keyed = House(api_keys=("sesame", "simsim"))
+    keyed.line.serving("w", "org/model")
+
+    async def talk() -> None:
+        asked = keyed.respond(key="sesame")
+        path = f"/v1/requests/{await keyed.arrived()}/cancel"
+        assert (await keyed.post(path).end()).status == 401
+        refused = await keyed.get(path, "POST", x_api_key="simsim").end()
+        assert (refused.status, refused.error["param"]) == (404, "id")
+        assert (await keyed.get(path, "POST", x_api_key="sesame").end()).status == 200
+        assert (await asked.end()).status == 499
+
+    run(talk())
+    keyed.close()
