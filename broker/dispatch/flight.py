@@ -48,6 +48,8 @@ LONG_S = 60.0
 """Time of generation after which an answer without a maximum of tokens is logged."""
 _DELTA_BYTES, _LIKELY_BYTES, _CALL_BYTES = 320, 160, 160
 """Estimated memory of a plain delta, and in addition of a top logprob and of a tool-call delta."""
+PHASES_MAX = 32
+"""Maximum of recorded phases of a flight; after them the last one counts until its end."""
 TOKENS_MAX = 2**24
 """Upper bound of an answer's tokens if neither the request nor the worker sets a lower one."""
 PROVEN_PIECES = 2
@@ -101,7 +103,9 @@ class Flight:
     `suspect`: it was on a worker that crashed. `fingerprint` of the request and `prefix_hashes` (prefix
     hashes) of the prompt are computed on first use. `identity`, `plan`: of the model and worker of the last
     attempt; `model` is only the requested name. `continued_by`: the last plan that continued another one's
-    answer. `relaxed`: keywords of its JSON schema that the answer may violate.
+    answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API key that
+    sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt `preparing`,
+    `waiting`, `prefill` and `decode`; `paused` between two.
     """
 
     request: Request
@@ -109,6 +113,8 @@ class Flight:
     opened_at: float
     waiting_since: float
     media: Sequence[bytes] = ()
+    key: str = ""
+    phases: list[tuple[str, float]] = field(default_factory=list)
     attempt: Attempt | None = None
     attempts: int = 0
     resends: int = 0
@@ -198,6 +204,11 @@ class Flight:
         """Set `tokens_max` for the present worker; `context_length`: 0 if unknown."""
         asked = self.request.max_tokens if isinstance(self.request, Generate) else None
         self.tokens_max = min(limit for limit in (asked, context_length, TOKENS_MAX) if limit)
+
+    def enter(self, phase: str, now: float) -> None:
+        """Record the start of a phase."""
+        if len(self.phases) < PHASES_MAX:
+            self.phases.append((phase, now))
 
     def take(self) -> list[Item]:
         """Return all items since the last call, in order; the terminal item is last."""
@@ -370,6 +381,7 @@ class Flights:
         if request.id in self._by_id:
             raise ValueError(f"flight {request.id} is already open")
         flight = Flight(request, model, opened_at=now, waiting_since=now, media=media)
+        flight.enter("queued", now)
         self._by_id[request.id] = self._waiting[request.id] = flight
         return flight
 
@@ -380,6 +392,7 @@ class Flights:
         # The unique id keeps late messages of earlier attempts apart.
         id = flight.id if flight.attempts == 1 else f"{flight.id}~{flight.attempts}"
         flight.attempt = Attempt(id, worker, began_at=now)
+        flight.enter("preparing", now)
         del self._waiting[flight.id]
         self._by_attempt.setdefault(worker, {})[id] = flight
         deadline_s = flight.request.deadline_s
@@ -398,6 +411,7 @@ class Flights:
         self._forget_attempt(flight)
         if flight.terminal is None:
             flight.waiting_since = now
+            flight.enter("paused", now)
             self._waiting[flight.id] = flight
 
     def _forget_attempt(self, flight: Flight) -> None:

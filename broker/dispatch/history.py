@@ -6,7 +6,9 @@ there were none. All values are differences of existing totals.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from broker.dispatch.fleet import Fleet
@@ -15,12 +17,15 @@ from broker.dispatch.traffic import Traffic
 
 SAMPLE_S = 1.0
 SAMPLES_MAX = 300
+WINDOW_S = 60.0
+"""Time that percentiles and the windowed hit rate cover: most seconds have few requests, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One sample. `batch`: mean number of requests with output in a step. `cache_hit_rate`: share of prompt
-    tokens. Memory is the sum over all workers."""
+    tokens. Memory is the sum over all workers. `first_token_p50_s`, `first_token_p95_s` (times to first
+    token) and `cache_hit_rate_1m` cover the last `WINDOW_S`."""
 
     at: float
     tokens_per_s: float
@@ -33,6 +38,9 @@ class Sample:
     resident_bytes: int
     device_bytes: int
     cache_bytes: int
+    first_token_p50_s: float | None
+    first_token_p95_s: float | None
+    cache_hit_rate_1m: float | None
 
 
 COLUMNS = tuple(field.name for field in fields(Sample))
@@ -78,6 +86,8 @@ class MetricsHistory:
         self._flights = flights
         self._before = _Totals()
         self._sampled_at: float | None = None
+        self._window: deque[tuple[float, _Totals]] = deque(maxlen=int(WINDOW_S / SAMPLE_S) + 1)
+        """Totals of the samples in the window, with their times, and those just before it."""
 
     def since(self, taken: int) -> list[Sample]:
         """Return the retained samples after the first `taken`."""
@@ -88,6 +98,7 @@ class MetricsHistory:
         """Take a sample if one is due. Call this more often than once a second."""
         if self._sampled_at is None:
             self._sampled_at, self._before = now, _Totals.of(self._traffic)
+            self._window.append((now, self._before))
         elif now - self._sampled_at >= SAMPLE_S:
             self._take(now, now - self._sampled_at)
 
@@ -96,6 +107,8 @@ class MetricsHistory:
         beats = [worker.beat for worker in self._fleet if worker.beat is not None]
         told = [beat.resources for beat in beats if beat.resources is not None]
         running = sum(beat.running for beat in beats)
+        firsts = sorted(seconds for at, seconds in self._traffic.first_tokens if at > now - WINDOW_S)
+        start = self._enter_window(now, after)
         self.samples.append(
             Sample(
                 at=now,
@@ -113,10 +126,27 @@ class MetricsHistory:
                 resident_bytes=sum(each.resident_bytes for each in told),
                 device_bytes=sum(each.device_bytes for each in told),
                 cache_bytes=sum(worker.cache_bytes for worker in self._fleet),
+                first_token_p50_s=_percentile(firsts, 0.5),
+                first_token_p95_s=_percentile(firsts, 0.95),
+                cache_hit_rate_1m=_share(
+                    after.cached_tokens - start.cached_tokens, after.prompt_tokens - start.prompt_tokens
+                ),
             )
         )
         self.taken += 1
         self._sampled_at, self._before = now, after
+
+    def _enter_window(self, now: float, totals: _Totals) -> _Totals:
+        """Add totals to the window; return those of its start."""
+        self._window.append((now, totals))
+        while len(self._window) > 1 and self._window[1][0] <= now - WINDOW_S:
+            self._window.popleft()
+        return self._window[0][1]
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    """Return the smallest of the ascending `values` that at least `share` of them do not exceed."""
+    return round(values[max(0, math.ceil(share * len(values)) - 1)], 4) if values else None
 
 
 def _share(part: float, whole: float) -> float | None:

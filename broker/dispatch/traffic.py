@@ -31,6 +31,8 @@ FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 INTER_TOKEN_S = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
+FIRST_TOKENS_MAX = 512
+"""Number of recent times to first token, for percentiles."""
 REFUSALS_MAX = 64
 PATH_CHARS_MAX = 128
 
@@ -82,7 +84,8 @@ class ModelTraffic:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """A finished request. `code`: its finish reason, the code of its error, or `client_left`."""
+    """A finished request. `code`: its finish reason, the code of its error, or `client_left`. `key`: name of
+    its API key. `phases`: each with the seconds from the request's arrival to its start."""
 
     at: float
     id: str
@@ -95,6 +98,8 @@ class RequestEnd:
     first_token_s: float | None
     seconds: float
     resumes: int
+    key: str
+    phases: tuple[tuple[str, float], ...]
 
     @property
     def failed(self) -> bool:
@@ -120,6 +125,8 @@ class Traffic:
         self.ends: deque[RequestEnd] = deque(maxlen=ENDS_MAX)
         self.failures: deque[RequestEnd] = deque(maxlen=ENDS_MAX)
         """The failed ones, which are kept for longer."""
+        self.first_tokens: deque[tuple[float, float]] = deque(maxlen=FIRST_TOKENS_MAX)
+        """Recent first tokens: when, and the seconds that they took."""
         self.worker_events: deque[WorkerEvent] = deque(maxlen=WORKER_EVENTS_MAX)
 
     def of(self, model: str) -> ModelTraffic:
@@ -146,7 +153,9 @@ class Traffic:
 
     def began(self, flight: Flight, now: float) -> None:
         """Count a flight's first token."""
-        self.of(flight.model).first_token_s.observe(now - flight.opened_at)
+        seconds = now - flight.opened_at
+        self.of(flight.model).first_token_s.observe(seconds)
+        self.first_tokens.append((now, seconds))
 
     def reused(self, flight: Flight) -> None:
         """Count a flight's prefix hit, or miss."""
@@ -189,7 +198,14 @@ def _end_of(flight: Flight, now: float) -> RequestEnd:
         first_token_s=flight.started_at and flight.started_at - flight.opened_at,
         seconds=now - flight.opened_at,
         resumes=max(0, flight.attempts - 1),
+        key=flight.key,
+        phases=phases_of(flight),
     )
+
+
+def phases_of(flight: Flight) -> tuple[tuple[str, float], ...]:
+    """Return the flight's phases, each with the seconds from the flight's opening to its start."""
+    return tuple((phase, round(at - flight.opened_at, 4)) for phase, at in flight.phases)
 
 
 def kind_of(flight: Flight) -> str:

@@ -22,6 +22,7 @@ from protocol.messages import (
     EmbeddingChunk,
     Failed,
     Finished,
+    Generate,
     Heartbeat,
     PrefixHit,
     PromptLogprobs,
@@ -66,6 +67,9 @@ class WorkerMessages:
     def accept(self, message: Accepted) -> int:
         """Handle the acceptance of a request. Return the number of reported prompt tokens, 0 if not new."""
         flight = self._flight(message.id, message.incarnation)
+        if flight is not None and flight.attempt is not None and not flight.attempt.accepted:
+            # Embeddings and reranking report nothing more before their first vectors.
+            flight.enter("waiting" if isinstance(flight.request, Generate) else "prefill", self._clock())
         is_news = flight is not None and flight.accept(message)
         return tokens_reported(message) if is_news else 0
 
@@ -78,7 +82,9 @@ class WorkerMessages:
             case PrefixHit():
                 if not flight.reused(message):
                     self._dropped["unexpected"] += 1
-                elif flight.attempts == 1:
+                    return
+                flight.enter("prefill", self._clock())
+                if flight.attempts == 1:
                     self._traffic.reused(flight)
             case Finished() if flight.terminal is None and flight.lacks(message):
                 self._dropped["gap"] += 1
@@ -147,6 +153,7 @@ class WorkerMessages:
             tokens += len(delta.tokens)
             if not delta.sequence:
                 first_tokens += 1
+                flight.enter("decode", now)
                 if flight.attempts == 1:
                     self._traffic.began(flight, now)
             if flight.suspect:

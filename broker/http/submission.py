@@ -57,6 +57,8 @@ class Submission:
         admission = self.dispatcher.admission
         held = self.key_concurrency.held(key, len(requests), admission.retry_after_s)
         with held, self.dispatcher.submit(found, requests, media) as flights:
+            for flight in flights:
+                flight.key = key.name if key else ""
             wait = _Wait(self.dispatcher, found.model, flights)
             timer = None
             if self.queue_timeout_s is not None:

@@ -19,7 +19,15 @@ from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Fleet, Worker
 from broker.dispatch.flight import Flight
 from broker.dispatch.history import COLUMNS, SAMPLE_S, Sample
-from broker.dispatch.traffic import HttpCounters, Refusal, RequestEnd, Traffic, WorkerEvent, kind_of
+from broker.dispatch.traffic import (
+    HttpCounters,
+    Refusal,
+    RequestEnd,
+    Traffic,
+    WorkerEvent,
+    kind_of,
+    phases_of,
+)
 from protocol.types import (
     MemoryUsage,
     PrefixReuse,
@@ -65,11 +73,12 @@ def status(
     moment: StatusSnapshot,
     started_at: float,
     media_bytes: int = 0,
+    captured: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return the gateway, every model, every connected worker, every request, and recent events.
 
     A model's `waiting` are assigned to no worker. `line_errors`: transport errors, counted. `media_bytes`:
-    memory of images and videos.
+    memory of images and videos. `captured`: ids of requests that can be inspected; None: no inspection.
     """
     return {
         "object": "status",
@@ -80,7 +89,9 @@ def status(
             "in_flight": len(dispatcher.flights),
             "between_workers": len(dispatcher.flights.waiting()),
             "media_bytes": media_bytes,
+            "memory_budget": dispatcher.catalogue.memory_budget,
             "stopping": dispatcher.stopping,
+            "captured": captured,
             "failover": dict(dispatcher.failover.counts),
             "continued_by": dict(dispatcher.failover.continued_by),
             "dropped": dict(dispatcher.dropped),
@@ -103,6 +114,8 @@ def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
         "aliases": list(configured.aliases) if configured else [],
         "state": dispatcher.catalogue.state(name),
         "resident": configured is not None and configured.resident,
+        "on_demand": dispatcher.catalogue.is_on_demand(name),
+        "weight_bytes": configured.weight_bytes if configured else None,
         "memory_bytes": configured.memory_bytes if configured else 0,
         "waiting": len(dispatcher.flights.waiting(name)),
         "replicas": configured.replicas if configured else None,
@@ -292,6 +305,8 @@ def _request(flight: Flight, rows: dict[str, RequestStatus], moment: StatusSnaps
     first_s = None if flight.started_at is None else round(flight.started_at - flight.opened_at, 4)
     return {
         "id": flight.id,
+        "time": moment.unix(flight.opened_at),
+        "key": flight.key,
         "model": flight.model,
         "task": kind_of(flight),
         "worker": attempt.worker if attempt else None,
@@ -305,6 +320,7 @@ def _request(flight: Flight, rows: dict[str, RequestStatus], moment: StatusSnaps
         "reuse": reuse_of(flight.reuse),
         "preemptions": row.preemptions if row else 0,
         "resumes": max(0, flight.attempts - 1),
+        "phases": phases_of(flight),
     }
 
 
@@ -361,6 +377,8 @@ def _end(end: RequestEnd, moment: StatusSnapshot) -> dict[str, Any]:
         "time_to_first_token_s": None if end.first_token_s is None else round(end.first_token_s, 4),
         "seconds": round(end.seconds, 3),
         "resumes": end.resumes,
+        "key": end.key,
+        "phases": end.phases,
     }
 
 

@@ -66,6 +66,7 @@ def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:
         moment,
         gateway.started_at,
         gateway.media.held,
+        [kept.flight.id for kept in gateway.inspection.kept] if gateway.inspection else None,
     )
     if since is not None:
         told["history"] = report.history(dispatcher.history.since(since), moment)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dispatch.history import SAMPLES_MAX
+from broker.dispatch.traffic import FIRST_TOKENS_MAX
 from protocol.messages import Heartbeat
 from protocol.types import Resources
 from tests.broker.dispatcher_line import Line
@@ -49,6 +50,38 @@ def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
     assert (first.resident_bytes, first.device_bytes, first.cache_bytes) == (7, 8, 9)
     assert (second.tokens_per_s, second.batch, second.time_to_first_token_s) == (0.0, None, None)
     assert (second.inter_token_s, second.cache_hit_rate, second.running) == (None, None, 1)
+
+
+def first_token_after(line: Line, seconds: float, cached: int) -> None:
+    """Serve a request of 3 prompt tokens, of which some are cached."""
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
+        line.say("w", accepted("w", "a"), reused("w", "a", cached, "ram"))
+        line.clock.now += seconds
+        line.say("w", events("w", "a", "x"))
+
+
+def test_percentiles_and_the_windowed_hit_rate_cover_the_last_minute() -> None:
+    line = serving()
+    for number in range(20):
+        first_token_after(line, 8.0 if number == 0 else 0.1, cached=number % 2 * 3)
+    pass_s(line, 1.0)
+    full = line.dispatcher.history.samples[-1]
+    assert (full.first_token_p50_s, full.first_token_p95_s, full.cache_hit_rate_1m) == (0.1, 0.1, 0.5)
+    for _ in range(2):
+        first_token_after(line, 4.0, cached=0)
+    pass_s(line, 1.0)
+    assert line.dispatcher.history.samples[-1].first_token_p95_s == 4.0
+    for _ in range(61):
+        pass_s(line, 1.0)
+    empty = line.dispatcher.history.samples[-1]
+    assert (empty.first_token_p50_s, empty.first_token_p95_s, empty.cache_hit_rate_1m) == (None, None, None)
+
+
+def test_first_tokens_kept_for_percentiles_are_bounded() -> None:
+    line = serving()
+    for _ in range(FIRST_TOKENS_MAX + 1):
+        first_token_after(line, 0.0, cached=0)
+    assert len(line.dispatcher.traffic.first_tokens) == FIRST_TOKENS_MAX
 
 
 def test_requests_that_no_worker_has_wait_too() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from broker.dispatch.flight import PHASES_MAX
 from broker.dispatch.traffic import CLIENT_LEFT, ENDS_MAX, Histogram
 from protocol.errors import RequestError
 from protocol.messages import Finished
@@ -137,3 +138,31 @@ def test_each_bound_has_all_that_is_no_greater(observed: list[tuple[float, int]]
     ]
     assert histogram.count == len(values)
     assert histogram.sum == pytest.approx(sum(values))
+
+
+def test_the_phases_of_a_request_are_recorded_across_workers() -> None:
+    line = Line()
+    line.serving("w")
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
+        for message in (accepted("w", "a"), reused("w", "a"), events("w", "a", "x")):
+            line.clock.now += 1.0
+            line.say("w", message)
+        line.clock.now += 1.0
+        line.dispatcher.lost("w")
+        line.clock.now += 2.0
+        line.serving("w2")
+        for message in (accepted("w2", "a~2"), reused("w2", "a~2"), events("w2", "a~2", "y")):
+            line.clock.now += 1.0
+            line.say("w2", message)
+    assert line.dispatcher.traffic.ends[-1].phases == (
+        *(("queued", 0.0), ("preparing", 0.0), ("waiting", 1.0), ("prefill", 2.0), ("decode", 3.0)),
+        *(("paused", 4.0), ("preparing", 6.0), ("waiting", 7.0), ("prefill", 8.0), ("decode", 9.0)),
+    )
+
+
+def test_recorded_phases_are_bounded() -> None:
+    line = Line()
+    flight = line.dispatcher.flights.open(request("a"), "m", line.clock.now)
+    for _ in range(PHASES_MAX):
+        flight.enter("paused", line.clock.now)
+    assert len(flight.phases) == PHASES_MAX

@@ -37,6 +37,14 @@ async def answered(house: House, content: str, **fields: object) -> str:
     return id
 
 
+def test_the_status_names_the_requests_that_can_be_inspected(inspected: House) -> None:
+    async def talk() -> None:
+        id = await answered(inspected, "hello")
+        assert (await inspected.get("/v1/status").end()).json["gateway"]["captured"] == [id]
+
+    run(talk())
+
+
 def test_requests_are_not_captured_unless_inspection_is_enabled(house: House) -> None:
     async def talk() -> None:
         id = await answered(house, "secret")

@@ -79,7 +79,9 @@ def test_a_gateway_alone_tells_of_itself() -> None:
             "in_flight": 0,
             "between_workers": 0,
             "media_bytes": 0,
+            "memory_budget": None,
             "stopping": False,
+            "captured": None,
             "failover": {},
             "continued_by": {},
             "dropped": {},
@@ -122,6 +124,8 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "aliases": ["small"],
         "state": "loading",
         "resident": True,
+        "on_demand": False,
+        "weight_bytes": None,
         "memory_bytes": 7,
         "waiting": 0,
         "replicas": 1,
@@ -133,6 +137,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "answered_tokens": 0,
     }
     assert (other["model"], other["state"], other["waiting"]) == ("other", "unloaded", 1)
+    assert other["on_demand"]
     assert (other["resident"], other["restarts"], other["last_end"]) == (False, 0, "")
     assert (other["last_end_reason"], other["failure"]) == ("", "")
 

@@ -59,3 +59,25 @@ def test_a_key_cancels_only_its_own_requests() -> None:
 
     run(talk())
     keyed.close()
+
+
+def test_the_status_names_the_key_of_a_request_and_its_phases() -> None:
+    keyed = House(api_keys=("sesame",))
+    keyed.line.serving("w", "org/model")
+
+    async def talk() -> None:
+        asked = keyed.respond(key="sesame")
+        id = await keyed.arrived()
+        keyed.line.say("w", accepted("w", id))
+        status = (await keyed.get("/v1/status", x_api_key="sesame").end()).json
+        [request] = status["requests"]
+        assert (request["id"], request["key"]) == (id, "key 1")
+        assert [phase for phase, _ in request["phases"]] == ["queued", "preparing", "waiting"]
+        assert abs(status["time"] - request["time"]) < 60
+        asked.leave()
+        await asked.end()
+        [end] = (await keyed.get("/v1/status", x_api_key="sesame").end()).json["recent"]["ends"]
+        assert (end["key"], end["phases"]) == ("key 1", request["phases"])
+
+    run(talk())
+    keyed.close()
