@@ -103,8 +103,8 @@ class Flight:
     `suspect`: it was on a worker that crashed. `fingerprint` of the request and `prefix_hashes` (prefix
     hashes) of the prompt are computed on first use. `identity`, `plan`: of the model and worker of the last
     attempt; `model` is only the requested name. `continued_by`: the last plan that continued another one's
-    answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API key that
-    sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt `preparing`,
+    answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API key
+    that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt `preparing`,
     `waiting`, `prefill` and `decode`; `paused` between two.
     """
 

@@ -8,7 +8,8 @@ import pytest
 from tests.browser import chromium
 from tests.system import System
 
-collect_ignore = [] if chromium.find() else ["test_dashboard.py", "test_playground.py"]
+PAGE = ["test_dashboard.py", "test_overview.py", "test_playground.py"]
+collect_ignore = [] if chromium.find() else PAGE
 
 
 @pytest.fixture(scope="module")

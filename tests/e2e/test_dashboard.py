@@ -52,7 +52,9 @@ def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
     assert page.text("#announced").startswith("Lost the worker of fake")
     assert "connection lost" in page.text("#models .trouble")
     assert "lost: connection lost" in page.text("#events")
-    page.wait("document.querySelector('#requests .phase')?.innerText === 'waiting for a worker'", "the pause")
+    page.wait(
+        "document.querySelector('#requests .status')?.innerText === 'waiting for the next worker'", "it waits"
+    )
     page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker was lost')")
     page.wait("document.querySelector('.plot .pause')", "the pause in the charts")
     told = page.text(".turn:last-child .text")
@@ -63,7 +65,9 @@ def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
     assert wait_answered(page) == expected
     assert page.text(".turn:last-child .problem") == ""
     page.wait("/fake ready.*after/s.test(document.querySelector('#events').innerText)", "how long it took")
-    page.wait("document.querySelector('#ends').innerText.includes('1 resume')", "what it went through")
+    page.click("#requests .open")
+    page.wait("document.querySelector('#requests .facts').innerText.includes('resumed once')", "its history")
+    assert page.run("document.querySelectorAll('.waterfall [data-phase=paused]').length") == 1
 
 
 # --- the overview ---
@@ -71,25 +75,21 @@ def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
 
 def test_the_overview_is_drawn_from_what_happens(page: Page) -> None:
     ask(page, "!tokens=60 !slow=30")
-    page.wait("document.querySelectorAll('#requests li').length === 1", "the request in flight")
-    assert page.text("#requests-count") == "1"
+    page.wait("document.querySelector('#requests .status')?.innerText === 'decode'", "the active request")
+    assert page.text("#requests-count") == "1 active request"
     assert "ready · pid" in page.text("#models")
     page.wait("document.querySelector('.chart .line-1').getAttribute('d').includes('L')", "a line")
     page.wait("parseFloat(document.querySelector('.chart .now').innerText) > 5", "tokens per second")
-    page.run("document.querySelector('.chart').focus()")
-    page.press("ArrowLeft")
-    assert page.run("document.querySelector('.chart .cursor').hidden") is False
-    assert page.run("/^\\d\\d:/.test(document.querySelector('.chart .title').innerText)")
     wait_answered(page)
-    page.wait("document.querySelector('#ends').innerText.includes('fake · stop')", "its end")
-    page.wait("document.querySelector('#requests').innerText === ''")
+    page.wait("document.querySelector('#requests .status').innerText === 'stop'", "its end")
+    assert page.text("#requests-count") == ""
 
 
 def test_a_failure_is_told_where_it_happened_and_in_the_overview(page: Page) -> None:
     ask(page, "!fail=3")
     wait_answered(page)
     assert page.text(".turn:last-child .problem") != ""
-    page.wait("document.querySelector('#errors').innerText.includes('engine_error')")
+    page.wait("document.querySelector('#requests').innerText.includes('engine error')")
 
 
 def test_a_gateway_that_is_gone_is_missed_and_found_again(browser: Browser, fake_system: System) -> None:
@@ -114,8 +114,9 @@ def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
         page.wait("document.querySelector('#model').value === 'fake'")
         ask(page, "A question !tokens=5")
         answered = wait_answered(page)
-        page.wait("document.querySelector('#kept .more')?.innerText.includes('6 tokens')")
-        page.click("#kept button")
+        page.wait("document.querySelector('#requests .status')?.innerText === 'stop'", "its end")
+        page.click("#requests .open")
+        page.click("#requests .inspect")
         page.wait("document.querySelector('#look').open")
         assert page.text("#look-prompt").split() == ["signal", "rails", "whistle"]
         assert '"stream": true' in page.text("#look-body")
@@ -126,7 +127,6 @@ def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
         assert page.run("document.querySelector('#look-answer .token').title").startswith("61%")
         page.press("Escape")
         page.wait("!document.querySelector('#look').open")
-        assert page.run("document.querySelectorAll('#kept li').length") == 1
         assert page.complaints() == []
         page.close()
 
@@ -134,8 +134,9 @@ def test_a_request_is_looked_into(browser: Browser, tmp_path: Path) -> None:
 def test_inspection_is_hidden_unless_enabled(page: Page) -> None:
     ask(page, "!tokens=3")
     wait_answered(page)
-    assert page.run("document.querySelector('#kept-section').hidden")
-    assert page.text("#errors") == ""
+    page.wait("document.querySelector('#requests .status')?.innerText === 'stop'", "its end")
+    page.click("#requests .open")
+    assert page.run("document.querySelector('#requests .inspect').hidden")
 
 
 # --- keys ---

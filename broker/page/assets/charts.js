@@ -5,8 +5,6 @@ import { greatest, latest } from "./samples.js";
 
 export const WIDTH = 300;
 export const HEIGHT = 100;
-/** Maximum age in samples of the number above a chart, for values that do not come every second. */
-const RECENT = 60;
 const SPANS_S = [60, 120, 180, 240, 300];
 
 const one = (column) => [{ column, name: "" }];
@@ -14,14 +12,15 @@ const both = ([running, waiting]) => (waiting ? `${count(running)} + ${count(wai
 
 export const CHARTS = [
   { title: "Tokens per second", series: one("tokens_per_s"), write: rate, within: 1 },
-  { title: "Time to first token", series: one("time_to_first_token_s"), write: seconds, dots: true },
+  { title: "Time to first token", write: seconds, isLogarithmic: true, within: 1,
+    series: [{ column: "first_token_p50_s", name: "p50" }, { column: "first_token_p95_s", name: "p95" }] },
   { title: "Batch size", series: one("batch"), write: rate, atLeast: 4, within: 5 },
-  { title: "Requests", series: [{ column: "running", name: "running" }, { column: "waiting", name: "waiting" }],
+  { title: "Active requests", series: [{ column: "running", name: "running" }, { column: "waiting", name: "waiting" }],
     write: count, head: both, atLeast: 4, within: 1 },
-  { title: "Cache hit rate", series: one("cache_hit_rate"), write: percent, most: 1, dots: true },
+  { title: "Prefix-cache hit rate", series: one("cache_hit_rate_1m"), write: percent, most: 1, within: 1 },
   { title: "Memory", within: 1, write: bytes, base: 1024,
     series: [{ column: "resident_bytes", name: "process" }, { column: "device_bytes", name: "device" },
-      { column: "cache_bytes", name: "KV cache" }] },
+      { column: "cache_bytes", name: "cache" }] },
 ];
 
 /** Return the time span shown, in seconds: the age of the samples in whole minutes, up to five. */
@@ -35,41 +34,60 @@ export const across = (time, { now, span: width }) => WIDTH * (1 - (now - time) 
 
 /**
  * Return the chart at an index of `CHARTS`, for the time axis `{now, span}`, both in seconds.
- * @returns {{title, now, top, label, lines, area, bands}} SVG paths and texts; `bands` are pauses: x and width
+ * @returns {{title, now, top, bottom, label, lines, area, bands}} SVG paths and texts; `bands` are pauses: x and width
  */
 export function plot(place, samples, pauses, time) {
   const chart = CHARTS[place];
   const columns = chart.series.map((series) => series.column);
-  const top = chart.most ?? ceiling(Math.max(greatest(samples, columns), chart.atLeast ?? 0), chart.base);
-  const runs = columns.map((column) => points(samples, column, time, top));
+  const scale = chart.isLogarithmic ? logarithmic(samples, columns) : linear(chart, samples, columns);
+  const runs = columns.map((column) => points(samples, column, time, scale));
+  const values = columns.map((column) => current(chart, samples, column));
   return {
     title: chart.title,
-    now: head(chart, samples),
-    top: top ? chart.write(top) : "",
-    label: `${chart.title}: ${told(place, samples)}; at most ${chart.write(greatest(samples, columns))} in ${minutes(time.span)}`,
-    lines: runs.map(chart.dots ? dots : path),
-    area: columns.length === 1 && !chart.dots ? area(runs[0]) : "",
+    now: head(chart, values),
+    top: scale.top ? chart.write(scale.top) : "",
+    bottom: scale.bottom ? chart.write(scale.bottom) : "",
+    label: `${told(place, values)}; at most ${chart.write(greatest(samples, columns))} in ${minutes(time.span)}`,
+    values: values.map(chart.write),
+    lines: runs.map(path),
+    area: columns.length === 1 ? area(runs[0]) : "",
     bands: pauses.map((pause) => band(pause, time)).filter((found) => found.width > 0),
   };
 }
 
-const current = (chart, samples, column) => latest(samples, column, chart.within ?? RECENT);
+const current = (chart, samples, column) => latest(samples, column, chart.within);
 
-function head(chart, samples) {
-  const values = chart.series.map(({ column }) => current(chart, samples, column));
-  return chart.head ? chart.head(values) : chart.write(values[0]);
+const head = (chart, values) => (chart.head ? chart.head(values) : chart.write(values[0]));
+
+/** Return what a chart shows of one sample. @returns {{now, label, values}} texts; `values` of each series */
+export function reading(place, sample) {
+  const chart = CHARTS[place];
+  const values = chart.series.map(({ column }) => sample[column]);
+  return { now: head(chart, values), label: told(place, values), values: values.map(chart.write) };
+}
+
+function told(place, values) {
+  const { series, write } = CHARTS[place];
+  return series.map(({ name }, number) => `${name} ${write(values[number])}`.trim()).join(", ");
 }
 
 export const minutes = (span) => `${span / 60} min`;
 
-/** Return the current values of a chart, or those of one sample, as text. */
-export function told(place, samples, sample = null) {
-  const chart = CHARTS[place];
-  const values = chart.series.map(({ column, name }) => {
-    const value = sample ? sample[column] : current(chart, samples, column);
-    return `${name} ${chart.write(value)}`.trim();
-  });
-  return values.join(", ");
+// --- scales ---
+
+/** Return the scale from 0 to a round number above all values. */
+function linear(chart, samples, columns) {
+  const top = chart.most ?? ceiling(Math.max(greatest(samples, columns), chart.atLeast ?? 0), chart.base);
+  return { top, bottom: 0, share: (value) => (top ? value / top : 0) };
+}
+
+/** Return the logarithmic scale around all values, of a decade or more: an outlier leaves the others apart. */
+function logarithmic(samples, columns) {
+  const values = samples.flatMap((sample) => columns.map((column) => sample[column])).filter((value) => value > 0);
+  if (!values.length) return { top: 0, bottom: 0, share: () => 0 };
+  const top = ceiling(Math.max(...values));
+  const bottom = Math.min(top / 10, 10 ** Math.floor(Math.log10(Math.min(...values))));
+  return { top, bottom, share: (value) => Math.log(Math.max(value, bottom) / bottom) / Math.log(top / bottom) };
 }
 
 /** Round up to 1, 2 or 5 times a power of ten, in units that are powers of `base`. */
@@ -81,22 +99,20 @@ export function ceiling(value, base = 10) {
 }
 
 /** Return runs of points; a missing value ends a run. */
-function points(samples, column, time, top) {
+function points(samples, column, time, { top, share }) {
   const runs = [[]];
   for (const sample of samples) {
     const x = across(sample.time, time);
     if (sample[column] === null) runs.push([]);
-    else if (x >= 0 && top > 0) runs.at(-1).push([x, HEIGHT * (1 - Math.min(1, sample[column] / top))]);
+    else if (x >= 0 && top > 0) runs.at(-1).push([x, HEIGHT * (1 - Math.min(1, share(sample[column])))]);
   }
   return runs.filter((run) => run.length);
 }
 
 const at = ([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`;
 
-/** A zero-length line is drawn as a dot, because of its round caps. */
-const DOT = "h0.01";
-const dots = (runs) => runs.flat().map((point) => `M${at(point)}${DOT}`).join("");
-const path = (runs) => runs.map((run) => `M${run.map(at).join("L")}${run.length === 1 ? DOT : ""}`).join("");
+/** A line of one point has no length, and is drawn as a dot because of its round caps. */
+const path = (runs) => runs.map((run) => `M${run.map(at).join("L")}${run.length === 1 ? "h0.01" : ""}`).join("");
 
 const area = (runs) =>
   runs.map((run) => `M${run[0][0].toFixed(1)} ${HEIGHT}L${run.map(at).join("L")}V${HEIGHT}Z`).join("");

@@ -2,13 +2,7 @@
  * Content of the request inspector: the rendered prompt and the output, token by token. Pure.
  */
 
-import { count, listed, percent, plural } from "./formats.js";
-
-/** Return one line for each captured request. */
-export const lines = ({ data }) => data.map((each) => ({
-  key: each.id, id: each.id, path: each.path, model: each.model,
-  more: listed(each.code ?? "running", plural(each.prompt_tokens, "prompt token"), plural(each.answered, "token")),
-}));
+import { count, percent } from "./formats.js";
 
 /** Describe how much came from the prefix cache, and why no more did. */
 export function reuse({ reuse: told, prompt_tokens: prompt }) {

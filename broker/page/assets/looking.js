@@ -1,37 +1,19 @@
-/** List of captured requests and the inspector dialog; hidden if the server captures none. */
+/** The inspector: a dialog with a captured request, its prompt and its output tokens. */
 
 import { ask } from "./api.js";
-import { byId, copy, element, fill, keep, write } from "./dom.js";
-import { halves, laidOut, likelihoods, lines, reuse, scoring } from "./inspection.js";
+import { byId, element, write } from "./dom.js";
+import { halves, laidOut, likelihoods, reuse, scoring } from "./inspection.js";
 
-const EVERY_MS = 3000;
 const UNLIKELY_PERCENT = 40; // of red behind the most unlikely token; more would be unreadable
 let shown = null;
 
-/** Start polling; call it once the server responds. */
-export async function start() {
+export function start() {
   byId("look-close").addEventListener("click", () => byId("look").close());
   byId("look-likely").addEventListener("click", showLikelihoods);
-  while (await list()) await new Promise((resolve) => { setTimeout(resolve, EVERY_MS); });
 }
 
-/** Update the list. Resolves to false if the server captures no requests. */
-async function list() {
-  const answer = await ask("/v1/inspect").catch((error) => error);
-  if (!answer.ok) return true; // retry later
-  const told = await answer.json();
-  byId("kept-section").hidden = !told.enabled;
-  keep(byId("kept"), lines(told), line, fill);
-  return told.enabled;
-}
-
-function line({ id }) {
-  const made = copy("kept");
-  made.querySelector("button").addEventListener("click", () => look(id));
-  return made;
-}
-
-async function look(id) {
+/** Open the inspector with the captured request of this id. */
+export async function look(id) {
   say("");
   byId("look-prompt").replaceChildren();
   byId("look-answer").replaceChildren();

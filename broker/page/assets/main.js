@@ -3,7 +3,6 @@
 import * as connect from "./connect.js";
 import { byId } from "./dom.js";
 import * as keys from "./keys.js";
-import * as looking from "./looking.js";
 import * as models from "./models.js";
 import * as overview from "./overview.js";
 import * as playground from "./playground.js";
@@ -29,8 +28,6 @@ function views() {
   fromAddress();
 }
 
-let looks = false;
-
 function offer(listed) {
   connect.offer(listed);
   playground.offer(listed);
@@ -40,8 +37,6 @@ function hear(status) {
   overview.show(status);
   playground.hear(status);
   models.follow(status, offer);
-  if (!looks) looking.start();
-  looks = true;
 }
 
 theme.start();

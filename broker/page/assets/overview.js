@@ -1,14 +1,21 @@
 /** The overview: fills the templates with the values from `view`. */
 
+import { ask } from "./api.js";
 import { byId, copy, fill, keep, write } from "./dom.js";
 import * as drawing from "./drawing.js";
+import * as looking from "./looking.js";
 import { pauses } from "./pauses.js";
+import * as requests from "./requests.js";
 import { joined } from "./samples.js";
 import { view } from "./view.js";
 
 let samples = [];
 
-export const start = drawing.start;
+export function start() {
+  drawing.start();
+  looking.start();
+  requests.start();
+}
 
 /** Show a status document. */
 export function show(status) {
@@ -17,10 +24,9 @@ export function show(status) {
   const told = view(status);
   verdict(told.verdict);
   write(byId("about"), told.about);
-  write(byId("requests-count"), told.requests.length ? String(told.requests.length) : "");
-  keep(byId("models"), told.models, () => copy("model"), card);
-  keep(byId("requests"), told.requests, () => copy("request"), fill);
-  for (const name of ["events", "errors", "ends"]) keep(byId(name), told[name], () => copy("line"), fill);
+  keep(byId("models"), told.models, makeCard, card);
+  keep(byId("events"), told.events, () => copy("line"), fill);
+  requests.show(status);
 }
 
 /** Show why there is no newer status. */
@@ -34,6 +40,22 @@ function verdict({ tone, text }) {
   if (lamp.dataset.tone !== tone) write(byId("announced"), text);
   lamp.dataset.tone = tone;
   write(byId("verdict").querySelector(".words"), text);
+}
+
+function makeCard({ name }) {
+  const made = copy("model");
+  for (const verb of ["load", "unload"]) {
+    made.querySelector(`.${verb}`).addEventListener("click", (event) => order(verb, name, made, event.currentTarget));
+  }
+  return made;
+}
+
+/** Load or unload a model; what becomes of it, the next status says. */
+async function order(verb, model, node, button) {
+  button.disabled = true;
+  const refused = await ask(`/v1/models/${verb}`, { body: { model } }).then(() => "", (error) => error.message);
+  write(node.querySelector(".refused"), refused);
+  button.disabled = false;
 }
 
 function card(node, model) {

@@ -1,4 +1,4 @@
-/** Outages of models: from the loss of a worker until the next one is ready. Pure. */
+/** Outages of models: from the loss of a worker until the next one is ready. A shutdown is none. Pure. */
 
 const COMING = new Set(["connected", "ready"]);
 
@@ -19,7 +19,7 @@ export function pauses(events) {
   for (const event of events.toReversed()) {
     const what = kind(event);
     if (what === "ready") close(open, event);
-    else if (what !== "connected" && !open.has(event.model)) {
+    else if (what === "lost" && !open.has(event.model)) {
       const pause = { model: event.model, from: event.time, to: null, how: event.what };
       open.set(event.model, pause);
       found.push(pause);

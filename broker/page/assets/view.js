@@ -5,27 +5,16 @@
 
 import { bytes, clock, count, listed, percent, plural, rate, seconds } from "./formats.js";
 import { kind, pauseOf, pauses } from "./pauses.js";
+import { phaseOf, ratio, unique, waitOf } from "./table.js";
 
-/** @returns {{verdict, about, models, requests, events, errors, ends}} each list with a `key` in every item */
+/** @returns {{verdict, about, models, events}} each list with a `key` in every item */
 export function view(status) {
   return {
     verdict: verdict(status),
     about: `${status.gateway.version} · up ${seconds(status.gateway.uptime_s)}`,
     models: status.models.map((model) => modelCard(status, model)),
-    requests: status.requests.map(requestLine),
-    events: unique(withPauses(status.recent.workers)),
-    errors: unique(errors(status.recent)),
-    ends: unique(status.recent.ends.map(endLine)),
+    events: unique(workerEvents(status.recent.workers)),
   };
-}
-
-/** Make keys unique: the same thing may have two events in the same millisecond. */
-function unique(lines) {
-  const seen = new Map();
-  return lines.toReversed().map((line) => {
-    seen.set(line.key, (seen.get(line.key) ?? 0) + 1);
-    return { ...line, key: `${line.key} ${seen.get(line.key)}` };
-  }).toReversed();
 }
 
 // --- overall state ---
@@ -36,7 +25,7 @@ function verdict(status) {
   if (away.length) return { tone: "bad", text: lost(away) };
   const failed = status.models.filter((model) => model.state === "failed");
   if (failed.length) return { tone: "bad", text: `Cannot load ${names(failed)}` };
-  const serving = status.workers.filter((worker) => worker.state === "ready").length;
+  const serving = new Set(status.workers.filter(({ state }) => state === "ready").map(({ model }) => model)).size;
   if (serving) return { tone: "good", text: serves(status, serving) };
   const loading = status.workers.some((worker) => worker.state === "loading");
   return loading ? { tone: "busy", text: "Loading a model" } : { tone: "idle", text: "No worker is connected" };
@@ -51,8 +40,8 @@ function lost(models) {
 const names = (models) => models.map((model) => model.model).join(", ");
 
 function serves(status, serving) {
-  const air = status.requests.length;
-  return `Serving ${plural(serving, "model")}, ${air ? plural(air, "request") : "no requests"} in flight`;
+  const active = status.requests.length;
+  return `Serving ${plural(serving, "model")}, ${active ? plural(active, "active request") : "no active requests"}`;
 }
 
 // --- models and their workers ---
@@ -68,24 +57,38 @@ function modelCard(status, model) {
     tone: pause ? "bad" : TONES[model.state] ?? "idle",
     state: pause ? `worker lost, ${seconds(status.time - pause.from)} ago` : model.state,
     detail: detail(model),
-    trouble: pause ? listed(pause.how, model.waiting && `${plural(model.waiting, "request waits", "requests wait")} for the next worker`) : "",
+    wait: !pause && model.waiting ? `${plural(model.waiting, "request waits", "requests wait")} · ${waitOf(status, model.model)[0]}` : "",
+    trouble: pause ? listed(pause.how, model.waiting && `${plural(model.waiting, "request waits", "requests wait")} for the next worker`)
+      : trouble(status, model),
+    canLoad: Boolean(model.on_demand) && model.state === "unloaded",
+    canUnload: Boolean(model.on_demand) && ["loaded", "loading"].includes(model.state),
     workers: workers.map(workerLine),
   };
 }
+
+/** Return why a model cannot be loaded, or is not likely to be. */
+function trouble(status, model) {
+  if (model.failure) return model.failure;
+  if (model.state === "failed") return model.last_end || "It cannot be loaded. The server's log has the reason.";
+  const budget = status.gateway.memory_budget;
+  return budget && model.weight_bytes > budget ? `It is larger than the memory budget of ${bytes(budget)}.` : "";
+}
+
+const onDisk = ({ weight_bytes: size, on_demand: isOnDemand }) =>
+  size ? `${bytes(size)} on disk` : isOnDemand && size === null ? "not on this machine yet" : "";
 
 function detail(model) {
   const restarts = model.restarts ? plural(model.restarts, "restart") : "";
   return listed(
     model.aliases.length ? `also ${model.aliases.join(", ")}` : "",
     restarts && (model.last_end_reason ? `${restarts}, last: ${endWords(model.last_end_reason)}` : restarts),
+    onDisk(model),
     model.answered_tokens ? `${plural(model.answered_tokens, "token")} generated` : "",
   );
 }
 
 /** Describe how a process ended, by its code: `sigkill`, `exit_1`, `not_started`. */
 const endWords = (reason) => reason.startsWith("sig") ? reason.toUpperCase() : reason.replaceAll("_", " ");
-
-const ratio = (part, whole) => (whole ? Math.min(1, part / whole) : 0);
 
 function workerLine(worker) {
   const prefix = worker.prefix ?? {};
@@ -127,41 +130,7 @@ function reuse(prefix) {
   return `${percent(prefix.token_hit_rate)} of prompt tokens from cache`;
 }
 
-// --- requests in flight ---
-
-const PHASES = {
-  queued: ["waiting for a worker", "bad"], preparing: ["preparing", "busy"], waiting: ["waiting", "busy"],
-  prefilled: ["waiting for a row", "busy"], prefill: ["prefill", "busy"], decode: ["decode", "good"],
-};
-
-export function requestLine(request) {
-  const [phase, tone] = PHASES[request.phase] ?? [request.phase, "idle"];
-  return {
-    key: request.id,
-    id: request.id,
-    model: request.model,
-    tone,
-    phase,
-    reading: request.phase === "prefill",
-    share: ratio(request.prefilled, request.prompt_tokens),
-    tokens: listed(request.answered ? plural(request.answered, "token") : progress(request)),
-    speed: request.tokens_per_s ? `${rate(request.tokens_per_s)}/s` : "",
-    first: request.time_to_first_token_s === null ? "" : `first ${seconds(request.time_to_first_token_s)}`,
-    seconds: seconds(request.seconds),
-    notes: notes(request),
-  };
-}
-
-const progress = ({ prefilled, prompt_tokens: prompt }) => (prompt ? `prompt ${count(prefilled)} of ${count(prompt)}` : "");
-
-function notes(request) {
-  const { reuse: reused } = request;
-  return listed(
-    reused?.tokens ? `${count(reused.tokens)} of ${count(request.prompt_tokens)} prompt tokens from ${reused.tier || "cache"}` : "",
-    request.resumes ? `resumed ${request.resumes === 1 ? "once" : `${request.resumes} times`}` : "",
-    request.preemptions ? `preempted ${request.preemptions === 1 ? "once" : `${request.preemptions} times`}` : "",
-  );
-}
+// --- an awaited answer ---
 
 const GONE = "the worker was lost; the next one continues this";
 
@@ -169,52 +138,27 @@ const GONE = "the worker was lost; the next one continues this";
 export function stateOf(status, id, model) {
   const request = status?.requests.find((each) => each.id === id);
   if (!request && id) return "";
-  if (!request) return status && pauseOf(status, model) ? GONE : "sent";
-  if (request.phase === "queued") return GONE;
-  const { phase, tokens, speed } = requestLine(request);
-  return listed(phase, tokens, speed);
+  const [words, tone] = request ? phaseOf(status, request) : status ? waitOf(status, model) : ["queued", "busy"];
+  if (tone === "bad") return GONE;
+  if (!request) return words === "queued" ? "sent" : words;
+  const { answered, prefilled, prompt_tokens: prompt, tokens_per_s: speed } = request;
+  const progress = prompt && request.phase !== "queued" ? `prompt ${count(prefilled)} of ${count(prompt)}` : "";
+  return listed(words, answered ? plural(answered, "token") : progress, speed ? `${rate(speed)}/s` : "");
 }
 
-// --- recent events ---
+// --- worker events ---
 
 const EVENT_TONES = { ready: "good", connected: "busy", leaves: "idle", lost: "bad" };
+const EVENT_WORDS = { ready: "ready", connected: "connected", leaves: "stopped" };
 
-function withPauses(events) {
+function workerEvents(events) {
   const ended = pauses(events).filter((pause) => pause.to !== null);
   return events.map((event) => {
     const pause = kind(event) === "ready" && ended.find((p) => p.model === event.model && p.to === event.time);
-    const what = kind(event) === "lost" ? `lost: ${event.what}` : event.what;
+    const what = EVENT_WORDS[kind(event)] ?? `lost: ${event.what}`;
     return {
       key: `${event.incarnation} ${event.what}`, tone: EVENT_TONES[kind(event)], clock: clock(event.time),
       what: `${event.model} ${what}`, more: pause ? `after ${seconds(pause.to - pause.from)}` : `pid ${event.pid}`,
     };
   });
-}
-
-const TWICE_S = 0.1;
-
-function errors({ failures, refusals }) {
-  const failed = failures.map((end) => ({ ...endLine(end), time: end.time, what: `${end.code} · ${end.model}` }));
-  // A request that failed before its response began is in both lists.
-  const twice = (refusal) => failures.some((end) => end.code === refusal.code && Math.abs(end.time - refusal.time) < TWICE_S);
-  const refused = refusals.filter((refusal) => !twice(refusal)).map((refusal) => ({
-    key: refusal.request_id, time: refusal.time, tone: refusal.status < 500 ? "busy" : "bad",
-    clock: clock(refusal.time), what: `${refusal.status} ${refusal.code}`, more: `${refusal.method} ${refusal.path}`,
-  }));
-  return [...failed, ...refused].sort((one, other) => other.time - one.time);
-}
-
-const FINE = new Set(["stop", "length", "tool_calls"]);
-
-function endLine(end) {
-  const tone = FINE.has(end.code) ? "good" : end.code === "client_left" ? "idle" : "bad";
-  return {
-    key: end.id, tone, clock: clock(end.time), what: listed(end.model, end.task === "generate" ? "" : end.task, end.code.replaceAll("_", " ")),
-    more: listed(
-      end.answered ? plural(end.answered, "token") : plural(end.prompt_tokens, "prompt token"),
-      seconds(end.seconds),
-      end.cached_tokens ? `${percent(ratio(end.cached_tokens, end.prompt_tokens))} cached` : "",
-      end.resumes ? plural(end.resumes, "resume") : "",
-    ),
-  };
 }

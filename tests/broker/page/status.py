@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 NOW = 1_700_000_000.0
+PHASES = [["queued", 0.0], ["preparing", 0.01], ["waiting", 0.02], ["prefill", 0.05], ["decode", 0.25]]
 
 
 def model(name: str = "org/model", **told: Any) -> dict[str, Any]:
@@ -12,6 +13,8 @@ def model(name: str = "org/model", **told: Any) -> dict[str, Any]:
         "model": name,
         "aliases": [],
         "state": "loaded",
+        "on_demand": False,
+        "weight_bytes": None,
         "waiting": 0,
         "restarts": None,
         "last_end": "",
@@ -44,6 +47,8 @@ def worker(name: str = "org/model", **told: Any) -> dict[str, Any]:
 def request(id: str = "chatcmpl-1", **told: Any) -> dict[str, Any]:
     return {
         "id": id,
+        "time": NOW - 2.0,
+        "key": "",
         "model": "org/model",
         "phase": "decode",
         "seconds": 2.0,
@@ -55,6 +60,13 @@ def request(id: str = "chatcmpl-1", **told: Any) -> dict[str, Any]:
         "reuse": None,
         "preemptions": 0,
         "resumes": 0,
+        "phases": [
+            ["queued", 0.0],
+            ["preparing", 0.01],
+            ["waiting", 0.02],
+            ["prefill", 0.05],
+            ["decode", 0.25],
+        ],
     } | told
 
 
@@ -75,6 +87,14 @@ def end(code: str = "stop", **told: Any) -> dict[str, Any]:
         "time_to_first_token_s": 0.25,
         "seconds": 2.0,
         "resumes": 0,
+        "key": "",
+        "phases": [
+            ["queued", 0.0],
+            ["preparing", 0.01],
+            ["waiting", 0.02],
+            ["prefill", 0.05],
+            ["decode", 0.25],
+        ],
     } | told
 
 
@@ -87,7 +107,13 @@ def document(**told: Any) -> dict[str, Any]:
     """Return a status document. `ends`, `failures`, `refusals` and `events` list the latest first."""
     return {
         "time": NOW,
-        "gateway": {"version": "1.2.3", "uptime_s": 3700.0, "stopping": False},
+        "gateway": {
+            "version": "1.2.3",
+            "uptime_s": 3700.0,
+            "stopping": False,
+            "captured": told.get("captured"),
+            "memory_budget": told.get("memory_budget"),
+        },
         "models": told.get("models", [model()]),
         "workers": told.get("workers", [worker()]),
         "requests": told.get("requests", []),

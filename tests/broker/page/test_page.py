@@ -145,7 +145,7 @@ def test_a_script_has_the_shape_of_the_house(name: str) -> None:
 
 def test_pure_modules_know_no_document_and_no_clock() -> None:
     pure = ("charts", "chat", "events", "exports", "formats", "markdown", "pauses", "recipes", "samples")
-    for name in (*pure, "saved", "settings", "view"):
+    for name in (*pure, "saved", "settings", "table", "view"):
         told = re.search(
             r"\b(document|window|fetch|localStorage|sessionStorage|Date\.now|performance)\b[.(]",
             SCRIPTS[f"{name}.js"],

@@ -77,6 +77,7 @@ def plotted(call: Call, place: int, samples: list[Any], pauses: list[Any]) -> An
 def sample(ago_s: float, **values: float | None) -> dict[str, Any]:
     columns = ("tokens_per_s", "time_to_first_token_s", "batch", "running", "waiting", "cache_hit_rate")
     columns = (*columns, "resident_bytes", "device_bytes", "cache_bytes")
+    columns = (*columns, "first_token_p50_s", "first_token_p95_s", "cache_hit_rate_1m")
     return {"time": NOW - ago_s, **dict.fromkeys(columns), **values}
 
 
@@ -88,18 +89,31 @@ def test_a_line_goes_through_its_values_and_ends_where_there_are_none(call: Call
     assert drawn["top"] == "100"
 
 
-def test_sparse_samples_are_drawn_as_dots(call: Call) -> None:
-    first_tokens = [sample(30, time_to_first_token_s=0.5), sample(20, time_to_first_token_s=1.0)]
-    drawn = plotted(call, 1, first_tokens, [])
-    assert (drawn["lines"], drawn["area"]) == (["M150.0 50.0h0.01M200.0 0.0h0.01"], "")
-    assert drawn["now"] == "1.0 s"
+def test_an_outlier_does_not_flatten_the_times_to_first_token(call: Call) -> None:
+    firsts = [sample(30, first_token_p50_s=0.1, first_token_p95_s=0.2)]
+    firsts.append(sample(20, first_token_p50_s=0.2, first_token_p95_s=100.0))
+    drawn = plotted(call, 1, firsts, [])
+    assert (drawn["top"], drawn["bottom"]) == ("1 min 40 s", "100 ms")
+    assert drawn["lines"] == ["M150.0 100.0L200.0 90.0", "M150.0 90.0L200.0 0.0"]
+    assert (drawn["now"], drawn["values"]) == ("200 ms", ["200 ms", "1 min 40 s"])
+
+
+def test_equal_times_to_first_token_are_apart_from_both_ends(call: Call) -> None:
+    drawn = plotted(call, 1, [sample(30, first_token_p50_s=0.3, first_token_p95_s=0.3)], [])
+    assert (drawn["top"], drawn["bottom"]) == ("500 ms", "50 ms")
+
+
+def test_a_reading_tells_the_values_of_one_sample(call: Call) -> None:
+    told = call("charts.js", "reading", 3, sample(1, running=4, waiting=2))
+    assert told == {"now": "4 + 2", "label": "running 4, waiting 2", "values": ["4", "2"]}
+    assert call("charts.js", "reading", 4, sample(1))["now"] == "–"
 
 
 def test_numbers_at_the_head_tell_both_kinds_of_requests(call: Call) -> None:
     assert plotted(call, 3, [sample(1, running=4, waiting=0)], [])["now"] == "4"
     drawn = plotted(call, 3, [sample(1, running=4, waiting=2)], [])
     assert drawn["now"] == "4 + 2"
-    assert drawn["label"] == "Requests: running 4, waiting 2; at most 4 in 1 min"
+    assert drawn["label"] == "running 4, waiting 2; at most 4 in 1 min"
 
 
 def test_a_chart_without_values_is_empty(call: Call) -> None:
@@ -132,6 +146,10 @@ def test_a_pause_is_from_the_loss_to_the_next_that_is_ready(call: Call) -> None:
         (NOW - 30, NOW - 20, "is stalled"),
         (NOW - 2, None, "connection lost"),
     ]
+
+
+def test_an_intended_shutdown_is_no_pause(call: Call) -> None:
+    assert call("pauses.js", "pauses", [event("said goodbye: asked to stop", NOW - 2)]) == []
 
 
 def test_two_losses_in_a_row_are_one_pause_and_models_have_their_own(call: Call) -> None:

@@ -64,8 +64,3 @@ def test_a_body_is_laid_out_and_its_images_are_shortened(call: Call) -> None:
     assert told["text"] == body["text"]
     assert told["image_url"]["url"].endswith("… (522 characters)")
     assert call("inspection.js", "laidOut", '{"cut') == '{"cut'
-
-
-def test_a_request_that_runs_says_so(call: Call) -> None:
-    [line] = call("inspection.js", "lines", {"data": [kept(code=None)]})
-    assert (line["key"], line["more"]) == ("chatcmpl-1", "running · 4 prompt tokens · 2 tokens")

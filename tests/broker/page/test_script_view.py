@@ -10,7 +10,7 @@ from tests.broker.application import House
 from tests.broker.asgi import run
 from tests.broker.page import status
 from tests.broker.page.scripts import Call
-from tests.broker.page.status import NOW, document, end, event, model, refusal, request, worker
+from tests.broker.page.status import NOW, document, event, model, request, worker
 
 
 def seen(call: Call, **told: Any) -> Any:
@@ -23,8 +23,9 @@ LOST = [event("connection lost", NOW - 1.5), event("ready", NOW - 60), event("co
 @pytest.mark.parametrize(
     ("told", "tone", "words"),
     [
-        ({}, "good", "Serving 1 model, no requests in flight"),
-        ({"requests": [request()]}, "good", "Serving 1 model, 1 request in flight"),
+        ({}, "good", "Serving 1 model, no active requests"),
+        ({"workers": [worker(), worker()]}, "good", "Serving 1 model, no active requests"),
+        ({"requests": [request()]}, "good", "Serving 1 model, 1 active request"),
         ({"workers": [], "models": []}, "idle", "No worker is connected"),
         ({"workers": [worker(state="loading")]}, "busy", "Loading a model"),
         ({"workers": [], "models": [model(state="failed")]}, "bad", "Cannot load org/model"),
@@ -63,7 +64,66 @@ def test_a_worker_that_was_told_to_go_and_came_back_is_in_no_pause(call: Call) -
     told = seen(call, events=back)
     assert told["verdict"]["tone"] == "good"
     assert [line["tone"] for line in told["events"]] == ["good", "idle", "good", "busy"]
-    assert told["events"][0]["more"] == "after 3.0 s"
+    assert [line["what"] for line in told["events"][:2]] == ["org/model ready", "org/model stopped"]
+
+
+def test_a_model_that_was_unloaded_has_lost_nothing(call: Call) -> None:
+    gone = [event("said goodbye: asked to stop", NOW - 4), *LOST[1:]]
+    told = seen(call, events=gone, workers=[], models=[model(state="unloaded", on_demand=True)])
+    assert told["verdict"] == {"tone": "idle", "text": "No worker is connected"}
+    assert (told["models"][0]["tone"], told["models"][0]["state"]) == ("idle", "unloaded")
+
+
+@pytest.mark.parametrize(
+    ("told", "buttons"),
+    [
+        ({"state": "loaded"}, (False, False)),
+        ({"state": "unloaded", "on_demand": True}, (True, False)),
+        ({"state": "loading", "on_demand": True}, (False, True)),
+        ({"state": "loaded", "on_demand": True}, (False, True)),
+        ({"state": "failed", "on_demand": True}, (False, False)),
+    ],
+)
+def test_a_model_on_demand_can_be_loaded_or_unloaded(call: Call, told: Any, buttons: Any) -> None:
+    [card] = seen(call, models=[model(**told)])["models"]
+    assert (card["canLoad"], card["canUnload"]) == buttons
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"state": "failed", "failure": "It is not on this machine."}, "It is not on this machine."),
+        ({"state": "loading", "failure": "Its last start failed."}, "Its last start failed."),
+        ({"state": "failed", "last_end": "exited with status 78"}, "exited with status 78"),
+        ({"state": "failed"}, "It cannot be loaded. The server's log has the reason."),
+    ],
+)
+def test_a_model_that_failed_says_why(call: Call, told: Any, reason: str) -> None:
+    [card] = seen(call, workers=[], models=[model(**told)])["models"]
+    assert card["trouble"] == reason
+
+
+@pytest.mark.parametrize(
+    ("size", "detail", "trouble"),
+    [
+        (None, "not on this machine yet", ""),
+        (2**30, "1 GiB on disk", ""),
+        (2**32, "4 GiB on disk", "It is larger than the memory budget of 2 GiB."),
+    ],
+)
+def test_a_model_says_what_is_on_disk_and_whether_it_fits(
+    call: Call, size: int | None, detail: str, trouble: str
+) -> None:
+    of = model(state="unloaded", on_demand=True, weight_bytes=size)
+    [card] = seen(call, workers=[], models=[of], memory_budget=2**31)["models"]
+    assert (card["detail"], card["trouble"]) == (detail, trouble)
+
+
+def test_a_model_that_is_waited_for_says_how_far_it_is(call: Call) -> None:
+    loading = worker(state="loading", loading={"done": 1, "total": 4}, running_max=None)
+    of = model(state="loading", waiting=2)
+    [card] = seen(call, workers=[loading], models=[of])["models"]
+    assert card["wait"] == "2 requests wait · loading the model, 25%"
 
 
 @pytest.mark.parametrize(
@@ -99,70 +159,6 @@ def test_a_worker_that_loads_says_how_far_it_is(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "phase", "tone"),
-    [
-        ({"phase": "queued"}, "waiting for a worker", "bad"),
-        ({"phase": "waiting"}, "waiting", "busy"),
-        ({"phase": "decode"}, "decode", "good"),
-        ({"phase": "unheard of"}, "unheard of", "idle"),
-    ],
-)
-def test_a_request_says_where_it_stands(call: Call, told: Any, phase: str, tone: str) -> None:
-    line = call("view.js", "requestLine", request(**told))
-    assert (line["phase"], line["tone"], line["reading"]) == (phase, tone, False)
-
-
-def test_a_request_that_reads_its_prompt_says_how_far_it_is(call: Call) -> None:
-    early = request(phase="prefill", prefilled=25, answered=0, time_to_first_token_s=None, tokens_per_s=None)
-    line = call("view.js", "requestLine", early)
-    assert (line["share"], line["tokens"], line["reading"]) == (0.25, "prompt 25 of 100", True)
-    assert (line["speed"], line["first"]) == ("", "")
-
-
-def test_request_line_notes_cache_hits_resumes_and_preemptions(call: Call) -> None:
-    of = request(resumes=1, preemptions=2, reuse={"tokens": 96, "tier": "ram"})
-    notes = "96 of 100 prompt tokens from ram · resumed once · preempted 2 times"
-    assert call("view.js", "requestLine", of)["notes"] == notes
-
-
-def test_failure_is_listed_once(call: Call) -> None:
-    told = seen(
-        call,
-        failures=[end("engine_error", time=NOW - 10)],
-        refusals=[
-            refusal(404, "model_not_found", time=NOW),
-            refusal(500, "engine_error", time=NOW - 9.95),
-            refusal(500, "engine_error", time=NOW - 30),
-        ],
-    )["errors"]
-    words = ["404 model_not_found", "engine_error · org/model", "500 engine_error"]
-    assert [line["what"] for line in told] == words
-    assert [line["tone"] for line in told] == ["busy", "bad", "bad"]
-
-
-def test_lines_have_keys_of_their_own_that_stay(call: Call) -> None:
-    twice = [end(), end()]
-    before = [line["key"] for line in seen(call, ends=twice)["ends"]]
-    after = [line["key"] for line in seen(call, ends=[end(), *twice])["ends"]]
-    assert len(set(after)) == 3
-    assert after[1:] == before
-
-
-def test_an_end_says_what_was_asked_where_that_was_no_answer(call: Call) -> None:
-    told = seen(call, ends=[end(), end(task="embed")])["ends"]
-    assert [line["what"] for line in told] == ["org/model · stop", "org/model · embed · stop"]
-
-
-@pytest.mark.parametrize(
-    ("code", "tone"), [("stop", "good"), ("client_left", "idle"), ("worker_crashed", "bad")]
-)
-def test_an_end_is_good_or_not(call: Call, code: str, tone: str) -> None:
-    [line] = seen(call, ends=[end(code, cached_tokens=50, resumes=1)])["ends"]
-    assert line["tone"] == tone
-    assert line["more"] == "12 tokens · 2.0 s · 50% cached · 1 resume"
-
-
-@pytest.mark.parametrize(
     ("phase", "words"),
     [
         ("decode", "decode · 12 tokens · 41/s"),
@@ -170,13 +166,25 @@ def test_an_end_is_good_or_not(call: Call, code: str, tone: str) -> None:
     ],
 )
 def test_an_awaited_answer_says_what_becomes_of_it(call: Call, phase: str, words: str) -> None:
-    told = document(requests=[request("chatcmpl-2"), request("chatcmpl-1", phase=phase)])
+    phases = [["queued", 0], ["decode", 1], ["paused", 2]] if phase == "queued" else []
+    mine = request("chatcmpl-1", phase=phase, phases=phases)
+    told = document(requests=[request("chatcmpl-2"), mine])
     assert call("view.js", "stateOf", told, "chatcmpl-1", "org/model") == words
     assert call("view.js", "stateOf", told, "", "org/model") == "sent"
     assert call("view.js", "stateOf", told, "chatcmpl-9", "org/model") == ""
     assert call("view.js", "stateOf", None, "", "") == "sent"
     gone = document(workers=[], events=LOST)
     assert call("view.js", "stateOf", gone, "", "org/model").startswith("the worker was lost")
+
+
+def test_an_awaited_answer_says_how_far_its_model_is_loaded(call: Call) -> None:
+    loading = worker(state="loading", loading={"done": 1, "total": 4}, running_max=None)
+    told = document(workers=[loading], models=[model(state="loading")])
+    assert call("view.js", "stateOf", told, "", "org/model") == "loading the model, 25%"
+    told["requests"] = [
+        request("chatcmpl-1", phase="queued", answered=0, tokens_per_s=None, phases=[["queued", 0]])
+    ]
+    assert call("view.js", "stateOf", told, "chatcmpl-1", "org/model") == "loading the model, 25%"
 
 
 def test_a_document_of_the_server_itself_can_be_shown(call: Call, house: House) -> None:

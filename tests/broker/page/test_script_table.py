@@ -1,0 +1,209 @@
+"""`table.js`: rows of the table of requests, filters, and the waterfall of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.broker.page.scripts import Call
+from tests.broker.page.status import NOW, document, end, event, model, refusal, request, worker
+
+
+def rows(call: Call, **told: Any) -> Any:
+    return call("table.js", "rows", document(**told))
+
+
+def row(call: Call, **told: Any) -> Any:
+    [found] = rows(call, **told)
+    return found
+
+
+def test_requests_of_all_kinds_are_one_list_the_newest_first(call: Call) -> None:
+    told = rows(
+        call,
+        requests=[request("running", time=NOW - 3)],
+        ends=[end(id="ended", time=NOW, seconds=5.0)],
+        refusals=[refusal(404, "model_not_found", request_id="refused", time=NOW - 1)],
+    )
+    assert [each["id"] for each in told] == ["refused", "running", "ended"]
+    assert [each["group"] for each in told] == ["failed", "active", "finished"]
+    assert [each["active"] for each in told] == [False, True, False]
+    assert len({each["key"] for each in told}) == 3
+
+
+def test_a_row_of_a_running_request_has_every_figure(call: Call) -> None:
+    found = row(
+        call, requests=[request(key="ann", reuse={"tokens": 96, "tier": "ram"}, resumes=1, preemptions=2)]
+    )
+    assert (found["owner"], found["model"], found["status"]) == ("ann", "org/model", "decode")
+    assert (found["first"], found["tokens"], found["speed"]) == ("250 ms", "100 → 12", "41")
+    assert (found["cached"], found["duration"], found["tone"]) == ("96%", "2.0 s", "good")
+    assert found["facts"] == [
+        "100 prompt tokens, 96 from ram",
+        "resumed once",
+        "preempted 2 times",
+        "first token after 250 ms",
+    ]
+
+
+def test_a_row_of_an_ended_request_has_every_figure(call: Call) -> None:
+    found = row(call, ends=[end(key="bob", answered=71, cached_tokens=50)])
+    assert (found["owner"], found["status"], found["tone"]) == ("bob", "stop", "idle")
+    assert (found["first"], found["tokens"], found["speed"]) == ("250 ms", "100 → 71", "40")
+    assert (found["cached"], found["duration"], found["time"]) == ("50%", "2.0 s", NOW - 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "tone", "group", "words"),
+    [
+        ("tool_calls", "idle", "finished", "tool calls"),
+        ("client_left", "idle", "finished", "client left"),
+        ("request_cancelled", "idle", "failed", "request cancelled"),
+        ("worker_crashed", "bad", "failed", "worker crashed"),
+    ],
+)
+def test_an_end_is_good_or_not(call: Call, code: str, tone: str, group: str, words: str) -> None:
+    found = row(call, ends=[end(code)])
+    assert (found["tone"], found["group"], found["status"]) == (tone, group, words)
+
+
+def test_an_end_without_an_answer_names_its_task_and_has_no_speed(call: Call) -> None:
+    found = row(call, ends=[end(task="embed", time_to_first_token_s=None)])
+    assert (found["status"], found["speed"], found["first"]) == ("embed · stop", "", "")
+
+
+def test_a_failure_is_listed_once(call: Call) -> None:
+    failed = end("engine_error", time=NOW - 10)
+    told = rows(
+        call,
+        ends=[failed],
+        failures=[failed, end("engine_error", id="older", time=NOW - 20)],
+        refusals=[
+            refusal(404, "model_not_found", time=NOW),
+            refusal(500, "engine_error", time=NOW - 9.95),
+            refusal(500, "engine_error", time=NOW - 30),
+        ],
+    )
+    words = ["404 model not found", "engine error", "engine error", "500 engine error"]
+    assert [each["status"] for each in told] == words
+    assert [each["tone"] for each in told] == ["busy", "bad", "bad", "bad"]
+    assert told[0]["path"] == "POST /v1/chat/completions"
+
+
+def test_refusals_with_one_id_have_keys_of_their_own_that_stay(call: Call) -> None:
+    twice = [refusal(400, "invalid_request") for _ in range(2)]
+    before = [each["key"] for each in rows(call, refusals=twice)]
+    after = [each["key"] for each in rows(call, refusals=[*twice, refusal(400, "invalid_request")])]
+    assert len(set(after)) == 3
+    assert after[1:] == before
+
+
+def test_captured_requests_can_be_inspected(call: Call) -> None:
+    ends = [end(id="a"), end(id="b")]
+    assert {each["id"]: each["captured"] for each in rows(call, ends=ends, captured=["b"])} == {
+        "a": False,
+        "b": True,
+    }
+    assert not any(each["captured"] for each in rows(call, ends=ends))
+
+
+@pytest.mark.parametrize(
+    ("filter", "left"),
+    [
+        ({}, ["a", "b", "c"]),
+        ({"group": "active"}, ["a"]),
+        ({"group": "failed"}, ["c"]),
+        ({"model": "small"}, ["b"]),
+        ({"text": "ANN  org"}, ["a"]),
+        ({"text": "engine_error"}, ["c"]),
+        ({"text": "engine error"}, ["c"]),
+        ({"text": "zzz"}, []),
+    ],
+)
+def test_a_filter_leaves_what_it_names(call: Call, filter: dict[str, str], left: list[str]) -> None:
+    told = rows(
+        call,
+        requests=[request("a", key="ann")],
+        ends=[end(id="b", model="small", time=NOW - 1), end("engine_error", id="c", time=NOW - 2)],
+    )
+    found = call("table.js", "filtered", told, {"group": "", "model": "", "text": ""} | filter)
+    assert sorted(each["id"] for each in found) == left
+
+
+# --- phases ---
+
+
+@pytest.mark.parametrize(
+    ("phase", "words", "tone"),
+    [
+        ("preparing", "tokenizing", "busy"),
+        ("waiting", "waiting", "busy"),
+        ("prefill", "prefill 25%", "busy"),
+        ("decode", "decode", "good"),
+        ("unheard of", "unheard of", "idle"),
+    ],
+)
+def test_a_running_request_says_where_it_is(call: Call, phase: str, words: str, tone: str) -> None:
+    found = row(call, requests=[request(phase=phase, prefilled=25)])
+    assert (found["status"], found["tone"]) == (words, tone)
+
+
+LOADING = {"state": "loading", "running_max": None}
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "tone"),
+    [
+        ({}, "queued", "busy"),
+        ({"workers": [], "models": [model(state="unloaded")]}, "waiting for memory for the model", "busy"),
+        ({"workers": [], "models": [model(state="loading")]}, "loading the model", "busy"),
+        (
+            {
+                "workers": [worker(**LOADING, loading={"done": 1, "total": 4})],
+                "models": [model(state="loading")],
+            },
+            "loading the model, 25%",
+            "busy",
+        ),
+        (
+            {"workers": [], "events": [event("connection lost", NOW - 1)]},
+            "waiting for the next worker",
+            "bad",
+        ),
+    ],
+)
+def test_a_queued_request_says_what_it_waits_for(call: Call, told: Any, words: str, tone: str) -> None:
+    found = row(call, requests=[request(phase="queued", phases=[["queued", 0.0]])], **told)
+    assert (found["status"], found["tone"]) == (words, tone)
+
+
+def test_a_request_whose_worker_was_lost_waits_for_the_next_one(call: Call) -> None:
+    found = row(
+        call, requests=[request(phase="queued", phases=[["queued", 0.0], ["decode", 0.1], ["paused", 1.0]])]
+    )
+    assert (found["status"], found["tone"]) == ("waiting for the next worker", "bad")
+
+
+def test_the_waterfall_has_a_bar_for_each_phase_that_took_time(call: Call) -> None:
+    phases = [
+        ["queued", 0],
+        ["preparing", 0.0001],
+        ["waiting", 0.5],
+        ["prefill", 1],
+        ["decode", 2],
+        ["paused", 3],
+        ["decode", 4],
+    ]
+    bars = call("table.js", "waterfall", {"phases": phases, "seconds": 5.0})
+    assert [(bar["phase"], round(bar["from"], 3), round(bar["width"], 3)) for bar in bars] == [
+        ("preparing", 0.0, 0.1),
+        ("waiting", 0.1, 0.1),
+        ("prefill", 0.2, 0.2),
+        ("decode", 0.4, 0.2),
+        ("paused", 0.6, 0.2),
+        ("decode", 0.8, 0.2),
+    ]
+    assert [bar["took"] for bar in bars][:3] == ["500 ms", "500 ms", "1.0 s"]
+    assert bars[4]["label"] == "Pause between workers"
+    assert call("table.js", "waterfall", {"phases": [], "seconds": 0}) == []
