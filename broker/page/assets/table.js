@@ -17,7 +17,25 @@ export function rows(status) {
     ...ended.map(endedRow),
     ...unique(refusals.filter((refusal) => !isTwice(refusal, failures)).map(refusedRow)),
   ];
-  return found.sort((one, other) => other.time - one.time).map((row) => ({ ...row, captured: captured.has(row.id) }));
+  return merged(found.sort((one, other) => one.time - other.time)).map((each) => ({ ...each, captured: captured.has(each.id) })).reverse();
+}
+
+/** Merge refusals in succession that differ only in their time, as of a client that retries. `found`: the oldest first. */
+function merged(found) {
+  const kept = [];
+  for (const each of found) {
+    const before = kept.at(-1);
+    if (!each.path || before?.path !== each.path || before.code !== each.code) {
+      kept.push(each);
+      continue;
+    }
+    const times = (before.times ?? 1) + 1;
+    const since = before.since ?? before.clock;
+    kept[kept.length - 1] = {
+      ...each, key: before.key, times, since, status: `${each.status} × ${times}`, facts: [`${times} times since ${since}`],
+    };
+  }
+  return kept;
 }
 
 /** Return the rows that a filter `{group, model, text}` leaves; an empty value leaves all. */
@@ -106,7 +124,7 @@ function figures(request, reused, tier) {
 function refusedRow(refusal) {
   return row({
     ...refusal,
-    id: refusal.request_id, key: "", model: "", group: "failed", tone: refusal.status < 500 ? "busy" : "bad", active: false,
+    id: refusal.request_id, key: "", model: "", group: "failed", tone: refusal.status < 500 || refusal.status === 503 ? "busy" : "bad", active: false,
     status: `${refusal.status} ${refusal.code.replaceAll("_", " ")}`, path: `${refusal.method} ${refusal.path}`,
     more: `${refusal.code} ${refusal.method} ${refusal.path}`,
   });

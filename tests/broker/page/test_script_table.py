@@ -91,10 +91,20 @@ def test_a_failure_is_listed_once(call: Call) -> None:
     assert told[0]["path"] == "POST /v1/chat/completions"
 
 
+def test_refusals_of_a_client_that_retries_are_one_row(call: Call) -> None:
+    loading = [refusal(503, "model_loading", request_id=f"req_{n}", time=NOW - n) for n in range(3)]
+    other = refusal(503, "shutting_down", time=NOW - 9)
+    told = rows(call, refusals=[*loading, other], ends=[end(id="ended", time=NOW, seconds=20.0)])
+    assert [each["status"] for each in told] == ["503 model loading × 3", "503 shutting down", "stop"]
+    assert (told[0]["tone"], told[0]["time"], told[0]["facts"][0][:13]) == ("busy", NOW, "3 times since")
+    before = rows(call, refusals=[*loading[1:], other])
+    assert before[0]["key"] == told[0]["key"]
+
+
 def test_refusals_with_one_id_have_keys_of_their_own_that_stay(call: Call) -> None:
-    twice = [refusal(400, "invalid_request") for _ in range(2)]
-    before = [each["key"] for each in rows(call, refusals=twice)]
-    after = [each["key"] for each in rows(call, refusals=[*twice, refusal(400, "invalid_request")])]
+    two = [refusal(400, "invalid_request", time=NOW - 1), refusal(404, "model_not_found", time=NOW - 2)]
+    before = [each["key"] for each in rows(call, refusals=two)]
+    after = [each["key"] for each in rows(call, refusals=[refusal(404, "model_not_found"), *two])]
     assert len(set(after)) == 3
     assert after[1:] == before
 
