@@ -64,7 +64,7 @@ function update(node, row) {
     return;
   }
   const { id, facts, path } = row;
-  write(node.querySelector(".facts"), [path, row.owner && `key ${row.owner}`, ...facts].filter(Boolean).join(" · "));
+  write(node.querySelector(".facts"), [path, row.owner && `API key: ${row.owner}`, ...facts].filter(Boolean).join(" · "));
   write(node.querySelector(".id"), id);
   write(node.querySelector(".problem"), problems.get(id) ?? "");
   keep(node.querySelector(".waterfall"), waterfall(row), () => copy("bar"), bar);

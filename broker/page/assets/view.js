@@ -60,7 +60,7 @@ function modelCard(status, model) {
     wait: !pause && model.waiting ? `${plural(model.waiting, "request waits", "requests wait")} · ${waitOf(status, model.model)[0]}` : "",
     trouble: pause ? listed(pause.how, model.waiting && `${plural(model.waiting, "request waits", "requests wait")} for the next worker`)
       : trouble(status, model),
-    canLoad: Boolean(model.on_demand) && model.state === "unloaded",
+    canLoad: Boolean(model.on_demand) && model.state === "unloaded" && !isTooLarge(status, model),
     canUnload: Boolean(model.on_demand) && ["loaded", "loading"].includes(model.state),
     workers: workers.map(workerLine),
   };
@@ -70,9 +70,10 @@ function modelCard(status, model) {
 function trouble(status, model) {
   if (model.failure) return model.failure;
   if (model.state === "failed") return model.last_end || "It cannot be loaded. The server's log has the reason.";
-  const budget = status.gateway.memory_budget;
-  return budget && model.weight_bytes > budget ? `It is larger than the memory budget of ${bytes(budget)}.` : "";
+  return isTooLarge(status, model) ? `It is larger than the memory budget of ${bytes(status.gateway.memory_budget)}.` : "";
 }
+
+const isTooLarge = ({ gateway: { memory_budget: budget } }, { weight_bytes: size }) => Boolean(budget) && size > budget;
 
 const onDisk = ({ weight_bytes: size, on_demand: isOnDemand }) =>
   size ? `${bytes(size)} on disk` : isOnDemand && size === null ? "not on this machine yet" : "";

@@ -116,7 +116,7 @@ def test_a_model_says_what_is_on_disk_and_whether_it_fits(
 ) -> None:
     of = model(state="unloaded", on_demand=True, weight_bytes=size)
     [card] = seen(call, workers=[], models=[of], memory_budget=2**31)["models"]
-    assert (card["detail"], card["trouble"]) == (detail, trouble)
+    assert (card["detail"], card["trouble"], card["canLoad"]) == (detail, trouble, not trouble)
 
 
 def test_a_model_that_is_waited_for_says_how_far_it_is(call: Call) -> None:
