@@ -104,8 +104,8 @@ class Flight:
     hashes) of the prompt are computed on first use. `identity`, `plan`: of the model and worker of the last
     attempt; `model` is only the requested name. `continued_by`: the last plan that continued another one's
     answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API key
-    that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt `preparing`,
-    `waiting`, `prefill` and `decode`; `paused` between two.
+    that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt
+    `preparing`, `waiting`, `prefill` and `decode`; `paused` between two.
     """
 
     request: Request
