@@ -53,7 +53,8 @@ class BatchingWindow:
 
 
 def gathers(coming: Sequence[Row], pace: PrefillCostModel, waited_s: float) -> bool:
-    """Burst gate: return whether started rows without a token wait for the prompts of the rows in `coming`.
+    """Burst gate: return whether started rows without a token wait for the prompts of the rows in `coming`,
+    which had arrived when the first of them started.
 
     Without it each started row rebuilds the batch, and prompts beside running streams are cut into chunks
     that keep to the inter-token target. With it the first rows wait at most `GATHERED_S`, no stream waits

@@ -2,7 +2,8 @@
 
 Rows of one family have the same prompt: one of them runs it, and the others become copies. Short prompts run
 together while little of the call is padding. So do chunks of prompts at the same position, if that is better
-(lock-step prefill). Prompts with images run alone, up to their next image that is not cached.
+(lock-step prefill). Prompts with images run alone, up to their next image that is not cached. While a long
+prompt is first, admitted short ones go before it in every other step.
 """
 
 from __future__ import annotations
@@ -97,6 +98,28 @@ def leads_of(line: Iterable[Row]) -> dict[int, Row]:
         if row.prefilled > lead.prefilled:
             leads[row.prompt_group] = row
     return leads
+
+
+def overtaking(heads: Mapping[Row, Match | None], placed: Container[Row]) -> list[Row]:
+    """Return the admitted short prompts that may go before the first of `heads`, if that one is long.
+
+    They have its priority. What is restored of a prompt does not count.
+    """
+    first = next(iter(heads), None)
+    if first is None or not _is_long(first, heads[first]):
+        return []
+    return [
+        row
+        for row, match in heads.items()
+        if row in placed
+        and row.request.priority == first.request.priority
+        and not row.images
+        and not _is_long(row, match)
+    ]
+
+
+def _is_long(row: Row, match: Match | None) -> bool:
+    return len(row.tokens) - 1 - begin_of(row, match) > SHORT_TOKENS_MAX
 
 
 def form_groups(

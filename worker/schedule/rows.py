@@ -42,7 +42,8 @@ class Row:
     `scored`: number of prompt tokens whose logprobs are known or not requested. `preemptions`: their number.
     `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
-    skipped, those in `left_out` once they are chosen.
+    skipped, those in `left_out` once they are chosen. `overtook`: it went before a long prompt that had
+    arrived earlier, and so decodes without waiting for it.
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
     while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
@@ -71,6 +72,7 @@ class Row:
     encoded_for_row: set[str] = field(default_factory=set)
     sparse: bool = False
     left_out: tuple[Span, ...] = ()
+    overtook: bool = False
     blocks_awaited: int = 0
     scoring_passes: int = 0
     waits_for: str | None = None

@@ -3,7 +3,8 @@
 Measured times are passed in. Each step decodes every started row, then prefills as much as the inter-token
 target leaves time for. The order is that of priority, then of arrival. Invariants: a request is in exactly
 one phase; at most `rows_max` rows run; reserved memory is at most `bytes_max`; no row takes a place or memory
-that an earlier one waits for. A preempted row keeps its place in the queue.
+that an earlier one waits for. A preempted row keeps its place in the queue. Among rows that have a place,
+short prompts go before a long one in every other step, so that they wait for one of its chunks only.
 
 Short prompts beyond `rows_max` may be prefilled along with an admitted one, since a call with several costs
 little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches; they are preempted first.
@@ -27,7 +28,7 @@ from worker.prefixes.matching import Match
 from worker.schedule.batching_window import gathers
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
-from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of
+from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX, Sharing
 from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, work_of
@@ -65,8 +66,12 @@ class Scheduler:
         self._reservations = Reservations(policy.bytes_max, policy.row_bytes)
         self._next: Sequence[Row] = ()
         """Rows in prefill, or admissible, at the last plan."""
+        self._has_overtaken = False
+        """Whether short prompts went before a long one in the last plan."""
         self._settling = 0
         self._step_ended_at = self._first_at = 0.0
+        self._burst_last = 0
+        """Arrival number of the last row that was there when the first one started."""
         self._work = PrefillWork()
         self._images_to_encode = False
 
@@ -85,9 +90,13 @@ class Scheduler:
     def decodes(self) -> bool:
         """Whether started rows decode in this step."""
         started = self._in[Phase.DECODE].values()
-        if not started or any(row.answered for row in started):
+        if not started or any(row.answered or row.overtook for row in started):
             return bool(started)
-        coming = [row for row in self._next if row.id in self._rows and row.phase is not Phase.DECODE]
+        coming = [
+            row
+            for row in self._next
+            if row.id in self._rows and row.phase is not Phase.DECODE and row.queue_key[1] <= self._burst_last
+        ]
         return not gathers(coming, self._pace, self._step_ended_at - self._first_at)
 
     @property
@@ -204,7 +213,9 @@ class Scheduler:
 
     def started(self, row: Row) -> None:
         """Record that a row has joined the decode batch."""
-        self._first_at = self._first_at if self._in[Phase.DECODE] else self._step_ended_at
+        if not self._in[Phase.DECODE]:
+            self._first_at = self._step_ended_at
+            self._burst_last = max(each.queue_key[1] for each in self._rows.values())
         self._move(row, Phase.DECODE)
 
     def on_step_end(self, now: float, *, decoded: bool | None) -> None:
@@ -379,10 +390,16 @@ class Scheduler:
 
     def _fill(self, line: list[Row], behind: list[Row], heads: Mapping[Row, Match | None]) -> list[Group]:
         """Form the groups of a plan and admit their rows, those of `behind` to phase `PREFILLED`."""
+        # In every other step, so that many short prompts cannot starve a long one.
+        short = [] if self._has_overtaken else overtaking(heads, line)
+        self._has_overtaken = bool(short)
+        if short:
+            heads = {row: heads[row] for row in (*short, *heads)}
         budget = self._pace.budget(decoding=self.decodes and not self._catches_up(line))
         groups = form_groups(line, heads, budget, self._encoder_cache)
         for chunk in itertools.chain.from_iterable(groups):
             rows = (chunk.row, *chunk.copies)
+            chunk.row.overtook |= chunk.row in short
             self._admit(rows, Phase.PREFILLED if chunk.row in behind else Phase.PREFILL)
         return groups
 

@@ -294,6 +294,45 @@ def test_no_more_run_together_than_the_budget_holds() -> None:
     assert ids(s) == [["d"]]
 
 
+# --- short prompts beside a long one -----------------------------------------------------------------
+
+
+def test_short_prompts_go_before_a_long_one_in_every_other_step() -> None:
+    s = scheduler(rows_max=99, prefill_tokens=64)
+    add(s, "long", 64 * 9 + 1)
+    assert ids(s) == [["long"]]
+    for number in range(4):
+        add(s, f"{number}", 60 + number)
+        add(s, f"{number} too", 60 + number)
+        assert ids(s) == [[f"{number // 2}" + " too" * (number % 2)]]
+        assert ids(s) == [["long"]]
+
+
+def test_a_prompt_that_is_short_after_its_stored_part_overtakes_with_it() -> None:
+    s = warm(prefill_tokens=64)
+    add(s, "long", SHORT_TOKENS_MAX + 70)
+    s.plan()
+    add(s, "continued", SHORT_TOKENS_MAX + 70)
+    row = s.get("continued")
+    assert row is not None
+    row.prefilled = SHORT_TOKENS_MAX + 50
+    assert next(iter(ids(s))) == ["continued"]
+
+
+def test_short_prompts_of_a_lower_priority_do_not_overtake() -> None:
+    s = scheduler(prefill_tokens=64)
+    add(s, "long", 64 * 9 + 1)
+    add(s, "short", 40, priority=1)
+    assert [ids(s) for _ in range(3)] == [[["long"]]] * 3
+
+
+def test_prompts_within_the_short_length_keep_their_order() -> None:
+    s = scheduler(prefill_tokens=64)
+    add(s, "first", SHORT_TOKENS_MAX)
+    add(s, "second", 40)
+    assert [ids(s) for _ in range(3)] == [[["first"]]] * 3
+
+
 # --- one prompt, several rows ------------------------------------------------------------------------
 
 
