@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from broker.dispatch.admission import has_begun
 from broker.dispatch.flight import Flight
 
-UNREAD_S_MAX = 1.0
+UNREAD_S_MAX = 0.5
 """Time in seconds for which a client may leave its stream unread while other requests wait."""
 WAIT_S_MIN = 0.25
 """Time in seconds after its dispatch from which on a request counts as waiting. Below it, the worker may be

@@ -74,4 +74,4 @@ def test_displaced_stream_is_cancelled_at_its_worker_and_fails() -> None:
     assert [m.id for m in crowd.line.sent_to("w") if isinstance(m, Cancel)] == ["a"]
     assert isinstance(stream.terminal, Failed)
     assert stream.terminal.code == Code.CLIENT_TOO_SLOW
-    assert "1 s while other requests waited" in stream.terminal.message
+    assert "0.5 s while other requests waited" in stream.terminal.message
