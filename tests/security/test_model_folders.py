@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from tests.worker.folders import copied, failure, nothing
 from worker.contract.engine import Model, ModelError
 from worker.models.config import read_config
 from worker.models.load import ModelLoader
+from worker.models.sharded.loader import ShardLoader
+from worker.models.sharded.parallelism import ShardGroup
 
 CODE = "its config.json asks to run code of its own (model_file), which is never done."
 
@@ -89,6 +92,31 @@ def test_code_named_by_a_tokenizer_never_runs_even_for_a_caller_that_trusts_it(
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False, env=env)
     assert "run code of their own (auto_map), which is never done" in done.stderr
     assert not ran.exists()
+
+
+def load_whole() -> None:
+    ModelLoader("/nowhere/at/all").load(nothing)
+
+
+def load_shard() -> None:
+    split = ShardGroup("ring", None)
+    split.size = 2
+    ShardLoader("/nowhere/at/all", split, served_name="m").read(nothing)
+
+
+@pytest.mark.parametrize("load", [load_whole, load_shard])
+def test_loader_forbids_remote_code_before_it_reads_the_folder(
+    load: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import dynamic_module_utils
+
+    for name in ("get_cached_module_file", "get_class_in_module"):
+        monkeypatch.setattr(dynamic_module_utils, name, lambda *given, **options: None)
+    with pytest.raises(ModelError, match="no such folder"):
+        load()
+    for name in ("get_cached_module_file", "get_class_in_module"):
+        with pytest.raises(ModelError, match="never done"):
+            getattr(dynamic_module_utils, name)("evil.Evil", "a-model")
 
 
 def test_model_whose_tokenizer_names_code_is_served_without_it(tmp_path: Path, ran: Path) -> None:
