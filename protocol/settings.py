@@ -16,7 +16,20 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
@@ -245,26 +258,75 @@ def _bare(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
+class Flag(NamedTuple):
+    """A flag of a settings struct, as help and shell completion show it. `names`: the first one is used in
+    messages. `metavar`: empty for a switch."""
+
+    field: str
+    names: tuple[str, ...]
+    metavar: str
+    help: str
+    is_list: bool = False
+
+
+CONFIG_FLAG = Flag("config", ("--config",), "FILE", "TOML file with the same settings")
+_SHORT = {"verbose": ("-v",)}
+
+
+def flags(kind: type[msgspec.Struct]) -> list[Flag]:
+    """Return the flags of a settings struct, except for `CONFIG_FLAG`."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        _flag(field.encode_name, hints[field.name], _help_text(hints[field.name], field.default), field.name)
+        for field in msgspec.structs.fields(kind)
+    ]
+
+
+def _flag(name: str, hint: Any, help_text: str, field: str) -> Flag:
+    flag = "--" + name.replace("_", "-")
+    if _is_switch(hint):
+        return Flag(name, (*_SHORT.get(name, ()), flag, f"--no-{flag[2:]}"), "", help_text)
+    if _is_list(hint):
+        names = tuple(dict.fromkeys((flag, flag.removesuffix("s"))))
+        return Flag(name, names, "A[,B…]", help_text, is_list=True)
+    return Flag(name, (flag,), "SIZE" if _is_size(hint) else _metavar(field, hint), help_text)
+
+
 def _parser(kind: type[msgspec.Struct], program: str, about: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=program, description=about, argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE", help="TOML file with the same settings")
-    hints = get_type_hints(kind, include_extras=True)
-    for field in msgspec.structs.fields(kind):
-        flag = "--" + field.encode_name.replace("_", "-")
-        help_text = _help_text(hints[field.name], field.default).replace("%", "%%")
-        if _is_switch(hints[field.name]):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=help_text)
-        elif _is_list(hints[field.name]):
-            names = dict.fromkeys((flag, flag.removesuffix("s")))
-            parser.add_argument(*names, metavar="A[,B…]", action="append", help=help_text)
+    parser.add_argument("--config", metavar=CONFIG_FLAG.metavar, help=CONFIG_FLAG.help)
+    for flag in flags(kind):
+        help_text = flag.help.replace("%", "%%")
+        if not flag.metavar:
+            names = (name for name in flag.names if not name.startswith("--no-"))
+            parser.add_argument(*names, action=argparse.BooleanOptionalAction, help=help_text)
+        elif flag.is_list:
+            parser.add_argument(*flag.names, metavar=flag.metavar, action="append", help=help_text)
         else:
-            metavar = "SIZE" if _is_size(hints[field.name]) else _metavar(field.name)
-            parser.add_argument(flag, metavar=metavar, help=help_text)
+            parser.add_argument(*flag.names, metavar=flag.metavar, help=help_text)
     return parser
 
 
-def _metavar(field: str) -> str:
-    return "SECONDS" if field != public_name(field) else field.rsplit("_", 1)[-1].upper()
+def _metavar(field: str, hint: Any) -> str:
+    if field != public_name(field):
+        return "SECONDS"
+    parts = list(_parts(hint))
+    if choices := [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]:
+        return "|".join(choices)
+    if Path in parts:
+        return "FILE" if field.endswith(("_file", "hosts")) else "DIR"
+    if int in parts or float in parts:
+        return "PORT" if field.endswith("port") else "N"
+    return field.rsplit("_", 1)[-1].upper()
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    """Yield the types of a hint, without `Annotated` and unions around them."""
+    if get_origin(hint) in (Annotated, Union, UnionType):
+        for part in get_args(hint):
+            yield from _parts(part)
+    else:
+        yield hint
 
 
 def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: list[str]) -> dict[str, _Given]:

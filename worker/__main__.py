@@ -34,6 +34,7 @@ IMPORTS = (
 
 def main() -> int:
     """Load the model and serve the gateway until a stop signal. Return the exit status."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
     words = spare.words(IMPORTS, _look_ahead)
     timer = StartupTimer()
     configured = settings.read_or_exit(

@@ -5,9 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import NoReturn
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from deploy.serving.settings import ServeSettings
+    from deploy.supervisor.child import Child
 
 
 def serve(context: typer.Context) -> None:
@@ -15,43 +22,63 @@ def serve(context: typer.Context) -> None:
     from deploy.machine import hub
     from deploy.serving import clients
     from deploy.serving import serve as serving
-    from deploy.serving.prefix_cache import first_start_notice, folders
     from deploy.serving.preflight import ModelError, PortError, check_models, check_port
     from deploy.serving.settings import PROGRAM
-    from deploy.serving.startup_progress import StartupProgress, announcement, terminal
-    from deploy.supervisor.supervisor import Supervisor
-    from protocol import logs, settings, sockets
+    from protocol import settings, sockets
     from protocol.settings import SettingsError
 
     try:
         given, children = serving.read(context.args, os.environ)
         port = serving.port(context.args, os.environ)
-        path = sockets.control_path(port)
-        check_models(models := [each.model for each in children if each.model], hub.check_reachable)
+        control = sockets.control_path(port)
+        check_models(serving.models_of(children), hub.check_reachable)
         check_port(clients.host(context.args, os.environ), port, os.environ)
         url = clients.url(context.args, os.environ)
         children[0], keys = clients.gateway_with_key(children[0], context.args, os.environ)
     except (SettingsError, sockets.EndpointError, ModelError, PortError, hub.HubError, OSError) as error:
         settings.exit_with(PROGRAM, error)
-    logs.setup("serve", given.log_format or "text", given.log_level or "info")
+    status = _supervise(given, children, control, url, keys)
+    with contextlib.suppress(sockets.EndpointError, OSError):
+        sockets.remove_stale(sockets.default_path(port))  # of a gateway that was killed
+    logging.getLogger(__name__).info("all stopped, exit status %d", status)
+    raise typer.Exit(status)
+
+
+def _supervise(
+    given: ServeSettings, children: Sequence[Child], control: Path, url: str, keys: Sequence[str]
+) -> int:
+    """Run the processes until a stop, with log lines or, at a terminal, a greeting. Return the status."""
+    from deploy.serving import serve as serving
+    from deploy.serving.greeting import greeting, is_quiet
+    from deploy.serving.prefix_cache import first_start_notice, folders
+    from deploy.serving.startup_progress import StartupProgress, announcement, first_loads, terminal
+    from deploy.supervisor.stderr import QuietTerminal
+    from deploy.supervisor.supervisor import Supervisor
+    from protocol import logs
+
+    draw, served = terminal() if given.log_format != "json" else None, serving.models_of(children)
+    quiet = is_quiet(given, to_terminal=draw is not None)
+    logs.setup("serve", given.log_format or "text", given.log_level or ("warning" if quiet else "info"))
     log = logging.getLogger(__name__)
-    log.info("%s", announcement(url, models))
-    if notice := first_start_notice(folders(children)):
+    log.info("%s", announcement(url, served))
+    notice, greet = first_start_notice(folders(children)), None
+    if notice:
         log.info("%s", notice)
+    if draw is not None and quiet and given.log_level is None:
+        draw(f"{notice}\n" if notice else "")
+        draw(f"Roundhouse is {first_loads(served)}\n")
+        greet = partial(greeting, url=url, served=served, needs_key=bool(keys))
     supervisor = Supervisor(
         children,
         stop_timeout_s=given.stop_timeout_s,
         limits=given.restart_limits(),
-        reloading=given.reloading(path),
+        reloading=given.reloading(control),
         memory_budget=given.memory_budget,
         spare=given.spare > 0,
+        quiet=QuietTerminal() if quiet else None,
     )
-    with StartupProgress(url, keys, terminal() if given.log_format != "json" else None):
-        status = supervisor.run()
-    with contextlib.suppress(sockets.EndpointError, OSError):
-        sockets.remove_stale(sockets.default_path(port))  # of a gateway that was killed
-    log.info("all stopped, exit status %d", status)
-    raise typer.Exit(status)
+    with StartupProgress(url, keys, draw, greet):
+        return supervisor.run()
 
 
 def gateway(context: typer.Context) -> None:

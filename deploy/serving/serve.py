@@ -45,6 +45,11 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
     return given, child_commands(given, served, endpoint, config, environ)
 
 
+def models_of(children: Sequence[Child]) -> list[ServedModel]:
+    """Return the models of the workers, each once."""
+    return list({child.model.name: child.model for child in children if child.model is not None}.values())
+
+
 def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Return the port for clients of a `serve` with these settings. Raises `SettingsError`."""
     return _port_of_gateway(own_settings(argv, environ).port, settings.config_file(argv, environ))

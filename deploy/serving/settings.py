@@ -138,6 +138,9 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " the port)"
         ),
     ] = None
+    verbose: Annotated[
+        bool, Meta(description="show routine log lines on a terminal too, as they are written elsewhere")
+    ] = False
     log_format: logs.Format | None = None
     log_level: logs.Level | None = None
     drain_timeout_s: float | None = None

@@ -38,8 +38,12 @@ def announcement(url: str, models: Sequence[ServedModel]) -> str:
     """Return the first log line of `serve`: its URL and the models that it loads."""
     first = first_loaded(models)
     later = [model.name for model in models if model not in first]
-    named = ", ".join(map(_described, first))
-    return f"opening {url}/v1, loading {named}" + (f"; on demand: {', '.join(later)}" if later else "")
+    return f"opening {url}/v1, {first_loads(models)}" + (f"; on demand: {', '.join(later)}" if later else "")
+
+
+def first_loads(models: Sequence[ServedModel]) -> str:
+    """Return which models are loaded at the start, with the sizes of their weights."""
+    return f"loading {', '.join(map(_described, first_loaded(models)))}"
 
 
 def _described(model: ServedModel) -> str:
@@ -49,19 +53,30 @@ def _described(model: ServedModel) -> str:
 
 def _size(model: ServedModel) -> str:
     size = weight_bytes(model.model)
-    if size is None:
-        return "not downloaded yet"
+    return "not downloaded yet" if size is None else decimal_size(size)
+
+
+def decimal_size(size: int) -> str:
+    """Return bytes as MB or GB."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
 class StartupProgress:
     """Progress reporter, active while its context is open."""
 
-    def __init__(self, url: str, keys: Sequence[str] = (), draw: Write | None = None) -> None:
-        """`draw`: writes to a terminal; None: progress is logged instead."""
+    def __init__(
+        self,
+        url: str,
+        keys: Sequence[str] = (),
+        draw: Write | None = None,
+        greet: Callable[[dict[str, Any]], str] | None = None,
+    ) -> None:
+        """`draw`: writes to a terminal; None: progress is logged instead. `greet`: makes the text that is
+        drawn when a model is loaded, from the document of `/v1/status`; None: a line is logged."""
         self._url = url
         self._keys = keys
         self._draw = draw
+        self._greet = greet
         self._drawn = False
         self._told_at = 0.0
         self._over = threading.Event()
@@ -84,7 +99,10 @@ class StartupProgress:
             status = self._status()
             if loaded := [m["model"] for m in status.get("models", ()) if m["state"] == "loaded"]:
                 self._wipe()
-                log.info("%s", words(self._url, loaded, needs_key=bool(self._keys)))
+                if self._draw is not None and self._greet is not None:
+                    self._draw(self._greet(status))
+                else:
+                    log.info("%s", words(self._url, loaded, needs_key=bool(self._keys)))
                 return
             for model, done, total in loading(status):
                 self._tell(model, done / total, waited_s)

@@ -22,7 +22,7 @@ from deploy.supervisor.child import Child
 from deploy.supervisor.cpu_usage import process_cpu_s
 from deploy.supervisor.events import ChildMessage, Died, NotStarted
 from deploy.supervisor.memory import process_bytes
-from deploy.supervisor.stderr import Stderr
+from deploy.supervisor.stderr import QuietTerminal, Stderr
 from protocol import breadcrumbs, channel
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,11 @@ class _Running:
 class Processes:
     """Processes by their current names. `send` is called on any thread."""
 
-    def __init__(self, send: Callable[[Died | NotStarted | ChildMessage], None]) -> None:
+    def __init__(
+        self, send: Callable[[Died | NotStarted | ChildMessage], None], quiet: QuietTerminal | None = None
+    ) -> None:
         self._send = send
+        self._quiet = quiet
         self._running: dict[str, _Running] = {}
 
     def start(self, name: str, child: Child, inherited: Mapping[str, int]) -> None:
@@ -49,7 +52,8 @@ class Processes:
         except OSError as error:
             self._send(NotStarted(name, str(error)))
             return
-        stderr, line = Stderr(name), WorkerSpawnChannel() if child.model is not None else None
+        stderr = Stderr(name, quiet=self._quiet)
+        line = WorkerSpawnChannel() if child.model is not None else None
         inherited = {**inherited, breadcrumbs.VARIABLE: page.fd}
         if line is not None:
             inherited[channel.SPAWN_FD] = line.theirs.fileno()

@@ -26,18 +26,47 @@ CLOSE_WAIT_S_MAX = 5.0
 
 _READ_BYTES = 2**17
 """More than a pipe's capacity, so that the mark, written in one piece, is read in one piece."""
-_OWN_LINE = re.compile(r"\d\d:\d\d:\d\d \S+ +(?:(?P<level>[a-z]+): )?(?P<message>.*)")
+_OWN_LINE = re.compile(r"\d\d:\d\d:\d\d \S+ +(?:(?P<level>debug|warning|error|critical): )?(?P<message>.*)")
 _TELLING_LEVELS = ("error", "critical")
 _NOISE = re.compile(r"\s|.*\(most recent call (first|last)\):$|$")
 _QUOTING = re.compile(r"(\b\w*(?:Error|Exception|Exit|Interrupt))(?:: |\().*")
 
 
+class QuietTerminal:
+    """Filter of the log lines that a person at a terminal sees: warnings and errors, and only errors once a
+    stop was requested, because lost connections are expected then. JSON and foreign lines always pass."""
+
+    def __init__(self, to: int = 2) -> None:
+        self._to = to
+        self._hidden: tuple[str | None, ...] = (None, "debug")
+
+    def shows(self, line: str) -> bool:
+        own = _OWN_LINE.fullmatch(line.rstrip())
+        return own is None or own["level"] not in self._hidden
+
+    def stop(self) -> None:
+        """Say that a stop was requested. Called for each request."""
+        if "warning" in self._hidden:
+            return
+        self._hidden = (*self._hidden, "warning")
+        with contextlib.suppress(OSError):
+            BoundedWriter(self._to).write(b"\rStopping; Ctrl-C again stops at once.\n")
+
+
 class Stderr:
     """One child's stderr. Pass `writer` to the child; call `close` when it has been reaped."""
 
-    def __init__(self, name: str, to: int = 2, write_s_max: float = WRITE_S_MAX) -> None:
-        """`to`: the descriptor that everything is copied to. `write_s_max`: the timeout for its reader."""
+    def __init__(
+        self,
+        name: str,
+        to: int = 2,
+        write_s_max: float = WRITE_S_MAX,
+        quiet: QuietTerminal | None = None,
+    ) -> None:
+        """`to`: the descriptor that lines are copied to: all of them, or those that `quiet` shows.
+        `write_s_max`: the timeout for its reader."""
         self._name = name
+        self._quiet = quiet
         self._to = BoundedWriter(to, write_s_max)
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._rest = b""
@@ -73,6 +102,10 @@ class Stderr:
 
     def _pass_on(self, lines: bytes) -> None:
         self._lines.extend(lines.decode(errors="replace").splitlines())
+        if self._quiet is not None:
+            shown = self._quiet.shows
+            each = lines.splitlines(keepends=True)
+            lines = b"".join(line for line in each if shown(line.decode(errors="replace")))
         # If our stderr has no reader, or a slow one, the child must not hang nor its exit be missed.
         with contextlib.suppress(OSError):
             if self._to.write(lines) and (dropped := self._to.take_dropped()):

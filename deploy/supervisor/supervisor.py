@@ -53,6 +53,7 @@ from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
+from deploy.supervisor.stderr import QuietTerminal
 from protocol import channel, lifeline
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
@@ -92,6 +93,7 @@ class Supervisor:
         reloading: Reloading | None = None,
         memory_budget: int | None = None,
         spare: bool = False,
+        quiet: QuietTerminal | None = None,
     ) -> None:
         self._events: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._reloading = reloading
@@ -99,7 +101,8 @@ class Supervisor:
         self._control: Control | None = None
         self._gateway: GatewayChannel | None = None
         self._has_gateway = any(child.hears for child in children)
-        self._processes = Processes(self._events.put)
+        self._processes = Processes(self._events.put, quiet)
+        self._quiet = quiet
         self._reloads = Reloads(children)
         self._idle_watch = IdleWatch()
         workers = [child for child in children if child.model is not None]
@@ -201,6 +204,9 @@ class Supervisor:
                 return [self._next_reload()]
             case DesiredModels():
                 return self._ordered(heard)
+            case StopAsked() if self._quiet is not None:
+                self._quiet.stop()
+                return [heard]
             case Died(_, pid) | ChildMessage(_, pid):
                 name = self._processes.names().get(pid)
                 if name is None:

@@ -433,7 +433,7 @@ def test_settings_that_are_passed_on_are_declared_by_the_process_that_gets_them(
     with pytest.raises(SystemExit):
         read("--help", kind=Station)
     told = " ".join(capsys.readouterr().out.split())
-    assert "--cars CARS how many cars (default: 3) --platforms" in told
+    assert "--cars N how many cars (default: 3) --platforms" in told
     assert "--coal SIZE how much coal (default: 4GiB) --whistles" in told
     assert "whether it whistles --stops" in told
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.supervisor.stderr import LINES_KEPT, WORDS_MAX, Stderr, stderr_tail
+from deploy.supervisor.stderr import LINES_KEPT, WORDS_MAX, QuietTerminal, Stderr, stderr_tail
 from tests.deploy.supervisor.process_output import Supervise
 
 WAIT_S = 10.0
@@ -42,6 +42,8 @@ def record(level: str, message: str, **fields: str) -> str:
         ([record("critical", "no step for 120 s")], "no step for 120 s"),
         # Stack dumps are ignored.
         (["12:00:00 worker   error: over", "Thread 0x7f (most recent call first):", '  File "x"'], "over"),
+        # A word with a colon is no level.
+        (["12:00:00 gateway  stopping: 0 requests in flight"], ""),
         # An error followed by normal lines is not the cause of the end.
         (["12:00:00 worker   error: no space left", "12:00:09 worker   serving fake"], ""),
         # Only the type of an exception, whose message may quote a prompt.
@@ -145,3 +147,28 @@ def test_child_stderr_precedes_the_report_of_its_exit(supervise: Supervise) -> N
     told.wait_line("exited with status 3")
     assert told.lines.count("line") == 10 * LINES_KEPT
     assert told.wait() == 1
+
+
+def test_quiet_terminal_gets_warnings_and_foreign_lines_and_the_exit_message_is_complete() -> None:
+    reader, writer = os.pipe()
+    quiet = QuietTerminal(writer)
+    shown = ["12:00:01 worker   warning: it is slow", record("info", "as it was asked for"), METAL]
+    routine = ["12:00:00 worker   ready in 3 s", "12:00:00 gateway  stopping: 0 requests in flight"]
+    stderr = Stderr("worker", writer, quiet=quiet)
+    os.write(stderr.writer, "".join(f"{line}\n" for line in [*routine, *shown]).encode())
+    assert stderr.close() == METAL
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert file.read().splitlines() == shown
+
+
+def test_quiet_terminal_is_told_of_a_stop_once_and_then_gets_errors_only() -> None:
+    reader, writer = os.pipe()
+    quiet = QuietTerminal(writer)
+    quiet.stop()
+    quiet.stop()
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        assert file.read() == "\rStopping; Ctrl-C again stops at once.\n".replace("\r", "\n")
+    assert not quiet.shows("12:00:01 worker   warning: connection to the gateway lost; reconnecting\n")
+    assert quiet.shows("12:00:01 worker   error: no space left\n")
