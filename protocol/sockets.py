@@ -41,6 +41,11 @@ class EndpointError(ValueError):
     """An endpoint that is invalid or insecure."""
 
 
+_SOCKET_PATH_BYTES_MAX = 103
+"""The limit of macOS, where `sun_path` has 104 bytes with the final zero. Linux has 107."""
+_SOCKET_NAME_BYTES_MAX = len("/ranks-65535.sock")
+
+
 @dataclass(frozen=True, slots=True)
 class Curve:
     """CURVE keys of one end: fresh ones, or those in a folder made by `write_keys`. Whoever has the worker's
@@ -82,9 +87,13 @@ def write_keys(folder: Path) -> None:
 
 
 def runtime_directory() -> Path:
-    """Return the folder for `ipc://` sockets, created with mode 0700. Raises `EndpointError`."""
+    """Return the folder for `ipc://` sockets, created with mode 0700. Raises `EndpointError`.
+
+    Without XDG_RUNTIME_DIR it is in the user's state folder, which nothing cleans up, as temporary files are.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "roundhouse" if base else Path(tempfile.gettempdir()) / f"roundhouse-{os.getuid()}"
+    folder = Path(base) / "roundhouse" if base else _state_folder()
+    folder = folder or Path(tempfile.gettempdir()) / f"roundhouse-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -93,6 +102,21 @@ def runtime_directory() -> Path:
         raise EndpointError(f"{folder} must be a directory owned by you with mode 0700")
     _require_protected(folder)
     return folder
+
+
+def _state_folder() -> Path | None:
+    """Return the folder for sockets in the user's state folder, by the XDG base directory specification on
+    every system. None: it cannot be used, or paths of sockets in it would be too long."""
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    try:
+        folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "roundhouse" / "run"
+        if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES_MAX > _SOCKET_PATH_BYTES_MAX:
+            return None
+        with create_private():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        return folder if is_protected(folder.parent) else None
+    except (OSError, RuntimeError):  # there is no home, or nobody can write to it
+        return None
 
 
 def default_path(port: int) -> Path:

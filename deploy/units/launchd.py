@@ -31,7 +31,7 @@ _LET_GO_S_MAX = 10.0
 _TAIL_BYTES = 8192
 _KILL_WAIT_S = 10.0
 _TOP_LEVEL = re.compile(r"^\t([^\t=]+) = (.*)$", re.MULTILINE)
-_MEETING_VARIABLES = ("XDG_RUNTIME_DIR", "TMPDIR")
+_MEETING_VARIABLES = ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "TMPDIR")
 
 
 class Launchd:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -142,12 +143,47 @@ def test_the_runtime_directory_is_made_for_its_owner_alone(
     assert sockets.runtime_directory() == folder
 
 
-def test_without_xdg_runtime_dir_the_runtime_directory_lies_with_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Home folder with a short path, without XDG folders, beside a folder for temporary files."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        home = Path(folder).resolve()
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setattr("tempfile.tempdir", str(home / "temporary"))
+        (home / "temporary").mkdir(mode=0o700)
+        yield home
+
+
+def test_without_xdg_runtime_dir_the_runtime_directory_is_where_nothing_cleans_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert sockets.runtime_directory() == tmp_path / f"roundhouse-{os.getuid()}"
+    before = os.umask(0o002)  # as on systems with a group for each user
+    try:
+        folder = sockets.runtime_directory()
+    finally:
+        os.umask(before)
+    assert folder == home / ".local" / "state" / "roundhouse" / "run"
+    assert mode(folder) == 0o700
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    assert sockets.runtime_directory() == home / "state" / "roundhouse" / "run"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")
+    assert sockets.runtime_directory() == folder
+
+
+@pytest.mark.parametrize("problem", ["long", "missing", "shared"])
+def test_runtime_directory_lies_with_temporary_files_where_the_home_cannot_hold_sockets(
+    problem: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if problem == "long":
+        monkeypatch.setenv("HOME", str(home / ("n" * 60)))
+    elif problem == "missing":
+        monkeypatch.setenv("HOME", "/dev/null/none")
+    else:
+        (home / ".local").mkdir()
+        (home / ".local").chmod(0o777)
+    assert sockets.runtime_directory() == home / "temporary" / f"roundhouse-{os.getuid()}"
 
 
 @pytest.mark.parametrize("permissions", [0o701, 0o710, 0o755, 0o770, 0o777])
