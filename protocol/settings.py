@@ -170,6 +170,24 @@ def read(
     return settings
 
 
+def given_flags(
+    kind: type[msgspec.Struct], argv: Sequence[str], program: str
+) -> tuple[dict[str, object], list[str]]:
+    """Return the values of the flags in `argv`, unvalidated, `config` among them, and the unknown words.
+
+    Raises `SettingsError`.
+    """
+    given, unknown = _parser(kind, program, "").parse_known_args(list(argv))
+    return vars(given), unknown
+
+
+def path_fields(kind: type[msgspec.Struct]) -> set[str]:
+    """Return the public names of the settings that are paths."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields = msgspec.structs.fields(kind)
+    return {field.encode_name for field in fields if Path in _parts(hints[field.name])}
+
+
 def config_file(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
     """Return the path of the TOML file that `read` would use. Raises `SettingsError`."""
     parser = _Parser(add_help=False, allow_abbrev=False)

@@ -19,7 +19,8 @@ from deploy.supervisor.child import DRAFTER, OF_SETS, Child, ServedModel, plans
 from protocol.settings import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"
-_HOME = Path(__file__).resolve().parents[2]
+SOURCE_FOLDER = Path(__file__).resolve().parents[2]
+"""Folder of our packages: a checkout, or where they are installed."""
 
 
 def child_commands(
@@ -30,7 +31,7 @@ def child_commands(
     environ: Mapping[str, str],
 ) -> list[Child]:
     """Return gateway, then workers: the stop order, so that no request arrives while the last ones end."""
-    meeting = [*_flag("config", config), *_flag("endpoint", endpoint)]
+    meeting = [*flag_words("config", config), *flag_words("endpoint", endpoint)]
     # API keys are passed in the environment, because command lines are public. Workers do not get them.
     bare = {name: value for name, value in environ.items() if name != API_KEYS}
     keys = {API_KEYS: ",".join(given.api_keys)} if given.api_keys else {}
@@ -74,21 +75,21 @@ def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> lis
     equal flags counts, so settings of one model override those for all."""
     flags = _model_flags(model, several) + _handed_on(given, WORKER_FLAGS)
     if given.memory_budget is not None:
-        flags += _flag("memory_budget", given.memory_budget // model.replicas)
+        flags += flag_words("memory_budget", given.memory_budget // model.replicas)
     for name, value in model.settings.items():
-        flags += _flag(name, value)
+        flags += flag_words(name, value)
     return flags
 
 
 def _handed_on(given: ServeSettings, names: Sequence[str]) -> list[str]:
-    return [word for name in names for word in _flag(public_name(name), getattr(given, name))]
+    return [word for name in names for word in flag_words(public_name(name), getattr(given, name))]
 
 
 def _model_flags(model: ServedModel, several: bool) -> list[str]:
     """Return the flags for model and name; an unnamed single model derives its name itself."""
     if several or model.named:
-        return [*_flag("model", model.model or ""), *_flag("served_name", model.name)]
-    return _flag("model", model.model)
+        return [*flag_words("model", model.model or ""), *flag_words("served_name", model.name)]
+    return flag_words("model", model.model)
 
 
 def python_module(module: str) -> list[str]:
@@ -97,11 +98,12 @@ def python_module(module: str) -> list[str]:
     `-m` alone would search the current folder first, where an unrelated `worker.py` could be run instead.
     Only if the current folder is our own checkout is it searched.
     """
-    trusted = Path.cwd() == _HOME
+    trusted = Path.cwd() == SOURCE_FOLDER
     return [sys.executable, *([] if trusted else ["-P"]), "-m", module]
 
 
-def _flag(name: str, value: object) -> list[str]:
+def flag_words(name: str, value: object) -> list[str]:
+    """Return a setting as a flag; no words if it has its default, None or ()."""
     flag = name.replace("_", "-")
     match value:
         case None | ():

@@ -74,11 +74,22 @@ def read(
     return found
 
 
+def model_of_flag(word: str | None) -> ServedModel:
+    """Return the model of one `--model`, or the embedded one."""
+    return _of_word(word, 1) if word else ServedModel(name=POCKET)
+
+
 def _of_word(word: str, replicas: int) -> ServedModel:
-    given = _NAMED.fullmatch(word)
-    if given is None or folder_of(word).exists():
+    name, model = split_name(word)
+    if name is None:
         return ServedModel(name=name_of(word), model=word, replicas=replicas)
-    return ServedModel(name=given[1], model=given[2] or None, named=True, replicas=replicas)
+    return ServedModel(name=name, model=model or None, named=True, replicas=replicas)
+
+
+def split_name(word: str) -> tuple[str | None, str]:
+    """Split NAME=MODEL; the name is None if there is none, also for a folder with such a name."""
+    given = _NAMED.fullmatch(word)
+    return (None, word) if given is None or folder_of(word).exists() else (given[1], given[2])
 
 
 def _tables(config: str | None, errors: list[str], replicas: int) -> list[ServedModel]:

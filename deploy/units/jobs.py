@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from deploy.serving import serve
-from deploy.serving.commandlines import python_module
+from deploy.serving.commandlines import SOURCE_FOLDER, python_module
 from deploy.serving.settings import DRAIN_TIMEOUT_S, GATEWAY, ServeSettings, table
 from deploy.supervisor.child import ServedModel
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.supervisor.restarts import RestartLimits
 from deploy.units import worker_with_spare
+from deploy.units.absolute import absolute_flags, absolute_variables, check_file
 from protocol import lifeline, settings, sockets
 
 FILES_MAX = 8192
@@ -41,7 +42,9 @@ class Job:
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     """Return the jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
+    argv, environ = absolute_flags(argv), absolute_variables(environ)
     given, children = serve.read(argv, environ)
+    check_file(settings.config_file(argv, environ))
     # A service manager cannot decide which models run, or switch to fallbacks.
     if sum(child.model is not None for child in children) > 1 or any(child.plans for child in children):
         return [_job_of_serve(argv, environ, given)]
@@ -51,7 +54,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
             name=child.name,
             argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
             environment=_existing_settings(child.env),
-            folder=Path.cwd(),  # relative paths in the settings refer to it
+            folder=SOURCE_FOLDER,
             stop_timeout_s=given.stop_timeout_s + _drain_s(child.name, given, environ, config),
             starts_max=given.deaths_max + 1,
             window_s=RestartLimits().window_s,
@@ -106,7 +109,7 @@ def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], given: ServeS
         name="serve",
         argv=[*python_module("deploy"), "serve", *argv],
         environment=_existing_settings(environ),
-        folder=Path.cwd(),
+        folder=SOURCE_FOLDER,
         stop_timeout_s=2 * given.stop_timeout_s,
         starts_max=given.deaths_max + 1,
         window_s=RestartLimits().window_s,

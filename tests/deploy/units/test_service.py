@@ -21,8 +21,10 @@ from typer.testing import CliRunner
 
 from deploy.command.cli import app
 from deploy.serving import serve
+from deploy.serving.commandlines import SOURCE_FOLDER
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.units import jobs, service
+from deploy.units.absolute import absolute_flags
 from deploy.units.jobs import Job
 from deploy.units.launchd import Launchd
 from deploy.units.launchd import read_status as read_launchd
@@ -93,7 +95,7 @@ def test_the_gateways_plist_key_by_key(tmp_path: Path, environ: dict[str, str]) 
     assert gateway == {
         "Label": "mlx-roundhouse.gateway",
         "EnvironmentVariables": {**environ, "ROUNDHOUSE_LOG_LEVEL": "debug", "HF_HOME": "/models"},
-        "WorkingDirectory": str(Path.cwd()),
+        "WorkingDirectory": str(SOURCE_FOLDER),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 5,
@@ -189,7 +191,7 @@ def test_the_units_say_what_systemd_is_to_do(tmp_path: Path, environ: dict[str, 
         assert Path(program[0]).is_absolute()
         assert {key: values[0] for key, values in told.items()} == {
             "Type": "exec",
-            "WorkingDirectory": str(Path.cwd()),
+            "WorkingDirectory": str(SOURCE_FOLDER),
             "Environment": '"HF_HOME=/my models"',
             "Restart": "on-failure",
             "RestartSec": "0.5",
@@ -570,3 +572,49 @@ def test_a_model_with_further_plans_is_kept_by_what_knows_them(
 def test_a_command_of_the_manager_that_does_not_end_is_given_up() -> None:
     with pytest.raises(ServiceError, match=r"did not end within 0.05 s"):
         run_command([sys.executable, "-c", "import threading; threading.Event().wait()"], 0.05)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Working directory with a model folder, keys and a hostfile."""
+    folder = tmp_path / "elsewhere"
+    (folder / "model").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_paths_given_relative_are_absolute_in_the_flags_of_a_job(elsewhere: Path) -> None:
+    given = ["--model", "name=model", "--model=org/id", "--api-keys-file=keys", "--fallback", "model@hosts"]
+    assert absolute_flags([*given, "--config", "c.toml", "--no-keep-awake", "--prot=1"]) == [
+        f"--model=name={elsewhere}/model",
+        "--model=org/id",
+        f"--api-keys-file={elsewhere}/keys",
+        f"--fallback={elsewhere}/model@{elsewhere}/hosts",
+        f"--config={elsewhere}/c.toml",
+        "--no-keep-awake",
+        "--prot=1",
+    ]
+
+
+def test_a_job_does_not_depend_on_the_folder_it_was_installed_from(
+    elsewhere: Path, environ: dict[str, str]
+) -> None:
+    (elsewhere / "c.toml").touch()
+    variables = environ | {"ROUNDHOUSE_PREFIX_CACHE_DIR": "cache", "HF_HOME": "hub"}
+    for job in jobs.read(["--config=c.toml", "--model=model"], variables):
+        assert job.folder == SOURCE_FOLDER
+        assert f"--config={elsewhere}/c.toml" in job.argv
+        assert job.environment["ROUNDHOUSE_PREFIX_CACHE_DIR"] == f"{elsewhere}/cache"
+        assert job.environment["HF_HOME"] == f"{elsewhere}/hub"
+
+
+def test_a_relative_path_in_the_file_of_a_service_is_refused_by_name(
+    elsewhere: Path, environ: dict[str, str]
+) -> None:
+    text = '[models.a]\nmodel = "model"\n[models.b]\nmodel = "org/id"\n[gateway]\napi_keys_file = "~/keys"\n'
+    (elsewhere / "c.toml").write_text(text)
+    with pytest.raises(SettingsError) as error:
+        jobs.read(["--config=c.toml"], environ)
+    assert str(error.value) == (
+        f"[models.a] model: a service needs an absolute path: {elsewhere}/model (from {elsewhere}/c.toml)"
+    )

@@ -1,0 +1,97 @@
+"""Absolute paths in the settings of a service, which does not run in the folder it was installed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.serving.commandlines import flag_words
+from deploy.serving.models import split_name
+from deploy.serving.settings import PROGRAM, ServeSettings, document
+from deploy.supervisor.child import split_models
+from protocol import settings
+from protocol.gateway_settings import GatewaySettings
+from protocol.model_folder import folder_of
+from protocol.settings import SettingsError
+from protocol.worker_settings import WorkerSettings
+
+_PREFIX = "ROUNDHOUSE_"
+_FOLDER_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")
+_PATHS = {
+    "config",
+    *settings.path_fields(GatewaySettings),
+    *settings.path_fields(WorkerSettings),
+    *settings.path_fields(ServeSettings),
+}
+_MODELS = ("model", "draft_model", "fallback")
+
+
+def absolute_flags(argv: Sequence[str]) -> list[str]:
+    """Return the flags of `serve` with absolute paths. Raises `SettingsError`."""
+    given, unknown = settings.given_flags(ServeSettings, argv, PROGRAM)
+    flags = [
+        flag
+        for name, value in given.items()
+        for each in (value if isinstance(value, list) else [value])
+        for flag in flag_words(name, _absolute(name, each))
+    ]
+    return [*flags, *unknown]
+
+
+def absolute_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with absolute paths in the variables that are settings."""
+    found = dict(environ)
+    for name in (*_PATHS, *_MODELS):
+        if value := found.get(variable := _PREFIX + name.upper()):
+            found[variable] = str(_absolute(name, value))
+    return found | {name: _path(found[name]) for name in _FOLDER_VARIABLES if found.get(name)}
+
+
+def check_file(config: str | None) -> None:
+    """Raise `SettingsError` for relative paths in the file, which cannot be changed for the service."""
+    sections = document(config)
+    tables = [(name, sections.get(name)) for name in ("serve", "gateway", "worker")]
+    if isinstance(models := sections.get("models"), dict):
+        tables += [(f"models.{name}", each) for name, each in models.items()]
+    wrong = [
+        f"[{section}] {name}: a service needs an absolute path: {absolute} (from {config})"
+        for section, table in tables
+        if isinstance(table, dict)
+        for name, value in table.items()
+        if (absolute := _absolute(name, value)) != value and not str(value).startswith("~")
+    ]
+    if wrong:
+        raise SettingsError("\n".join(wrong))
+
+
+def _absolute(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_absolute(name, each) for each in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if name in _PATHS:
+        return _path(value)
+    if name in _MODELS:
+        convert = _plan if name == "fallback" else _named_model
+        return ",".join(map(convert, value.split(",")))
+    return value
+
+
+def _path(value: str) -> str:
+    return str(Path(value).expanduser().absolute())
+
+
+def _named_model(word: str) -> str:
+    name, model = split_name(word)
+    return _model(word) if name is None else f"{name}={_model(model)}"
+
+
+def _model(word: str) -> str:
+    """Return a folder as an absolute path, and anything else, such as an id, as it is."""
+    return _path(word) if word and folder_of(word).exists() else word
+
+
+def _plan(word: str) -> str:
+    model, hosts = split_models(word)
+    return _model(model or "") + (f"@{_path(hosts)}" if hosts else "")
