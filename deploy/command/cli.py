@@ -14,6 +14,7 @@ from deploy.command.doctor import doctor
 from deploy.command.launch import launch
 from deploy.command.models import ls, pull, rm
 from deploy.command.reload import reload
+from deploy.command.run import run
 from deploy.command.serve import gateway, serve, worker
 from deploy.command.status import status
 
@@ -54,6 +55,7 @@ def _app() -> typer.Typer:
     )
     app.callback()(_common)
     app.command(context_settings=OWN_FLAGS)(serve)
+    app.command()(run)
     app.command()(status)
     app.command()(chat)
     app.command()(bench)

@@ -16,17 +16,36 @@ if TYPE_CHECKING:
     from deploy.serving.settings import ServeSettings
     from deploy.supervisor.child import Child
 
+STOP_S_MAX = 60.0
+"""Time to stop everything when the parent, a `roundhouse run`, has ended."""
+
 
 def serve(context: typer.Context) -> None:
-    """Run the gateway and a worker for each model, supervised, in the foreground."""
+    """Serve models in the foreground: a gateway, and a worker for each model, restarted when they die.
+
+    Several models are loaded on demand. Ctrl-C stops all.
+
+    \b
+    roundhouse serve --model mlx-community/Qwen3-4B-4bit
+    roundhouse serve --model small=~/models/small --model large=~/models/large
+    roundhouse serve --config roundhouse.toml --api-keys-file keys.txt
+
+    \b
+    Every flag is also a variable (--max-running is ROUNDHOUSE_MAX_RUNNING) and
+    a key under \\[serve] in the file named by --config (max_running). A flag
+    overrides a variable, a variable overrides the file. Settings of one model
+    are in the file, under \\[models.NAME]: model, aliases, resident, and every
+    setting of a worker.
+    """
     from deploy.machine import hub
     from deploy.serving import clients
     from deploy.serving import serve as serving
     from deploy.serving.preflight import ModelError, PortError, check_models, check_port
     from deploy.serving.settings import PROGRAM
-    from protocol import settings, sockets
+    from protocol import lifeline, settings, sockets
     from protocol.settings import SettingsError
 
+    lifeline.follow_parent(STOP_S_MAX)
     try:
         given, children = serving.read(context.args, os.environ)
         port = serving.port(context.args, os.environ)
@@ -58,13 +77,15 @@ def _supervise(
 
     draw, served = terminal() if given.log_format != "json" else None, serving.models_of(children)
     quiet = is_quiet(given, to_terminal=draw is not None)
+    greets = quiet and given.log_level is None
+    draw = None if quiet and not greets else draw
     logs.setup("serve", given.log_format or "text", given.log_level or ("warning" if quiet else "info"))
     log = logging.getLogger(__name__)
     log.info("%s", announcement(url, served))
     notice, greet = first_start_notice(folders(children)), None
     if notice:
         log.info("%s", notice)
-    if draw is not None and quiet and given.log_level is None:
+    if draw is not None and greets:
         draw(f"{notice}\n" if notice else "")
         draw(f"Roundhouse is {first_loads(served)}\n")
         greet = partial(greeting, url=url, served=served, needs_key=bool(keys))

@@ -45,10 +45,9 @@ def check_port(host: str, port: int, environ: Mapping[str, str]) -> None:
     """Raise `PortError` if the port is in use. Other errors of an address are reported by the gateway."""
     if environ.get("LISTEN_FDS"):  # a service manager listens for us
         return
-    if not _is_taken(host, port):
+    if not is_taken(host, port):
         return
-    beyond = range(port + 1, min(port + PORTS_TRIED_MAX, 2**16))
-    other = next((each for each in beyond if not _is_taken(host, each)), None)
+    other = free_port_beyond(host, port)
     instead = f"use --port {other}, which is free" if other else "use another --port"
     if is_ours(host, port):
         raise PortError(f"port {port} is in use by another Roundhouse (see `roundhouse status`); {instead}")
@@ -72,7 +71,14 @@ def _reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _is_taken(host: str, port: int) -> bool:
+def free_port_beyond(host: str, port: int) -> int | None:
+    """Return the next free port after `port`; None: none among the next `PORTS_TRIED_MAX`."""
+    beyond = range(port + 1, min(port + PORTS_TRIED_MAX, 2**16))
+    return next((each for each in beyond if not is_taken(host, each)), None)
+
+
+def is_taken(host: str, port: int) -> bool:
+    """Return whether a program listens at the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from deploy.supervisor.child import Replicas
+from deploy.supervisor.children import STOP_TIMEOUT_S
 from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
-from deploy.supervisor.supervisor import STOP_TIMEOUT_S
 from protocol import logs
 from protocol.gateway_settings import GatewaySettings
 from protocol.hosts import Backend
@@ -84,6 +84,53 @@ WORKER_FLAGS = (
     "log_format",
     "log_level",
 )
+
+GROUPS = {
+    "Models": ("model", "config", "replicas", "memory_budget", "max_running", "text_only"),
+    "Address": ("host", "port", "cors_origins", "allowed_hosts", "max_connections"),
+    "API keys": ("api_keys_file", "api_keys", "insecure_no_keys", "max_per_key", "prefix_sharing"),
+    "Queue": ("max_waiting", "max_waiting_tokens", "queue_timeout", "load_timeout", "unload_after"),
+    "Prefix cache": ("prefix_cache_ram", "prefix_cache_disk", "prefix_cache_dir"),
+    "Speculative decoding and sparse prefill": ("speculation", "draft_model", "sparse_prefill"),
+    "Images, videos and stored responses": (
+        "allow_media_hosts",
+        "image_pixels_max",
+        "video_frames_max",
+        "image_cache",
+        "responses_max",
+    ),
+    "Logs and monitoring": (
+        "verbose",
+        "log_format",
+        "log_level",
+        "log_prompts",
+        "inspect",
+        "keyless_metrics",
+    ),
+    "Restarts and failover": (
+        "fallback",
+        "fallback_after",
+        "failover_timeout",
+        "drain_timeout",
+        "ready_timeout",
+        "stop_timeout",
+        "deaths_max",
+        "restart_delay_max",
+        "spare",
+        "keep_awake",
+    ),
+    "Several machines": (
+        "hosts",
+        "split",
+        "backend",
+        "hosts_port",
+        "join",
+        "curve_keys",
+        "endpoint",
+        "routing",
+    ),
+}
+"""The flags of `serve` as its help shows them."""
 
 
 @passes_on((GatewaySettings, ("api_keys", *GATEWAY_FLAGS)), (WorkerSettings, WORKER_FLAGS))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from deploy.supervisor.events import Decision, Kill, Report, Terminate
 from protocol.supervisor_messages import Stage
 
+STOP_TIMEOUT_S = 15.0
 KILL_WAIT_S_MAX = 5.0
 """A process that survives SIGKILL for this long hangs in the kernel; waiting longer would hang us too."""
 

@@ -44,11 +44,13 @@ class QuietTerminal:
         own = _OWN_LINE.fullmatch(line.rstrip())
         return own is None or own["level"] not in self._hidden
 
-    def stop(self) -> None:
-        """Say that a stop was requested. Called for each request."""
+    def stop(self, by: str) -> None:
+        """Show errors only from now on, and confirm a Ctrl-C. `by`: the name of the signal."""
         if "warning" in self._hidden:
             return
         self._hidden = (*self._hidden, "warning")
+        if by != "SIGINT":
+            return
         with contextlib.suppress(OSError):
             BoundedWriter(self._to).write(b"\rStopping; Ctrl-C again stops at once.\n")
 

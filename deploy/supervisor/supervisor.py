@@ -24,7 +24,7 @@ from types import FrameType
 
 from deploy.supervisor.channels import GatewayChannel
 from deploy.supervisor.child import Child, first_loaded
-from deploy.supervisor.children import KILL_WAIT_S_MAX, other_name
+from deploy.supervisor.children import KILL_WAIT_S_MAX, STOP_TIMEOUT_S, other_name
 from deploy.supervisor.control import Control
 from deploy.supervisor.cpu_usage import IdleWatch
 from deploy.supervisor.events import (
@@ -57,7 +57,6 @@ from deploy.supervisor.stderr import QuietTerminal
 from protocol import channel, lifeline
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
-STOP_TIMEOUT_S = 15.0
 WAKE_S_MAX = 60.0
 MEASURE_S = 2.0
 """Interval of memory measurements when models share a budget."""
@@ -204,8 +203,8 @@ class Supervisor:
                 return [self._next_reload()]
             case DesiredModels():
                 return self._ordered(heard)
-            case StopAsked() if self._quiet is not None:
-                self._quiet.stop()
+            case StopAsked(by) if self._quiet is not None:
+                self._quiet.stop(by)
                 return [heard]
             case Died(_, pid) | ChildMessage(_, pid):
                 name = self._processes.names().get(pid)

@@ -165,8 +165,8 @@ def test_quiet_terminal_gets_warnings_and_foreign_lines_and_the_exit_message_is_
 def test_quiet_terminal_is_told_of_a_stop_once_and_then_gets_errors_only() -> None:
     reader, writer = os.pipe()
     quiet = QuietTerminal(writer)
-    quiet.stop()
-    quiet.stop()
+    quiet.stop("SIGINT")
+    quiet.stop("SIGINT")
     os.close(writer)
     with os.fdopen(reader) as file:
         assert file.read() == "\rStopping; Ctrl-C again stops at once.\n".replace("\r", "\n")
