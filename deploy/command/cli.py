@@ -16,6 +16,7 @@ from deploy.command.models import ls, pull, rm
 from deploy.command.reload import reload
 from deploy.command.run import run
 from deploy.command.serve import gateway, serve, worker
+from deploy.command.settings_command import SettingsCommand
 from deploy.command.status import status
 
 DISTRIBUTION = "mlx-roundhouse"
@@ -50,11 +51,11 @@ def _app() -> typer.Typer:
         name="roundhouse",
         help="An OpenAI-compatible server for MLX models whose streams survive worker crashes.",
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
     )
     app.callback()(_common)
-    app.command(context_settings=OWN_FLAGS)(serve)
+    app.command(cls=SettingsCommand)(serve)
     app.command()(run)
     app.command()(status)
     app.command()(chat)

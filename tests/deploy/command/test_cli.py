@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deploy.command.cli import app
 from deploy.command.curve_keys import KEY_FILES
-from deploy.serving.settings import ServeSettings
+from deploy.serving.settings import GROUPS, ServeSettings
 from tests.deploy.supervisor.process_output import Begin, ProcessOutput
 from tests.system import free_port
 
@@ -82,10 +82,32 @@ def test_every_command_has_help(command: list[str]) -> None:
     assert "usage:" in result.stdout.lower()
 
 
-def test_the_help_of_serve_names_every_setting() -> None:
-    text = CliRunner().invoke(app, ["serve", "--help"]).stdout
-    for name in ServeSettings.__struct_encode_fields__:
-        assert f"--{name.replace('_', '-')} " in text
+def test_help_of_serve_shows_every_setting_in_one_group_with_its_type_and_default() -> None:
+    fields = [field for group in GROUPS.values() for field in group]
+    assert sorted(fields) == sorted(["config", *ServeSettings.__struct_encode_fields__])
+    text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).stdout
+    for name in fields:
+        assert f"--{name.replace('_', '-')}" in text
+    for group in GROUPS:
+        assert f"─ {group} ─" in text
+    assert "a key under [serve]" in text
+    assert "key|all" in text
+    assert "(default: 8000)" in text
+    assert "null" not in text
+
+
+def test_shell_completion_knows_commands_and_the_flags_of_serve() -> None:
+    def completed(words: str) -> list[str]:
+        env = {"_ROUNDHOUSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
+        env["COMP_CWORD"] = str(len(words.split()) - 1)
+        return CliRunner().invoke(app, [], prog_name="roundhouse", env=env).stdout.split()
+
+    assert completed("roundhouse ser") == ["serve", "service"]
+    assert completed("roundhouse serve --prefix-cache") == [
+        "--prefix-cache-ram",
+        "--prefix-cache-disk",
+        "--prefix-cache-dir",
+    ]
 
 
 def test_it_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
