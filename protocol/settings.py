@@ -51,6 +51,19 @@ _POWERS = "KMGT"
 _SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*(?:([KMGT])(I?B)?|B)?\s*", re.ASCII | re.IGNORECASE)
 
 
+_TYPES = re.compile(r"`([a-z]+(?: \| [a-z]+)*?)(?: \| null)?`")
+_TYPE_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "array": "a list",
+    "object": "a table",
+    "null": "nothing",
+}
+"""Names of msgspec's types for people."""
+
+
 class SizeError(ValueError):
     """An invalid size."""
 
@@ -329,13 +342,18 @@ def _metavar(field: str, hint: Any) -> str:
     if field != public_name(field):
         return "SECONDS"
     parts = list(_parts(hint))
-    if choices := [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]:
+    if choices := _choices(hint):
         return "|".join(choices)
     if Path in parts:
         return "FILE" if field.endswith(("_file", "hosts")) else "DIR"
     if int in parts or float in parts:
         return "PORT" if field.endswith("port") else "N"
     return field.rsplit("_", 1)[-1].upper()
+
+
+def _choices(hint: Any) -> list[str]:
+    literals = (part for part in _parts(hint) if get_origin(part) is Literal)
+    return [str(choice) for literal in literals for choice in get_args(literal)]
 
 
 def _parts(hint: Any) -> Iterator[Any]:
@@ -394,7 +412,7 @@ def _convert(kind: type[S], values: dict[str, _Given], errors: list[str]) -> S |
         try:
             converted[field.name] = _as_hinted(hint, values[name])
         except (msgspec.ValidationError, SizeError) as error:
-            errors.append(f"{name}: {error} (from {values[name].source})")
+            errors.append(f"{name}: {describe(error, hint)} (from {values[name].source})")
     if errors:
         return None
     try:
@@ -418,5 +436,17 @@ def _why_not(hint: Any, given: _Given) -> str | None:
     try:
         _as_hinted(hint, given)
     except (msgspec.ValidationError, SizeError) as error:
-        return str(error)
+        return describe(error, hint)
     return None
+
+
+def describe(error: Exception, hint: Any) -> str:
+    """Return the error of a value for people, without msgspec's names of types. `hint`: the expected type."""
+    text = str(error)
+    if choices := _choices(hint):
+        text = text.replace("Invalid enum value", f"Expected {' or '.join(choices)}, not")
+    return _TYPES.sub(lambda found: " or ".join(map(_type_name, found[1].split(" | "))), text)
+
+
+def _type_name(name: str) -> str:
+    return _TYPE_NAMES.get(name, name)

@@ -32,7 +32,7 @@ from protocol.error_text import closest_match
 from protocol.hosts import Backend, HostsError, problem_with
 from protocol.hosts import read as read_hosts
 from protocol.model_folder import POCKET, folder_of, name_of
-from protocol.settings import SettingsError, refusal, spell_size
+from protocol.settings import SettingsError, describe, refusal, spell_size
 from protocol.worker_settings import WorkerSettings
 
 BUDGET_SHARE = 0.7
@@ -124,7 +124,7 @@ def _why_not(key: str, value: object) -> str | None:
     try:
         msgspec.convert(value, _OWN[key])
     except msgspec.ValidationError as error:
-        return str(error)
+        return describe(error, _OWN[key])
     return None
 
 

@@ -85,9 +85,9 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
         '[models."e]"]\n[models.f]\nmax_running = [1]',
     )
     assert wrong(file) == [
-        f"[models.a] aliases: Expected `array`, got `str` (from {file})",
-        f"[models.b] resident: Expected `bool`, got `int` (from {file})",
-        f"[models.f] max_running: Expected `int`, got `array` (from {file})",
+        f"[models.a] aliases: Expected a list, got text (from {file})",
+        f"[models.b] resident: Expected true or false, got a whole number (from {file})",
+        f"[models.f] max_running: Expected a whole number, got a list (from {file})",
         "model 'e]': invalid name",
         "model 'd': duplicate name",
     ]
@@ -104,8 +104,8 @@ def test_of_each_table_names_come_first_with_what_may_be_meant(tmp_path: Path) -
         f"[models.small] alias: unknown key; did you mean aliases? (from {file})",
         f"[models.small] colour: unknown key (from {file})",
         f"[models.small] prefix-cache-ram: unknown key; did you mean prefix_cache_ram? (from {file})",
-        f"[models.small] max_running: Expected `int` >= 1 (from {file})",
-        f"[models.large] log_level: Invalid enum value 'loud' (from {file})",
+        f"[models.small] max_running: Expected a whole number >= 1 (from {file})",
+        f"[models.large] log_level: Expected debug or info or warning or error, not 'loud' (from {file})",
     ]
 
 

@@ -314,9 +314,9 @@ prefill_tokens = 0
     file = config(tmp_path, text)
     assert refused(["--config", file, "--port=x"]) == [
         f"{file}: unknown key max_runing in [serve]; did you mean max_running?",
-        "port: Expected `int`, got `str` (from --port)",
+        "port: Expected a whole number, got text (from --port)",
         f"[models.small] max_runing: unknown key; did you mean max_running? (from {file})",
-        f"[models.large] prefill_tokens: Expected `int` >= 1 (from {file})",
+        f"[models.large] prefill_tokens: Expected a whole number >= 1 (from {file})",
         f"{file}: unknown key prefil_tokens in [worker]; did you mean prefill_tokens?",
     ]
 
@@ -325,10 +325,10 @@ def test_invalid_worker_settings_are_reported_once_before_start(tmp_path: Path) 
     text = "[worker]\nprefill_tokens = 0\n[models.a]\nmax_runing = 1\n[models.b]\n[models.c]\n"
     file = config(tmp_path, text)
     assert refused(["--config", file, "--max-running=5000"], {"ROUNDHOUSE_INTER_TOKEN_TARGET": "0"}) == [
-        "max_running: Expected `int` <= 4096 (from --max-running)",
+        "max_running: Expected a whole number <= 4096 (from --max-running)",
         f"[models.a] max_runing: unknown key; did you mean max_running? (from {file})",
-        "inter_token_target: Expected `float` > 0.0 (from ROUNDHOUSE_INTER_TOKEN_TARGET)",
-        f"prefill_tokens: Expected `int` >= 1 (from {file} [worker])",
+        "inter_token_target: Expected a number > 0.0 (from ROUNDHOUSE_INTER_TOKEN_TARGET)",
+        f"prefill_tokens: Expected a whole number >= 1 (from {file} [worker])",
     ]
 
 
