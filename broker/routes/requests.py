@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from broker.http.auth import ApiKey
 from broker.http.clients import client_of
 from broker.routes.state import gateway_of
+from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 
 
