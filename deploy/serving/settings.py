@@ -89,7 +89,14 @@ GROUPS = {
     "Models": ("model", "config", "replicas", "memory_budget", "max_running", "text_only"),
     "Address": ("host", "port", "cors_origins", "allowed_hosts", "max_connections"),
     "API keys": ("api_keys_file", "api_keys", "insecure_no_keys", "max_per_key", "prefix_sharing"),
-    "Queue": ("max_waiting", "max_waiting_tokens", "queue_timeout", "load_timeout", "unload_after"),
+    "Queue and limits": (
+        "max_waiting",
+        "max_waiting_tokens",
+        "max_tokens_default",
+        "queue_timeout",
+        "load_timeout",
+        "unload_after",
+    ),
     "Prefix cache": ("prefix_cache_ram", "prefix_cache_disk", "prefix_cache_dir"),
     "Speculative decoding and sparse prefill": ("speculation", "draft_model", "sparse_prefill"),
     "Images, videos and stored responses": (

@@ -37,6 +37,7 @@ PUBLIC_PATHS = {
     "/detokenize", "/openapi.json", "/health", "/ready",
     # A response is found by its id, which cannot be guessed, and which status alone would reveal.
     "/v1/responses", "/v1/responses/{id}", "/v1/responses/{id}/input_items", "/v1/responses/{id}/cancel",
+    "/v1/responses/compact",
 }  # fmt: skip
 """Paths whose answers are the client's own, or the same for everyone."""
 

@@ -24,6 +24,8 @@ def error_object(error: RequestError, request_id: str = "") -> dict[str, Any]:
     """Return the error object. It has no field for the parameter, so the message names it."""
     status = error.kind.status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    if kind == "overloaded_error" and not error.kind.retryable:
+        kind = "api_error"
     document: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": _message(error)}}
     return document | ({"request_id": request_id} if request_id else {})
 
