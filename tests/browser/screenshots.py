@@ -41,7 +41,7 @@ LATE = "What is my name?"
 @contextlib.contextmanager
 def _serving(folder: Path) -> Iterator[httpx.Client]:
     port = free_port()
-    words = ["deploy", "serve", "--port", str(port), "--max-running", "8"]
+    words = ["deploy", "serve", "--port", str(port), "--max-running", "8", "--spare", "0"]
     process = Process("serve", words, folder, {"ROUNDHOUSE_RUNTIME_DIR": str(folder)})
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, verify=NO_TLS) as client:
         try:
