@@ -160,7 +160,9 @@ def describe(event: Died | NotStarted, lived_s: float, *, quoted: bool = True) -
     about = f", {event.about}" if event.about else ""
     said = f"{about}, last output {event.words!r}" if quoted and event.words else about
     if event.returncode < 0:
-        return f"{child} was killed by {_signal_name(-event.returncode)} after {lived_s:.1f} s{said}"
+        name = _signal_name(-event.returncode)
+        verb = "ended on" if name == "SIGTERM" else "was killed by"  # SIGTERM is how a normal stop begins
+        return f"{child} {verb} {name} after {lived_s:.1f} s{said}"
     return f"{child} exited with status {event.returncode} after {lived_s:.1f} s{said}"
 
 
