@@ -21,6 +21,9 @@ OTHERS_WITHIN = 4
 
 GATHERED_S = 1.5
 """Longest wait of the first row, in seconds."""
+BURST_S = 0.25
+"""Requests that arrive within this time after the first row started belong to its burst: sixteen chats take
+0.2 s from the first to the last, and a short prompt or a stored prefix is ready sooner."""
 EXPECTED_S_MAX = 5.0
 """Longest prefill that is waited for, as predicted. Prompts are predicted whole, although they may begin with
 a stored prefix; and the first prices of a worker are too high."""
@@ -54,7 +57,7 @@ class BatchingWindow:
 
 def gathers(coming: Sequence[Row], pace: PrefillCostModel, waited_s: float) -> bool:
     """Burst gate: return whether started rows without a token wait for the prompts of the rows in `coming`,
-    which had arrived when the first of them started.
+    which belong to their burst.
 
     Without it each started row rebuilds the batch, and prompts beside running streams are cut into chunks
     that keep to the inter-token target. With it the first rows wait at most `GATHERED_S`, no stream waits

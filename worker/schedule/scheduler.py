@@ -25,7 +25,7 @@ from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
-from worker.schedule.batching_window import gathers
+from worker.schedule.batching_window import BURST_S, gathers
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
@@ -71,7 +71,7 @@ class Scheduler:
         self._settling = 0
         self._step_ended_at = self._first_at = 0.0
         self._burst_last = 0
-        """Arrival number of the last row that was there when the first one started."""
+        """Arrival number of the burst's last row: it came at most `BURST_S` after the first started."""
         self._work = PrefillWork()
         self._images_to_encode = False
 
@@ -215,7 +215,7 @@ class Scheduler:
         """Record that a row has joined the decode batch."""
         if not self._in[Phase.DECODE]:
             self._first_at = self._step_ended_at
-            self._burst_last = max(each.queue_key[1] for each in self._rows.values())
+            self._extend_burst()
         self._move(row, Phase.DECODE)
 
     def on_step_end(self, now: float, *, decoded: bool | None) -> None:
@@ -227,6 +227,11 @@ class Scheduler:
         if decoded is not None and not self._images_to_encode:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, work=self._work)
         self._step_ended_at, self._work, self._images_to_encode = now, PrefillWork(), False
+        if now - self._first_at <= BURST_S:
+            self._extend_burst()
+
+    def _extend_burst(self) -> None:
+        self._burst_last = max((row.queue_key[1] for row in self._rows.values()), default=0)
 
     def disturb(self) -> None:
         """Exclude the current lap from the cost model."""
