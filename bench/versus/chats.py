@@ -27,7 +27,8 @@ WORDS_MIN, WORDS_MAX = 15, 420
 """Words of the quoted text: about 40 to 700 tokens with the template and the question."""
 
 
-def _figures(at: int) -> list[Figure]:
+def figures_at(at: int) -> list[Figure]:
+    """Return the figures at a concurrency."""
     return [*figures(at), Figure("last", "first text, last of all", "ms", "less", at)]
 
 
@@ -61,7 +62,7 @@ def measure(
                 count = REQUESTS[at] if round else at
                 return within(measure_burst(server, prompts(count, 1000 * at + 50 * round), at, MAX_TOKENS))
 
-            yield entries(model, LINE, _figures(at), up.take_turns(turn, rounds), run)
+            yield entries(model, LINE, figures_at(at), up.take_turns(turn, rounds), run)
 
 
 async def measure_burst(server: Server, texts: Sequence[str], at: int, max_tokens: int) -> dict[str, float]:

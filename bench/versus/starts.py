@@ -21,7 +21,8 @@ WORDS = 12, 24
 _PHASES = {"1": "first burst", "": "later bursts"}
 
 
-def _figures(at: int) -> list[Figure]:
+def figures_at(at: int) -> list[Figure]:
+    """Return the figures at a concurrency."""
     return [
         figure
         for suffix, phase in _PHASES.items()
@@ -39,7 +40,7 @@ def measure(
     """Measure the line, one concurrency after another. One server runs at a time."""
     for at in CONCURRENCIES:
         turns = {name: partial(_turn, name, folder, at) for name in names}
-        yield entries(model, LINE, _figures(at), take_turns(turns, rounds, warm=False), run)
+        yield entries(model, LINE, figures_at(at), take_turns(turns, rounds, warm=False), run)
 
 
 def _turn(name: str, folder: Path, at: int, round: int) -> Values:

@@ -14,22 +14,25 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the README's table: one figure, of one model or of several."""
+    """A row of the README's table: one figure of one model."""
 
     label: str
-    models: tuple[str, ...]
+    model: str
     line: str
     figure: str
     at: int | None = None
 
 
-_BOTH, _ALL, _ONE = ("dense", "hybrid"), ("dense", "hybrid", "vision"), ("dense",)
 CHOICES = (
-    Choice("tokens/s, 16 at once", _ALL, "throughput", "rate", 16),
-    Choice("ms to the first text, 16 at once", _ALL, "throughput", "first", 16),
-    Choice("16 that share 1,500 tokens, ms until all have text", _BOTH, "reuse", "crowd"),
-    Choice("4 streams beside a prompt of 4,000 tokens, ms between pieces, p99", _BOTH, "gaps", "p99"),
-    Choice("`kill -9`: streams lost of 16", _ONE, "kill", "lost"),
+    *(Choice(f"chats, {at} at once: tokens/s", "smollm2", "chats", "rate", at) for at in (1, 4, 16)),
+    *(
+        Choice(f"chats, {at} at once: first text, median, ms", "smollm2", "chats", "first", at)
+        for at in (4, 16)
+    ),
+    Choice("16 short chats at once: tokens/s", "smollm2", "starts", "rate", 16),
+    Choice("the same right after the start", "smollm2", "starts", "rate1", 16),
+    Choice("the same: gap between pieces, p99, ms", "smollm2", "starts", "gap99", 16),
+    Choice("`kill -9`: streams lost of 16", "dense", "kill", "lost"),
 )
 
 
@@ -55,42 +58,28 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def short(results: Results) -> str:
     """Return a row for each choice that has results."""
-    found = [(choice, _found(results, choice)) for choice in CHOICES]
-    names = names_of(entry for _, entries in found for entry in entries if entry)
+    found = [(each, results.find(each.model, each.line, each.figure, each.at)) for each in CHOICES]
+    shown = [(choice.label, entry) for choice, entry in found if entry is not None]
+    names = names_of(entry for _, entry in shown)
     rows = [
-        [_marked(choice.label, choice.models, entries), *(_cell(entries, name) for name in names)]
-        for choice, entries in found
-        if any(entries)
+        [f"{label} {LOST}" if entry.is_lost() else label, *(_median(entry, name) for name in names)]
+        for label, entry in shown
     ]
-    return "\n".join(_table([_conditions(results), *(_title(name) for name in names)], rows))
+    head = _conditions(results, [entry for _, entry in shown])
+    return "\n".join(_table([head, *(_title(name) for name in names)], rows))
 
 
-def _conditions(results: Results) -> str:
-    """Summarize all runs: fewest rounds, and the minimum and maximum load at their starts and ends."""
-    runs = results.runs.values()
-    if not runs:
+def _conditions(results: Results, shown: Sequence[Entry]) -> str:
+    """Summarize the runs of `shown`: fewest and most rounds."""
+    rounds = [results.runs[entry.run].rounds for entry in shown]
+    if not rounds:
         return ""
-    loads = [each for run in runs for each in run.load]
-    return f"rounds: {min(run.rounds for run in runs)}, load: {min(loads):.0f} to {max(loads):.0f}"
+    return f"rounds: {min(rounds)}" + (f" to {max(rounds)}" if min(rounds) < max(rounds) else "")
 
 
-def _found(results: Results, choice: Choice) -> list[Entry | None]:
-    return [results.find(model, choice.line, choice.figure, choice.at) for model in choice.models]
-
-
-def _marked(label: str, models: Sequence[str], entries: Sequence[Entry | None]) -> str:
-    label = f"{label}: {' / '.join(models)}" if len(models) > 1 else label
-    return f"{label} {LOST}" if any(entry and entry.is_lost() for entry in entries) else label
-
-
-def _cell(entries: Sequence[Entry | None], name: str) -> str:
-    cells = [_median(entry, name) for entry in entries]
-    return NOTHING if all(cell == NOTHING for cell in cells) else " / ".join(cells)
-
-
-def _median(entry: Entry | None, name: str) -> str:
-    side = entry.sides.get(name) if entry else None
-    if entry is None or side is None or side.median is None:
+def _median(entry: Entry, name: str) -> str:
+    side = entry.sides.get(name)
+    if side is None or side.median is None:
         return NOTHING
     return f"**{number(side.median)}**" if entry.best() == name else number(side.median)
 

@@ -7,7 +7,7 @@ import pytest
 from bench.client import Answer
 from bench.reuse import Trace, Turn
 from bench.rivals import KNOWN
-from bench.versus import deaths, overload, reuse, stalls, throughput
+from bench.versus import chats, deaths, overload, reuse, starts, throughput
 from bench.versus.__main__ import LINES, planned
 from bench.versus.tables import CHOICES
 from bench.versus.throughput import MAX_TOKENS
@@ -105,16 +105,22 @@ def test_model_free_benchmark_runs_for_any_model_selection() -> None:
 
 def test_readme_choices_are_measured_figures() -> None:
     measured = {
-        **{(throughput.LINE, at): throughput.figures(at) for at in throughput.CONCURRENCIES},
-        (reuse.LINE, None): reuse.FIGURES,
-        (stalls.LINE, None): stalls.FIGURES,
-        (overload.LINE, None): overload.FIGURES,
+        **{(chats.LINE, at): chats.figures_at(at) for at in chats.CONCURRENCIES},
+        **{(starts.LINE, at): starts.figures_at(at) for at in starts.CONCURRENCIES},
         (deaths.LINE, None): deaths.FIGURES,
     }
     for choice in CHOICES:
         assert choice.figure in {figure.key for figure in measured[choice.line, choice.at]}
-        assert set(choice.models) <= set(LINES[choice.line][1])
+        assert choice.model in LINES[choice.line][1]
 
 
 def test_rivals_are_known_by_their_names() -> None:
     assert KNOWN == ("roundhouse", "mlx_lm.server", "mlx_vlm.server", "vllm-mlx", "rapid-mlx")
+
+
+def test_prompts_are_long_and_short_and_no_text_is_sent_twice() -> None:
+    asked = [text for first in (0, 50, 1000) for text in chats.prompts(16, first)]
+    assert len(set(asked)) == len(asked)
+    words = sorted(len(text.split()) for text in asked[:16])
+    assert words[0] < chats.WORDS_MIN + 10
+    assert words[-1] > chats.WORDS_MAX

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from bench.versus.results import OURS, Better, Entry, Results, Run, Side, merge
-from bench.versus.tables import CHOICES, LOST, NOTHING, number, short, whole
+from bench.versus.tables import CHOICES, LOST, number, short, whole
 
 
 def results(*entries: Entry) -> Results:
@@ -44,27 +45,26 @@ def test_numbers_have_the_digits_that_mean_something(value: float, written: str)
     assert number(value) == written
 
 
-def test_the_readme_shows_a_figure_of_several_models_in_a_line_and_the_best_in_bold() -> None:
-    table = short(
-        results(
-            entry("dense", ours=Side([300.0]), other_server=Side([200.0])),
-            entry("hybrid", ours=Side([100.0]), other_server=Side([50.0])),
-        )
-    )
+def chosen(**sides: Side) -> Entry:
+    """Return an entry of the README's first row."""
+    return msgspec.structs.replace(entry("smollm2", **sides), line="chats", at=1)
+
+
+def test_readme_shows_a_row_for_each_choice_with_the_best_in_bold() -> None:
+    table = short(results(chosen(ours=Side([300.0]), other_server=Side([200.0]))))
     head, _, *rows = table.splitlines()
-    assert head == "| rounds: 3, load: 0 to 2 | ours | `other.server` |"
-    ours, theirs = f"**300** / **100** / {NOTHING}", f"200 / 50 / {NOTHING}"
-    assert rows == [f"| tokens/s, 16 at once: dense / hybrid / vision | {ours} | {theirs} |"]
+    assert head == "| rounds: 3 | ours | `other.server` |"
+    assert rows == ["| chats, 1 at once: tokens/s | **300** | 200 |"]
 
 
 def test_lost_comparison_is_marked() -> None:
-    [*_, row] = short(results(entry("dense", ours=Side([1.0]), other=Side([2.0])))).splitlines()
+    [*_, row] = short(results(chosen(ours=Side([1.0]), other=Side([2.0])))).splitlines()
     assert LOST in row
     assert "**2**" in row
 
 
 def test_lines_that_nothing_is_known_of_are_left_out() -> None:
-    assert len(short(results(entry("dense", ours=Side([1.0])))).splitlines()) == 3
+    assert len(short(results(chosen(ours=Side([1.0])))).splitlines()) == 3
     assert len(short(Results()).splitlines()) == 2
 
 
