@@ -187,7 +187,13 @@ def test_a_set_that_ends_while_its_ranks_meet_leaves_no_folder(
         served.process.kill(number)
         served.process.wait()
     assert_gone(members)
-    assert {path.name for path in temporary.iterdir()} <= OTHERS
+    # A compiler of MLX's kernels that is killed leaves its assembler file.
+    left = {
+        path.name
+        for path in temporary.iterdir()
+        if not (path.name[:2] == "cc" and path.suffix in (".s", ".o"))
+    }
+    assert left <= OTHERS
 
 
 @pytest.mark.timeout(200)

@@ -227,7 +227,7 @@ class Scheduler:
         if decoded is not None and not self._images_to_encode:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, work=self._work)
         self._step_ended_at, self._work, self._images_to_encode = now, PrefillWork(), False
-        if now - self._first_at <= BURST_S:
+        if now - self._first_at <= BURST_S and not self.decodes:  # once open, the gate stays open
             self._extend_burst()
 
     def _extend_burst(self) -> None:
