@@ -155,6 +155,7 @@ def without(content: bytes, which: str, source: str) -> tuple[bytes, list[ApiKey
     if not others:
         # The gateway takes a file without keys for an editing mistake, and keeps those that it has.
         raise KeysError(
-            f"{which} is the only key in {source}: create another one first, then revoke this one"
+            f"{which} is the only key in {source}: create another one first, then revoke this one;"
+            " or stop the server, and delete the file"
         )
     return "\n".join(kept_lines).encode(), removed

@@ -73,6 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_keys_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide API keys that the user has created: every `serve` would require them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Report in one line which browser tests were skipped because no browser or node was found."""
     if chromium.find() is None:

@@ -30,8 +30,9 @@ CHOICES = (
         for at in (4, 16)
     ),
     Choice("16 short chats at once: tokens/s", "smollm2", "starts", "rate", 16),
-    Choice("the same right after the start", "smollm2", "starts", "rate1", 16),
-    Choice("the same: gap between pieces, p99, ms", "smollm2", "starts", "gap99", 16),
+    Choice("16 short chats at once: gap between pieces, p99, ms", "smollm2", "starts", "gap99", 16),
+    Choice("the same right after the start: tokens/s", "smollm2", "starts", "rate1", 16),
+    Choice("right after the start: gap between pieces, p99, ms", "smollm2", "starts", "gap991", 16),
     Choice("`kill -9`: streams lost of 16", "dense", "kill", "lost"),
 )
 
@@ -62,19 +63,14 @@ def short(results: Results) -> str:
     shown = [(choice.label, entry) for choice, entry in found if entry is not None]
     names = names_of(entry for _, entry in shown)
     rows = [
-        [f"{label} {LOST}" if entry.is_lost() else label, *(_median(entry, name) for name in names)]
+        [
+            f"{label} {LOST}" if entry.is_lost() else label,
+            str(results.runs[entry.run].rounds),
+            *(_median(entry, name) for name in names),
+        ]
         for label, entry in shown
     ]
-    head = _conditions(results, [entry for _, entry in shown])
-    return "\n".join(_table([head, *(_title(name) for name in names)], rows))
-
-
-def _conditions(results: Results, shown: Sequence[Entry]) -> str:
-    """Summarize the runs of `shown`: fewest and most rounds."""
-    rounds = [results.runs[entry.run].rounds for entry in shown]
-    if not rounds:
-        return ""
-    return f"rounds: {min(rounds)}" + (f" to {max(rounds)}" if min(rounds) < max(rounds) else "")
+    return "\n".join(_table(["", "rounds", *(_title(name) for name in names)], rows))
 
 
 def _median(entry: Entry, name: str) -> str:

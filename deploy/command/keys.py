@@ -38,7 +38,9 @@ def create(
         typer.echo(text)
         typer.echo(f"keep this key of {name}: only its hash is in {path}", err=True)
         if is_new:
-            typer.echo(f"for a server with keys: roundhouse serve --api-keys-file {path}", err=True)
+            is_read = path == key_file.path_of(None, config, os.environ)
+            flag = "" if is_read else f" with --api-keys-file {path}"
+            typer.echo(f"from its next start{flag} on, `roundhouse serve` requires a key", err=True)
 
 
 def show(file: File = None, config: Config = None) -> None:

@@ -18,9 +18,8 @@ PATTERNS = (
 
 MARGIN_BYTES = 2**30
 """Space that must stay free on the disk after a download."""
-
-
 REACH_S_MAX = 10.0
+"""Timeout for asking the hub whether it has a model."""
 
 
 class HubError(Exception):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from deploy.serving import clients
+from deploy.serving.settings import default_keys_file
 from protocol import api_keys
 from protocol.api_keys import ApiKey, KeysError
 from protocol.secure_files import read_private
@@ -20,11 +21,13 @@ HEADER = b"# API keys of Roundhouse: hashes, made by `roundhouse keys`\n"
 def path_of(file: Path | None, config: Path | None, environ: Mapping[str, str]) -> Path:
     """Return the file of `--file`, or of the settings of `serve`, or else in the user's configuration folder.
 
-    Raises `SettingsError`.
+    Raises `SettingsError`, or `KeysError` without such a folder.
     """
     flags = [] if config is None else [f"--config={config}"]
-    folder = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "roundhouse"
-    return (file or clients.keys_file(flags, environ) or folder / "api-keys").resolve()
+    path = file or clients.keys_file(flags, environ) or default_keys_file(environ)
+    if path is None:
+        raise KeysError("there is no configuration folder: give --file, or set HOME")
+    return path.resolve()
 
 
 def keys(path: Path) -> tuple[ApiKey, ...]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from deploy.serving import models
 from deploy.serving.commandlines import child_commands, worker_flags
 from deploy.serving.models import with_fallback, wrong_hosts
-from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings, table
+from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings, default_keys_file, table
 from deploy.supervisor.child import Child, ServedModel
 from protocol import settings, sockets
 from protocol.settings import SettingsError
@@ -58,9 +58,19 @@ def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
     """Return the settings of `serve` itself. Raises `SettingsError`."""
     others = {"worker": WorkerSettings}
-    return settings.read(
+    given = settings.read(
         ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT, elsewhere=others
     )
+    return _with_default_keys(given, settings.config_file(argv, environ), environ)
+
+
+def _with_default_keys(given: ServeSettings, config: str | None, environ: Mapping[str, str]) -> ServeSettings:
+    """Return the settings with the keys of `roundhouse keys create`, if no setting says anything of keys."""
+    named = ("api_keys", "api_keys_file", "insecure_no_keys")
+    if any(getattr(given, name) for name in named) or table("gateway", config).keys() & set(named):
+        return given
+    default = default_keys_file(environ)
+    return replace(given, api_keys_file=default) if default is not None and default.is_file() else given
 
 
 def _with_budget(given: ServeSettings, served: Sequence[ServedModel]) -> ServeSettings:

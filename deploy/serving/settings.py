@@ -6,6 +6,7 @@ Those of the children are declared in `protocol.gateway_settings` and `protocol.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -138,6 +139,16 @@ GROUPS = {
     ),
 }
 """The flags of `serve` as its help shows them."""
+
+
+def default_keys_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the file of API keys in the user's configuration folder; None: there is no such folder.
+
+    `roundhouse keys` writes it, and `serve` reads it if it exists, unless settings name other keys or none.
+    """
+    home = environ.get("HOME")
+    base = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
+    return Path(base) / "roundhouse" / "api-keys" if base else None
 
 
 @passes_on((GatewaySettings, ("api_keys", *GATEWAY_FLAGS)), (WorkerSettings, WORKER_FLAGS))

@@ -108,13 +108,15 @@ class StartupProgress:
                 self._tell(model, done / total, waited_s)
 
     def _tell(self, model: str, share: float, waited_s: float) -> None:
+        # Once the weights are read, the worker tests what the model can batch, and warms it up.
+        stage = f"{share:.0%}" if share < 1 else "warm-up"
         if self._draw is not None:
             self._drawn = True
             # The cursor returns to the first column, where the next log line begins.
-            self._draw(f"{_ERASE}{bar(share)} {share:>4.0%}\r")
+            self._draw(f"{_ERASE}{bar(share)} {stage}\r")
         elif waited_s - self._told_at >= TELL_S:
             self._told_at = waited_s
-            log.info("loading %s: %.0f%%", model, 100 * share)
+            log.info("loading %s: %s", model, stage)
 
     def _wipe(self) -> None:
         if self._draw is not None and self._drawn:

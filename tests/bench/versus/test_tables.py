@@ -53,8 +53,8 @@ def chosen(**sides: Side) -> Entry:
 def test_readme_shows_a_row_for_each_choice_with_the_best_in_bold() -> None:
     table = short(results(chosen(ours=Side([300.0]), other_server=Side([200.0]))))
     head, _, *rows = table.splitlines()
-    assert head == "| rounds: 3 | ours | `other.server` |"
-    assert rows == ["| chats, 1 at once: tokens/s | **300** | 200 |"]
+    assert head == "|  | rounds | ours | `other.server` |"
+    assert rows == ["| chats, 1 at once: tokens/s | 3 | **300** | 200 |"]
 
 
 def test_lost_comparison_is_marked() -> None:

@@ -48,6 +48,30 @@ def test_with_nothing_said_the_children_are_told_only_where_to_meet(runtime_fold
     assert flags([]) == {"gateway": [endpoint], "worker": [endpoint]}
 
 
+@pytest.mark.parametrize(
+    ("argv", "file", "read"),
+    [
+        ([], "", True),
+        (["--host", "0.0.0.0"], "", True),
+        (["--insecure-no-keys"], "", False),
+        (["--api-keys-file", "other"], "", False),
+        ([], "[gateway]\napi_keys = ['secret']", False),
+        ([], "[gateway]\ninsecure_no_keys = true", False),
+    ],
+)
+def test_keys_that_were_created_are_required_unless_settings_name_others_or_none(
+    argv: list[str], file: str, read: bool, tmp_path: Path
+) -> None:
+    environ, path = {"HOME": str(tmp_path)}, tmp_path / ".config" / "roundhouse" / "api-keys"
+    argv = [*argv, "--config", config(tmp_path, file)]
+    flag = f"--api-keys-file={path}"
+    assert flag not in flags(argv, environ)["gateway"]
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o600)
+    assert (flag in flags(argv, environ)["gateway"]) is read
+    assert not any("api-keys" in word for word in flags(argv, environ)["worker"])
+
+
 def test_the_gateway_comes_first_so_that_it_stops_first() -> None:
     given, children = serve.read(["--stop-timeout", "3"], {})
     assert [child.name for child in children] == ["gateway", "worker"]

@@ -46,15 +46,21 @@ def test_it_is_said_once_what_serves_where(caplog: pytest.LogCaptureFixture) -> 
     assert served.asked == [(PATH, "Bearer sesame")]
 
 
-def test_a_terminal_sees_a_bar_and_nothing_is_said_yet(caplog: pytest.LogCaptureFixture) -> None:
+STAGES = pytest.mark.parametrize(("done", "stage"), [(1, "25%"), (4, "warm-up")])
+
+
+@STAGES
+def test_a_terminal_sees_a_bar_and_nothing_is_said_yet(
+    done: int, stage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     drawn: list[str] = []
     with (
-        endpoint_that_answers({PATH: status("loading", 1, 4)}) as served,
+        endpoint_that_answers({PATH: status("loading", done, 4)}) as served,
         StartupProgress(served.url, draw=drawn.append),
     ):
         eventually(lambda: drawn, within_s=WAIT_S)
-    assert screen(drawn[0]) == f"{bar(0.25)}  25%"
+    assert screen(drawn[0]) == f"{bar(done / 4)} {stage}"
     assert not caplog.records
     line = "02:33:13 serve    x"
     assert screen(drawn[0] + line) == line, "the bar is seen behind a log line"
@@ -68,15 +74,16 @@ def screen(written: str) -> str:
     return shown
 
 
+@STAGES
 def test_without_a_terminal_it_is_a_line_now_and_then(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    done: int, stage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(startup_progress, "TELL_S", 3 * startup_progress.LOOK_S)
-    with endpoint_that_answers({PATH: status("loading", 1, 4)}) as served, StartupProgress(served.url):
+    with endpoint_that_answers({PATH: status("loading", done, 4)}) as served, StartupProgress(served.url):
         eventually(lambda: caplog.records, within_s=WAIT_S)
         assert len(served.asked) >= 3
-    assert caplog.records[0].getMessage() == "loading m: 25%"
+    assert caplog.records[0].getMessage() == f"loading m: {stage}"
 
 
 @pytest.mark.parametrize("answer", [(503, b"{}"), (200, b"[]"), (200, b"<html>"), (401, b"")])
