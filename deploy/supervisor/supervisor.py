@@ -338,6 +338,8 @@ class Supervisor:
         if self._gateway is not None:
             self._gateway.close()
         self._gateway = GatewayChannel()
+        # Before the process exists: from its first request on, the gateway knows every model.
+        self._gateway.tell(self._model_states())
         theirs = self._gateway.theirs.fileno()
         self._processes.start(name, child, {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: theirs})
         self._gateway.listen(self._events.put)
