@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,22 @@ def servers(
 
 @contextlib.contextmanager
 def server(
-    name: str, folder: Path, rows_max: int, *, reuse: bool = False, flags: Sequence[str] = ()
+    name: str,
+    folder: Path,
+    rows_max: int,
+    *,
+    reuse: bool = False,
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run one server with further `flags`.
+    """Run one server with further `flags` and variables of its environment.
 
     Raises `NotServing`, or `tests.conformance.environments.NotMade` if its environment cannot be created.
     """
     with socket_folder() as own:
         start = Start(folder, free_port(), rows_max, reuse, own, flags)
         command = command_of(name, start)
+        command = replace(command, environ=command.environ | dict(environ or {}))
         log = own / "log"
         with started(command, log) as process:
             url = f"http://127.0.0.1:{start.port}"

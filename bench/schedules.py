@@ -1,6 +1,6 @@
 """Simulated schedules: what a prefill policy does to first texts, completion times and gaps, without a model.
 
-    python -m bench.schedules [--targets 0.1,0.3,1] [--machines large,…] [--seeds 3] [--cold]
+    python -m bench.schedules [--targets 0.1,0.3,1] [--gaps 0.5,1] [--machines large,…] [--seeds 3] [--cold]
 
 The scheduler is the worker's own; the engine is a cost model with noise: a decode step costs `decode` seconds
 and `row` more for each row, a prefill call costs `call`, and `token` for each token. Times are simulated, so
@@ -10,6 +10,7 @@ the load of this machine does not matter.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +49,7 @@ MACHINES = (
     Machine("smollm2", decode=0.055, row=0.006, call=0.03, token=0.0022, reach=2e-7),
     Machine("large", decode=0.045, row=0.002, call=0.02, token=0.0015, reach=1e-7),
     Machine("small", decode=0.008, row=0.0006, call=0.003, token=0.0003, reach=2e-8),
+    Machine("slow", decode=0.2, row=0.004, call=0.05, token=0.005, reach=3e-7),
 )
 
 
@@ -260,20 +262,27 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default="0.1,0.3,1.0")
+    parser.add_argument("--gaps", default="1", help="bounds of a single gap, in seconds")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--machines", default=",".join(machine.name for machine in MACHINES))
     parser.add_argument("--cold", action="store_true", help="the first requests of a worker")
     asked = parser.parse_args()
-    print(" " * 27, "  ".join(f"{name:>8.8}" for name in Figures.__slots__))
+    print(" " * 33, "  ".join(f"{name:>8.8}" for name in Figures.__slots__))
     for machine in MACHINES:
         if machine.name not in asked.machines.split(","):
             continue
         for name, scenario in SCENARIOS.items():
-            for target in map(float, asked.targets.split(",")):
-                config = SchedulerConfig(rows_max=ROWS_MAX, inter_token_target_s=target)
+            for target, gap in itertools.product(_floats(asked.targets), _floats(asked.gaps)):
+                config = SchedulerConfig(
+                    rows_max=ROWS_MAX, inter_token_target_s=target, inter_token_s_max=gap
+                )
                 figures = measure(machine, scenario, config, seeds=asked.seeds, cold=asked.cold)
                 told = "  ".join(f"{getattr(figures, each):8.3f}" for each in Figures.__slots__)
-                print(f"{machine.name:8} {name:11} {target:5g}  {told}", flush=True)
+                print(f"{machine.name:8} {name:11} {target:5g} {gap:5g}  {told}", flush=True)
+
+
+def _floats(listed: str) -> list[float]:
+    return [float(each) for each in listed.split(",")]
 
 
 if __name__ == "__main__":

@@ -51,6 +51,13 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " four decode steps, if these take longer"
         ),
     ] = 0.1
+    inter_token_max_s: Annotated[
+        Seconds,
+        Meta(
+            description="maximum seconds between a stream's tokens where four decode steps exceed the target;"
+            " two decode steps, if these take longer"
+        ),
+    ] = 1.0
     prefill_tokens: Annotated[
         int, Meta(ge=1, le=65536, description="maximum prompt tokens prefilled between two decode steps")
     ] = 2048

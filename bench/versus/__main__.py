@@ -34,6 +34,7 @@ from bench.versus import (
     stalls,
     starts,
     throughput,
+    tradeoff,
 )
 from bench.versus.results import OURS, Entry
 from recipes.smollm2.__main__ import make_folder
@@ -52,6 +53,7 @@ Measure = Callable[..., Iterator[list[Entry]]]
 LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
     chats.LINE: (chats.measure, tuple(TALKING)),
     starts.LINE: (starts.measure, tuple(TALKING)),
+    tradeoff.LINE: (tradeoff.measure, ("smollm2",)),
     throughput.LINE: (throughput.measure, RANDOM),
     reuse.LINE: (reuse.measure, RANDOM),
     stalls.LINE: (stalls.measure, ("dense", "hybrid")),

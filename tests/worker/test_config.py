@@ -30,6 +30,7 @@ def test_omitted_settings_take_their_defaults() -> None:
     ("flag", "text", "field", "value"),
     [
         ("--inter-token-target", "0.05", "inter_token_target_s", 0.05),
+        ("--inter-token-max", "1", "inter_token_max_s", 1.0),
         ("--prefill-tokens", "4096", "prefill_tokens", 4096),
         ("--admission-window", "0", "admission_window_s", 0.0),
         ("--cache-limit-bytes", "1000000", "cache_limit_bytes", 1_000_000),

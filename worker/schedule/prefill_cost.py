@@ -18,17 +18,19 @@ keep to the target.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 CHUNK_TOKENS_MIN = 16
 """Minimum chunk: run at any cost, so that prompts make progress."""
-PREFILL_SHARE_MIN = 3.0
-"""Minimum time for prefill in a step, as a multiple of its decode time, even if the target leaves less. A
-decode step takes little longer for many rows than for one, so it pays to start rows soon: where decoding
-alone takes the target, requests complete in half of the time that a multiple of 0.3 gives them
-(`bench.schedules`)."""
+PREFILL_SHARE = 3.0
+"""Time for prefill in a step, as a multiple of its decode time, even if the target leaves less. A decode step
+takes little longer for many rows than for one, so it pays to start rows soon: where decoding alone takes the
+target, requests complete in half of the time that a multiple of 0.3 gives them (`bench.schedules`)."""
+PREFILL_SHARE_MIN = 1.0
+"""The same where decode steps are so long that the maximum gap leaves less."""
 PAUSES_MAX = 3
 """Maximum number of steps without prefill in which the first decode step is measured."""
 CHUNK_TOKENS_FIRST = 64
@@ -83,10 +85,11 @@ class PrefillWork(NamedTuple):
 class PrefillCostModel:
     """Learned cost of prefill and decoding. Deterministic: the caller passes in measured seconds."""
 
-    def __init__(self, *, target_s: float, tokens_max: int) -> None:
-        """`target_s`: between two tokens of a running stream. `tokens_max`: prefill tokens in one step."""
+    def __init__(self, *, target_s: float, tokens_max: int, gap_s_max: float = math.inf) -> None:
+        """`target_s`: between two tokens of a running stream. `tokens_max`: prefill tokens in one step.
+        `gap_s_max`: bound of a gap where decode steps take so long that prefill exceeds the target."""
         self.sizes = sorted({tokens_max, *(size for size in _SIZES if size < tokens_max)}, reverse=True)
-        self._target_s = target_s
+        self._target_s, self._gap_s_max = target_s, max(target_s, gap_s_max)
         self._tokens_max = tokens_max
         self._tokens_measured = 0
         self._prices = [0.0, 0.0, 0.0]
@@ -132,9 +135,13 @@ class PrefillCostModel:
     def budget(self, *, decoding: bool) -> PrefillBudget:
         """Return the prefill budget of the next step."""
         known_max = max(CHUNK_TOKENS_FIRST, GROWTH_MAX * self._tokens_measured)
-        spare_s = self._target_s / self._margin - self._decode_s
-        room_s = max(spare_s, PREFILL_SHARE_MIN * self._decode_s) if decoding else IDLE_S
-        return PrefillBudget(self, room_s, min(self._tokens_max, known_max))
+        return PrefillBudget(self, self._room_s() if decoding else IDLE_S, min(self._tokens_max, known_max))
+
+    def _room_s(self) -> float:
+        """Return the seconds for prefill beside a decode step."""
+        decode_s = self._decode_s
+        bounded_s = min(PREFILL_SHARE * decode_s, self._gap_s_max / self._margin - decode_s)
+        return max(self._target_s / self._margin - decode_s, PREFILL_SHARE_MIN * decode_s, bounded_s)
 
     def learn(self, seconds: float, *, decoded: bool, work: PrefillWork) -> None:
         """Record the seconds that `work` and, if `decoded`, one decode step took together.

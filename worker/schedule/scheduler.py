@@ -45,6 +45,7 @@ class SchedulerConfig:
     rows_max: int
     prefill_tokens: int = 2048
     inter_token_target_s: float = 0.1
+    inter_token_s_max: float = 1.0
     bytes_max: int | None = None
     row_bytes: Callable[[int], int] = lambda tokens: 0
     image_bytes_max: int | None = None
@@ -57,7 +58,11 @@ class Scheduler:
         """`prefixes`: index of the prefix cache; None: no prefix is reused."""
         self._policy = policy
         self._sharing = None if prefixes is None else Sharing(prefixes)
-        self._pace = PrefillCostModel(target_s=policy.inter_token_target_s, tokens_max=policy.prefill_tokens)
+        self._pace = PrefillCostModel(
+            target_s=policy.inter_token_target_s,
+            gap_s_max=policy.inter_token_s_max,
+            tokens_max=policy.prefill_tokens,
+        )
         self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}

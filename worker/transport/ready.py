@@ -23,6 +23,7 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         rows_max=settings.max_running,
         prefill_tokens=settings.prefill_tokens,
         inter_token_target_s=settings.inter_token_target_s,
+        inter_token_s_max=settings.inter_token_max_s,
         bytes_max=None if limit is None else limit - images,
         row_bytes=model.engine.row_bytes,
         image_bytes_max=images,

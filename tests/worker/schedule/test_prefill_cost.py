@@ -22,6 +22,7 @@ from worker.schedule.prefill_cost import (
     MARGIN_MAX,
     MARGIN_MIN,
     PAUSES_MAX,
+    PREFILL_SHARE,
     PREFILL_SHARE_MIN,
     PrefillCostModel,
     PrefillWork,
@@ -106,7 +107,7 @@ def test_a_step_with_a_chunk_stays_within_the_target_or_the_chunk_is_as_small_as
     size = run(pace, speed, 0)
     prefill_s = speed.prefill_s(PrefillWork.call(1, size, 0))
     within_target = speed.decode_s(1) + prefill_s <= TARGET_S
-    within_share = prefill_s <= PREFILL_SHARE_MIN * speed.decode_s(1)
+    within_share = prefill_s <= PREFILL_SHARE * speed.decode_s(1)
     assert within_target or within_share or size == CHUNK_TOKENS_MIN
     # The available time is used: the next size but one would be too large.
     larger = [other for other in pace.sizes if other > size][-2:]
@@ -224,7 +225,32 @@ def test_where_decoding_alone_takes_the_target_prompts_have_a_share_of_the_time(
             work = PrefillWork.call(1, pace.budget(decoding=False).chunk_length(10**6, 0), 0)
             pace.learn(decode_s + 0.001 * work.tokens, decoded=True, work=work)
         size = pace.budget(decoding=True).chunk_length(10**6, 0)
-        assert 0.4 * PREFILL_SHARE_MIN * decode_s <= 0.001 * size <= 1.1 * PREFILL_SHARE_MIN * decode_s
+        assert 0.4 * PREFILL_SHARE * decode_s <= 0.001 * size <= 1.1 * PREFILL_SHARE * decode_s
+
+
+@pytest.mark.parametrize(
+    ("decode_s", "prefill_s"),
+    [
+        (0.04, PREFILL_SHARE * 0.04),
+        (0.2, 0.5 - 0.2),
+        (0.3, PREFILL_SHARE_MIN * 0.3),
+        (2.0, PREFILL_SHARE_MIN * 2.0),
+    ],
+)
+def test_a_single_gap_is_bounded_unless_two_decode_steps_take_longer(
+    decode_s: float, prefill_s: float
+) -> None:
+    pace = PrefillCostModel(target_s=TARGET_S, tokens_max=2048, gap_s_max=0.5)
+    for _ in range(40):
+        pace.learn(decode_s, decoded=True, work=PrefillWork())
+    assert pace.budget(decoding=True).room_s == pytest.approx(prefill_s, rel=0.35)
+    assert pace.budget(decoding=True).room_s <= 1.01 * prefill_s
+
+
+def test_a_target_above_the_bound_of_a_gap_is_kept() -> None:
+    pace = PrefillCostModel(target_s=2.0, tokens_max=2048, gap_s_max=0.5)
+    pace.learn(0.1, decoded=True, work=PrefillWork())
+    assert pace.budget(decoding=True).room_s > 1.0
 
 
 def test_prefill_pauses_until_a_decode_step_is_measured() -> None:
@@ -335,7 +361,7 @@ class Streams:
         if reads and self._prefilled:
             self.gaps.append(self.now - self._read_at)
             decode_s = self.speed.decode_s(rows)
-            prefill_s = max(self._smallest, PREFILL_SHARE_MIN * decode_s)
+            prefill_s = max(self._smallest, PREFILL_SHARE * decode_s)
             self.limits.append(max(TARGET_S, 1.2 * (decode_s + prefill_s)))
             self.calm.append(not self._spiked)
             if self._cut:
