@@ -14,7 +14,7 @@ from protocol.cache_folder import cache_folder
 from protocol.hosts import HostsError
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
-from worker import file_limit, kernel_folder, spare
+from worker import command_buffers, file_limit, kernel_folder, spare
 from worker.config import of_set
 from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
 from worker.preload import preload_openblas
@@ -53,6 +53,7 @@ def main() -> int:
     logs.setup(name, configured.log_format, configured.log_level)
     # May re-execute this process, so it comes before following the lifeline and importing MLX.
     preload_openblas(sys.argv)
+    command_buffers.raise_limits(os.environ)
     file_limit.import_upstream()
     kernel_folder.protect()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from protocol import channel, lifeline
-from worker import file_limit
+from worker import command_buffers, file_limit
 from worker.preload import preload_openblas
 
 _LOWEST = 19
@@ -33,6 +33,7 @@ def words(imports: Sequence[str], look_ahead: Callable[[], None] = lambda: None)
         return sys.argv[1:]
     preload_openblas(sys.argv)  # may re-execute this process, so the environment must not be changed before
     del os.environ[channel.SPARE]
+    command_buffers.raise_limits(os.environ)
     lifeline.follow_parent()
     line = channel.SpawnChannel.find(os.environ)
     if line is None:
