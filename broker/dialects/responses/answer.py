@@ -43,9 +43,14 @@ class ResponseBuilder:
         self._is_open = False
         self._unsaid: list[Event] = []
 
+    @property
+    def _begun(self) -> Document:
+        """Its initial state."""
+        return self._envelope | {"status": "in_progress"}
+
     def so_far(self) -> Document:
         """Return the document, or its initial state while in progress."""
-        return self.document or self._envelope | {"status": "in_progress"}
+        return self.document or self._begun
 
     def cancel(self) -> Document:
         """Cancel the response and return its document. The remaining events are returned by `unsaid`."""
@@ -58,6 +63,14 @@ class ResponseBuilder:
         """Yield the final events of a cancelled response, once."""
         unsaid, self._unsaid = self._unsaid, []
         yield from unsaid
+
+    def opening(self) -> list[Event]:
+        """Return the first events of the response, once."""
+        return list(self._open())
+
+    def progress(self) -> Event:
+        """Return the event that only says that the response is in progress."""
+        return {"type": "response.in_progress", "response": self._begun}
 
     def take(self, item: Item) -> Iterator[Event]:
         """Yield the events of one item; nothing more once the response is over."""
@@ -76,9 +89,8 @@ class ResponseBuilder:
     def _open(self) -> Iterator[Event]:
         if not self._is_open:
             self._is_open = True
-            begun = self._envelope | {"status": "in_progress"}
-            yield {"type": "response.created", "response": begun}
-            yield {"type": "response.in_progress", "response": begun}
+            yield {"type": "response.created", "response": self._begun}
+            yield self.progress()
 
     def _grow(self, delta: Delta) -> Iterator[Event]:
         self._bytes += size_of(delta)
@@ -114,7 +126,12 @@ class ResponseBuilder:
 
 
 class ResponseSseRenderer(SseRenderer):
-    """Renders items as server-sent events, numbered from 0."""
+    """Renders items as server-sent events, numbered from 0.
+
+    A keepalive is an event as well, because Codex's idle timer ignores SSE comments. It repeats the number of
+    the event before it: so the numbers of all other events depend on the output alone, never on the time, and
+    a client that asks for the events after its last one misses none. Without a number, OpenAI's SDKs fail.
+    """
 
     def __init__(self, answer: ResponseBuilder) -> None:
         super().__init__()
@@ -128,6 +145,16 @@ class ResponseSseRenderer(SseRenderer):
         """Yield the final events of a cancelled response."""
         yield from map(self._event, self._answer.unsaid())
         self.over = self._answer.document is not None
+
+    def wait(self) -> bytes:
+        """Return the pending events, or the first ones, or a keepalive."""
+        self._begun = True
+        due = [*self.pending(), *map(self._event, self._answer.opening())]
+        return b"".join(due) or self._repeat(self._answer.progress())
+
+    def _repeat(self, event: Event) -> bytes:
+        """Return an event with the number of the last one."""
+        return typed_event(event | {"sequence_number": self._events - 1})
 
     def _event(self, event: Event) -> bytes:
         event["sequence_number"] = self._events

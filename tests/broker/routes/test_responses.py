@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from protocol.conversation import unpack
+from protocol.gateway_settings import GatewaySettings
 from tests.broker.application import RESPONSES, House
-from tests.broker.asgi import Exchange, run
+from tests.broker.asgi import Exchange, run, until
 from tests.factories import accepted, events, failed, finished, reused
 
 ANN, BOB = "key-of-ann", "key-of-bob"
@@ -68,6 +69,99 @@ def test_a_stream_is_sent_as_it_comes(house: House) -> None:
         await answer.end()
         assert answer.complete
         assert b"event: response.completed\n" in answer.body
+
+    run(talk())
+
+
+CODEX_IDLE_S = 300.0
+"""After this time without an event, Codex ends the stream and asks again (`stream_idle_timeout_ms`)."""
+
+
+def codex_idle_s(writes: list[bytes], interval_s: float) -> float:
+    """Return the longest time without an event, in a stream whose writes are `interval_s` apart.
+
+    Like Codex's parser: comments are no events, and an event is JSON with a `type`.
+    """
+    longest = idle = 0.0
+    for write in writes:
+        idle += interval_s
+        longest = max(longest, idle)
+        data = [line[6:] for line in write.splitlines() if line.startswith(b"data: ")]
+        if any(json.loads(line)["type"] for line in data):
+            idle = 0.0
+    return longest
+
+
+def test_codex_waits_six_minutes_for_a_prompt_without_asking_again() -> None:
+    interval_s = GatewaySettings().keepalive_s
+    keepalives = int(360 / interval_s)
+    house = House(keepalive_s=0.001)
+    house.line.serving("w")
+
+    async def talk() -> None:
+        answer = house.respond(stream=True)
+        id = await house.arrived()
+        house.line.say("w", accepted("w", id), reused("w", id))
+        await until(lambda: len(answer.sent) > keepalives)
+        house.line.say("w", events("w", id, "x"), finished("w", id, 1))
+        await answer.end()
+        writes = [message["body"] for message in answer.sent[1:]]
+        assert len(writes) * interval_s >= 360
+        assert codex_idle_s(writes, interval_s) < CODEX_IDLE_S
+        comments = [b": keep-alive\n\n" for _ in writes]
+        assert codex_idle_s(comments, interval_s) > CODEX_IDLE_S
+
+    run(talk())
+
+
+def numbered(body: bytes) -> list[tuple[int, str]]:
+    """Return number and type of each event."""
+    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
+    return [(event["sequence_number"], event["type"]) for event in events]
+
+
+async def streamed(house: House, keepalives: int) -> Exchange:
+    """Stream an answer with at least so many keepalives before its text and in it."""
+    answer = house.respond(stream=True)
+    id = await house.arrived(len(house.requests()) + 1)
+    house.line.say("w", accepted("w", id), reused("w", id))
+    for said in (events("w", id, "all "), events("w", id, "aboard", first=1), finished("w", id, 2)):
+        writes = len(answer.sent)
+        await until(lambda seen=writes: len(answer.sent) >= seen + keepalives)
+        house.line.say("w", said)
+    return await answer.end()
+
+
+def test_keepalives_repeat_a_number_so_that_the_others_never_depend_on_time() -> None:
+    slow, fast = House(keepalive_s=0.001), House()
+    for each in (slow, fast):
+        each.line.serving("w")
+
+    async def talk() -> None:
+        late, soon = numbered((await streamed(slow, 3)).body), numbered((await streamed(fast, 0)).body)
+        assert [number for number, _ in soon] == list(range(len(soon)))
+        assert len(late) > len(soon)
+        repeated = {at for at in range(1, len(late)) if late[at][0] == late[at - 1][0]}
+        assert {late[at][1] for at in repeated} == {"response.in_progress"}
+        assert [each for at, each in enumerate(late) if at not in repeated] == soon
+
+    run(talk())
+
+
+def test_a_response_that_waits_for_a_worker_has_begun() -> None:
+    house = House(keepalive_s=0.001)
+    house.line.serving("w")
+
+    async def talk() -> None:
+        answer = house.respond(stream=True)
+        await house.arrived()
+        house.line.dispatcher.lost("w")
+        await until(lambda: len(answer.sent) > 3)
+        begun = numbered(answer.body)
+        assert begun[:2] == [(0, "response.created"), (1, "response.in_progress")]
+        assert set(begun[2:]) == {(1, "response.in_progress")}
+        answer.leave()
+        await answer.end()
 
     run(talk())
 
