@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from broker.dispatch.admission import Admission
 from broker.dispatch.cache_clear import CacheClear, CacheClears
 from broker.dispatch.catalogue import Catalogue, Tell
+from broker.dispatch.checkpoint import Checkpoint, checkpoint_of, flight_of
 from broker.dispatch.failover import Failover, Send, listed
 from broker.dispatch.fleet import Fleet, HealthState, UnloadedModel, Worker
 from broker.dispatch.flight import LONG_S, Flight, Flights
@@ -51,6 +52,9 @@ from protocol.messages import (
 from protocol.tasks import Task
 
 log = logging.getLogger(__name__)
+
+RESTORED_FLIGHTS_MAX = 4096
+"""Maximum of flights in a gateway beyond which none is restored; the journal keeps the others."""
 
 End = Callable[[str, int], str]
 """(incarnation, process id) -> what was done about an unresponsive worker, for the log: killed if it is a
@@ -182,14 +186,50 @@ class Dispatcher:
             self.catalogue.update()
             yield flights
         finally:
-            for flight in flights:
-                if assigned:
-                    self.traffic.ended(flight, self._clock())
-                if flight.terminal is None:
-                    self.failover.cancel(flight)
-                self.flights.close(flight)
+            self._close(flights, counted=assigned)
+
+    @contextmanager
+    def restore(
+        self, checkpoints: Sequence[Checkpoint], media: Sequence[bytes], elapsed_s: float
+    ) -> Iterator[list[Flight]]:
+        """Put the unfinished flights of one request back, as `submit` opened them in an earlier gateway.
+
+        `elapsed_s`: seconds since the checkpoints were taken. The flights were admitted, so they are not
+        refused now: they wait for a worker like flights that have lost theirs, and those that are quarantined
+        fail. The context is that of `submit`. Raises `RequestError` if there are `RESTORED_FLIGHTS_MAX`
+        flights, which have to end first, and `ValueError` if one of them is open already.
+        """
+        if self.stopping:
+            raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
+        if len(self.flights) + len(checkpoints) > RESTORED_FLIGHTS_MAX:
+            raise self.admission.busy(list(self.flights), "Too many requests were restored at once")
+        flights: list[Flight] = []
+        try:
+            for checkpoint in checkpoints:
+                flight = flight_of(checkpoint, media, self._clock(), elapsed_s, self.incarnation)
+                self.flights.restore(flight)
+                flights.append(flight)
+                self.failover.on_restored(flight, checkpoint.crashes, elapsed_s)
             self.failover.place()
             self.catalogue.update()
+            yield flights
+        finally:
+            self._close(flights)
+
+    def checkpoint(self, flight: Flight) -> Checkpoint:
+        """Return the checkpoint of an unfinished flight."""
+        crashes = self.failover.crash_attribution.records(flight)
+        return checkpoint_of(flight, crashes, self._clock())
+
+    def _close(self, flights: Sequence[Flight], *, counted: bool = True) -> None:
+        for flight in flights:
+            if counted:
+                self.traffic.ended(flight, self._clock())
+            if flight.terminal is None:
+                self.failover.cancel(flight)
+            self.flights.close(flight)
+        self.failover.place()
+        self.catalogue.update()
 
     def _has_room(self, worker: Worker, requests: Sequence[Request]) -> bool:
         ready = worker.ready

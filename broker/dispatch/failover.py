@@ -19,6 +19,7 @@ from broker.dispatch.quarantine import (
     QUARANTINED_MESSAGE,
     STABLE_S,
     CrashAttribution,
+    CrashRecord,
     RetryClass,
     fingerprint_of,
 )
@@ -185,6 +186,13 @@ class Failover:
             if serving and not any(_may_finish(worker, flight) for worker in serving):
                 flight.fail(Code.WORKER_UNAVAILABLE, REPLACED)
 
+    def on_restored(self, flight: Flight, crashes: Sequence[CrashRecord], elapsed_s: float) -> None:
+        """Note a flight that was restored from a checkpoint, with the crashes that it may have caused."""
+        self.counts["restored"] += 1
+        self.crash_attribution.restore(flight, crashes, elapsed_s)
+        if self.crash_attribution.is_quarantined(flight):
+            flight.fail(Code.WORKER_CRASHED, QUARANTINED_MESSAGE)
+
     # --- cancellation and lost workers ---
 
     def cancel(self, flight: Flight) -> None:
@@ -295,9 +303,10 @@ class Failover:
         for flight in self._flights.waiting():
             since = flight.waiting_since
             if self.crash_attribution.retry_class(flight) is not RetryClass.QUARANTINED:
-                since = max(since, self._fleet.models[flight.model].advanced_at)
+                model = self._fleet.models.get(flight.model)  # None: a restored flight's model is gone
+                since = max(since, model.advanced_at if model else since)
             waited_s = now - since
-            if not flight.attempts and flight.model not in loaded:
+            if not flight.was_placed and flight.model not in loaded:
                 if waited_s > self._load_timeout_s:
                     message = f"The model `{flight.model}` was not ready within {self._load_timeout_s:g} s."
                     flight.fail(Code.MODEL_LOADING, message)

@@ -105,7 +105,9 @@ class Flight:
     attempt; `model` is only the requested name. `continued_by`: the last plan that continued another one's
     answer. `relaxed`: keywords of its JSON schema that the answer may violate. `key`: name of the API key
     that sent it; empty without keys. `phases`: each with its start: `queued`, then for each attempt
-    `preparing`, `waiting`, `prefill` and `decode`; `paused` between two.
+    `preparing`, `waiting`, `prefill` and `decode`; `paused` between two. `epoch`: of a flight that was
+    restored from a checkpoint, a name of the gateway that did; empty: it was opened here. `restores`:
+    restorations since it had reached `restored_at`.
     """
 
     request: Request
@@ -143,6 +145,11 @@ class Flight:
     """Additional count of pending deltas, for large ones."""
     is_long: bool = False
     """Whether its length has been logged."""
+    epoch: str = ""
+    restores: int = 0
+    restored_at: int = 0
+    was_placed: bool = False
+    """Whether it was dispatched to a worker by this gateway."""
 
     @property
     def id(self) -> str:
@@ -385,12 +392,21 @@ class Flights:
         self._by_id[request.id] = self._waiting[request.id] = flight
         return flight
 
+    def restore(self, flight: Flight) -> None:
+        """Add a flight that was restored from a checkpoint. Raises `ValueError` if its id is in use."""
+        if flight.id in self._by_id:
+            raise ValueError(f"flight {flight.id} is already open")
+        self._by_id[flight.id] = self._waiting[flight.id] = flight
+
     def assign(self, flight: Flight, worker: str, now: float) -> Request:
         """Begin a new attempt of a waiting flight; return the message that dispatches it."""
         assert flight.attempt is None
         flight.attempts += 1
-        # The unique id keeps late messages of earlier attempts apart.
-        id = flight.id if flight.attempts == 1 else f"{flight.id}~{flight.attempts}"
+        flight.was_placed = True
+        # The unique id keeps late messages of earlier attempts apart. A checkpoint may not know the latest
+        # ones, so attempts of a restored flight are named after the gateway too.
+        id = flight.id if flight.attempts == 1 and not flight.epoch else f"{flight.id}~{flight.attempts}"
+        id = f"{id}.{flight.epoch}" if flight.epoch else id
         flight.attempt = Attempt(id, worker, began_at=now)
         flight.enter("preparing", now)
         del self._waiting[flight.id]

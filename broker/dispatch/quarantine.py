@@ -31,12 +31,15 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 
 import msgspec
+from msgspec import Struct
 
 from broker.dispatch.flight import PROVEN_PIECES, Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Request
+from protocol.types import Count, Id, Seconds
 
 CRASHES_MAX = 3
 """Crash limit of a request if every crash has candidates and no other request has as many crashes."""
@@ -54,6 +57,9 @@ NEVER = math.inf
 QUARANTINED_MESSAGE = "This request has crashed its worker repeatedly. It is quarantined for ten minutes."
 
 _encode = msgspec.msgpack.Encoder().encode
+_NOT_RESTORED = 2**62
+"""Progress of a candidate that is not there any more: nothing gets beyond it."""
+_time_of = attrgetter("at")
 
 
 class RetryClass(IntEnum):
@@ -77,6 +83,19 @@ class Crash:
     model: str
     at: float
     candidates: dict[bytes, int]
+
+
+class CrashRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A crash that a request may have caused, for its checkpoint.
+
+    `age_s`: seconds since the crash. `reached`: the request's progress at the crash. `others`: number of
+    other candidates.
+    """
+
+    worker: Id
+    age_s: Seconds
+    reached: Count
+    others: Count = 0
 
 
 def fingerprint(request: Request, model: str) -> bytes:
@@ -184,6 +203,50 @@ class CrashAttribution:
                 del worker_crash.candidates[mark]
         self._thresholds.clear()
         flight.suspect = self.crashes(flight) > 0
+
+    def records(self, flight: Flight) -> list[CrashRecord]:
+        """Return the crashes that the flight may have caused, oldest first."""
+        if not self.crashes(flight):
+            return []
+        now, mark = self._clock(), fingerprint_of(flight)
+        return [
+            CrashRecord(
+                worker=crash.worker,
+                age_s=now - crash.at,
+                reached=crash.candidates[mark],
+                others=len(crash.candidates) - 1,
+            )
+            for crash in self._crashes
+            if mark in crash.candidates
+        ]
+
+    def restore(self, flight: Flight, records: Sequence[CrashRecord], elapsed_s: float) -> None:
+        """Record again the crashes of a restored flight, of whose checkpoint `elapsed_s` have passed.
+
+        Flights that were candidates of one crash become so again. Candidates that are not restored are
+        replaced by one that nothing clears, so that a crash never has fewer candidates than it had.
+        """
+        flight.suspect = self.crashes(flight) > 0
+        if not records:
+            return
+        now, known = self._clock(), {crash.worker: crash for crash in self._crashes}
+        for record in records[-CRASHES_REMEMBERED_MAX:]:
+            crash = known.get(record.worker)
+            if crash is None:
+                crash = Crash(record.worker, flight.model, now - record.age_s - elapsed_s, {})
+                if record.others:
+                    crash.candidates[b"not restored " + record.worker.encode()] = _NOT_RESTORED
+                self._crashes.append(crash)
+            mark = fingerprint_of(flight)
+            crash.candidates[mark] = max(record.reached, crash.candidates.get(mark, 0))
+        self._crashes = deque(sorted(self._crashes, key=_time_of), maxlen=CRASHES_REMEMBERED_MAX)
+        self._thresholds.clear()
+        flight.suspect = self.crashes(flight) > 0
+
+    def is_quarantined(self, flight: Flight) -> bool:
+        """Return whether a request like this one is quarantined."""
+        self._forget()
+        return fingerprint_of(flight) in self._quarantined
 
     def quarantine(self, flight: Flight) -> None:
         """Quarantine the request, and remove it and the crashes that it alone explains."""

@@ -97,8 +97,9 @@ class WorkerMessages:
 
     def _finished(self, worker: Worker, flight: Flight, message: Finished) -> None:
         self._failover.routing.finished(flight, worker, message)
-        # Requests that only count tokens say nothing about the service time.
-        if not runs_nothing(flight.request):
+        # Requests that only count tokens say nothing about the service time, nor do those that waited for a
+        # gateway.
+        if not runs_nothing(flight.request) and not flight.epoch:
             self._admission.served(self._clock() - flight.opened_at)
 
     def score(self, message: PromptLogprobs) -> int:

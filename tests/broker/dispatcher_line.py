@@ -41,8 +41,16 @@ class Clock:
 class Line:
     """Dispatcher, with methods that play its workers."""
 
-    def __init__(self, *, waiting_max: int = 8, method: RoutingMethod = "affinity", host: str = "") -> None:
-        self.clock = Clock()
+    def __init__(
+        self,
+        *,
+        waiting_max: int = 8,
+        method: RoutingMethod = "affinity",
+        host: str = "",
+        incarnation: str = GATEWAY,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = clock or Clock()
         self.sent: list[tuple[str, Message]] = []
         self.media: dict[str, list[bytes]] = {}
         self.unreachable: set[str] = set()
@@ -52,7 +60,7 @@ class Line:
         self.steps = 0
         self.contexts: list[AbstractContextManager[list[Flight]]] = []
         self.dispatcher = Dispatcher(
-            incarnation=GATEWAY,
+            incarnation=incarnation,
             fleet=Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S),
             admission=Admission(clock=self.clock, waiting_max=waiting_max),
             send=self.send,

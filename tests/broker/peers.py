@@ -25,8 +25,8 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.types import Delta, RequestStatus
-from tests.broker.dispatcher_line import Line, ready
-from tests.factories import accepted, cleared, finished, reused
+from tests.broker.dispatcher_line import Clock, Line, ready
+from tests.factories import GATEWAY, accepted, cleared, finished, reused
 
 ROWS, WAITING = 3, 3
 TOKENS = 5
@@ -134,8 +134,10 @@ class Peer:
 class SimulatedLine(Line):
     """Dispatcher connected to simulated workers."""
 
-    def __init__(self, peers: dict[str, Peer]) -> None:
-        super().__init__(waiting_max=WAITING)
+    def __init__(
+        self, peers: dict[str, Peer], *, incarnation: str = GATEWAY, clock: Clock | None = None
+    ) -> None:
+        super().__init__(waiting_max=WAITING, incarnation=incarnation, clock=clock)
         self.peers = peers
 
     def send(self, peer: str, message: Message, media: Sequence[bytes]) -> bool:

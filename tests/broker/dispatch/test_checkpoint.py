@@ -1,0 +1,357 @@
+"""Flights that are restored from checkpoints in a new gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from broker.dispatch import dispatcher as dispatcher_module
+from broker.dispatch.checkpoint import RESTORED_TOO_OFTEN, RESTORES_MAX, Checkpoint
+from broker.dispatch.flight import Flight, Item
+from broker.dispatch.quarantine import CRASHES_MAX, QUARANTINE_GRACE_S, REMEMBERED_S, RetryClass
+from protocol.errors import Code, RequestError
+from protocol.messages import EmbeddingChunk, Failed, Finished, Generate
+from protocol.types import Delta, Sampling
+from tests.broker.dispatcher_line import FAILOVER_S, Line
+from tests.broker.peers import ROWS, TOKENS, Peer, SimulatedLine, text_at
+from tests.factories import accepted, embed, encoded, events, finished, request, reused
+
+NEXT = "next-gateway"
+
+
+def stored(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint as it is read back from a file."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(checkpoint), type=Checkpoint)
+
+
+def restore(line: Line, *checkpoints: Checkpoint, elapsed_s: float = 3.0) -> list[Flight]:
+    context = line.dispatcher.restore([stored(each) for each in checkpoints], (), elapsed_s)
+    line.contexts.append(context)
+    return context.__enter__()
+
+
+def generates(line: Line, worker: str) -> list[Generate]:
+    return [message for message in line.sent_to(worker) if isinstance(message, Generate)]
+
+
+def begun(line: Line, id: str = "a") -> Flight:
+    """Return a flight with two tokens."""
+    line.serving("w1")
+    flight = line.submit(request(id, prompt=id, sampling=Sampling(seed=77), deadline_s=60.0))
+    line.say("w1", accepted("w1", id), reused("w1", id, 2), events("w1", id, "al", "l"))
+    flight.take()
+    return flight
+
+
+def code_of(flight: Flight) -> str | None:
+    return flight.terminal.code if isinstance(flight.terminal, Failed) else None
+
+
+def test_a_restored_flight_goes_on_at_its_next_token_with_the_same_seed() -> None:
+    line, after = Line(), Line(incarnation=NEXT)
+    line.clock.now += 7
+    flight = begun(line)
+    line.clock.now += 7
+    [again] = restore(after, line.dispatcher.checkpoint(flight))
+    after.serving("w2")
+    [sent] = generates(after, "w2")
+    assert isinstance(flight.request, Generate)
+    assert sent == replace(
+        flight.request, id="a~2.next-gat", incarnation=NEXT, resume=[0, 1], deadline_s=50.0
+    )
+    after.say("w2", accepted("w2", sent.id), reused("w2", sent.id, 4), events("w2", sent.id, " aboard"))
+    after.say("w2", finished("w2", sent.id, 3, cached=4))
+    delta, end = again.take()
+    assert isinstance(delta, Delta)
+    assert delta.text == " aboard"
+    assert isinstance(end, Finished)
+    assert end.usage.cached_tokens == 2
+    assert again.key == flight.key
+
+
+def test_images_are_sent_again() -> None:
+    line = Line(incarnation=NEXT)
+    line.serving("w1")
+    [checkpoint] = [Checkpoint(request=request("a"), model="m")]
+    with line.dispatcher.restore([checkpoint], [b"image"], 0.0):
+        assert line.media == {"a~1.next-gat": [b"image"]}
+
+
+def test_vectors_that_were_answered_are_not_computed_again() -> None:
+    line = Line(incarnation=NEXT)
+    [flight] = restore(
+        line, Checkpoint(request=embed(["a", "b", "c"]), model="m", accepted=True, answered=[1])
+    )
+    line.serving("w1")
+    [sent] = line.sent_to("w1")[1:]
+    assert getattr(sent, "answered", None) == [1]
+    line.say("w1", accepted("w1", sent.id), encoded(0, [0, 2], bytes(16), "w1", sent.id))
+    line.say("w1", finished("w1", sent.id))
+    assert [type(item) for item in flight.take()] == [EmbeddingChunk, Finished]
+
+
+def test_a_full_server_does_not_refuse_what_it_had_admitted() -> None:
+    line = Line(waiting_max=0)
+    line.serving("w1", rows=1)
+    line.submit(request("a"))
+    with pytest.raises(RequestError, match="capacity"):
+        line.submit(request("b"))
+    [flight] = restore(line, Checkpoint(request=request("b"), model="m"))
+    assert flight.terminal is None
+
+
+def test_more_flights_than_a_gateway_holds_are_left_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "RESTORED_FLIGHTS_MAX", 2)
+    line = Line()
+    ids = "abc"
+    restore(line, *(Checkpoint(request=request(id), model="m") for id in ids[:2]))
+    with pytest.raises(RequestError) as refused:
+        restore(line, Checkpoint(request=request("c"), model="m"))
+    assert refused.value.code is Code.TEXT_GENERATION_BUSY
+    assert len(line.dispatcher.flights) == 2
+
+
+def test_a_flight_cannot_be_restored_beside_itself() -> None:
+    line = Line()
+    checkpoint = Checkpoint(request=request("a"), model="m")
+    restore(line, checkpoint)
+    with pytest.raises(ValueError, match="already open"):
+        restore(line, Checkpoint(request=request("b"), model="m"), checkpoint)
+    assert [flight.id for flight in line.dispatcher.flights] == ["a"]
+
+
+def test_nothing_is_restored_once_the_gateway_stops() -> None:
+    line = Line()
+    line.dispatcher.stop()
+    with pytest.raises(RequestError):
+        restore(line, Checkpoint(request=request("a"), model="m"))
+
+
+def test_a_restored_flight_has_the_time_that_its_model_needs_to_load() -> None:
+    line, after = Line(), Line(incarnation=NEXT)
+    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    after.clock.now += FAILOVER_S + 1
+    after.dispatcher.sweep()
+    assert flight.terminal is None
+    after.clock.now += 300
+    after.dispatcher.sweep()
+    assert code_of(flight) == Code.MODEL_LOADING
+
+
+def test_a_flight_whose_client_left_while_it_was_restored_is_freed() -> None:
+    line = Line(incarnation=NEXT)
+    line.serving("w1")
+    with line.dispatcher.restore([Checkpoint(request=request("a"), model="m")], (), 0.0):
+        line.sent.clear()
+    assert [message.id for _, message in line.sent if hasattr(message, "id")] == ["a~1.next-gat"]
+    assert len(line.dispatcher.flights) == 0
+
+
+# --- requests that crash ------------------------------------------------------------------------------
+
+
+def test_a_request_that_ends_every_gateway_fails_in_the_end() -> None:
+    checkpoint = Checkpoint(request=request("a"), model="m", tokens=[4])
+    for _ in range(RESTORES_MAX):
+        line = Line()
+        [flight] = restore(line, checkpoint)
+        assert flight.terminal is None
+        checkpoint = line.dispatcher.checkpoint(flight)
+    line = Line()
+    [flight] = restore(line, checkpoint)
+    assert isinstance(flight.terminal, Failed)
+    assert flight.terminal.message == RESTORED_TOO_OFTEN
+    line.serving("w1")
+    assert line.attempts_sent_to("w1") == []
+    [flight] = restore(Line(), replace(checkpoint, tokens=[4, 5]))
+    assert flight.terminal is None
+
+
+def serve_for(line: Line, worker: str, seconds: float) -> None:
+    """Let a new worker serve for some time."""
+    line.serving(worker)
+    for _ in range(int(seconds) + 1):
+        line.dispatcher.sweep()
+        line.clock.now += 1
+        line.beat(worker)
+    line.dispatcher.sweep()
+
+
+def test_crashes_count_across_gateways() -> None:
+    line = Line()
+    line.serving("w0")
+    flight = line.submit(request("p"))
+    for number in range(CRASHES_MAX - 1):
+        line.serving(f"w{number}")
+        line.clock.now += 2
+        line.dispatcher.sweep()
+        line.dispatcher.lost(f"w{number}")
+    after = Line(incarnation=NEXT, clock=line.clock)
+    [again] = restore(after, line.dispatcher.checkpoint(flight), elapsed_s=0.0)
+    retry_class = after.dispatcher.failover.crash_attribution.retry_class
+    assert retry_class(again) is RetryClass.ISOLATE
+    serve_for(after, "v", 2)
+    assert after.attempts_sent_to("v") != []
+    after.dispatcher.lost("v")
+    assert retry_class(again) is RetryClass.QUARANTINED
+    serve_for(after, "v2", QUARANTINE_GRACE_S + 1)
+    assert code_of(again) == Code.WORKER_CRASHED
+    [copy] = restore(after, Checkpoint(request=request("q"), model="m"))
+    assert code_of(copy) == Code.WORKER_CRASHED
+
+
+def test_crashes_are_forgotten_after_their_time_whatever_restarted_since() -> None:
+    line = Line()
+    flight = begun(line)
+    line.dispatcher.lost("w1")
+    checkpoint = line.dispatcher.checkpoint(flight)
+    assert len(checkpoint.crashes) == 1
+    attribution = Line().dispatcher.failover.crash_attribution
+    [again] = restore(Line(), checkpoint, elapsed_s=REMEMBERED_S + 1)
+    assert attribution.retry_class(again) is RetryClass.CLEAR
+    assert not again.suspect
+
+
+def test_a_crash_with_candidates_that_are_not_restored_blames_nobody_alone() -> None:
+    line = Line()
+    line.serving("w0", rows=8)
+    flight, _other = line.submit(request("a", prompt="a")), line.submit(request("b", prompt="b"))
+    line.dispatcher.lost("w0")
+    [record] = line.dispatcher.checkpoint(flight).crashes
+    assert record.others == 1
+    after = Line()
+    records = [replace(record, worker=f"w{number}") for number in range(CRASHES_MAX)]
+    [again] = restore(after, replace(line.dispatcher.checkpoint(flight), crashes=records))
+    assert after.dispatcher.failover.crash_attribution.retry_class(again) is RetryClass.ISOLATE
+
+
+# --- a history of gateways ----------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Answer:
+    """An answer in the journal: its items and latest checkpoint."""
+
+    flight: Flight
+    checkpoint: Checkpoint
+    items: list[Item] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(item.text for item in self.items if isinstance(item, Delta))
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.items) and isinstance(self.items[-1], Finished | Failed)
+
+
+class History:
+    """Gateways that die one after another, one worker at a time, and a journal that may be behind."""
+
+    def __init__(self, answers: int) -> None:
+        self.gateways = self.workers = 0
+        self.peers: dict[str, Peer] = {}
+        self.line = SimulatedLine(self.peers, incarnation="gateway0")
+        self.contexts = ExitStack()
+        self.new_worker()
+        dispatcher = self.line.dispatcher
+        self.answers = []
+        for number in range(answers):
+            asked = request(f"r{number}", prompt=f"r{number}")
+            [flight] = self.contexts.enter_context(dispatcher.submit(dispatcher.find("m"), [asked], ()))
+            self.answers.append(Answer(flight, dispatcher.checkpoint(flight)))
+
+    @property
+    def worker(self) -> Peer:
+        return self.peers[f"w{self.workers}"]
+
+    def new_worker(self) -> None:
+        self.workers += 1
+        name = f"w{self.workers}"
+        self.peers[name] = Peer(name, "m", loaded=True)
+        self.greet()
+
+    def greet(self) -> None:
+        self.worker.inbox.clear()
+        self.worker.introduce()
+        self.deliver()
+
+    def deliver(self) -> None:
+        while self.worker.line:
+            self.line.dispatcher.on_message(self.worker.name, self.worker.line.popleft())
+
+    def journal(self) -> None:
+        for answer in self.answers:
+            if not answer.has_ended:
+                answer.items += answer.flight.take()
+                answer.checkpoint = stored(self.line.dispatcher.checkpoint(answer.flight))
+
+    def happen(self, event: str) -> None:
+        match event:
+            case "work":
+                self.worker.work()
+            case "deliver":
+                self.deliver()
+            case "journal":
+                self.journal()
+            case "worker dies":
+                self.worker.alive, self.worker.noticed = False, True
+                self.line.dispatcher.lost(self.worker.name)
+                self.line.clock.now += 2
+                self.new_worker()
+                self.line.dispatcher.sweep()
+            case _:
+                self.gateway_dies()
+
+    def gateway_dies(self) -> None:
+        self.gateways += 1
+        clock = self.line.clock
+        clock.now += 3
+        self.worker.line.clear()
+        self.worker.rows.clear()
+        self.line = SimulatedLine(self.peers, incarnation=f"gateway{self.gateways}", clock=clock)
+        self.contexts = ExitStack()
+        for answer in self.answers:
+            if not answer.has_ended:
+                restored = self.line.dispatcher.restore([answer.checkpoint], (), 3.0)
+                [answer.flight] = self.contexts.enter_context(restored)
+                assert answer.flight.tokens == answer.checkpoint.tokens
+        self.greet()
+
+    def settle(self) -> None:
+        for _ in range(40):
+            self.line.clock.now += 1
+            self.line.dispatcher.sweep()
+            self.worker.work()
+            self.worker.line.append(self.worker.heartbeat())
+            self.deliver()
+            self.journal()
+
+
+EVENTS = ("work", "work", "deliver", "journal", "gateway dies", "worker dies")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, ROWS), st.lists(st.sampled_from(EVENTS), max_size=30))
+def test_every_answer_ends_with_its_text_whoever_dies_and_when(answers: int, happens: Sequence[str]) -> None:
+    history = History(answers)
+    for event in happens:
+        history.happen(event)
+    history.settle()
+    for answer in history.answers:
+        assert answer.has_ended
+        end = answer.items[-1]
+        too_often = happens.count("gateway dies") > RESTORES_MAX or happens.count("worker dies") > 1
+        assert isinstance(end, Finished) or too_often
+        if isinstance(end, Finished):
+            assert answer.text == "".join(text_at(answer.flight.id, n) for n in range(TOKENS))
+            assert end.usage.completion_tokens == TOKENS
+    history.contexts.close()
+    assert len(history.line.dispatcher.flights) == 0
