@@ -19,6 +19,7 @@ class Code(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     RESPONSE_NOT_FOUND = "response_not_found"
     PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
+    CONVERSATION_NOT_FOUND = "conversation_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TIMEOUT = "request_timeout"
@@ -61,6 +62,7 @@ _CALLER = {
     Code.ORIGIN_NOT_ALLOWED: (403, "Web pages of this origin may not use the server."),
     Code.MODEL_NOT_FOUND: (404, "The model does not exist."),
     Code.RESPONSE_NOT_FOUND: (404, "The response does not exist or is no longer stored."),
+    Code.CONVERSATION_NOT_FOUND: (404, "The conversation or its item does not exist or is no longer stored."),
     Code.PREVIOUS_RESPONSE_NOT_FOUND: (400, "The previous response does not exist or is no longer stored."),
     Code.ROUTE_NOT_FOUND: (404, "This URL path does not exist."),
     Code.METHOD_NOT_ALLOWED: (405, "This URL path does not support this method."),

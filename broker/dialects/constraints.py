@@ -30,7 +30,7 @@ from broker.dialects.parameters import (
     TOP_LOGPROBS_MAX,
 )
 from broker.dialects.responses import body as responses
-from broker.dialects.responses import content, items
+from broker.dialects.responses import compaction, content, conversations, items
 
 Schema = dict[str, Any]
 
@@ -105,6 +105,14 @@ def _texts(most: int) -> Schema:
 
 _CUT = {"anyOf": [{"type": "integer", **between(1, embeddings.TOKEN_MAX)}, {"const": -1}, NULL]}
 
+_ITEMS_OR_TEXT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _refer(ITEM)}]}
+_ITEMS: Schema = {"maxItems": conversations.ITEMS_MAX, "items": _refer(ITEM)}
+_METADATA: Schema = {
+    "maxProperties": conversations.METADATA_MAX,
+    "propertyNames": {"maxLength": conversations.KEY_CHARACTERS_MAX},
+    "additionalProperties": {"type": "string", "maxLength": conversations.VALUE_CHARACTERS_MAX},
+}
+
 FIELDS: dict[type, dict[str, Schema]] = {
     chat_body.Body: _FORMS
     | {
@@ -149,17 +157,20 @@ FIELDS: dict[type, dict[str, Schema]] = {
     },
     responses.Body: _COMMON
     | {
-        "input": {"anyOf": [{"type": "string"}, {"type": "array", "items": _refer(ITEM)}]},
+        "input": _ITEMS_OR_TEXT,
         "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required", None]}, _CHOSEN]},
         "max_output_tokens": _BUDGET,
         "max_tool_calls": _BUDGET,
         "thinking_budget": _BUDGET,
         "top_logprobs": between(0, TOP_LOGPROBS_MAX),
         "background": {"enum": [False, None]},
-        "conversation": NULL,
         "prompt": NULL,
         **dict.fromkeys(responses.FORMATS, NULL),
     },
+    compaction.CompactBody: {"input": _ITEMS_OR_TEXT},
+    conversations.CreateBody: {"items": _ITEMS, "metadata": _METADATA},
+    conversations.UpdateBody: {"metadata": _METADATA},
+    conversations.ItemsBody: {"items": {"minItems": 1, **_ITEMS}},
     content.InputImage: {"image_url": {"not": NULL}},
     items.Message: {"content": {"items": _PART}},
     items.CallOutput: {"output": {"items": _PART}},
@@ -190,6 +201,15 @@ WHOLE: dict[type, Schema] = {
         "then": {"required": ["tool_call_id"], "properties": {"tool_call_id": {"type": "string", **_FILLED}}},
     },
     responses.Body: {"required": ["input"]},
+    compaction.CompactBody: {
+        "anyOf": [
+            {"required": ["input"], "not": {"properties": {"input": NULL}}},
+            {
+                "required": ["previous_response_id"],
+                "properties": {"previous_response_id": {"type": "string", **_FILLED}},
+            },
+        ]
+    },
     tokens.Tokenize: {
         "anyOf": [
             {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}},

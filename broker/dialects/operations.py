@@ -10,6 +10,7 @@ from broker.dialects import chat_body, completions, embeddings, model_choice, re
 from broker.dialects.constraints import between
 from broker.dialects.messages import body as messages
 from broker.dialects.responses import body as responses
+from broker.dialects.responses import compaction, conversations
 from broker.dialects.responses.listing import PAGE_ITEMS_MAX
 
 Place = Literal["query", "header"]
@@ -65,6 +66,8 @@ def _read(path: str, summary: str, *told: str, **more: Any) -> Operation:
 
 
 _ONE = "/v1/responses/{id}"
+_TALK = "/v1/conversations/{id}"
+_CONVERSATION = ("id", "object", "created_at", "metadata")
 
 OPERATIONS = (
     _asked("/v1/chat/completions", "Create a chat completion", chat_body.Body,
@@ -80,6 +83,21 @@ OPERATIONS = (
           errors=(400, 401, 404), parameters=_PAGE),
     Operation("post", f"{_ONE}/cancel", "Cancel a response in progress", ("id", "object", "status"),
               errors=(400, 401, 404)),
+    _asked("/v1/responses/compact", "Replace a conversation by its user messages and a summary",
+           compaction.CompactBody, "id", "object", "output", "usage"),
+    Operation("post", "/v1/conversations", "Create a conversation", _CONVERSATION, conversations.CreateBody,
+              errors=(400, 401, 413)),
+    _read(_TALK, "Get a conversation", *_CONVERSATION, errors=(401, 404)),
+    Operation("post", _TALK, "Update the metadata of a conversation", _CONVERSATION, conversations.UpdateBody,
+              errors=(400, 401, 404, 413)),
+    Operation("delete", _TALK, "Delete a conversation", ("id", "object", "deleted"), errors=(401, 404)),
+    _read(f"{_TALK}/items", "List the items of a conversation", "object", "data", "has_more",
+          errors=(400, 401, 404), parameters=_PAGE),
+    Operation("post", f"{_TALK}/items", "Add items to a conversation", ("object", "data", "has_more"),
+              conversations.ItemsBody, errors=(400, 401, 404, 413)),
+    _read(f"{_TALK}/items/{{item_id}}", "Get an item of a conversation", "id", "type", errors=(401, 404)),
+    Operation("delete", f"{_TALK}/items/{{item_id}}", "Delete an item of a conversation", _CONVERSATION,
+              errors=(401, 404)),
     _asked_of_anthropic("/v1/messages", "Create a message (Anthropic's API)", messages.Body,
                         "id", "type", "role", "model", "content", "usage", streams=True),
     _asked_of_anthropic("/v1/messages/count_tokens", "Count the tokens of a conversation", messages.Prompt,

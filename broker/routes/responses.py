@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,17 +16,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
-from broker.dialects.responses import body, history, listing, request
+from broker.dialects.responses import body, compaction, conversations, history, listing, request
 from broker.dialects.responses.answer import (
     Document,
     ResponseBuilder,
     ResponseDocumentRenderer,
     ResponseSseRenderer,
 )
+from broker.dialects.responses.conversations import ConversationStore
 from broker.dialects.responses.history import ConversationHistory
-from broker.dialects.responses.items import listed
+from broker.dialects.responses.items import Placed, listed
 from broker.dialects.responses.output import ResponseOutput
-from broker.dialects.responses.store import StoredItems, StoredResponse
+from broker.dialects.responses.store import StoredItems, StoredResponse, unknown
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.routes.generation import ask, respond, take_body
 from broker.routes.state import GatewayState, gateway_of
@@ -35,7 +37,7 @@ from protocol.errors import Code, RequestError
 
 async def create(asked: Request) -> ASGIApp:
     """Generate the output for a conversation's items, streamed or as one document."""
-    gateway, owner = gateway_of(asked), _owner(asked)
+    gateway, owner = gateway_of(asked), owner_of(asked)
     read, raw = await take_body(asked, body.read)
     found = gateway.dispatcher.find(read.model)
     bytes_max = gateway.settings.body_bytes_max
@@ -47,12 +49,14 @@ async def create(asked: Request) -> ASGIApp:
         asked,
         found,
         len(raw) + recalled.bytes_before,
-        partial(_conversation, read, found, recalled),
+        partial(_conversation, read, found, recalled.placed()),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
-    keep = None if read.store is False else _keeping(gateway, owner, id, recalled, stem)
+    keep = _keeping(gateway, owner, id, read, recalled, stem)
     answer = ResponseBuilder(
-        request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=keep is not None),
+        request.envelope(
+            read, id=id, model=found.model, created_at=int(time.time()), kept=_is_kept(gateway, read)
+        ),
         ResponseOutput(stem, request.style(read, offer)),
         clock=time.time,
         keep=keep,
@@ -62,28 +66,67 @@ async def create(asked: Request) -> ASGIApp:
     return _running(gateway.answering, (owner, id), answer, response)
 
 
-def _conversation(
-    read: body.Body, found: Worker | UnloadedModel, recalled: ConversationHistory
-) -> Conversation:
+async def compact(asked: Request) -> ASGIApp:
+    """Summarize a conversation: return its user messages and a compaction item that stands for the rest."""
+    gateway = gateway_of(asked)
+    read, raw = await take_body(asked, compaction.read)
+    found = gateway.dispatcher.find(read.model)
+    recalled = history.recall(
+        read, gateway.responses, owner_of(asked), bytes_max=gateway.settings.body_bytes_max
+    )
+    stem, offer = secrets.token_hex(12), request.offered(read)
+    id = history.response_id(stem)
+    message, frames = await ask(
+        asked,
+        found,
+        len(raw) + recalled.bytes_before,
+        partial(_conversation, read, found, compaction.placed(recalled)),
+        partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
+    )
+    envelope = request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=False)
+    answer = ResponseBuilder(envelope, ResponseOutput(stem, request.style(read, offer)), clock=time.time)
+    renderer = compaction.CompactionRenderer(answer, recalled, stem)
+    return respond(asked, found, [message], frames, renderer, prompts=1)
+
+
+def _conversation(read: body.Body, found: Worker | UnloadedModel, placed: Sequence[Placed]) -> Conversation:
     in_place = found.capabilities.system_in_place
-    return request.conversation(read, recalled.placed(), system_in_place=in_place)
+    return request.conversation(read, placed, system_in_place=in_place)
 
 
-def _owner(asked: Request) -> bytes:
+def owner_of(asked: Request) -> bytes:
     """Return the owner of responses: the request's key. Without keys there is only one owner."""
     key: ApiKey | None = getattr(asked.state, "key", None)
     return key.digest if key else b""
 
 
+def _is_kept(gateway: GatewayState, read: body.Body) -> bool:
+    return gateway.responses.keeps and read.store is not False
+
+
 def _keeping(
-    gateway: GatewayState, owner: bytes, id: str, recalled: ConversationHistory, stem: str
+    gateway: GatewayState,
+    owner: bytes,
+    id: str,
+    read: body.Body,
+    recalled: ConversationHistory,
+    stem: str,
 ) -> Callable[[Document], None] | None:
-    """Return the function that stores the response; None if nothing is stored."""
-    store = gateway.responses
-    if not store.keeps:
+    """Return the function that stores the response and extends its conversation; None if it does neither."""
+    store, conversation = gateway.responses, read.conversation_id
+    if not _is_kept(gateway, read) and conversation is None:
         return None
     before = (*recalled.before, StoredItems.of(listed(recalled.items, stem)))
-    return lambda document: store.put(owner, id, StoredResponse.of(document, before))
+
+    def keep(document: Document) -> None:
+        stored = StoredResponse.of(document, before)
+        if _is_kept(gateway, read):
+            store.put(owner, id, stored)
+        if conversation is not None:
+            with contextlib.suppress(RequestError):  # it was deleted, or evicted
+                ConversationStore(store).extend(owner, conversation, stored.pieces[-2:])
+
+    return keep
 
 
 def _running(
@@ -139,17 +182,12 @@ async def cancel(asked: Request) -> Response:
     return _json(document)
 
 
-async def compact(asked: Request) -> Response:
-    """Refuse to compact a conversation, which would otherwise look like an operation on a response."""
-    message = (
-        "POST /v1/responses/compact is not supported: this server does not summarize conversations. "
-        "Ask the model for a summary, and send it as the 'input' of a new response."
-    )
-    raise RequestError(Code.ROUTE_NOT_FOUND, message)
-
-
 def _name(asked: Request) -> tuple[bytes, str]:
-    return _owner(asked), asked.path_params["id"]
+    """Return the owner and id of a response. Raises `RequestError` for another kind of id."""
+    id = asked.path_params["id"]
+    if id.startswith(conversations.PREFIX):
+        raise unknown(id)
+    return owner_of(asked), id
 
 
 def _json(document: dict[str, Any]) -> Response:

@@ -236,6 +236,38 @@ def test_running_response_can_be_cancelled_by_another_request(client: openai.Ope
     assert last.response == client.responses.retrieve(first.response.id) == cancelled
 
 
+# --- conversations -----------------------------------------------------------------------------------
+
+
+def test_a_conversation_has_the_items_of_its_responses(client: openai.OpenAI) -> None:
+    conversation = client.conversations.create(
+        items=[{"type": "message", "role": "user", "content": "one"}], metadata={"topic": "rail"}
+    )
+    response = client.responses.create(model="pocket", input="hello", conversation=conversation.id)
+    assert response.conversation is not None
+    assert response.conversation.id == conversation.id
+    items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
+    assert [item.type for item in items] == ["message"] * 3
+    [added] = client.conversations.items.create(
+        conversation.id, items=[{"type": "message", "role": "user", "content": "two"}]
+    ).data
+    assert client.conversations.items.retrieve(str(added.id), conversation_id=conversation.id) == added
+    client.conversations.items.delete(str(added.id), conversation_id=conversation.id)
+    assert client.conversations.update(conversation.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert client.conversations.delete(conversation.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.retrieve(conversation.id)
+
+
+def test_a_compacted_conversation_is_an_input(client: openai.OpenAI) -> None:
+    first = ask(client, "hi !tokens=3")
+    compacted = client.responses.compact(model="fake", previous_response_id=first.id)
+    assert (compacted.object, compacted.output[-1].type) == ("response.compaction", "compaction")
+    assert compacted.usage.output_tokens > 0
+    again: Any = [item.to_dict(warnings=False) for item in compacted.output]
+    assert ask(client, [*again, {"role": "user", "content": "go on !tokens=3"}]).status == "completed"
+
+
 # --- errors ------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,8 @@ PUBLIC_PATHS = {
     "/detokenize", "/openapi.json", "/health", "/ready",
     # A response is found by its id, which cannot be guessed, and which status alone would reveal.
     "/v1/responses", "/v1/responses/{id}", "/v1/responses/{id}/input_items", "/v1/responses/{id}/cancel",
-    "/v1/responses/compact",
+    "/v1/responses/compact", "/v1/conversations", "/v1/conversations/{id}", "/v1/conversations/{id}/items",
+    "/v1/conversations/{id}/items/{item_id}",
 }  # fmt: skip
 """Paths whose answers are the client's own, or the same for everyone."""
 

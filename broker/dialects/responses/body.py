@@ -20,7 +20,6 @@ FORMATS = (
 )  # fmt: skip
 _ELSEWHERE = {
     "background": "must be false: responses in the background are not supported",
-    "conversation": "is not supported: send the items in 'input', or 'previous_response_id'",
     "prompt": "is not supported: no prompt templates are stored here; send the text in 'input'",
     **dict.fromkeys(FORMATS, "is not a parameter of responses: use 'text.format'"),
 }
@@ -54,6 +53,10 @@ class Reasoning(Struct):
         return (self.summary or self.generate_summary or "none") != "none"
 
 
+class ConversationParam(Struct):
+    id: str
+
+
 class Body(Parameters, kw_only=True):
     """Body fields beside the shared ones. Other fields are ignored."""
 
@@ -76,7 +79,7 @@ class Body(Parameters, kw_only=True):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     background: bool | None = None
-    conversation: Any = None
+    conversation: str | ConversationParam | None = None
     prompt: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
@@ -97,6 +100,11 @@ class Body(Parameters, kw_only=True):
         return (self.top_logprobs or 0) if asked else None
 
     @property
+    def conversation_id(self) -> str | None:
+        """Id of the conversation that the response continues and extends."""
+        return self.conversation.id if isinstance(self.conversation, ConversationParam) else self.conversation
+
+    @property
     def is_sealed(self) -> bool:
         """Whether `encrypted_content` of reasoning was requested, which a client can send back."""
         return SEALED_THOUGHTS in (self.include or ())
@@ -113,6 +121,9 @@ def read(raw: bytes) -> Body:
             raise refuse(name, why)
     if body.input is None:
         raise RequestError(Code.INVALID_REQUEST, "'input' is required.", param="input")
+    if body.conversation and body.previous_response_id:
+        message = "'conversation' and 'previous_response_id' exclude each other."
+        raise RequestError(Code.INVALID_REQUEST, message, param="conversation")
     check(body)
     check_range("max_output_tokens", body.max_output_tokens, 1, 2**31)
     check_range("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_MAX)

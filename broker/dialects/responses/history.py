@@ -9,10 +9,12 @@ from typing import Any
 
 from broker.dialects.body import encode
 from broker.dialects.responses.body import Body
+from broker.dialects.responses.conversations import PREFIX, ConversationStore
 from broker.dialects.responses.items import Item, Placed, kind_of
-from broker.dialects.responses.store import ResponseStore, StoredItems, StoredResponse
+from broker.dialects.responses.store import ResponseStore, StoredItems, StoredResponse, unknown
 from protocol.errors import Code, RequestError
 
+_BEFORE = "before"
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{24})_i?[0-9]+")
 
 
@@ -23,11 +25,13 @@ def response_id(stem: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConversationHistory:
-    """`before`: the stored conversation that the request continues. `items`: the request's own."""
+    """`before`: the stored conversation that the request continues, named by `parameter`. `items`: the
+    request's own."""
 
     before: tuple[StoredItems, ...]
     items: Sequence[Item]
     is_text: bool = False
+    parameter: str = "previous_response_id"
 
     @property
     def bytes_before(self) -> int:
@@ -36,7 +40,7 @@ class ConversationHistory:
 
     def placed(self) -> list[Placed]:
         """Return all items in order, each with its place in the body."""
-        earlier: list[Placed] = [("previous_response_id", item) for p in self.before for item in p.items()]
+        earlier: list[Placed] = [(self.parameter, item) for p in self.before for item in p.items()]
         if self.is_text:
             return [*earlier, *(("input", item) for item in self.items)]
         return [*earlier, *((f"input[{index}]", item) for index, item in enumerate(self.items))]
@@ -48,19 +52,28 @@ def recall(body: Body, store: ResponseStore, owner: bytes, *, bytes_max: int) ->
     Raises `RequestError` if something is not stored, belongs to another key, or exceeds the limit.
     """
     before: tuple[StoredItems, ...] = ()
-    used = 0
-    if body.previous_response_id:
-        previous = _previous(store, owner, body.previous_response_id)
+    used, parameter = 0, "conversation" if body.conversation else "previous_response_id"
+    if (previous := _previous(body, store, owner)) is not None:
         before, used = previous.pieces, previous.conversation_bytes
         _check_size(used, bytes_max)
-    if body.input is None or isinstance(body.input, str):
-        return ConversationHistory(before, [{"role": "user", "content": body.input or ""}], is_text=True)
-    return ConversationHistory(before, list(_resolved(body.input, _Shelf(store, owner), used, bytes_max)))
+    if body.input is None:
+        return ConversationHistory(before, ())
+    if isinstance(body.input, str):
+        text = [{"role": "user", "content": body.input}]
+        return ConversationHistory(before, text, is_text=True, parameter=parameter)
+    items = list(_resolved(body.input, _Shelf(store, owner, before), used, bytes_max))
+    return ConversationHistory(before, items, parameter=parameter)
 
 
-def _previous(store: ResponseStore, owner: bytes, id: str) -> StoredResponse:
+def _previous(body: Body, store: ResponseStore, owner: bytes) -> StoredResponse | None:
+    if body.conversation_id is not None:
+        return ConversationStore(store).get(owner, body.conversation_id)
+    if not body.previous_response_id:
+        return None
     try:
-        return store.get(owner, id)
+        if body.previous_response_id.startswith(PREFIX):
+            raise unknown(body.previous_response_id)
+        return store.get(owner, body.previous_response_id)
     except RequestError as error:
         code, param = Code.PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"
         raise RequestError(code, f"Previous response: {error.message}", param=param) from None
@@ -82,19 +95,28 @@ def _resolved(
 class _Shelf:
     """Item lookup for one request: each response is decoded once."""
 
-    def __init__(self, store: ResponseStore, owner: bytes) -> None:
+    def __init__(self, store: ResponseStore, owner: bytes, before: Sequence[StoredItems]) -> None:
+        """`before`: the conversation of the request, whose items may have ids of other clients."""
         self._store = store
         self._owner = owner
+        self._before = before
         self._known: dict[str, dict[str, dict[str, Any]]] = {}
 
     def item(self, id: str, param: str) -> dict[str, Any]:
         stem = of[1] if (of := _ITEM_ID.fullmatch(id)) else ""
         if stem not in self._known:
             self._known[stem] = self._items(stem)
-        if (found := self._known[stem].get(id)) is None:
+        found = self._known[stem].get(id) or self._said_before().get(id)
+        if found is None:
             message = f"Item with id {id[:128]!r} not found: its response is not stored, or no longer."
             raise RequestError(Code.RESPONSE_NOT_FOUND, message, param=param)
         return found
+
+    def _said_before(self) -> dict[str, dict[str, Any]]:
+        if _BEFORE not in self._known:
+            items = (item for piece in self._before for item in piece.items())
+            self._known[_BEFORE] = {str(item.get("id")): item for item in items}
+        return self._known[_BEFORE]
 
     def _items(self, stem: str) -> dict[str, dict[str, Any]]:
         try:

@@ -24,7 +24,7 @@ Item = Mapping[str, Any]
 PASSED_OVER = frozenset(
     {
         "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call",
-        "compaction", "compaction_trigger", "computer_call", "computer_call_output", "configuration_update",
+        "compaction_trigger", "computer_call", "computer_call_output", "configuration_update",
         "file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output",
         "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program",
         "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output",
@@ -32,6 +32,7 @@ PASSED_OVER = frozenset(
     }
 )  # fmt: skip
 
+SUMMARY = "Summary of the conversation so far:"
 _OURS = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{24})_[0-9]+")
 
 
@@ -83,12 +84,19 @@ class ReasoningItem(Struct):
         return "\n\n".join(part.text for part in self.content or self.summary or [])
 
 
+class CompactionItem(Struct):
+    """Summary of an earlier part of the conversation, made by `compaction`."""
+
+    encrypted_content: str | None = None
+
+
 ITEMS: Mapping[type, tuple[str, ...]] = {
     Message: ("message",),
     Call: ("function_call",),
     CustomCall: ("custom_tool_call",),
     CallOutput: ("function_call_output", "custom_tool_call_output"),
     ReasoningItem: ("reasoning",),
+    CompactionItem: ("compaction",),
 }
 """Item types by the struct that decodes them."""
 
@@ -139,6 +147,9 @@ def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
         kind = kind_of(item)
         if kind in PASSED_OVER:
             continue
+        if kind == "compaction":
+            spoken += _summaries(item, place)
+            continue
         if not _is_said(kind, item):
             spoken.append(_heard(kind, item, place))
             continue
@@ -148,6 +159,13 @@ def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
             spoken.append(turn)
         _say(turn, kind, item, place)
     return [one.message() if isinstance(one, _Turn) else one for one in spoken]
+
+
+def _summaries(item: Item, place: str) -> list[dict[str, Any]]:
+    """Return a summary as a message; none if it is unreadable because it comes from another server."""
+    sealed = convert(item, CompactionItem, place).encrypted_content
+    summary = unseal(sealed) if sealed else None
+    return [{"role": "user", "content": f"{SUMMARY}\n\n{summary}"}] if summary else []
 
 
 def kind_of(item: Item) -> str:
@@ -218,6 +236,7 @@ def _listed(item: Item, id: str) -> dict[str, Any]:
 
 
 _PREFIXES = {
+    "compaction": "cmp",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "function_call": "fc",

@@ -107,6 +107,7 @@ def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) ->
         "status": "in_progress",
         "background": False,
         "completed_at": None,
+        "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "error": None,
         "incomplete_details": None,
         "model": model,

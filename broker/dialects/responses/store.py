@@ -4,7 +4,8 @@ A response is owned by the API key of its request, and invisible to all others. 
 within its bounds, and nothing is counted twice. When it is full, the oldest response of the largest owner is
 evicted, so no owner loses a response to one that uses more. A conversation is stored in pieces, an input and
 an output for each turn, which its responses share. So a response can be continued even after its
-predecessors are evicted.
+predecessors are evicted. Conversations that clients name by an id are stored in the same way
+(`conversations`), within the same bounds.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ class StoredResponse:
         return cls(encode({**document, "output": []}), (*before, output))
 
     def document(self) -> dict[str, Any]:
-        return _document.decode(self.head) | {"output": self.pieces[-1].items()}
+        return self.head_document() | {"output": self.pieces[-1].items()}
+
+    def head_document(self) -> dict[str, Any]:
+        return _document.decode(self.head)
 
     def input(self) -> list[dict[str, Any]]:
         return [item for piece in self.pieces[:-1] for item in piece.items()]
@@ -82,9 +86,13 @@ class _Shelf:
             self.bytes += 0 if piece.uses else len(piece.encoded)
             piece.uses += 1
         self.kept[id] = kept
+        self.kept.move_to_end(id)
 
     def drop(self, id: str) -> None:
-        kept = self.kept.pop(id)
+        self.release(self.kept.pop(id))
+
+    def release(self, kept: StoredResponse) -> None:
+        """Give back the bytes of a response that was dropped or replaced."""
         self.bytes -= _own_bytes(kept)
         for piece in kept.pieces:
             piece.uses -= 1
@@ -113,8 +121,13 @@ class ResponseStore:
         return self._count_max > 0
 
     def put(self, owner: Owner, id: str, kept: StoredResponse) -> None:
-        """Add a response as its owner's newest. One that is too large for the store is evicted at once."""
-        self._shelves.setdefault(owner, _Shelf()).add(id, kept)
+        """Add or replace a response, as its owner's newest. One that is too large for the store is evicted at
+        once."""
+        shelf = self._shelves.setdefault(owner, _Shelf())
+        replaced = shelf.kept.get(id)
+        shelf.add(id, kept)
+        if replaced is not None:
+            shelf.release(replaced)
         while (are_many := len(self) > self._count_max) or self.bytes > self._bytes_max:
             size = _count if are_many else _bytes
             most = max(self._shelves, key=lambda owner: size(self._shelves[owner]))
@@ -124,7 +137,7 @@ class ResponseStore:
         """Return a response. Raises `RequestError(response_not_found)`."""
         shelf = self._shelves.get(owner)
         if shelf is None or (kept := shelf.kept.get(id)) is None:
-            raise _unknown(id)
+            raise unknown(id)
         return kept
 
     def delete(self, owner: Owner, id: str) -> None:
@@ -150,6 +163,7 @@ def _own_bytes(kept: StoredResponse) -> int:
     return RESPONSE_BYTES + len(kept.head) + PIECE_BYTES * len(kept.pieces)
 
 
-def _unknown(id: str) -> RequestError:
+def unknown(id: str) -> RequestError:
+    """Make the error for a response that is not stored."""
     message = f"Response with id {id[:128]!r} not found: it is not stored, or no longer."
     return RequestError(Code.RESPONSE_NOT_FOUND, message)

@@ -19,7 +19,7 @@ from broker.dialects.constraints import FIELDS
 from broker.dialects.messages import body as messages
 from broker.dialects.operations import OPERATIONS
 from broker.dialects.responses import body as responses
-from broker.dialects.responses import request
+from broker.dialects.responses import compaction, conversations, request
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER
 from broker.dialects.responses.store import ResponseStore
@@ -53,6 +53,10 @@ READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     messages.Body: (messages.read, {"messages": SAID, "max_tokens": 1}),
     messages.Prompt: (messages.read_prompt, {"messages": SAID}),
     responses.Body: (read_response, {"input": "a"}),
+    compaction.CompactBody: (compaction.read, {"input": "a"}),
+    conversations.CreateBody: (conversations.read_create, {"items": SAID, "metadata": {"a": "b"}}),
+    conversations.UpdateBody: (conversations.read_update, {"metadata": {}}),
+    conversations.ItemsBody: (conversations.read_items, {"items": SAID}),
     embeddings.Body: (embeddings.read, {"input": "a"}),
     model_choice.ModelChoice: (model_choice.read_choice, {"model": "a"}),
     rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),

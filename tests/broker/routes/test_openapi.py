@@ -16,11 +16,8 @@ from protocol.errors import Code, RequestError
 from tests.broker.application import House
 from tests.broker.asgi import run
 
-UNTOLD = {("GET", "/"), ("POST", "/v1/responses/compact")} | {
-    (method, path) for path in page.PATHS - {"/"} for method in ("GET", "HEAD")
-}
-"""Undocumented routes: those of the page, except `HEAD /`, which programs use as a liveness check; and one
-that only refuses."""
+UNTOLD = {("GET", "/")} | {(method, path) for path in page.PATHS - {"/"} for method in ("GET", "HEAD")}
+"""Undocumented routes: those of the page, except `HEAD /`, which programs use as a liveness check."""
 
 
 def routed() -> set[tuple[str, str]]:

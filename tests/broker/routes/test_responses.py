@@ -316,12 +316,3 @@ def test_stored_response_cannot_be_streamed(house: House) -> None:
         assert (answer.status, answer.error["param"]) == (400, "stream")
 
     run(talk())
-
-
-def test_compacting_a_conversation_is_refused_by_its_name(house: House) -> None:
-    async def talk() -> None:
-        answer = await post(house, f"{RESPONSES}/compact").end()
-        assert (answer.status, answer.error["code"]) == (404, "route_not_found")
-        assert "compact is not supported" in answer.error["message"]
-
-    run(talk())

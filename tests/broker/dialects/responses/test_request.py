@@ -216,7 +216,7 @@ def test_thoughts_are_told_as_they_were_asked_for(
         ({"input": 3}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": SCHEMA}, "guided_json"),
         ({"json_schema": SCHEMA}, "json_schema"),
