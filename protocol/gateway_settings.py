@@ -181,7 +181,9 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = 128 * 2**20
     keepalive_s: Annotated[
         Seconds,
-        Meta(description="seconds without output after which a stream gets a keepalive (comment, ping or event)"),
+        Meta(
+            description="seconds without output after which a stream gets a keepalive: comment, ping or event"
+        ),
     ] = 10.0
     silent_after_s: Annotated[
         Seconds, Meta(description="seconds without a heartbeat after which a worker counts as silent")

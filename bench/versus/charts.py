@@ -1,4 +1,5 @@
-"""Line charts as SVG, by concurrency, with a panel for each model; for light and dark themes."""
+"""Charts as SVG, for light and dark themes: lines by concurrency, with a panel for each model, and the
+trade-off, with a point for each server and setting."""
 
 from __future__ import annotations
 
@@ -66,23 +67,33 @@ def step(largest: float) -> float:
 
 def svg(title: str, unit: str, drawn: Sequence[Panel]) -> str:
     """Return the chart. Raises `ValueError` if there is nothing to draw."""
-    if not drawn:
-        raise ValueError(f"no results for {title!r}")
-    known = {name for panel in drawn for name in panel.lines}
-    names = [name for name in KNOWN if name in known] + sorted(known.difference(KNOWN))
-    width = LEFT + len(drawn) * (PANEL_WIDTH + GAP)
-    height = TOP + PANEL_HEIGHT + BOTTOM
+    names = _names({name for panel in drawn for name in panel.lines})
+    parts = [_panel(panel, names, _left(place)) for place, panel in enumerate(drawn)]
+    return _chart(f"{title}, {unit}" if unit else title, title, names, parts)
+
+
+def _left(place: int) -> int:
+    return LEFT + place * (PANEL_WIDTH + GAP)
+
+
+def _names(known: set[str]) -> list[str]:
+    return [name for name in KNOWN if name in known] + sorted(known.difference(KNOWN))
+
+
+def _chart(headline: str, label: str, names: Sequence[str], panels: Sequence[Sequence[str]]) -> str:
+    if not panels:
+        raise ValueError(f"no results for {label!r}")
+    width, height = _left(len(panels)), TOP + PANEL_HEIGHT + BOTTOM
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{escape(title)}">',
+        f'height="{height}" role="img" aria-label="{escape(label)}">',
         _style(len(names)),
         # The dark theme follows the reader's system; the page around may be light.
         '<rect class="back" width="100%" height="100%"/>',
-        f'<text class="title" x="{LEFT}" y="18">{escape(f"{title}, {unit}" if unit else title)}</text>',
+        f'<text class="title" x="{LEFT}" y="18">{escape(headline)}</text>',
         *_legend(names),
+        *(part for panel in panels for part in panel),
     ]
-    for place, panel in enumerate(drawn):
-        parts += _panel(panel, names, LEFT + place * (PANEL_WIDTH + GAP))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -118,11 +129,7 @@ def _panel(panel: Panel, names: Sequence[str], left: int) -> list[str]:
         x = left + PANEL_WIDTH * (steps.index(at) + 0.5) / len(steps)
         return x, TOP + PANEL_HEIGHT * (1 - value / (TICKS * rise))
 
-    parts = [f'<text x="{left}" y="{TOP - 6}">{escape(panel.title)}</text>']
-    for tick in range(TICKS + 1):
-        y = TOP + PANEL_HEIGHT * (1 - tick / TICKS)
-        parts.append(f'<path class="grid" d="M{left} {y:.1f}h{PANEL_WIDTH}"/>')
-        parts.append(f'<text x="{left - 4}" y="{y + 4:.1f}" text-anchor="end">{number(tick * rise)}</text>')
+    parts = _frame(panel.title, rise, left)
     for at in steps:
         x, _ = place(at, 0)
         parts.append(f'<text x="{x:.1f}" y="{TOP + PANEL_HEIGHT + 16}" text-anchor="middle">{at}</text>')
@@ -132,4 +139,65 @@ def _panel(panel: Panel, names: Sequence[str], left: int) -> list[str]:
         colour = names.index(name)
         parts.append(f'<path class="line s{colour}" d="M{path}"/>')
         parts += [f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in at_places]
+    return parts
+
+
+def _frame(title: str, rise: float, left: int) -> list[str]:
+    """Return a panel's title, and a scale from 0 in steps of `rise`."""
+    parts = [f'<text x="{left}" y="{TOP - 6}">{escape(title)}</text>']
+    for tick in range(TICKS + 1):
+        y = TOP + PANEL_HEIGHT * (1 - tick / TICKS)
+        parts.append(f'<path class="grid" d="M{left} {y:.1f}h{PANEL_WIDTH}"/>')
+        parts.append(f'<text x="{left - 4}" y="{y + 4:.1f}" text-anchor="end">{number(tick * rise)}</text>')
+    return parts
+
+
+# --- the trade-off -----------------------------------------------------------------------------------
+
+
+def tradeoff(results: Results, model: str) -> str:
+    """Return throughput and first text over the gaps of streams, with a line through our settings. Raises
+    `ValueError` if there is nothing to draw."""
+    found = {name: results.find(model, "tradeoff", name, 8) for name in ("rate", "first", "gap99")}
+    gaps, drawn = found["gap99"], []
+    for place, name in enumerate(("rate", "first")):
+        entry = found[name]
+        if entry is None or gaps is None:
+            continue
+        points = {
+            side: (x, y)
+            for side in names_of([entry])
+            if (x := gaps.sides[side].median) is not None and (y := entry.sides[side].median) is not None
+        }
+        drawn.append(_scatter(f"{entry.name}, {entry.unit}".rstrip(", "), points, _left(place)))
+    title = "Throughput and first text over the longest gaps of streams"
+    names = _names({_server(name) for name in gaps.sides} if gaps else set())
+    return _chart(f"{title}, p99, ms", title, names, drawn)
+
+
+def _server(name: str) -> str:
+    """Return the server of a side, which may be ours with a setting behind its name."""
+    return OURS if name.startswith(OURS) else name
+
+
+def _scatter(title: str, points: Mapping[str, tuple[float, float]], left: int) -> list[str]:
+    names = _names({_server(name) for name in points})
+    rise, reach = (step(max(point[axis] for point in points.values())) for axis in (1, 0))
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        x, y = (value / (TICKS * size) for value, size in zip(point, (reach, rise), strict=True))
+        return left + PANEL_WIDTH * x, TOP + PANEL_HEIGHT * (1 - y)
+
+    parts = _frame(title, rise, left)
+    for tick in range(TICKS + 1):
+        x = left + PANEL_WIDTH * tick / TICKS
+        below = f'x="{x:.1f}" y="{TOP + PANEL_HEIGHT + 16}" text-anchor="middle"'
+        parts.append(f"<text {below}>{number(tick * reach)}</text>")
+    ours = sorted(point for name, point in points.items() if _server(name) == OURS)
+    path = "L".join("{:.1f} {:.1f}".format(*place(point)) for point in ours)
+    parts.append(f'<path class="line s{names.index(OURS)}" d="M{path}"/>')
+    for name, point in points.items():
+        x, y = place(point)
+        size = 5 if name == OURS else 3
+        parts.append(f'<circle class="f{names.index(_server(name))}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>')
     return parts

@@ -9,6 +9,7 @@ from bench.versus.results import Results
 
 BEGIN, END = "<!-- versus: begin -->", "<!-- versus: end -->"
 README, BENCHMARKS, CHARTS = Path("README.md"), Path("docs/benchmarks.md"), Path("docs")
+TRADEOFF = "benchmarks-tradeoff.svg"
 FIGURES = {
     "benchmarks-throughput.svg": ("Tokens per second by requests at once", "rate", ""),
     "benchmarks-first-text.svg": ("Time to the first text by requests at once", "first", "ms"),
@@ -32,3 +33,5 @@ def write(results: Results, root: Path) -> None:
         document.write_text(between(document.read_text(), written))
     for name, (title, figure, unit) in FIGURES.items():
         (root / CHARTS / name).write_text(charts.svg(title, unit, charts.panels(results, figure)))
+    if any(entry.line == "tradeoff" for entry in results.entries.values()):
+        (root / CHARTS / TRADEOFF).write_text(charts.tradeoff(results, "smollm2"))

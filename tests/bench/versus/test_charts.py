@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.versus.charts import DARK, LIGHT, TICKS, Panel, panels, step, svg
+from bench.versus.charts import DARK, LIGHT, TICKS, Panel, panels, step, svg, tradeoff
 from bench.versus.results import OURS, Entry, Results, Run, Side, merge
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -77,3 +77,27 @@ def test_panels_are_made_of_the_models_that_are_known() -> None:
     found = panels(merge(Results(), "a", run, entries), "rate")
     assert found == [Panel("hybrid", {OURS: {1: 1.0, 16: 16.0}})]
     assert panels(Results(), "rate") == []
+
+
+def test_the_trade_off_has_a_point_for_each_setting_and_server_in_both_panels() -> None:
+    run = Run(began="", cores=1, processor="", blas="", load=[], rounds=1, versions={})
+    sides = {OURS: (20.0, 400.0), f"{OURS} 2 s": (25.0, 900.0), "rapid-mlx": (15.0, 2000.0)}
+    entries = [
+        Entry(
+            model="smollm2",
+            line="tradeoff",
+            figure=figure,
+            name=figure,
+            unit="",
+            better="more",
+            run="a",
+            sides={name: Side([values[figure == "gap99"]]) for name, values in sides.items()},
+            at=8,
+        )
+        for figure in ("rate", "first", "gap99")
+    ]
+    root = ElementTree.fromstring(tradeoff(merge(Results(), "a", run, entries), "smollm2"))
+    assert len(list(root.iter(f"{SVG}circle"))) == 2 * len(sides)
+    assert [path for path in root.iter(f"{SVG}path") if "line" in path.get("class", "")]
+    with pytest.raises(ValueError, match="no results"):
+        tradeoff(Results(), "smollm2")
