@@ -14,7 +14,7 @@ work while the device runs the passes of all groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +36,7 @@ from worker.contract.engine import (
 )
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import ArrayBytes, ImageInput
+from worker.engine.adapters import NO_ADAPTER, Adapters
 from worker.engine.caches import grouping, snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
@@ -80,6 +81,8 @@ class BatchEngine:
         `capabilities`: what its rows support; None: probe `model`. `drafter`: shares the memory for caches.
         `hidden_states`: the drafter's sink, if it reads hidden states. `agree`: see `Sampler`."""
         self._model = model
+        self.adapters = Adapters(model)
+        self._applied = self.adapters.batch.applied
         self._fresh = partial(make_prompt_cache, model)
         """Makes empty caches of a row. No method: a holder of it must not keep the engine alive."""
         self._image_embeddings = ImageEmbeddings(model)
@@ -98,11 +101,15 @@ class BatchEngine:
         """Tokens run of each prefilling row."""
         self._gaps: dict[str, Gaps] = {}
         """Tokens that sparse prefill skipped in prefilling rows."""
+        self._adapter_of: dict[str, str] = {}
+        """The adapter of each row that has one and is not started."""
         self._members: dict[str, BatchRow] = {}
         self._joining: list[BatchRow] = []
         self._groups: list[DecodeBatch] = []
         self._hidden_states = hidden_states or NullSink()
-        self._ahead = SpecDecoder(model, self._fresh, self._hidden_states, agree, self._slack)
+        self._ahead = SpecDecoder(
+            model, self._fresh, self._hidden_states, agree, self._slack, self.adapters.batch
+        )
         self._new_group = partial(DecodeBatch, agree)
         self._unread: list[_Unread] = []
         self._helpers = MaskThreads()
@@ -121,6 +128,15 @@ class BatchEngine:
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         self._image_embeddings.set_images(row, tokens, images)
 
+    # --- adapters ---
+
+    def set_adapter(self, row: str, adapter: str) -> None:
+        assert adapter in self.adapters.names, "the adapter of a row is loaded"
+        self._adapter_of[row] = adapter
+
+    def _adapters_of(self, rows: Iterable[str]) -> list[str]:
+        return [self._adapter_of.get(row, NO_ADAPTER) for row in rows]
+
     # --- prefill ---
 
     def prefill(
@@ -130,28 +146,37 @@ class BatchEngine:
         silent = {row: tokens for row, tokens in chunks.items() if row not in targets}
         plain = {row: tokens for row, tokens in silent.items() if not self._image_embeddings.has(row)}
         for row in silent.keys() - plain.keys():
-            self._image_embeddings.prefill(
-                row, len(silent[row]), self._prefilling.setdefault(row, self._fresh())
-            )
+            with self._applied(self._adapters_of([row])):
+                self._image_embeddings.prefill(
+                    row, len(silent[row]), self._prefilling.setdefault(row, self._fresh())
+                )
             self._hidden_states.skip(row, len(silent[row]))
-        if self._can_pad and len(plain) > 1 and not self._prefilling.keys() & plain.keys():
-            self._prefilling |= prefill_together(self._model, plain)
-            self._hidden_states.on_hidden_states(list(plain), [len(tokens) for tokens in plain.values()])
-        elif self._are_abreast(plain):
-            self._prefilling |= prefill_abreast(self._model, plain, self._prefilling)
-            self._hidden_states.on_hidden_states(list(plain), [len(tokens) for tokens in plain.values()])
-        else:
-            for row, tokens in plain.items():
-                caches = self._prefilling.setdefault(row, self._fresh())
-                given = with_gaps(caches, self._gaps.get(row, NO_GAPS))
-                self._model(mx.array([list(tokens)], mx.uint32), cache=given)
-                self._hidden_states.on_hidden_states([row], [len(tokens)])
+        self._prefill_plain(plain)
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
         likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
         for row, tokens in chunks.items():
             self._is_sparse_row[row] = self._is_sparse_row.get(row, 0) + len(tokens)
         self._advance(max(map(len, chunks.values())))
         return likelihoods
+
+    def _prefill_plain(self, chunks: Mapping[str, Sequence[int]]) -> None:
+        """Run chunks of rows without images, lazily."""
+        if self._can_pad and len(chunks) > 1 and not self._prefilling.keys() & chunks.keys():
+            with self._applied(self._adapters_of(chunks)):
+                self._prefilling |= prefill_together(self._model, chunks)
+            self._hidden_states.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
+            return
+        if self._are_abreast(chunks):
+            with self._applied(self._adapters_of(chunks)):
+                self._prefilling |= prefill_abreast(self._model, chunks, self._prefilling)
+            self._hidden_states.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
+            return
+        for row, tokens in chunks.items():
+            caches = self._prefilling.setdefault(row, self._fresh())
+            given = with_gaps(caches, self._gaps.get(row, NO_GAPS))
+            with self._applied(self._adapters_of([row])):
+                self._model(mx.array([list(tokens)], mx.uint32), cache=given)
+            self._hidden_states.on_hidden_states([row], [len(tokens)])
 
     def _are_abreast(self, chunks: Mapping[str, Sequence[int]]) -> bool:
         """Whether these chunks have one length, and their rows are at one position."""
@@ -167,7 +192,8 @@ class BatchEngine:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
         caches = self._prefilling.setdefault(row, self._fresh())
         self._hidden_states.skip(row, len(tokens))
-        return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
+        with self._applied(self._adapters_of([row])):
+            return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
 
     def skip_tokens(self, row: str, first: int, last: int) -> None:
         self._gaps[row] = self._gaps.get(row, NO_GAPS).and_also(first, last)
@@ -175,6 +201,7 @@ class BatchEngine:
 
     def fork(self, row: str, copy: str) -> None:
         self._gaps |= {copy: self._gaps[row]} if row in self._gaps else {}
+        self._adapter_of |= {copy: self._adapter_of[row]} if row in self._adapter_of else {}
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
             self._is_sparse_row[copy] = self._is_sparse_row[row]
@@ -187,7 +214,8 @@ class BatchEngine:
         token = mx.array([tokens[-1]], mx.uint32)
         gaps = self._gaps.pop(row, NO_GAPS)
         self._is_sparse_row.pop(row, None)
-        member = BatchRow(row, len(tokens), drawing, token, caches, self._image_embeddings.shift(row), gaps)
+        shift, adapter = self._image_embeddings.shift(row), self._adapter_of.pop(row, NO_ADAPTER)
+        member = BatchRow(row, len(tokens), drawing, token, caches, shift, gaps, adapter)
         self._members[row] = member
         self._joining.append(member)
 
@@ -248,7 +276,8 @@ class BatchEngine:
         return self._ahead.run(step, drafts, self._helpers)
 
     def _dispatched(self, group: DecodeBatch) -> Sequence[Job]:
-        questions = group.dispatch(self._model)
+        with self._applied(group.adapters):
+            questions = group.dispatch(self._model)
         fed = [member.length - 2 for member in group.members]  # the last token is being sampled
         self._hidden_states.on_hidden_states([member.name for member in group.members], [1] * len(fed), fed)
         return questions
@@ -281,6 +310,7 @@ class BatchEngine:
         self._prefilling.pop(row, None)
         self._is_sparse_row.pop(row, None)
         self._gaps.pop(row, None)
+        self._adapter_of.pop(row, None)
         self._image_embeddings.drop(row)
         if self.drafter is not None:
             self.drafter.drop(row)
@@ -299,6 +329,7 @@ class BatchEngine:
             self._prefilling,
             self._is_sparse_row,
             self._gaps,
+            self._adapter_of,
             self._members,
             self._joining,
             self._groups,

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from worker.engine.adapters import NO_ADAPTER
 from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import with_gaps
@@ -25,7 +26,7 @@ class BatchRow:
 
     `length`: tokens of its sequence, including the pending one, which is not in its caches yet. `token`: that
     one, [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gaps`:
-    tokens skipped by sparse prefill.
+    tokens skipped by sparse prefill. `adapter`: its name.
     """
 
     name: str
@@ -35,6 +36,7 @@ class BatchRow:
     caches: RowCaches
     shift: int = 0
     gaps: Gaps = NO_GAPS
+    adapter: str = NO_ADAPTER
     dropped: bool = False
 
     @property
@@ -64,6 +66,11 @@ class RowBatch:
     """Rows that decode in one forward pass, in order; a dropped row leaves a hole."""
 
     members: list[BatchRow]
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapter of each row."""
+        return [member.adapter for member in self.members]
 
     @property
     def has_holes(self) -> bool:

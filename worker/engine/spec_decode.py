@@ -22,6 +22,7 @@ import mlx.nn as nn
 from worker.common_prefix import common_prefix_length
 from worker.contract.drafts import QUIET_STEPS
 from worker.contract.engine import SampledToken, StepOutput
+from worker.engine.adapters import AdapterBatch
 from worker.engine.caches import grouping
 from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.ragged import FED_MAX
@@ -53,9 +54,11 @@ class VerifyBatch(RowBatch):
         fresh: Callable[[], RowCaches],
         hidden_states: HiddenStateSink,
         agree: Agree | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> None:
         """`fresh`: makes empty caches of a single row. `hidden_states`: receives the hidden states of the
-        tokens that stay in the caches. `agree`: see `Sampler`."""
+        tokens that stay in the caches. `agree`: see `Sampler`. `adapters`: the model's."""
+        self._applied = (adapters or AdapterBatch()).applied
         self._agree = agree
         self.members: list[BatchRow] = []
         self.quiet = 0
@@ -96,7 +99,8 @@ class VerifyBatch(RowBatch):
         width = max(counts)
         tokens = mx.array([[*feed, *[0] * (width - len(feed))] for feed in feeds], mx.uint32)
         self._batch.begin(counts)
-        logits: mx.array = self._model(tokens, cache=self._batch.caches, **shifts_of(self.members))
+        with self._applied(self.adapters):
+            logits: mx.array = self._model(tokens, cache=self._batch.caches, **shifts_of(self.members))
         mx.async_eval(logits, self._batch.finish())
         return logits
 
@@ -237,8 +241,9 @@ class VerifyBatch(RowBatch):
         """Return copies of a row's caches, advanced by the tokens in `late`."""
         own = self._batch.extract(place, self._fresh())
         if late:
-            tokens = mx.array([list(late)], mx.uint32)
-            self._model(tokens, cache=own, **shifts_of(self.members[place : place + 1]))
+            tokens, member = mx.array([list(late)], mx.uint32), self.members[place]
+            with self._applied([member.adapter]):
+                self._model(tokens, cache=own, **shifts_of([member]))
         return own
 
 
@@ -258,6 +263,7 @@ class SpecDecoder:
         hidden_states: HiddenStateSink,
         agree: Agree | None = None,
         slack: int = 0,
+        adapters: AdapterBatch | None = None,
     ) -> None:
         """`slack`: as in `grouping`. The other parameters are those of `VerifyBatch`."""
         self._agree = agree
@@ -266,6 +272,7 @@ class SpecDecoder:
         self._model = model
         self._fresh = fresh
         self._hidden_states = hidden_states
+        self._adapters = adapters
 
     def board(self, members: list[BatchRow]) -> None:
         """Start speculative decoding of rows whose samples have all been read."""
@@ -274,7 +281,7 @@ class SpecDecoder:
             if grouping.fits([[*lengths, *(m.length for m in group.living)]], self._slack):
                 break
         else:
-            group = VerifyBatch(self._model, self._fresh, self._hidden_states, self._agree)
+            group = VerifyBatch(self._model, self._fresh, self._hidden_states, self._agree, self._adapters)
             self.groups.append(group)
         group.rearrange(members, self._fresh)
 
