@@ -14,7 +14,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from broker.dialects.host_patterns import HostPatterns
-from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.keep_awake import KeepAwake
 from broker.http import cache_header
 from broker.http.auth import AuthMiddleware
@@ -143,7 +142,7 @@ def _routes(
         link.start(gateway.dispatcher.on_message, gateway.dispatcher.lost, gateway.dispatcher.turn_away)
         watchdog = LoopWatchdog()
         watchdog.start()
-        sweeper = asyncio.create_task(_sweep(gateway.dispatcher, caffeine, watchdog))
+        sweeper = asyncio.create_task(_sweep(gateway, caffeine, watchdog))
         try:
             yield
         finally:
@@ -170,13 +169,14 @@ def _remove_control_socket(port: int) -> None:
         sockets.remove_stale(sockets.control_path(port))
 
 
-async def _sweep(dispatcher: Dispatcher, caffeine: SleepInhibitor | None, watchdog: LoopWatchdog) -> None:
-    wakefulness = KeepAwake()
+async def _sweep(gateway: GatewayState, caffeine: SleepInhibitor | None, watchdog: LoopWatchdog) -> None:
+    wakefulness, dispatcher = KeepAwake(), gateway.dispatcher
     while True:
         await asyncio.sleep(SWEEP_S)
         watchdog.beat()
         try:
             dispatcher.sweep()
+            gateway.answers.sweep()
             if caffeine is not None:
                 caffeine.keep(wakefulness.is_wanted(len(dispatcher.flights) > 0, time.monotonic()))
         except Exception:  # every timeout of the gateway depends on the next sweep

@@ -32,6 +32,8 @@ class Code(StrEnum):
     TOO_MANY_CONNECTIONS = "too_many_connections"
     MODEL_LOADING = "model_loading"
     MODEL_IN_USE = "model_in_use"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
+    STREAM_CURSOR_EXPIRED = "stream_cursor_expired"
     MODEL_FAILED = "model_failed"
     WORKER_UNAVAILABLE = "worker_unavailable"
     WORKER_CRASHED = "worker_crashed"
@@ -68,6 +70,8 @@ _CALLER = {
     Code.METHOD_NOT_ALLOWED: (405, "This URL path does not support this method."),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time."),
     Code.MODEL_IN_USE: (409, "The model has requests in flight."),
+    Code.IDEMPOTENCY_KEY_REUSED: (409, "The idempotency key was used for another request."),
+    Code.STREAM_CURSOR_EXPIRED: (409, "The events of this response are no longer kept."),
     Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
     Code.UNSUPPORTED_CONTENT_TYPE: (415, "The request's content type is not supported."),
     Code.HOST_NOT_ALLOWED: (421, "The server does not answer as this host."),

@@ -179,10 +179,18 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     responses_bytes_max: Annotated[
         int, Meta(ge=0, description="maximum memory of stored responses in bytes")
     ] = 128 * 2**20
+    reattach_window_s: Annotated[
+        Seconds,
+        Meta(
+            description="seconds after its end, or after its last client left, for which the answer to a"
+            " request with an Idempotency-Key can be read again"
+        ),
+    ] = 60.0
     keepalive_s: Annotated[
         Seconds,
         Meta(
-            description="seconds without output after which a stream gets a keepalive: comment, ping or event"
+            description="seconds without output after which a stream gets a keepalive (comment, ping or"
+            " event)"
         ),
     ] = 10.0
     silent_after_s: Annotated[

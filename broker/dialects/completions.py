@@ -134,24 +134,21 @@ def _is_for_worker(body: Body, prompt: Prompt) -> bool:
 # --- to the client -----------------------------------------------------------------------------------
 
 
-def echoes(body: Body) -> list[Echo]:
-    """Return the prompt echoes, one per choice; none if `echo` is not set."""
+def echoes(body: Body) -> list[str | None]:
+    """Return the text to echo for each choice, None for a prompt of tokens; empty if `echo` is not set."""
     if not body.echo:
         return []
-    return [
-        Echo(prompt if isinstance(prompt, str) else None, scored=body.logprobs is not None)
-        for prompt in body.prompts
-        for _ in range(body.n or 1)
-    ]
+    texts = [prompt if isinstance(prompt, str) else None for prompt in body.prompts]
+    return [text for text in texts for _ in range(body.n or 1)]
 
 
 class CompletionChoiceRenderer:
     """`answer.ChoiceRenderer` of completions."""
 
-    def __init__(self, *, logprobs: bool, choices: int, echoes: Sequence[Echo] = ()) -> None:
-        """`logprobs`: whether they were requested. `echoes`: one per choice, or none."""
+    def __init__(self, *, logprobs: bool, choices: int, echoes: Sequence[str | None] = ()) -> None:
+        """`logprobs`: whether they were requested. `echoes`: the texts to echo, one per choice, or none."""
         self._logprobs = [LegacyLogprobs() if logprobs else None for _ in range(choices)]
-        self._echoes = echoes
+        self._echoes = [Echo(text, scored=logprobs) for text in echoes]
 
     def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
         if self._echoes:

@@ -1,13 +1,13 @@
 """Base renderers of all dialects: a stream of server-sent events, and one JSON document.
 
-Both implement `http.respond.Renderer`. A dialect says what becomes of an item, and of the whole.
+Both implement `Renderer`. A dialect says what becomes of an item, and of the whole.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from broker.dialects.body import encode
 from broker.dialects.openai import failure
@@ -18,6 +18,28 @@ from protocol.messages import Failed
 DOCUMENT_BYTES_MAX = 256 * 2**20
 """Maximum size in memory of one document's items: far beyond any text, and logprobs of 60,000 tokens. Streams
 have no such limit."""
+
+
+class Renderer(Protocol):
+    """The output half of a dialect: converts outputs of a request's flights to bytes of the body.
+
+    `feed` returns the bytes to send now, possibly empty. It raises `RequestError` when a flight failed before
+    anything was sent. When `over` is true it has returned everything.
+    """
+
+    content_type: bytes
+    over: bool
+
+    def wait(self) -> bytes:
+        """Return what is due, or else a keepalive; empty if the format has none."""
+
+    def due(self) -> bytes:
+        """Return the part of the body that is due without further output, possibly empty."""
+
+    def beat(self) -> bytes:
+        """Return a keepalive, which is no part of the body; empty if the format has none."""
+
+    def feed(self, batches: Sequence[Batch]) -> bytes: ...
 
 
 class SseRenderer(ABC):
@@ -40,8 +62,14 @@ class SseRenderer(ABC):
 
     def wait(self) -> bytes:
         """Return the pending events, or else a keepalive."""
+        return self.due() or self.beat()
+
+    def due(self) -> bytes:
         self._begun = True
-        return b"".join(self.pending()) or self.keepalive
+        return b"".join(self.pending())
+
+    def beat(self) -> bytes:
+        return self.keepalive
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """Return the events of all items in order. A failure is raised if nothing was sent before."""
@@ -85,7 +113,13 @@ class DocumentRenderer(ABC):
 
     def wait(self) -> bytes:
         """Return the document if it is complete, else nothing: it is sent in one piece."""
+        return self.due()
+
+    def due(self) -> bytes:
         return self.document() if self.over else b""
+
+    def beat(self) -> bytes:
+        return b""
 
     def feed(self, batches: Sequence[Batch]) -> bytes:
         """Return the document once it is complete, and nothing before."""

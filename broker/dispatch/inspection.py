@@ -7,7 +7,7 @@ output so far.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -41,8 +41,8 @@ class Inspection:
 
     @contextmanager
     def keeping(
-        self, path: str, body: bytes, submission: AbstractContextManager[list[Flight]]
-    ) -> Iterator[list[Flight]]:
+        self, path: str, body: bytes, submission: AbstractContextManager[Sequence[Flight]]
+    ) -> Iterator[Sequence[Flight]]:
         """Enter `submission` and capture those of its flights that generate text."""
         with submission as flights:
             for flight in flights:

@@ -28,6 +28,10 @@ ENVELOPES: tuple[tuple[str, Envelope], ...] = (
 """Envelopes by path prefix; the first match counts."""
 
 
+_RETRIED = frozenset({409, *range(500, 600)})
+"""Statuses that SDKs retry, unless a header says that it is in vain."""
+
+
 def error_response(error: RequestError, scope: Scope | None = None) -> Response:
     """Build the response for an error. `scope`: that of the request, if known."""
     path, id = (scope["path"], request_id(scope)) if scope else ("", "")
@@ -36,7 +40,7 @@ def error_response(error: RequestError, scope: Scope | None = None) -> Response:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    elif error.kind.status >= 500 and not error.kind.retryable:
+    elif error.kind.status in _RETRIED and not error.kind.retryable:
         headers["x-should-retry"] = "false"
     if error.code is Code.REQUEST_TOO_LARGE:
         headers["connection"] = "close"

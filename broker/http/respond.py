@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from broker.dialects.renderers import Renderer
 from broker.dispatch.flight import Batch, Flight
 from broker.http import cache_header
 from broker.http.errors import error_response
@@ -27,22 +27,6 @@ from protocol.messages import Accepted, PrefixHit
 RELAXED_HEADER = b"x-roundhouse-schema-relaxed"
 HEADERS_HELD_S_MAX = 1.0
 """Maximum time in seconds that the response headers wait, after acceptance, for the prefix cache report."""
-
-
-class Renderer(Protocol):
-    """The output half of a dialect: converts outputs of a request's flights to bytes of the body.
-
-    `feed` returns the bytes to send now, possibly empty. It raises `RequestError` when a flight failed before
-    anything was sent. When `over` is true it has returned everything.
-    """
-
-    content_type: bytes
-    over: bool
-
-    def wait(self) -> bytes:
-        """Return the keepalive bytes of the format; empty if it has none."""
-
-    def feed(self, batches: Sequence[Batch]) -> bytes: ...
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
@@ -57,6 +41,16 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
             raise _too_large(bytes_max)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def opening_headers(prompts: int, flights: Sequence[Flight]) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return the headers that flights add to their response, and whether the prefix cache has reported."""
+    headers: list[tuple[bytes, bytes]] = []
+    if (cache := cache_header.header(flights, prompts)) is not None:
+        headers.append((cache_header.HEADER, cache))
+    if relaxed := sorted({keyword for flight in flights for keyword in flight.relaxed}):
+        headers.append((RELAXED_HEADER, ", ".join(relaxed).encode()))
+    return headers, cache is not None
 
 
 def _too_large(bytes_max: int) -> RequestError:
@@ -126,10 +120,7 @@ class GenerationResponse:
 
     def _start(self, flights: Sequence[Flight], length: int | None) -> Message:
         headers = [(b"content-type", self._renderer.content_type), (b"cache-control", b"no-cache")]
-        if (cache := cache_header.header(flights, self._prompts)) is not None:
-            headers.append((cache_header.HEADER, cache))
-        if relaxed := sorted({keyword for flight in flights for keyword in flight.relaxed}):
-            headers.append((RELAXED_HEADER, ", ".join(relaxed).encode()))
+        headers += opening_headers(self._prompts, flights)[0]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         return {"type": "http.response.start", "status": 200, "headers": headers}

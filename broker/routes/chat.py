@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from functools import partial
 
 from starlette.requests import Request
@@ -11,8 +12,10 @@ from starlette.types import ASGIApp
 
 from broker.dialects import chat, chat_body
 from broker.dialects.parameters import copies
+from broker.dialects.rendering import ChatRendering
 from broker.dispatch.fleet import UnloadedModel, Worker
-from broker.routes.generation import ask, renderer, respond, take_body
+from broker.routes.generation import ask, generated, take_body
+from broker.routes.idempotency import keyed
 from broker.routes.state import gateway_of
 from protocol.messages import Generate
 
@@ -25,17 +28,17 @@ async def complete_chat(request: Request) -> ASGIApp:
     id = "chatcmpl-" + secrets.token_hex(12)
     first, frames = await ask_chat(request, body, len(raw), found, id)
     requests = copies(first, body.n or 1)
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    rendered = renderer(
-        gateway,
-        found.model,
-        id,
-        kind,
-        chat.ChatChoiceRenderer(logprobs=bool(body.logprobs), functions=body.has_functions),
-        body,
+    rendering = ChatRendering(
+        id=id,
+        model=found.model,
+        created=int(time.time()),
+        stream=bool(body.stream),
         choices=len(requests),
+        logprobs=bool(body.logprobs),
+        include_usage=body.include_usage,
+        functions=body.has_functions,
     )
-    return respond(request, found, requests, frames, rendered, prompts=1)
+    return generated(request, found, requests, frames, rendering)
 
 
 async def ask_chat(
@@ -49,4 +52,4 @@ async def ask_chat(
     return await ask(request, found, body_bytes, converse, generate)
 
 
-ROUTES = [Route("/v1/chat/completions", complete_chat, methods=["POST"])]
+ROUTES = [Route("/v1/chat/completions", keyed(complete_chat), methods=["POST"])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from functools import partial
 
 from starlette.requests import Request
@@ -10,7 +11,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import completions
-from broker.routes.generation import renderer, respond, take_body
+from broker.dialects.rendering import TextRendering
+from broker.routes.generation import generated, take_body
+from broker.routes.idempotency import keyed
 from broker.routes.state import gateway_of
 
 
@@ -22,19 +25,18 @@ async def complete_text(request: Request) -> ASGIApp:
     id = "cmpl-" + secrets.token_hex(12)
     generate = partial(completions.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)
     requests = await gateway.offload.work(len(raw), generate)
-    rendered = renderer(
-        gateway,
-        found.model,
-        id,
-        "text_completion",
-        completions.CompletionChoiceRenderer(
-            logprobs=body.logprobs is not None, choices=len(requests), echoes=completions.echoes(body)
-        ),
-        body,
+    rendering = TextRendering(
+        id=id,
+        model=found.model,
+        created=int(time.time()),
+        stream=bool(body.stream),
         choices=len(requests),
         prompts=len(body.prompts),
+        logprobs=body.logprobs is not None,
+        include_usage=body.include_usage,
+        echoes=completions.echoes(body),
     )
-    return respond(request, found, requests, [], rendered, prompts=len(body.prompts))
+    return generated(request, found, requests, [], rendering, prompts=len(body.prompts))
 
 
-ROUTES = [Route("/v1/completions", complete_text, methods=["POST"])]
+ROUTES = [Route("/v1/completions", keyed(complete_text), methods=["POST"])]

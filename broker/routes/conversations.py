@@ -15,8 +15,7 @@ from broker.dialects.responses import conversations, listing
 from broker.dialects.responses.conversations import ConversationStore
 from broker.dialects.responses.store import Owner
 from broker.http.respond import read_body
-from broker.routes.responses import owner_of
-from broker.routes.state import gateway_of
+from broker.routes.state import gateway_of, owner_of
 
 
 async def create(asked: Request) -> Response:

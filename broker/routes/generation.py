@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -12,26 +12,32 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from broker.dialects import answer
+from broker.answers.answer import DurableAnswer
 from broker.dialects.normalize import Conversation
-from broker.dialects.parameters import Parameters
+from broker.dialects.renderers import Renderer
+from broker.dialects.rendering import ChatRendering, MessageRendering, TextRendering
 from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.dispatch.flight import Flight
 from broker.http import access_log
 from broker.http.clients import client_of
 from broker.http.ids import request_id
-from broker.http.respond import GenerationResponse, Renderer, read_body
+from broker.http.reattach import AnswerResponse
+from broker.http.respond import GenerationResponse, opening_headers, read_body
 from broker.http.submission import Submission, check_room
 from broker.routes.media import read_media
 from broker.routes.report import version
 from broker.routes.state import GatewayState, gateway_of, prefix_namespace_of
 from protocol.api_keys import ApiKey
-from protocol.messages import Generate
+from protocol.errors import KINDS, code_named
+from protocol.messages import Failed, Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in
 from protocol.tasks import require, task_of
 from protocol.types import Media
 
 T = TypeVar("T")
+
+Within = Callable[[AbstractContextManager[Sequence[Flight]]], AbstractContextManager[Sequence[Flight]]]
 
 
 async def take_body(request: Request, read: Callable[[bytes], T]) -> tuple[T, bytes]:
@@ -40,11 +46,21 @@ async def take_body(request: Request, read: Callable[[bytes], T]) -> tuple[T, by
     Raises `RequestError`, before any of the body is read if the server is at capacity.
     """
     gateway = gateway_of(request)
-    check_room(gateway.dispatcher)
-    raw = await read_body(request, gateway.settings.body_bytes_max)
+    raw = await whole_body(request)
     if gateway.inspection is not None:
         request.state.body = raw
     return await gateway.offload.work(len(raw), partial(read, raw)), raw
+
+
+async def whole_body(request: Request) -> bytes:
+    """Return the body's bytes, read by the routes or before them. Raises `RequestError` as `take_body`."""
+    gateway = gateway_of(request)
+    kept: bytes | None = getattr(request.state, "body", None)
+    if kept is not None:
+        return kept
+    if not getattr(request.state, "is_retry", False):  # its answer has its room already
+        check_room(gateway.dispatcher)
+    return await read_body(request, gateway.settings.body_bytes_max)
 
 
 async def ask(
@@ -64,28 +80,18 @@ async def ask(
     return await work(body_bytes, partial(generate, conversation.messages, media)), frames
 
 
-def renderer(
-    gateway: GatewayState,
-    model: str,
-    id: str,
-    kind: str,
-    form: answer.ChoiceRenderer,
-    body: Parameters,
+def generated(
+    request: Request,
+    found: Worker | UnloadedModel,
+    requests: Sequence[Asked],
+    frames: list[bytes],
+    rendering: ChatRendering | TextRendering | MessageRendering,
     *,
-    choices: int,
     prompts: int = 1,
-) -> Renderer:
-    """Return the renderer of an OpenAI response, streamed or as one document. `kind`: its `object`."""
-    head = {"id": id, "object": kind, "created": int(time.time()), "model": model}
-
-    def envelope() -> dict[str, Any]:
-        return head | {"system_fingerprint": _fingerprint(gateway, model)}
-
-    if not body.stream:
-        return answer.ChoiceDocumentRenderer(envelope, form, choices=choices, prompts=prompts)
-    return answer.ChoiceSseRenderer(
-        envelope, form, choices=choices, prompts=prompts, include_usage=body.include_usage
-    )
+) -> ASGIApp:
+    """Return the response that `rendering` renders over the flights of `requests`; otherwise as `respond`."""
+    renderer = rendering.renderer(partial(_fingerprint, gateway_of(request), found.model))
+    return respond(request, found, requests, frames, renderer, prompts=prompts)
 
 
 def _fingerprint(gateway: GatewayState, model: str) -> str:
@@ -104,10 +110,11 @@ def respond(
     renderer: Renderer,
     *,
     prompts: int,
+    within: Within = lambda flights: flights,
 ) -> ASGIApp:
     """Return the response over the flights of `requests`, equally many per prompt, with media `frames`.
 
-    Raises `RequestError` if the model cannot perform the task.
+    `within`: wraps the context of the flights. Raises `RequestError` if the model cannot perform the task.
     """
     gateway = gateway_of(request)
     require(task_of(requests[0]), found.capabilities, found.model)
@@ -119,17 +126,43 @@ def respond(
     client = client_of(key, request.client.host if request.client else "")
     requests = [structs.replace(each, client=client) for each in requests]
     submission = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
-    flights = submission.submit(key, found, requests, frames)
+    flights: AbstractContextManager[Sequence[Flight]] = submission.submit(key, found, requests, frames)
     if gateway.inspection is not None:
         body = getattr(request.state, "body", b"")
         flights = gateway.inspection.keeping(request.url.path, body, flights)
-    return GenerationResponse(
-        flights,
-        renderer,
-        prompts=prompts,
-        keepalive_s=gateway.settings.keepalive_s,
-        on_end=partial(access_log.log_end, request_id(request.scope), key.name if key else ""),
-    )
+    flights = within(flights)
+    keepalive_s = gateway.settings.keepalive_s
+    on_end = partial(access_log.log_end, request_id(request.scope), key.name if key else "")
+    answer: DurableAnswer | None = getattr(request.state, "answer", None)
+    if answer is None:
+        return GenerationResponse(flights, renderer, prompts=prompts, keepalive_s=keepalive_s, on_end=on_end)
+    answer.own_bytes = len(getattr(request.state, "body", b"")) + sum(map(len, frames))
+    opened, release = _entered(flights, on_end)
+    answer.open(opened, renderer, partial(opening_headers, prompts), release)
+    return AnswerResponse(answer, keepalive_s)
+
+
+def _status_of(flight: Flight) -> int:
+    """Return the status that is logged for a flight whose client may have left."""
+    end = flight.terminal
+    if end is None:
+        return 499
+    return KINDS[code_named(end.code)].status if isinstance(end, Failed) else 200
+
+
+def _entered(
+    flights: AbstractContextManager[Sequence[Flight]], on_end: Callable[[Flight, int], None]
+) -> tuple[Sequence[Flight], Callable[[], None]]:
+    """Open flights that no client's connection holds. Return them, and what closes them."""
+    stack = ExitStack()
+    opened = stack.enter_context(flights)
+
+    def release() -> None:
+        for flight in opened:
+            on_end(flight, _status_of(flight))
+        stack.close()
+
+    return opened, release
 
 
 def _configured(request: Asked, namespace: str, max_tokens_default: int | None) -> Asked:

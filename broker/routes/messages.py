@@ -6,6 +6,7 @@ Versions and betas that clients name, in headers or in the query, have no effect
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -14,14 +15,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects.messages import body, request
-from broker.dialects.messages.answer import MessageDocumentRenderer, MessageSseRenderer, message
 from broker.dialects.messages.conversation import conversation
 from broker.dialects.normalize import Conversation
+from broker.dialects.rendering import MessageRendering
 from broker.dialects.tokens import TokenizeRenderer
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.http.ids import request_id
-from broker.http.respond import Renderer
-from broker.routes.generation import ask, respond, take_body
+from broker.routes.generation import ask, generated, respond, take_body
+from broker.routes.idempotency import keyed
 from broker.routes.state import gateway_of
 
 
@@ -36,11 +37,14 @@ async def create_message(http: Request) -> ASGIApp:
         request.generate, read, id=id, incarnation=gateway.dispatcher.incarnation, thinks=thinks
     )
     asked, frames = await ask(http, found, len(raw), _converse(read, found), generate)
-    begun = message(id, found.model)
-    renderer: Renderer = (
-        MessageSseRenderer(begun, request_id(http.scope)) if read.stream else MessageDocumentRenderer(begun)
+    rendering = MessageRendering(
+        id=id,
+        model=found.model,
+        created=int(time.time()),
+        stream=bool(read.stream),
+        request_id=request_id(http.scope),
     )
-    return respond(http, found, [asked], frames, renderer, prompts=1)
+    return generated(http, found, [asked], frames, rendering)
 
 
 async def count_tokens(http: Request) -> ASGIApp:
@@ -60,6 +64,6 @@ def _converse(read: body.Prompt, found: Worker | UnloadedModel) -> Callable[[], 
 
 
 ROUTES = [
-    Route("/v1/messages", create_message, methods=["POST"]),
+    Route("/v1/messages", keyed(create_message), methods=["POST"]),
     Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
 ]

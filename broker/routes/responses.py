@@ -5,33 +5,31 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
+from broker.dialects.rendering import ResponseRendering
 from broker.dialects.responses import body, compaction, conversations, history, listing, request
-from broker.dialects.responses.answer import (
-    Document,
-    ResponseBuilder,
-    ResponseDocumentRenderer,
-    ResponseSseRenderer,
-)
+from broker.dialects.responses.answer import Document, ResponseBuilder
 from broker.dialects.responses.conversations import ConversationStore
 from broker.dialects.responses.history import ConversationHistory
 from broker.dialects.responses.items import Placed, listed
 from broker.dialects.responses.output import ResponseOutput
 from broker.dialects.responses.store import StoredItems, StoredResponse, unknown
 from broker.dispatch.fleet import UnloadedModel, Worker
+from broker.dispatch.flight import Flight
 from broker.routes.generation import ask, respond, take_body
-from broker.routes.state import GatewayState, gateway_of
-from protocol.api_keys import ApiKey
+from broker.routes.idempotency import keyed
+from broker.routes.state import GatewayState, gateway_of, owner_of
 from protocol.errors import Code, RequestError
 
 
@@ -53,17 +51,21 @@ async def create(asked: Request) -> ASGIApp:
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
     keep = _keeping(gateway, owner, id, read, recalled, stem)
-    answer = ResponseBuilder(
-        request.envelope(
-            read, id=id, model=found.model, created_at=int(time.time()), kept=_is_kept(gateway, read)
-        ),
-        ResponseOutput(stem, request.style(read, offer)),
-        clock=time.time,
-        keep=keep,
+    created, kept = int(time.time()), _is_kept(gateway, read)
+    envelope = request.envelope(read, id=id, model=found.model, created_at=created, kept=kept)
+    rendering = ResponseRendering(
+        id=id,
+        model=found.model,
+        created=created,
+        stream=bool(read.stream),
+        stem=stem,
+        envelope=encode(envelope),
+        style=request.style(read, offer),
     )
-    renderer = ResponseSseRenderer(answer) if read.stream else ResponseDocumentRenderer(answer)
-    response = respond(asked, found, [message], frames, renderer, prompts=1)
-    return _running(gateway.answering, (owner, id), answer, response)
+    answer = rendering.builder(time.time, keep)
+    renderer = rendering.of(answer)
+    within = partial(_running, gateway.answering, (owner, id), answer)
+    return respond(asked, found, [message], frames, renderer, prompts=1, within=within)
 
 
 async def compact(asked: Request) -> ASGIApp:
@@ -92,12 +94,6 @@ async def compact(asked: Request) -> ASGIApp:
 def _conversation(read: body.Body, found: Worker | UnloadedModel, placed: Sequence[Placed]) -> Conversation:
     in_place = found.capabilities.system_in_place
     return request.conversation(read, placed, system_in_place=in_place)
-
-
-def owner_of(asked: Request) -> bytes:
-    """Return the owner of responses: the request's key. Without keys there is only one owner."""
-    key: ApiKey | None = getattr(asked.state, "key", None)
-    return key.digest if key else b""
 
 
 def _is_kept(gateway: GatewayState, read: body.Body) -> bool:
@@ -129,22 +125,20 @@ def _keeping(
     return keep
 
 
+@contextmanager
 def _running(
     answering: dict[tuple[bytes, str], ResponseBuilder],
     name: tuple[bytes, str],
     answer: ResponseBuilder,
-    response: ASGIApp,
-) -> ASGIApp:
+    flights: AbstractContextManager[Sequence[Flight]],
+) -> Iterator[Sequence[Flight]]:
     """Register the response in `answering` while it runs."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    with flights as opened:
         answering[name] = answer
         try:
-            await response(scope, receive, send)
+            yield opened
         finally:
             del answering[name]
-
-    return app
 
 
 # --- by its id ---------------------------------------------------------------------------------------
@@ -195,7 +189,7 @@ def _json(document: dict[str, Any]) -> Response:
 
 
 ROUTES = [
-    Route("/v1/responses", create, methods=["POST"]),
+    Route("/v1/responses", keyed(create), methods=["POST"]),
     Route("/v1/responses/compact", compact, methods=["POST"]),
     Route("/v1/responses/{id}", one, methods=["GET", "DELETE"]),
     Route("/v1/responses/{id}/input_items", input_items, methods=["GET"]),

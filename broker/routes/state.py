@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from broker.answers.answers import DurableAnswers
 from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
@@ -22,6 +24,10 @@ from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
 
 Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]
 """A `broker.http.fetching.Fetcher`; that module is imported only if it is needed."""
+
+
+def _later(call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ class GatewayState:
     key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
     answering: dict[tuple[bytes, str], ResponseBuilder] = field(default_factory=dict)
+    answers: DurableAnswers = field(init=False)
     offload: BodyOffload = field(default_factory=BodyOffload)
     http_counters: HttpCounters = field(default_factory=HttpCounters)
     watchers: set[object] = field(default_factory=set)
@@ -48,11 +55,26 @@ class GatewayState:
     fetch: Fetch | None = None
     started_at: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        answers = DurableAnswers(
+            time.monotonic,
+            _later,
+            give_up=self.dispatcher.give_up,
+            window_s=self.settings.reattach_window_s,
+        )
+        object.__setattr__(self, "answers", answers)
+
 
 def gateway_of(request: Request) -> GatewayState:
     """Return the gateway that serves this request."""
     gateway: GatewayState = request.app.state.gateway
     return gateway
+
+
+def owner_of(request: Request) -> bytes:
+    """Return the owner of stored and durable answers: the request's key. Without keys there is one owner."""
+    key: ApiKey | None = getattr(request.state, "key", None)
+    return key.digest if key else b""
 
 
 def prefix_namespace_of(request: Request) -> str:

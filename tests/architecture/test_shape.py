@@ -24,6 +24,7 @@ UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
 
 # The only modules that may catch everything: loops of a thread or process, and boundaries of a request.
 BOUNDARIES = {
+    "broker/answers/answer.py",
     "broker/app.py",
     "broker/transport/router.py",
     "protocol/logs.py",

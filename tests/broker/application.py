@@ -100,6 +100,12 @@ class House:
             self.app, "POST", RESPONSES, json.dumps({"input": input, **fields}).encode(), headers=headers
         )
 
+    def keyed(self, path: str, idempotency_key: str, key: str = "", **body: object) -> Exchange:
+        """Post with an `Idempotency-Key`. `key`: the API key."""
+        headers = [(b"idempotency-key", idempotency_key.encode())]
+        headers += [(b"x-api-key", key.encode())] if key else []
+        return Exchange(self.app, "POST", path, json.dumps(body).encode(), headers=headers)
+
     def post(self, path: str, **body: object) -> Exchange:
         return Exchange(self.app, "POST", path, json.dumps(body).encode())
 

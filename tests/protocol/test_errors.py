@@ -20,6 +20,8 @@ PUBLIC = {
     "method_not_allowed": (405, False),
     "request_timeout": (408, False),
     "model_in_use": (409, False),
+    "idempotency_key_reused": (409, False),
+    "stream_cursor_expired": (409, False),
     "request_too_large": (413, False),
     "unsupported_content_type": (415, False),
     "host_not_allowed": (421, False),

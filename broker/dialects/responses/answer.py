@@ -146,15 +146,14 @@ class ResponseSseRenderer(SseRenderer):
         yield from map(self._event, self._answer.unsaid())
         self.over = self._answer.document is not None
 
-    def wait(self) -> bytes:
-        """Return the pending events, or the first ones, or a keepalive."""
+    def due(self) -> bytes:
+        """Return the pending events, or the first ones."""
         self._begun = True
-        due = [*self.pending(), *map(self._event, self._answer.opening())]
-        return b"".join(due) or self._repeat(self._answer.progress())
+        return b"".join([*self.pending(), *map(self._event, self._answer.opening())])
 
-    def _repeat(self, event: Event) -> bytes:
+    def beat(self) -> bytes:
         """Return an event with the number of the last one."""
-        return typed_event(event | {"sequence_number": self._events - 1})
+        return typed_event(self._answer.progress() | {"sequence_number": self._events - 1})
 
     def _event(self, event: Event) -> bytes:
         event["sequence_number"] = self._events
@@ -176,10 +175,10 @@ class ResponseDocumentRenderer(DocumentRenderer):
     def error(self, batches: Sequence[Batch]) -> RequestError | None:
         return self._answer.error  # a response that was cancelled before its flight failed has none
 
-    def wait(self) -> bytes:
+    def due(self) -> bytes:
         """Return the document, which may have been cancelled meanwhile; nothing before."""
         self.over = self._answer.document is not None
-        return super().wait()
+        return super().due()
 
     def document(self) -> bytes:
         return encode(self._answer.document)

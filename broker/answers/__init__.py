@@ -1,0 +1,1 @@
+"""Durable answers: they outlive the connection of their client, and the gateway that began them."""

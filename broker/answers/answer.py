@@ -1,0 +1,232 @@
+"""A durable answer: the gateway itself reads its flights, and any number of readers read the answer. Pure.
+
+The answer is an append-only list of the bytes that its one renderer made. Invariants:
+
+* every reader gets the same bytes from the first one on, whenever it attaches, and then what is added;
+* no reader holds the answer up, nor another reader: each has only a position in the list;
+* what belongs to one reader alone, keepalives, is not in the list;
+* the flights are released exactly once, when the answer is over or given up, and never from within a message
+  of the dispatcher;
+* an answer that failed is not joined again: a retry computes it anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from broker.dialects.renderers import Renderer
+from broker.dispatch.flight import Batch, Flight, Item
+from protocol.errors import Code, RequestError
+from protocol.messages import Accepted, Failed, PrefixHit
+
+log = logging.getLogger(__name__)
+
+HEADERS_HELD_S_MAX = 1.0
+"""Maximum time in seconds that the response waits, after acceptance, for the prefix cache report."""
+CHUNK_BYTES = 64
+"""Memory overhead of a chunk."""
+
+Headers = Sequence[tuple[bytes, bytes]]
+OpeningHeaders = Callable[[Sequence[Flight]], tuple[Headers, bool]]
+"""Returns the headers of the response, and whether everything is known that they can say."""
+Later = Callable[[Callable[[], None]], object]
+"""Calls a function soon, from the event loop."""
+
+
+@dataclass(slots=True, eq=False)
+class DurableAnswer:
+    """An answer that readers attach to.
+
+    `owner`: digest of the API key. `key`: the client's idempotency key, empty without one; `digest`: of the
+    request that it stands for. `name`: the public id of a response, once there is one. `is_durable`: it runs
+    to its end without readers. `own_bytes`: memory beside the chunks. `error`: why it failed before anything
+    was rendered. `on_items`: gets what is about to be rendered.
+    """
+
+    owner: bytes
+    clock: Callable[[], float]
+    later: Later
+    key: str = ""
+    digest: bytes = b""
+    name: str = ""
+    is_durable: bool = False
+    own_bytes: int = 0
+    headers: Headers = ()
+    chunks: list[bytes] = field(default_factory=list)
+    error: RequestError | None = None
+    over: bool = False
+    failed: bool = False
+    ended_at: float = 0.0
+    left_at: float | None = None
+    """Time since when it has no reader."""
+    flights: Sequence[Flight] = ()
+    renderer: Renderer | None = None
+    on_items: Callable[[int, Sequence[Item]], None] | None = None
+    on_over: Callable[[DurableAnswer], None] = lambda answer: None
+    _opening: OpeningHeaders = lambda flights: ((), True)
+    _release: Callable[[], None] | None = None
+    _readers: list[Callable[[], None]] = field(default_factory=list)
+    _arrived: list[Batch] = field(default_factory=list)
+    _held: list[Batch] = field(default_factory=list)
+    _held_since: float = 0.0
+    _begun: bool = False
+    _is_due: bool = False
+    _chunk_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.own_bytes + self._chunk_bytes
+
+    @property
+    def has_readers(self) -> bool:
+        return bool(self._readers)
+
+    # --- from the flights ---
+
+    def open(
+        self,
+        flights: Sequence[Flight],
+        renderer: Renderer,
+        opening: OpeningHeaders,
+        release: Callable[[], None],
+    ) -> None:
+        """Read `flights` from now on. `release` closes them."""
+        self.flights, self.renderer = flights, renderer
+        self._opening, self._release = opening, release
+        for choice, flight in enumerate(flights):
+            flight.on_item = partial(self._collect, choice, flight)
+            self._collect(choice, flight)
+        if self.over:  # it was given up while its request was prepared
+            self.later(self.release)
+
+    def _collect(self, choice: int, flight: Flight) -> None:
+        """Take what has arrived at once: what waits in a flight is bounded by what a client may leave."""
+        if items := flight.take():
+            self._arrived.append((choice, items))
+        self.poke()
+
+    def poke(self) -> None:
+        """Render soon what has arrived, or what the renderer itself has to say."""
+        if not self._is_due:
+            self._is_due = True
+            self.later(self._drain)
+
+    def _drain(self) -> None:
+        self._is_due = False
+        arrived, self._arrived = self._arrived, []
+        if not self.over:
+            self.take(arrived)
+
+    def take(self, batches: Sequence[Batch]) -> None:
+        """Render batches, or hold them back until the headers are known."""
+        if self.on_items is not None:
+            for choice, items in batches:
+                self.on_items(choice, items)
+        if batches and not self._held:
+            self._held_since = self.clock()
+        self._held += batches
+        if self._begun or not self._held or self._is_known():
+            self._feed()
+
+    def _is_known(self) -> bool:
+        if any(not isinstance(item, Accepted | PrefixHit) for _, items in self._held for item in items):
+            return True
+        return self._opening(self.flights)[1]
+
+    def _feed(self) -> None:
+        batches, self._held = self._held, []
+        if batches:
+            self._begin()
+        renderer = self.renderer
+        assert renderer is not None
+        try:
+            rendered = renderer.feed(batches)
+        except RequestError as error:
+            self.fail(error)
+            return
+        except Exception:  # the boundary of a request: its readers must learn that it is over
+            log.exception("the answer %s cannot be rendered", self.name)
+            self.fail(RequestError(Code.INTERNAL_ERROR))
+            return
+        self._add(rendered)
+        if renderer.over:
+            self.failed = any(_has_failed(flight) for flight in self.flights)
+            self._end()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.headers = self.headers or self._opening(self.flights)[0]
+
+    def _add(self, rendered: bytes) -> None:
+        if rendered:
+            self.chunks.append(rendered)
+            self._chunk_bytes += CHUNK_BYTES + len(rendered)
+            self._wake()
+
+    def sweep(self) -> None:
+        """Stop waiting for what the headers could say, after a while."""
+        if self._held and not self.over and self.clock() - self._held_since >= HEADERS_HELD_S_MAX:
+            self._feed()
+
+    # --- its end ---
+
+    def fail(self, error: RequestError) -> None:
+        """End it with an error, which readers that have nothing yet raise."""
+        self.error, self.failed = error, True
+        self._end()
+
+    def _end(self) -> None:
+        if self.over:
+            return
+        self.over, self.ended_at = True, self.clock()
+        self._wake()
+        self.on_over(self)
+        self.later(self.release)
+
+    def release(self) -> None:
+        """Close the flights. Idempotent."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+            self.flights = ()
+
+    # --- readers ---
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Add a reader; `wake` is called whenever there is more."""
+        self._readers.append(wake)
+        self.left_at = None
+
+    def detach(self, wake: Callable[[], None]) -> None:
+        self._readers.remove(wake)
+        if not self._readers:
+            self.left_at = self.clock()
+
+    def _wake(self) -> None:
+        for wake in list(self._readers):
+            wake()
+
+    def read(self, position: int) -> bytes:
+        """Return everything behind the first `position` chunks."""
+        new = self.chunks[position:]
+        return new[0] if len(new) == 1 else b"".join(new)
+
+    def idle(self) -> bytes:
+        """Return what a reader gets that has waited for long; what all of them get is added instead."""
+        if self.over or self.renderer is None:
+            return b""
+        if not self._begun and any(flight.attempt is not None for flight in self.flights):
+            return b""  # accepted, or about to be: the status can still be an error's
+        self._begin()
+        if due := self.renderer.due():
+            self._add(due)
+            return b""
+        return self.renderer.beat()
+
+
+def _has_failed(flight: Flight) -> bool:
+    return isinstance(flight.terminal, Failed)

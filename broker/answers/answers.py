@@ -1,0 +1,163 @@
+"""All durable answers of a gateway, by idempotency key and by id. Pure: the clock is handed in.
+
+An answer is kept for `window_s` after its end, or after its last reader left, whichever is later; one that
+still runs without readers is given up at that time, unless it is durable. Their memory is bounded: at the
+bound, finished answers are forgotten, the oldest first, and then the largest running one fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from broker.answers.answer import DurableAnswer, Later
+from broker.dispatch.flight import Flight
+from protocol.errors import Code, RequestError
+
+log = logging.getLogger(__name__)
+
+ANSWERS_MAX = 16_384
+"""Maximum number of answers that are kept or run."""
+ANSWERS_BYTES_MAX = 256 * 2**20
+"""Maximum memory of all answers."""
+REUSED = "The idempotency key was used for another request, whose answer is still kept."
+FULL = "The memory for answers that can be read again is full."
+
+
+class DurableAnswers:
+    """Registry of the answers. For use on the event loop."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        later: Later,
+        *,
+        give_up: Callable[[Flight, Code, str], None],
+        window_s: float,
+        count_max: int = ANSWERS_MAX,
+        bytes_max: int = ANSWERS_BYTES_MAX,
+    ) -> None:
+        """`give_up`: fails a flight and cancels it at its worker."""
+        self.window_s = window_s
+        self.counts: Counter[str] = Counter()
+        """Answers since the start: `kept`, `joined` by a retry, `abandoned`, `evicted`, `refused`."""
+        self._clock = clock
+        self._give_up = give_up
+        self._later = later
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._all: dict[DurableAnswer, None] = {}
+        self._used = 0
+        self._by_key: dict[tuple[bytes, str], DurableAnswer] = {}
+        self._by_name: dict[tuple[bytes, str], DurableAnswer] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[DurableAnswer]:
+        return iter(list(self._all))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all answers, as of the last sweep."""
+        return self._used
+
+    @property
+    def running(self) -> int:
+        return sum(not answer.over for answer in self._all)
+
+    def find(self, owner: bytes, name: str) -> DurableAnswer | None:
+        """Return the answer with this public id."""
+        return self._by_name.get((owner, name))
+
+    def has_key(self, owner: bytes, key: str) -> bool:
+        return (owner, key) in self._by_key
+
+    def claim(self, owner: bytes, key: str, digest: bytes) -> tuple[DurableAnswer, bool]:
+        """Return the answer of an idempotency key, and whether it is new: then the caller opens it.
+
+        Raises `RequestError` if the key stands for another request, or nothing more can be kept.
+        """
+        answer = self._by_key.get((owner, key))
+        if answer is None:
+            return self.new(owner, key=key, digest=digest), True
+        if answer.digest != digest:
+            raise RequestError(Code.IDEMPOTENCY_KEY_REUSED, REUSED)
+        self.counts["joined"] += 1
+        return answer, False
+
+    def new(self, owner: bytes, *, key: str = "", digest: bytes = b"") -> DurableAnswer:
+        """Add an answer. Raises `RequestError` if nothing more can be kept."""
+        self._make_room(1)
+        if len(self._all) >= self._count_max or self._used >= self._bytes_max:
+            self.counts["refused"] += 1
+            raise RequestError(Code.TEXT_GENERATION_BUSY, FULL, retry_after_s=1.0)
+        answer = DurableAnswer(owner, self._clock, self._later, key=key, digest=digest)
+        answer.left_at = self._clock()
+        answer.on_over = self._on_over
+        self._all[answer] = None
+        if key:
+            self._by_key[owner, key] = answer
+        self.counts["kept"] += 1
+        return answer
+
+    def name(self, answer: DurableAnswer, name: str) -> None:
+        """Make the answer known by its public id."""
+        answer.name = name
+        self._by_name[answer.owner, name] = answer
+
+    def drop(self, answer: DurableAnswer) -> None:
+        """Forget an answer, and end it if it runs."""
+        self._all.pop(answer, None)
+        self._forget_key(answer)
+        if self._by_name.get((answer.owner, answer.name)) is answer:
+            del self._by_name[answer.owner, answer.name]
+        if not answer.over:
+            answer.fail(RequestError(Code.REQUEST_CANCELLED))
+
+    def _forget_key(self, answer: DurableAnswer) -> None:
+        if self._by_key.get((answer.owner, answer.key)) is answer:
+            del self._by_key[answer.owner, answer.key]
+
+    def _on_over(self, answer: DurableAnswer) -> None:
+        if answer.failed:
+            self._forget_key(answer)  # a retry computes it anew
+
+    def sweep(self) -> None:
+        """Forget what nobody has come back for. Call this a few times a second."""
+        now = self._clock()
+        for answer in list(self._all):
+            answer.sweep()
+            if answer.left_at is None:
+                continue
+            if not answer.over:
+                if not answer.is_durable and now - answer.left_at >= self.window_s:
+                    self.counts["abandoned"] += 1
+                    self.drop(answer)
+            elif now - max(answer.left_at, answer.ended_at) >= self.window_s:
+                self.drop(answer)
+        self._used = sum(answer.nbytes for answer in self._all)
+        self._make_room(0)
+
+    def _make_room(self, count: int) -> None:
+        """Evict answers until `count` more may be added."""
+        if self._used <= self._bytes_max and len(self._all) + count <= self._count_max:
+            return
+        for answer in list(self._all):
+            if answer.over and not answer.has_readers:
+                self._used -= answer.nbytes
+                self.counts["evicted"] += 1
+                self.drop(answer)
+            if self._used <= self._bytes_max and len(self._all) + count <= self._count_max:
+                return
+        if self._used > self._bytes_max:
+            most = max(self._all, key=lambda answer: answer.nbytes)
+            log.warning("the answer %s fails: %s", most.name, FULL)
+            self.counts["evicted"] += 1
+            self._used -= most.nbytes
+            self._forget_key(most)
+            for flight in most.flights:
+                self._give_up(flight, Code.TEXT_GENERATION_BUSY, FULL)
+            if most.over:
+                self.drop(most)

@@ -1,0 +1,118 @@
+"""ASGI response of one reader of a durable answer: from a position on, then live, to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from broker.answers.answer import DurableAnswer
+from broker.http.errors import error_response
+from broker.http.fast_path import FastPath, find
+from protocol.errors import RequestError
+
+
+class AnswerResponse:
+    """Sends a durable answer from its chunk number `position` on. A client that leaves ends nothing."""
+
+    def __init__(self, answer: DurableAnswer, keepalive_s: float, position: int = 0) -> None:
+        self._answer = answer
+        self._keepalive_s = keepalive_s
+        self._position = position
+        self._waiter: asyncio.Future[None] | None = None
+        self._straight: FastPath | None = None
+        self._is_due = False
+        self._gone = False
+        self._sent_at = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._answer.attach(self._wake)
+        watcher = asyncio.ensure_future(self._watch(receive))
+        try:
+            await self._serve(send, find(scope))
+        except RequestError as error:
+            await error_response(error, scope)(scope, receive, send)
+        finally:
+            watcher.cancel()
+            self._answer.detach(self._wake)
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._release()
+
+    async def _serve(self, send: Send, straight: FastPath | None) -> None:
+        answer, started = self._answer, False
+        body = self._take()
+        while not self._gone:
+            over = answer.over and self._position == len(answer.chunks)
+            if over and not body and not started and answer.error is not None:
+                raise answer.error
+            if body or over:
+                if not started:
+                    started = True
+                    await send(self._start(len(body) if over else None))
+                await send({"type": "http.response.body", "body": body, "more_body": not over})
+            if over:
+                return
+            if answer.over or self._position < len(answer.chunks):
+                body = self._take()
+                continue
+            self._straight = straight if started else None
+            body = self._take() if await self._more() else answer.idle() or self._take()
+
+    def _take(self) -> bytes:
+        body = self._answer.read(self._position)
+        self._position = len(self._answer.chunks)
+        return body
+
+    def _start(self, length: int | None) -> dict[str, Any]:
+        renderer = self._answer.renderer
+        kind = renderer.content_type if renderer is not None else b"application/json"
+        headers = [(b"content-type", kind), (b"cache-control", b"no-cache"), *self._answer.headers]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
+    # --- waiting ---
+
+    async def _more(self) -> bool:
+        """Wait for more, or for the end. Return False if nothing was sent for the keepalive interval."""
+        loop = asyncio.get_running_loop()
+        self._waiter, self._sent_at = loop.create_future(), loop.time()
+        try:
+            while True:
+                left_s = self._sent_at + self._keepalive_s - loop.time()
+                if left_s <= 0:
+                    return False
+                done, _ = await asyncio.wait([self._waiter], timeout=left_s)
+                if done:
+                    return True
+        finally:
+            self._waiter.cancel()
+            self._waiter = self._straight = None
+
+    def _wake(self) -> None:
+        """Send what is new: on the fast path, once per iteration of the event loop, or by the waiter."""
+        if self._waiter is None or self._waiter.done():
+            return  # a reader that is awake checks by itself
+        if self._straight is None:
+            self._release()
+        elif not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._pass_on)
+
+    def _pass_on(self) -> None:
+        self._is_due = False
+        straight = self._straight
+        if straight is None or self._answer.over or not straight.is_open:
+            self._release()
+            return
+        straight.write(self._take())
+        self._sent_at = asyncio.get_running_loop().time()
+
+    def _release(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
