@@ -22,6 +22,8 @@ Id = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(max_length=1024)]
 RoutingMethod = Literal["affinity", "load"]
 PrefixSharing = Literal["key", "all"]
+Wired = Literal["weights", "none", "all"]
+"""What macOS may not page out: the weights, nothing, or as much as the GPU may use."""
 Bytes = bytes
 """Alias of `bytes` for classes with a field named `bytes`."""
 

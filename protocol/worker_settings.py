@@ -11,7 +11,7 @@ from protocol import logs
 from protocol.hosts import Backend, Mode
 from protocol.settings import Size, public_name
 from protocol.tasks import Task
-from protocol.types import Share
+from protocol.types import Share, Wired
 
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Bytes = Annotated[int, Meta(ge=1)]
@@ -86,6 +86,17 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     memory_headroom: Annotated[
         float, Meta(ge=0, lt=1, description="fraction of the memory that weights and caches leave free")
     ] = 0.1
+    wired: Annotated[
+        Wired,
+        Meta(
+            description="memory that macOS may not page out: weights, none, or all that the GPU may use, with"
+            " which kernel panics were reported"
+        ),
+    ] = "weights"
+    cache_share: Annotated[
+        Share,
+        Meta(description="fraction of the memory for caches to use; the supervisor's answer to a panic"),
+    ] = 1.0
     speculation: Annotated[
         Literal["auto", "off"] | None,
         Meta(

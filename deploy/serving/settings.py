@@ -74,6 +74,7 @@ WORKER_FLAGS = (
     "hosts_port",
     "max_running",
     "text_only",
+    "wired",
     "prefix_cache_ram",
     "prefix_cache_disk",
     "prefix_cache_dir",
@@ -88,7 +89,7 @@ WORKER_FLAGS = (
 )
 
 GROUPS = {
-    "Models": ("model", "config", "replicas", "memory_budget", "max_running", "text_only"),
+    "Models": ("model", "config", "replicas", "memory_budget", "wired", "max_running", "text_only"),
     "Address": ("host", "port", "cors_origins", "allowed_hosts", "max_connections"),
     "API keys": ("api_keys_file", "api_keys", "insecure_no_keys", "max_per_key", "prefix_sharing"),
     "Queue and limits": (

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protocol.types import Wired
 from worker.contract.engine import InsufficientMemoryError, ModelError
 from worker.models.explain import in_bytes
+from worker.models.source import tensor_sizes
 
 if TYPE_CHECKING:
     from worker.models.memory import MemoryBudget
@@ -46,12 +50,15 @@ def ensure_compiler() -> None:
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
     """Memory limits of one process. `name`: its model. `headroom`: share to keep free. `limit`: replaces the
-    machine's memory, in bytes. `max_bytes`: upper bound of the process in bytes."""
+    machine's memory, in bytes. `max_bytes`: upper bound of the process in bytes. `cache_share`: share of the
+    memory for caches that they may use. `wired`: the memory that is wired."""
 
     name: str
     headroom: float = 0.1
     limit: int | None = None
     max_bytes: int | None = None
+    cache_share: float = 1.0
+    wired: Wired = "weights"
 
     def budget(self, weight_bytes: int) -> MemoryBudget:
         """Return the budget of the process. Raises `ModelError` if the weights can never fit, and
@@ -71,11 +78,17 @@ class MemoryFit:
             raise InsufficientMemoryError(f"{self._too_large(weight_bytes, budget)} Close other programs.")
         return self._within_share(budget.limit)
 
+    def wire(self, files: Sequence[Path]) -> None:
+        """Wire the loaded weights of these files as configured. Call on the model thread."""
+        from worker.models import memory
+
+        memory.wire(self.wired, tensor_sizes(files))
+
     def _within_share(self, limit: int) -> MemoryBudget:
         """Return the budget within `limit` available bytes."""
         from worker.models.memory import MemoryBudget
 
-        return MemoryBudget(min(limit, self.max_bytes or limit), self.headroom)
+        return MemoryBudget(min(limit, self.max_bytes or limit), self.headroom, self.cache_share)
 
     def _too_large(self, weight_bytes: int, budget: MemoryBudget) -> str:
         return (

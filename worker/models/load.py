@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.model_folder import name_of
 from protocol.tasks import Task
-from protocol.types import Resources
+from protocol.types import Resources, Wired
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import (
     EmbeddingModel,
@@ -61,6 +61,8 @@ class ModelLoader:
         memory_headroom: float = 0.1,
         memory_limit_bytes: int | None = None,
         memory_budget: int | None = None,
+        cache_share: float = 1.0,
+        wired: Wired = "weights",
         task: Task | None = None,
         text_only: bool = False,
         stands_in: bool = False,
@@ -75,14 +77,17 @@ class ModelLoader:
         `use_mtp`: without a draft model, use the model's own MTP layers, if any. With either, the cost of
         verifying drafts is measured.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: the share of it to keep free.
-        `memory_budget`: upper bound of the process in bytes. `probe_cache_folder`: where probe results are
-        cached. `timer`: times the phases of the process's start."""
+        `memory_budget`: upper bound of the process in bytes. `cache_share`: share of the memory for caches
+        that they may use. `wired`: the memory that macOS may not page out. `probe_cache_folder`: where probe
+        results are cached. `timer`: times the phases of the process's start."""
         self.name = served_name or name_of(model)
         self._model = model
         self._task = task
         self._text_only = text_only
         self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
-        self._memory_fit = MemoryFit(self.name, memory_headroom, memory_limit_bytes, memory_budget)
+        self._memory_fit = MemoryFit(
+            self.name, memory_headroom, memory_limit_bytes, memory_budget, cache_share, wired
+        )
         self._draft_model = draft_model
         self._use_mtp = use_mtp
         self._draft: DraftModel | None = None
@@ -107,6 +112,7 @@ class ModelLoader:
 
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
+        self._memory_fit.wire([*files, *(self._draft.files if self._draft else ())])
         told = _versions(model.info, config) | _preparing(folder, model.info)
         facts = replace(
             model.info,

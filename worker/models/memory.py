@@ -7,6 +7,10 @@ allocation would end the process.
 Weights larger than the machine's memory are refused permanently. If they only do not fit now, the worker
 waits: memory of a killed process returns late, on macOS sometimes never. Every worker checks for itself; the
 supervisor's check before a reload (`deploy`) only decides whether the old worker may keep running meanwhile.
+
+Wired memory: MLX adds each buffer below its wired limit to a residency set, and commits the set for each new
+buffer and each one released. With a limit above the weights that goes on while requests run, which has made
+macOS panic (mlx 3186). With a limit at the weights the sets do not change after the load (`wire`).
 """
 
 from __future__ import annotations
@@ -14,25 +18,32 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import mlx.core as mx
 import psutil
 
-from protocol.types import Resources
+from protocol.types import Resources, Wired
 
 log = logging.getLogger(__name__)
 
 MEMORY_WAIT_S = 30.0
 MEMORY_POLL_S = 0.5
 
+_HEAP_BYTES = 2**20
+"""MLX's heap of small buffers, which counts as one of its buffers."""
+_PAGE_BYTES = 16384
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """`limit`: bytes that the process may use. `headroom`: share of it to keep free, 0 to 1."""
+    """`limit`: bytes that the process may use. `headroom`: share of it to keep free, 0 to 1. `cache_share`:
+    share of what remains for caches that they may use."""
 
     limit: int
     headroom: float
+    cache_share: float = 1.0
 
     @property
     def usable(self) -> int:
@@ -41,7 +52,7 @@ class MemoryBudget:
 
     def left_for_caches(self, weight_bytes: int) -> int:
         """Return the bytes for the caches of all requests, beside weights of `weight_bytes`."""
-        return max(0, self.usable - weight_bytes)
+        return int(self.cache_share * max(0, self.usable - weight_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +97,34 @@ def taken() -> Resources:
 
 def apply(budget: MemoryBudget) -> None:
     """Set MLX's limits. Its buffer cache gets at most half of the headroom."""
-    if (working_set := mx.device_info().get("max_recommended_working_set_size")) is not None:
-        # As in upstream; otherwise macOS pages weights out between requests.
-        mx.set_wired_limit(int(working_set))
     mx.set_cache_limit(int(budget.limit * budget.headroom / 2))
+
+
+def wire(wired: Wired, tensors: Iterable[int]) -> int:
+    """Wire the memory of a loaded model, so that macOS does not page it out between requests. Return the
+    limit in bytes; 0: nothing is wired, as always without Metal.
+
+    `tensors`: sizes of the weights in bytes. Call once, when nothing but the model is in memory.
+    """
+    working_set = mx.device_info().get("max_recommended_working_set_size")
+    if working_set is None or wired == "none":
+        return 0
+    release()
+    limit = int(working_set)
+    if wired == "weights":
+        limit = min(limit, whole_pages(mx.get_active_memory(), tensors))
+    mx.set_wired_limit(limit)
+    log.info("%d bytes of memory are wired", limit)
+    return limit
+
+
+def whole_pages(active: int, tensors: Iterable[int]) -> int:
+    """Return the bytes of the pages of `active` bytes of arrays, which include `tensors`.
+
+    MLX counts arrays, macOS pages. If the limit were `active`, a large weight could be left out of the
+    residency set, and the room would be filled with the buffers of requests.
+    """
+    return active + _HEAP_BYTES + sum(_PAGE_BYTES - size for size in tensors if 0 < size < _PAGE_BYTES)
 
 
 def release() -> None:

@@ -80,6 +80,17 @@ def bytes_of(files: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
+def tensor_sizes(files: Sequence[Path]) -> list[int]:
+    """Return the bytes of each tensor in safetensors files, from their headers."""
+    sizes: list[int] = []
+    for file in files:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        entries = (entry for name, entry in header.items() if name != "__metadata__")
+        sizes += [last - first for first, last in (entry["data_offsets"] for entry in entries)]
+    return sizes
+
+
 def _listed(index: Path, name: str) -> set[str]:
     try:
         return {str(file) for file in json.loads(index.read_bytes())["weight_map"].values()}

@@ -204,6 +204,7 @@ class ShardLoader:
         the measured verify cost."""
         warm_up(engine, rows=2)
         price = position_cost(engine) if capabilities.ahead and self._measures_verify_cost else None
+        self._memory_fit.wire(weight_files(self._folder, self.name))
         self._timer.lap("warm-up")
         return self._split.fitting(self._cache_bytes, engine.row_bytes(_ROW_TOKENS)), price
 
@@ -230,7 +231,7 @@ def part_loader(
         model,
         split,
         served_name=settings.served_name,
-        memory_fit=MemoryFit(name, *limits),
+        memory_fit=MemoryFit(name, *limits, settings.cache_share, settings.wired),
         task=settings.task,
         text_only=settings.text_only,
         drafting=drafting,

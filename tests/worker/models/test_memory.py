@@ -1,0 +1,112 @@
+"""Wired memory on a stand-in for MLX's Metal backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from tests.models.fixtures import model_folder
+from worker.models import memory
+from worker.models.load import ModelLoader
+from worker.models.memory import MemoryBudget, whole_pages, wire
+from worker.models.source import tensor_sizes
+
+GIB = 2**30
+
+
+class Metal:
+    """A Mac's memory as MLX reports it; records calls in order."""
+
+    def __init__(self, working_set: int | None = 48 * GIB, active: int = 10 * GIB) -> None:
+        self.working_set, self.active = working_set, active
+        self.calls: list[object] = []
+
+    def device_info(self) -> dict[str, int]:
+        return {} if self.working_set is None else {"max_recommended_working_set_size": self.working_set}
+
+    def get_active_memory(self) -> int:
+        return self.active
+
+    def clear_cache(self) -> None:
+        self.calls.append("clear")
+
+    def set_cache_limit(self, limit: int) -> None:
+        self.calls.append(("cache", limit))
+
+    def set_wired_limit(self, limit: int) -> None:
+        self.calls.append(("wired", limit))
+
+
+@pytest.fixture
+def metal(monkeypatch: pytest.MonkeyPatch) -> Metal:
+    metal = Metal()
+    monkeypatch.setattr(memory, "mx", metal)
+    return metal
+
+
+def test_only_the_weights_are_wired_and_in_whole_pages(metal: Metal) -> None:
+    assert wire("weights", [4 * GIB, 100, 20000]) == 10 * GIB + 2**20 + 16384 - 100
+    assert metal.calls == ["clear", ("wired", 10 * GIB + 2**20 + 16384 - 100)]
+
+
+def test_weights_are_not_wired_beyond_the_working_set(metal: Metal) -> None:
+    metal.active = 48 * GIB - 5
+    assert wire("weights", [4 * GIB]) == 48 * GIB
+
+
+def test_all_wires_the_working_set_and_none_touches_nothing(metal: Metal) -> None:
+    assert wire("none", [1]) == 0
+    assert metal.calls == []
+    assert wire("all", [1]) == 48 * GIB
+    assert metal.calls == ["clear", ("wired", 48 * GIB)]
+
+
+def test_nothing_is_wired_without_metal(metal: Metal) -> None:
+    metal.working_set = None
+    assert wire("weights", [1]) == wire("all", [1]) == 0
+    assert metal.calls == []
+
+
+def test_limits_before_the_load_wire_nothing(metal: Metal) -> None:
+    memory.apply(MemoryBudget(40 * GIB, 0.1))
+    assert metal.calls == [("cache", 2 * GIB)]
+
+
+def test_pages_of_arrays_of_a_page_and_more_are_counted_by_mlx() -> None:
+    assert whole_pages(5, [16384, 16385, 0]) == 5 + 2**20
+
+
+def test_sizes_of_tensors_are_those_of_the_arrays() -> None:
+    file = model_folder("dense") / "model.safetensors"
+    arrays = mx.load(str(file))
+    assert sorted(tensor_sizes([file, file])) == sorted(2 * [array.nbytes for array in arrays.values()])
+
+
+def test_a_loader_wires_once_after_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    wired: list[tuple[str, int]] = []
+    monkeypatch.setattr(memory, "wire", lambda what, tensors: wired.append((what, sum(tensors))))
+    progress: list[int] = []
+
+    def load(done: int, total: int) -> None:
+        assert not wired
+        progress.append(done)
+
+    folder = model_folder("dense")
+    ModelLoader(str(folder), wired="all").load(load)
+    assert wired == [("all", sum(tensor_sizes([folder / "model.safetensors"])))]
+    assert progress
+
+
+def test_a_share_of_the_caches_memory_is_used_after_a_panic() -> None:
+    folder = Path(model_folder("dense"))
+    size = (folder / "model.safetensors").stat().st_size
+
+    def caches(share: float) -> int | None:
+        loader = ModelLoader(
+            str(folder), memory_limit_bytes=size + 1000, memory_headroom=0.0, cache_share=share
+        )
+        return loader.load(lambda done, total: None).info.cache_bytes_max
+
+    assert (caches(1.0), caches(0.5)) == (1000, 500)
