@@ -158,7 +158,7 @@ class FakePipeline:
         said = json.dumps(self._said(token), ensure_ascii=False)[1:-1]
         return CallDelta(index=call, arguments=said + (CALL_CLOSING if place == CALL_TOKENS - 1 else ""))
 
-    def flush(self) -> OutputDelta:
+    def flush(self, *, has_ended: bool = False) -> OutputDelta:
         return OutputDelta()
 
     def spell(self, token: int) -> bytes:

@@ -321,7 +321,7 @@ class ScriptedPipeline:
             text, self._kept = "", text
         return OutputDelta(text)
 
-    def flush(self) -> OutputDelta:
+    def flush(self, *, has_ended: bool = False) -> OutputDelta:
         text, self._kept = self._kept, ""
         return OutputDelta(text)
 

@@ -179,8 +179,9 @@ class OutputProcessor(Protocol):
         """Return the output that `token` completes: whole characters that cannot be part of a marker or stop
         string."""
 
-    def flush(self) -> OutputDelta:
-        """Return the buffered output, when no token follows."""
+    def flush(self, *, has_ended: bool = False) -> OutputDelta:
+        """Return the buffered output, when no token follows. `has_ended`: the model has ended the answer by
+        itself, so a tool call that only lacks its closing is complete."""
 
     def spell(self, token: int) -> bytes:
         """Return the bytes of a token, independent of pushed tokens; for logprobs."""

@@ -53,8 +53,8 @@ class ChannelStateMachine(Protocol):
     def split(self, text: str) -> Sequence[Piece]:
         """Parse more text; return the pieces that are certain."""
 
-    def rest(self) -> Sequence[Piece]:
-        """Return the withheld text. Call once."""
+    def rest(self, *, has_ended: bool = False) -> Sequence[Piece]:
+        """Return the withheld text. Call once. `has_ended`: the model has ended the answer by itself."""
 
 
 class Markers(NamedTuple):
@@ -114,11 +114,11 @@ class ChannelProcessor:
             return self._grown(state, grown, is_content)
         return self._sorted(pieces, is_content)
 
-    def flush(self) -> OutputDelta:
+    def flush(self, *, has_ended: bool = False) -> OutputDelta:
         """Return the withheld output. A marker or a stop string may be found only here. Call once."""
         if self.stopped:
             return OutputDelta()
-        pieces = [*self._machine.split(self._stream.rest()), *self._machine.rest()]
+        pieces = [*self._machine.split(self._stream.rest()), *self._machine.rest(has_ended=has_ended)]
         growth = self._sorted(pieces, is_content=True)
         return growth if self.stopped else growth.then(OutputDelta(self._matcher.rest()))
 

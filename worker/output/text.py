@@ -231,7 +231,7 @@ class TextProcessor:
     def push(self, token: int) -> OutputDelta:
         return OutputDelta("" if self.stopped else self._match(self._stream.push(token)))
 
-    def flush(self) -> OutputDelta:
+    def flush(self, *, has_ended: bool = False) -> OutputDelta:
         """Return the withheld text. A stop string may be found only here. Call once."""
         return OutputDelta("" if self.stopped else self._match(self._stream.rest()) + self._matcher.rest())
 

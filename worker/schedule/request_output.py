@@ -76,7 +76,7 @@ class RequestOutput:
     def _advance(self, token: int, count: int, *, fits: bool) -> tuple[OutputDelta, str | None]:
         request, output_processor = self.row.request, self.output_processor
         if token in request.end_tokens:
-            return output_processor.flush(), self._own_end()
+            return output_processor.flush(has_ended=True), self._own_end()
         growth = output_processor.push(token)
         if output_processor.stopped:
             return growth, self._own_end()

@@ -19,10 +19,10 @@ from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from worker.models.prompts.template import Render, behind_thoughts
-from worker.output.calls.formats import LITERALS, READERS, Reader
+from worker.output.calls.formats import LITERALS, READERS
 from worker.output.calls.parser import CallOpening, ToolCallParser
 from worker.output.calls.source import Spelling
-from worker.output.calls.writer import CallNumbering
+from worker.output.calls.writer import CallNumbering, Reader
 from worker.output.channels import CALL, CONTENT, REASONING, Markers, Piece, signs_of
 from worker.output.text import Vocabulary
 
@@ -147,7 +147,7 @@ class FormatReader:
         self.state = state
         self._position = self._machine.make_state(state)
 
-    def rest(self) -> list[Piece]:
+    def rest(self, *, has_ended: bool = False) -> list[Piece]:
         """Return the buffered text; a header without a marker after it is ordinary text."""
         self._position, grammar_cache, _ = TextStateMachine.flush(self._position)
         return [(self.state, self._head + grammar_cache)]

@@ -7,7 +7,7 @@ formats fall back to. Formats that share a marker are told apart by what follows
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from worker.output.calls.literals import (
@@ -15,6 +15,7 @@ from worker.output.calls.literals import (
     FUNCTION_GEMMA,
     GEMMA,
     JSON,
+    LOOSE_JSON,
     PYTHON,
     Dialect,
     quote,
@@ -23,6 +24,7 @@ from worker.output.calls.literals import (
     transcode,
 )
 from worker.output.calls.objects import read_objects
+from worker.output.calls.repairs import CLOSINGS
 from worker.output.calls.schemas import kinds_of
 from worker.output.calls.source import BrokenError, Steps
 from worker.output.calls.tagged import (
@@ -42,10 +44,7 @@ from worker.output.calls.tagged import (
     read_text,
     stream_text,
 )
-from worker.output.calls.writer import CallWriter
-
-Reader = Callable[[CallWriter], Steps[None]]
-"""Reads all calls behind a marker."""
+from worker.output.calls.writer import CallWriter, Reader
 
 _FUNCTIONS = {"<function=": FUNCTION, "<function name=": PARAM}
 _INVOKES, _INVOKES_END = {"<invoke name=": INVOKE}, "</minimax:tool_call>"
@@ -95,7 +94,7 @@ def _read_xtml_body(writer: CallWriter) -> Steps[None]:
     if (yield from source.skip(_XTML_OPEN_JSON)):
         yield from _read_xtml_attributes(writer)
         yield from source.spaces()
-        yield from read_object(source, JSON, writer.say)
+        yield from read_object(source, LOOSE_JSON, writer.say)
         writer.close()
         yield from read_end(writer, _XTML_CLOSE_JSON)
         return (yield from read_end(writer, _XTML_CLOSE_CALL))
@@ -139,12 +138,14 @@ def read_mistral(writer: CallWriter) -> Steps[None]:
     if (yield from source.ahead()) in ("[", "{"):
         return (yield from read_objects(writer))
     while True:
-        name, end = yield from read_name(writer, "[CALL_ID]", "[ARGS]")
+        name, end = yield from read_name(writer, "[CALL_ID]", "[ARGS]", "{")
         if end == "[CALL_ID]":
             yield from source.until("[ARGS]", characters_max=HEAD_CHARACTERS_MAX)
+        elif end == "{":
+            source.back()
         writer.begin(name)
         yield from source.spaces()
-        yield from read_object(source, JSON, writer.say)
+        yield from read_object(source, LOOSE_JSON, writer.say)
         writer.close()
         yield from source.spaces()
 
@@ -167,7 +168,7 @@ def read_kimi(writer: CallWriter) -> Steps[None]:
         if (yield from source.skip("<|tool_call_end|>")):
             writer.close("{}")
         else:
-            yield from read_object(source, JSON, writer.say)
+            yield from read_object(source, LOOSE_JSON, writer.say)
             writer.close()
             yield from read_end(writer, "<|tool_call_end|>")
         yield from source.spaces()
@@ -266,7 +267,7 @@ def _read_named(writer: CallWriter, tags: Tags) -> Steps[None]:
     writer.source.back()
     writer.begin(name)
     if end == "{":
-        yield from read_object(writer.source, JSON, writer.say)
+        yield from read_object(writer.source, LOOSE_JSON, writer.say)
         writer.close()
         yield from read_end(writer, tags.end)
     else:
@@ -305,6 +306,9 @@ READERS: Mapping[str, Reader] = {
     "<|tool_call_begin|>": read_kimi,
     "<|open|>tools<|sep|>": read_xtml,
     "<|python_tag|>": read_objects,
+    "<tools>": read_objects,
+    "<tool_calls>": read_objects,
+    "<function_calls>": partial(_read_tagged, openings=_INVOKES, end="</function_calls>"),
 }
 """Readers by marker. Calls without a marker are read by `objects.read_bare_object`."""
 
@@ -316,7 +320,7 @@ LITERALS = frozenset(
         *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_argument_begin|>"),
         *("[ARGS]", "[CALL_ID]", GEMMA.delimiter, FUNCTION_GEMMA.delimiter),
         *(_XTML_OPEN_CALL, _XTML_CLOSE_CALL, _XTML_OPEN_ARGUMENT, _XTML_CLOSE_ARGUMENT, _XTML_OPEN_JSON),
-        *(_XTML_CLOSE_JSON, _XTML_CLOSE_TOOLS, _XTML_SEPARATOR),
+        *(_XTML_CLOSE_JSON, _XTML_CLOSE_TOOLS, _XTML_SEPARATOR, *CLOSINGS),
         *(tag for tags in (FUNCTION, INVOKE, PARAM, ATEM, ARG_KEY, LONGCAT) for tag in tags.literals),
     ]
 )

@@ -24,6 +24,7 @@ NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _ATOM = re.compile(r"[-+.\w]+")
 _BARE = re.compile("[^,{}\\[\\]\ud800-\udfff]+")
 _KEY = re.compile("[^\\s,:{}\\[\\]\"'<>\ud800-\udfff]+")
+_BARE_KEY = re.compile(r"[-$\w]+")
 _JSON_RUN = re.compile(r'[^"\\\x00-\x1f]+')
 _PYTHON_RUN = re.compile(r"[^\"'\\]+")
 _HEX = re.compile(r"[0-9a-fA-F]")
@@ -44,8 +45,8 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 class Dialect:
     """Syntax of literal values. `words`: constants, with their JSON. `quotes`: opening quotes of Python
     strings, longest first. `delimiter`: encloses strings without escapes. `has_bare_values`: a value that is
-    neither a number nor a word is a string. `keeps_draft_kv`: the syntax is JSON and is passed through
-    unchanged.
+    neither a number nor a word is a string. `is_verbatim`: the syntax is JSON and is passed through
+    unchanged. `is_loose`: what models botch in JSON is repaired, and valid JSON is still unchanged.
     """
 
     words: Mapping[str, str]
@@ -53,11 +54,15 @@ class Dialect:
     delimiter: str = ""
     has_bare_keys: bool = False
     has_bare_values: bool = False
-    keeps_draft_kv: bool = False
+    is_verbatim: bool = False
+    is_loose: bool = False
     closings: Mapping[str, str] = field(default_factory=lambda: {"{": "}", "[": "]"})
 
 
-JSON = Dialect(_JSON_WORDS, keeps_draft_kv=True)
+JSON = Dialect(_JSON_WORDS, is_verbatim=True)
+LOOSE_JSON = Dialect(_PYTHON_WORDS, is_verbatim=True, is_loose=True)
+"""JSON, with trailing commas, single quotes, bare keys, Python's words and numbers, line breaks in strings,
+and backslashes that escape nothing."""
 PYTHON = Dialect(_PYTHON_WORDS, quotes=('"""', "'''", '"', "'"), closings={"{": "}", "[": "]", "(": ")"})
 """Python literals, plus JSON's words and escapes. Any string may contain line breaks."""
 GEMMA = Dialect(_JSON_WORDS, delimiter='<|"|>', has_bare_keys=True)
@@ -124,10 +129,13 @@ def _read_items(source: CallSource, dialect: Dialect, emit: Emit, closing: str, 
     a trailing comma."""
     count = 0
     while True:
-        yield from _read_spaces(source, dialect, emit)
-        if not (count and dialect.keeps_draft_kv) and (yield from source.skip(closing)):
+        if not (count and dialect.is_loose):
+            yield from _read_spaces(source, dialect, emit)
+        elif (yield from _read_comma(source, closing, emit)):
             return -count
-        if count and not dialect.keeps_draft_kv:
+        if not (count and dialect.is_verbatim) and (yield from source.skip(closing)):
+            return -count
+        if count and not dialect.is_verbatim:
             emit(", ")
         if closing == "}":
             yield from _read_key(source, dialect, emit)
@@ -136,13 +144,22 @@ def _read_items(source: CallSource, dialect: Dialect, emit: Emit, closing: str, 
         yield from _read_spaces(source, dialect, emit)
         if (yield from source.expect(",", closing)) == closing:
             return count
-        if dialect.keeps_draft_kv:
+        if dialect.is_verbatim and not dialect.is_loose:
             emit(",")
+
+
+def _read_comma(source: CallSource, closing: str, emit: Emit) -> Steps[bool]:
+    """Read what follows a comma up to the next item. Return whether none follows: the comma is dropped."""
+    spaces = yield from source.spaces()
+    if (yield from source.skip(closing)):
+        return True
+    emit("," + spaces)
+    return False
 
 
 def _read_spaces(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     spaces = yield from source.spaces()
-    if spaces and dialect.keeps_draft_kv:
+    if spaces and dialect.is_verbatim:
         emit(spaces)
 
 
@@ -157,6 +174,8 @@ def _read_tuple(source: CallSource, dialect: Dialect, emit: Emit, depth: int) ->
 
 def _read_key(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     said: list[str] = []
+    if dialect.is_loose and (yield from source.peek()) not in ("'", '"'):
+        return (yield from _read_bare_key(source, emit))
     if not dialect.has_bare_keys:
         yield from _read_scalar(source, dialect, said.append)
     elif (yield from source.skip(dialect.delimiter)):
@@ -164,22 +183,35 @@ def _read_key(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     else:
         said.append((yield from source.run(_KEY, ATOM_CHARACTERS_MAX)))
     key = "".join(said)
-    if not key or (dialect.keeps_draft_kv and not key.startswith('"')):
+    if not key or (dialect.is_verbatim and not key.startswith('"')):
         raise BrokenError
     emit(key if key.startswith('"') else quote(key))
     yield from _read_spaces(source, dialect, emit)
     yield from source.expect(":")
-    emit(":" if dialect.keeps_draft_kv else ": ")
-    yield from _read_spaces(source, dialect, emit)
+    emit(":" if dialect.is_verbatim else ": ")
+    return (yield from _read_spaces(source, dialect, emit))
+
+
+def _read_bare_key(source: CallSource, emit: Emit) -> Steps[None]:
+    """Read a key of `LOOSE_JSON` without quotes, and the colon that shows that it is one."""
+    key = yield from source.run(_BARE_KEY, ATOM_CHARACTERS_MAX)
+    yield from source.spaces()
+    if not key:
+        raise BrokenError
+    yield from source.expect(":")
+    yield from source.spaces()
+    emit(quote(key) + ": ")
 
 
 def _read_scalar(source: CallSource, dialect: Dialect, emit: Emit) -> Steps[None]:
     if dialect.delimiter and (yield from source.skip(dialect.delimiter)):
         yield from _read_delimited(source, dialect.delimiter, emit)
     elif dialect.quotes and (opening := (yield from source.skip(*dialect.quotes))):
-        yield from _read_python_string(source, opening, emit)
+        yield from read_python_string(source, opening, emit)
     elif not dialect.quotes and (yield from source.skip('"')):
-        yield from read_json_string(source, emit)
+        yield from read_json_string(source, emit, is_loose=dialect.is_loose)
+    elif dialect.is_loose and (yield from source.skip("'")):
+        yield from read_python_string(source, "'", emit)
     elif dialect.has_bare_values:
         text = yield from source.run(_BARE, ATOM_CHARACTERS_MAX)
         emit(_atom(text.strip(), dialect) or quote(text))
@@ -195,7 +227,7 @@ def _atom(text: str, dialect: Dialect) -> str | None:
         return dialect.words[text]
     if NUMBER.fullmatch(text):
         return text
-    return python_number(text) if dialect.quotes else None
+    return python_number(text) if dialect.quotes or dialect.is_loose else None
 
 
 def python_number(text: str) -> str | None:
@@ -211,7 +243,7 @@ def python_number(text: str) -> str | None:
     return json.dumps(number) if math.isfinite(number) and not text.lstrip("+-").isdigit() else None
 
 
-def read_json_string(source: CallSource, emit: Emit) -> Steps[None]:
+def read_json_string(source: CallSource, emit: Emit, *, is_loose: bool = False) -> Steps[None]:
     """Read a JSON string whose opening quote was consumed."""
     emit('"')
     while True:
@@ -222,16 +254,20 @@ def read_json_string(source: CallSource, emit: Emit) -> Steps[None]:
             emit(source.accept())
             return
         if character == "\\":
-            yield from _read_json_escape(source, emit)
+            yield from _read_json_escape(source, emit, is_loose=is_loose)
+        elif is_loose and character:
+            emit(escape(source.accept()))  # a control character
         elif not _JSON_RUN.match(character):
             raise BrokenError
 
 
-def _read_json_escape(source: CallSource, emit: Emit) -> Steps[None]:
+def _read_json_escape(source: CallSource, emit: Emit, *, is_loose: bool) -> Steps[None]:
     source.accept()
     letter = yield from source.peek()
-    if not letter or letter not in '"\\/bfnrtu':
+    if not letter or (letter not in '"\\/bfnrtu' and not is_loose):
         raise BrokenError
+    if letter not in '"\\/bfnrtu':
+        return emit("\\\\")  # the letter is read as text
     source.accept()
     digits = (yield from _digits(source, 4)) if letter == "u" else ""
     emit(f"\\{letter}{digits}")
@@ -255,7 +291,8 @@ def _read_delimited(source: CallSource, delimiter: str, emit: Emit) -> Steps[Non
     emit('"')
 
 
-def _read_python_string(source: CallSource, closing: str, emit: Emit) -> Steps[None]:
+def read_python_string(source: CallSource, closing: str, emit: Emit) -> Steps[None]:
+    """Read a Python string whose opening quote was consumed, as JSON. `closing`: its closing quote."""
     emit('"')
     while True:
         if run := source.match(_PYTHON_RUN):

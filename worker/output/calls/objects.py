@@ -1,10 +1,22 @@
-"""Tool calls as JSON objects: `{"name": …, "arguments": {…}}`, alone, in sequence, or in a list."""
+"""Tool calls as JSON objects: `{"name": …, "arguments": {…}}`, alone, in sequence, or in a list.
+
+Behind a marker, what models botch in them is repaired (`LOOSE_JSON`), and other names of keys are known.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 
-from worker.output.calls.literals import JSON, Emit, read_json_string, read_object, read_value, transcode
+from worker.output.calls.literals import (
+    LOOSE_JSON,
+    Emit,
+    read_json_string,
+    read_object,
+    read_python_string,
+    read_value,
+    transcode,
+)
 from worker.output.calls.source import BrokenError, CallSource, Steps
 from worker.output.calls.writer import CallWriter
 
@@ -13,6 +25,10 @@ UNDECIDED_CHARACTERS_MAX = 8192
 NAME_CHARACTERS_MAX = 1024
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
+_FUNCTION = "function"
+"""Key of the whole call, or of its name, behind a marker."""
+_ARGUMENTS_BEHIND_MARKERS = (*_ARGUMENTS, "args", "input")
+_BARE_KEY = re.compile(r"\w+")
 _KEYS_BESIDE = ("type", "id")
 """Other keys that are ignored. Any further key breaks the call: it could be something the tool needs."""
 
@@ -82,34 +98,59 @@ class _Object:
     def read(self) -> Steps[None]:
         source = self._writer.source
         yield from source.expect("{")
+        if not self._is_bare and (yield from source.ahead()) == "{":  # as templates of templates write it
+            yield from source.spaces()
+            yield from source.expect("{")
+        yield from self._read_items()
+        if not self._has_begun:
+            raise BrokenError
+        self._writer.close("}" if self._has_arguments else "{}")
+
+    def _read_items(self) -> Steps[None]:
+        """Read keys and values, up to the closing brace."""
+        source = self._writer.source
         end = ","
         while end == ",":
             yield from source.spaces()
-            yield from source.expect('"')
-            key = yield from _read_text(source, _TextBuffer().add)
+            if self._has_begun and (yield from source.skip("}")):
+                return
+            key = yield from self._read_key()
             yield from source.spaces()
             yield from source.expect(":")
             yield from source.spaces()
             yield from self._read_value_of(key)
             yield from source.spaces()
             end = yield from source.expect(",", "}")
-        if not self._has_begun:
-            raise BrokenError
-        self._writer.close("}" if self._has_arguments else "{}")
+
+    def _read_key(self) -> Steps[str]:
+        source = self._writer.source
+        if self._is_bare or (yield from source.peek()) in ('"', "'"):
+            return (yield from self._read_quoted(_TextBuffer().add))
+        return (yield from source.run(_BARE_KEY, NAME_CHARACTERS_MAX))
+
+    def _read_quoted(self, check: Emit) -> Steps[str]:
+        """Read a string in either quotes, or in a call without a marker in JSON's."""
+        quote = yield from self._writer.source.expect(*('"' if self._is_bare else "\"'"))
+        return (yield from _read_text(self._writer.source, check, quote))
 
     def _read_value_of(self, key: str) -> Steps[None]:
+        names = _ARGUMENTS if self._is_bare else _ARGUMENTS_BEHIND_MARKERS
         if key == _NAME and not self._name:
             yield from self._read_name()
-        elif key in _ARGUMENTS and not self._has_arguments and (self._name or not self._is_bare):
+        elif key in names and not self._has_arguments and (self._name or not self._is_bare):
             yield from self._read_arguments()
         elif key in _KEYS_BESIDE:
-            yield from read_value(self._writer.source, JSON, _TextBuffer().add)
+            yield from read_value(self._writer.source, LOOSE_JSON, _TextBuffer().add)
+        elif key == _FUNCTION and not (self._is_bare or self._name):
+            if (yield from self._writer.source.skip("{")):
+                yield from self._read_items()
+            else:
+                yield from self._read_name()
         else:
             raise BrokenError
 
     def _read_name(self) -> Steps[None]:
-        yield from self._writer.source.expect('"')
-        self._name = yield from _read_text(self._writer.source, _NameCheck(self._writer).add)
+        self._name = yield from self._read_quoted(_NameCheck(self._writer).add)
         if not self._writer.has_parameter(self._name):
             raise BrokenError
         if not self._is_bare:
@@ -121,10 +162,10 @@ class _Object:
         match (yield from source.peek()):
             case "{":
                 self._begin()
-                yield from read_object(source, JSON, self._say)
-            case '"':
+                yield from read_object(source, LOOSE_JSON, self._say)
+            case '"' | "'" as quote:
                 source.accept()
-                text = yield from _read_text(source, None if self._has_begun else _TextBuffer().add)
+                text = yield from _read_text(source, None if self._has_begun else _TextBuffer().add, quote)
                 arguments = _object_in(text)
                 self._begin()
                 self._say(arguments)
@@ -147,8 +188,8 @@ class _Object:
             self._held.add(text)
 
 
-def _read_text(source: CallSource, check: Emit | None) -> Steps[str]:
-    """Read a string whose opening quote was consumed. `check`: called with each part as it is read."""
+def _read_text(source: CallSource, check: Emit | None, quote: str) -> Steps[str]:
+    """Read a string whose opening `quote` was consumed. `check`: called with each part as it is read."""
     said: list[str] = []
 
     def add(text: str) -> None:
@@ -156,13 +197,16 @@ def _read_text(source: CallSource, check: Emit | None) -> Steps[str]:
         if check is not None:
             check(text)
 
-    yield from read_json_string(source, add)
+    if quote == '"':
+        yield from read_json_string(source, add)
+    else:
+        yield from read_python_string(source, quote, add)
     return str(json.loads("".join(said)))
 
 
 def _object_in(text: str) -> str:
     """Convert arguments given as a string to a JSON object without its closing brace."""
-    arguments = transcode(text.strip(), JSON)
+    arguments = transcode(text.strip(), LOOSE_JSON)
     if arguments is None or not arguments.startswith("{"):
         raise BrokenError
     return arguments[:-1]

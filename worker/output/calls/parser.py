@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from worker.output.calls.formats import Reader
 from worker.output.calls.objects import read_bare_object
+from worker.output.calls.repairs import read_repaired
 from worker.output.calls.source import BrokenError, CallSource, Spelling
-from worker.output.calls.writer import CallNumbering, CallWriter
+from worker.output.calls.writer import CallNumbering, CallWriter, Reader
 from worker.output.channels import CALL, CONTENT, REASONING, Piece
 
 _SPACES = " \t\r\n"
@@ -56,7 +56,7 @@ class CallAttempt:
         self.is_over = False
         self._source = CallSource(spelling)
         self._writer = CallWriter(self._source, calls)
-        self._steps = opening.reader(self._writer)
+        self._steps = read_repaired(self._writer, opening.reader, opening.marker)
 
     @property
     def has_begun(self) -> bool:
@@ -68,9 +68,9 @@ class CallAttempt:
         self._source.feed(text)
         self._go_on()
 
-    def end(self) -> None:
+    def end(self, *, has_answer_ended: bool) -> None:
         """Mark the end of the text."""
-        self._source.end()
+        self._source.end(has_answer_ended=has_answer_ended)
         self._go_on()
 
     def left(self) -> str:
@@ -115,10 +115,10 @@ class ToolCallParser:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def rest(self) -> list[Piece]:
+    def rest(self, *, has_ended: bool = False) -> list[Piece]:
         pieces: list[Piece] = []
         while self._attempt is not None:
-            self._attempt.end()
+            self._attempt.end(has_answer_ended=has_ended)
             pieces += self.split(self._conclude(self._attempt))
         if self._calls.is_complete:
             return pieces

@@ -73,6 +73,8 @@ class CallSource:
         self._ended_at = 0
         self._has_ended = False
         self._is_whole = False
+        self.has_answer_ended = False
+        """Whether the model has ended its answer here, by itself."""
 
     def feed(self, text: str) -> None:
         """Append text."""
@@ -80,10 +82,15 @@ class CallSource:
         self._at -= self._taken
         self._taken = 0
 
-    def end(self, *, is_whole: bool = False) -> None:
+    def end(self, *, is_whole: bool = False, has_answer_ended: bool = False) -> None:
         """Mark the end. `is_whole`: the text is complete, so a token at its end is complete too."""
         self._has_ended = True
         self._is_whole = is_whole
+        self.has_answer_ended = has_answer_ended
+
+    def rewind(self) -> None:
+        """Read again from behind the taken text."""
+        self._at = self._taken
 
     def take(self, *, but: int = 0) -> None:
         """Mark the text read so far as emitted, except its last `but` characters."""

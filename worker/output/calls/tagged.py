@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from worker.output.calls.literals import JSON, escape, quote, read_object, transcode
+from worker.output.calls.literals import JSON, LOOSE_JSON, escape, quote, read_object, transcode
 from worker.output.calls.schemas import NULLS, guessed, kinds_of, typed
 from worker.output.calls.source import BrokenError, Steps
 from worker.output.calls.writer import CallWriter
@@ -107,7 +107,7 @@ def read_call(writer: CallWriter, tags: Tags) -> Steps[None]:
     writer.begin(name)
     yield from writer.source.spaces()
     if (yield from writer.source.peek()) == "{":
-        yield from read_object(writer.source, JSON, writer.say)
+        yield from read_object(writer.source, LOOSE_JSON, writer.say)
         writer.close()
         yield from read_end(writer, tags.end)
     else:

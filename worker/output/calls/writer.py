@@ -12,7 +12,7 @@ from protocol.types import CallDelta
 from worker.contract.engine import EngineRequest
 from worker.output.calls.literals import quote
 from worker.output.calls.schemas import Schema
-from worker.output.calls.source import BrokenError, CallSource
+from worker.output.calls.source import BrokenError, CallSource, Steps
 from worker.output.channels import CALL, CALLED, Piece
 
 ID_DIGITS = 24
@@ -82,14 +82,22 @@ class CallWriter:
         self.source = source
         self.name = ""
         """Name of the tool of the current call."""
+        self.is_open = False
+        """Whether a call is emitted and not complete."""
         self._calls = calls
         self._begun_before = calls.begun
         self._has_arguments = False
+        self._said: list[str] = []
 
     @property
     def has_begun(self) -> bool:
         """Whether a call has been emitted."""
         return self._calls.begun > self._begun_before
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the current call so far."""
+        return "".join(self._said)
 
     @property
     def schema(self) -> Schema:
@@ -108,12 +116,15 @@ class CallWriter:
         """Begin a call of the tool `name`. Raises `BrokenError` for an unknown tool."""
         self._calls.begin(name, own_id)
         self.name = name
+        self.is_open = True
         self._has_arguments = False
+        self._said = []
         self.source.take()
 
     def say(self, arguments: str, *, but: int = 0) -> None:
         """Append JSON to the arguments. `but`: number of read characters that are not part of it."""
         self._calls.say(arguments)
+        self._said.append(arguments)
         self.source.take(but=but)
 
     def key(self, name: str) -> None:
@@ -128,7 +139,12 @@ class CallWriter:
     def close(self, last: str = "}") -> None:
         """Complete the call with `last`, the end of its arguments."""
         self.say(last)
+        self.is_open = False
         self._calls.close()
+
+
+Reader = Callable[[CallWriter], Steps[None]]
+"""Reads all calls behind a marker."""
 
 
 def namer_of(engine_request: EngineRequest) -> Callable[[int], str]:

@@ -96,11 +96,13 @@ def model(
     return Model(tokenizer, vocabulary, CallFormat(tokenizer, vocabulary))
 
 
-def in_pieces(tools: Mapping[str, Any], pieces: Iterable[str], *, single: bool = False) -> ParsedAnswer:
-    """Parse pieces of text with the call parser alone, without tokens."""
+def in_pieces(
+    tools: Mapping[str, Any], pieces: Iterable[str], *, single: bool = False, has_ended: bool = False
+) -> ParsedAnswer:
+    """Parse pieces of text with the call parser alone, without tokens. `has_ended`: the model ended it."""
     reading = model().form.open(CONTENT, CallNumbering(tools, named, single=single))
     said = ParsedAnswer()
-    for piece in [*map(reading.split, pieces), reading.rest()]:
+    for piece in [*map(reading.split, pieces), reading.rest(has_ended=has_ended)]:
         for state, grown in piece:
             if isinstance(grown, CallDelta):
                 said.add(grown)

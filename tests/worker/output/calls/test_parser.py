@@ -139,8 +139,8 @@ def test_without_its_name_an_object_is_waited_for_only_so_long() -> None:
 
 
 def test_a_marker_within_what_was_no_call_is_one() -> None:
-    result = said(f"<tool_call> {CALL}")
-    assert (result.text, len(result.whole)) == ("<tool_call> ", 1)
+    result = said(f"<function= {CALL}")
+    assert (result.text, len(result.whole)) == ("<function= ", 1)
     result = said(f'<tool_call>{{"name": "no{CALL}')
     assert (result.text, len(result.whole)) == ('<tool_call>{"name": "no', 1)
 
@@ -163,14 +163,13 @@ def test_an_unknown_tool_in_a_section_stays_text_and_the_others_are_called() -> 
     [
         ('<tool_call>{"name": "get", "arguments": {"a": tru!}}', '{"a": ', "tru!}}"),
         ('<tool_call>{"name": "get", "arguments": {"a": 1} oops', '{"a": 1', "} oops"),
-        ('<tool_call>{"name": "get", "arguments": {"a": "x\ny"}}', '{"a": "x', '\ny"}}'),
         ('<tool_call>{"name": "get", "argument": {"a": 1}}', "", ', "argument": {"a": 1}}'),
         ("<function=get>\n<parameter=city>\nQuito", '{"city": "Quito', ""),
         ("<function=get>\n<parameter=city>\nQuito\n</para", '{"city": "Quito', "\n</para"),
         ("<function=get>\n<parameter=days>\n12", '{"days": ', "\n12"),
         ("<function=get>\n<parameter=city>\nQ\n</parameter>\nBye", '{"city": "Q"', "\nBye"),
         ("<tool_call>get\n<arg_key>city</arg_key>\nQuito", "", "<arg_key>city</arg_key>\nQuito"),
-        ("[TOOL_CALLS]get[ARGS]{'a': 1}", "{", "'a': 1}"),
+        ("[TOOL_CALLS]get[ARGS]{(a): 1}", "{", "(a): 1}"),
     ],
 )
 def test_a_call_that_breaks_stays_unfinished_and_text_goes_on_from_there(

@@ -1,0 +1,245 @@
+"""Calls that models botch: in quotes and commas, in their markers, and at their ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker.output.calls.parsed_answers import ParsedAnswer, in_pieces
+from tests.worker.output.calls.test_formats import check_unfinished, cuts_of
+from tests.worker.output.calls.written import FORMATS, WORDS, calls_in, tools_for
+from worker.output.calls.formats import READERS
+from worker.output.calls.literals import LOOSE_JSON, transcode
+from worker.output.calls.repairs import CLOSINGS, REPEATS_MAX, closing_of
+
+TOOLS: dict[str, Any] = {"get": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
+OBJECT = '{"name": "get", "arguments": {"city": "Quito"}}'
+FUNCTION = "<function=get>\n<parameter=city>\nQuito\n</parameter>\n</function>"
+
+
+def said(text: str, *, has_ended: bool = True) -> ParsedAnswer:
+    """Parse the text by characters and at once, and check that the results are equal."""
+    whole = in_pieces(TOOLS, [text], has_ended=has_ended)
+    assert in_pieces(TOOLS, text, has_ended=has_ended) == whole
+    return whole
+
+
+def called(text: str) -> Any:
+    """Return the arguments of the only call, which must be complete and without text around it."""
+    result = said(text)
+    assert (result.text, result.whole) == ("", [0])
+    return json.loads(result.calls[0][2])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "get", "arguments": {"city": "Quito",}}</tool_call>',
+        '<tool_call>{"name": "get", "arguments": {"city": "Quito"},}</tool_call>',
+        "<tool_call>{'name': 'get', 'arguments': {'city': 'Quito'}}</tool_call>",
+        '<tool_call>{name: "get", arguments: {city: "Quito"}}</tool_call>',
+        """<tool_call>{"name": "get", "arguments": "{'city': 'Quito'}"}</tool_call>""",
+        '<tool_call>{"name": "get", "arguments": "{\\"city\\": \\"Quito\\",}"}</tool_call>',
+        '<tool_call>{"name": "get", "args": {"city": "Quito"}}</tool_call>',
+        '<tool_call>{"name": "get", "input": {"city": "Quito"}}</tool_call>',
+        '<tool_call>{"type": "function", "function": {"name": "get", "arguments": {"city": "Quito"}}}',
+        '<tool_call>{"function": "get", "arguments": {"city": "Quito"}}</tool_call>',
+        '<tool_call>{{"name": "get", "arguments": {"city": "Quito"}}}</tool_call>',
+        "[TOOL_CALLS]get[ARGS]{'city': 'Quito'}",
+        '[TOOL_CALLS]get{"city": "Quito"}',
+    ],
+)
+def test_json_that_is_nearly_right_is_a_call(text: str) -> None:
+    assert called(text) == {"city": "Quito"}
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (r'"C:\dir"', "C:\\dir"),
+        (r'"\d+ \"x\""', '\\d+ "x"'),
+        ('"a\nb\tc"', "a\nb\tc"),
+        ("'it\\'s \"so\"'", 'it\'s "so"'),
+        ("True", True),
+        ("None", None),
+        ("[1, 2, ]", [1, 2]),
+        ("{a: [.5]}", {"a": [0.5]}),
+    ],
+)
+def test_values_that_are_nearly_json_are_read(value: str, read: object) -> None:
+    text = f'<tool_call>{{"name": "get", "arguments": {{"city": {value}}}}}</tool_call>'
+    assert called(text) == {"city": read}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{FUNCTION}\n</tool_call>",
+        f"<tool_call>\n{FUNCTION}\n</tool_call>\n</tool_call>",
+        f"<tool_call>{OBJECT}</tool_call></tool_call>",
+        f"<tool_call>{OBJECT}}}</tool_call>",
+        f"<tool_call>\n<tool_call>\n{OBJECT}\n</tool_call>\n</tool_call>",
+        f"<tool_call>\n```json\n{OBJECT}\n```\n</tool_call>",
+        f"[TOOL_CALLS][TOOL_CALLS][{OBJECT}]",
+        f"<tools>\n{OBJECT}\n</tools>",
+        f"<tool_calls>\n[{OBJECT}]\n</tool_calls>",
+        '<function_calls><invoke name="get"><parameter name="city">Quito</parameter>'
+        "</invoke></function_calls>",
+        f"{OBJECT}</tool_call>",
+    ],
+)
+def test_markers_that_are_too_many_are_no_text(text: str) -> None:
+    assert called(text) == {"city": "Quito"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>{OBJECT[:-1]}</tool_call>",
+        f"<tool_call>{OBJECT[:-2]}</tool_call>",
+        f"<tool_call>{OBJECT[:-2]}\n</function>\n</tool_call>",
+        FUNCTION.replace("</function>", "</tool_call>"),
+        "<tool_call>\nget\n<arg_key>city</arg_key>\n<arg_value>Quito</arg_value></function>",
+    ],
+)
+def test_a_call_that_only_lacks_a_closing_is_complete_when_another_one_comes(text: str) -> None:
+    assert called(text) == {"city": "Quito"}
+    assert said(text, has_ended=False) == said(text)
+
+
+UNCLOSED = [
+    f"<tool_call>{OBJECT[:-1]}",
+    f"<tool_call>{OBJECT[:-2]}\n",
+    FUNCTION.removesuffix("</function>"),
+    "<tool_call>\nget\n<arg_key>city</arg_key>\n<arg_value>Quito</arg_value>\n",
+    "<|tool_call_start|>[get(city='Quito'",
+    '[TOOL_CALLS]get[ARGS]{"city": "Quito"',
+]
+
+
+@pytest.mark.parametrize("text", UNCLOSED)
+def test_a_call_that_only_lacks_its_closing_is_complete_if_the_model_has_ended_the_answer(text: str) -> None:
+    assert called(text) == {"city": "Quito"}
+
+
+@pytest.mark.parametrize("text", UNCLOSED)
+def test_a_call_that_was_cut_off_is_never_completed(text: str) -> None:
+    result = said(text, has_ended=False)
+    assert (len(result.calls), result.whole) == (1, [])
+    check_unfinished(result)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "get", "arguments": {"city": "Qui',
+        '<tool_call>{"name": "get", "arguments": {"city": ',
+        '<tool_call>{"name": "get", "arguments": {"days": 12',
+        '<tool_call>{"name": "get"',
+        "<function=get>\n<parameter=city>\nQuito",
+        "<function=get>\n<parameter=city>\nQuito\n</function>\n</tool_call>",
+        "<function=get>\n",
+    ],
+)
+def test_no_value_is_ever_completed_or_shortened(text: str) -> None:
+    result = said(text)
+    assert (len(result.calls), result.whole) == (1, [])
+    check_unfinished(result)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "</tool_call>",
+        "A call ends with </tool_call>.",
+        "<tool_call>" * (REPEATS_MAX + 3) + "{}",
+        f"```json\n{OBJECT}\n```",
+        '{"name": "get", "input": {}}',
+        "{'name': 'get', 'arguments': {}}",
+        "<tool_call> is a marker, as <tools> is",
+    ],
+)
+def test_text_without_a_call_is_never_eaten(text: str) -> None:
+    result = said(text)
+    assert (result.text, result.calls) == (text, [])
+
+
+def test_text_behind_a_call_is_kept() -> None:
+    result = said(f"<tool_call>{OBJECT}</tool_call></tool_call>\nDone}} </tool_call>")
+    assert (result.text, result.whole) == ("\nDone} </tool_call>", [0])
+    result = said(f"<tool_call>{OBJECT}}}]")
+    assert (result.text, result.whole) == ("}]", [0])
+
+
+def test_a_call_follows_one_that_lacked_its_closing() -> None:
+    result = said(f"<tool_call>{OBJECT[:-1]}</tool_call>\n<tool_call>{OBJECT}</tool_call>")
+    assert (result.text, result.whole) == ("", [0, 1])
+
+
+# --- properties ------------------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+layouts = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}])
+
+
+@given(values, layouts)
+@settings(max_examples=60)
+def test_valid_json_is_never_changed(value: object, layout: dict[str, Any]) -> None:
+    text = json.dumps(value, **layout)
+    assert transcode(text, LOOSE_JSON) == text.strip()
+
+
+@given(st.dictionaries(st.text(), values, max_size=3), st.data())
+@settings(max_examples=60)
+def test_brackets_complete_json_only_between_its_values(value: dict[str, Any], data: st.DataObject) -> None:
+    text = json.dumps(value)
+    start = text[: data.draw(st.integers(1, len(text)))]
+    closing = closing_of(start)
+    if closing is not None:
+        assert re.fullmatch(r"[}\]]*", closing)
+        json.loads(start + closing)
+    assert closing_of(text) == ""
+
+
+PIECES = [*READERS, *CLOSINGS, OBJECT, FUNCTION, *OBJECT, *OBJECT, "'", ",}", "\\", "get", "```json", *WORDS]
+botched = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+@given(botched, st.booleans(), st.data())
+@settings(max_examples=300)
+def test_any_text_gives_the_same_however_it_is_cut(text: str, has_ended: bool, data: st.DataObject) -> None:
+    whole = in_pieces(TOOLS, [text], has_ended=has_ended)
+    assert in_pieces(TOOLS, text, has_ended=has_ended) == whole
+    assert in_pieces(TOOLS, cuts_of(data.draw, text), has_ended=has_ended) == whole
+    check_unfinished(whole)
+    rest = iter(text)
+    assert all(character in rest for character in whole.text)
+    if not whole.calls:
+        assert whole.text == text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_an_ended_answer_loses_no_text_and_completes_no_value(name: str, data: st.DataObject) -> None:
+    form = FORMATS[name]
+    calls = data.draw(calls_in(form, 2))
+    text = form.write(calls)
+    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools_for(calls)}
+    place = data.draw(st.integers(0, len(text)))
+    ended = in_pieces(tools, [text[:place]], has_ended=True)
+    cut = in_pieces(tools, [text[:place]])
+    assert in_pieces(tools, text[:place], has_ended=True) == ended
+    check_unfinished(ended)
+    for (_, name_ended, arguments), (_, name_cut, cut_arguments) in zip(ended.calls, cut.calls, strict=True):
+        assert name_ended == name_cut
+        assert re.fullmatch(re.escape(cut_arguments) + r"[}\]]*", arguments)
