@@ -177,6 +177,7 @@ async def _sweep(gateway: GatewayState, caffeine: SleepInhibitor | None, watchdo
         try:
             dispatcher.sweep()
             gateway.answers.sweep()
+            gateway.background.pump()
             if caffeine is not None:
                 caffeine.keep(wakefulness.is_wanted(len(dispatcher.flights) > 0, time.monotonic()))
         except Exception:  # every timeout of the gateway depends on the next sweep

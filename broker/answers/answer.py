@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from broker.dialects.renderers import Renderer
 from broker.dispatch.flight import Batch, Flight, Item
@@ -64,6 +65,10 @@ class DurableAnswer:
     """Time since when it has no reader."""
     flights: Sequence[Flight] = ()
     renderer: Renderer | None = None
+    whole: Callable[[], bytes] | None = None
+    """Returns the document so far, for clients that do not stream; None: all readers get the chunks."""
+    inputs: Callable[[], list[dict[str, Any]]] | None = None
+    """Returns the input items of a response."""
     on_items: Callable[[int, Sequence[Item]], None] | None = None
     on_over: Callable[[DurableAnswer], None] = lambda answer: None
     _opening: OpeningHeaders = lambda flights: ((), True)
@@ -85,6 +90,21 @@ class DurableAnswer:
         return bool(self._readers)
 
     # --- from the flights ---
+
+    def begin(self, renderer: Renderer) -> None:
+        """Render what comes before any output, of a request that waits for its flights."""
+        self.renderer, self._begun = renderer, True
+        self._add(renderer.due())
+
+    def refuse(self, error: RequestError) -> None:
+        """End an answer whose flights were not opened: by an event, if the answer has begun."""
+        if not self._begun:
+            self.fail(error)
+            return
+        failed = Failed(
+            incarnation="", id=self.name, code=error.code, message=error.message, param=error.param
+        )
+        self.take([(0, [failed])])
 
     def open(
         self,
@@ -153,7 +173,7 @@ class DurableAnswer:
             return
         self._add(rendered)
         if renderer.over:
-            self.failed = any(_has_failed(flight) for flight in self.flights)
+            self.failed = any(_has_failed(items) for _, items in batches)
             self._end()
 
     def _begin(self) -> None:
@@ -228,5 +248,5 @@ class DurableAnswer:
         return self.renderer.beat()
 
 
-def _has_failed(flight: Flight) -> bool:
-    return isinstance(flight.terminal, Failed)
+def _has_failed(items: Sequence[Item]) -> bool:
+    return any(isinstance(item, Failed) for item in items)

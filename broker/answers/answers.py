@@ -71,9 +71,6 @@ class DurableAnswers:
         """Return the answer with this public id."""
         return self._by_name.get((owner, name))
 
-    def has_key(self, owner: bytes, key: str) -> bool:
-        return (owner, key) in self._by_key
-
     def claim(self, owner: bytes, key: str, digest: bytes) -> tuple[DurableAnswer, bool]:
         """Return the answer of an idempotency key, and whether it is new: then the caller opens it.
 

@@ -163,7 +163,6 @@ FIELDS: dict[type, dict[str, Schema]] = {
         "max_tool_calls": _BUDGET,
         "thinking_budget": _BUDGET,
         "top_logprobs": between(0, TOP_LOGPROBS_MAX),
-        "background": {"enum": [False, None]},
         "prompt": NULL,
         **dict.fromkeys(responses.FORMATS, NULL),
     },

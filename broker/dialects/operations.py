@@ -66,6 +66,10 @@ def _read(path: str, summary: str, *told: str, **more: Any) -> Operation:
 
 
 _ONE = "/v1/responses/{id}"
+_AFTER: dict[str, tuple[str, dict[str, Any]]] = {
+    "stream": ("query", {"enum": ["true", "false"]}),
+    "starting_after": ("query", {"type": "integer", "minimum": 0}),
+}
 _TALK = "/v1/conversations/{id}"
 _CONVERSATION = ("id", "object", "created_at", "metadata")
 
@@ -76,8 +80,8 @@ OPERATIONS = (
            "id", "object", "created", "model", "system_fingerprint", "choices", "usage", streams=True),
     _asked("/v1/responses", "Create a response", responses.Body,
            "id", "object", "status", "model", "output", streams=True),
-    _read(_ONE, "Get a stored response, complete or in progress", "id", "object", "status", "output",
-          errors=(400, 401, 404), parameters=_ID),
+    _read(_ONE, "Get a stored response, complete or in progress, or the events of one in the background",
+          "id", "object", "status", "output", errors=(400, 401, 404, 409), parameters={**_ID, **_AFTER}),
     Operation("delete", _ONE, "Delete a stored response", ("id", "object", "deleted"), errors=(401, 404)),
     _read(f"{_ONE}/input_items", "List the input items of a response", "object", "data", "has_more",
           errors=(400, 401, 404), parameters=_PAGE),

@@ -89,16 +89,20 @@ class ResponseRendering(_Rendering, frozen=True, kw_only=True, omit_defaults=Tru
     stem: str
     envelope: bytes
     style: OutputStyle = OutputStyle()
+    background: bool = False
 
     def builder(
         self, clock: Callable[[], float], keep: Callable[[Document], None] | None = None
     ) -> ResponseBuilder:
         # Kept raw: schemas keep the spelling of their client.
         envelope: Document = dict(_envelopes.decode(self.envelope))
-        return ResponseBuilder(envelope, ResponseOutput(self.stem, self.style), clock=clock, keep=keep)
+        output = ResponseOutput(self.stem, self.style)
+        return ResponseBuilder(envelope, output, clock=clock, keep=keep, in_background=self.background)
 
     def of(self, builder: ResponseBuilder) -> Renderer:
-        return ResponseSseRenderer(builder) if self.stream else ResponseDocumentRenderer(builder)
+        """Return the renderer of what `builder` builds: always of events in the background."""
+        is_streamed = self.stream or self.background
+        return ResponseSseRenderer(builder) if is_streamed else ResponseDocumentRenderer(builder)
 
 
 _envelopes: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])

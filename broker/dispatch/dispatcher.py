@@ -143,6 +143,23 @@ class Dispatcher:
         name = self.catalogue.resolve(model)
         return self.catalogue.unloaded(name) or self.fleet.find(name, self._clock(), self.failover.load, task)
 
+    def has_free_row(self, model: str) -> bool:
+        """Return whether a request would begin at once: no other waits, and a worker of `model` has a free
+        row, or the model can be loaded."""
+        if self.flights.waiting(model):
+            return False
+        try:
+            found = self.find(model)
+        except RequestError:
+            return False
+        return isinstance(found, UnloadedModel) or any(
+            worker.serves
+            and worker.model == found.model
+            and worker.ready is not None
+            and len(self.flights.assigned(worker.incarnation)) < worker.ready.running_max
+            for worker in self.fleet
+        )
+
     def check_ready(self) -> None:
         """Raise `RequestError` if no model is served or can be loaded."""
         names = list(self.catalogue.states) if self.catalogue.on_demand else [None]

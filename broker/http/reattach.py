@@ -12,14 +12,21 @@ from broker.http.errors import error_response
 from broker.http.fast_path import FastPath, find
 from protocol.errors import RequestError
 
+EVENT_END = b"\n\n"
+"""End of a server-sent event; the JSON in it has no line breaks."""
+
 
 class AnswerResponse:
-    """Sends a durable answer from its chunk number `position` on. A client that leaves ends nothing."""
+    """Sends a durable answer from its beginning on. A client that leaves ends nothing."""
 
-    def __init__(self, answer: DurableAnswer, keepalive_s: float, position: int = 0) -> None:
+    def __init__(self, answer: DurableAnswer, keepalive_s: float, skipped: int | None = None) -> None:
+        """`skipped`: number of events to leave out, of an answer that is streamed to this client in any case;
+        None: it gets what its request asked for."""
         self._answer = answer
         self._keepalive_s = keepalive_s
-        self._position = position
+        self._position = 0
+        self._skipped = skipped or 0
+        self._may_be_whole = skipped is None
         self._waiter: asyncio.Future[None] | None = None
         self._straight: FastPath | None = None
         self._is_due = False
@@ -48,6 +55,9 @@ class AnswerResponse:
         body = self._take()
         while not self._gone:
             over = answer.over and self._position == len(answer.chunks)
+            if self._may_be_whole and answer.whole is not None:
+                await self._send_whole(send, answer.whole())
+                return
             if over and not body and not started and answer.error is not None:
                 raise answer.error
             if body or over:
@@ -63,9 +73,17 @@ class AnswerResponse:
             self._straight = straight if started else None
             body = self._take() if await self._more() else answer.idle() or self._take()
 
+    async def _send_whole(self, send: Send, document: bytes) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(document))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": document, "more_body": False})
+
     def _take(self) -> bytes:
         body = self._answer.read(self._position)
         self._position = len(self._answer.chunks)
+        while self._skipped and body:
+            _, _, body = body.partition(EVENT_END)
+            self._skipped -= 1
         return body
 
     def _start(self, length: int | None) -> dict[str, Any]:

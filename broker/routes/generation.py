@@ -40,27 +40,29 @@ T = TypeVar("T")
 Within = Callable[[AbstractContextManager[Sequence[Flight]]], AbstractContextManager[Sequence[Flight]]]
 
 
-async def take_body(request: Request, read: Callable[[bytes], T]) -> tuple[T, bytes]:
+async def take_body(
+    request: Request, read: Callable[[bytes], T], may_wait: Callable[[bytes], bool] | None = None
+) -> tuple[T, bytes]:
     """Return the body parsed by `read`, and its bytes.
 
-    Raises `RequestError`, before any of the body is read if the server is at capacity.
+    Raises `RequestError`, before any of the body is read if the server is at capacity. `may_wait`: returns
+    whether a request with this body may be queued then; it is read first.
     """
     gateway = gateway_of(request)
+    if may_wait is None:
+        check_room(gateway.dispatcher)
     raw = await whole_body(request)
+    if may_wait is not None and not may_wait(raw):
+        check_room(gateway.dispatcher)
     if gateway.inspection is not None:
         request.state.body = raw
     return await gateway.offload.work(len(raw), partial(read, raw)), raw
 
 
 async def whole_body(request: Request) -> bytes:
-    """Return the body's bytes, read by the routes or before them. Raises `RequestError` as `take_body`."""
-    gateway = gateway_of(request)
+    """Return the body's bytes, read now or before. Raises `RequestError` if they are too many."""
     kept: bytes | None = getattr(request.state, "body", None)
-    if kept is not None:
-        return kept
-    if not getattr(request.state, "is_retry", False):  # its answer has its room already
-        check_room(gateway.dispatcher)
-    return await read_body(request, gateway.settings.body_bytes_max)
+    return await read_body(request, gateway_of(request).settings.body_bytes_max) if kept is None else kept
 
 
 async def ask(
@@ -116,6 +118,20 @@ def respond(
 
     `within`: wraps the context of the flights. Raises `RequestError` if the model cannot perform the task.
     """
+    requests = configured(request, found, requests)
+    flights = within(submission(request, found, requests, frames))
+    keepalive_s = gateway_of(request).settings.keepalive_s
+    on_end = end_logger(request)
+    answer: DurableAnswer | None = getattr(request.state, "answer", None)
+    if answer is None:
+        return GenerationResponse(flights, renderer, prompts=prompts, keepalive_s=keepalive_s, on_end=on_end)
+    answer.own_bytes = len(getattr(request.state, "body", b"")) + sum(map(len, frames))
+    open_flights(answer, renderer, flights, on_end, prompts=prompts)
+    return AnswerResponse(answer, keepalive_s)
+
+
+def configured(request: Request, found: Worker | UnloadedModel, requests: Sequence[Asked]) -> Sequence[Asked]:
+    """Return the requests as they are admitted. Raises `RequestError` if the model cannot do the task."""
     gateway = gateway_of(request)
     require(task_of(requests[0]), found.capabilities, found.model)
     key: ApiKey | None = getattr(request.state, "key", None)
@@ -124,22 +140,51 @@ def respond(
     if gateway.settings.log_prompts:
         access_log.log_prompts(requests)
     client = client_of(key, request.client.host if request.client else "")
-    requests = [structs.replace(each, client=client) for each in requests]
-    submission = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
-    flights: AbstractContextManager[Sequence[Flight]] = submission.submit(key, found, requests, frames)
-    if gateway.inspection is not None:
-        body = getattr(request.state, "body", b"")
-        flights = gateway.inspection.keeping(request.url.path, body, flights)
-    flights = within(flights)
-    keepalive_s = gateway.settings.keepalive_s
-    on_end = partial(access_log.log_end, request_id(request.scope), key.name if key else "")
-    answer: DurableAnswer | None = getattr(request.state, "answer", None)
-    if answer is None:
-        return GenerationResponse(flights, renderer, prompts=prompts, keepalive_s=keepalive_s, on_end=on_end)
-    answer.own_bytes = len(getattr(request.state, "body", b"")) + sum(map(len, frames))
-    opened, release = _entered(flights, on_end)
+    return [structs.replace(each, client=client) for each in requests]
+
+
+def submission(
+    request: Request, found: Worker | UnloadedModel, requests: Sequence[Asked], frames: list[bytes]
+) -> AbstractContextManager[Sequence[Flight]]:
+    """Return the context in which the flights of a client's requests are open."""
+    gateway = gateway_of(request)
+    key: ApiKey | None = getattr(request.state, "key", None)
+    limits = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
+    flights = limits.submit(key, found, requests, frames)
+    if gateway.inspection is None:
+        return flights
+    return gateway.inspection.keeping(request.url.path, getattr(request.state, "body", b""), flights)
+
+
+def end_logger(request: Request) -> Callable[[Flight, int], None]:
+    """Return the function that logs the end of a flight of this request, with a status."""
+    key: ApiKey | None = getattr(request.state, "key", None)
+    return partial(access_log.log_end, request_id(request.scope), key.name if key else "")
+
+
+def open_flights(
+    answer: DurableAnswer,
+    renderer: Renderer,
+    flights: AbstractContextManager[Sequence[Flight]],
+    on_end: Callable[[Flight, int], None],
+    *,
+    prompts: int = 1,
+    after: Callable[[], None] = lambda: None,
+) -> None:
+    """Open the flights of a durable answer, which no client's connection holds. Raises `RequestError`.
+
+    `after`: called when they are closed.
+    """
+    stack = ExitStack()
+    opened = stack.enter_context(flights)
+
+    def release() -> None:
+        for flight in opened:
+            on_end(flight, _status_of(flight))
+        stack.close()
+        after()
+
     answer.open(opened, renderer, partial(opening_headers, prompts), release)
-    return AnswerResponse(answer, keepalive_s)
 
 
 def _status_of(flight: Flight) -> int:
@@ -148,21 +193,6 @@ def _status_of(flight: Flight) -> int:
     if end is None:
         return 499
     return KINDS[code_named(end.code)].status if isinstance(end, Failed) else 200
-
-
-def _entered(
-    flights: AbstractContextManager[Sequence[Flight]], on_end: Callable[[Flight, int], None]
-) -> tuple[Sequence[Flight], Callable[[], None]]:
-    """Open flights that no client's connection holds. Return them, and what closes them."""
-    stack = ExitStack()
-    opened = stack.enter_context(flights)
-
-    def release() -> None:
-        for flight in opened:
-            on_end(flight, _status_of(flight))
-        stack.close()
-
-    return opened, release
 
 
 def _configured(request: Asked, namespace: str, max_tokens_default: int | None) -> Asked:

@@ -48,7 +48,6 @@ def _key(request: Request) -> str | None:
 
 async def _join(request: Request, key: str, endpoint: Endpoint) -> ASGIApp:
     gateway, owner = gateway_of(request), owner_of(request)
-    request.state.is_retry = gateway.answers.has_key(owner, key)
     raw = await whole_body(request)
     digest = sha256(request.url.path.encode() + b"\n" + raw).digest()
     answer, is_new = gateway.answers.claim(owner, key, digest)

@@ -27,6 +27,7 @@ from broker.dialects.responses.output import ResponseOutput
 from broker.dialects.responses.store import StoredItems, StoredResponse, unknown
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
+from broker.routes import background
 from broker.routes.generation import ask, respond, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import GatewayState, gateway_of, owner_of
@@ -34,9 +35,9 @@ from protocol.errors import Code, RequestError
 
 
 async def create(asked: Request) -> ASGIApp:
-    """Generate the output for a conversation's items, streamed or as one document."""
+    """Generate the output for a conversation's items, streamed, as one document, or in the background."""
     gateway, owner = gateway_of(asked), owner_of(asked)
-    read, raw = await take_body(asked, body.read)
+    read, raw = await take_body(asked, body.read, may_wait=_names_background)
     found = gateway.dispatcher.find(read.model)
     bytes_max = gateway.settings.body_bytes_max
     recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
@@ -52,6 +53,8 @@ async def create(asked: Request) -> ASGIApp:
     )
     keep = _keeping(gateway, owner, id, read, recalled, stem)
     created, kept = int(time.time()), _is_kept(gateway, read)
+    if read.background and not kept:
+        raise refuse("background", "is not possible: this server stores no responses")
     envelope = request.envelope(read, id=id, model=found.model, created_at=created, kept=kept)
     rendering = ResponseRendering(
         id=id,
@@ -61,11 +64,19 @@ async def create(asked: Request) -> ASGIApp:
         stem=stem,
         envelope=encode(envelope),
         style=request.style(read, offer),
+        background=bool(read.background),
     )
     answer = rendering.builder(time.time, keep)
-    renderer = rendering.of(answer)
+    if read.background:
+        items = partial(listed, recalled.items, stem)
+        return background.begin(asked, found, message, frames, rendering, answer, recalled, items, len(raw))
     within = partial(_running, gateway.answering, (owner, id), answer)
-    return respond(asked, found, [message], frames, renderer, prompts=1, within=within)
+    return respond(asked, found, [message], frames, rendering.of(answer), prompts=1, within=within)
+
+
+def _names_background(raw: bytes) -> bool:
+    """Return whether a body may ask for a response in the background, which waits if the server is full."""
+    return b'"background"' in raw
 
 
 async def compact(asked: Request) -> ASGIApp:
@@ -144,36 +155,52 @@ def _running(
 # --- by its id ---------------------------------------------------------------------------------------
 
 
-async def one(asked: Request) -> Response:
-    """Return the response, complete or as far as it is, or delete it."""
+async def one(asked: Request) -> ASGIApp:
+    """Return the response, complete or as far as it is, or its events, or delete it."""
     gateway, name = gateway_of(asked), _name(asked)
+    running = gateway.answering.get(name)
     if asked.method == "DELETE":
+        if running is not None and gateway.answers.find(*name) is not None:
+            _cancel(gateway, name, running)
         gateway.responses.delete(*name)
+        background.forget(gateway, name)
         return _json({"id": name[1], "object": "response", "deleted": True})
     if asked.query_params.get("stream") == "true":
-        raise refuse("stream", "must be false here: a finished response cannot be streamed again")
-    if (running := gateway.answering.get(name)) is not None:
+        return background.events(gateway, name, asked.query_params.get("starting_after"))
+    if running is not None:
         return _json(running.so_far())
     return _json(gateway.responses.get(*name).document())
 
 
 async def input_items(asked: Request) -> Response:
     """Return one page of the response's input items."""
-    kept = gateway_of(asked).responses.get(*_name(asked))
-    return _json(listing.page(kept.input(), asked.query_params))
+    gateway, name = gateway_of(asked), _name(asked)
+    answer = gateway.answers.find(*name)
+    if answer is not None and answer.inputs is not None:
+        return _json(listing.page(answer.inputs(), asked.query_params))
+    return _json(listing.page(gateway.responses.get(*name).input(), asked.query_params))
 
 
 async def cancel(asked: Request) -> Response:
-    """End the response with its current output. Cancelling a finished one is an error, as in OpenAI's API."""
+    """End the response with its current output. One in the background may be cancelled again; cancelling
+    another one that has ended is an error, as in OpenAI's API."""
     gateway, name = gateway_of(asked), _name(asked)
     if (running := gateway.answering.get(name)) is None:
-        gateway.responses.get(*name)
-        raise RequestError(Code.INVALID_REQUEST, "This response has ended and cannot be cancelled.")
+        document = gateway.responses.get(*name).document()
+        if not document["background"]:
+            raise RequestError(Code.INVALID_REQUEST, "This response has ended and cannot be cancelled.")
+        return _json(document)
+    return _json(_cancel(gateway, name, running))
+
+
+def _cancel(gateway: GatewayState, name: tuple[bytes, str], running: ResponseBuilder) -> Document:
     document = running.cancel()
+    if (answer := gateway.answers.find(*name)) is not None:
+        answer.poke()
     for flight in gateway.dispatcher.flights:
         if flight.id == name[1]:
             flight.on_item()  # its reader checks, and finds that it is over
-    return _json(document)
+    return document
 
 
 def _name(asked: Request) -> tuple[bytes, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from broker.answers.answers import DurableAnswers
+from broker.answers.background import BackgroundQueue
 from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
@@ -47,6 +48,7 @@ class GatewayState:
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
     answering: dict[tuple[bytes, str], ResponseBuilder] = field(default_factory=dict)
     answers: DurableAnswers = field(init=False)
+    background: BackgroundQueue = field(init=False)
     offload: BodyOffload = field(default_factory=BodyOffload)
     http_counters: HttpCounters = field(default_factory=HttpCounters)
     watchers: set[object] = field(default_factory=set)
@@ -63,6 +65,8 @@ class GatewayState:
             window_s=self.settings.reattach_window_s,
         )
         object.__setattr__(self, "answers", answers)
+        background = BackgroundQueue(self.dispatcher.has_free_row, time.monotonic)
+        object.__setattr__(self, "background", background)
 
 
 def gateway_of(request: Request) -> GatewayState:

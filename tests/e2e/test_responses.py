@@ -281,7 +281,7 @@ def test_a_failure_in_a_stream_raises_in_the_client(client: openai.OpenAI) -> No
     [
         ({"model": "no-such"}, openai.NotFoundError, "model"),
         ({"input": [{"type": "nonsense"}]}, openai.BadRequestError, "input[0].type"),
-        ({"extra_body": {"background": True}}, openai.BadRequestError, "background"),
+        ({"background": True, "store": False}, openai.BadRequestError, "background"),
         ({"input": "word " * 9000}, openai.BadRequestError, "input"),
     ],
 )

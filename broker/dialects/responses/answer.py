@@ -31,8 +31,10 @@ class ResponseBuilder:
         *,
         clock: Callable[[], float],
         keep: Callable[[Document], None] | None = None,
+        in_background: bool = False,
     ) -> None:
-        """`envelope`: the response before its output."""
+        """`envelope`: the response before its output. `in_background`: it is queued first, and kept even if
+        it fails."""
         self.document: Document | None = None
         self.error: RequestError | None = None
         self._envelope = envelope
@@ -41,12 +43,13 @@ class ResponseBuilder:
         self._keep = keep
         self._bytes = 0
         self._is_open = False
+        self._is_queued = self._keeps_failures = in_background
         self._unsaid: list[Event] = []
 
     @property
     def _begun(self) -> Document:
         """Its initial state."""
-        return self._envelope | {"status": "in_progress"}
+        return self._envelope | {"status": "queued" if self._is_queued else "in_progress"}
 
     def so_far(self) -> Document:
         """Return the document, or its initial state while in progress."""
@@ -66,11 +69,11 @@ class ResponseBuilder:
 
     def opening(self) -> list[Event]:
         """Return the first events of the response, once."""
-        return list(self._open())
+        return list(self._announce())
 
     def progress(self) -> Event:
-        """Return the event that only says that the response is in progress."""
-        return {"type": "response.in_progress", "response": self._begun}
+        """Return the event that only says that the response is queued or in progress."""
+        return {"type": f"response.{self._begun['status']}", "response": self._begun}
 
     def take(self, item: Item) -> Iterator[Event]:
         """Yield the events of one item; nothing more once the response is over."""
@@ -86,10 +89,16 @@ class ResponseBuilder:
             case Failed():
                 yield from self._fail(failure(item))
 
-    def _open(self) -> Iterator[Event]:
+    def _announce(self) -> Iterator[Event]:
         if not self._is_open:
             self._is_open = True
             yield {"type": "response.created", "response": self._begun}
+            yield self.progress()
+
+    def _open(self) -> Iterator[Event]:
+        yield from self._announce()
+        if self._is_queued:
+            self._is_queued = False
             yield self.progress()
 
     def _grow(self, delta: Delta) -> Iterator[Event]:
@@ -120,7 +129,7 @@ class ResponseBuilder:
 
     def _end(self, how: str, **told: Any) -> Event:
         self.document = self._envelope | {"status": how, "output": self._output.items, **told}
-        if self._keep is not None and self.error is None:
+        if self._keep is not None and (self.error is None or self._keeps_failures):
             self._keep(self.document)
         return {"type": f"response.{how}", "response": self.document}
 

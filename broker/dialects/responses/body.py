@@ -19,7 +19,6 @@ FORMATS = (
     "json_schema", "grammar",
 )  # fmt: skip
 _ELSEWHERE = {
-    "background": "must be false: responses in the background are not supported",
     "prompt": "is not supported: no prompt templates are stored here; send the text in 'input'",
     **dict.fromkeys(FORMATS, "is not a parameter of responses: use 'text.format'"),
 }
@@ -119,6 +118,8 @@ def read(raw: bytes) -> Body:
     for name, why in _ELSEWHERE.items():
         if getattr(body, name):
             raise refuse(name, why)
+    if body.background and body.store is False:
+        raise refuse("background", "needs 'store' to be true: the response is read by its id")
     if body.input is None:
         raise RequestError(Code.INVALID_REQUEST, "'input' is required.", param="input")
     if body.conversation and body.previous_response_id:

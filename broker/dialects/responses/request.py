@@ -105,7 +105,7 @@ def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) ->
         "object": "response",
         "created_at": created_at,
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "completed_at": None,
         "conversation": None if body.conversation_id is None else {"id": body.conversation_id},
         "error": None,

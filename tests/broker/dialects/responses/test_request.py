@@ -215,7 +215,7 @@ def test_thoughts_are_told_as_they_were_asked_for(
         ({"input": None}, "input"),
         ({"input": 3}, "input"),
         ({"input": ["x"]}, "input[0]"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": SCHEMA}, "guided_json"),
