@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,7 @@ def _supervise(
     from deploy.serving.greeting import greeting, is_quiet
     from deploy.serving.prefix_cache import first_start_notice, folders
     from deploy.serving.startup_progress import StartupProgress, announcement, first_loads, terminal
+    from deploy.supervisor.panics import Panics
     from deploy.supervisor.stderr import QuietTerminal
     from deploy.supervisor.supervisor import Supervisor
     from protocol import logs
@@ -97,6 +99,7 @@ def _supervise(
         memory_budget=given.memory_budget,
         spare=given.spare > 0,
         quiet=QuietTerminal() if quiet else None,
+        panics=Panics.of_machine(os.environ, sys.platform),
     )
     with StartupProgress(url, keys, draw, greet):
         return supervisor.run()

@@ -101,9 +101,13 @@ def _worker_cells(model: Document, worker: Document | None) -> list[RenderableTy
 
 
 def _failures(document: Document) -> list[Text]:
-    """Return a line for each model whose last start failed."""
-    failed = [model for model in document["models"] if model.get("failure")]
-    return [Text(f"{model['model']}: {model['failure']}", "red") for model in failed]
+    """Return a line for each model whose last start failed, or that gets less memory after a panic."""
+    return [
+        Text(f"{model['model']}: {model[field]}", colour)
+        for field, colour in (("failure", "red"), ("caution", "yellow"))
+        for model in document["models"]
+        if model.get(field)
+    ]
 
 
 def _percent(worker: Document | None) -> str:

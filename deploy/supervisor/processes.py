@@ -22,6 +22,7 @@ from deploy.supervisor.child import Child
 from deploy.supervisor.cpu_usage import process_cpu_s
 from deploy.supervisor.events import ChildMessage, Died, NotStarted
 from deploy.supervisor.memory import process_bytes
+from deploy.supervisor.panics import Panics, RunFile
 from deploy.supervisor.stderr import QuietTerminal, Stderr
 from protocol import breadcrumbs, channel
 
@@ -33,22 +34,30 @@ class _Running:
     process: subprocess.Popen[bytes]
     waiter: threading.Thread
     line: WorkerSpawnChannel | None
+    page: RunFile
 
 
 class Processes:
     """Processes by their current names. `send` is called on any thread."""
 
     def __init__(
-        self, send: Callable[[Died | NotStarted | ChildMessage], None], quiet: QuietTerminal | None = None
+        self,
+        send: Callable[[Died | NotStarted | ChildMessage], None],
+        quiet: QuietTerminal | None = None,
+        panics: Panics | None = None,
     ) -> None:
         self._send = send
+        self._panics = panics or Panics()
         self._quiet = quiet
         self._running: dict[str, _Running] = {}
 
-    def start(self, name: str, child: Child, inherited: Mapping[str, int]) -> None:
-        """Start a process. `inherited`: its inherited descriptors, by the variable that holds the number."""
+    def start(
+        self, name: str, child: Child, inherited: Mapping[str, int], *, model: str | None = None
+    ) -> None:
+        """Start a process. `inherited`: its inherited descriptors, by the variable that holds the number.
+        `model`: what it serves; None: it is the spare, or serves none."""
         try:
-            page = breadcrumbs.BreadcrumbSlot()
+            page = self._panics.open_slot(model)
         except OSError as error:
             self._send(NotStarted(name, str(error)))
             return
@@ -75,15 +84,16 @@ class Processes:
             name=f"await-{name}",
             daemon=True,
         )
-        self._running[name] = _Running(process, waiter, line)
+        self._running[name] = _Running(process, waiter, line, page)
         waiter.start()
 
-    def give(self, spare: str, name: str, words: Sequence[str]) -> bool:
-        """Send `words`, its arguments, to the process `spare` and rename it to `name`. Return whether they
-        could be sent."""
+    def give(self, spare: str, name: str, words: Sequence[str], model: str) -> bool:
+        """Send `words`, its arguments, to the process `spare` and rename it to `name`. `model`: what it
+        serves from now on. Return whether they could be sent."""
         given = self._running[spare]
         if given.line is None or not given.line.tell(words):
             return False
+        given.page.assign(model)
         self._running[name] = self._running.pop(spare)
         log.info("%s runs as pid %d, which was the spare", name, given.process.pid)
         return True
@@ -93,7 +103,7 @@ class Processes:
         name: str,
         process: subprocess.Popen[bytes],
         stderr: Stderr,
-        page: breadcrumbs.BreadcrumbSlot,
+        page: RunFile,
         line: WorkerSpawnChannel | None,
     ) -> None:
         returncode = process.wait()

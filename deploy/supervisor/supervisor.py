@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from deploy.supervisor.channels import GatewayChannel
-from deploy.supervisor.child import Child, first_loaded
+from deploy.supervisor.child import Child, first_loaded, model_id
 from deploy.supervisor.children import KILL_WAIT_S_MAX, STOP_TIMEOUT_S, other_name
 from deploy.supervisor.control import Control
 from deploy.supervisor.cpu_usage import IdleWatch
@@ -49,6 +49,7 @@ from deploy.supervisor.events import (
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import all_weight_bytes, weights_of
+from deploy.supervisor.panics import CACHE_SHARE, Panics
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
@@ -93,6 +94,7 @@ class Supervisor:
         memory_budget: int | None = None,
         spare: bool = False,
         quiet: QuietTerminal | None = None,
+        panics: Panics | None = None,
     ) -> None:
         self._events: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._reloading = reloading
@@ -100,7 +102,8 @@ class Supervisor:
         self._control: Control | None = None
         self._gateway: GatewayChannel | None = None
         self._has_gateway = any(child.hears for child in children)
-        self._processes = Processes(self._events.put, quiet)
+        self._panics = panics or Panics()
+        self._processes = Processes(self._events.put, quiet, self._panics)
         self._quiet = quiet
         self._reloads = Reloads(children)
         self._idle_watch = IdleWatch()
@@ -298,6 +301,7 @@ class Supervisor:
             last_end_reason=ends.reason,
             replicas=len(names),
             failure=ends.failure[:END_CHARS_MAX],
+            caution=self._panics.caution(model_id(model)),
         )
 
     def _memory_bytes(self, child: str) -> int:
@@ -310,7 +314,9 @@ class Supervisor:
             case Start(name):
                 self._start(name, self._program(name), line)
             case AssignSpare(name):
-                if not self._processes.give(SPARE, name, self._program(name).words):
+                program = self._program(name)
+                assert program.model is not None
+                if not self._processes.give(SPARE, name, program.words, model_id(program.model)):
                     self._events.put(NotStarted(name, "the spare cannot be reached"))
             case Reloaded():
                 self._reloaded(decision)
@@ -327,13 +333,20 @@ class Supervisor:
         if name == SPARE:
             assert self._spare is not None
             return self._spare
-        return self._reloads.programs[name]
+        program = self._reloads.programs[name]
+        if program.model is None or not program.program:
+            return program
+        if not (caution := self._panics.caution(model_id(program.model))):
+            return program
+        log.warning("%s: %s", program.model.name, caution)
+        return replace(program, argv=[*program.argv, f"--cache-share={CACHE_SHARE}"])
 
     def _start(self, name: str, child: Child, line: int) -> None:
         if name == SPARE:
             child = replace(child, env={**child.env, channel.SPARE: "1"})
         if not child.hears:
-            self._processes.start(name, child, {lifeline.VARIABLE: line})
+            model = None if name == SPARE or child.model is None else model_id(child.model)
+            self._processes.start(name, child, {lifeline.VARIABLE: line}, model=model)
             return
         if self._gateway is not None:
             self._gateway.close()

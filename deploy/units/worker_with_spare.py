@@ -19,6 +19,7 @@ from deploy.serving.commandlines import python_module
 from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP
 from deploy.supervisor.memory import fits_beside
+from deploy.supervisor.panics import Panics
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
@@ -79,6 +80,7 @@ def _supervisor(told: argparse.Namespace, path: Path) -> Supervisor:
         # `stop_timeout_s` already includes the time to drain.
         reloading=Reloading(path, 0.0, told.ready_timeout, fits_beside),
         spare=True,
+        panics=Panics.of_machine(os.environ, sys.platform),
     )
 
 

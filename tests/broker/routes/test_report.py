@@ -131,6 +131,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "replicas": 1,
         "restarts": 2,
         "failure": "no such model",
+        "caution": "",
         "last_end": "worker (pid 9) was killed by SIGKILL after 3.0 s",
         "last_end_reason": "sigkill",
         "losses": {},
