@@ -13,6 +13,8 @@ import zmq
 from starlette.types import ASGIApp
 
 from broker.app import create_app
+from broker.batches.runner import BatchRunner, StoreThread
+from broker.batches.store import BatchStore
 from broker.dialects.host_patterns import HostPatterns
 from broker.dialects.media_hosts import AllowedHosts
 from broker.dialects.responses.store import ResponseStore
@@ -26,6 +28,8 @@ from broker.http.limits import KeyConcurrency
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
 from broker.http.media import MediaMemory
 from broker.http.server import Server, server_config
+from broker.routes.batch_lines import places
+from broker.routes.files import DAY_S
 from broker.routes.state import Fetch, GatewayState
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
@@ -34,6 +38,7 @@ from protocol import lifeline, logs, settings, sockets
 from protocol.api_keys import KeysError
 from protocol.gateway_settings import GatewaySettings
 from protocol.messages import new_incarnation
+from protocol.state_folder import state_folder
 
 if TYPE_CHECKING:
     from broker.http.fetching import Network
@@ -83,8 +88,27 @@ def build(
         media=MediaMemory(configured.media_memory),
         fetch=fetch,
         inspection=Inspection() if configured.inspect else None,
+        batches=_batches(configured, dispatcher),
     )
     return gateway, create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
+
+
+def _batches(settings: GatewaySettings, dispatcher: Dispatcher) -> BatchRunner | None:
+    """Return the runner of batches; None if they are disabled."""
+    if not settings.batch_storage:
+        return None
+    try:
+        folder = settings.batch_dir or state_folder(os.environ) / "batches" / str(settings.port)
+    except RuntimeError as error:
+        log.warning("batches are disabled, set --batch-dir: %s", error)
+        return None
+    return BatchRunner(
+        StoreThread(BatchStore(folder, settings.batch_storage)),
+        lambda: places(dispatcher),
+        time.time,
+        line_bytes_max=settings.body_bytes_max,
+        retention_s=settings.batch_days * DAY_S,
+    )
 
 
 def _caffeine(wanted: bool | None, platform: str = sys.platform) -> SleepInhibitor | None:

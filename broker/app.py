@@ -27,13 +27,17 @@ from broker.http.respond import RELAXED_HEADER
 from broker.http.timing import TimingMiddleware
 from broker.page import page
 from broker.routes import (
+    batch_lines,
+    batches,
     cache,
     chat,
     completions,
     conversations,
     embeddings,
     errors,
+    files,
     inspect,
+    message_batches,
     messages,
     metrics,
     models,
@@ -73,7 +77,10 @@ ROUTES = (
     *completions.ROUTES,
     *responses.ROUTES,
     *conversations.ROUTES,
+    *message_batches.ROUTES,
     *messages.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *tokens.ROUTES,
     *embeddings.ROUTES,
     *models.ROUTES,
@@ -106,7 +113,8 @@ def create_app(
     # Not added as Starlette middlewares: the response to an unhandled exception bypasses those.
     routes = _routes(gateway, link, foreman, caffeine)
     budget = BodyBudget(gateway.settings.body_budget_bytes)
-    app: ASGIApp = BodyBudgetMiddleware(routes, budget, gateway.media, no_room)
+    app: ASGIApp = BodyBudgetMiddleware(routes, budget, gateway.media, no_room, frozenset((files.PATH,)))
+    routes.state.lines_app = app
     keyless = page.PATHS | (KEYLESS if gateway.settings.keyless_metrics else frozenset())
     app = AuthMiddleware(RateLimitMiddleware(app, gateway.key_concurrency), gateway.api_keys_store, keyless)
     if gateway.settings.cors_origins:
@@ -143,9 +151,13 @@ def _routes(
         watchdog = LoopWatchdog()
         watchdog.start()
         sweeper = asyncio.create_task(_sweep(gateway, caffeine, watchdog))
+        if gateway.batches is not None:
+            gateway.batches.start(batch_lines.sender(gateway, app.state.lines_app))
         try:
             yield
         finally:
+            if gateway.batches is not None:
+                await gateway.batches.close()
             watchdog.close()
             sweeper.cancel()
             if caffeine is not None:

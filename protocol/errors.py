@@ -20,6 +20,8 @@ class Code(StrEnum):
     RESPONSE_NOT_FOUND = "response_not_found"
     PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
     CONVERSATION_NOT_FOUND = "conversation_not_found"
+    FILE_NOT_FOUND = "file_not_found"
+    BATCH_NOT_FOUND = "batch_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TIMEOUT = "request_timeout"
@@ -42,6 +44,7 @@ class Code(StrEnum):
     REQUEST_CANCELLED = "request_cancelled"
     ENGINE_ERROR = "engine_error"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    STORAGE_FAILED = "storage_failed"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -66,6 +69,8 @@ _CALLER = {
     Code.RESPONSE_NOT_FOUND: (404, "The response does not exist or is no longer stored."),
     Code.CONVERSATION_NOT_FOUND: (404, "The conversation or its item does not exist or is no longer stored."),
     Code.PREVIOUS_RESPONSE_NOT_FOUND: (400, "The previous response does not exist or is no longer stored."),
+    Code.FILE_NOT_FOUND: (404, "The file does not exist or is no longer stored."),
+    Code.BATCH_NOT_FOUND: (404, "The batch does not exist or is no longer stored."),
     Code.ROUTE_NOT_FOUND: (404, "This URL path does not exist."),
     Code.METHOD_NOT_ALLOWED: (405, "This URL path does not support this method."),
     Code.REQUEST_TIMEOUT: (408, "The request did not arrive in time."),
@@ -92,6 +97,7 @@ _OURS = {
     Code.CLIENT_TOO_SLOW: (500, "The client did not read its stream in time."),
     Code.ENGINE_ERROR: (500, "The model failed on this request."),
     Code.DEADLINE_EXCEEDED: (504, "The request did not finish before its deadline."),
+    Code.STORAGE_FAILED: (507, "The server cannot store this."),
     Code.INTERNAL_ERROR: (500, "An internal server error occurred."),
 }
 

@@ -16,6 +16,7 @@ Port = Annotated[int, Meta(ge=1, le=65535, description="port for clients")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 
 MEDIA_MEMORY = 512 * 2**20
+BATCH_STORAGE = 4 * 2**30
 
 
 class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
@@ -186,6 +187,19 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " request with an Idempotency-Key can be read again"
         ),
     ] = 60.0
+    batch_storage: Annotated[
+        Size, Meta(description="disk space for the files and results of batches; 0: no batches")
+    ] = BATCH_STORAGE
+    batch_dir: Annotated[
+        Path | None,
+        Meta(
+            description="folder for them (default: a folder named after the port in the user's state folder)"
+        ),
+    ] = None
+    batch_days: Annotated[
+        int,
+        Meta(ge=1, le=3650, description="days after which files, and batches that have ended, are deleted"),
+    ] = 30
     keepalive_s: Annotated[
         Seconds,
         Meta(

@@ -20,6 +20,7 @@ import zmq.auth
 
 from protocol.hosts import is_loopback
 from protocol.secure_files import create_private, is_private, is_protected, read_private
+from protocol.state_folder import state_folder
 from protocol.wire import MESSAGE_BYTES_MAX
 
 SEND_QUEUE_MESSAGES_MAX = 4096
@@ -105,11 +106,10 @@ def runtime_directory() -> Path:
 
 
 def _state_folder() -> Path | None:
-    """Return the folder for sockets in the user's state folder, by the XDG base directory specification on
-    every system. None: it cannot be used, or paths of sockets in it would be too long."""
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    """Return the folder for sockets in the user's state folder. None: it cannot be used, or paths of sockets
+    in it would be too long."""
     try:
-        folder = (state if state.is_absolute() else Path.home() / ".local" / "state") / "roundhouse" / "run"
+        folder = state_folder(os.environ) / "run"
         if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES_MAX > _SOCKET_PATH_BYTES_MAX:
             return None
         with create_private():

@@ -26,6 +26,8 @@ Wired = Literal["weights", "none", "all"]
 """What macOS may not page out: the weights, nothing, or as much as the GPU may use."""
 Bytes = bytes
 """Alias of `bytes` for classes with a field named `bytes`."""
+BATCH_PRIORITY = 2**31
+"""Priority of a batch's requests. Clients cannot set it: a worker parks these rows while it has any other."""
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.dialects import (
+    batch_body,
     chat_body,
     completions,
     embeddings,
@@ -19,6 +20,7 @@ from broker.dialects import (
     tools,
 )
 from broker.dialects.messages import body as messages
+from broker.dialects.messages.batch_body import LINES_MAX, MessageBatchBody
 from broker.dialects.messages.content import SearchResultBlock
 from broker.dialects.parameters import (
     CACHE_SALT_CHARACTERS_MAX,
@@ -170,6 +172,11 @@ FIELDS: dict[type, dict[str, Schema]] = {
     conversations.CreateBody: {"items": _ITEMS, "metadata": _METADATA},
     conversations.UpdateBody: {"metadata": _METADATA},
     conversations.ItemsBody: {"items": {"minItems": 1, **_ITEMS}},
+    batch_body.BatchBody: {
+        "endpoint": {"enum": batch_body.ENDPOINTS},
+        "completion_window": {"const": batch_body.WINDOW},
+    },
+    MessageBatchBody: {"requests": {"minItems": 1, "maxItems": LINES_MAX}},
     content.InputImage: {"image_url": {"not": NULL}},
     items.Message: {"content": {"items": _PART}},
     items.CallOutput: {"output": {"items": _PART}},

@@ -67,6 +67,9 @@ def _described(operation: Operation, schemas: Collection[str]) -> dict[str, Any]
     if operation.body is not None:
         content = {"application/json": {"schema": _reference(_name(operation.body, schemas))}}
         described["requestBody"] = {"required": True, "content": content}
+    if operation.form is not None:
+        form = {"multipart/form-data": {"schema": operation.form}}
+        described["requestBody"] = {"required": True, "content": form}
     return described | ({"security": []} if operation.is_open else {})
 
 

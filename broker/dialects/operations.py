@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from broker.dialects import chat_body, completions, embeddings, model_choice, rerank, tokens
+from broker.dialects import batch_body, chat_body, completions, embeddings, model_choice, rerank, tokens
+from broker.dialects.batch_body import EXPIRES_S_MAX, EXPIRES_S_MIN
 from broker.dialects.constraints import between
 from broker.dialects.messages import body as messages
+from broker.dialects.messages.batch_body import MessageBatchBody
 from broker.dialects.responses import body as responses
 from broker.dialects.responses import compaction, conversations
 from broker.dialects.responses.listing import PAGE_ITEMS_MAX
@@ -26,7 +28,7 @@ class Operation:
     `path`: may contain path parameters, `{name}`. `body`: the type that decodes the request body. `told`:
     required fields of the response document; None: the response has no body. `errors`: statuses.
     `parameters`: place and schema of each, all optional. `is_open`: no API key is needed. `content`: media
-    type of the response.
+    type of the response. `form`: schema of the request body if that is a form.
     """
 
     method: Literal["get", "post", "delete", "head"]
@@ -40,6 +42,7 @@ class Operation:
     dialect: Literal["openai", "anthropic"] = "openai"
     is_open: bool = False
     content: str = "application/json"
+    form: Mapping[str, Any] | None = None
 
 
 _STRING = {"type": "string"}
@@ -72,6 +75,69 @@ _AFTER: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _TALK = "/v1/conversations/{id}"
 _CONVERSATION = ("id", "object", "created_at", "metadata")
+
+_FILE = ("id", "object", "bytes", "created_at", "filename", "purpose", "status")
+_BATCH = ("id", "object", "endpoint", "input_file_id", "completion_window", "status", "created_at")
+_MESSAGE_BATCH = ("id", "type", "processing_status", "request_counts", "created_at", "expires_at")
+_STORED = (400, 401, 404, 408, 413, 415, 507)
+_MANY: Mapping[str, tuple[Place, dict[str, Any]]] = {
+    "after": ("query", _STRING),
+    "limit": ("query", {"type": "integer", **between(1, 100)}),
+}
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"const": "batch"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", **between(EXPIRES_S_MIN, EXPIRES_S_MAX)},
+    },
+}
+
+_BATCHES = (
+    Operation("post", "/v1/files", "Upload a file of requests for a batch", _FILE, errors=_STORED,
+              form=_FORM),
+    _read("/v1/files", "List the files of batches", "object", "data", "has_more", errors=(400, 401, 404, 507),
+          parameters={**_MANY,
+              "limit": ("query", {"type": "integer", **between(1, 10_000)}),
+              "order": ("query", {"enum": ["asc", "desc"]}),
+              "purpose": ("query", _STRING),
+          }),
+    _read("/v1/files/{id}", "Get a file's object", *_FILE, errors=(401, 404, 507)),
+    Operation("delete", "/v1/files/{id}", "Delete a file", ("id", "object", "deleted"),
+              errors=(400, 401, 404, 507)),
+    _read("/v1/files/{id}/content", "Get the content of a file", errors=(401, 404, 507),
+          content="application/octet-stream"),
+    Operation("post", "/v1/batches", "Create a batch of requests", _BATCH, batch_body.BatchBody,
+              errors=_STORED),
+    _read("/v1/batches", "List the batches", "object", "data", "has_more", errors=(400, 401, 404, 507),
+          parameters=_MANY),
+    _read("/v1/batches/{id}", "Get a batch", *_BATCH, errors=(401, 404, 507)),
+    Operation("post", "/v1/batches/{id}/cancel", "Cancel a batch", _BATCH, errors=(400, 401, 404, 507)),
+)  # fmt: skip
+_OF_MESSAGES: dict[str, Any] = {
+    "dialect": "anthropic",
+    "errors": (400, 401, 404, 507),
+    "parameters": _VERSION,
+}
+_MESSAGE_BATCHES = (
+    Operation("post", "/v1/messages/batches", "Create a batch of messages (Anthropic's API)", _MESSAGE_BATCH,
+              MessageBatchBody, **_OF_MESSAGES | {"errors": _STORED}),
+    _read("/v1/messages/batches", "List the batches of messages", "data", "has_more",
+          **_OF_MESSAGES | {"parameters": {**_VERSION,
+              "after_id": ("query", _STRING),
+              "before_id": ("query", _STRING),
+              "limit": ("query", {"type": "integer", **between(1, 1000)}),
+          }}),
+    _read("/v1/messages/batches/{id}", "Get a batch of messages", *_MESSAGE_BATCH, **_OF_MESSAGES),
+    Operation("delete", "/v1/messages/batches/{id}", "Delete a batch of messages that has ended",
+              ("id", "type"), **_OF_MESSAGES),
+    Operation("post", "/v1/messages/batches/{id}/cancel", "Cancel a batch of messages", _MESSAGE_BATCH,
+              **_OF_MESSAGES),
+    _read("/v1/messages/batches/{id}/results", "Get the results of a batch of messages, one in each line",
+          content="application/x-jsonl", **_OF_MESSAGES),
+)  # fmt: skip
 
 OPERATIONS = (
     _asked("/v1/chat/completions", "Create a chat completion", chat_body.Body,
@@ -106,6 +172,8 @@ OPERATIONS = (
                         "id", "type", "role", "model", "content", "usage", streams=True),
     _asked_of_anthropic("/v1/messages/count_tokens", "Count the tokens of a conversation", messages.Prompt,
                         "input_tokens"),
+    *_MESSAGE_BATCHES,
+    *_BATCHES,
     _asked("/tokenize", "Tokenize a text or a conversation (vLLM's API)", tokens.Tokenize,
            "count", "tokens"),
     _asked("/detokenize", "Convert tokens to text (vLLM's API)", tokens.Detokenize, "prompt"),

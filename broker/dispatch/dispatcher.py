@@ -50,6 +50,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.tasks import Task
+from protocol.types import BATCH_PRIORITY
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class Dispatcher:
     def has_free_row(self, model: str) -> bool:
         """Return whether a request would begin at once: no other waits, and a worker of `model` has a free
         row, or the model can be loaded."""
-        if self.flights.waiting(model):
+        if any(not flight.is_batch for flight in self.flights.waiting(model)):
             return False
         try:
             found = self.find(model)
@@ -156,7 +157,8 @@ class Dispatcher:
             worker.serves
             and worker.model == found.model
             and worker.ready is not None
-            and len(self.flights.assigned(worker.incarnation)) < worker.ready.running_max
+            and sum(not flight.is_batch for flight in self.flights.assigned(worker.incarnation))
+            < worker.ready.running_max
             for worker in self.fleet
         )
 
@@ -193,7 +195,10 @@ class Dispatcher:
         assert found.ready is not None
         if isinstance(found, Worker):
             check_prompt(requests[0], found.ready)
-        self.admission.check(self.present(found), found.ready, requests)
+        if (
+            requests[0].priority < BATCH_PRIORITY
+        ):  # the number of a batch's lines in flight is limited already
+            self.admission.check(self.present(found), found.ready, requests)
         now = self._clock()
         flights = [self.flights.open(request, found.model, now, media) for request in requests]
         assigned = False
@@ -256,9 +261,10 @@ class Dispatcher:
         return worker.serves and self.fleet.get(worker.incarnation) is worker
 
     def present(self, found: Worker | UnloadedModel) -> list[Flight]:
-        """Return the flights that count for admission: on this worker, or waiting for its model."""
+        """Return the flights that count for admission: on this worker, or waiting for its model. Lines of
+        batches do not: they give way."""
         assigned = self.flights.assigned(found.incarnation) if isinstance(found, Worker) else []
-        return [*assigned, *self.flights.waiting(found.model)]
+        return [f for f in (*assigned, *self.flights.waiting(found.model)) if not f.is_batch]
 
     def give_up(self, flight: Flight, code: Code, message: str = "") -> None:
         """Fail a flight with an error of the gateway, and cancel it at its worker."""

@@ -27,6 +27,7 @@ from broker.dispatch.routing import Routing, WorkerLoad
 from protocol.errors import Code, RequestError
 from protocol.log_context import about
 from protocol.messages import Cancel, Message, Request
+from protocol.types import BATCH_PRIORITY
 from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
@@ -91,14 +92,18 @@ class Failover:
         if len(peers) < 2:
             return found
         open_ones = [worker for worker in peers if not self.load(worker)[0]] or peers
-        return self.routing.choose_worker(
-            request, self._worker_loads(list(filter(has_room, open_ones)) or open_ones)
-        )
+        is_batch = request.priority >= BATCH_PRIORITY
+        loads = self._worker_loads(list(filter(has_room, open_ones)) or open_ones, batches=is_batch)
+        return self.routing.choose_worker(request, loads)
 
-    def _worker_loads(self, workers: Sequence[Worker]) -> list[WorkerLoad]:
-        """Return the loads of workers of one model."""
+    def _worker_loads(self, workers: Sequence[Worker], *, batches: bool = False) -> list[WorkerLoad]:
+        """Return the loads of workers of one model. `batches`: lines of batches count, which give way to all
+        others."""
         return self.routing.worker_loads(
-            [(each, self._flights.assigned(each.incarnation)) for each in workers]
+            [
+                (each, [f for f in self._flights.assigned(each.incarnation) if batches or not f.is_batch])
+                for each in workers
+            ]
         )
 
     def submit(self, flights: Sequence[Flight], worker: Worker | None) -> None:

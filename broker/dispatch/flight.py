@@ -39,7 +39,7 @@ from protocol.messages import (
     Request,
 )
 from protocol.packed_texts import FLOAT_BYTES
-from protocol.types import Delta, PrefixReuse
+from protocol.types import BATCH_PRIORITY, Delta, PrefixReuse
 
 PENDING_DELTAS_MAX = 1536
 """Maximum of pending deltas, besides the thousands in the sockets' buffers. One with a long text or logprobs
@@ -154,6 +154,11 @@ class Flight:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is a line of a batch, which may wait for as long as there are other requests."""
+        return self.request.priority >= BATCH_PRIORITY
 
     def becomes_long(self, now: float) -> bool:
         """Return, once, whether it has generated for `LONG_S` without a maximum of tokens."""

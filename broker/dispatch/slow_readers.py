@@ -36,7 +36,7 @@ def displaced(assigned: Sequence[Flight], now: float) -> list[Flight]:
 def _waits(flight: Flight, now: float) -> bool:
     """Return whether a flight waits for a row: its worker has tokenized it, and not begun it."""
     attempt = flight.attempt
-    if attempt is None or not attempt.accepted or has_begun(flight):
+    if attempt is None or not attempt.accepted or has_begun(flight) or flight.is_batch:
         return False
     return now - attempt.began_at >= WAIT_S_MIN
 

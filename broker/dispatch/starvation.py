@@ -39,7 +39,10 @@ class Starvation:
     def _starved(self, worker: Worker, watch: ProgressWatch, now: float) -> list[Flight]:
         beat = worker.beat
         rows = {row.id: row for row in beat.rows} if beat else {}
-        assigned = {flight.id: flight for flight in self._flights.assigned(worker.incarnation)}
+        flights = self._flights.assigned(worker.incarnation)
+        # Lines of batches wait while there is any other request.
+        watched_ones = [flight for flight in flights if not flight.is_batch] or flights
+        assigned = {flight.id: flight for flight in watched_ones}
         watched = [_watched(flight, rows) for flight in assigned.values()]
         # With rows free, memory may still be short: only an idle worker surely has room.
         found = watch.check(watched, now, has_room=beat is not None and not beat.running)

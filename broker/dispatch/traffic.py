@@ -152,7 +152,9 @@ class Traffic:
         worker.answered_at = now
 
     def began(self, flight: Flight, now: float) -> None:
-        """Count a flight's first token."""
+        """Count a flight's first token. Lines of batches wait for others, so their times mean nothing."""
+        if flight.is_batch:
+            return
         seconds = now - flight.opened_at
         self.of(flight.model).first_token_s.observe(seconds)
         self.first_tokens.append((now, seconds))
@@ -177,7 +179,8 @@ class Traffic:
         traffic = self.of(flight.model)
         traffic.ends[end.task, end.code] += 1
         traffic.resumes += end.resumes
-        traffic.request_s.observe(end.seconds)
+        if not flight.is_batch:
+            traffic.request_s.observe(end.seconds)
         self.ends.append(end)
         if end.failed:
             self.failures.append(end)

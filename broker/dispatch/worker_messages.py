@@ -98,8 +98,8 @@ class WorkerMessages:
     def _finished(self, worker: Worker, flight: Flight, message: Finished) -> None:
         self._failover.routing.finished(flight, worker, message)
         # Requests that only count tokens say nothing about the service time, nor do those that waited for a
-        # gateway.
-        if not runs_nothing(flight.request) and not flight.epoch:
+        # gateway, or give way to others.
+        if not (runs_nothing(flight.request) or flight.epoch or flight.is_batch):
             self._admission.served(self._clock() - flight.opened_at)
 
     def score(self, message: PromptLogprobs) -> int:

@@ -65,6 +65,10 @@ class ApiKeys:
                 found = key
         return found
 
+    def of_namespace(self, namespace: str) -> ApiKey | None:
+        """Return a valid key whose prefixes, files and batches are in `namespace`; None if there is none."""
+        return next((key for key in self._keys() if key.prefix_namespace == namespace), None)
+
     def _keys(self) -> tuple[ApiKey, ...]:
         if self._file is not None:
             try:

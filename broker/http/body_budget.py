@@ -19,13 +19,20 @@ class BodyBudgetMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, budget: BodyBudget, media: MediaMemory, refusal: Callable[[], RequestError]
+        self,
+        app: ASGIApp,
+        budget: BodyBudget,
+        media: MediaMemory,
+        refusal: Callable[[], RequestError],
+        streamed: frozenset[str] = frozenset(),
     ) -> None:
-        """`refusal`: returns the error for a request whose body exceeds the budget."""
+        """`refusal`: returns the error for a request whose body exceeds the budget. `streamed`: paths whose
+        bodies are not in memory, but written to a disk as they arrive."""
         self._app = app
         self._budget = budget
         self._media = media
         self._refusal = refusal
+        self._streamed = streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         held, media = 0, self._media.open()
@@ -41,7 +48,8 @@ class BodyBudgetMiddleware:
             return message
 
         try:
-            await self._app(scope, receive_counted, send)
+            is_streamed = scope.get("path") in self._streamed
+            await self._app(scope, receive if is_streamed else receive_counted, send)
         finally:
             self._budget.free(held)
             media.free()

@@ -21,9 +21,11 @@ from broker.dispatch.flight import Flight
 from broker.http import access_log
 from broker.http.clients import client_of
 from broker.http.ids import request_id
+from broker.http.limits import KeyConcurrency
 from broker.http.reattach import AnswerResponse
 from broker.http.respond import GenerationResponse, opening_headers, read_body
 from broker.http.submission import Submission, check_room
+from broker.routes.batch_lines import CLIENT, is_batch_line
 from broker.routes.media import read_media
 from broker.routes.report import version
 from broker.routes.state import GatewayState, gateway_of, prefix_namespace_of
@@ -33,7 +35,7 @@ from protocol.messages import Failed, Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in
 from protocol.tasks import require, task_of
-from protocol.types import Media
+from protocol.types import BATCH_PRIORITY, Media
 
 T = TypeVar("T")
 
@@ -49,10 +51,11 @@ async def take_body(
     whether a request with this body may be queued then; it is read first.
     """
     gateway = gateway_of(request)
-    if may_wait is None:
+    is_limited = not is_batch_line(request)
+    if is_limited and may_wait is None:
         check_room(gateway.dispatcher)
     raw = await whole_body(request)
-    if may_wait is not None and not may_wait(raw):
+    if is_limited and may_wait is not None and not may_wait(raw):
         check_room(gateway.dispatcher)
     if gateway.inspection is not None:
         request.state.body = raw
@@ -140,6 +143,8 @@ def configured(request: Request, found: Worker | UnloadedModel, requests: Sequen
     if gateway.settings.log_prompts:
         access_log.log_prompts(requests)
     client = client_of(key, request.client.host if request.client else "")
+    if is_batch_line(request):
+        return [structs.replace(each, client=CLIENT, priority=BATCH_PRIORITY) for each in requests]
     return [structs.replace(each, client=client) for each in requests]
 
 
@@ -150,6 +155,8 @@ def submission(
     gateway = gateway_of(request)
     key: ApiKey | None = getattr(request.state, "key", None)
     limits = Submission(gateway.dispatcher, gateway.key_concurrency, gateway.settings.queue_timeout_s)
+    if is_batch_line(request):
+        limits = Submission(gateway.dispatcher, KeyConcurrency(), None)
     flights = limits.submit(key, found, requests, frames)
     if gateway.inspection is None:
         return flights

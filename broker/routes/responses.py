@@ -28,6 +28,7 @@ from broker.dialects.responses.store import StoredItems, StoredResponse, unknown
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
 from broker.routes import background
+from broker.routes.batch_lines import is_batch_line
 from broker.routes.generation import ask, respond, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import GatewayState, gateway_of, owner_of
@@ -38,6 +39,8 @@ async def create(asked: Request) -> ASGIApp:
     """Generate the output for a conversation's items, streamed, as one document, or in the background."""
     gateway, owner = gateway_of(asked), owner_of(asked)
     read, raw = await take_body(asked, body.read, may_wait=_names_background)
+    if is_batch_line(asked):
+        read.store = False  # the batch has its result, and clients' responses keep their room
     found = gateway.dispatcher.find(read.model)
     bytes_max = gateway.settings.body_bytes_max
     recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)

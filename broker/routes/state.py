@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from broker.answers.answers import DurableAnswers
 from broker.answers.background import BackgroundQueue
+from broker.batches.runner import BatchRunner
 from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
@@ -37,7 +38,7 @@ class GatewayState:
 
     `line_errors`: live counters of transport errors. `answering`: the running responses, by key digest and
     id. `fetch`: fetches remote images; None disables them. `watchers`: open status streams. `inspection`:
-    captures requests; None disables it.
+    captures requests; None disables it. `batches`: runs batches; None disables them.
     """
 
     settings: GatewaySettings
@@ -55,6 +56,7 @@ class GatewayState:
     inspection: Inspection | None = None
     media: MediaMemory = field(default_factory=lambda: MediaMemory(MEDIA_MEMORY))
     fetch: Fetch | None = None
+    batches: BatchRunner | None = None
     started_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:

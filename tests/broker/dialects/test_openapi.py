@@ -14,9 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from broker.dialects import chat_body, completions, embeddings, model_choice, openapi, rerank, tokens
+from broker.dialects import (
+    batch_body,
+    chat_body,
+    completions,
+    embeddings,
+    model_choice,
+    openapi,
+    rerank,
+    tokens,
+)
 from broker.dialects.constraints import FIELDS
 from broker.dialects.messages import body as messages
+from broker.dialects.messages.batch_body import MessageBatchBody, read_requests
 from broker.dialects.operations import OPERATIONS
 from broker.dialects.responses import body as responses
 from broker.dialects.responses import compaction, conversations, request
@@ -57,6 +67,11 @@ READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     conversations.CreateBody: (conversations.read_create, {"items": SAID, "metadata": {"a": "b"}}),
     conversations.UpdateBody: (conversations.read_update, {"metadata": {}}),
     conversations.ItemsBody: (conversations.read_items, {"items": SAID}),
+    batch_body.BatchBody: (
+        batch_body.read_batch,
+        {"input_file_id": "a", "endpoint": batch_body.ENDPOINTS[0], "completion_window": batch_body.WINDOW},
+    ),
+    MessageBatchBody: (read_requests, {"requests": [{"custom_id": "a", "params": {}}]}),
     embeddings.Body: (embeddings.read, {"input": "a"}),
     model_choice.ModelChoice: (model_choice.read_choice, {"model": "a"}),
     rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),

@@ -1,0 +1,1 @@
+"""Batches: files of requests that are run when nothing interactive is, and that survive every restart."""

@@ -1,0 +1,274 @@
+"""Batches over HTTP with the openai and anthropic clients, on the scripted worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from openai.types import Batch
+
+from tests.system import System, eventually, running_system
+
+CHAT = "/v1/chat/completions"
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("batches")
+    with running_system(folder, ["--batch-dir", str(folder / "batches")]) as system:
+        system.start_worker()
+        system.wait_ready()
+        yield system
+
+
+@pytest.fixture(scope="module")
+def claude(system: System) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=system.url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def body(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "messages": [{"role": "user", "content": text}], "max_tokens": 20, **fields}
+
+
+def line(custom_id: str, body: dict[str, Any], url: str = CHAT) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+def upload(client: openai.OpenAI, lines: list[dict[str, Any]]) -> str:
+    return client.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch").id
+
+
+def create(client: openai.OpenAI, lines: list[dict[str, Any]], endpoint: Any = CHAT) -> Batch:
+    return client.batches.create(
+        input_file_id=upload(client, lines), endpoint=endpoint, completion_window="24h"
+    )
+
+
+def over(client: openai.OpenAI, id: str) -> Batch:
+    def look() -> Batch | None:
+        batch = client.batches.retrieve(id)
+        return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
+
+    found = eventually(look, within_s=WAIT_S, what="the batch is over")
+    assert found is not None
+    return found
+
+
+def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_of_chats_answers_as_single_requests_do(client: openai.OpenAI) -> None:
+    asked = [body(f"Repeat: number {n}") for n in range(40)]
+    batch = create(client, [line(f"n{n}", each) for n, each in enumerate(asked)])
+    assert (batch.object, batch.status, batch.endpoint) == ("batch", "validating", CHAT)
+    ended = over(client, batch.id)
+    assert ended.status == "completed"
+    assert ended.request_counts is not None
+    counts = ended.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (40, 40, 0)
+    assert ended.error_file_id is None
+    assert ended.usage is not None
+    assert ended.usage.output_tokens > 0
+    found = results(client, ended.output_file_id)
+    assert [each["custom_id"] for each in found] == [f"n{n}" for n in range(40)]
+    alone = client.chat.completions.create(**asked[7])
+    answer = found[7]["response"]
+    assert answer["status_code"] == 200
+    assert answer["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "asked"),
+    [
+        ("/v1/completions", {"model": "fake", "prompt": "Once", "max_tokens": 5}),
+        ("/v1/responses", {"model": "fake", "input": "hello", "max_output_tokens": 5}),
+    ],
+)
+def test_every_endpoint_has_batches(client: openai.OpenAI, endpoint: str, asked: dict[str, Any]) -> None:
+    ended = over(client, create(client, [line("one", asked, endpoint)], endpoint).id)
+    (found,) = results(client, ended.output_file_id)
+    assert found["response"]["body"]["usage"]
+    assert found["error"] is None
+
+
+def test_a_request_that_fails_is_in_the_error_file(client: openai.OpenAI) -> None:
+    lines = [
+        line("good", body("hello")),
+        line("bad", body("hello", temperature=9)),
+        line("lost", body("x", model="nope")),
+    ]
+    ended = over(client, create(client, lines).id)
+    assert ended.status == "completed"
+    assert ended.request_counts is not None
+    assert (ended.request_counts.completed, ended.request_counts.failed) == (1, 2)
+    assert [each["custom_id"] for each in results(client, ended.output_file_id)] == ["good"]
+    bad, lost = results(client, ended.error_file_id)
+    assert (bad["custom_id"], bad["response"]["status_code"]) == ("bad", 400)
+    assert bad["response"]["body"]["error"]["param"] == "temperature"
+    assert (lost["custom_id"], lost["response"]["status_code"]) == ("lost", 404)
+
+
+def test_a_file_with_faults_fails_with_their_lines(client: openai.OpenAI) -> None:
+    lines = [
+        line("a", body("hello")),
+        line("a", body("hello")),
+        line("b", body("hello"), "/v1/completions"),
+        line("c", body("hello", stream=True)),
+    ]
+    content = jsonl(lines) + b"{nonsense\n"
+    file = client.files.create(file=("x.jsonl", content), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    ended = over(client, batch.id)
+    assert ended.status == "failed"
+    assert ended.errors is not None
+    assert [(each.line, each.code) for each in ended.errors.data or ()] == [
+        (2, "duplicate_custom_id"),
+        (3, "invalid_url"),
+        (4, "invalid_value"),
+        (5, "invalid_json_line"),
+    ]
+
+
+def test_files_are_listed_read_and_deleted(client: openai.OpenAI) -> None:
+    content = jsonl([line("a", body("hello"))])
+    file = client.files.create(
+        file=("mine.jsonl", content),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 7200},
+    )
+    assert (file.object, file.bytes, file.filename, file.purpose) == (
+        "file",
+        len(content),
+        "mine.jsonl",
+        "batch",
+    )
+    assert file.expires_at == file.created_at + 7200
+    assert client.files.retrieve(file.id) == file
+    assert file in list(client.files.list(purpose="batch"))
+    assert client.files.content(file.id).content == content
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
+def test_a_cancelled_batch_keeps_what_it_has(client: openai.OpenAI) -> None:
+    slow = [line(f"n{n}", body("!slow=20 !tokens=500", max_tokens=500)) for n in range(50)]
+    batch = create(client, slow)
+    eventually(
+        lambda: client.batches.retrieve(batch.id).status == "in_progress", within_s=WAIT_S, what="it runs"
+    )
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    ended = over(client, batch.id)
+    assert ended.status == "cancelled"
+    assert ended.cancelled_at is not None
+    assert client.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
+    ids = [create(client, [line("a", body("hello"))]).id for _ in range(3)]
+    listed = [batch.id for batch in client.batches.list(limit=1)]
+    assert set(ids) <= set(listed)
+    assert len(listed) == len(set(listed))
+    for id in ids:
+        over(client, id)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/nope"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"input_file_id": "file-none"}, "input_file_id"),
+    ],
+)
+def test_a_wrong_batch_names_its_parameter(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    asked = {"input_file_id": "x", "endpoint": CHAT, "completion_window": "24h"} | fields
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.batches.create(**asked)
+    assert refused.value.param == param
+
+
+def test_anthropics_batches_run_to_their_results(claude: anthropic.Anthropic) -> None:
+    asked: Any = [
+        {"custom_id": "first", "params": body("Repeat: Quito")},
+        {"custom_id": "second", "params": body("x", temperature=7)},
+    ]
+    batch = claude.messages.batches.create(requests=asked)
+    assert batch.type == "message_batch"
+    assert batch.request_counts.processing == 2
+    eventually(
+        lambda: claude.messages.batches.retrieve(batch.id).processing_status == "ended",
+        within_s=WAIT_S,
+        what="the batch ends",
+    )
+    ended = claude.messages.batches.retrieve(batch.id)
+    assert (ended.request_counts.succeeded, ended.request_counts.errored) == (1, 1)
+    first, second = claude.messages.batches.results(batch.id)
+    assert first.custom_id == "first"
+    assert first.result.type == "succeeded"
+    alone = claude.messages.create(**asked[0]["params"])
+    assert first.result.message.content == alone.content
+    assert second.result.type == "errored"
+    assert second.result.error.error.type == "invalid_request_error"
+    assert batch.id in [each.id for each in claude.messages.batches.list(limit=1)]
+    assert claude.messages.batches.delete(batch.id).type == "message_batch_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        claude.messages.batches.retrieve(batch.id)
+
+
+def test_a_cancelled_message_batch_says_so_of_its_requests(claude: anthropic.Anthropic) -> None:
+    slow = body("!slow=20 !tokens=500", max_tokens=500)
+    asked: Any = [{"custom_id": f"n{n}", "params": slow} for n in range(40)]
+    batch = claude.messages.batches.create(requests=asked)
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.batches.delete(batch.id)
+    claude.messages.batches.cancel(batch.id)
+    eventually(
+        lambda: claude.messages.batches.retrieve(batch.id).processing_status == "ended",
+        within_s=WAIT_S,
+        what="the batch ends",
+    )
+    found = list(claude.messages.batches.results(batch.id))
+    assert sorted(each.custom_id for each in found) == sorted(each["custom_id"] for each in asked)
+    assert {each.result.type for each in found} <= {"canceled", "succeeded"}
+
+
+def test_a_batch_goes_on_after_the_gateway_was_killed(tmp_path: Path) -> None:
+    asked = [line(f"n{n}", body(f"Repeat: {n} !slow=10 !tokens=20", max_tokens=30)) for n in range(60)]
+    with running_system(tmp_path, ["--batch-dir", str(tmp_path / "batches")]) as system:
+        system.start_worker()
+        system.wait_ready()
+        with openai.OpenAI(base_url=system.url + "/v1", api_key="none", timeout=60) as client:
+            batch = create(client, asked)
+
+            def some() -> bool:
+                counts = client.batches.retrieve(batch.id).request_counts
+                return counts is not None and counts.completed >= 5
+
+            eventually(some, within_s=WAIT_S, what="some lines are done")
+            system.restart_gateway()
+            system.wait_ready()
+            ended = over(client, batch.id)
+            assert ended.status == "completed"
+            found = results(client, ended.output_file_id)
+    assert [each["custom_id"] for each in found] == [f"n{n}" for n in range(60)]
+
+
+def test_a_folder_is_private(system: System) -> None:
+    folder = system.folder / "batches"
+    modes = {path.stat().st_mode & 0o077 for path in folder.rglob("*") if path.is_file()}
+    assert modes == {0}
+    assert Path(folder).stat().st_mode & 0o077 == 0
