@@ -50,7 +50,7 @@ def generate(
         max_tokens=body.max_completion_tokens or body.max_tokens,
         ignore_eos=bool(body.ignore_eos),
         priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
+        cache_salt=body.salt,
         cache_pin=bool(body.cache_pin),
         thinking_budget=body.thought_tokens_max,
         speculation=body.speculation is not False,

@@ -118,7 +118,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             speculation=body.speculation is not False,
             sparse=sparse_of(body.sparse_prefill),
             priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
+            cache_salt=body.salt,
             cache_pin=bool(body.cache_pin),
             form=form,
         )

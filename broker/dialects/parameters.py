@@ -46,6 +46,15 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
+class PromptCacheOptions(Struct):
+    """Options of the prefix cache. `isolated`, an extension: only requests with the same `prompt_cache_key`
+    share prefixes. OpenAI's other options (`mode`, `ttl`) have no effect."""
+
+    comparison_response_id: str | None = None
+    prewarm: bool | None = None
+    isolated: bool | None = None
+
+
 class Parameters(Struct, kw_only=True):
     """Shared body fields. Unknown fields are ignored and null means absent, as clients expect.
 
@@ -78,6 +87,15 @@ class Parameters(Struct, kw_only=True):
     min_tokens: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def salt(self) -> str:
+        """The salt of the prefix cache."""
+        options = self.prompt_cache_options
+        own = f"prompt_cache_key={self.prompt_cache_key};" if options and options.isolated else ""
+        return own + (self.cache_salt or "")
 
     @property
     def include_usage(self) -> bool:
@@ -96,6 +114,17 @@ def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
     if len(body.cache_salt or "") > CACHE_SALT_CHARACTERS_MAX:
         message = f"'cache_salt' can have at most {CACHE_SALT_CHARACTERS_MAX} characters."
         raise RequestError(Code.INVALID_REQUEST, message, param="cache_salt")
+    _check_cache_options(body)
+
+
+def _check_cache_options(body: Parameters) -> None:
+    if (options := body.prompt_cache_options) is None:
+        return
+    if options.prewarm:
+        raise refuse("prompt_cache_options.prewarm", "is not supported: send 'max_tokens': 1 instead")
+    if options.isolated and not 1 <= len(body.prompt_cache_key or "") <= CACHE_SALT_CHARACTERS_MAX:
+        why = f"must have 1 to {CACHE_SALT_CHARACTERS_MAX} characters to isolate prefixes"
+        raise refuse("prompt_cache_key", why)
 
 
 def _check_logit_bias(biases: dict[str, float]) -> None:

@@ -42,6 +42,11 @@ T = TypeVar("T")
 Within = Callable[[AbstractContextManager[Sequence[Flight]]], AbstractContextManager[Sequence[Flight]]]
 
 
+def same(flights: AbstractContextManager[Sequence[Flight]]) -> AbstractContextManager[Sequence[Flight]]:
+    """Return the flights' context itself, as a `Within`."""
+    return flights
+
+
 async def take_body(
     request: Request, read: Callable[[bytes], T], may_wait: Callable[[bytes], bool] | None = None
 ) -> tuple[T, bytes]:
@@ -93,10 +98,11 @@ def generated(
     rendering: ChatRendering | TextRendering | MessageRendering,
     *,
     prompts: int = 1,
+    within: Within = same,
 ) -> ASGIApp:
     """Return the response that `rendering` renders over the flights of `requests`; otherwise as `respond`."""
     renderer = rendering.renderer(partial(_fingerprint, gateway_of(request), found.model))
-    return respond(request, found, requests, frames, renderer, prompts=prompts)
+    return respond(request, found, requests, frames, renderer, prompts=prompts, within=within)
 
 
 def _fingerprint(gateway: GatewayState, model: str) -> str:
@@ -115,7 +121,7 @@ def respond(
     renderer: Renderer,
     *,
     prompts: int,
-    within: Within = lambda flights: flights,
+    within: Within = same,
 ) -> ASGIApp:
     """Return the response over the flights of `requests`, equally many per prompt, with media `frames`.
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from broker.dialects import cache_diagnostics
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
 from broker.dialects.rendering import ResponseRendering
@@ -29,6 +30,7 @@ from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
 from broker.routes import background
 from broker.routes.batch_lines import is_batch_line
+from broker.routes.comparison import compared
 from broker.routes.generation import ask, respond, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import GatewayState, gateway_of, owner_of
@@ -54,11 +56,15 @@ async def create(asked: Request) -> ASGIApp:
         partial(_conversation, read, found, recalled.placed()),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
+    earlier = read.comparison_response_id
+    comparison, recording = await compared(asked, message, found.model, len(raw), earlier)
     keep = _keeping(gateway, owner, id, read, recalled, stem)
     created, kept = int(time.time()), _is_kept(gateway, read)
     if read.background and not kept:
         raise refuse("background", "is not possible: this server stores no responses")
     envelope = request.envelope(read, id=id, model=found.model, created_at=created, kept=kept)
+    if earlier:
+        envelope["prompt_cache_diagnostics"] = cache_diagnostics.of_response(comparison)
     rendering = ResponseRendering(
         id=id,
         model=found.model,
@@ -73,7 +79,10 @@ async def create(asked: Request) -> ASGIApp:
     if read.background:
         items = partial(listed, recalled.items, stem)
         return background.begin(asked, found, message, frames, rendering, answer, recalled, items, len(raw))
-    within = partial(_running, gateway.answering, (owner, id), answer)
+
+    def within(flights: AbstractContextManager[Sequence[Flight]]) -> AbstractContextManager[Sequence[Flight]]:
+        return _running(gateway.answering, (owner, id), answer, recording(flights))
+
     return respond(asked, found, [message], frames, rendering.of(answer), prompts=1, within=within)
 
 

@@ -16,6 +16,7 @@ from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.inspection import Inspection
+from broker.dispatch.prompt_records import PromptRecords
 from broker.dispatch.traffic import HttpCounters
 from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
@@ -48,6 +49,7 @@ class GatewayState:
     key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
     answering: dict[tuple[bytes, str], ResponseBuilder] = field(default_factory=dict)
+    prompt_records: PromptRecords = field(default_factory=PromptRecords)
     answers: DurableAnswers = field(init=False)
     background: BackgroundQueue = field(init=False)
     offload: BodyOffload = field(default_factory=BodyOffload)

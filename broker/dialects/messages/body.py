@@ -93,6 +93,12 @@ class Prompt(Struct, kw_only=True):
         return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
 
 
+class Diagnostics(Struct):
+    """`previous_message_id`: of the message whose prompt is compared; None on the first turn."""
+
+    previous_message_id: str | None = None
+
+
 class Body(Prompt, kw_only=True):
     """Body of a message request. `output_format` is the legacy form of `output_config.format`. `seed`,
     `priority`, `cache_salt`, `cache_pin` and `sparse_prefill` are extensions, as in OpenAI's dialects."""
@@ -109,6 +115,7 @@ class Body(Prompt, kw_only=True):
     cache_salt: str | None = None
     cache_pin: bool | None = None
     sparse_prefill: bool | SparsePrefill | None = None
+    diagnostics: Diagnostics | None = None
 
 
 _body_decoder = msgspec.json.Decoder(Body)

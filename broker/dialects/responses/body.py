@@ -75,7 +75,6 @@ class Body(Parameters, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     background: bool | None = None
     conversation: str | ConversationParam | None = None
@@ -91,6 +90,11 @@ class Body(Parameters, kw_only=True):
     guided_grammar: Any = None
     json_schema: Any = None
     grammar: Any = None
+
+    @property
+    def comparison_response_id(self) -> str | None:
+        """Id of the response whose prompt is compared, for cache diagnostics."""
+        return self.prompt_cache_options.comparison_response_id if self.prompt_cache_options else None
 
     @property
     def logprobs(self) -> int | None:

@@ -64,7 +64,7 @@ def generate(
         speculation=body.speculation is not False,
         sparse=sparse_of(body.sparse_prefill),
         priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
+        cache_salt=body.salt,
         cache_pin=bool(body.cache_pin),
         thinking_budget=body.thinking_budget,
         source="input",
@@ -115,6 +115,7 @@ def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) ->
         **repeated,
         **by_default,
         "reasoning": _reasoning(body),
+        **_cache_options(body),
         "service_tier": "default",
         "store": kept,
         "text": _text(body),
@@ -139,6 +140,14 @@ _REPEATED = (
     "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key",
     "safety_identifier", "user",
 )  # fmt: skip
+
+
+def _cache_options(body: Body) -> dict[str, Any]:
+    """Return the cache options of a body that has some. Nothing expires before memory runs out."""
+    if (options := body.prompt_cache_options) is None:
+        return {}
+    shown = {"mode": "implicit", "ttl": "30m", "comparison_response_id": options.comparison_response_id}
+    return {"prompt_cache_options": shown}
 
 
 def _reasoning(body: Body) -> dict[str, Any]:

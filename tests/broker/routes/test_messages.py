@@ -69,6 +69,43 @@ def test_a_stream_is_sent_as_it_comes_and_kept_alive_with_pings() -> None:
     run(talk())
 
 
+async def diagnosed(house: House, text: str, previous: str | None, **fields: Any) -> tuple[str, Any]:
+    """Return id and diagnostics of a message, which is the same streamed and whole."""
+    found = []
+    for stream in (False, True):
+        sent = len(house.requests())
+        said = {"diagnostics": {"previous_message_id": previous}, "stream": stream, **fields}
+        answer = house.message(text, **said)
+        await house.arrived(sent + 1)
+        id = house.requests()[-1].id
+        house.line.say("w", accepted("w", id), events("w", id, "x"), finished("w", id, 1))
+        await answer.end()
+        lines = [line[6:] for line in answer.body.splitlines() if line.startswith(b"data: ")]
+        found.append(json.loads(lines[0])["message"] if stream else answer.json)
+    assert found[0].get("diagnostics") == found[1].get("diagnostics")
+    return found[0]["id"], found[0].get("diagnostics")
+
+
+def test_why_a_prompt_missed_the_cache_is_told_relative_to_another_message(house: House) -> None:
+    async def talk() -> None:
+        first, told = await diagnosed(house, "one", None, system="Be terse.")
+        assert told is None
+        same = await diagnosed(house, "one", first, system="Be terse.")
+        assert same[1] is None
+        for fields, reason in (
+            ({"system": "Be long."}, "system_changed"),
+            ({"system": "Be terse.", "tools": [{"name": "get", "input_schema": {}}]}, "tools_changed"),
+        ):
+            _, told = await diagnosed(house, "one", first, **fields)
+            assert told == {"cache_miss_reason": {"type": reason, "cache_missed_input_tokens": 3}}
+        _, told = await diagnosed(house, "two", first, system="Be terse.")
+        assert told["cache_miss_reason"]["type"] == "messages_changed"
+        _, told = await diagnosed(house, "one", "msg_no")
+        assert told == {"cache_miss_reason": {"type": "previous_message_not_found"}}
+
+    run(talk())
+
+
 def test_stream_failure_is_an_error_event_with_the_request_id(house: House) -> None:
     async def talk() -> None:
         answer = house.message(stream=True)

@@ -114,6 +114,59 @@ def test_codex_waits_six_minutes_for_a_prompt_without_asking_again() -> None:
     run(talk())
 
 
+async def diagnosed(house: House, id: str, cached: int = 2, **fields: Any) -> Any:
+    """Return the diagnostics of a response that is compared with another."""
+    sent = len(house.requests())
+    exchange = house.respond(**{"prompt_cache_options": {"comparison_response_id": id}, **fields})
+    await house.arrived(sent + 1)
+    last = house.requests()[-1].id
+    house.line.say("w", accepted("w", last), events("w", last, "x"), finished("w", last, 1, cached))
+    document = (await exchange.end()).json
+    assert document["prompt_cache_options"] == {
+        "mode": "implicit",
+        "ttl": "30m",
+        "comparison_response_id": id,
+    }
+    return document["prompt_cache_diagnostics"]
+
+
+def test_why_a_prompt_missed_the_cache_is_told_relative_to_another_response(house: House) -> None:
+    async def talk() -> None:
+        first = (await answered(house, instructions="Be terse."))["id"]
+        same: dict[str, Any] = {"instructions": "Be terse.", "previous_response_id": first}
+        assert await diagnosed(house, first, **same) == {"type": "cache_hit"}
+        assert await diagnosed(house, first, cached=0, **same) == {"type": "unavailable"}
+        changed = await diagnosed(house, first, instructions="Be long.")
+        assert changed == {
+            "type": "cache_miss",
+            "reason": "input_changed",
+            "cache_missed_tokens": 3,
+            "comparison_reusable_tokens": 0,
+        }
+        tool = {"type": "function", "name": "get", "parameters": {}}
+        assert (await diagnosed(house, first, tools=[tool], **same))["reason"] == "tools_changed"
+        isolated = {"comparison_response_id": first, "isolated": True}
+        salted = await diagnosed(house, first, prompt_cache_options=isolated, prompt_cache_key="k", **same)
+        assert salted["reason"] == "prompt_cache_key_changed"
+        assert await diagnosed(house, "resp_no") == {"type": "comparison_response_not_found"}
+        assert "prompt_cache_diagnostics" not in await answered(house)
+
+    run(talk())
+
+
+def test_a_prompt_cache_key_isolates_only_where_that_is_wanted(house: House) -> None:
+    async def talk() -> None:
+        await answered(house, prompt_cache_key="k")
+        await answered(house, prompt_cache_key="k", prompt_cache_options={"isolated": True})
+        assert [request.cache_salt for request in house.requests()] == ["", "prompt_cache_key=k;"]
+        for options, param in (({"isolated": True}, "prompt_cache_key"), ({"prewarm": True}, "prewarm")):
+            refused = await house.respond(prompt_cache_options=options).end()
+            assert refused.status == 400
+            assert param in refused.error["param"]
+
+    run(talk())
+
+
 def numbered(body: bytes) -> list[tuple[int, str]]:
     """Return number and type of each event."""
     events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]

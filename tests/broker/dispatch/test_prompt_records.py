@@ -1,0 +1,101 @@
+"""Comparison of prompts, and the bounded store of their records."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.dispatch.flight import Flight
+from broker.dispatch.prefix_hashes import HEAD_HASHES_MAX, TAIL_HASHES_MAX
+from broker.dispatch.prompt_records import PromptComparison, PromptRecord, PromptRecords, compare, record_of
+from protocol.conversation import pack
+from protocol.messages import Generate
+from protocol.types import Sampling
+
+SYSTEM = {"role": "system", "content": "Be terse."}
+HELLO = {"role": "user", "content": "hello"}
+HI = {"role": "assistant", "content": "hi"}
+
+
+def request(*messages: dict[str, Any], id: str = "a", **fields: Any) -> Generate:
+    return Generate(incarnation="g", id=id, sampling=Sampling(seed=0), messages=pack(messages), **fields)
+
+
+def record(*messages: dict[str, Any], model: str = "m", tokens: int = 100, **fields: Any) -> PromptRecord:
+    made = record_of(model, request(*messages, **fields))
+    made.counted_tokens = tokens
+    return made
+
+
+def test_a_prompt_that_only_goes_on_is_a_hit() -> None:
+    earlier, later = record(SYSTEM, HELLO), record(SYSTEM, HELLO, HI, HELLO)
+    assert compare(earlier, later) == PromptComparison(None, 100)
+
+
+@pytest.mark.parametrize(
+    ("later", "change"),
+    [
+        (record(SYSTEM, HELLO, model="n"), "model"),
+        (record(SYSTEM, HELLO, cache_salt="s"), "salt"),
+        (record(SYSTEM, HELLO, tools=pack([{}])), "tools"),
+        (record({**SYSTEM, "content": "Be long."}, HELLO), "system"),
+        (record(HELLO), "system"),
+        (record(SYSTEM, HI), "messages"),
+        (record(SYSTEM, HELLO, template_kwargs=pack({"reasoning_effort": "low"})), "options"),
+        (record({**SYSTEM, "content": "Be long."}, HELLO, tools=pack([{}])), "tools"),
+    ],
+)
+def test_the_first_difference_is_named(later: PromptRecord, change: str) -> None:
+    found = compare(record(SYSTEM, HELLO), later)
+    assert found.change == change
+    assert found.kept_tokens + found.lost_tokens == 100
+    assert (found.kept_tokens > 0) == (change == "messages")
+
+
+def test_a_long_conversation_is_compared_although_its_record_is_bounded() -> None:
+    turns = [{"role": "user", "content": f"turn {n}"} for n in range(2 * (HEAD_HASHES_MAX + TAIL_HASHES_MAX))]
+    records = PromptRecords()
+    earlier = kept(records, "a", request(*turns[:200]))
+    assert len(earlier.marks) == HEAD_HASHES_MAX + TAIL_HASHES_MAX < len(turns)
+    assert compare(earlier, record(*turns)).change is None
+    assert compare(earlier, record(*turns[:199], HELLO)).change == "messages"
+
+
+def kept(records: PromptRecords, id: str, asked: Generate, owner: bytes = b"") -> PromptRecord:
+    flight = Flight(asked, "m", opened_at=0.0, waiting_since=0.0)
+    flight.prompt_tokens = 7
+    with records.recording(owner, id, record_of("m", asked), contextlib.nullcontext([flight])):
+        found = records.get(owner, id)
+        assert found is not None
+        assert found.prompt_tokens == 7
+        flight.prompt_tokens = 8
+    assert (found.prompt_tokens, found.flight) == (8, None)
+    return found
+
+
+def test_records_belong_to_their_owner_and_the_oldest_is_evicted() -> None:
+    records = PromptRecords(count_max=2)
+    for id in ("a", "b", "c"):
+        kept(records, id, request(HELLO), owner=b"ann")
+    assert (len(records), records.get(b"ann", "a")) == (2, None)
+    assert records.get(b"ann", "c") is not None
+    assert records.get(b"bob", "c") is None
+
+
+@given(st.lists(st.text(max_size=4), min_size=1, max_size=6), st.integers(0, 6))
+def test_a_changed_message_is_found_wherever_it_is(texts: list[str], at: int) -> None:
+    turns = [{"role": "user", "content": text} for text in texts]
+    changed = [dict(turn) for turn in turns]
+    if at < len(texts):
+        changed[at]["content"] += "!"
+    found = compare(record(*turns), record(*changed, HELLO))
+    assert found.change == ("messages" if at < len(texts) else None)
+
+
+def test_a_prompt_that_cannot_be_decoded_has_a_record() -> None:
+    asked = Generate(incarnation="g", id="a", sampling=Sampling(seed=0), prompt="text")
+    assert record_of("m", asked).system == b""
