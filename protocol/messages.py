@@ -343,9 +343,10 @@ class Draining(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The worker's last message before an orderly exit."""
+    """The worker's last message before an exit. `died`: it has failed, and a request may be the cause."""
 
     reason: str
+    died: bool = False
 
 
 class CacheCleared(Message, frozen=True):

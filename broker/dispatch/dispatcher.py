@@ -366,7 +366,7 @@ class Dispatcher:
                 log.info("worker for %s (pid %d) is draining", worker.model, worker.pid)
                 worker.draining = True
             case Goodbye():
-                self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=False)
+                self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=message.died)
             case CacheCleared():
                 self._on_cache_cleared(message)
             case _:

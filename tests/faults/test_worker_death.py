@@ -279,6 +279,22 @@ def test_ten_failing_steps_in_a_row_end_the_worker_for_a_restart(fake_system: Sy
     assert fake_system.workers[0].wait() == 70
 
 
+def test_an_error_of_the_gpu_hands_its_neighbours_over_and_costs_its_own_request(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+        worker = system.start_worker()
+        system.wait_ready()
+        streams = open_streams(system.url, "!tokens=300 !slow=20")
+        fatal = ask(system.url, "!gpu=OutOfMemory")
+        for _ in range(3):
+            assert worker.wait() == 75
+            assert "the GPU ran out of memory: [METAL] Command buffer execution failed" in worker.log()
+            worker = system.start_worker()
+        wait_for([fatal, *streams], 60)
+        assert fatal.error == "worker_crashed"
+        assert [stream.texts for stream in streams] == [[scripted("!tokens=300 !slow=20", 300)]] * STREAMS
+        assert worker.running
+
+
 def test_a_failing_request_takes_no_neighbour_with_it(fake_system: System) -> None:
     streams = open_streams(fake_system.url, "!tokens=60 !slow=20")
     for words in ("!oom", "!bad", "!what=3"):

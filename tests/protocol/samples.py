@@ -346,7 +346,7 @@ FULL: list[Message] = [
     ),
     CacheCleared(incarnation=WORKER, id="clear-1", ram_bytes=2**32, disk_bytes=2**34, namespace="9f2c"),
     Draining(incarnation=WORKER),
-    Goodbye(incarnation=WORKER, reason="asked to stop"),
+    Goodbye(incarnation=WORKER, reason="asked to stop", died=True),
 ]
 
 LEAST: list[Message] = [
@@ -1132,6 +1132,9 @@ BEFORE_SOURCES: list[Message] = [
 ]
 """Messages of `FULL` before drafts were reported by drafter."""
 
+BEFORE_FAILED_DEVICES: list[Message] = [Goodbye(incarnation=WORKER, reason="asked to stop")]
+"""Messages of `FULL` before a worker told that its GPU had failed."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -1155,6 +1158,7 @@ KINDS = {
     "before_sparse": BEFORE_SPARSE,
     "before_ranks": BEFORE_RANKS,
     "before_preparation": BEFORE_PREPARATION,
+    "before_failed_devices": BEFORE_FAILED_DEVICES,
     "before_relaxing": BEFORE_RELAXING,
     "before_progress": BEFORE_PROGRESS,
     "before_namespaces": BEFORE_NAMESPACES,

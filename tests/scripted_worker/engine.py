@@ -30,6 +30,8 @@ TOKEN_BYTES = 16
 END = 0
 WORDS = ("steam", "signal", "turntable", "wagon", "tender", "駅", "🚂", "boiler", "rails", "whistle")
 """Texts of the tokens, from 1 on."""
+_METAL = "[METAL] Command buffer execution failed: Scripted (00000008:kIOGPUCommandBufferCallbackError{})."
+"""As MLX raises it at eval."""
 
 
 @dataclass(slots=True)
@@ -114,6 +116,8 @@ class FakeEngine:
             threading.Event().wait()
         if number == script.fail:
             raise RuntimeError("scripted: the step fails")
+        if script.gpu and number == 2:
+            raise RuntimeError(_METAL.format(script.gpu))
         if number >= script.tokens:
             return END
         row.drawn += 1

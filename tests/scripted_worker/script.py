@@ -22,6 +22,7 @@ class Script:
     die: int | None = None
     hang: int | None = None
     fail: int | None = None
+    gpu: str = ""
     oom: bool = False
     burst: bool = False
     bad: bool = False
@@ -56,6 +57,7 @@ _DIRECTIONS: dict[str, tuple[str, Callable[[str], object]]] = {
     "die": ("die", int),
     "hang": ("hang", int),
     "fail": ("fail", int),
+    "gpu": ("gpu", str),
     "oom": ("oom", lambda value: True),
     "burst": ("burst", lambda value: True),
     "bad": ("bad", lambda value: True),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.model_folder import name_of
 from protocol.tasks import Task
 from protocol.types import Resources, Wired
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import (
     EmbeddingModel,
@@ -153,6 +154,7 @@ class ModelLoader:
             return None, str(error).removeprefix(f"{self.name}: ")
         # One of upstream's families exits the process if a package is not installed.
         except (Exception, SystemExit) as error:  # boundary of the load: any error is the model's fault
+            raise_if_device_failed(error)
             log.debug("%s: load failed", self.name, exc_info=True)
             return None, explain(error, config)
 
@@ -233,6 +235,7 @@ class ModelLoader:
                 folder, config, network, load_network, tokenizers, drafter, image_preprocessor
             ), ""
         except (Exception, SystemExit) as error:  # boundary of the load, as in `_try_load`
+            raise_if_device_failed(error)
             log.debug("%s: loading with images failed", self.name, exc_info=True)
             return None, explain_blindness(error)
 

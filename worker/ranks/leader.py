@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
     NO_TARGETS,
@@ -71,6 +72,7 @@ class Leader:
         try:
             yield
         except Exception as error:
+            raise_if_device_failed(error)
             raise RankGoneError(f"{type(called).__name__} failed on this rank: {error!r}") from error
 
     def _tell(self, called: rpc.Call) -> None:

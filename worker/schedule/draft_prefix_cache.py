@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec
 from worker.prefixes.index import BLOCK_TOKENS, PrefixIndex, keep
@@ -73,7 +74,8 @@ class DraftPrefixCache:
             return
         try:
             keep(self._index, self._keeper, row.id, tokens, salt=row.request.salt, block_tokens=BLOCK_TOKENS)
-        except Exception:  # what cannot be stored is computed again
+        except Exception as error:  # what cannot be stored is computed again
+            raise_if_device_failed(error)
             log.exception("%s: the draft model's cache cannot be stored; its prefix cache is off", row.id)
             self._is_broken = True
 
@@ -87,7 +89,8 @@ class DraftPrefixCache:
             return
         try:
             self._restore(row, match)
-        except Exception:  # it is computed instead
+        except Exception as error:  # it is computed instead
+            raise_if_device_failed(error)
             log.exception("%s: the draft model's cache cannot be restored; its prefix cache is off", row.id)
             self._keeper.drop(row.id)
             self._is_broken = True

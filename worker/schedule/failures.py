@@ -1,7 +1,7 @@
 """Engine failures: ends the process after too many consecutive ones.
 
 The failure of a prompt counts only if the engine then fails on a probe prompt as well, so no client can end
-the worker with its prompts.
+the worker with its prompts. A failure of the GPU ends the process at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from protocol.errors import Code, RequestError
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import Engine, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ class Failures:
         self._count = 0
 
     def count(self, error: Exception) -> None:
-        """Count a failure of the engine. Raises `EngineKeepsFailing`."""
+        """Count a failure of the engine. Raises `EngineKeepsFailing`, or `DeviceError` if the GPU failed."""
+        raise_if_device_failed(error)
         self._count += 1
         if self._count >= FAILURES_MAX:
             raise EngineKeepsFailing(f"{self._count} failures in a row, the last {error!r}")
@@ -52,6 +54,7 @@ class Failures:
 
 
 def engine_error(error: Exception) -> RequestError:
-    """Return the error for a request on which the model failed."""
+    """Return the error for a request on which the model failed. Raises `DeviceError` if the GPU did."""
+    raise_if_device_failed(error)
     wording = f"The model failed on this request ({type(error).__name__})."
     return RequestError(Code.ENGINE_ERROR, wording)

@@ -3,7 +3,7 @@
 An error in one row ends that row. A failed decode step is attributed to no row: all its rows fail and the
 engine is reset. Prompts that fail in one call are retried one by one, so that only the one at fault fails.
 After too many failures without a token in between (`failures`) the thread ends, so that a supervisor starts a
-new process.
+new process. A failure of the GPU, which MLX reports late and to whoever calls next, ends the thread at once.
 
 A progress watchdog restarts a row that makes no progress while the loop runs, without whatever it waited for.
 If that does not help, the thread ends as well.
@@ -23,6 +23,7 @@ from protocol.errors import Code, RequestError
 from protocol.log_context import about
 from protocol.progress import ProgressWatch
 from protocol.types import Delta, PrefixReuse, Resources
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import Engine, EngineRequest, Logprob, Model, SampledToken, StepOutput
 from worker.schedule import prompt_logprobs
 from worker.schedule.batching_window import BatchingWindow
@@ -67,7 +68,7 @@ class Loop:
     _published_at: float = -math.inf
 
     def run(self) -> None:
-        """Run until `Stop`. Raises `failures.EngineKeepsFailing` and `starvation.RowStarved`."""
+        """Run until `Stop`. Raises `EngineKeepsFailing`, `RowStarved` and `DeviceError`."""
         self._count()  # report the model's memory before the first request
         while self._take_commands():
             if self._answers:
@@ -370,6 +371,7 @@ class Loop:
             self.publisher.reused(told.id, reuse)
 
     def _retry_apart(self, group: Group, error: Exception) -> None:
+        raise_if_device_failed(error)
         if len(group) == 1:
             self._fail_prefill(group[0].row, error)
             return
@@ -412,6 +414,7 @@ class Loop:
         self.publisher.failed(id, error)
 
     def _fail_step(self, error: Exception) -> None:
+        raise_if_device_failed(error)
         log.error("step failed", exc_info=error)
         for row in self.scheduler:
             if row.phase is Phase.DECODE:

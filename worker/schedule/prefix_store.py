@@ -17,6 +17,7 @@ import msgspec
 
 from protocol.log_context import about
 from protocol.types import PrefixStatus
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import CacheSegment, CacheSlice, Engine, Model
 from worker.prefixes.disk import DiskTier
 from worker.prefixes.files import Record
@@ -158,7 +159,8 @@ class PrefixStore:
         try:
             if record is not None:
                 cut = self.engine.unpack(record.blobs, record.about["payload"])
-        except Exception:  # an unreadable file is a miss
+        except Exception as error:  # an unreadable file is a miss
+            raise_if_device_failed(error)
             log.warning("stored prefix %s cannot be used", item.digest, exc_info=True)
         if cut is None:
             if self.disk is not None:
@@ -177,7 +179,8 @@ class PrefixStore:
             return False
         try:
             self.engine.restore(row.id, pieces, states)
-        except Exception:
+        except Exception as error:
+            raise_if_device_failed(error)
             log.exception("%s: a stored prefix cannot be restored", row.id, extra=about(row.id))
             self.engine.drop(row.id)
             for item in match.items:
@@ -220,7 +223,8 @@ class PrefixStore:
                 block_tokens=BLOCK_TOKENS,
                 states=states,
             )
-        except Exception:  # the row goes on without
+        except Exception as error:  # the row goes on without
+            raise_if_device_failed(error)
             log.exception("%s: its cache cannot be stored", row.id, extra=about(row.id))
             return
         if not stored:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from protocol.types import SpecDecodeStats, SpecDecodeStatus
 from worker.common_prefix import common_prefix_length
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import QUIET_STEPS
 from worker.contract.engine import SamplingParams, StepOutput
 from worker.contract.guides import ForcedTokens
@@ -182,7 +183,8 @@ class Speculation:
             return self._proposals.better(
                 choice, found, rooms, rows, may_read=self._step_ended_at is not None
             )
-        except Exception:  # the drafter's boundary: an optimization must not fail a request
+        except Exception as error:  # the drafter's boundary: an optimization must not fail a request
+            raise_if_device_failed(error)
             log.exception("the draft model failed, and is disabled from now on")
             self._proposals = self._catch_up = None
             return choice

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 
 from protocol.settings import EXIT_CONFIGURATION
+from worker.contract.device_errors import DeviceError
 from worker.contract.engine import InsufficientMemoryError, ModelError
 
 log = logging.getLogger(__name__)
 
 EXIT_BROKEN = 70
 """sysexits' EX_SOFTWARE: a restart helps."""
+EXIT_DEVICE = 71
+"""sysexits' EX_OSERR: the GPU has failed; a restart helps."""
 EXIT_NO_ROOM = 75
 """sysexits' EX_TEMPFAIL: restarts are repeated with backoff, a limited number of times."""
 
@@ -24,6 +27,9 @@ def status_of(failure: BaseException | None) -> int:
         case InsufficientMemoryError():
             log.error("%s", failure)
             return EXIT_NO_ROOM
+        case DeviceError():
+            log.critical("%s; this process ends", failure)
+            return EXIT_NO_ROOM if failure.is_out_of_memory else EXIT_DEVICE
         case _:
             log.critical("the model thread ended: %r", failure, exc_info=failure)
             return EXIT_BROKEN

@@ -18,6 +18,7 @@ from protocol.progress import ProgressWatch
 from protocol.tasks import require, task_of
 from protocol.types import Resources, SparsePrefill
 from protocol.worker_settings import WorkerSettings
+from worker.contract.device_errors import DeviceError
 from worker.contract.engine import EmbeddingModel, Loader, Model, Preparer
 from worker.contract.texts import TextsPreparer
 from worker.schedule.batching_window import BatchingWindow
@@ -119,9 +120,12 @@ class ModelThread:
     def _run_loop(self, loop: Loop) -> None:
         try:
             loop.run()
-        finally:
-            if loop.store:
-                loop.store.close()
+        except DeviceError:
+            raise  # at once: other workers wait for these requests, and may not need what is still unwritten
+        except BaseException:
+            _close_store(loop)
+            raise
+        _close_store(loop)
 
     def _report_progress(self, done: int, total: int) -> None:
         self._loaded = done, total
@@ -184,6 +188,11 @@ class ModelThread:
         log.info("ready in %.2f s: %s", self._timer.total_s, self._timer)
         self._ready = msgspec.structs.replace(ready, start_s=self._timer.rounded())
         self._outbox.put(self._ready)
+
+
+def _close_store(loop: Loop) -> None:
+    if loop.store:
+        loop.store.close()
 
 
 def _thinning(settings: WorkerSettings, model: Model) -> SparsePrefillQueue:

@@ -39,6 +39,7 @@ from protocol.messages import (
 )
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
+from worker.contract.device_errors import DeviceError
 from worker.contract.engine import Loader, ModelError
 from worker.schedule.commands import ClearPrefixes
 from worker.startup_timer import StartupTimer
@@ -150,7 +151,11 @@ class Service:
 
     def _end_of_model(self) -> int:
         self._send_all()
-        return status_of(self._turned_away or self._model.failure)
+        if isinstance(failure := self._model.failure, DeviceError):
+            # The gateway hands the requests over before this process has ended.
+            self._line.send(Goodbye(incarnation=self._incarnation, reason=str(failure), died=True))
+            self._send_all()
+        return status_of(self._turned_away or failure)
 
     def _close(self) -> None:
         if self._model.pool is not None:

@@ -21,6 +21,7 @@ from tests.worker.engines import (
     ScriptedPipeline,
     breaking,
 )
+from worker.contract.device_errors import DeviceError
 from worker.schedule import loop as loop_module
 from worker.schedule.commands import Abort, Command, Stop, Submit
 from worker.schedule.failures import FAILURES_MAX, EngineKeepsFailing
@@ -421,6 +422,21 @@ def test_a_step_that_fails_costs_the_rows_in_it_and_the_others_go_on() -> None:
     assert house.text("prefilling") == "<5><6>"
     assert house.text("waiting") == "<7>"
     assert house.engine.resets == 1
+
+
+@pytest.mark.parametrize("kind", ["step", "prefill", "start"])
+def test_an_error_of_the_gpu_ends_the_thread_at_once_and_fails_nobody(kind: str) -> None:
+    house = House(rows_max=4)
+    house.submit("a", 5, 6, prompt=3)
+    house.submit("b", 5, 6, prompt=3)
+
+    def fail() -> None:
+        raise RuntimeError("[METAL] Command buffer execution failed: Timeout.")
+
+    house.engine.at[kind, 0] = fail
+    with pytest.raises(DeviceError, match=r"the GPU failed: \[METAL\]"):
+        house.loop.run()
+    assert house.ends("a") == house.ends("b") == []
 
 
 @pytest.mark.parametrize("kind", ["step", "prefill", "start"])

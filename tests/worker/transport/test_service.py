@@ -38,7 +38,7 @@ from tests.scripted_worker.engine import TOKEN_BYTES
 from tests.scripted_worker.text import CONTEXT_LENGTH
 from tests.system import Process
 from worker.schedule.memory_reservations import BLOCK_TOKENS
-from worker.transport.exit_codes import EXIT_NO_ROOM
+from worker.transport.exit_codes import EXIT_DEVICE, EXIT_NO_ROOM
 
 WAIT_S = 60.0
 
@@ -457,3 +457,19 @@ def test_a_worker_that_keeps_failing_ends_so_that_it_is_started_anew(gateway: Ga
         assert gateway.until(Failed).id == f"r{n}"
     assert process.wait() not in (0, EXIT_CONFIGURATION)
     assert "10 failures in a row" in process.log()
+
+
+@pytest.mark.parametrize(("code", "status"), [("OutOfMemory", EXIT_NO_ROOM), ("Timeout", EXIT_DEVICE)])
+def test_a_worker_whose_gpu_has_failed_says_so_and_ends_at_once(
+    code: str, status: int, gateway: Gateway, start: Start
+) -> None:
+    process = start()
+    gateway.meet()
+    gateway.generate("neighbour", "on and on !tokens=100000 !slow=10")
+    gateway.until(StepOutputs)
+    gateway.generate("fatal", f"!gpu={code}")
+    goodbye = gateway.until(Goodbye)
+    assert goodbye.died
+    assert f"kIOGPUCommandBufferCallbackError{code}" in goodbye.reason
+    assert process.wait() == status
+    assert goodbye.reason in process.log()

@@ -16,6 +16,7 @@ from protocol.model_folder import name_of
 from protocol.tasks import Task
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
+from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import Engine, InsufficientMemoryError, Model, ModelError, Progress
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
@@ -91,6 +92,7 @@ class ShardLoader:
         except (ModelError, InsufficientMemoryError) as error:
             raise type(error)(self._named(str(error))) from None
         except (Exception, SystemExit) as error:  # boundary of the load, as in `load`
+            raise_if_device_failed(error)
             log.debug("%s: load failed", self.name, exc_info=True)
             reason = explain(error, self._config)
         if reason:
