@@ -22,7 +22,7 @@ SMOLLM2 := .venv/models/smollm2
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint fmt bench fuzz soak zoo conformance browser smollm2 lock
+.PHONY: serve test lint fmt bench fuzz soak zoo exactness conformance browser smollm2 lock
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -53,6 +53,9 @@ soak: $(INSTALLED)
 
 zoo: $(INSTALLED)
 	@$(BIN)/python -m tests.zoo $(if $(SEEDS),--seeds $(SEEDS)) $(FAMILIES) $(ARGS)
+
+exactness: $(INSTALLED)
+	@$(BIN)/python -m tests.exactness $(ARGS)
 
 conformance: $(INSTALLED) | $(UV)
 	@UV=$(UV) $(BIN)/python -m tests.conformance $(if $(CLIENTS),--clients "$(CLIENTS)") $(LANES) $(ARGS)

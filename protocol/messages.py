@@ -18,6 +18,7 @@ from protocol.types import (
     Capabilities,
     Count,
     Delta,
+    Exactness,
     Id,
     ImageStatus,
     Media,
@@ -212,7 +213,8 @@ class Ready(Message, frozen=True):
     stores prefixes, equal for workers that share a store; empty: nowhere. `plan`: backend and sharding of a
     model run by several processes; the output of different plans may differ. `stands_in`: it continues
     requests that another model began under its name. `token_bytes_max`: the most bytes of text, apart from
-    white space, that one token can stand for; 0: unknown."""
+    white space, that one token can stand for; 0: unknown. `exactness`: whether its batched passes give the
+    results of one row; None: not measured."""
 
     model: Name
     context_length: Count
@@ -227,6 +229,7 @@ class Ready(Message, frozen=True):
     plan: str = ""
     stands_in: bool = False
     token_bytes_max: Count = 0
+    exactness: Exactness | None = None
 
 
 class Heartbeat(Message, frozen=True):

@@ -322,3 +322,34 @@ class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: bool = True
     embeddings: bool = False
     rerank: bool = False
+
+
+class PassCheck(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A kind of forward pass, compared with passes of one row. `kind`: `decode` (one token of each of `rows`
+    rows), `verify` (`tokens` tokens of each row), `prompts` (prompts of several rows together) or `chunks` (a
+    prompt in chunks of `tokens`). `differs_at`: number of the first token that differs, from 1; None: all are
+    equal. `difference`: the largest difference of a logprob up to there."""
+
+    kind: Literal["decode", "verify", "prompts", "chunks"]
+    rows: Count
+    tokens: Count = 1
+    differs_at: Count | None = None
+    difference: float = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing differs, not even by rounding."""
+        return self.differs_at is None and self.difference == 0.0
+
+
+class Exactness(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Comparison of batched passes with passes of one row, measured on the device. `is_complete`: whether the
+    time sufficed for all checks. `rows_max` and `draft_tokens_max`: the limits of `--exact` for the rows of a
+    decode pass, and for the tokens of a verify pass, which then has one row; None: none. `chip`: wrong
+    results of the device."""
+
+    checks: list[PassCheck] = []
+    is_complete: bool = True
+    rows_max: Count | None = None
+    draft_tokens_max: Count | None = None
+    chip: list[str] = []

@@ -111,6 +111,13 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " trained for the model"
         ),
     ] = None
+    exact: Annotated[
+        bool,
+        Meta(
+            description="batch only as far as the results were measured to equal those of one row, bit by"
+            " bit; may be slower"
+        ),
+    ] = False
     sparse_prefill: Annotated[
         Share | None,
         Meta(

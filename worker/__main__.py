@@ -87,6 +87,7 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         text_only=configured.text_only,
         draft_model=configured.draft_model,
         use_mtp=configured.speculation == "auto",
+        measurement="exact" if configured.exact else "load",
         probe_cache_folder=_probe_cache_folder(),
         timer=timer,
     )

@@ -29,6 +29,7 @@ from broker.dispatch.traffic import (
     phases_of,
 )
 from protocol.types import (
+    Exactness,
     MemoryUsage,
     PrefixReuse,
     PrefixStatus,
@@ -160,6 +161,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> d
         "cache_bytes_max": dispatcher.catalogue.cache_bytes_max(worker),
         "tokens_max": ready.tokens_max if ready else 0,
         "start_s": ready.start_s if ready else {},
+        "exactness": _exactness(ready.exactness) if ready and ready.exactness else None,
         "plan": worker.plan,
         "stands_in": worker.stands_in,
         "prefix": _summary([beat.prefix]) if beat and beat.prefix else None,
@@ -167,6 +169,18 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> d
         "drafts": _drafts(beat.drafts) if beat and beat.drafts else None,
         "preparation": _preparation(beat.preparation) if beat and beat.preparation else None,
         "rows": [_row(row) for row in beat.rows] if beat else [],
+    }
+
+
+def _exactness(exactness: Exactness) -> dict[str, Any]:
+    """Return the checks that found a difference, and the limits of `--exact`."""
+    return {
+        "checked": len(exactness.checks),
+        "is_complete": exactness.is_complete,
+        "differences": [asdict(check) for check in exactness.checks if not check.is_exact],
+        "rows_max": exactness.rows_max,
+        "draft_tokens_max": exactness.draft_tokens_max,
+        "chip": exactness.chip,
     }
 
 

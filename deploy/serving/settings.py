@@ -81,6 +81,7 @@ WORKER_FLAGS = (
     "image_cache",
     "speculation",
     "draft_model",
+    "exact",
     "sparse_prefill",
     "drain_timeout_s",
     "curve_keys",
@@ -89,7 +90,7 @@ WORKER_FLAGS = (
 )
 
 GROUPS = {
-    "Models": ("model", "config", "replicas", "memory_budget", "wired", "max_running", "text_only"),
+    "Models": ("model", "config", "replicas", "memory_budget", "wired", "max_running", "text_only", "exact"),
     "Address": ("host", "port", "cors_origins", "allowed_hosts", "max_connections"),
     "API keys": ("api_keys_file", "api_keys", "insecure_no_keys", "max_per_key", "prefix_sharing"),
     "Queue and limits": (

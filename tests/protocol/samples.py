@@ -45,8 +45,10 @@ from protocol.types import (
     CallDelta,
     Capabilities,
     Delta,
+    Exactness,
     ImageStatus,
     Media,
+    PassCheck,
     PrefixReuse,
     PrefixStatus,
     PreparationStatus,
@@ -205,6 +207,16 @@ FULL: list[Message] = [
         plan="org/model, tensor over 2 processes",
         stands_in=True,
         token_bytes_max=128,
+        exactness=Exactness(
+            checks=[
+                PassCheck(kind="verify", rows=16, tokens=2, differs_at=3, difference=0.125),
+                PassCheck(kind="decode", rows=4),
+            ],
+            is_complete=False,
+            rows_max=8,
+            draft_tokens_max=0,
+            chip=["bfloat16 matrix products are wrong"],
+        ),
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -1039,6 +1051,16 @@ BEFORE_PLANS: list[Message] = [
 """Messages of `FULL` before a model could run on several processes, and another plan continue its answers."""
 
 
+BEFORE_EXACTNESS: list[Message] = [
+    replace(message, exactness=None) for message in FULL if isinstance(message, Ready)
+]
+"""Messages of `FULL` before a worker measured whether its batched passes are exact."""
+
+_UNMEASURED = [
+    replace(message, exactness=None) if isinstance(message, Ready) else message for message in FULL
+]
+
+
 def _unrelaxed(message: Message) -> Message:
     """Return a message of `FULL` without its fields for relaxed schemas."""
     match message:
@@ -1049,9 +1071,9 @@ def _unrelaxed(message: Message) -> Message:
     return message
 
 
-_UNRELAXED = [_unrelaxed(message) for message in FULL]
+_UNRELAXED = [_unrelaxed(message) for message in _UNMEASURED]
 BEFORE_RELAXING: list[Message] = [
-    earlier for earlier, message in zip(_UNRELAXED, FULL, strict=True) if earlier != message
+    earlier for earlier, message in zip(_UNRELAXED, _UNMEASURED, strict=True) if earlier != message
 ]
 """Messages of `FULL` before schemas could be relaxed."""
 
@@ -1162,6 +1184,7 @@ KINDS = {
     "before_relaxing": BEFORE_RELAXING,
     "before_progress": BEFORE_PROGRESS,
     "before_namespaces": BEFORE_NAMESPACES,
+    "before_exactness": BEFORE_EXACTNESS,
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from protocol.messages import Generate
-from protocol.types import CallDelta, Capabilities, SparsePrefill
+from protocol.types import CallDelta, Capabilities, Exactness, SparsePrefill
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.guides import ForcedTokens, Grammar
 from worker.contract.images import ArrayBytes, ImageInput
@@ -363,7 +363,7 @@ class ModelInfo:
     stored caches; empty: caches are not stored. `identity`: the same without library versions; models with
     equal identities can continue each other's output. `plan`: backend and sharding, if several processes run
     the model. `token_bytes_max`: the most bytes of text, apart from white space, that one token can stand
-    for; 0: unknown."""
+    for; 0: unknown. `exactness`: whether batched passes give the results of one row; None: not measured."""
 
     name: str
     context_length: int
@@ -375,6 +375,7 @@ class ModelInfo:
     identity: str = ""
     plan: str = ""
     token_bytes_max: int = 0
+    exactness: Exactness | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -116,6 +116,24 @@ class BatchEngine:
         self._advanced = 0
         self._piece_tokens = 0
         """Positions in one piece of a scored prompt; 0: not computed yet."""
+        self._rows_max: int | None = None
+
+    def limit_passes(self, rows_max: int, draft_tokens_max: int) -> None:
+        """Limit the rows of a decode pass, and the tokens of a verify pass, which then has one row (0: no
+        drafts); prefill each prompt alone. Call it while there are no rows."""
+        self._rows_max = rows_max
+        self._ahead.limit_passes(draft_tokens_max)
+        able = self.capabilities
+        self.capabilities = replace(
+            able,
+            together=able.together and rows_max > 1,
+            padded=False,
+            abreast=False,
+            ahead=able.ahead and draft_tokens_max > 0,
+        )
+        self.is_batchable, self._can_pad = self.capabilities.together, False
+        if not self.capabilities.ahead:
+            self.drafter, self._hidden_states = None, NullSink()
 
     # --- images ---
 
@@ -382,17 +400,18 @@ class BatchEngine:
         lengths = [[member.columns for member in group.living] for group in self._groups]
         coming: list[list[BatchRow]] = [[] for _ in self._groups]
         for member in sorted(joining, key=lambda member: -member.columns):
-            place = grouping.place(lengths, member.columns, self._slack)
+            place = grouping.place(lengths, member.columns, self._slack, self._rows_max)
             if place == len(lengths):
                 self._groups.append(self._new_group())
                 lengths.append([])
                 coming.append([])
             lengths[place].append(member.columns)
             coming[place].append(member)
-        if grouping.is_fine(lengths, self._slack):
+        if grouping.is_fine(lengths, self._slack, self._rows_max):
             return coming
         everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
-        parts = grouping.partition([member.columns for member in everybody], self._slack)
+        columns = [member.columns for member in everybody]
+        parts = grouping.partition(columns, self._slack, rows_max=self._rows_max)
         self._groups = [self._new_group() for _ in parts]
         return [[everybody[row] for row in part] for part in parts]
 

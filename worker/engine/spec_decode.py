@@ -55,11 +55,14 @@ class VerifyBatch(RowBatch):
         hidden_states: HiddenStateSink,
         agree: Agree | None = None,
         adapters: AdapterBatch | None = None,
+        width_max: int = FED_MAX,
     ) -> None:
         """`fresh`: makes empty caches of a single row. `hidden_states`: receives the hidden states of the
-        tokens that stay in the caches. `agree`: see `Sampler`. `adapters`: the model's."""
+        tokens that stay in the caches. `agree`: see `Sampler`. `adapters`: the model's. `width_max`: maximum
+        tokens of a row in a pass."""
         self._applied = (adapters or AdapterBatch()).applied
         self._agree = agree
+        self._width_max = width_max
         self.members: list[BatchRow] = []
         self.quiet = 0
         """Steps since any row had a draft."""
@@ -90,7 +93,7 @@ class VerifyBatch(RowBatch):
         return {member.name: each for member, each in zip(self.members, said, strict=True)}
 
     def _guess(self, row: int, drafts: Sequence[int]) -> Sequence[int]:
-        return drafts[: FED_MAX - len(self._backlogs[row])]
+        return drafts[: max(0, self._width_max - len(self._backlogs[row]))]
 
     def _fed(self, guesses: Sequence[Sequence[int]]) -> mx.array:
         """Run the forward pass; return its logits, [rows, width, vocabulary]."""
@@ -273,15 +276,30 @@ class SpecDecoder:
         self._fresh = fresh
         self._hidden_states = hidden_states
         self._adapters = adapters
+        self._rows_max: int | None = None
+        self._width_max = FED_MAX
+
+    def limit_passes(self, width_max: int) -> None:
+        """Verify each row by itself, at most `width_max` tokens at a time."""
+        self._rows_max, self._width_max = 1, width_max
 
     def board(self, members: list[BatchRow]) -> None:
         """Start speculative decoding of rows whose samples have all been read."""
+        rows_max = self._rows_max or max(1, len(members))
+        for first in range(0, len(members), rows_max):
+            self._board(members[first : first + rows_max])
+
+    def _board(self, members: list[BatchRow]) -> None:
         lengths = [member.length for member in members]
         for group in self.groups:
-            if grouping.fits([[*lengths, *(m.length for m in group.living)]], self._slack):
+            together = [*lengths, *(m.length for m in group.living)]
+            has_room = self._rows_max is None or len(together) <= self._rows_max
+            if has_room and grouping.fits([together], self._slack):
                 break
         else:
-            group = VerifyBatch(self._model, self._fresh, self._hidden_states, self._agree, self._adapters)
+            group = VerifyBatch(
+                self._model, self._fresh, self._hidden_states, self._agree, self._adapters, self._width_max
+            )
             self.groups.append(group)
         group.rearrange(members, self._fresh)
 

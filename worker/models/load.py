@@ -40,6 +40,8 @@ from worker.startup_timer import StartupTimer
 if TYPE_CHECKING:
     from worker.engine.image_embeddings import VisionNetwork
     from worker.models.media.preprocessing import ImagePreprocessor
+    from worker.models.probes.cache import ProbeCache
+    from worker.models.probes.exactness import Measurement
     from worker.models.probes.network import Open
     from worker.models.tokenizers import Tokenizers
 
@@ -69,6 +71,7 @@ class ModelLoader:
         stands_in: bool = False,
         draft_model: str | None = None,
         use_mtp: bool = False,
+        measurement: Measurement = "load",
         probe_cache_folder: Path | None = None,
         timer: StartupTimer | None = None,
     ) -> None:
@@ -76,7 +79,7 @@ class ModelLoader:
         `task`: overrides the detected task. `text_only`: serve a vision model without images. `stands_in`:
         it replaces another model, so its plan gets a name. `draft_model`: folder or id of a draft model.
         `use_mtp`: without a draft model, use the model's own MTP layers, if any. With either, the cost of
-        verifying drafts is measured.
+        verifying drafts is measured. `measurement`: what to measure of the exactness of batched passes.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: the share of it to keep free.
         `memory_budget`: upper bound of the process in bytes. `cache_share`: share of the memory for caches
         that they may use. `wired`: the memory that macOS may not page out. `probe_cache_folder`: where probe
@@ -91,6 +94,7 @@ class ModelLoader:
         )
         self._draft_model = draft_model
         self._use_mtp = use_mtp
+        self._measurement = measurement
         self._draft: DraftModel | None = None
         self._probe_cache_folder = probe_cache_folder
         self._timer = timer or StartupTimer()
@@ -281,11 +285,9 @@ class ModelLoader:
         from worker.models.probes.network import stage_for
         from worker.models.text import build_text_model
 
-        timer = self._timer
-        capabilities = ProbeCache(self._probe_cache_folder).capabilities(
-            key_of(folder, weight_files(folder, self.name), network),
-            lambda: probe_capabilities(stage_for(folder, network, opened)),
-        )
+        timer, cache = self._timer, ProbeCache(self._probe_cache_folder)
+        key = key_of(folder, weight_files(folder, self.name), network)
+        capabilities = cache.capabilities(key, lambda: probe_capabilities(stage_for(folder, network, opened)))
         timer.lap("trial")
         if not capabilities.cut and not reads(config):
             raise ModelError(_UNCUT)
@@ -306,10 +308,30 @@ class ModelLoader:
         )
         timer.lap("tokenizer")
         warm_up(model.engine, rows=2)
-        if capabilities.ahead and (self._draft or self._use_mtp):
+        model, can_verify = self._compared(model, network, cache, key)
+        if can_verify and (self._draft or self._use_mtp):
             model = replace(model, position_cost=position_cost(model.engine))
         timer.lap("warm-up")
         return model
+
+    def _compared(self, model: Model, network: Any, cache: ProbeCache, key: str) -> tuple[Model, bool]:
+        """Return the model with the measured exactness of its batched passes, limited for `--exact`, and
+        whether drafts are verified. Raises `ModelError`."""
+        from worker.engine.engine import BatchEngine
+        from worker.models.probes.exactness import determine
+
+        engine = model.engine
+        assert isinstance(engine, BatchEngine), "it was just built"
+        exactness = determine(self.name, engine, network, self._measurement, cache, key)
+        if self._draft and not engine.capabilities.ahead:
+            raise ModelError(
+                "with --exact no drafts are verified, because passes of several tokens round differently on"
+                " this device: leave --exact or --draft-model out."
+            )
+        if exactness is not None:
+            self._timer.lap("exactness")
+        info = replace(model.info, exactness=exactness, batched=engine.is_batchable)
+        return replace(model, info=info), engine.capabilities.ahead
 
     def _listener(self, folder: Path, network: Any) -> DraftProposer | None:
         """Load the drafter that reads the network's hidden states, if there is one."""

@@ -17,7 +17,7 @@ from msgspec import structs
 from protocol.model_folder import name_of
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
-from worker.contract.engine import Model, Progress
+from worker.contract.engine import Model, ModelError, Progress
 from worker.ranks import rpc
 from worker.ranks.leader import Leader
 from worker.ranks.memory import RankMemoryTable
@@ -60,6 +60,8 @@ class SetLoader:
         from worker.models.sharded.parallelism import ShardGroup
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
+        if settings.exact:
+            raise ModelError(f"{self.name}: --exact is for models that one machine runs: leave it out.")
         split = ShardGroup(meeting.backend, settings.split)
         measures_verify_cost = settings.speculation == "auto" or bool(settings.draft_model)
         use_mtp = measures_verify_cost and not settings.draft_model

@@ -81,4 +81,5 @@ def ready_of(
         plan=facts.plan,
         stands_in=stands_in,
         token_bytes_max=facts.token_bytes_max,
+        exactness=facts.exactness,
     )

@@ -205,6 +205,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "host": "mac.local",
         "plan": "",
         "stands_in": False,
+        "exactness": None,
         "connected_s": 2.5,
         "uptime_s": 99.5,
         "loading": None,

@@ -24,7 +24,15 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
 
-SWITCHES = ("insecure_no_keys", "inspect", "keep_awake", "keyless_metrics", "log_prompts", "text_only")
+SWITCHES = (
+    "exact",
+    "insecure_no_keys",
+    "inspect",
+    "keep_awake",
+    "keyless_metrics",
+    "log_prompts",
+    "text_only",
+)
 
 
 def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, list[str]]:

@@ -17,16 +17,20 @@ from typing import Any
 
 import pytest
 
+from protocol.types import Exactness
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import InsufficientMemoryError, Model, SamplingParams
+from worker.contract.engine import InsufficientMemoryError, Model, ModelError, SamplingParams
 from worker.engine.caches import capability_probe
+from worker.engine.engine import BatchEngine
 from worker.models import load, memory, weights
 from worker.models.config import CONTEXT_FALLBACK_TOKENS, read_config
 from worker.models.load import ModelLoader
 from worker.models.media import vision
 from worker.models.memory import AvailableMemory
+from worker.schedule.scheduler import SchedulerConfig
 from worker.startup_timer import StartupTimer
+from worker.transport.ready import ready_of
 
 NAMES = ("dense", "hybrid", "sliding")
 
@@ -298,3 +302,25 @@ def test_a_model_runs_without_a_working_compiler(
     expected, log = with_a_compiler()
     assert "compiler" not in log
     assert answer == expected
+
+
+def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits() -> None:
+    model = ModelLoader(str(model_folder("dense")), measurement="exact").load(nothing)
+    assert isinstance(model, Model)
+    found = model.info.exactness
+    assert found is not None
+    assert found.rows_max is not None
+    assert isinstance(model.engine, BatchEngine)
+    assert not model.engine.capabilities.padded
+    assert model.info.batched == (found.rows_max > 1)
+    assert ready_of("w", model.info, SchedulerConfig(rows_max=16)).exactness == found
+
+
+def test_exact_refuses_a_draft_model_whose_drafts_would_not_be_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    none = Exactness(rows_max=1, draft_tokens_max=0)
+    monkeypatch.setattr("worker.models.probes.row_counts.find_limits", lambda engine: none)
+    folder = str(model_folder("dense"))
+    with pytest.raises(ModelError, match="leave --exact or --draft-model out"):
+        ModelLoader(folder, draft_model=folder, measurement="exact").load(nothing)

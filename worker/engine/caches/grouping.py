@@ -3,7 +3,7 @@
 A batch gives every row as much memory as its longest row needs. When that takes too much more than the rows
 would take alone, they are split into groups of similar length. Each group costs a forward pass of its own in
 each step, which reads all weights. Padding that is read faster than the weights, the *slack*, is therefore
-no reason for a split.
+no reason for a split. `--exact` may limit the rows of a group (`rows_max`; None: no limit).
 """
 
 from __future__ import annotations
@@ -50,9 +50,18 @@ def fits(groups: Sequence[Sequence[int]], slack: int = 0, ratio_max: float = RAT
     return padding <= (ratio_max - 1.0) * max(alone, slack / (RATIO_MAX - 1.0)) + 1e-6
 
 
-def partition(lengths: Sequence[int], slack: int = 0, ratio_max: float = RATIO_MAX) -> list[list[int]]:
+def partition(
+    lengths: Sequence[int], slack: int = 0, ratio_max: float = RATIO_MAX, rows_max: int | None = None
+) -> list[list[int]]:
     """Return the fewest groups of row indices that are within the bounds of `fits`; of these the ones with
-    least memory."""
+    least memory. Groups of more than `rows_max` rows are then divided."""
+    groups = _fewest(lengths, slack, ratio_max)
+    if rows_max is None:
+        return groups
+    return [group[first : first + rows_max] for group in groups for first in range(0, len(group), rows_max)]
+
+
+def _fewest(lengths: Sequence[int], slack: int, ratio_max: float) -> list[list[int]]:
     by_length = sorted(range(len(lengths)), key=lambda row: lengths[row])
     ordered = [lengths[row] for row in by_length]
     for count in range(1, len(ordered) + 1):
@@ -80,21 +89,25 @@ def _best_cuts(ordered: Sequence[int], count: int) -> list[int]:
     return best[rows][1]
 
 
-def place(groups: Sequence[Sequence[int]], length: int, slack: int = 0) -> int:
+def place(groups: Sequence[Sequence[int]], length: int, slack: int = 0, rows_max: int | None = None) -> int:
     """Return the group that a row should join; `len(groups)` for a new one."""
     joined = [
         [[*group, length] if index == at else group for at, group in enumerate(groups)]
         for index in range(len(groups))
     ]
-    fitting = [index for index in range(len(groups)) if fits(joined[index], slack)]
+    fitting = [
+        index
+        for index, group in enumerate(groups)
+        if (rows_max is None or len(group) < rows_max) and fits(joined[index], slack)
+    ]
     return min(fitting, key=lambda index: ratio(joined[index]), default=len(groups))
 
 
-def is_fine(groups: Sequence[Sequence[int]], slack: int = 0) -> bool:
+def is_fine(groups: Sequence[Sequence[int]], slack: int = 0, rows_max: int | None = None) -> bool:
     """Return whether the groups can stay: within bounds, and no two of them worth merging."""
     if not fits(groups, slack):
         return False
     if len(groups) < 2:
         return True
     lengths = [length for group in groups for length in group]
-    return len(partition(lengths, slack, RATIO_JOINED)) >= len(groups)
+    return len(partition(lengths, slack, RATIO_JOINED, rows_max)) >= len(groups)

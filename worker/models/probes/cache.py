@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 import mlx.core as mx
 import msgspec
 
+from protocol.types import Exactness
 from worker import engine, models
 from worker.engine.caches.capability_probe import BatchCapabilities
 from worker.models.fingerprint import fingerprint
@@ -30,13 +31,13 @@ log = logging.getLogger(__name__)
 
 FILES_MAX = 256
 """Maximum number of files; the oldest are removed first."""
-_FILE_BYTES_MAX = 4096
+_FILE_BYTES_MAX = 16384
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "transformers")
 _TOLD = ("*.json", "*.jinja")
 """Files of a model folder that a result depends on besides the weights: tokenizer, template, processor."""
 
 
-Proven = TypeVar("Proven", BatchCapabilities, ImagePlaceholders)
+Proven = TypeVar("Proven", BatchCapabilities, ImagePlaceholders, Exactness)
 
 
 class _Proof(msgspec.Struct, Generic[Proven], frozen=True):
@@ -48,6 +49,7 @@ class _Proof(msgspec.Struct, Generic[Proven], frozen=True):
 
 _ABILITIES = msgspec.json.Decoder(_Proof[BatchCapabilities])
 _FOUND = msgspec.json.Decoder(_Proof[ImagePlaceholders])
+_EXACTNESS = msgspec.json.Decoder(_Proof[Exactness])
 
 
 class ProbeCache:
@@ -63,6 +65,11 @@ class ProbeCache:
     def sight(self, key: str, prove: Callable[[], ImagePlaceholders]) -> ImagePlaceholders:
         """Return the cached image placeholders of a vision model, or probe them."""
         return self._known(f"{key}-sight", _FOUND, prove, lambda found: found.token_bytes > 0)
+
+    def exactness(self, key: str, prove: Callable[[], Exactness]) -> Exactness:
+        """Return the cached comparison of a model's passes, or measure it. One that ended for lack of time is
+        cached as well, or each start would take that time."""
+        return self._known(key, _EXACTNESS, prove, lambda found: bool(found.checks))
 
     def _known(
         self,
