@@ -102,7 +102,8 @@ class Ours:
         return self._tokens
 
     def close(self) -> None:
-        self._inbox.put(Abort(None))
+        for row in self._loop.scheduler:
+            self._inbox.put(Abort(row.id))
         self._inbox.put(Stop())
         self._loop.run()
 

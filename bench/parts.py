@@ -194,7 +194,8 @@ class Laps:
 
     def drop(self) -> None:
         """Drop all rows."""
-        self._inbox.put(Abort(None))
+        for row in self._loop.scheduler:
+            self._inbox.put(Abort(row.id))
 
     def _publish(self, message: Message) -> None:
         if not isinstance(message, StepOutputs):

@@ -72,6 +72,7 @@ def build(
             load_s=configured.load_timeout_s,
             hung_s=configured.hung_timeout_s,
             unload_after_s=configured.unload_after_s,
+            orphan_s=configured.orphan_timeout_s,
         ),
         end=link.end,
         tell=foreman.send_desired if foreman else None,

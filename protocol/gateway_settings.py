@@ -220,6 +220,14 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Seconds,
         Meta(description="seconds that requests wait for another worker after theirs was lost"),
     ] = 120.0
+    orphan_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="seconds for which workers keep their requests when they lose the gateway",
+        ),
+    ] = 60.0
     load_timeout_s: Annotated[
         Seconds,
         Meta(description="seconds that requests wait for a model to be loaded on demand; then 503"),

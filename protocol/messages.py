@@ -14,6 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from protocol.errors import RequestError
 from protocol.types import (
+    AdoptedRow,
     Bytes,
     Capabilities,
     Count,
@@ -23,6 +24,7 @@ from protocol.types import (
     ImageStatus,
     Media,
     Name,
+    OrphanedRow,
     Pid,
     PrefixReuse,
     PrefixStatus,
@@ -31,6 +33,7 @@ from protocol.types import (
     RequestStatus,
     Resources,
     Sampling,
+    Seconds,
     SparsePrefill,
     SpecDecodeStatus,
     StructuredOutput,
@@ -60,9 +63,18 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 
 class Welcome(Message, frozen=True):
     """Greeting to a new or unknown peer. A worker that receives an unknown gateway incarnation sends `Hello`
-    again, and drops the requests of the previous incarnation, whose output nothing reads."""
+    again. `orphan_s`: seconds for which the worker's requests run on when the connection is lost, until a
+    gateway adopts them; 0: they end at once, because nothing would read their output."""
 
     version: int
+    orphan_s: Seconds = 0.0
+
+
+class Adopt(Message, frozen=True):
+    """Reply to a `Hello` with `rows`: those that this gateway continues. The worker sends what each lacks,
+    and what it makes from now on; it ends the others."""
+
+    rows: list[AdoptedRow]
 
 
 class Rejected(Message, frozen=True):
@@ -182,20 +194,22 @@ class ClearCache(Message, frozen=True):
 Request = Generate | Embed | Rank
 """A client's request."""
 
-ToWorker = Welcome | Rejected | Request | Cancel | ClearCache
+ToWorker = Welcome | Rejected | Request | Cancel | ClearCache | Adopt
 
 
 # --- worker -> gateway -------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True):
-    """The first message of a worker on a connection. `host`: the name of its machine; empty: unknown."""
+    """The first message of a worker on a connection. `host`: the name of its machine; empty: unknown. `rows`:
+    the requests that it still has from a lost connection; the reply is `Adopt` if there are any."""
 
     version: int
     model: Name
     pid: Pid
     versions: dict[str, str] = {}
     host: Name = ""
+    rows: list[OrphanedRow] = []
 
 
 class Loading(Message, frozen=True):

@@ -353,3 +353,26 @@ class Exactness(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows_max: Count | None = None
     draft_tokens_max: Count | None = None
     chip: list[str] = []
+
+
+class OrphanedRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request that a worker still has although its gateway is gone, running or ended since.
+
+    `id`: of the attempt. `deltas`: number of deltas or chunks made so far, of which those from `first` on can
+    be sent again. `whole`: so can all its other messages."""
+
+    id: Id
+    deltas: Count = 0
+    first: Count = 0
+    whole: bool = False
+
+
+class AdoptedRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much the gateway has of a row that it adopts: its number of deltas or chunks, and of prompt tokens
+    with logprobs, and whether its `Accepted` and its `PrefixHit`."""
+
+    id: Id
+    deltas: Count = 0
+    scored: Count = 0
+    accepted: bool = False
+    reused: bool = False

@@ -34,6 +34,11 @@ would do so for ever."""
 RESTORED_TOO_OFTEN = "The gateway ended repeatedly while this request made no progress."
 
 
+ADOPTION_S_MAX = 3.0
+"""Time that a restored flight waits for the worker that was running it; then any worker gets it. Workers
+connect again within a second."""
+
+
 class AttemptRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The attempt that was running, as in `flight.Attempt`; `worker` may still run it."""
 
@@ -118,6 +123,19 @@ def record_of(attempt: Attempt) -> AttemptRecord:
     )
 
 
+def attempt_of(record: AttemptRecord, now: float) -> Attempt:
+    """Return the attempt of a record."""
+    return Attempt(
+        record.id,
+        record.worker,
+        began_at=now,
+        accepted=record.accepted,
+        reused=record.reused,
+        deltas=record.deltas,
+        scored=record.scored,
+    )
+
+
 def flight_of(
     checkpoint: Checkpoint, media: Sequence[bytes], now: float, elapsed_s: float, incarnation: str
 ) -> Flight:
@@ -150,6 +168,9 @@ def flight_of(
         reuse=checkpoint.reuse,
     )
     flight.enter("paused", now)
+    if checkpoint.attempt is not None:
+        flight.former = attempt_of(checkpoint.attempt, now)
+        flight.adoptable_until = now + ADOPTION_S_MAX
     if flight.restores > RESTORES_MAX:
         flight.fail(Code.INTERNAL_ERROR, RESTORED_TOO_OFTEN)
     return flight

@@ -66,13 +66,15 @@ verified process of this machine, disconnected if it may be on another one."""
 class Timeouts:
     """Timeouts in seconds: for failover, for loading a model, and until an unresponsive worker is killed.
 
-    `unload_after_s`: idle time before a model is unloaded; None: never.
+    `unload_after_s`: idle time before a model is unloaded; None: never. `orphan_s`: for how long a worker
+    keeps its requests when its connection is lost.
     """
 
     failover_s: float = 120.0
     load_s: float = 300.0
     hung_s: float = 15.0
     unload_after_s: float | None = None
+    orphan_s: float = 60.0
 
 
 class Dispatcher:
@@ -331,15 +333,21 @@ class Dispatcher:
             log.error("worker %s (pid %d) rejected: %s", message.model, message.pid, reason)
             self._send(message.incarnation, Rejected(incarnation=self.incarnation, reason=reason), ())
             return
-        # A repeated Hello means that the worker lost its connection and dropped its rows.
-        self.lost(message.incarnation, "reconnected", died=False)
+        # A repeated Hello means that the worker lost its connection.
+        was_here = self._remove(message.incarnation, "reconnected", died=False)
         worker = self.fleet.hello(message, self._clock())
         self.traffic.worker(worker, self._clock(), "connected")
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
         self._send(message.incarnation, self._welcome(), ())
+        self.failover.adopt(worker, message.rows)
+        if was_here:
+            self.catalogue.update()
+        self.failover.place()
 
     def _welcome(self) -> Welcome:
-        return Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION)
+        return Welcome(
+            incarnation=self.incarnation, version=PROTOCOL_VERSION, orphan_s=self._timeouts.orphan_s
+        )
 
     def _unknown(self, sender: str) -> None:
         # Either late messages of a dead worker, which will not read the reply, or a worker that outlived the
@@ -376,14 +384,18 @@ class Dispatcher:
 
     def lost(self, incarnation: str, how: str = "connection lost", *, died: bool = True) -> None:
         """Remove a dead worker; its flights continue on another one."""
+        if self._remove(incarnation, how, died=died):
+            self.catalogue.update()
+            self.failover.place()
+
+    def _remove(self, incarnation: str, how: str, *, died: bool) -> bool:
         worker = self.fleet.gone(incarnation)
         if worker is None:
-            return
+            return False
         self.traffic.of(worker.model).losses["dead" if died else "left"] += 1
         self._on_worker_lost(worker, how, died=died)
         self._cache_clears.lose(incarnation)
-        self.catalogue.update()
-        self.failover.place()
+        return True
 
     def turn_away(self, peer: str, reason: str) -> None:
         """Reject a peer whose messages the transport drops from now on. A worker counts as dead."""

@@ -26,8 +26,8 @@ from broker.dispatch.quarantine import (
 from broker.dispatch.routing import Routing, WorkerLoad
 from protocol.errors import Code, RequestError
 from protocol.log_context import about
-from protocol.messages import Cancel, Message, Request
-from protocol.types import BATCH_PRIORITY
+from protocol.messages import Adopt, Cancel, Message, Request
+from protocol.types import BATCH_PRIORITY, AdoptedRow, OrphanedRow
 from protocol.wire import WireError
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,8 @@ class Failover:
 
     def place(self) -> None:
         """Dispatch all waiting flights that a worker may take. Call this after every change."""
-        waiting = self._flights.waiting()
+        now = self._clock()
+        waiting = [flight for flight in self._flights.waiting() if flight.adoptable_until <= now]
         if not waiting:
             return
         targets = [
@@ -213,7 +214,29 @@ class Failover:
         if died and worker.ready is not None:
             self.crash_attribution.on_crash(worker.incarnation, worker.model, assigned)
         for flight in assigned:
-            self._flights.leave(flight, self._clock())
+            self._flights.leave(flight, self._clock(), may_return=True)
+
+    def adopt(self, worker: Worker, rows: Sequence[OrphanedRow]) -> None:
+        """Go on with the attempts that a connecting worker still has; it ends its other rows."""
+        self.crash_attribution.withdraw(worker.incarnation)
+        left = {row.id: row for row in rows}
+        known = [
+            (flight, left.get(flight.former.id))
+            for flight in self._flights.waiting(worker.model)
+            if flight.former is not None and flight.former.worker == worker.incarnation
+        ]
+        found = [(flight, row) for flight, row in known if row is not None and _is_whole(flight, row)]
+        for flight, _ in known:
+            flight.adoptable_until = 0.0
+        if not rows:
+            return
+        adopted = [_adopted(flight) for flight, _ in found]
+        if not self._send(worker.incarnation, Adopt(incarnation=self._incarnation, rows=adopted), ()):
+            return  # the worker ends them all in time, and they are resent
+        for flight, _ in found:
+            self._flights.adopt(flight, self._clock())
+            self.counts["adopted"] += 1
+            log.info("%s goes on at its worker", flight.id, extra=about(flight.id))
 
     def on_worker_recovered(self, worker: Worker) -> None:
         """Withdraw the crash of a silent worker that has come back."""
@@ -321,6 +344,26 @@ class Failover:
             elif waited_s > self._timeout_s:
                 message = f"The worker was lost, and no other took over within {self._timeout_s:g} s."
                 flight.fail(Code.WORKER_UNAVAILABLE, message)
+
+
+def _is_whole(flight: Flight, row: OrphanedRow) -> bool:
+    """Return whether the worker can send all that the flight lacks of this attempt."""
+    attempt = flight.former
+    assert attempt is not None
+    has_start = flight.accepted and flight.is_scored
+    return row.first <= attempt.deltas <= row.deltas and (row.whole or has_start)
+
+
+def _adopted(flight: Flight) -> AdoptedRow:
+    attempt = flight.former
+    assert attempt is not None
+    return AdoptedRow(
+        id=attempt.id,
+        deltas=attempt.deltas,
+        scored=flight.scored,
+        accepted=flight.accepted and attempt.accepted,
+        reused=attempt.reused,
+    )
 
 
 def _may_finish(worker: Worker, flight: Flight) -> bool:

@@ -150,6 +150,10 @@ class Flight:
     restored_at: int = 0
     was_placed: bool = False
     """Whether it was dispatched to a worker by this gateway."""
+    former: Attempt | None = None
+    """While it waits: the attempt whose connection was lost, which its worker may still run."""
+    adoptable_until: float = 0.0
+    """Time until which it waits for the worker of that attempt rather than for any."""
 
     @property
     def id(self) -> str:
@@ -407,15 +411,12 @@ class Flights:
         """Begin a new attempt of a waiting flight; return the message that dispatches it."""
         assert flight.attempt is None
         flight.attempts += 1
-        flight.was_placed = True
         # The unique id keeps late messages of earlier attempts apart. A checkpoint may not know the latest
         # ones, so attempts of a restored flight are named after the gateway too.
         id = flight.id if flight.attempts == 1 and not flight.epoch else f"{flight.id}~{flight.attempts}"
         id = f"{id}.{flight.epoch}" if flight.epoch else id
-        flight.attempt = Attempt(id, worker, began_at=now)
+        self._begin(flight, Attempt(id, worker, began_at=now))
         flight.enter("preparing", now)
-        del self._waiting[flight.id]
-        self._by_attempt.setdefault(worker, {})[id] = flight
         deadline_s = flight.request.deadline_s
         if deadline_s is not None:
             deadline_s = max(0.0, deadline_s - (now - flight.opened_at))
@@ -427,8 +428,25 @@ class Flights:
             told["left_out"] = flight.reuse.left_out  # another worker might choose differently
         return replace(flight.request, id=id, deadline_s=deadline_s, **told)
 
-    def leave(self, flight: Flight, now: float) -> None:
-        """End the present attempt; the flight waits for another one, unless it has ended."""
+    def _begin(self, flight: Flight, attempt: Attempt) -> None:
+        flight.attempt, flight.former, flight.was_placed = attempt, None, True
+        del self._waiting[flight.id]
+        self._by_attempt.setdefault(attempt.worker, {})[attempt.id] = flight
+
+    def adopt(self, flight: Flight, now: float) -> None:
+        """Go on with the former attempt of a waiting flight, whose worker still has it."""
+        attempt = flight.former
+        assert attempt is not None
+        attempt.began_at, attempt.missed_heartbeats = now, 0
+        self._begin(flight, attempt)
+        flight.enter("decode" if attempt.deltas else "waiting", now)
+
+    def leave(self, flight: Flight, now: float, *, may_return: bool = False) -> None:
+        """End the present attempt; the flight waits for another one, unless it has ended.
+
+        `may_return`: its worker may still run it, and be asked to go on.
+        """
+        flight.former = flight.attempt if may_return else None
         self._forget_attempt(flight)
         if flight.terminal is None:
             flight.waiting_since = now

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from broker.dispatch.quarantine import RetryClass, fingerprint_of
 from protocol.messages import (
     Accepted,
+    Adopt,
     Cancel,
     ClearCache,
     Failed,
@@ -24,7 +25,7 @@ from protocol.messages import (
     ToGateway,
     Welcome,
 )
-from protocol.types import Delta, RequestStatus
+from protocol.types import AdoptedRow, Delta, OrphanedRow, RequestStatus
 from tests.broker.dispatcher_line import Clock, Line, ready
 from tests.factories import GATEWAY, accepted, cleared, finished, reused
 
@@ -47,6 +48,18 @@ def of_flights(message: Message) -> bool:
     )
 
 
+def lacks(adopted: AdoptedRow, message: Message) -> bool:
+    """Return whether a gateway that adopts a row lacks this message about it."""
+    match message:
+        case Accepted():
+            return not adopted.accepted
+        case PrefixHit():
+            return not adopted.reused
+        case StepOutputs(deltas=[delta]):
+            return delta.sequence >= adopted.deltas
+    return True
+
+
 @dataclass(eq=False)
 class Peer:
     """Incarnation of a worker process, correct unless a rule makes it faulty."""
@@ -67,10 +80,26 @@ class Peer:
     line: deque[ToGateway] = field(default_factory=deque)
     said: set[str] = field(default_factory=set)
     """Ids of the requests that it has ended."""
+    made: dict[str, list[ToGateway]] = field(default_factory=dict)
+    """All messages of each request, which it can send again."""
+    is_muted: bool = False
+    """Whether it waits to hear which of its requests are adopted."""
+    computed: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """How often it has made each token of each request."""
+
+    def reconnect(self, *, keeps: bool) -> None:
+        """Connect again. `keeps`: with its requests."""
+        self.inbox.clear()
+        if not keeps:
+            self.rows.clear()
+            self.made.clear()
+        self.introduce()
 
     def introduce(self) -> None:
         self.welcome_due = True
-        self.line.append(Hello(incarnation=self.name, version=1, model=self.model, pid=1))
+        rows = [OrphanedRow(id=id, deltas=self.deltas_of(id), whole=True) for id in self.made]
+        self.is_muted = bool(rows)
+        self.line.append(Hello(incarnation=self.name, version=1, model=self.model, pid=1, rows=rows))
         if self.loaded:
             self.line.append(ready(self.name, self.model, ROWS))
         else:
@@ -82,17 +111,40 @@ class Peer:
             self.obey(self.inbox.popleft())
         self.step()
 
+    def deltas_of(self, id: str) -> int:
+        return sum(isinstance(message, StepOutputs) for message in self.made[id])
+
+    def tell(self, id: str, message: ToGateway) -> None:
+        """Send a message about a request, unless it is to be adopted first."""
+        self.made.setdefault(id, []).append(message)
+        if not self.is_muted:
+            self.line.append(message)
+
+    def adopt(self, adopted: dict[str, AdoptedRow]) -> None:
+        self.is_muted = False
+        for id in [*self.made]:
+            if id in adopted:
+                self.line += [message for message in self.made[id] if lacks(adopted[id], message)]
+            else:
+                self.rows.pop(id, None)
+                del self.made[id]
+
     def obey(self, message: Message) -> None:
         match message:
             case Generate(id=id, resume=resume):
+                if self.is_muted:  # the gateway's reply was lost
+                    self.adopt({})
                 assert resume == list(range(len(resume)))
                 self.rows[id] = self.resumed[id] = len(resume)
-                self.line.append(accepted(self.name, id))
-                self.line.append(reused(self.name, id, TOKENS))
+                self.tell(id, accepted(self.name, id))
+                self.tell(id, reused(self.name, id, TOKENS))
+            case Adopt(rows=rows):
+                self.adopt({row.id: row for row in rows})
             case ClearCache(id=id):
                 self.line.append(cleared(self.name, id, 1))
             case Cancel(id=id):
                 self.rows.pop(id, None)
+                self.made.pop(id, None)
             case Welcome() if self.welcome_due:
                 self.welcome_due = False
             case Welcome():
@@ -108,8 +160,10 @@ class Peer:
         going = {id: position for id, position in self.rows.items() if position < TOKENS}
         if going:
             self.steps += 1
-            deltas = [self.delta(id, position - self.resumed[id]) for id, position in going.items()]
-            self.line.append(StepOutputs(incarnation=self.name, deltas=deltas))
+        for id, position in going.items():
+            delta = self.delta(id, position - self.resumed[id])
+            self.tell(id, StepOutputs(incarnation=self.name, deltas=[delta]))
+            self.computed[id.partition("~")[0], position] += 1
         for id in going:
             self.rows[id] += 1
         for id in [*ended, *(id for id in going if self.rows[id] == TOKENS)]:
@@ -122,7 +176,7 @@ class Peer:
     def end(self, id: str, how: Finished | Failed) -> None:
         del self.rows[id]
         self.said.add(id)
-        self.line.append(how)
+        self.tell(id, how)
 
     def heartbeat(self) -> Heartbeat:
         rows = [RequestStatus(id=id, phase="decode", prompt_tokens=3) for id in self.rows]

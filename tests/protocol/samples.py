@@ -17,6 +17,7 @@ from protocol import wire
 from protocol.conversation import pack
 from protocol.messages import (
     Accepted,
+    Adopt,
     CacheCleared,
     Cancel,
     ClearCache,
@@ -42,12 +43,14 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.types import (
+    AdoptedRow,
     CallDelta,
     Capabilities,
     Delta,
     Exactness,
     ImageStatus,
     Media,
+    OrphanedRow,
     PassCheck,
     PrefixReuse,
     PrefixStatus,
@@ -83,7 +86,11 @@ SPARSELY = replace(REUSE, left_out=[(64, 96), (128, 70000)])
 IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
 
 FULL: list[Message] = [
-    Welcome(incarnation=GATEWAY, version=1),
+    Welcome(incarnation=GATEWAY, version=1, orphan_s=62.5),
+    Adopt(
+        incarnation=GATEWAY,
+        rows=[AdoptedRow(id="chatcmpl-1~2", deltas=300, scored=70000, accepted=True, reused=True)],
+    ),
     Rejected(incarnation=GATEWAY, reason="it speaks protocol 2, this gateway 1"),
     Generate(
         incarnation=GATEWAY,
@@ -181,6 +188,7 @@ FULL: list[Message] = [
         pid=4242,
         versions={"mlx": "0.32.4"},
         host="mac-studio.local",
+        rows=[OrphanedRow(id="chatcmpl-1~2", deltas=300, first=70, whole=True)],
     ),
     Loading(incarnation=WORKER, done=2**33, total=2**34),
     Ready(
@@ -363,6 +371,7 @@ FULL: list[Message] = [
 
 LEAST: list[Message] = [
     Welcome(incarnation=GATEWAY, version=1),
+    Adopt(incarnation=GATEWAY, rows=[]),
     Rejected(incarnation=GATEWAY, reason=""),
     Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=0)),
     Embed(incarnation=GATEWAY, id="a", texts=pack([""]), count=1),
@@ -1157,6 +1166,12 @@ BEFORE_SOURCES: list[Message] = [
 BEFORE_FAILED_DEVICES: list[Message] = [Goodbye(incarnation=WORKER, reason="asked to stop")]
 """Messages of `FULL` before a worker told that its GPU had failed."""
 
+BEFORE_ADOPTION: list[Message] = [
+    Welcome(incarnation=GATEWAY, version=1),
+    *(replace(told, rows=[]) for told in FULL if isinstance(told, Hello)),
+]
+"""Messages of `FULL` before a gateway adopted the rows of another one."""
+
 KINDS = {
     "full": FULL,
     "least": LEAST,
@@ -1185,6 +1200,7 @@ KINDS = {
     "before_progress": BEFORE_PROGRESS,
     "before_namespaces": BEFORE_NAMESPACES,
     "before_exactness": BEFORE_EXACTNESS,
+    "before_adoption": BEFORE_ADOPTION,
 }
 
 

@@ -459,7 +459,7 @@ class House:
         )
         self.inbox.put(Submit(request))
 
-    def drop(self, id: str | None) -> None:
+    def drop(self, id: str) -> None:
         self.inbox.put(Abort(id))
 
     def run(self) -> None:

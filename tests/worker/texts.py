@@ -76,7 +76,7 @@ class House:
         for request in requests:
             self.inbox.put(SubmitTexts(request))
 
-    def cancel(self, id: str | None) -> None:
+    def cancel(self, id: str) -> None:
         self.inbox.put(Abort(id))
 
     def run(self, steps: int = 1000) -> None:

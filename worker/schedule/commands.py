@@ -26,9 +26,9 @@ class SubmitTexts:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Cancel the request with this `id`; None: all requests."""
+    """Cancel the request with this `id`."""
 
-    id: str | None
+    id: str
 
 
 @dataclass(frozen=True, slots=True)

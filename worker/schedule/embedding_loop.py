@@ -77,10 +77,7 @@ class EmbeddingLoop:
         match command:
             case SubmitTexts(request):
                 self._submit(request)
-            case Abort(id=None):
-                for waiting in self._queue:
-                    self._queue.drop(waiting.id)
-            case Abort(id=str() as id):
+            case Abort(id):
                 self._queue.drop(id)
             case ClearPrefixes(id):
                 self.publisher.cleared(id, 0, 0)

@@ -110,10 +110,7 @@ class Loop:
         match command:
             case Submit(request):
                 self._submit(request)
-            case Abort(id=None):
-                for row in self.scheduler:
-                    self._leave(row.id)
-            case Abort(id=str() as id):
+            case Abort(id):
                 self._leave(id)
             case Fetched() | Written() | ClearPrefixes():
                 self._tend_store(command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -14,7 +14,6 @@ from protocol.messages import Message
 
 log = logging.getLogger(__name__)
 
-_SENDS_AT_ONCE = 256
 _RECEIVES_AT_ONCE = 256
 _RETRY_MS = 5
 
@@ -67,24 +66,26 @@ class DealerLink:
                 log.warning("dropped an invalid message (%d so far): %s", self._dropped, error)
 
     def send(self, *messages: Message) -> None:
-        """Queue `messages` behind unsent ones; `send` sends them."""
+        """Queue `messages` behind unsent ones; `send_all` sends them."""
         self._unsent.extend(messages)
 
     def forget(self) -> None:
         """Drop all unsent messages."""
         self._unsent.clear()
 
-    def send_all(self, more: Callable[[int], Iterable[Message]]) -> list[Message]:
-        """Send the queued messages, or if there are none those that `more(count)` returns; return those sent.
+    @property
+    def is_backlogged(self) -> bool:
+        """Whether messages wait for a full socket."""
+        return bool(self._unsent)
 
-        Without a connection messages are dropped: a gateway that connects later receives the current state.
+    def send_all(self) -> list[Message]:
+        """Send the queued messages, as far as the socket takes them; return those sent.
+
+        Without a connection they are dropped: a gateway that connects later receives the current state.
         """
         if not self.connected:
-            more(_SENDS_AT_ONCE)
             self.forget()
             return []
-        if not self._unsent:
-            self._unsent.extend(more(_SENDS_AT_ONCE))
         sent = []
         while self._unsent:
             try:

@@ -107,19 +107,10 @@ class PreparerPool:
     def cancel(self, id: str) -> None:
         """Cancel a request: it leaves the queue, or ends after the present piece of work. Idempotent."""
         with self._lock:
-            self._cancel(id)
-
-    def cancel_all(self) -> None:
-        """Cancel all requests."""
-        with self._lock:
-            for id in list(self._jobs):
-                self._cancel(id)
-
-    def _cancel(self, id: str) -> None:
-        if job := self._jobs.get(id):
-            job.cancel_token.cancel()
-            if self._queue.cancel(id):
-                del self._jobs[id]
+            if job := self._jobs.get(id):
+                job.cancel_token.cancel()
+                if self._queue.cancel(id):
+                    del self._jobs[id]
 
     def status(self) -> PreparationStatus:
         """Return the statistics of the queue."""

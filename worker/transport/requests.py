@@ -42,6 +42,9 @@ class Requests:
     def __len__(self) -> int:
         return len(self._open)
 
+    def __contains__(self, id: object) -> bool:
+        return id in self._open
+
     @property
     def preparing(self) -> int:
         """Number of requests that have not reached the model thread yet."""
@@ -80,11 +83,8 @@ class Requests:
 
     def abandon(self) -> None:
         """Cancel all requests."""
-        if self._model.pool is not None:
-            self._model.pool.cancel_all()
-        self._preparing.clear()
-        self._open.clear()
-        self._model.inbox.put(Abort(None))
+        for id in [*self._open]:
+            self.cancel(id)
 
     def sent(self, messages: Iterable[Message]) -> None:
         """Note messages that were sent to the gateway."""

@@ -1,7 +1,7 @@
 """The I/O thread: connection to the gateway, heartbeats, requests to the pool and the model thread.
 
 It is the process's main thread and never uses MLX, so it stays responsive whatever the model does. The
-gateway may disconnect and be replaced; on a disconnect all rows are dropped, as nothing reads their output.
+gateway may disconnect and be replaced; what becomes of its requests then, `session` decides.
 
 On a stop signal the worker drains: it sends `Draining`, and exits when its last request ends, after the drain
 timeout, or on a second signal. The gateway resends the remaining requests to another worker.
@@ -16,28 +16,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 
 from protocol import breadcrumbs, sockets
 from protocol.channel import SpawnChannel
 from protocol.messages import (
     PROTOCOL_VERSION,
-    Cancel,
     ClearCache,
     Draining,
-    Embed,
-    Generate,
     Goodbye,
     Heartbeat,
     Hello,
     Message,
-    Rank,
     Rejected,
-    Welcome,
     new_incarnation,
 )
-from protocol.types import Resources
+from protocol.types import OrphanedRow, Resources
 from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import DeviceError
 from worker.contract.engine import Loader, ModelError
@@ -49,14 +45,14 @@ from worker.transport.modelthread import ModelThread
 from worker.transport.outbox import Outbox
 from worker.transport.requests import Requests
 from worker.transport.resources import ProcessMetrics
+from worker.transport.session import GatewaySession
 from worker.transport.watchdog import STALL_S_MAX, Progress, Watchdog
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
 STOP_WAIT_S = 2.0
-LOST_S = 1.0
-"""Time without a connection until that is logged: at a stop, the gateway ends just before its workers."""
+_MESSAGES_AT_ONCE = 256
 
 
 class Service:
@@ -75,15 +71,10 @@ class Service:
         self._incarnation = new_incarnation()
         endpoint = settings.endpoint or sockets.default_endpoint(8000)
         curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
-        self._line = DealerLink(endpoint, self._incarnation, curve)
+        self._connect = partial(DealerLink, endpoint, self._incarnation, curve)
         self._outbox = Outbox()
         self._model = ModelThread(loader, settings, self._incarnation, self._outbox, device_memory, timer)
-        self._requests = Requests(
-            self._incarnation, model=self._model, send=self._line.send, wake=self._outbox.wake
-        )
-        self._gateway: str | None = None
-        self._lost_at: float | None = None
-        self._welcome_due = False
+        self._session = GatewaySession(self._connect(), self._introduce, self._requests_for)
         self._stops_asked = 0
         self._drain_until: float | None = None
         self._turned_away: ModelError | None = None
@@ -91,6 +82,9 @@ class Service:
         self._meter = ProcessMetrics()
         self._logbook = breadcrumbs.BreadcrumbWriter(os.environ)
         self._starting = SpawnChannel.find(os.environ)
+
+    def _requests_for(self, send: Callable[[Message], None]) -> Requests:
+        return Requests(self._incarnation, model=self._model, send=send, wake=self._outbox.wake)
 
     def run(self) -> int:
         """Run until a stop signal or the end of the model thread. Return the exit status."""
@@ -108,19 +102,20 @@ class Service:
         self._outbox.wake()
 
     def _serve(self) -> int:
-        poller = self._line.poller(self._outbox.fileno())
+        session = self._session
+        poller = session.line.poller(self._outbox.fileno())
         next_beat = time.monotonic()
         while True:
             wait_s = max(0.0, next_beat - time.monotonic())
-            poller.poll(self._line.patience_ms(math.ceil(1000 * wait_s)))
+            poller.poll(session.line.patience_ms(math.ceil(1000 * wait_s)))
             if self._stops_asked and self._is_drained(time.monotonic()):
                 return self._stop()
             if not self._model.is_alive():
                 return self._end_of_model()
-            self._watch_line()
-            for message, media in self._line.receive():
-                self._hear(message, media)
-            self._requests.pass_on()
+            session.watch(time.monotonic())
+            for message in session.receive():
+                self._hear(message)
+            session.requests.pass_on()
             self._tell_loaded()
             self._send_all()
             if time.monotonic() >= next_beat:
@@ -138,13 +133,15 @@ class Service:
         """Return whether draining is complete; the first call begins it and sends `Draining`."""
         if self._drain_until is None:
             self._drain_until = now + self._settings.drain_timeout_s
-            log.info("draining: %d requests in flight", len(self._requests))
-            self._line.send(Draining(incarnation=self._incarnation))
-        return not self._requests or now >= self._drain_until or self._stops_asked > 1
+            log.info("draining: %d requests in flight", len(self._session.requests))
+            self._session.post(Draining(incarnation=self._incarnation))
+        # Requests without a gateway are not waited for: no one may ever want their output.
+        is_idle = not (self._session.requests and self._session.has_gateway)
+        return is_idle or now >= self._drain_until or self._stops_asked > 1
 
     def _stop(self) -> int:
-        log.info("stopping: %d requests left for other workers", len(self._requests))
-        self._line.send(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
+        log.info("stopping: %d requests left for other workers", len(self._session.requests))
+        self._session.post(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
         self._send_all()
         self._model.stop()
         return 0
@@ -153,7 +150,7 @@ class Service:
         self._send_all()
         if isinstance(failure := self._model.failure, DeviceError):
             # The gateway hands the requests over before this process has ended.
-            self._line.send(Goodbye(incarnation=self._incarnation, reason=str(failure), died=True))
+            self._session.post(Goodbye(incarnation=self._incarnation, reason=str(failure), died=True))
             self._send_all()
         return status_of(self._turned_away or failure)
 
@@ -161,29 +158,13 @@ class Service:
         if self._model.pool is not None:
             self._model.pool.close()
         self._model.join(STOP_WAIT_S)
-        self._line.close()
+        self._session.close()
         self._outbox.close()
 
     # --- the gateway ---
 
-    def _watch_line(self) -> None:
-        if self._lost_at is not None and time.monotonic() >= self._lost_at + LOST_S:
-            self._lost_at = None
-            log.warning("connection to the gateway lost; reconnecting")
-        for there in self._line.changes():
-            if there:
-                self._lost_at = None
-                self._introduce()
-            else:
-                self._gateway, self._lost_at = None, time.monotonic()
-                self._abandon_rows()
-
-    def _abandon_rows(self) -> None:
-        self._line.forget()
-        self._requests.abandon()
-
-    def _introduce(self) -> None:
-        self._welcome_due = True
+    def _introduce(self, rows: Sequence[OrphanedRow]) -> list[Message]:
+        """Return what a gateway is told first. `rows`: those that the worker still has."""
         versions = {name: metadata.version(name) for name in ("mlx-roundhouse", "mlx", "mlx-lm")}
         hello = Hello(
             incarnation=self._incarnation,
@@ -192,49 +173,35 @@ class Service:
             pid=os.getpid(),
             versions=versions,
             host=os.uname().nodename,
+            rows=list(rows),
         )
-        self._line.send(hello)
-        if self._drain_until is None:  # a draining worker must never appear as ready
-            self._line.send(self._model.state)
+        # A draining worker must never appear as ready.
+        return [hello, self._model.state] if self._drain_until is None else [hello]
 
-    # --- in ---
-
-    def _hear(self, message: Message, media: list[bytes]) -> None:
+    def _hear(self, message: Message) -> None:
         match message:
-            case Welcome():
-                self._meet(message)
             case Rejected():
                 log.error("rejected by the gateway: %s", message.reason)
                 self._turned_away = ModelError(message.reason)
                 self._model.stop()
-            case Generate() | Embed() | Rank():
-                self._requests.take(message, media)
-            case Cancel():
-                self._requests.cancel(message.id)
             case ClearCache():
                 self._model.inbox.put(ClearPrefixes(message.id, message.namespace))
-
-    def _meet(self, message: Welcome) -> None:
-        if self._gateway not in (None, message.incarnation):
-            self._abandon_rows()
-        self._gateway = message.incarnation
-        if self._welcome_due:
-            self._welcome_due = False
-        else:
-            self._introduce()
 
     # --- out ---
 
     def _send_all(self) -> None:
-        self._requests.sent(self._line.send_all(self._outbox.take))
+        if not self._session.line.is_backlogged:
+            for message in self._outbox.take(_MESSAGES_AT_ONCE):
+                self._session.post(message)
+        self._session.send_all()
 
     def _beat(self) -> None:
         counters = self._model.counters
-        self._line.send(
+        self._session.post(
             Heartbeat(
                 incarnation=self._incarnation,
                 running=counters.running,
-                waiting=counters.waiting + self._requests.preparing,
+                waiting=counters.waiting + self._session.requests.preparing,
                 steps=counters.steps,
                 cache_bytes=counters.cache_bytes,
                 rows=counters.rows,

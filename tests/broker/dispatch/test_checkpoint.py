@@ -13,13 +13,28 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from broker.dispatch import dispatcher as dispatcher_module
-from broker.dispatch.checkpoint import RESTORED_TOO_OFTEN, RESTORES_MAX, Checkpoint
+from broker.dispatch.checkpoint import (
+    ADOPTION_S_MAX,
+    RESTORED_TOO_OFTEN,
+    RESTORES_MAX,
+    AttemptRecord,
+    Checkpoint,
+)
 from broker.dispatch.flight import Flight, Item
 from broker.dispatch.quarantine import CRASHES_MAX, QUARANTINE_GRACE_S, REMEMBERED_S, RetryClass
 from protocol.errors import Code, RequestError
-from protocol.messages import EmbeddingChunk, Failed, Finished, Generate
-from protocol.types import Delta, Sampling
-from tests.broker.dispatcher_line import FAILOVER_S, Line
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Adopt,
+    EmbeddingChunk,
+    Failed,
+    Finished,
+    Generate,
+    Hello,
+    Welcome,
+)
+from protocol.types import AdoptedRow, Delta, OrphanedRow, Sampling
+from tests.broker.dispatcher_line import FAILOVER_S, Line, ready
 from tests.broker.peers import ROWS, TOKENS, Peer, SimulatedLine, text_at
 from tests.factories import accepted, embed, encoded, events, finished, request, reused
 
@@ -61,10 +76,13 @@ def test_a_restored_flight_goes_on_at_its_next_token_with_the_same_seed() -> Non
     line.clock.now += 7
     [again] = restore(after, line.dispatcher.checkpoint(flight))
     after.serving("w2")
+    assert after.attempts_sent_to("w2") == []  # the worker that was running it may come
+    after.clock.now += ADOPTION_S_MAX
+    after.dispatcher.sweep()
     [sent] = generates(after, "w2")
     assert isinstance(flight.request, Generate)
     assert sent == replace(
-        flight.request, id="a~2.next-gat", incarnation=NEXT, resume=[0, 1], deadline_s=50.0
+        flight.request, id="a~2.next-gat", incarnation=NEXT, resume=[0, 1], deadline_s=47.0
     )
     after.say("w2", accepted("w2", sent.id), reused("w2", sent.id, 4), events("w2", sent.id, " aboard"))
     after.say("w2", finished("w2", sent.id, 3, cached=4))
@@ -232,6 +250,100 @@ def test_a_crash_with_candidates_that_are_not_restored_blames_nobody_alone() -> 
     assert after.dispatcher.failover.crash_attribution.retry_class(again) is RetryClass.ISOLATE
 
 
+# --- adoption ---------------------------------------------------------------------------------------------
+
+
+def greet(line: Line, worker: str, *rows: OrphanedRow) -> list[AdoptedRow] | None:
+    """Connect a worker with its rows. Return those adopted; None if it got no reply about them."""
+    line.say(worker, Hello(incarnation=worker, version=PROTOCOL_VERSION, model="m", pid=1, rows=list(rows)))
+    line.say(worker, ready(worker))
+    replies = [message for message in line.sent_to(worker) if isinstance(message, Adopt)]
+    assert len(replies) <= 1
+    return replies[0].rows if replies else None
+
+
+def test_a_row_is_adopted_where_the_checkpoint_ends() -> None:
+    line, after = Line(), Line(incarnation=NEXT)
+    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    rows = [OrphanedRow(id="a", deltas=4, first=1), OrphanedRow(id="stray", whole=True)]
+    assert greet(after, "w1", *rows) == [AdoptedRow(id="a", deltas=2, accepted=True, reused=True)]
+    after.say("w1", events("w1", "a", " aboard", "!", first=2), finished("w1", "a", 4))
+    assert "".join(item.text for item in flight.take() if isinstance(item, Delta)) == " aboard!"
+    assert isinstance(flight.terminal, Finished)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        OrphanedRow(id="a", deltas=9, first=3),
+        OrphanedRow(id="a", deltas=1, whole=True),
+        OrphanedRow(id="another", deltas=9, whole=True),
+    ],
+)
+def test_a_row_that_cannot_send_what_is_missing_is_resumed_by_its_tokens(row: OrphanedRow) -> None:
+    line, after = Line(), Line(incarnation=NEXT)
+    restore(after, line.dispatcher.checkpoint(begun(line)))
+    after.say("w1", Hello(incarnation="w1", version=PROTOCOL_VERSION, model="m", pid=1, rows=[row]))
+    after.say("w1", ready("w1"))
+    welcome, adopt, sent = after.sent_to("w1")
+    assert isinstance(welcome, Welcome)
+    assert welcome.orphan_s == 60
+    assert adopt == Adopt(incarnation=NEXT, rows=[])
+    assert isinstance(sent, Generate)
+    assert sent.resume == [0, 1]
+
+
+def test_a_row_without_its_beginning_is_adopted_only_if_the_gateway_has_that() -> None:
+    row = OrphanedRow(id="a", deltas=3, first=0)
+    checkpoint = Checkpoint(request=request("a"), model="m", attempt=AttemptRecord(id="a", worker="w1"))
+    for accepted_before in (False, True):
+        line = Line(incarnation=NEXT)
+        restore(line, replace(checkpoint, accepted=accepted_before))
+        assert bool(greet(line, "w1", row)) is accepted_before
+
+
+def test_a_worker_of_an_earlier_version_gets_the_flight_again() -> None:
+    line, after = Line(), Line(incarnation=NEXT)
+    restore(after, line.dispatcher.checkpoint(begun(line)))
+    after.serving("w1")
+    assert not any(isinstance(message, Adopt) for _, message in after.sent)
+    assert after.attempts_sent_to("w1") == ["a~2.next-gat"]
+
+
+def test_a_reply_that_cannot_be_sent_adopts_nothing() -> None:
+    line, after = Line(), Line(incarnation=NEXT)
+    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    after.unreachable.add("w1")
+    greet(after, "w1", OrphanedRow(id="a", deltas=2, whole=True))
+    assert flight.attempt is None
+    after.unreachable.clear()
+    after.dispatcher.sweep()
+    assert after.attempts_sent_to("w1") == ["a~3.next-gat"]
+
+
+def test_a_worker_that_loses_its_connection_goes_on_with_its_rows() -> None:
+    line = Line()
+    flight = begun(line)
+    line.dispatcher.lost("w1")
+    line.sent.clear()
+    assert greet(line, "w1", OrphanedRow(id="a", deltas=3, whole=True)) == [
+        AdoptedRow(id="a", deltas=2, accepted=True, reused=True)
+    ]
+    assert line.attempts_sent_to("w1") == []
+    assert line.dispatcher.failover.crash_attribution.crashes(flight) == 0
+    line.say("w1", events("w1", "a", "!", first=2), finished("w1", "a", 3))
+    assert isinstance(flight.terminal, Finished)
+
+
+def test_a_row_whose_flight_went_elsewhere_is_ended() -> None:
+    line = Line()
+    line.serving("w2")
+    begun(line)
+    busy = next(name for name in ("w1", "w2") if line.dispatcher.flights.attempts(name))
+    line.dispatcher.lost(busy)
+    assert greet(line, busy, OrphanedRow(id="a", deltas=3, whole=True)) == []
+
+
 # --- a history of gateways ----------------------------------------------------------------------------
 
 
@@ -255,7 +367,9 @@ class Answer:
 class History:
     """Gateways that die one after another, one worker at a time, and a journal that may be behind."""
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, *, keeps_rows: bool) -> None:
+        """`keeps_rows`: workers keep their rows when they lose their gateway."""
+        self.keeps_rows = keeps_rows
         self.gateways = self.workers = 0
         self.peers: dict[str, Peer] = {}
         self.line = SimulatedLine(self.peers, incarnation="gateway0")
@@ -279,8 +393,7 @@ class History:
         self.greet()
 
     def greet(self) -> None:
-        self.worker.inbox.clear()
-        self.worker.introduce()
+        self.worker.reconnect(keeps=self.keeps_rows)
         self.deliver()
 
     def deliver(self) -> None:
@@ -315,7 +428,6 @@ class History:
         clock = self.line.clock
         clock.now += 3
         self.worker.line.clear()
-        self.worker.rows.clear()
         self.line = SimulatedLine(self.peers, incarnation=f"gateway{self.gateways}", clock=clock)
         self.contexts = ExitStack()
         for answer in self.answers:
@@ -338,10 +450,12 @@ class History:
 EVENTS = ("work", "work", "deliver", "journal", "gateway dies", "worker dies")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(1, ROWS), st.lists(st.sampled_from(EVENTS), max_size=30))
-def test_every_answer_ends_with_its_text_whoever_dies_and_when(answers: int, happens: Sequence[str]) -> None:
-    history = History(answers)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, ROWS), st.lists(st.sampled_from(EVENTS), max_size=30), st.booleans())
+def test_every_answer_ends_with_its_text_whoever_dies_and_when(
+    answers: int, happens: Sequence[str], keeps_rows: bool
+) -> None:
+    history = History(answers, keeps_rows=keeps_rows)
     for event in happens:
         history.happen(event)
     history.settle()
@@ -355,3 +469,21 @@ def test_every_answer_ends_with_its_text_whoever_dies_and_when(answers: int, hap
             assert end.usage.completion_tokens == TOKENS
     history.contexts.close()
     assert len(history.line.dispatcher.flights) == 0
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(1, ROWS),
+    st.lists(st.sampled_from(EVENTS[:-1]), max_size=30).filter(
+        lambda all: all.count("gateway dies") <= RESTORES_MAX
+    ),
+)
+def test_no_token_is_computed_twice_when_only_gateways_die(answers: int, happens: Sequence[str]) -> None:
+    history = History(answers, keeps_rows=True)
+    history.worker.work()
+    history.deliver()
+    history.journal()
+    for event in happens:
+        history.happen(event)
+    history.settle()
+    assert history.worker.computed == {(f"r{n}", at): 1 for n in range(answers) for at in range(TOKENS)}

@@ -37,7 +37,7 @@ def cancel(id: str) -> Cancel:
 
 
 def welcome() -> Welcome:
-    return Welcome(incarnation=GATEWAY, version=PROTOCOL_VERSION)
+    return Welcome(incarnation=GATEWAY, version=PROTOCOL_VERSION, orphan_s=60.0)
 
 
 def text_of(flight: Flight) -> str:

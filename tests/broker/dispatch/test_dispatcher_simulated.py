@@ -159,12 +159,13 @@ class Gateway(RuleBasedStateMachine):
         self.dispatcher.lost(peer.name)
 
     @precondition(lambda self: self.alive())
-    @rule(number=st.integers(0, 99))
-    def worker_reconnects_before_anyone_notices(self, number: int) -> None:
+    @rule(number=st.integers(0, 99), keeps=st.booleans(), is_noticed=st.booleans())
+    def worker_reconnects(self, number: int, keeps: bool, is_noticed: bool) -> None:
+        """A worker loses its connection, and its requests or not, before the gateway notices or after."""
         peer = self.pick(number, self.alive())
-        peer.rows.clear()
-        peer.inbox.clear()
-        peer.introduce()
+        if is_noticed:
+            self.dispatcher.lost(peer.name)
+        peer.reconnect(keeps=keeps)
 
     @precondition(lambda self: self.alive())
     @rule(number=st.integers(0, 99))
@@ -469,7 +470,7 @@ ACTIONS: dict[Action, int] = {
     lambda g, n: g.unnoticed() and g.death_is_noticed(n()): 8,
     lambda g, n: g.alive() and g.worker_hangs_or_recovers(n()): 2,
     lambda g, n: g.alive() and g.workers_queue_fills_or_empties(n()): 2,
-    lambda g, n: g.alive() and g.worker_reconnects_before_anyone_notices(n()): 1,
+    lambda g, n: g.alive() and g.worker_reconnects(n(), n() % 2 == 0, n() % 2 == 0): 2,
     lambda g, n: g.alive() and g.a_living_worker_is_taken_for_dead(n()): 1,
     lambda g, n: g.clients and g.somebody_else_speaks_of_a_flight(n(), ["delta", "finished"][n() % 2]): 3,
     lambda g, n: g.clients and g.worker_skips_or_repeats_a_delta(n(), [-1, 1, 2][n() % 3]): 2,
@@ -508,7 +509,7 @@ def test_whatever_a_seed_brings_about_every_request_ends_once_and_whole() -> Non
     seen = soak(range(SEEDS))
     # The histories are useful only if all of these outcomes occur.
     assert seen.keys() >= {"double", "gap", "lost", "stray", "no_flight", "forged", "unknown_sender"}
-    assert seen.keys() >= {"grounded", "resumed", "worker_crashed", ""}
+    assert seen.keys() >= {"grounded", "resumed", "adopted", "worker_crashed", ""}
 
 
 Gateway.TestCase.settings = settings(

@@ -80,7 +80,7 @@ def test_a_cancel_is_heard_between_two_batches() -> None:
 def test_a_gateway_that_is_gone_leaves_nothing_to_do() -> None:
     house = House()
     house.submit(prepared_texts("a", *[40] * 50), prepared_texts("b", 3))
-    house.encoder.at = {0: lambda: house.cancel(None)}
+    house.encoder.at = {0: lambda: [house.cancel(id) for id in "ab"]}
     house.run()
     assert len(house.encoder.batches) == 1
     assert (house.loop.counters.running, house.loop.counters.waiting) == (0, 0)

@@ -238,15 +238,6 @@ def test_a_cancel_makes_room_for_the_next_in_line() -> None:
     assert house.text("next") == "<7>"
 
 
-def test_a_cancel_of_all_leaves_nobody() -> None:
-    house = House(rows_max=2)
-    for n in range(5):
-        house.submit(f"r{n}", *range(1, 50))
-    house.engine.at["step", 3] = lambda: house.drop(None)
-    house.run()
-    assert not any(house.ends(f"r{n}") for n in range(5))
-
-
 def test_a_cancel_before_its_request_is_taken_does_not_reach_it() -> None:
     # The I/O thread forwards only requests that were not cancelled; a later one is another request.
     house = House()

@@ -94,7 +94,8 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
     def drop(number: int | None) -> None:
         ids = list(scripts) if number is None else [f"r{number}"]
         dropped.update(id for id in ids if not house.ends(id))
-        house.drop(None if number is None else ids[0])
+        for id in ids:
+            house.drop(id)
 
     def pass_time() -> bool:
         house.now += 1.0

@@ -298,7 +298,7 @@ def test_cancelled_request_leaves_the_queue_and_its_thread(open_desk: Open) -> N
     assert desk.pool.status().waiting == 1
     desk.pool.cancel("r0")
     assert preparer.began.acquire(timeout=WAIT_S)  # the thread took the next one
-    desk.pool.cancel_all()
+    desk.pool.cancel("r1")
     eventually(lambda: desk.pool.status().running == 0, within_s=WAIT_S, what="the thread is free")
     status = desk.pool.status()
     assert (status.waiting, status.bytes, status.cancelled) == (0, 0, 3)

@@ -172,15 +172,15 @@ def test_duplicate_request_is_not_accepted_again(desk: Desk) -> None:
     assert len(desk.said) == len(desk.commands()) == 1
 
 
-@pytest.mark.parametrize("id", ["a", None])
-def test_request_cancelled_during_preparation_is_not_passed_on(desk: Desk, id: str | None) -> None:
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_request_cancelled_during_preparation_is_not_passed_on(desk: Desk, which: str) -> None:
     desk.load()
     desk.preparer.may.clear()
     desk.requests.take(generate("a"), [])
-    if id is None:
+    if which == "all":
         desk.requests.abandon()
     else:
-        desk.requests.cancel(id)
+        desk.requests.cancel("a")
     desk.preparer.may.set()
     pool = desk.model.pool
     assert pool is not None
@@ -188,7 +188,7 @@ def test_request_cancelled_during_preparation_is_not_passed_on(desk: Desk, id: s
     assert (pool.status().waiting, pool.status().cancelled) == (0, 1)
     desk.requests.pass_on()
     assert desk.said == []
-    assert desk.commands() == [Abort(id)]
+    assert desk.commands() == [Abort("a")]
     assert len(desk.requests) == 0
 
 

@@ -15,6 +15,7 @@ from protocol import sockets, wire
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    Adopt,
     CacheCleared,
     Cancel,
     ClearCache,
@@ -25,6 +26,7 @@ from protocol.messages import (
     Hello,
     Loading,
     Message,
+    PrefixHit,
     Ready,
     Rejected,
     StepOutputs,
@@ -32,11 +34,11 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.settings import EXIT_CONFIGURATION
-from protocol.types import Sampling, TokenizeOptions, Usage
+from protocol.types import AdoptedRow, Delta, Sampling, TokenizeOptions, Usage
 from tests import factories
 from tests.scripted_worker.engine import TOKEN_BYTES
 from tests.scripted_worker.text import CONTEXT_LENGTH
-from tests.system import Process
+from tests.system import Process, eventually
 from worker.schedule.memory_reservations import BLOCK_TOKENS
 from worker.transport.exit_codes import EXIT_DEVICE, EXIT_NO_ROOM
 
@@ -51,6 +53,7 @@ class Gateway:
     def __init__(self, folder: Path) -> None:
         self.endpoint = f"ipc://{folder}/line"
         self.incarnation = "gateway-1"
+        self.orphan_s = 0.0
         self.worker = b""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.open()
@@ -59,6 +62,8 @@ class Gateway:
         self._router = sockets.bind_router(self._context, self.endpoint, None)
 
     def close(self) -> None:
+        if self._router.closed:
+            return
         monitor = self._router.get_monitor_socket()
         self._router.disable_monitor()
         monitor.close(0)
@@ -99,7 +104,16 @@ class Gateway:
         self._router.send_multipart([self.worker, *frames])
 
     def welcome(self) -> None:
-        self.send(Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION))
+        self.send(Welcome(incarnation=self.incarnation, version=PROTOCOL_VERSION, orphan_s=self.orphan_s))
+
+    def adopt(self, *rows: AdoptedRow) -> None:
+        self.send(Adopt(incarnation=self.incarnation, rows=list(rows)))
+
+    def die(self, successor: str) -> None:
+        """Be replaced by another gateway, which hears of what happened only from the worker."""
+        self.close()
+        self.incarnation = successor
+        self.open()
 
     def generate(
         self,
@@ -415,6 +429,157 @@ def test_a_worker_whose_gateway_comes_back_introduces_itself_without_its_rows(
     gateway.until(Heartbeat, lambda beat: beat.running == 0)
     gateway.generate("b", "word !tokens=1")
     assert gateway.until(Finished).id == "b"
+
+
+# --- rows without a gateway ---------------------------------------------------------------------------
+
+
+def deltas_until_the_end(gateway: Gateway, id: str) -> list[Delta]:
+    """Return the deltas of a request up to its end, which must be a good one."""
+    found: list[Delta] = []
+    while True:
+        message = gateway.next()
+        if isinstance(message, StepOutputs):
+            found += [delta for delta in message.deltas if delta.id == id]
+        if isinstance(message, Finished) and message.id == id:
+            return found
+        assert not isinstance(message, Failed)
+
+
+def begin(gateway: Gateway, start: Start, *requests: str) -> list[Delta]:
+    """Start a worker that keeps its rows, with these requests; return the first request's first deltas."""
+    start("--step-ms", "5")
+    gateway.orphan_s = 30.0
+    gateway.meet()
+    for id in requests:
+        gateway.generate(id, f"{id} on !tokens=60")
+    return [delta for delta in gateway.until(StepOutputs).deltas if delta.id == requests[0]]
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_a_row_runs_on_without_a_gateway_and_the_next_one_gets_what_it_lacks(
+    gateway: Gateway, start: Start, known: int
+) -> None:
+    first = begin(gateway, start, "a", "b")
+    gateway.die("gateway-2")
+    hello = gateway.until(Hello)
+    rows = {row.id: row for row in hello.rows}
+    assert rows["a"].whole
+    assert rows["a"].first == 0
+    assert rows["a"].deltas >= len(first)
+    gateway.welcome()
+    gateway.adopt(AdoptedRow(id="a", deltas=known, accepted=bool(known), reused=bool(known)))
+    if not known:
+        assert gateway.until(Accepted).id == "a"
+        assert gateway.until(PrefixHit).id == "a"
+    again = deltas_until_the_end(gateway, "a")
+    assert [delta.sequence for delta in again] == list(range(known, 61))
+    # Nothing of the other one comes: it was not adopted.
+    assert gateway.until(Heartbeat, lambda beat: not beat.rows).running == 0
+    gateway.generate("c", "word !tokens=1")
+    assert gateway.until(Finished).id == "c"
+
+
+def test_a_row_that_ends_without_a_gateway_is_told_to_the_next_one(gateway: Gateway, start: Start) -> None:
+    process = start("--step-ms", "1")
+    gateway.orphan_s = 30.0
+    gateway.meet()
+    gateway.generate("a", "word !tokens=20")
+    gateway.until(StepOutputs)
+    gateway.close()
+    eventually(lambda: "1 requests run on without a gateway" in process.log(), within_s=WAIT_S)
+    gateway.incarnation = "gateway-2"
+    gateway.open()
+    hello = gateway.until(Hello, lambda hello: hello.rows)
+    gateway.welcome()
+    gateway.adopt(AdoptedRow(id="a", deltas=3, accepted=True, reused=True))
+    assert [delta.sequence for delta in deltas_until_the_end(gateway, "a")] == list(range(3, 21))
+    assert [row.id for row in hello.rows] == ["a"]
+
+
+def test_each_token_is_computed_once_however_often_its_gateway_dies(gateway: Gateway, start: Start) -> None:
+    begin(gateway, start, "undisturbed")
+    deltas_until_the_end(gateway, "undisturbed")
+    steps = gateway.until(Heartbeat, lambda beat: not beat.rows).steps
+    gateway.generate("a", "disturbed on !tokens=60")
+    gateway.until(StepOutputs)
+    for number in range(2, 6):
+        gateway.die(f"gateway-{number}")
+        hello = gateway.until(Hello)
+        gateway.welcome()
+        gateway.adopt(*(AdoptedRow(id=row.id, deltas=row.deltas, accepted=True) for row in hello.rows))
+    deltas_until_the_end(gateway, "a")
+    assert gateway.until(Heartbeat, lambda beat: not beat.rows).steps == 2 * steps
+
+
+def test_rows_that_nobody_adopts_end_in_time(gateway: Gateway, start: Start) -> None:
+    process = start("--step-ms", "5")
+    gateway.orphan_s = 0.3
+    gateway.meet()
+    gateway.generate("a", "on and on !tokens=100000")
+    gateway.until(StepOutputs)
+    gateway.close()
+    eventually(lambda: "1 requests end: no gateway has adopted them" in process.log(), within_s=WAIT_S)
+    gateway.open()
+    assert gateway.until(Hello).rows == []
+    gateway.welcome()
+    gateway.until(Heartbeat, lambda beat: not beat.rows)
+
+
+def test_rows_end_if_the_reply_of_the_next_gateway_never_comes(gateway: Gateway, start: Start) -> None:
+    begin(gateway, start, "a")
+    gateway.die("gateway-2")
+    assert gateway.until(Hello).rows
+    gateway.orphan_s = 0.3
+    gateway.welcome()
+    gateway.until(Heartbeat, lambda beat: not beat.rows)
+
+
+def test_rows_end_with_a_gateway_of_an_earlier_version(gateway: Gateway, start: Start) -> None:
+    begin(gateway, start, "a")
+    gateway.die("gateway-2")
+    assert gateway.until(Hello).rows
+    gateway.orphan_s = 0.0
+    gateway.welcome()
+    gateway.until(Heartbeat, lambda beat: not beat.rows)
+    gateway.generate("b", "word !tokens=1")
+    assert gateway.until(Finished).id == "b"
+
+
+def test_a_request_of_a_gateway_whose_reply_was_lost_ends_the_others(gateway: Gateway, start: Start) -> None:
+    begin(gateway, start, "a")
+    gateway.die("gateway-2")
+    assert gateway.until(Hello).rows
+    gateway.welcome()
+    gateway.generate("b", "word !tokens=1")
+    assert gateway.until(Finished).id == "b"
+    gateway.until(Heartbeat, lambda beat: not beat.rows)
+
+
+def test_what_a_dead_gateway_says_is_not_heard(gateway: Gateway, start: Start) -> None:
+    begin(gateway, start, "a")
+    gateway.die("gateway-2")
+    hello = gateway.until(Hello)
+    gateway.welcome()
+    gateway.incarnation = "gateway-1"
+    gateway.generate("late", "word !tokens=1")
+    gateway.adopt()
+    gateway.incarnation = "gateway-2"
+    gateway.adopt(AdoptedRow(id="a", deltas=hello.rows[0].deltas, accepted=True))
+    end = gateway.until(Finished)
+    assert (end.id, end.usage.completion_tokens) == ("a", 61)
+
+
+def test_a_stop_does_not_wait_for_rows_without_a_gateway(gateway: Gateway, start: Start) -> None:
+    process = start("--step-ms", "5", "--drain-timeout", "50")
+    gateway.orphan_s = 30.0
+    gateway.meet()
+    gateway.generate("a", "on and on !tokens=100000")
+    gateway.until(StepOutputs)
+    gateway.close()
+    eventually(lambda: "1 requests run on without a gateway" in process.log(), within_s=WAIT_S)
+    process.kill(signal.SIGTERM)
+    assert process.wait() == 0
 
 
 def test_a_worker_that_meets_another_gateway_drops_what_it_ran_for_the_first(
