@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from broker.dialects.body import encode
-from broker.dialects.openai import error_object, failure, usage_object
+from broker.dialects.openai import error_object, failure, timings_object, usage_object
 from broker.dialects.renderers import DocumentRenderer, SseRenderer
 from broker.dispatch.flight import Item, size_of
 from protocol.messages import Accepted, Failed, Finished, PromptLogprobs
@@ -62,6 +62,13 @@ class FinishTracker:
     def continued_by(self) -> str:
         """Plan that continued a choice which another plan had started; empty if there is none."""
         return next((f.continued_by for f in self._finished if f is not None and f.continued_by), "")
+
+    def timings(self) -> dict[str, Any]:
+        """Return the field `timings` of an answer of one choice, if they are known; llama.cpp sends them too,
+        always and at the end."""
+        [first, *others] = self._finished
+        found = None if others or first is None else timings_object(first.usage, first.timings)
+        return {} if found is None else {"timings": found}
 
     def usage(self) -> Usage:
         """Return the usage of the finished answer, each prompt counted once."""
@@ -117,8 +124,9 @@ class ChoiceSseRenderer(SseRenderer):
                 entry = self._form.opening(choice)
                 yield self._head + entry + self._tail if entry else self.keepalive
             case Finished():
+                is_last = self._ends.finish(choice, item)
                 yield self._head + self._form.closing(choice, item.reason) + self._last_tail(item)
-                if self._ends.finish(choice, item):
+                if is_last:
                     yield from self._close()
             case Failed():
                 self.over = True
@@ -127,14 +135,16 @@ class ChoiceSseRenderer(SseRenderer):
 
     def _last_tail(self, finished: Finished) -> bytes:
         """Return the tail behind a choice's last entry."""
-        if not finished.continued_by:
-            return self._tail
-        return self._tail.replace(b"]", b'],"continued_by":' + encode(finished.continued_by), 1)
+        told = {"continued_by": finished.continued_by} if finished.continued_by else {}
+        if not self._include_usage:  # otherwise the last chunk is that of the usage
+            told |= self._ends.timings()
+        return self._tail.replace(b"]", b"]," + encode(told)[1:-1], 1) if told else self._tail
 
     def _close(self) -> Iterator[bytes]:
         self.over = True
         if self._include_usage:
-            yield self._head + b'],"usage":' + encode(usage_object(self._ends.usage())) + b"}\n\n"
+            told = {"usage": usage_object(self._ends.usage()), **self._ends.timings()}
+            yield self._head + b"]," + encode(told)[1:] + b"\n\n"
         yield DONE
 
 
@@ -165,6 +175,7 @@ class ChoiceDocumentRenderer(DocumentRenderer):
             for choice, deltas in enumerate(self._deltas)
         ]
         document = self._envelope() | {"choices": choices, "usage": usage_object(self._ends.usage())}
+        document |= self._ends.timings()
         if self._ends.continued_by:
             document["continued_by"] = self._ends.continued_by
         return encode(document)

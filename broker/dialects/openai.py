@@ -6,7 +6,7 @@ from typing import Any
 
 from protocol.errors import KINDS, RequestError, code_named
 from protocol.messages import Failed
-from protocol.types import Usage
+from protocol.types import Timings, Usage
 
 
 def failure(failed: Failed) -> RequestError:
@@ -44,3 +44,30 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     if any(details.values()):
         document["completion_tokens_details"] = {name: count for name, count in details.items() if count}
     return document
+
+
+def timings_object(usage: Usage, timings: Timings) -> dict[str, Any] | None:
+    """Return llama.cpp's `timings` of an answer; None: they are not known, as after a failover.
+
+    As there, `prompt_n` is without the cached tokens, and the fields of drafts are absent without drafts.
+    """
+    if not (timings.prefill_s or timings.decode_s):
+        return None
+    run = usage.prompt_tokens - usage.cached_tokens - usage.sparse_tokens
+    document: dict[str, Any] = {
+        "cache_n": usage.cached_tokens,
+        **_pace("prompt", run, timings.prefill_s),
+        **_pace("predicted", usage.completion_tokens, timings.decode_s),
+    }
+    if drafted := usage.accepted_tokens + usage.rejected_tokens:
+        document |= {"draft_n": drafted, "draft_n_accepted": usage.accepted_tokens}
+    return document
+
+
+def _pace(phase: str, count: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{phase}_n": count,
+        f"{phase}_ms": round(seconds * 1000, 3),
+        f"{phase}_per_token_ms": round(seconds * 1000 / count, 3) if count else 0.0,
+        f"{phase}_per_second": round(count / seconds, 3) if seconds else 0.0,
+    }

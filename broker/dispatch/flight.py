@@ -39,7 +39,7 @@ from protocol.messages import (
     Request,
 )
 from protocol.packed_texts import FLOAT_BYTES
-from protocol.types import BATCH_PRIORITY, Delta, PrefixReuse
+from protocol.types import BATCH_PRIORITY, Delta, PrefixReuse, Timings
 
 PENDING_DELTAS_MAX = 1536
 """Maximum of pending deltas, besides the thousands in the sockets' buffers. One with a long text or logprobs
@@ -337,7 +337,8 @@ class Flight:
         if self.terminal is not None:
             return False
         if isinstance(terminal, Finished) and self.attempts > 1:
-            terminal = self._without_own_reuse(terminal)
+            # The timings are those of the last attempt alone.
+            terminal = replace(self._without_own_reuse(terminal), timings=Timings())
         if isinstance(terminal, Finished):
             terminal = replace(terminal, continued_by=self.continued_by)
         self.terminal = terminal

@@ -28,7 +28,10 @@ async def list_models(request: Request) -> Response:
         listed = [_anthropics(gateway, name) for name in names]
         ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
         return JSONResponse({"data": listed, "has_more": False, **ends})
-    return JSONResponse({"object": "list", "data": [_model_object(gateway, name) for name in names]})
+    listed = [_model_object(gateway, name) for name in names]
+    # Codex fails without `models`. It is empty: an entry would have to replace the agent's own prompt.
+    for_codex: dict[str, object] = {"models": []} if "client_version" in request.query_params else {}
+    return JSONResponse({"object": "list", "data": listed, **for_codex})
 
 
 async def get_model(request: Request) -> Response:

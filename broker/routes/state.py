@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -25,6 +26,9 @@ from broker.http.offload import BodyOffload
 from protocol.api_keys import ApiKey
 from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
 
+CANCELLED_MAX = 256
+"""Maximum number of cancelled requests that are remembered, so that they can be cancelled again."""
+
 Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]
 """A `broker.http.fetching.Fetcher`; that module is imported only if it is needed."""
 
@@ -38,8 +42,8 @@ class GatewayState:
     """The gateway's components, built in `__main__`.
 
     `line_errors`: live counters of transport errors. `answering`: the running responses, by key digest and
-    id. `fetch`: fetches remote images; None disables them. `watchers`: open status streams. `inspection`:
-    captures requests; None disables it. `batches`: runs batches; None disables them.
+    id. `cancelled`: key digest and id of the last cancelled requests. `fetch`: fetches remote images; None
+    disables them. `watchers`: open status streams. `inspection`: captures requests; None disables it.
     """
 
     settings: GatewaySettings
@@ -49,6 +53,7 @@ class GatewayState:
     key_concurrency: KeyConcurrency = field(default_factory=KeyConcurrency)
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(0, 0))
     answering: dict[tuple[bytes, str], ResponseBuilder] = field(default_factory=dict)
+    cancelled: deque[tuple[bytes, str]] = field(default_factory=lambda: deque(maxlen=CANCELLED_MAX))
     prompt_records: PromptRecords = field(default_factory=PromptRecords)
     answers: DurableAnswers = field(init=False)
     background: BackgroundQueue = field(init=False)

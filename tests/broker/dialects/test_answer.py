@@ -18,7 +18,7 @@ from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
 from broker.dialects.parameters import copies, derived_seed
 from broker.dispatch.flight import Batch, Item
 from protocol.errors import Code, RequestError
-from protocol.types import Delta, Sampling, TokenLogprob
+from protocol.types import Delta, Sampling, Timings, TokenLogprob, Usage
 from tests import factories
 from tests.factories import accepted, failed
 
@@ -269,6 +269,47 @@ def test_streamed_and_whole_answers_say_the_same(
         for field in choice["logprobs"].keys() - {"refusal"}:
             parts = [one["logprobs"][field] for one in mine if one["logprobs"]]
             assert [entry for part in parts for entry in part] == choice["logprobs"][field]
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("name", FORMS)
+def test_the_last_chunk_has_the_timings_of_llama_cpp(name: str, include_usage: bool) -> None:
+    usage = Usage(
+        prompt_tokens=100, completion_tokens=40, cached_tokens=60, accepted_tokens=6, rejected_tokens=2
+    )
+    end = finished(usage=usage, timings=Timings(queued_s=1.0, prefill_s=0.5, decode_s=2.0))
+    items: list[Batch] = [(0, [accepted(), delta("a"), end])]
+    renderer = answer.ChoiceSseRenderer(HEAD, FORMS[name](1), choices=1, include_usage=include_usage)
+    *chunks, last, _ = documents(renderer.feed(items))
+    assert not any("timings" in chunk for chunk in chunks)
+    assert last["timings"] == {
+        "cache_n": 60,
+        "prompt_n": 40,
+        "prompt_ms": 500.0,
+        "prompt_per_token_ms": 12.5,
+        "prompt_per_second": 80.0,
+        "predicted_n": 40,
+        "predicted_ms": 2000.0,
+        "predicted_per_token_ms": 50.0,
+        "predicted_per_second": 20.0,
+        "draft_n": 8,
+        "draft_n_accepted": 6,
+    }
+    assert json.loads(whole(FORMS[name](1), 1).feed(items))["timings"] == last["timings"]
+
+
+def test_timings_are_left_out_where_they_are_not_known() -> None:
+    items: list[Batch] = [(0, [accepted(), delta("a"), finished()])]
+    assert "timings" not in json.loads(whole(FORMS["chat"](1), 1).feed(items))
+    timed = finished(timings=Timings(prefill_s=0.5))
+    two: list[Batch] = [(0, [accepted(), timed]), (1, [accepted(), timed])]
+    assert "timings" not in json.loads(whole(FORMS["chat"](2), 2).feed(two))
+    [*_, last, _] = documents(
+        answer.ChoiceSseRenderer(HEAD, FORMS["chat"](1), choices=1, include_usage=False).feed(
+            [(0, [accepted(), timed])]
+        )
+    )
+    assert last["timings"]["predicted_per_second"] == 0.0
 
 
 @pytest.mark.parametrize("name", FORMS)

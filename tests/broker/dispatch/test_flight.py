@@ -14,7 +14,7 @@ from broker.dispatch import flight as flight_module
 from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, DeltaResult, Flight, Flights, Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, Generate, PrefixHit, PromptLogprobs
-from protocol.types import CallDelta, Delta, PrefixReuse, PromptToken, Sampling, TokenLogprob, Usage
+from protocol.types import CallDelta, Delta, PrefixReuse, PromptToken, Sampling, Timings, TokenLogprob, Usage
 from tests import factories
 from tests.factories import failed, request
 
@@ -454,9 +454,10 @@ def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
     flight.accept_delta(delta(0), now=1.0)
     aboard_again(flights, flight)
     usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=reported)
-    flight.end(finished(usage=usage))
+    flight.end(finished(usage=usage, timings=Timings(decode_s=1.0)))
     assert isinstance(flight.terminal, Finished)
     assert flight.terminal.usage == replace(usage, cached_tokens=cached)
+    assert flight.terminal.timings == Timings()
 
 
 def test_an_end_that_counts_more_tokens_than_came_shows_what_was_lost() -> None:

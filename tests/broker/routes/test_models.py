@@ -31,6 +31,15 @@ def test_models_are_those_that_workers_have_named() -> None:
     run(talk())
 
 
+def test_codex_finds_the_array_that_it_decodes_and_others_do_not(house: House) -> None:
+    async def talk() -> None:
+        plain = (await house.get("/v1/models").end()).json
+        assert plain.keys() == {"object", "data"}
+        assert (await house.get("/v1/models?client_version=0.169.0").end()).json == plain | {"models": []}
+
+    run(talk())
+
+
 def test_a_client_of_anthropics_is_shown_models_as_it_knows_them() -> None:
     house = House()
     version = {"anthropic_version": "2023-06-01"}
