@@ -171,14 +171,16 @@ class PrometheusExporter(Collector):
 
     def _memory(self, by_model: Mapping[str, list[Worker]]) -> Iterator[Metric]:
         resident = _gauge("worker_resident_bytes", "Resident memory of the worker processes.")
+        footprint = _gauge("worker_footprint_bytes", "Memory of the workers as the system counts it.")
         device = _gauge("worker_device_bytes", "Device memory of the workers' arrays.")
         cache = _gauge("worker_cache_bytes", "Memory of KV caches and stored prefixes.")
         for model, workers in by_model.items():
             told = [worker.beat.resources for worker in workers if worker.beat and worker.beat.resources]
             resident.add_metric([model], sum(each.resident_bytes for each in told))
+            footprint.add_metric([model], sum(each.footprint_bytes for each in told))
             device.add_metric([model], sum(each.device_bytes for each in told))
             cache.add_metric([model], sum(worker.cache_bytes for worker in workers))
-        yield from (resident, device, cache, *self._ranks(by_model))
+        yield from (resident, footprint, device, cache, *self._ranks(by_model))
 
     def _ranks(self, by_model: Mapping[str, list[Worker]]) -> Iterator[Metric]:
         resident = _gauge("rank_resident_bytes", "Resident memory of each rank except rank 0.", "rank")

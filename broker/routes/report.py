@@ -212,12 +212,13 @@ def _rank(rank: RankMemory) -> dict[str, Any]:
 
 
 def _memory(resources: MemoryUsage) -> dict[str, int]:
-    """Return the process's resident memory and the device memory of its arrays."""
+    """Return the process's memory and the device memory of its arrays."""
     return {
         "resident_bytes": resources.resident_bytes,
         "device_bytes": resources.device_bytes,
         "device_peak_bytes": resources.device_peak_bytes,
         "device_spare_bytes": resources.device_spare_bytes,
+        "footprint_bytes": resources.footprint_bytes,
     }
 
 

@@ -85,7 +85,9 @@ def _worker_cells(model: Document, worker: Document | None) -> list[RenderableTy
     if worker is None:
         return [name, shown, "", "", str(model["waiting"] or ""), "", "", "", _restarts(model)]
     memory = worker.get("memory") or {}
-    held = max(memory.get("resident_bytes", 0), memory.get("device_bytes", 0))
+    held = max(
+        memory.get("footprint_bytes") or memory.get("resident_bytes", 0), memory.get("device_bytes", 0)
+    )
     context = worker.get("context_length")
     return [
         name,

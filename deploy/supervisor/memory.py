@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from deploy.supervisor.child import ServedModel
+from protocol.footprint import footprint_bytes
 from protocol.model_folder import POCKET_FOLDER, folder_of, is_folder
 
 MARGIN_BYTES = 2**29
@@ -58,7 +59,9 @@ def fits_beside(needed_bytes: int) -> bool:
 
 
 def process_bytes(pid: int) -> int:
-    """Return a process's resident memory. Separate GPU memory is not counted."""
+    """Return a process's footprint, or its resident memory. Separate GPU memory is not counted."""
+    if footprint := footprint_bytes(pid):
+        return footprint
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:  # it has just ended

@@ -123,7 +123,7 @@ class Processes:
         return {running.process.pid: name for name, running in self._running.items()}
 
     def memory_bytes(self, name: str) -> int:
-        """Return its resident memory; 0 if it does not run."""
+        """Return its memory; 0 if it does not run."""
         return process_bytes(pid) if (pid := self._running_pid(name)) is not None else 0
 
     def cpu_s(self, name: str) -> float:

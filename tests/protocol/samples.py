@@ -268,6 +268,7 @@ FULL: list[Message] = [
             device_bytes=2**35,
             device_peak_bytes=2**36,
             device_spare_bytes=2**30,
+            footprint_bytes=2**37,
             uptime_s=86400.5,
             ranks=[
                 RankMemory(
@@ -277,6 +278,7 @@ FULL: list[Message] = [
                     device_bytes=2**34,
                     device_peak_bytes=2**35,
                     device_spare_bytes=2**29,
+                    footprint_bytes=2**36,
                 )
             ],
         ),
@@ -1060,13 +1062,27 @@ BEFORE_PLANS: list[Message] = [
 """Messages of `FULL` before a model could run on several processes, and another plan continue its answers."""
 
 
+def _without_footprints(message: Message) -> Message:
+    """Return a message of `FULL` without footprints."""
+    if not isinstance(message, Heartbeat) or message.resources is None:
+        return message
+    ranks = [replace(rank, footprint_bytes=0) for rank in message.resources.ranks]
+    return replace(message, resources=replace(message.resources, footprint_bytes=0, ranks=ranks))
+
+
+BEFORE_FOOTPRINTS: list[Message] = [
+    _without_footprints(message) for message in FULL if isinstance(message, Heartbeat)
+]
+"""Messages of `FULL` before processes reported their footprint."""
+
 BEFORE_EXACTNESS: list[Message] = [
     replace(message, exactness=None) for message in FULL if isinstance(message, Ready)
 ]
 """Messages of `FULL` before a worker measured whether its batched passes are exact."""
 
 _UNMEASURED = [
-    replace(message, exactness=None) if isinstance(message, Ready) else message for message in FULL
+    replace(message, exactness=None) if isinstance(message, Ready) else _without_footprints(message)
+    for message in FULL
 ]
 
 
@@ -1196,6 +1212,7 @@ KINDS = {
     "before_ranks": BEFORE_RANKS,
     "before_preparation": BEFORE_PREPARATION,
     "before_failed_devices": BEFORE_FAILED_DEVICES,
+    "before_footprints": BEFORE_FOOTPRINTS,
     "before_relaxing": BEFORE_RELAXING,
     "before_progress": BEFORE_PROGRESS,
     "before_namespaces": BEFORE_NAMESPACES,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protocol.footprint import footprint_bytes
 from protocol.types import Wired
 from worker.contract.engine import InsufficientMemoryError, ModelError
 from worker.models.explain import in_bytes
@@ -77,6 +79,18 @@ class MemoryFit:
         if weight_bytes > budget.usable:
             raise InsufficientMemoryError(f"{self._too_large(weight_bytes, budget)} Close other programs.")
         return self._within_share(budget.limit)
+
+    def left_for_caches(self, budget: MemoryBudget, weight_bytes: int, platform: str = sys.platform) -> int:
+        """Return the bytes for caches, when the model is loaded. On macOS the footprint of the process counts
+        too: what libraries, buffers and the driver take beyond weights and headroom is missing to caches."""
+        left = budget.left_for_caches(weight_bytes)
+        if self.limit is not None or platform != "darwin" or not (footprint := footprint_bytes()):
+            return left
+        beside = budget.left_beside(footprint)
+        if beside < left:
+            told = "%s: macOS counts %s for this process, so %s instead of %s are left for caches"
+            log.warning(told, self.name, in_bytes(footprint), in_bytes(beside), in_bytes(left))
+        return min(left, beside)
 
     def wire(self, files: Sequence[Path]) -> None:
         """Wire the loaded weights of these files as configured. Call on the model thread."""

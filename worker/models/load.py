@@ -121,7 +121,7 @@ class ModelLoader:
         told = _versions(model.info, config) | _preparing(folder, model.info)
         facts = replace(
             model.info,
-            cache_bytes_max=budget.left_for_caches(weight_bytes),
+            cache_bytes_max=self._memory_fit.left_for_caches(budget, weight_bytes),
             fingerprint=fingerprint(folder / "config.json", files, told),
             identity=fingerprint(folder / "config.json", files, {}),
             plan=self._plan,

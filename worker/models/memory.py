@@ -54,6 +54,10 @@ class MemoryBudget:
         """Return the bytes for the caches of all requests, beside weights of `weight_bytes`."""
         return int(self.cache_share * max(0, self.usable - weight_bytes))
 
+    def left_beside(self, footprint: int) -> int:
+        """Return the bytes for caches beside the whole loaded process, which may use the headroom too."""
+        return int(self.cache_share * max(0, self.limit - footprint))
+
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
+from protocol.footprint import footprint_bytes
 from protocol.types import MemoryUsage, RankMemory
 from worker.ranks import rpc
 
@@ -50,6 +51,7 @@ class MemoryReporter:
             rank=self._rank,
             host=platform.node(),
             resident_bytes=int(self._process.memory_info().rss),
+            footprint_bytes=footprint_bytes(),
             device_bytes=device.device_bytes,
             device_peak_bytes=device.device_peak_bytes,
             device_spare_bytes=device.device_spare_bytes,

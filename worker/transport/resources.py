@@ -7,6 +7,7 @@ import time
 import psutil
 from msgspec.structs import replace
 
+from protocol.footprint import footprint_bytes
 from protocol.types import Resources
 
 
@@ -18,6 +19,10 @@ class ProcessMetrics:
         self._began = time.monotonic()
 
     def read(self, device: Resources) -> Resources:
-        """Return `device`, the model thread's last memory usage, with resident memory and uptime."""
-        resident = int(self._process.memory_info().rss)
-        return replace(device, resident_bytes=resident, uptime_s=time.monotonic() - self._began)
+        """Return `device`, the model thread's last memory usage, with this process's memory and uptime."""
+        return replace(
+            device,
+            resident_bytes=int(self._process.memory_info().rss),
+            footprint_bytes=footprint_bytes(),
+            uptime_s=time.monotonic() - self._began,
+        )

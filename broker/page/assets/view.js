@@ -123,7 +123,7 @@ function tier(name, used, limit) {
 
 function memory(told) {
   if (!told) return "";
-  return `process ${bytes(told.resident_bytes)}${told.device_bytes ? `, device ${bytes(told.device_bytes)}` : ""}`;
+  return `process ${bytes(told.footprint_bytes || told.resident_bytes)}${told.device_bytes ? `, device ${bytes(told.device_bytes)}` : ""}`;
 }
 
 function reuse(prefix) {

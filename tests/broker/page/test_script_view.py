@@ -138,7 +138,7 @@ def test_restarts_are_told_with_how_the_last_one_ended(call: Call, reason: str, 
 def test_a_worker_tells_what_it_holds(call: Call) -> None:
     prefix = {"ram_bytes": 2**29, "ram_limit": 2**30, "disk_bytes": 0, "disk_limit": 0}
     prefix |= {"lookups": 10, "token_hit_rate": 0.875}
-    memory = {"resident_bytes": 3 * 2**30, "device_bytes": 2**30}
+    memory = {"resident_bytes": 2**30, "footprint_bytes": 3 * 2**30, "device_bytes": 2**30}
     of = worker(running=3, waiting=1, prefix=prefix, memory=memory, cache_bytes=2**20, cache_bytes_max=2**22)
     of["images"] = {"bytes": 3, "bytes_max": 12}
     [line] = seen(call, workers=[of])["models"][0]["workers"]

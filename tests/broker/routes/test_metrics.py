@@ -60,6 +60,7 @@ def use(house: House) -> None:
         cache_bytes=100,
         resources=Resources(
             resident_bytes=1000,
+            footprint_bytes=1500,
             device_bytes=2000,
             ranks=[RankMemory(rank=1, resident_bytes=30, device_bytes=40)],
         ),
@@ -103,6 +104,7 @@ def test_metrics_are_counted_by_model(house: House) -> None:
         assert figure(told, "preparation_waited_seconds_total", **model) == 2.5
         assert figure(told, "preparation_refused_total", **model) == 3
         assert figure(told, "worker_resident_bytes", **model) == 1000
+        assert figure(told, "worker_footprint_bytes", **model) == 1500
         assert figure(told, "worker_device_bytes", **model) == 2000
         assert figure(told, "rank_resident_bytes", **model, rank="1") == 30
         assert figure(told, "rank_device_bytes", **model, rank="1") == 40

@@ -160,6 +160,7 @@ def touch() -> dict[str, Any]:
             device_bytes=12,
             device_peak_bytes=13,
             device_spare_bytes=14,
+            footprint_bytes=15,
             uptime_s=99.5,
             ranks=[RankMemory(rank=1, host="mac-2", resident_bytes=21, device_bytes=22)],
         ),
@@ -195,6 +196,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
     }
     assert worker.pop("images") == {"bytes": 10, "bytes_max": 100, "kept": 2, "encoded": 3, "hits": 4}
     memory = {"resident_bytes": 21, "device_bytes": 22, "device_peak_bytes": 0, "device_spare_bytes": 0}
+    memory["footprint_bytes"] = 0
     assert worker.pop("ranks") == [{"rank": 1, "host": "mac-2", "memory": memory}]
     assert worker == {
         "model": "org/model",
@@ -217,6 +219,7 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
             "device_bytes": 12,
             "device_peak_bytes": 13,
             "device_spare_bytes": 14,
+            "footprint_bytes": 15,
         },
         "running": 1,
         "waiting": 2,

@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 
 from tests.models.fixtures import model_folder
-from worker.models import memory
+from worker.models import device, memory
+from worker.models.device import MemoryFit
 from worker.models.load import ModelLoader
 from worker.models.memory import MemoryBudget, whole_pages, wire
 from worker.models.source import tensor_sizes
@@ -110,3 +111,18 @@ def test_a_share_of_the_caches_memory_is_used_after_a_panic() -> None:
         return loader.load(lambda done, total: None).info.cache_bytes_max
 
     assert (caches(1.0), caches(0.5)) == (1000, 500)
+
+
+@pytest.mark.parametrize(
+    ("footprint", "left"),
+    [(52 * GIB, 38 * GIB), (0, 38 * GIB), (70 * GIB, 30 * GIB), (120 * GIB, 0)],
+    ids=["within the headroom", "unknown", "beyond it", "beyond the limit"],
+)
+def test_what_macos_counts_beyond_the_headroom_is_missing_to_caches(
+    footprint: int, left: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device, "footprint_bytes", lambda: footprint)
+    budget = MemoryBudget(100 * GIB, 0.12)
+    assert MemoryFit("m").left_for_caches(budget, 50 * GIB, "darwin") == left
+    assert MemoryFit("m").left_for_caches(budget, 50 * GIB, "linux") == 38 * GIB
+    assert ("macOS counts" in caplog.text) == (left < 38 * GIB)
