@@ -4,7 +4,8 @@ Measured times are passed in. Each step decodes every started row, then prefills
 target leaves time for. The order is that of priority, then of arrival. Invariants: a request is in exactly
 one phase; at most `rows_max` rows run; reserved memory is at most `bytes_max`; no row takes a place or memory
 that an earlier one waits for. A preempted row keeps its place in the queue. Among rows that have a place,
-short prompts go before a long one in every other step, so that they wait for one of its chunks only.
+short prompts go before a long one in every other step, so that they wait for one of its chunks only. Lines of
+batches run only while there is no other row (`parking`).
 
 Short prompts beyond `rows_max` may be prefilled along with an admitted one, since a call with several costs
 little more. At most `AHEAD_MAX` rows wait with such a prompt in their caches; they are preempted first.
@@ -28,6 +29,7 @@ from worker.prefixes.matching import Match
 from worker.schedule.batching_window import BURST_S, gathers
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import Reservations
+from worker.schedule.parking import Parking
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX, Sharing
@@ -64,6 +66,7 @@ class Scheduler:
             tokens_max=policy.prefill_tokens,
         )
         self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
+        self._parking = Parking()
         self._arrivals = itertools.count()
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
@@ -146,6 +149,7 @@ class Scheduler:
             sparse=sparse,
         )
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
+        self._parking.add(row)
         if self._sharing:
             self._sharing.begin(row)
         if request.deadline_s is not None:
@@ -157,6 +161,7 @@ class Scheduler:
         row = self._rows.pop(id, None)
         if row is not None:
             del self._in[row.phase][id]
+            self._parking.drop(row)
             self._deadlines.pop(id, None)
             self._reservations.release(row)
             self._reservations.forget()
@@ -277,7 +282,7 @@ class Scheduler:
 
     def has_room(self, cache_bytes: int) -> bool:
         """Return whether the first row in the queue could be admitted now, by places and memory."""
-        ready = [row for row in self._of(Phase.PREFILLED, Phase.WAITING) if not row.is_blocked]
+        ready = self._ready()
         admitted = self.count(Phase.PREFILL, Phase.DECODE)
         if not (ready and admitted):
             return admitted < self._policy.rows_max
@@ -288,6 +293,20 @@ class Scheduler:
         )
         needed = self._reservations.needs(first.length) - first.bytes
         return admitted < self._policy.rows_max and free >= needed
+
+    def giving_way(self) -> list[Row]:
+        """Return the batch rows that must be parked, because there is another row."""
+        if not self._parking.is_active:
+            return []
+        return [row for row in self._of(Phase.PREFILLED, Phase.PREFILL, Phase.DECODE) if self.is_parked(row)]
+
+    def is_parked(self, row: Row) -> bool:
+        """Return whether a row gives way to others now."""
+        return self._parking.holds(row)
+
+    def park(self, row: Row) -> None:
+        """Preempt a batch row, whose cache is stored or lost."""
+        self._preempt(row)
 
     def restart(self, row: Row) -> None:
         """Requeue a starved row without caches and without waits.
@@ -328,12 +347,10 @@ class Scheduler:
         Held rows are skipped.
         """
         admitted = self.count(Phase.PREFILL, Phase.DECODE)
-        line = list(self._in[Phase.PREFILL].values())
+        line = [row for row in self._in[Phase.PREFILL].values() if not self._parking.holds(row)]
         places = self._policy.rows_max - admitted
         behind: list[Row] = []
-        if places > 0 and (
-            ready := [row for row in self._of(Phase.PREFILLED, Phase.WAITING) if not row.is_blocked]
-        ):
+        if places > 0 and (ready := self._ready()):
             ready.sort(key=_order)
             free = self._reservations.free(cache_bytes) - admitted * self._reservations.block_bytes
             for row in ready[:places]:
@@ -349,6 +366,11 @@ class Scheduler:
                 behind = self._next_in_queue(ready[places:], free)
         line.sort(key=_order)
         return line, behind
+
+    def _ready(self) -> list[Row]:
+        """Return the rows that may be admitted."""
+        waiting = self._of(Phase.PREFILLED, Phase.WAITING)
+        return [row for row in waiting if not (row.is_blocked or self._parking.holds(row))]
 
     def _next_in_queue(self, rows: list[Row], free: float) -> list[Row]:
         """Return rows not admitted whose prompts could run ahead, in order, up to the first that cannot."""
@@ -405,7 +427,9 @@ class Scheduler:
         self._has_overtaken = bool(short)
         if short:
             heads = {row: heads[row] for row in (*short, *heads)}
-        budget = self._pace.budget(decoding=self.decodes and not self._catches_up(line))
+        # Beside batch rows only, another request may come, which waits for this step.
+        is_bounded = self._parking.has_batch_only or (self.decodes and not self._catches_up(line))
+        budget = self._pace.budget(decoding=is_bounded)
         groups = form_groups(line, heads, budget, self._encoder_cache)
         for chunk in itertools.chain.from_iterable(groups):
             rows = (chunk.row, *chunk.copies)
