@@ -134,6 +134,13 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     prefix_cache_disk: Annotated[
         Size, Meta(description="disk space for the prefix cache, which survives restarts; 0: none")
     ] = 4 * 2**30
+    prefix_cache_disk_share: Annotated[
+        Share,
+        Meta(
+            description="fraction of the disk's free space, with what it has, that the prefix cache may"
+            " take; when others fill the disk, it gives way"
+        ),
+    ] = 0.25
     prefix_cache_dir: Annotated[
         Path | None,
         Meta(

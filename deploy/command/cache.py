@@ -15,11 +15,12 @@ from deploy.command.endpoint import Config, Port, endpoint
 PROGRAM = "roundhouse cache"
 
 
-def cache(context: typer.Context, config: Config = None) -> None:
-    """Show the prefix cache on disk: folders, sizes and ages. It holds prompts in the form of KV caches."""
+def cache(context: typer.Context, port: Port = None, config: Config = None) -> None:
+    """Show the prefix cache: folders, sizes and ages on disk, and what a running server has in memory. It
+    holds prompts in the form of KV caches."""
     if context.invoked_subcommand is not None:
         return
-    from deploy.console.table import duration, size
+    from deploy.console.table import binary_size, duration
     from deploy.serving import prefix_cache
 
     with _cache_errors():
@@ -29,16 +30,21 @@ def cache(context: typer.Context, config: Config = None) -> None:
         for folder, limit in written.items():
             found, now = prefix_cache.models(folder), time.time()
             total = sum(model.bytes for model in found)
-            typer.echo(f"{folder}: {size(total)}, at most {size(limit)} for each model")
+            told = f"{binary_size(total)}, at most {binary_size(limit)} for each model"
+            typer.echo(f"{folder}: {told}; {binary_size(prefix_cache.free_bytes(folder))} free")
             for model in found:
                 ages = f"{duration(now - model.newest_at)} to {duration(now - model.oldest_at)} old"
-                typer.echo(f"{size(model.bytes):>9}  {model.files:>6} files  {ages}  {model.fingerprint}")
+                typer.echo(
+                    f"{binary_size(model.bytes):>9}  {model.files:>6} files  {ages}  {model.fingerprint}"
+                )
+        for line in _of_server(port, config):
+            typer.echo(line)
 
 
 def clear(port: Port = None, config: Config = None) -> None:
     """Delete the prefix cache on disk, and in the memory of a server that runs."""
     from deploy.console import http
-    from deploy.console.table import size
+    from deploy.console.table import binary_size
     from deploy.serving import prefix_cache
 
     with _cache_errors():
@@ -50,10 +56,29 @@ def clear(port: Port = None, config: Config = None) -> None:
             refusal = http.clear_cache(client)
         for folder, total in stored.items():
             prefix_cache.clear(folder, time.time())
-            typer.echo(f"{folder}: deleted {size(total)}")
+            typer.echo(f"{folder}: deleted {binary_size(total)}")
         if refusal:
             typer.echo(f"{PROGRAM}: the running server keeps its prefixes in memory: {refusal}", err=True)
             raise typer.Exit(1)
+
+
+def _of_server(port: int | None, config: Path | None) -> list[str]:
+    """Return a line for each worker of the running server with a prefix cache; none without a server."""
+    from deploy.console import http
+    from deploy.console.table import binary_size
+
+    found = endpoint(None, port, config)
+    try:
+        with http.open_client(found) as client:
+            workers = http.get(client, "/v1/status?history=false")["workers"]
+    except http.ConsoleError:
+        return []
+    return [
+        f"{binary_size(prefix['ram_bytes']):>9}  in memory of {worker['model']} (pid {worker['pid']}) at"
+        f" {found.url}; on disk it may take {binary_size(prefix['disk_limit'])} at present"
+        for worker in workers
+        if (prefix := worker.get("prefix"))
+    ]
 
 
 def _folders(config: Path | None) -> dict[Path, int]:

@@ -261,6 +261,15 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
+def binary_size(count: float) -> str:
+    """Format bytes in binary units, in which limits of caches are set."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
 def show(console: Console, look: Look) -> None:
     """Print the status once. Raises `ConsoleError`."""
     console.print(screen(look()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,14 @@ def models(folder: Path) -> list[ModelPrefixes]:
             total = sum(info.st_size for info in infos)
             found.append(ModelPrefixes(each.name, len(infos), total, min(times), max(times)))
     return sorted(found, key=lambda model: -model.newest_at)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes on the disk of a folder, which need not exist. Raises `OSError`."""
+    there = folder
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free
 
 
 def clear(folder: Path, now: float) -> None:

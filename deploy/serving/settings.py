@@ -77,6 +77,7 @@ WORKER_FLAGS = (
     "wired",
     "prefix_cache_ram",
     "prefix_cache_disk",
+    "prefix_cache_disk_share",
     "prefix_cache_dir",
     "image_cache",
     "speculation",
@@ -101,7 +102,12 @@ GROUPS = {
         "load_timeout",
         "unload_after",
     ),
-    "Prefix cache": ("prefix_cache_ram", "prefix_cache_disk", "prefix_cache_dir"),
+    "Prefix cache": (
+        "prefix_cache_ram",
+        "prefix_cache_disk",
+        "prefix_cache_disk_share",
+        "prefix_cache_dir",
+    ),
     "Speculative decoding and sparse prefill": ("speculation", "draft_model", "sparse_prefill"),
     "Images, videos and stored responses": (
         "allow_media_hosts",

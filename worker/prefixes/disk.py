@@ -26,7 +26,8 @@ FAILURES_MAX = 3
 """Number of consecutive failed writes that pause writing for `PAUSE_S`; each further one pauses it again."""
 PAUSE_S = 60.0
 CLOSE_WAIT_S_MAX = 10.0
-_IDLE_WAIT_S = 60.0
+SPACE_EVERY_S = 60.0
+"""Interval at which an idle tier looks how much space others have left."""
 
 OnWritten = Callable[[str, int | None], None]
 """Takes a digest and the size of its file in bytes; None: the write failed."""
@@ -67,10 +68,16 @@ class DiskTier:
         *,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
         clock: Callable[[], float] = time.monotonic,
+        on_space: Callable[[], None] | None = None,
+        space_every_s: float = SPACE_EVERY_S,
     ) -> None:
+        """`on_space`: called on the tier's thread when it has looked at the space while idle."""
         self._folder, self._fingerprint = Folder(folder, fingerprint), fingerprint
         self._queue_bytes_max, self._clock = queue_bytes_max, clock
         self._failures, self._paused_until = 0, float("-inf")
+        self._on_space, self._space_every_s = on_space, space_every_s
+        self.room = self._folder.room()
+        """Free bytes of the disk and those of its own files, after the last write or look; None: unknown."""
         self._changed = threading.Condition()  # guards what follows
         self._urgent: deque[_Read | _Remove] = deque()
         self._writes: deque[_Write] = deque()
@@ -163,12 +170,15 @@ class DiskTier:
     def _work(self) -> bool:
         """Run one job, without keeping a reference to it. False: the tier is closed."""
         with self._changed:
-            while not (self._closed or self._urgent or self._writes):
-                self._changed.wait(_IDLE_WAIT_S)
+            has_news = self._changed.wait_for(self._has_news, self._space_every_s)
             if self._closed:
                 return False
-            job = self._urgent.popleft() if self._urgent else self._writes.popleft()
-            self._busy = True
+            if has_news:
+                job = self._urgent.popleft() if self._urgent else self._writes.popleft()
+                self._busy = True
+        if not has_news:
+            self._look()
+            return True
         try:
             self._do(job)
         finally:
@@ -177,10 +187,18 @@ class DiskTier:
                 self._changed.notify_all()
         return True
 
+    def _look(self) -> None:
+        """Look at the space, outside of the lock: a file system may take its time."""
+        self.room = self._folder.room()
+        if self._on_space is not None:
+            self._on_space()
+
     def _do(self, job: _Write | _Read | _Remove) -> None:
         match job:
             case _Write():
-                self._end(job, self._save(job.draft))
+                written = self._save(job.draft)
+                self.room = self._folder.room()
+                self._end(job, written)
             case _Read():
                 job.done({digest: self._folder.read(digest) for digest in job.digests})
             case _Remove():
@@ -224,6 +242,9 @@ class DiskTier:
                 self._do(job)
         for write in writes:
             self._end(write, None)
+
+    def _has_news(self) -> bool:
+        return bool(self._closed or self._urgent or self._writes)
 
     def _is_idle(self) -> bool:
         return not (self._busy or self._urgent or self._writes)

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,6 +60,13 @@ class Folder:
             self.name = f"{os.uname().nodename}:{found.st_dev:x}:{found.st_ino:x}"
         except OSError as error:
             log.warning("prefix cache folder cannot be used: %s", error)
+
+    def room(self) -> int | None:
+        """Return the free bytes of the disk and those of these files, together; None: unknown."""
+        try:
+            return self.usage + shutil.disk_usage(self._path).free
+        except OSError:
+            return None
 
     def scan(self) -> Iterator[StoredItem]:
         """List the stored items from their headers. Removes damaged, foreign and abandoned files."""

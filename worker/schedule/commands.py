@@ -55,8 +55,13 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The disk tier has looked at the free space."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread."""
 
 
-Command = Submit | SubmitTexts | Abort | ClearPrefixes | Fetched | Written | Stop
+Command = Submit | SubmitTexts | Abort | ClearPrefixes | Fetched | Written | DiskSpace | Stop

@@ -27,7 +27,7 @@ from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import Engine, EngineRequest, Logprob, Model, SampledToken, StepOutput
 from worker.schedule import prompt_logprobs
 from worker.schedule.batching_window import BatchingWindow
-from worker.schedule.commands import Abort, ClearPrefixes, Command, Fetched, Stop, Submit, Written
+from worker.schedule.commands import Abort, ClearPrefixes, Command, DiskSpace, Fetched, Stop, Submit, Written
 from worker.schedule.failures import Failures, engine_error
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import TOLD_EVERY_S, Counters, Publisher
@@ -112,20 +112,22 @@ class Loop:
                 self._submit(request)
             case Abort(id):
                 self._leave(id)
-            case Fetched() | Written() | ClearPrefixes():
+            case Fetched() | Written() | DiskSpace() | ClearPrefixes():
                 self._tend_store(command)
             case Stop():
                 return False
         self._count()
         return True
 
-    def _tend_store(self, command: Fetched | Written | ClearPrefixes) -> None:
+    def _tend_store(self, command: Fetched | Written | DiskSpace | ClearPrefixes) -> None:
         match command:
             case Fetched(records) if self.store:
                 for id in self.store.fetched(records, self.clock()):
                     self.scheduler.release(id)
             case Written(digest, file_bytes) if self.store:
                 self.store.written(digest, file_bytes)
+            case DiskSpace() if self.store:
+                self.store.fit_disk()
             case ClearPrefixes(id, namespace):
                 ram, disk = self.store.clear(namespace) if self.store else (0, 0)
                 digests, images = self.scheduler.forget_images(namespace)

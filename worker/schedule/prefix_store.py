@@ -24,7 +24,7 @@ from worker.prefixes.files import Record
 from worker.prefixes.index import BLOCK_TOKENS, PrefixIndex, keep
 from worker.prefixes.items import Item
 from worker.prefixes.matching import Match
-from worker.schedule.commands import Command, Fetched, Written
+from worker.schedule.commands import Command, DiskSpace, Fetched, Written
 from worker.schedule.draft_prefix_cache import SAMPLED_TOKENS, DraftPrefixCache, open_draft_prefix_cache
 from worker.schedule.rows import Phase, Row
 
@@ -47,11 +47,19 @@ _RAM_DEFAULT = 2**30
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Limits in bytes: in memory (None: a quarter of the memory for caches), and on disk, in `folder`."""
+    """Limits in bytes: in memory (None: a quarter of the memory for caches), and on disk, in `folder`, where
+    at most `disk_share` of the free space is taken."""
 
     ram: int | None
     disk: int
     folder: Path
+    disk_share: float = 1.0
+
+
+def disk_limit(disk_max: int, share: float, room: int | None) -> int:
+    """Return the bytes on disk: at most `disk_max`, and at most `share` of the `room`, which is free or
+    taken by the cache itself. None: unknown."""
+    return disk_max if room is None else min(disk_max, int(share * room))
 
 
 @dataclass(slots=True)
@@ -67,7 +75,8 @@ class _DiskWait:
 class PrefixStore:
     """Stored prefixes of one model. `post` puts a command into the loop's inbox, from any thread.
 
-    `ram_max`: bytes in memory. `disk`: None without a disk tier; then `disk_max` is ignored.
+    `ram_max`: bytes in memory. `disk`: None without a disk tier; then `disk_max` and `disk_share` are
+    ignored.
     """
 
     engine: Engine
@@ -76,6 +85,7 @@ class PrefixStore:
     post: Callable[[Command], None]
     disk: DiskTier | None = None
     disk_max: int = 0
+    disk_share: float = 1.0
     draft_prefix_cache: DraftPrefixCache | None = None
     """Prefix cache of the draft model, within the same memory limit."""
     _writing: dict[str, Item] = field(default_factory=dict)
@@ -97,7 +107,7 @@ class PrefixStore:
         began = time.monotonic()
         found = self.disk.scan()
         self.disk.remove(self.index.restore_from_disk(found))
-        self._fit_disk()
+        self.fit_disk()
         if found:
             took = time.monotonic() - began
             log.info(
@@ -246,9 +256,15 @@ class PrefixStore:
             room -= self.draft_prefix_cache.nbytes
         self.index.shrink_ram(room)
 
-    def _fit_disk(self) -> None:
+    def fit_disk(self) -> None:
+        """Evict prefixes on disk beyond its limit, which shrinks when others fill the disk."""
         if self.disk is not None:
-            self.disk.remove([item.digest for item in self.index.shrink_disk(self.disk_max)])
+            self.disk.remove([item.digest for item in self.index.shrink_disk(self._disk_limit())])
+
+    def _disk_limit(self) -> int:
+        if self.disk is None:
+            return self.disk_max
+        return disk_limit(self.disk_max, self.disk_share, self.disk.room)
 
     def _write(self, items: Iterable[Item]) -> None:
         if self.disk is None:
@@ -268,7 +284,7 @@ class PrefixStore:
         item = self._writing.pop(digest)
         if file_bytes is not None and not self.index.to_disk(item, file_bytes) and self.disk is not None:
             self.disk.remove([digest])  # evicted meanwhile
-        self._fit_disk()
+        self.fit_disk()
 
     def clear(self, namespace: str = "") -> tuple[int, int]:
         """Evict a namespace's prefixes that are not in use; return the bytes freed in memory and on disk."""
@@ -298,7 +314,7 @@ class PrefixStore:
         return self.disk.name if self.disk is not None else ""
 
     def status(self) -> PrefixStatus:
-        status = self.index.status(ram_limit=self.ram_max, disk_limit=self.disk_max)
+        status = self.index.status(ram_limit=self.ram_max, disk_limit=self._disk_limit())
         read = self.draft_prefix_cache.nbytes if self.draft_prefix_cache is not None else 0
         return msgspec.structs.replace(
             status, ram_bytes=status.ram_bytes + read, read_timeouts=self.read_timeouts
@@ -315,10 +331,19 @@ def open_store(model: Model, limits: StoreLimits, post: Callable[[Command], None
         ram_max = _RAM_DEFAULT if facts.cache_bytes_max is None else facts.cache_bytes_max // 4
     disk = None
     if limits.disk and facts.fingerprint:
-        disk = DiskTier(limits.folder / facts.fingerprint, facts.fingerprint)
+        disk = DiskTier(
+            limits.folder / facts.fingerprint, facts.fingerprint, on_space=lambda: post(DiskSpace())
+        )
     draft_prefix_cache = open_draft_prefix_cache(model.engine.drafter, model.engine.row_bytes(SAMPLED_TOKENS))
     store = PrefixStore(
-        model.engine, PrefixIndex(shape), ram_max, post, disk, limits.disk, draft_prefix_cache
+        model.engine,
+        PrefixIndex(shape),
+        ram_max,
+        post,
+        disk,
+        limits.disk,
+        limits.disk_share,
+        draft_prefix_cache,
     )
     store.open()
     return store

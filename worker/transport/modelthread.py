@@ -147,7 +147,9 @@ class ModelThread:
             )
         self._open_pool(partial(model.open_preparer, ready.context_length))
         folder = prefix_folder(settings.prefix_cache_dir, os.environ, sys.platform)
-        limits = StoreLimits(settings.prefix_cache_ram, settings.prefix_cache_disk, folder)
+        limits = StoreLimits(
+            settings.prefix_cache_ram, settings.prefix_cache_disk, folder, settings.prefix_cache_disk_share
+        )
         store = open_store(model, limits, self.inbox.put)
         self._tell_ready(msgspec.structs.replace(ready, store=store.name if store else ""))
         return Loop(

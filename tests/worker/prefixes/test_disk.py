@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -717,3 +718,24 @@ def test_a_thread_that_dies_leaves_nobody_waiting(tier: DiskTier) -> None:
     tier.read([digest_of("a")], answers.on_read)
     assert answers.read == [{digest_of("a"): None}] * 2
     assert not tier.write(record(), answers.on_written)
+
+
+# --- space ---------------------------------------------------------------------------------------------
+
+
+def test_an_idle_tier_looks_at_the_space_and_says_so(open_tier: Open) -> None:
+    looked = threading.Event()
+    tier = open_tier(on_space=looked.set, space_every_s=0.01)
+    assert looked.wait(WAIT_S)
+    assert tier.room is not None
+    assert tier.room > 0
+
+
+def test_own_files_change_nothing_about_the_room(open_tier: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = [1000]
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=disk[0]))
+    tier, answers = open_tier(), Answers()
+    assert tier.room == 1000
+    assert tier.write(Record("0123abcd", {}, {}), answers.on_written)
+    assert tier.flush(WAIT_S)
+    assert tier.room == 1000 + tier.usage > 1000

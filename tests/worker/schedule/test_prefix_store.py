@@ -12,6 +12,7 @@ import pytest
 from protocol.messages import Finished, PrefixHit
 from tests.worker.engines import END, House, ScriptedEngine, breaking
 from worker.contract.engine import CacheSpec
+from worker.schedule.prefix_store import disk_limit
 
 DENSE, HYBRID, SLIDING = CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=31)
 SHAPES = {"dense": DENSE, "hybrid": HYBRID, "sliding": SLIDING}
@@ -209,3 +210,12 @@ def test_histories_of_conversations(shape: CacheSpec, seed: int) -> None:
     house.run()
     for id, text in expected.items():
         assert house.text(id) == text or (house.ends(id) == [] and text.startswith(house.text(id)))
+
+
+@pytest.mark.parametrize(
+    ("room", "limit"),
+    [(None, 1000), (10_000, 1000), (2000, 500), (0, 0)],
+    ids=["unknown", "much", "little", "full"],
+)
+def test_a_cache_on_disk_takes_a_share_of_its_room(room: int | None, limit: int) -> None:
+    assert disk_limit(1000, 0.25, room) == limit

@@ -17,7 +17,7 @@ from worker.contract.engine import CacheSpec
 from worker.prefixes.files import Record
 from worker.prefixes.folder import StoredItem
 from worker.prefixes.index import PrefixIndex
-from worker.schedule.commands import Command, Fetched
+from worker.schedule.commands import Command, DiskSpace, Fetched
 from worker.schedule.loop import PAUSE_S
 from worker.schedule.prefix_store import READ_SILENCE_S_MAX, READ_WAIT_S_MAX, PrefixStore
 from worker.schedule.rows import Row
@@ -37,6 +37,7 @@ class ScriptedDisk:
     """A disk that stores writes at once, and answers a read when the test asks for it, if ever."""
 
     name = "scripted"
+    room: int | None = None
 
     def __init__(self, files: Iterable[tuple[StoredItem, Record]] = ()) -> None:
         self.files = {found.digest: (found, record) for found, record in files}
@@ -296,3 +297,19 @@ def _cached(house: House, id: str) -> int:
     end = house.end(id)
     assert isinstance(end, Finished)
     return reused.reuse.tokens
+
+
+def test_prefixes_on_disk_give_way_when_others_fill_it() -> None:
+    disk = ScriptedDisk(WRITTEN["dense"].files.values())
+    house = _house(SHAPES["dense"], disk)
+    assert house.store is not None
+    count = len(disk.files)
+    house.store.disk_share, disk.room = 0.25, 4 * 100 * count
+    house.loop.inbox.put(DiskSpace())
+    house.run()
+    assert len(disk.files) == count
+    disk.room = 4 * 250
+    house.loop.inbox.put(DiskSpace())
+    house.run()
+    assert len(disk.files) == 2
+    assert house.store.status().disk_limit == 250
