@@ -1,4 +1,4 @@
-"""Body of /v1/models/load and /v1/models/unload: the model."""
+"""Body of /v1/models/load and its like: the model."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from broker.dialects.body import decode
 
 
 class ModelChoice(Struct, kw_only=True):
-    """`model`: name or alias."""
+    """`model`: name or alias. `stream`: report each change as an event, until the order is carried out."""
 
     model: str
+    stream: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(ModelChoice)

@@ -188,7 +188,10 @@ OPERATIONS = (
     *(
         Operation("post", f"/v1/models/{verb}", f"{verb.capitalize()} a model that is loaded on demand",
                   ("id", "object", "state"), model_choice.ModelChoice, errors=errors)
-        for verb, errors in (("load", (400, 401, 404, 413, 503)), ("unload", (400, 401, 404, 409, 413)))
+        for verb, errors in (
+            ("load", (400, 401, 404, 413, 503)), ("unload", (400, 401, 404, 409, 413)),
+            ("pin", (400, 401, 404, 413, 503)), ("unpin", (400, 401, 404, 413)),
+        )
     ),
     _read("/v1/status", "Status of the gateway, its workers and their requests, with recent history",
           "object", "time", "gateway", "models", "workers", "requests", "recent",

@@ -135,6 +135,9 @@ class Catalogue:
                 f"The model `{name}` is not loaded on demand, so it stays in memory.",
                 param="model",
             )
+        if self._residency.is_pinned(name):
+            message = f"The model `{name}` is pinned: unpin it first."
+            raise RequestError(Code.MODEL_IN_USE, message, param="model")
         self._load_orders.pop(name, None)
         use = self._use(name)
         if use.assigned or use.waiting_since is not None:
@@ -144,6 +147,26 @@ class Catalogue:
         self._residency.unload(name)
         self.update()
         return name
+
+    def pin(self, model: str) -> str:
+        """Have a model loaded and never unloaded; return its name. Raises `RequestError`, so too if it does
+        not fit beside those that stay."""
+        name = self.load(model)
+        if self._residency is not None and self.is_on_demand(name):
+            self._residency.pin(name)
+            self.update()
+        return name
+
+    def unpin(self, model: str) -> str:
+        """Let a pinned model be unloaded again; return its name. Raises `RequestError`."""
+        name = self._configured(model)
+        if self._residency is not None and self.is_on_demand(name):
+            self._residency.unpin(name)
+            self.update()
+        return name
+
+    def is_pinned(self, name: str) -> bool:
+        return self._residency is not None and name in self.states and self._residency.is_pinned(name)
 
     def _configured(self, model: str) -> str:
         name = self.resolve(model) or ""

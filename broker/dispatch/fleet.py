@@ -192,6 +192,11 @@ class Fleet:
         self.models.setdefault(message.model, ModelEntry(first_seen_at=now))
         return worker
 
+    def loading_progress(self, model: str) -> tuple[int, int] | None:
+        """Return the bytes of weights that a worker has loaded, and of all; None: none is loading."""
+        found = (worker for worker in self if worker.model == model and worker.ready is None)
+        return next((worker.loading for worker in found if worker.loading), None)
+
     def loading(self, worker: Worker, message: Loading) -> None:
         worker.loading = (message.done, message.total)
 

@@ -6,7 +6,7 @@ turns: the one loaded longest ago is *held*: it gets no new requests, and is unl
 finished. Invariants:
 
 * wanted models and those not yet unloaded fit into the budget, as far as sizes are known in advance;
-* a model with requests in flight is never unloaded, nor a resident one;
+* a model with requests in flight is never unloaded, nor a resident or a pinned one;
 * the model whose requests have waited longest is next, and after `TURN_S` no smaller one overtakes it: every
   model that fits at all is served eventually, if requests end.
 """
@@ -55,10 +55,16 @@ class _Model:
     loaded_at: float | None = None
     weight: int | None = None
     use: ModelDemand = ModelDemand()
+    pinned: bool = False
 
     @property
     def name(self) -> str:
         return self.state.name
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is never unloaded."""
+        return self.state.resident or self.pinned
 
     @property
     def present(self) -> bool:
@@ -86,7 +92,7 @@ class _Model:
 
     @property
     def may_end(self) -> bool:
-        return self.wanted and not self.state.resident and not self.use.assigned
+        return self.wanted and not self.stays and not self.use.assigned
 
 
 class Residency:
@@ -114,9 +120,9 @@ class Residency:
         model = self._models[name]
         if model.state.stage == "failed":
             return f"The model `{name}` cannot be loaded: {model.state.failure or 'see the log.'}"
-        if self._budget is None or model.state.resident:
+        if self._budget is None or model.stays:
             return None
-        least = sum(other.estimate or 0 for other in self._models.values() if other.state.resident)
+        least = sum(other.estimate or 0 for other in self._models.values() if other.stays)
         needed, room = model.state.weight_bytes or 0, self._budget - least
         if needed > room:
             return f"The model `{name}` needs {_gb(needed)}, but the memory budget leaves {_gb(room)} for it."
@@ -126,16 +132,27 @@ class Residency:
         """Return what is left of the memory budget; None: there is none."""
         return None if self._budget is None else max(0, self._budget - self._taken())
 
+    def pin(self, name: str) -> None:
+        """Never unload a model from now on. Until the gateway ends: pins are not stored."""
+        self._models[name].pinned = True
+
+    def unpin(self, name: str) -> None:
+        """Let a model be unloaded again; a resident one stays."""
+        self._models[name].pinned = False
+
+    def is_pinned(self, name: str) -> bool:
+        return self._models[name].pinned
+
     def unload(self, name: str) -> None:
         """Unload a model that has no requests; the next one for it loads it again."""
         self._models[name].wanted = self._models[name].state.resident
 
     def _residents(self) -> int:
-        """Return the memory of the resident models."""
+        """Return the memory of the models that stay."""
         return sum(
             model.held_bytes if model.use.loaded else model.estimate or 0
             for model in self._models.values()
-            if model.state.resident
+            if model.stays
         )
 
     def decide(self, uses: Mapping[str, ModelDemand], now: float) -> Decision:
@@ -235,7 +252,7 @@ class Residency:
                 model
                 for model in self._models.values()
                 if model.wanted
-                and not model.state.resident
+                and not model.stays
                 and (model.use.assigned or model.use.waiting_since is not None)
                 and model.loaded_at is not None
                 and now - model.loaded_at >= TURN_S

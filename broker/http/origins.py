@@ -45,6 +45,8 @@ ADMINISTRATIVE_PATHS = (
     "/v1/inspect",
     "/v1/models/load",
     "/v1/models/unload",
+    "/v1/models/pin",
+    "/v1/models/unpin",
     "/v1/requests",
     "/v1/status",
     "/metrics",

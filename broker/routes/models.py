@@ -1,23 +1,31 @@
 """GET /v1/models[/ID] in OpenAI's format, or in Anthropic's if the request has an `anthropic-version`
-header. POST /v1/models/load and /unload: load or unload a model that is loaded on demand."""
+header. POST /v1/models/load, /unload, /pin, /unpin: orders for a model that is loaded on demand."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from broker.dialects.body import encode
 from broker.dialects.model_choice import read_choice
+from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
 from broker.dispatch.fleet import ModelEntry
 from broker.http.respond import read_body
-from broker.routes.state import GatewayState, gateway_of
+from broker.routes.state import GatewayState, check_watchers, gateway_of, watching
 from protocol.errors import Code, RequestError
 from protocol.tasks import tasks
 
 CHOICE_BYTES_MAX = 4096
+LOOK_S = 0.25
+"""Interval in seconds at which a streamed order looks at its model."""
+_LOADED, _UNLOADED = frozenset(("loaded", "failed")), frozenset(("unloaded", "failed"))
+_ANY = _LOADED | _UNLOADED | {"loading"}
 
 
 async def list_models(request: Request) -> Response:
@@ -44,19 +52,55 @@ async def get_model(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Have a model loaded; return it without waiting, in the state that it is in now."""
-    gateway = gateway_of(request)
-    return JSONResponse(_model_object(gateway, gateway.dispatcher.catalogue.load(await _named(request))))
+    """Have a model loaded."""
+    return await _ordered(request, gateway_of(request).dispatcher.catalogue.load, ends=_LOADED)
 
 
 async def unload(request: Request) -> Response:
-    """Have an idle model unloaded; return it without waiting, in the state that it is in now."""
+    """Have an idle model unloaded."""
+    return await _ordered(request, gateway_of(request).dispatcher.catalogue.unload, ends=_UNLOADED)
+
+
+async def pin(request: Request) -> Response:
+    """Have a model loaded, and not unloaded before it is unpinned or the gateway ends."""
+    return await _ordered(request, gateway_of(request).dispatcher.catalogue.pin, ends=_LOADED)
+
+
+async def unpin(request: Request) -> Response:
+    """Let a pinned model be unloaded again."""
+    return await _ordered(request, gateway_of(request).dispatcher.catalogue.unpin, ends=_ANY)
+
+
+async def _ordered(request: Request, order: Callable[[str], str], *, ends: frozenset[str]) -> Response:
+    """Give an order for a model; return it without waiting, or stream its changes up to a state in `ends`."""
     gateway = gateway_of(request)
-    return JSONResponse(_model_object(gateway, gateway.dispatcher.catalogue.unload(await _named(request))))
+    choice = read_choice(await read_body(request, CHOICE_BYTES_MAX))
+    if choice.stream:
+        check_watchers(gateway)
+    name = order(choice.model)
+    if not choice.stream:
+        return JSONResponse(_model_object(gateway, name))
+    changes = _changes(gateway, name, ends)
+    return StreamingResponse(changes, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
-async def _named(request: Request) -> str:
-    return read_choice(await read_body(request, CHOICE_BYTES_MAX)).model
+async def _changes(gateway: GatewayState, name: str, ends: frozenset[str]) -> AsyncIterator[bytes]:
+    """Yield an event for each change of a model, until it is in a state of `ends`, at most for as long as a
+    load order lasts."""
+    last, silent_since = b"", time.monotonic()
+    until = silent_since + LOAD_ORDER_S_MAX
+    with watching(gateway):
+        while not gateway.dispatcher.stopping:
+            now, model = time.monotonic(), _model_object(gateway, name)
+            if (said := encode({"type": "model", "model": model})) != last:
+                last, silent_since = said, now
+                yield b"event: model\ndata: %b\n\n" % said
+            elif now - silent_since >= gateway.settings.keepalive_s:
+                silent_since = now
+                yield b": keep-alive\n\n"
+            if model["state"] in ends or now >= until:
+                return
+            await asyncio.sleep(LOOK_S)
 
 
 def _is_anthropics(request: Request) -> bool:
@@ -85,6 +129,10 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
     if known.last is not None:
         model["tasks"] = tasks(known.last.capabilities)
     model["state"] = catalogue.state(name)
+    if catalogue.is_pinned(name):
+        model["pinned"] = True
+    if (progress := gateway.dispatcher.fleet.loading_progress(name)) is not None:
+        model["loading"] = {"done": progress[0], "total": progress[1]}
     if name in catalogue.states:
         model["aliases"] = catalogue.states[name].aliases
         if (failure := catalogue.states[name].failure) and model["state"] != "loaded":
@@ -96,5 +144,7 @@ ROUTES = [
     Route("/v1/models", list_models),
     Route("/v1/models/load", load, methods=["POST"]),
     Route("/v1/models/unload", unload, methods=["POST"]),
+    Route("/v1/models/pin", pin, methods=["POST"]),
+    Route("/v1/models/unpin", unpin, methods=["POST"]),
     Route("/v1/models/{model:path}", get_model),
 ]

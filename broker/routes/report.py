@@ -116,6 +116,7 @@ def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
         "state": dispatcher.catalogue.state(name),
         "resident": configured is not None and configured.resident,
         "on_demand": dispatcher.catalogue.is_on_demand(name),
+        "pinned": dispatcher.catalogue.is_pinned(name),
         "weight_bytes": configured.weight_bytes if configured else None,
         "memory_bytes": configured.memory_bytes if configured else 0,
         "waiting": len(dispatcher.flights.waiting(name)),

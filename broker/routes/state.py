@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -24,10 +25,14 @@ from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
 from broker.http.offload import BodyOffload
 from protocol.api_keys import ApiKey
+from protocol.errors import Code, RequestError
 from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
 
 CANCELLED_MAX = 256
 """Maximum number of cancelled requests that are remembered, so that they can be cancelled again."""
+
+WATCHERS_MAX = 32
+"""Maximum number of open streams of the status and of orders."""
 
 Fetch = Callable[[str, Callable[[int], None]], Awaitable[bytes]]
 """A `broker.http.fetching.Fetcher`; that module is imported only if it is needed."""
@@ -43,7 +48,8 @@ class GatewayState:
 
     `line_errors`: live counters of transport errors. `answering`: the running responses, by key digest and
     id. `cancelled`: key digest and id of the last cancelled requests. `fetch`: fetches remote images; None
-    disables them. `watchers`: open status streams. `inspection`: captures requests; None disables it.
+    disables them. `watchers`: open streams of the status and of orders. `inspection`: captures requests; None
+    disables it. `batches`: runs batches; None disables them.
     """
 
     settings: GatewaySettings
@@ -82,6 +88,24 @@ def gateway_of(request: Request) -> GatewayState:
     """Return the gateway that serves this request."""
     gateway: GatewayState = request.app.state.gateway
     return gateway
+
+
+def check_watchers(gateway: GatewayState) -> None:
+    """Raise `RequestError` if no more clients can watch."""
+    if len(gateway.watchers) >= WATCHERS_MAX:
+        message = f"The status stream has reached its limit of {WATCHERS_MAX} clients."
+        raise RequestError(Code.TOO_MANY_CONNECTIONS, message, retry_after_s=10.0)
+
+
+@contextmanager
+def watching(gateway: GatewayState) -> Iterator[None]:
+    """Count a client that watches."""
+    watcher = object()
+    gateway.watchers.add(watcher)
+    try:
+        yield
+    finally:
+        gateway.watchers.discard(watcher)
 
 
 def owner_of(request: Request) -> bytes:

@@ -19,10 +19,7 @@ from broker.dispatch.history import SAMPLE_S
 from broker.http.probes import STATUS_STREAM
 from broker.routes import report
 from broker.routes.report import StatusSnapshot
-from broker.routes.state import GatewayState, gateway_of
-from protocol.errors import Code, RequestError
-
-WATCHERS_MAX = 32
+from broker.routes.state import GatewayState, check_watchers, gateway_of, watching
 
 
 async def show_status(request: Request) -> Response:
@@ -34,9 +31,7 @@ async def show_status(request: Request) -> Response:
 async def stream_status(request: Request) -> Response:
     """Stream the status as server-sent events: the first has all samples, the others only the new ones."""
     gateway = gateway_of(request)
-    if len(gateway.watchers) >= WATCHERS_MAX:
-        message = f"The status stream has reached its limit of {WATCHERS_MAX} clients."
-        raise RequestError(Code.TOO_MANY_CONNECTIONS, message, retry_after_s=10.0)
+    check_watchers(gateway)
     headers = {"cache-control": "no-cache"}
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=headers)
@@ -44,16 +39,13 @@ async def stream_status(request: Request) -> Response:
 
 
 async def _events(gateway: GatewayState) -> AsyncIterator[bytes]:
-    watcher, told = object(), 0
-    gateway.watchers.add(watcher)
-    try:
+    told = 0
+    with watching(gateway):
         while not gateway.dispatcher.stopping:
             document = _document(gateway, since=told)
             told = gateway.dispatcher.history.taken
             yield b"event: status\ndata: " + msgspec.json.encode(document) + b"\n\n"
             await asyncio.sleep(SAMPLE_S)
-    finally:
-        gateway.watchers.discard(watcher)
 
 
 def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:

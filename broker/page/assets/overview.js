@@ -44,13 +44,13 @@ function verdict({ tone, text }) {
 
 function makeCard({ name }) {
   const made = copy("model");
-  for (const verb of ["load", "unload"]) {
+  for (const verb of ["load", "unload", "pin", "unpin"]) {
     made.querySelector(`.${verb}`).addEventListener("click", (event) => order(verb, name, made, event.currentTarget));
   }
   return made;
 }
 
-/** Load or unload a model; what becomes of it, the next status says. */
+/** Load, unload, pin or unpin a model; what becomes of it, the next status says. */
 async function order(verb, model, node, button) {
   button.disabled = true;
   const refused = await ask(`/v1/models/${verb}`, { body: { model } }).then(() => "", (error) => error.message);

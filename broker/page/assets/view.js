@@ -61,7 +61,9 @@ function modelCard(status, model) {
     trouble: pause ? listed(pause.how, model.waiting && `${plural(model.waiting, "request waits", "requests wait")} for the next worker`)
       : trouble(status, model),
     canLoad: Boolean(model.on_demand) && model.state === "unloaded" && !isTooLarge(status, model),
-    canUnload: Boolean(model.on_demand) && ["loaded", "loading"].includes(model.state),
+    canUnload: Boolean(model.on_demand) && !model.pinned && ["loaded", "loading"].includes(model.state),
+    canPin: Boolean(model.on_demand) && !model.pinned && ["loaded", "loading"].includes(model.state),
+    canUnpin: Boolean(model.pinned),
     workers: workers.map(workerLine),
   };
 }

@@ -146,6 +146,28 @@ def test_requested_model_is_loaded_and_stays_resident() -> None:
     assert world.ready == {"a", "b"}
 
 
+def test_a_pinned_model_is_not_unloaded_for_time_or_for_memory() -> None:
+    world = World({"a": 4, "b": 4, "c": 4}, unload_after_s=60.0)
+    world.serve("a")
+    world.residency.pin("a")
+    world.now += 10_000
+    world.serve("b")
+    world.serve("c")
+    assert world.ready >= {"a", "c"}
+    assert world.residency.refusal("b") is None
+    world.residency.unpin("a")
+    world.now += 10_000
+    world.settle()
+    assert world.ready == set()
+
+
+def test_a_model_that_does_not_fit_beside_the_pinned_ones_is_refused() -> None:
+    world = World({"a": 4, "b": 8})
+    assert world.residency.refusal("b") is None
+    world.residency.pin("a")
+    assert "leaves" in (world.residency.refusal("b") or "")
+
+
 def test_running_model_is_wanted_after_a_gateway_restart() -> None:
     world = World({"a": 4, "b": 4})
     world.serve("b")

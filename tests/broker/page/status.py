@@ -14,6 +14,7 @@ def model(name: str = "org/model", **told: Any) -> dict[str, Any]:
         "aliases": [],
         "state": "loaded",
         "on_demand": False,
+        "pinned": False,
         "weight_bytes": None,
         "waiting": 0,
         "restarts": None,

@@ -87,6 +87,12 @@ def test_a_model_that_was_unloaded_has_lost_nothing(call: Call) -> None:
 def test_a_model_on_demand_can_be_loaded_or_unloaded(call: Call, told: Any, buttons: Any) -> None:
     [card] = seen(call, models=[model(**told)])["models"]
     assert (card["canLoad"], card["canUnload"]) == buttons
+    assert (card["canPin"], card["canUnpin"]) == (buttons[1], False)
+
+
+def test_a_pinned_model_can_only_be_unpinned(call: Call) -> None:
+    [card] = seen(call, models=[model(state="loaded", on_demand=True, pinned=True)])["models"]
+    assert [card[f"can{verb}"] for verb in ("Load", "Unload", "Pin", "Unpin")] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(

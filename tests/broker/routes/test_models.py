@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
+import pytest
+
 from broker.routes.models import CHOICE_BYTES_MAX
+from protocol.messages import Loading
 from protocol.supervisor_messages import ModelState, ModelStates
 from tests.broker.application import House
 from tests.broker.asgi import run
@@ -89,5 +92,84 @@ def test_models_are_loaded_and_unloaded_on_order(house: House) -> None:
             assert (refused.status, refused.error["param"]) == (400, param)
         large = await house.post("/v1/models/load", model="m" * CHOICE_BYTES_MAX).end()
         assert large.status == 413
+
+    run(talk())
+
+
+def spare(house: House) -> House:
+    states = ModelStates(models=[ModelState(name="org/spare")], on_demand=True)
+    house.line.dispatcher.catalogue.on_model_states(states)
+    return house
+
+
+def test_a_pinned_model_stays_until_it_is_unpinned(house: House) -> None:
+    spare(house)
+
+    async def talk() -> None:
+        for _ in range(2):
+            pinned = await house.post("/v1/models/pin", model="org/spare").end()
+            assert (pinned.status, pinned.json["pinned"]) == (200, True)
+        assert house.line.told[-1].wanted == ["org/spare"]
+        kept = await house.post("/v1/models/unload", model="org/spare").end()
+        assert (kept.status, kept.error["code"]) == (409, "model_in_use")
+        unpinned = await house.post("/v1/models/unpin", model="org/spare").end()
+        assert "pinned" not in unpinned.json
+        assert (await house.post("/v1/models/unload", model="org/spare").end()).status == 200
+        assert house.line.told[-1].wanted == []
+        unknown = await house.post("/v1/models/pin", model="nope").end()
+        assert (unknown.status, unknown.error["param"]) == (404, "model")
+
+    run(talk())
+
+
+def test_a_streamed_order_reports_each_change_until_it_is_carried_out(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.routes.models.LOOK_S", 0.0)
+    catalogue = spare(house).line.dispatcher.catalogue
+
+    async def talk() -> None:
+        loading = house.post("/v1/models/load", model="org/spare", stream=True)
+        await loading.holds(b'"state":"unloaded"')
+        assert len(house.gateway.watchers) == 1
+        running = ModelState(name="org/spare", stage="running")
+        catalogue.on_model_states(ModelStates(models=[running], on_demand=True))
+        house.line.hello("w2", "org/spare")
+        house.line.say("w2", Loading(incarnation="w2", done=1, total=4))
+        await loading.holds(b'"loading":{"done":1,"total":4}')
+        house.line.serving("w2", "org/spare")
+        await loading.end()
+        assert loading.body.count(b"event: model\n") >= 3
+        assert b'"state":"loaded"' in loading.body.split(b"\n\n")[-2]
+        assert loading.headers["content-type"].startswith("text/event-stream")
+        assert not house.gateway.watchers
+
+    run(talk())
+
+
+def test_a_streamed_order_ends_with_the_reason_of_a_failure_and_is_kept_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.routes.models.LOOK_S", 0.0)
+    house = spare(House(keepalive_s=0.001))
+
+    async def talk() -> None:
+        loading = house.post("/v1/models/load", model="org/spare", stream=True)
+        await loading.holds(b": keep-alive")
+        failed = ModelState(name="org/spare", stage="failed", failure="It is not on this machine.")
+        house.line.dispatcher.catalogue.on_model_states(ModelStates(models=[failed], on_demand=True))
+        await loading.end()
+        assert b'"failure":"It is not on this machine."' in loading.body
+
+    run(talk())
+
+
+def test_a_streamed_order_ends_at_its_bound(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.routes.models.LOAD_ORDER_S_MAX", 0.0)
+    spare(house)
+
+    async def talk() -> None:
+        answer = await house.post("/v1/models/load", model="org/spare", stream=True).end()
+        assert answer.body.count(b"event: model\n") == 1
 
     run(talk())

@@ -125,6 +125,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "state": "loading",
         "resident": True,
         "on_demand": False,
+        "pinned": False,
         "weight_bytes": None,
         "memory_bytes": 7,
         "waiting": 0,

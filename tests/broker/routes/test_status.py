@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from broker.dispatch.traffic import PATH_CHARS_MAX
-from broker.routes.status import WATCHERS_MAX
+from broker.routes.state import WATCHERS_MAX
 from protocol.types import RequestStatus
 from tests.broker.application import House
 from tests.broker.asgi import run, until
