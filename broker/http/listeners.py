@@ -1,16 +1,15 @@
-"""Listening sockets: the gateway's own, or those passed by a service manager."""
+"""Listening sockets: those passed by the supervisor or a service manager, or the gateway's own."""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import MutableMapping, Sequence
 from ipaddress import ip_address
 
 from broker.http.auth import ApiKeys
 from protocol.api_keys import KeysError
+from protocol.listening import adopted, inherited, listen
 
-BACKLOG = 2048
 FIRST_HANDED_OVER = 3
 """The first file descriptor that a service manager passes, per sd_listen_fds(3)."""
 
@@ -22,28 +21,15 @@ class ListenError(Exception):
 def open_listeners(host: str, port: int, environ: MutableMapping[str, str], pid: int) -> list[socket.socket]:
     """Return the passed sockets, or else one of our own. Raises `ListenError`."""
     try:
+        if (listener := inherited(environ)) is not None:
+            return [listener]
         listeners = take_over(environ, pid)
     except (OSError, ValueError) as error:
-        raise ListenError(f"cannot use the sockets passed by the service manager: {error}") from error
+        raise ListenError(f"cannot use the sockets passed to this process: {error}") from error
     try:
         return listeners or [listen(host, port)]
     except OSError as error:
         raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open the HTTP socket, before anything else, so that a port in use is reported clearly. Raises
-    `OSError`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def take_over(environ: MutableMapping[str, str], pid: int) -> list[socket.socket]:
@@ -56,15 +42,7 @@ def take_over(environ: MutableMapping[str, str], pid: int) -> list[socket.socket
     told = {name: environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")}
     if told["LISTEN_PID"] != str(pid):  # unset, or meant for a parent process
         return []
-    listeners = []
-    for number in range(FIRST_HANDED_OVER, FIRST_HANDED_OVER + int(told["LISTEN_FDS"])):
-        os.set_inheritable(number, False)
-        listener = socket.socket(fileno=number)
-        listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if not listens or listener.family not in (socket.AF_INET, socket.AF_INET6):
-            raise ValueError(f"descriptor {number} is not a listening TCP socket")
-        listeners.append(listener)
-    return listeners
+    return [adopted(FIRST_HANDED_OVER + number) for number in range(int(told["LISTEN_FDS"]))]
 
 
 def check_exposure(

@@ -13,8 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from broker.dispatch.dispatcher import Dispatcher
 from broker.http.connection import ConnectionLimits, available_connections, connection_type
-from broker.http.listeners import BACKLOG
 from protocol.gateway_settings import GatewaySettings
+from protocol.listening import BACKLOG
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -41,7 +42,7 @@ def serve(context: typer.Context) -> None:
     from deploy.machine import hub
     from deploy.serving import clients
     from deploy.serving import serve as serving
-    from deploy.serving.preflight import ModelError, PortError, check_models, check_port
+    from deploy.serving.preflight import ModelError, PortError, check_models, check_port, open_listener
     from deploy.serving.settings import PROGRAM
     from protocol import lifeline, settings, sockets
     from protocol.settings import SettingsError
@@ -55,9 +56,10 @@ def serve(context: typer.Context) -> None:
         check_port(clients.host(context.args, os.environ), port, os.environ)
         url = clients.url(context.args, os.environ)
         children[0], keys = clients.gateway_with_key(children[0], context.args, os.environ)
+        listener = open_listener(clients.host(context.args, os.environ), port, os.environ)
     except (SettingsError, sockets.EndpointError, ModelError, PortError, hub.HubError, OSError) as error:
         settings.exit_with(PROGRAM, error)
-    status = _supervise(given, children, control, url, keys)
+    status = _supervise(given, children, control, url, keys, listener)
     with contextlib.suppress(sockets.EndpointError, OSError):
         sockets.remove_stale(sockets.default_path(port))  # of a gateway that was killed
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
@@ -65,7 +67,12 @@ def serve(context: typer.Context) -> None:
 
 
 def _supervise(
-    given: ServeSettings, children: Sequence[Child], control: Path, url: str, keys: Sequence[str]
+    given: ServeSettings,
+    children: Sequence[Child],
+    control: Path,
+    url: str,
+    keys: Sequence[str],
+    listener: socket | None,
 ) -> int:
     """Run the processes until a stop, with log lines or, at a terminal, a greeting. Return the status."""
     from deploy.serving import serve as serving
@@ -100,6 +107,7 @@ def _supervise(
         spare=given.spare > 0,
         quiet=QuietTerminal() if quiet else None,
         panics=Panics.of_machine(os.environ, sys.platform),
+        listener=listener,
     )
     with StartupProgress(url, keys, draw, greet):
         return supervisor.run()

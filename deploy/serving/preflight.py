@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from deploy.supervisor.child import ServedModel
 from deploy.supervisor.memory import weight_bytes
+from protocol.listening import listen
 from protocol.model_folder import is_folder, problem_with
 
 PORTS_TRIED_MAX = 100
@@ -52,6 +53,17 @@ def check_port(host: str, port: int, environ: Mapping[str, str]) -> None:
     if is_ours(host, port):
         raise PortError(f"port {port} is in use by another Roundhouse (see `roundhouse status`); {instead}")
     raise PortError(f"port {port} is in use by another program: stop that program, or {instead}")
+
+
+def open_listener(host: str, port: int, environ: Mapping[str, str]) -> socket.socket | None:
+    """Open the socket on which every gateway of this server listens for clients. None: a service manager does
+    that, or the address cannot be used, which the gateway reports."""
+    if environ.get("LISTEN_FDS"):
+        return None
+    try:
+        return listen(host, port)
+    except (OSError, ValueError, OverflowError):
+        return None
 
 
 def is_ours(host: str, port: int) -> bool:

@@ -133,6 +133,11 @@ class Lifecycle:
         return {entry.name for entry in self._children if entry.leaving}
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether everything stops, so that no child is started any more."""
+        return self._stopping_with is not None
+
+    @property
     def waits_for_idle(self) -> bool:
         """Whether `WorkersIdle` is wanted as soon as it is true."""
         return self._spares.waits_for_idle

@@ -16,6 +16,7 @@ import logging
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +56,7 @@ from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
 from deploy.supervisor.stderr import QuietTerminal
-from protocol import channel, lifeline
+from protocol import channel, lifeline, listening
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
 WAKE_S_MAX = 60.0
@@ -94,8 +95,10 @@ class Supervisor:
         memory_budget: int | None = None,
         spare: bool = False,
         quiet: QuietTerminal | None = None,
+        listener: socket.socket | None = None,
         panics: Panics | None = None,
     ) -> None:
+        """`listener`: the socket on which gateways listen for clients; None: each opens its own."""
         self._events: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
         self._reloading = reloading
         self._memory_budget = memory_budget
@@ -105,6 +108,7 @@ class Supervisor:
         self._panics = panics or Panics()
         self._processes = Processes(self._events.put, quiet, self._panics)
         self._quiet = quiet
+        self._listener = listener
         self._reloads = Reloads(children)
         self._idle_watch = IdleWatch()
         workers = [child for child in children if child.model is not None]
@@ -171,6 +175,8 @@ class Supervisor:
                     self._carry_out(decision, line)
                 if self._lifecycle.status is not None:
                     return self._lifecycle.status
+            if self._lifecycle.is_stopping:
+                self._stop_listening()
             if self._gateway is not None:
                 self._gateway.tell(self._model_states())
             events = self._understood(self._next_event())
@@ -353,11 +359,20 @@ class Supervisor:
         self._gateway = GatewayChannel()
         # Before the process exists: from its first request on, the gateway knows every model.
         self._gateway.tell(self._model_states())
-        theirs = self._gateway.theirs.fileno()
-        self._processes.start(name, child, {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: theirs})
+        inherited = {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: self._gateway.theirs.fileno()}
+        if self._listener is not None:
+            inherited[listening.LISTENER_FD] = self._listener.fileno()
+        self._processes.start(name, child, inherited)
         self._gateway.listen(self._events.put)
 
+    def _stop_listening(self) -> None:
+        """Close the socket for clients: there will be no other gateway that could answer them."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
     def _end_everything(self) -> None:
+        self._stop_listening()
         if self._gateway is not None:
             self._gateway.close()
         self._processes.end_everything(KILL_WAIT_S_MAX)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
+from protocol.listening import listen
 from tests.system import NO_TLS, Process, eventually, free_port
 
 # The flags are read at each start, so the next worker can have other ones.
@@ -41,6 +43,7 @@ class Served:
         self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
         self.set_worker(flags)
         told = {
+            "port": port,
             "gateway": [sys.executable, "-m", "broker", "--port", str(port), "--endpoint", self.endpoint],
             "worker": [sys.executable, "-c", BEGIN_WORKER, str(self._flags)],
             "control": str(self._control),
@@ -61,6 +64,10 @@ class Served:
     def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get("/v1/status").json()
         return answer
+
+    def gateway_pids(self) -> list[int]:
+        """Return the process ids of all gateways that were started, in order."""
+        return [int(pid) for pid in re.findall(r"gateway(?:-2)? runs as pid (\d+)", self.process.log())]
 
     def workers(self, state: str) -> list[int]:
         """Return the process ids of the workers in this state."""
@@ -93,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
     ]
     fits = fits_beside if told["fits"] else lambda needed_bytes: False
     reloading = Reloading(Path(told["control"]), 10.0, told["ready_timeout_s"], fits)
-    return Supervisor(children, reloading=reloading).run()
+    return Supervisor(children, reloading=reloading, listener=listen("127.0.0.1", told["port"])).run()
 
 
 if __name__ == "__main__":
