@@ -43,5 +43,6 @@ def adopted(number: int) -> socket.socket:
     listener = socket.socket(fileno=number)
     listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if not listens or listener.family not in (socket.AF_INET, socket.AF_INET6):
+        listener.close()
         raise ValueError(f"descriptor {number} is not a listening TCP socket")
     return listener
