@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from deploy.command import cache, keys, service, standard_streams
+from deploy.command.batch import batch
 from deploy.command.bench import bench
 from deploy.command.chat import chat
 from deploy.command.curve_keys import curve_keys
@@ -59,6 +60,7 @@ def _app() -> typer.Typer:
     app.command()(run)
     app.command()(status)
     app.command()(chat)
+    app.command()(batch)
     app.command()(bench)
     for command in (pull, ls, rm, doctor, reload):
         app.command()(command)

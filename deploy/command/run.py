@@ -63,10 +63,10 @@ def _served(found: Endpoint, model: str | None) -> Iterator[str]:
     from deploy.serving import models
     from deploy.serving.preflight import free_port_beyond, is_taken
 
-    host, port = _address(found)
+    host, port = address(found)
     name = models.model_of_flag(model).name
     if not is_taken(host, port):
-        with _server(found, port, model, name):
+        with server(found, port, model, name):
             yield name
         return
     try:
@@ -78,7 +78,7 @@ def _served(found: Endpoint, model: str | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _server(found: Endpoint, port: int, model: str | None, name: str) -> Iterator[None]:
+def server(found: Endpoint, port: int, model: str | None, name: str) -> Iterator[None]:
     """Run `serve` while the context is open; it ends itself if this process is killed. Raises `RunError`."""
     from deploy.serving.commandlines import python_module
     from protocol import lifeline
@@ -135,7 +135,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _address(found: Endpoint) -> tuple[str, int]:
+def address(found: Endpoint) -> tuple[str, int]:
     from urllib.parse import urlsplit
 
     from deploy.serving.settings import GATEWAY

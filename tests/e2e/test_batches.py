@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -272,3 +275,57 @@ def test_a_folder_is_private(system: System) -> None:
     modes = {path.stat().st_mode & 0o077 for path in folder.rglob("*") if path.is_file()}
     assert modes == {0}
     assert Path(folder).stat().st_mode & 0o077 == 0
+
+
+# --- the command -------------------------------------------------------------------------------------
+
+
+def roundhouse_batch(system: System, file: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "deploy", "batch", str(file), "--url", system.url, *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+
+
+def test_the_command_runs_a_file_in_either_format(system: System, tmp_path: Path) -> None:
+    first, second = tmp_path / "chats.jsonl", tmp_path / "messages.jsonl"
+    first.write_bytes(jsonl([line(f"n{n}", body("hello")) for n in range(3)]))
+    second.write_bytes(jsonl([{"custom_id": "a", "params": body("x", temperature=7)}]))
+    chats, again = roundhouse_batch(system, first), roundhouse_batch(system, second)
+    _, said = chats.communicate(timeout=WAIT_S)
+    assert chats.returncode == 0, said
+    lines = (tmp_path / "chats.results.jsonl").read_text().splitlines()
+    assert [json.loads(each)["custom_id"] for each in lines] == ["n0", "n1", "n2"]
+    _, said = again.communicate(timeout=WAIT_S)
+    assert again.returncode == 1
+    assert "1 of 1 requests failed" in said
+    (found,) = (tmp_path / "messages.results.jsonl").read_text().splitlines()
+    assert json.loads(found)["result"]["type"] == "errored"
+
+
+def test_an_interrupted_command_goes_on_with_its_batch(
+    system: System, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    file = tmp_path / "slow.jsonl"
+    file.write_bytes(jsonl([line(f"n{n}", body("!slow=10 !tokens=20")) for n in range(30)]))
+    before = {batch.id for batch in client.batches.list()}
+    first = roundhouse_batch(system, file)
+    memory = tmp_path / "slow.jsonl.batch"
+    eventually(memory.exists, within_s=WAIT_S, what="the batch is created")
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate(timeout=WAIT_S)
+    assert (first.returncode, "Interrupted" in said) == (130, True), said
+    second = roundhouse_batch(system, file)
+    _, said = second.communicate(timeout=WAIT_S)
+    assert second.returncode == 0, said
+    assert "Going on with batch_" in said
+    assert len({batch.id for batch in client.batches.list()} - before) == 1
+    assert len((tmp_path / "slow.results.jsonl").read_text().splitlines()) == 30
+    assert not memory.exists()
+
+
+def test_the_command_names_the_lines_that_cannot_run(system: System, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.jsonl"
+    file.write_bytes(jsonl([line("a", body("hello")), line("a", body("hello"))]))
+    wrong = roundhouse_batch(system, file)
+    _, said = wrong.communicate(timeout=WAIT_S)
+    assert wrong.returncode != 0
+    assert "line 2: The custom_id 'a' occurs more than once." in said
