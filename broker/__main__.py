@@ -28,6 +28,7 @@ from broker.http.limits import KeyConcurrency
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
 from broker.http.media import MediaMemory
 from broker.http.server import Server, server_config
+from broker.journal.journal import Journal
 from broker.routes.batch_lines import places
 from broker.routes.files import DAY_S
 from broker.routes.state import Fetch, GatewayState
@@ -38,7 +39,7 @@ from protocol import lifeline, logs, settings, sockets
 from protocol.api_keys import KeysError
 from protocol.gateway_settings import GatewaySettings
 from protocol.messages import new_incarnation
-from protocol.state_folder import state_folder
+from protocol.state_folder import JOURNAL_NAME, journal_folder, state_folder
 
 if TYPE_CHECKING:
     from broker.http.fetching import Network
@@ -90,8 +91,21 @@ def build(
         fetch=fetch,
         inspection=Inspection() if configured.inspect else None,
         batches=_batches(configured, dispatcher),
+        journal=_journal(configured),
     )
     return gateway, create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
+
+
+def _journal(settings: GatewaySettings) -> Journal | None:
+    """Return the journal; None if it is disabled."""
+    if not settings.journal_max:
+        return None
+    try:
+        folder = settings.journal_dir or journal_folder(os.environ, settings.port)
+    except RuntimeError as error:
+        log.warning("there is no journal, set --journal-dir: %s", error)
+        return None
+    return Journal(folder / JOURNAL_NAME, settings.journal_max)
 
 
 def _batches(settings: GatewaySettings, dispatcher: Dispatcher) -> BatchRunner | None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
@@ -47,6 +48,7 @@ from broker.routes import (
     status,
     tokens,
 )
+from broker.routes.recovery import recover
 from broker.routes.state import GatewayState
 from broker.transport.keep_awake import SleepInhibitor
 from broker.transport.router import RouterLink
@@ -150,6 +152,10 @@ def _routes(
         link.start(gateway.dispatcher.on_message, gateway.dispatcher.lost, gateway.dispatcher.turn_away)
         watchdog = LoopWatchdog()
         watchdog.start()
+        if gateway.journal is not None:
+            recover(gateway, gateway.journal)
+            loop = asyncio.get_running_loop()
+            gateway.journal.start(partial(_wake_readers, loop, gateway))
         sweeper = asyncio.create_task(_sweep(gateway, caffeine, watchdog))
         if gateway.batches is not None:
             gateway.batches.start(batch_lines.sender(gateway, app.state.lines_app))
@@ -167,12 +173,20 @@ def _routes(
                 _remove_control_socket(gateway.settings.port)
             link.close()
             gateway.offload.close()
+            if gateway.journal is not None:
+                gateway.journal.close()
 
     app = Starlette(routes=ROUTES, exception_handlers=errors.HANDLERS, lifespan=lifespan)
     # No redirect for a trailing slash: it would go to whatever host the client named.
     app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app
+
+
+def _wake_readers(loop: asyncio.AbstractEventLoop, gateway: GatewayState) -> None:
+    """Let readers have what is on the disk now. Called by the journal's thread."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(gateway.answers.on_committed)
 
 
 def _remove_control_socket(port: int) -> None:

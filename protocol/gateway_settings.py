@@ -16,6 +16,7 @@ Port = Annotated[int, Meta(ge=1, le=65535, description="port for clients")]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 
 MEDIA_MEMORY = 512 * 2**20
+JOURNAL_MAX = 2**30
 BATCH_STORAGE = 4 * 2**30
 
 
@@ -180,6 +181,19 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     responses_bytes_max: Annotated[
         int, Meta(ge=0, description="maximum memory of stored responses in bytes")
     ] = 128 * 2**20
+    journal_max: Annotated[
+        Size,
+        Meta(
+            description="disk space for stored responses and for answers that outlive the gateway; 0: they"
+            " end with it"
+        ),
+    ] = JOURNAL_MAX
+    journal_dir: Annotated[
+        Path | None,
+        Meta(
+            description="folder for them (default: a folder named after the port in the user's state folder)"
+        ),
+    ] = None
     reattach_window_s: Annotated[
         Seconds,
         Meta(

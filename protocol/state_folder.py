@@ -14,3 +14,11 @@ def state_folder(environ: Mapping[str, str]) -> Path:
     # The specification requires that relative paths are ignored.
     named = Path(environ.get("XDG_STATE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".local" / "state") / "roundhouse"
+
+
+JOURNAL_NAME = "journal.sqlite"
+
+
+def journal_folder(environ: Mapping[str, str], port: int) -> Path:
+    """Return the folder of a gateway's journal. Raises `RuntimeError` if there is no home."""
+    return state_folder(environ) / "journal" / str(port)

@@ -78,6 +78,8 @@ def _no_keys_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """Hide API keys that the user has created: every `serve` would require them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        # Nothing is written to the user's state folder, where gateways at one port would share a journal.
+        patch.setenv("ROUNDHOUSE_JOURNAL_MAX", "0")
         yield
 
 

@@ -77,6 +77,8 @@ class Process:
                 env=os.environ
                 | {
                     "ROUNDHOUSE_PREFIX_CACHE_DIR": str(folder / "prefixes"),
+                    "ROUNDHOUSE_JOURNAL_MAX": "64M",
+                    "ROUNDHOUSE_JOURNAL_DIR": str(folder / "journal"),
                     "XDG_CACHE_HOME": str(self.cache or folder),
                 }
                 | (env or {}),

@@ -13,6 +13,7 @@ The answer is an append-only list of the bytes that its one renderer made. Invar
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 HEADERS_HELD_S_MAX = 1.0
 """Maximum time in seconds that the response waits, after acceptance, for the prefix cache report."""
+DISK_S_MAX = 0.5
+"""Longest wait for the disk in seconds, before readers get what is not on it."""
 CHUNK_BYTES = 64
 """Memory overhead of a chunk."""
 
@@ -63,13 +66,23 @@ class DurableAnswer:
     ended_at: float = 0.0
     left_at: float | None = None
     """Time since when it has no reader."""
-    flights: Sequence[Flight] = ()
+    flights: Sequence[tuple[int, Flight]] = ()
+    """The flights that are open, each with the number of its choice."""
+    at: float = 0.0
+    """Time of the latest output in seconds since 1970; 0: it is not recorded."""
+    written: int = 0
+    """Number of the journal's operation that has the latest output."""
+    waits_for_disk: bool = False
+    """Whether readers get only what the journal has, so that a later gateway renders the same after it."""
+    on_held: Callable[[DurableAnswer], None] = lambda answer: None
     renderer: Renderer | None = None
     whole: Callable[[], bytes] | None = None
     """Returns the document so far, for clients that do not stream; None: all readers get the chunks."""
     inputs: Callable[[], list[dict[str, Any]]] | None = None
     """Returns the input items of a response."""
     on_items: Callable[[int, Sequence[Item]], None] | None = None
+    on_begin: Callable[[Headers], None] | None = None
+    on_drop: Callable[[], None] | None = None
     on_over: Callable[[DurableAnswer], None] = lambda answer: None
     _opening: OpeningHeaders = lambda flights: ((), True)
     _release: Callable[[], None] | None = None
@@ -77,6 +90,10 @@ class DurableAnswer:
     _arrived: list[Batch] = field(default_factory=list)
     _held: list[Batch] = field(default_factory=list)
     _held_since: float = 0.0
+    _unwritten: deque[tuple[int, int]] = field(default_factory=deque)
+    """Numbers of operations that are not on the disk yet, and of the chunks up to each."""
+    _unwritten_since: float = 0.0
+    _shown: int = 0
     _begun: bool = False
     _is_due: bool = False
     _chunk_bytes: int = 0
@@ -108,7 +125,7 @@ class DurableAnswer:
 
     def open(
         self,
-        flights: Sequence[Flight],
+        flights: Sequence[tuple[int, Flight]],
         renderer: Renderer,
         opening: OpeningHeaders,
         release: Callable[[], None],
@@ -116,7 +133,7 @@ class DurableAnswer:
         """Read `flights` from now on. `release` closes them."""
         self.flights, self.renderer = flights, renderer
         self._opening, self._release = opening, release
-        for choice, flight in enumerate(flights):
+        for choice, flight in flights:
             flight.on_item = partial(self._collect, choice, flight)
             self._collect(choice, flight)
         if self.over:  # it was given up while its request was prepared
@@ -154,7 +171,11 @@ class DurableAnswer:
     def _is_known(self) -> bool:
         if any(not isinstance(item, Accepted | PrefixHit) for _, items in self._held for item in items):
             return True
-        return self._opening(self.flights)[1]
+        return self._opening(self._opened)[1]
+
+    @property
+    def _opened(self) -> list[Flight]:
+        return [flight for _, flight in self.flights]
 
     def _feed(self) -> None:
         batches, self._held = self._held, []
@@ -179,16 +200,47 @@ class DurableAnswer:
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self.headers = self.headers or self._opening(self.flights)[0]
+            self.headers = self.headers or self._opening(self._opened)[0]
+            if self.on_begin is not None:
+                self.on_begin(self.headers)
 
     def _add(self, rendered: bytes) -> None:
         if rendered:
             self.chunks.append(rendered)
             self._chunk_bytes += CHUNK_BYTES + len(rendered)
+            if self.waits_for_disk and self.written:
+                self._hold()
+            else:
+                self._wake()
+
+    def _hold(self) -> None:
+        if not self._unwritten:
+            self._unwritten_since = self.clock()
+            self._shown = len(self.chunks) - 1
+            self.on_held(self)
+        self._unwritten.append((self.written, len(self.chunks)))
+
+    def show(self, committed: int) -> bool:
+        """Let readers have what is on the disk now. Return whether anything is left."""
+        before = self.visible
+        while self._unwritten and self._unwritten[0][0] <= committed:
+            self._shown = self._unwritten.popleft()[1]
+        if self._unwritten:
+            self._unwritten_since = self.clock()
+        if self.visible > before:
             self._wake()
+        return bool(self._unwritten)
+
+    @property
+    def visible(self) -> int:
+        """Number of chunks that readers may have."""
+        return len(self.chunks) if not self._unwritten else self._shown
 
     def sweep(self) -> None:
         """Stop waiting for what the headers could say, after a while."""
+        if self._unwritten and self.clock() - self._unwritten_since >= DISK_S_MAX:
+            self.waits_for_disk = False
+            self.show(self.written)
         if self._held and not self.over and self.clock() - self._held_since >= HEADERS_HELD_S_MAX:
             self._feed()
 
@@ -232,14 +284,14 @@ class DurableAnswer:
 
     def read(self, position: int) -> bytes:
         """Return everything behind the first `position` chunks."""
-        new = self.chunks[position:]
+        new = self.chunks[position : self.visible]
         return new[0] if len(new) == 1 else b"".join(new)
 
     def idle(self) -> bytes:
         """Return what a reader gets that has waited for long; what all of them get is added instead."""
         if self.over or self.renderer is None:
             return b""
-        if not self._begun and any(flight.attempt is not None for flight in self.flights):
+        if not self._begun and any(flight.attempt is not None for _, flight in self.flights):
             return b""  # accepted, or about to be: the status can still be an error's
         self._begin()
         if due := self.renderer.due():

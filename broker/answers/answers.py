@@ -47,6 +47,9 @@ class DurableAnswers:
         self._later = later
         self._count_max = count_max
         self._bytes_max = bytes_max
+        self.committed: Callable[[], int] = lambda: 0
+        """Returns the number of the journal's last operation that is on the disk."""
+        self._held: dict[DurableAnswer, None] = {}
         self._all: dict[DurableAnswer, None] = {}
         self._used = 0
         self._by_key: dict[tuple[bytes, str], DurableAnswer] = {}
@@ -93,6 +96,7 @@ class DurableAnswers:
         answer = DurableAnswer(owner, self._clock, self._later, key=key, digest=digest)
         answer.left_at = self._clock()
         answer.on_over = self._on_over
+        answer.on_held = self._on_held
         self._all[answer] = None
         if key:
             self._by_key[owner, key] = answer
@@ -112,6 +116,8 @@ class DurableAnswers:
             del self._by_name[answer.owner, answer.name]
         if not answer.over:
             answer.fail(RequestError(Code.REQUEST_CANCELLED))
+        if answer.on_drop is not None:
+            answer.on_drop()
 
     def _forget_key(self, answer: DurableAnswer) -> None:
         if self._by_key.get((answer.owner, answer.key)) is answer:
@@ -120,6 +126,16 @@ class DurableAnswers:
     def _on_over(self, answer: DurableAnswer) -> None:
         if answer.failed:
             self._forget_key(answer)  # a retry computes it anew
+
+    def _on_held(self, answer: DurableAnswer) -> None:
+        self._held[answer] = None
+
+    def on_committed(self) -> None:
+        """Let readers have what the journal has written."""
+        committed = self.committed()
+        for answer in list(self._held):
+            if not answer.show(committed):
+                self._held.pop(answer, None)
 
     def sweep(self) -> None:
         """Forget what nobody has come back for. Call this a few times a second."""
@@ -154,7 +170,7 @@ class DurableAnswers:
             self.counts["evicted"] += 1
             self._used -= most.nbytes
             self._forget_key(most)
-            for flight in most.flights:
+            for _, flight in most.flights:
                 self._give_up(flight, Code.TEXT_GENERATION_BUSY, FULL)
             if most.over:
                 self.drop(most)

@@ -55,19 +55,21 @@ class AnswerResponse:
         body = self._take()
         while not self._gone:
             over = answer.over and self._position == len(answer.chunks)
-            if self._may_be_whole and answer.whole is not None:
+            if self._may_be_whole and answer.whole is not None and answer.visible:
                 await self._send_whole(send, answer.whole())
                 return
             if over and not body and not started and answer.error is not None:
                 raise answer.error
-            if body or over:
+            if self._may_be_whole and answer.whole is not None:
+                body = b""  # the document is sent once the response is recorded
+            elif body or over:
                 if not started:
                     started = True
                     await send(self._start(len(body) if over else None))
                 await send({"type": "http.response.body", "body": body, "more_body": not over})
             if over:
                 return
-            if answer.over or self._position < len(answer.chunks):
+            if self._position < answer.visible or (answer.over and self._position == len(answer.chunks)):
                 body = self._take()
                 continue
             self._straight = straight if started else None
@@ -80,7 +82,7 @@ class AnswerResponse:
 
     def _take(self) -> bytes:
         body = self._answer.read(self._position)
-        self._position = len(self._answer.chunks)
+        self._position = self._answer.visible
         while self._skipped and body:
             _, _, body = body.partition(EVENT_END)
             self._skipped -= 1
@@ -125,7 +127,8 @@ class AnswerResponse:
     def _pass_on(self) -> None:
         self._is_due = False
         straight = self._straight
-        if straight is None or self._answer.over or not straight.is_open:
+        is_last = self._answer.over and self._answer.visible == len(self._answer.chunks)
+        if straight is None or is_last or not straight.is_open:
             self._release()
             return
         straight.write(self._take())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -13,12 +12,15 @@ from broker.answers.answer import DurableAnswer
 from broker.answers.background import PRIORITY
 from broker.dialects.body import encode, refuse
 from broker.dialects.parameters import PRIORITY_RANGE
+from broker.dialects.renderers import Renderer
 from broker.dialects.rendering import ResponseRendering
 from broker.dialects.responses.answer import ResponseBuilder
-from broker.dialects.responses.history import ConversationHistory
+from broker.dialects.responses.store import StoredItems
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.http.reattach import AnswerResponse
-from broker.routes.generation import configured, end_logger, open_flights, submission
+from broker.routes import durable
+from broker.routes.durable import Described, open_flights
+from broker.routes.generation import configured, end_logger, submission
 from broker.routes.state import GatewayState, gateway_of, owner_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
@@ -34,8 +36,7 @@ def begin(
     frames: list[bytes],
     rendering: ResponseRendering,
     builder: ResponseBuilder,
-    recalled: ConversationHistory,
-    items: Callable[[], list[dict[str, Any]]],
+    described: Described,
     body_bytes: int,
 ) -> ASGIApp:
     """Queue a response and return it, or its events if it is streamed. Raises `RequestError`."""
@@ -46,20 +47,35 @@ def begin(
     claimed: DurableAnswer | None = getattr(asked.state, "answer", None)
     answer = gateway.answers.new(name[0]) if claimed is None else claimed
     answer.is_durable, answer.own_bytes = True, body_bytes + sum(map(len, frames))
-    answer.inputs = lambda: [item for piece in recalled.before for item in piece.items()] + items()
-    if not rendering.stream:
-        answer.whole = lambda: encode(builder.so_far())
-    gateway.answers.name(answer, name[1])
-    register(gateway, name, answer, builder)
-    renderer = rendering.of(builder)
+    asked.state.answer = answer
+    renderer = introduce(gateway, answer, rendering, builder, described.before)
+    recorder = durable.record(gateway, answer, described, requests, frames, found.model)
     answer.begin(renderer)
 
     def start() -> None:
         flights = submission(asked, found, requests, frames)
         open_flights(answer, renderer, flights, end_logger(asked), after=gateway.background.pump)
+        if recorder is not None:
+            recorder.opened()
 
     gateway.background.add(answer, found.model, start)
     return AnswerResponse(answer, gateway.settings.keepalive_s)
+
+
+def introduce(
+    gateway: GatewayState,
+    answer: DurableAnswer,
+    rendering: ResponseRendering,
+    builder: ResponseBuilder,
+    before: Sequence[StoredItems],
+) -> Renderer:
+    """Let a response in the background be found by its id. Return its renderer."""
+    answer.inputs = lambda: [item for piece in before for item in piece.items()]
+    if not rendering.stream:
+        answer.whole = lambda: encode(builder.so_far())
+    gateway.answers.name(answer, rendering.id)
+    register(gateway, (answer.owner, rendering.id), answer, builder)
+    return rendering.of(builder)
 
 
 def register(gateway: GatewayState, name: Name, answer: DurableAnswer, builder: ResponseBuilder) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
-from hashlib import sha256
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -23,15 +22,15 @@ from broker.http.clients import client_of
 from broker.http.ids import request_id
 from broker.http.limits import KeyConcurrency
 from broker.http.reattach import AnswerResponse
-from broker.http.respond import GenerationResponse, opening_headers, read_body
+from broker.http.respond import GenerationResponse, read_body
 from broker.http.submission import Submission, check_room
+from broker.routes import durable
 from broker.routes.batch_lines import CLIENT, is_batch_line
+from broker.routes.durable import Described, fingerprint, open_flights
 from broker.routes.media import read_media
-from broker.routes.report import version
-from broker.routes.state import GatewayState, gateway_of, prefix_namespace_of
+from broker.routes.state import gateway_of, prefix_namespace_of
 from protocol.api_keys import ApiKey
-from protocol.errors import KINDS, code_named
-from protocol.messages import Failed, Generate
+from protocol.messages import Generate
 from protocol.messages import Request as Asked
 from protocol.prefix_namespace import salt_in
 from protocol.tasks import require, task_of
@@ -101,16 +100,11 @@ def generated(
     within: Within = same,
 ) -> ASGIApp:
     """Return the response that `rendering` renders over the flights of `requests`; otherwise as `respond`."""
-    renderer = rendering.renderer(partial(_fingerprint, gateway_of(request), found.model))
-    return respond(request, found, requests, frames, renderer, prompts=prompts, within=within)
-
-
-def _fingerprint(gateway: GatewayState, model: str) -> str:
-    """Return OpenAI's `system_fingerprint`, which changes with the model's weights and our version."""
-    entry = gateway.dispatcher.fleet.models.get(model)
-    identity = entry.last.identity if entry and entry.last else ""
-    digest = sha256("\n".join((version(), model, identity)).encode()).hexdigest()
-    return f"fp_{digest[:10]}"
+    renderer = rendering.renderer(partial(fingerprint, gateway_of(request), found.model))
+    described = Described(rendering)
+    return respond(
+        request, found, requests, frames, renderer, prompts=prompts, within=within, described=described
+    )
 
 
 def respond(
@@ -122,10 +116,12 @@ def respond(
     *,
     prompts: int,
     within: Within = same,
+    described: Described | None = None,
 ) -> ASGIApp:
     """Return the response over the flights of `requests`, equally many per prompt, with media `frames`.
 
-    `within`: wraps the context of the flights. Raises `RequestError` if the model cannot perform the task.
+    `within`: wraps the context of the flights. `described`: what a journal needs to render it again. Raises
+    `RequestError` if the model cannot perform the task.
     """
     requests = configured(request, found, requests)
     flights = within(submission(request, found, requests, frames))
@@ -136,6 +132,8 @@ def respond(
         return GenerationResponse(flights, renderer, prompts=prompts, keepalive_s=keepalive_s, on_end=on_end)
     answer.own_bytes = len(getattr(request.state, "body", b"")) + sum(map(len, frames))
     open_flights(answer, renderer, flights, on_end, prompts=prompts)
+    if described is not None:
+        durable.record(gateway_of(request), answer, described, requests, frames, found.model, prompts=prompts)
     return AnswerResponse(answer, keepalive_s)
 
 
@@ -173,39 +171,6 @@ def end_logger(request: Request) -> Callable[[Flight, int], None]:
     """Return the function that logs the end of a flight of this request, with a status."""
     key: ApiKey | None = getattr(request.state, "key", None)
     return partial(access_log.log_end, request_id(request.scope), key.name if key else "")
-
-
-def open_flights(
-    answer: DurableAnswer,
-    renderer: Renderer,
-    flights: AbstractContextManager[Sequence[Flight]],
-    on_end: Callable[[Flight, int], None],
-    *,
-    prompts: int = 1,
-    after: Callable[[], None] = lambda: None,
-) -> None:
-    """Open the flights of a durable answer, which no client's connection holds. Raises `RequestError`.
-
-    `after`: called when they are closed.
-    """
-    stack = ExitStack()
-    opened = stack.enter_context(flights)
-
-    def release() -> None:
-        for flight in opened:
-            on_end(flight, _status_of(flight))
-        stack.close()
-        after()
-
-    answer.open(opened, renderer, partial(opening_headers, prompts), release)
-
-
-def _status_of(flight: Flight) -> int:
-    """Return the status that is logged for a flight whose client may have left."""
-    end = flight.terminal
-    if end is None:
-        return 499
-    return KINDS[code_named(end.code)].status if isinstance(end, Failed) else 200
 
 
 def _configured(request: Asked, namespace: str, max_tokens_default: int | None) -> Asked:

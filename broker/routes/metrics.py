@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.core import (
@@ -23,6 +25,7 @@ from broker.dispatch.fleet import Worker
 from broker.dispatch.traffic import Histogram, HttpCounters, ModelTraffic
 from broker.routes.report import version
 from broker.routes.state import GatewayState, gateway_of
+from broker.routes.status import durable_status
 from protocol.types import PrefixStatus
 
 PATH = "/metrics"
@@ -39,15 +42,22 @@ class PrometheusExporter(Collector):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, http_counters: HttpCounters, line_errors: Mapping[str, int]
+        self,
+        dispatcher: Dispatcher,
+        http_counters: HttpCounters,
+        line_errors: Mapping[str, int],
+        durable: Callable[[], Mapping[str, Any]],
     ) -> None:
+        """`durable`: returns the status of what outlives its client."""
         self._dispatcher = dispatcher
+        self._told = durable
         self._http_counters = http_counters
         self._line_errors = line_errors
 
     def collect(self) -> Iterable[Metric]:
         yield InfoMetricFamily("roundhouse_build", "Version of the gateway.", value={"version": version()})
         yield from self._http()
+        yield from self._durable()
         yield from self._traffic()
         yield from self._requests()
         yield from self._workers()
@@ -64,6 +74,30 @@ class PrometheusExporter(Collector):
         yield _counts("dropped_messages", "Worker messages dropped, by reason.", "reason", dropped)
         failover = self._dispatcher.failover.counts
         yield _counts("failovers", "Failover events of requests whose worker was lost.", "event", failover)
+
+    def _durable(self) -> Iterator[Metric]:
+        told = self._told()
+        answers = GaugeMetricFamily("roundhouse_durable_answers", "Answers that outlive their clients.")
+        answers.add_metric([], told["answers"])
+        yield answers
+        queued = GaugeMetricFamily("roundhouse_background_queued", "Responses that wait in the background.")
+        queued.add_metric([], told["queued"])
+        yield queued
+        about = "Durable answers: kept, joined by a retry, abandoned, evicted, refused."
+        yield _counts("durable_answer_events", about, "event", told["counts"])
+        if (journal := told["journal"]) is None:
+            return
+        up = GaugeMetricFamily("roundhouse_journal_up", "Whether the journal can be written.")
+        up.add_metric([], float(not journal["problem"]))
+        yield up
+        size = GaugeMetricFamily("roundhouse_journal_bytes", "Bytes of the journal's entries.")
+        size.add_metric([], journal["bytes"])
+        yield size
+        names = ("commits", "operations", "lost", "errors", "started_over")
+        counts = {name: journal[name] for name in names}
+        yield _counts(
+            "journal_events", "Commits, operations, lost entries, errors, new starts.", "event", counts
+        )
 
     def _traffic(self) -> Iterator[Metric]:
         models = self._dispatcher.traffic.models
@@ -283,7 +317,10 @@ def registry(gateway: GatewayState) -> CollectorRegistry:
     """Return a registry with all metrics, including those of the gateway's process if the system provides
     them."""
     found = CollectorRegistry(auto_describe=False)
-    found.register(PrometheusExporter(gateway.dispatcher, gateway.http_counters, gateway.line_errors))
+    durable = partial(durable_status, gateway)
+    found.register(
+        PrometheusExporter(gateway.dispatcher, gateway.http_counters, gateway.line_errors, durable)
+    )
     ProcessCollector(registry=found)
     return found
 

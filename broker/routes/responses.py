@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -15,22 +14,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from broker.answers.answer import DurableAnswer
 from broker.dialects import cache_diagnostics
 from broker.dialects.body import encode, refuse
 from broker.dialects.normalize import Conversation
 from broker.dialects.rendering import ResponseRendering
 from broker.dialects.responses import body, compaction, conversations, history, listing, request
 from broker.dialects.responses.answer import Document, ResponseBuilder
-from broker.dialects.responses.conversations import ConversationStore
-from broker.dialects.responses.history import ConversationHistory
 from broker.dialects.responses.items import Placed, listed
 from broker.dialects.responses.output import ResponseOutput
-from broker.dialects.responses.store import StoredItems, StoredResponse, unknown
+from broker.dialects.responses.store import StoredItems, unknown
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
 from broker.routes import background
 from broker.routes.batch_lines import is_batch_line
 from broker.routes.comparison import compared
+from broker.routes.durable import Described, keeper
 from broker.routes.generation import ask, respond, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import GatewayState, gateway_of, owner_of
@@ -58,7 +57,6 @@ async def create(asked: Request) -> ASGIApp:
     )
     earlier = read.comparison_response_id
     comparison, recording = await compared(asked, message, found.model, len(raw), earlier)
-    keep = _keeping(gateway, owner, id, read, recalled, stem)
     created, kept = int(time.time()), _is_kept(gateway, read)
     if read.background and not kept:
         raise refuse("background", "is not possible: this server stores no responses")
@@ -75,15 +73,23 @@ async def create(asked: Request) -> ASGIApp:
         style=request.style(read, offer),
         background=bool(read.background),
     )
-    answer = rendering.builder(time.time, keep)
+    before = (*recalled.before, StoredItems.of(listed(recalled.items, stem)))
+    described = Described(rendering, before, keeps=kept, conversation=read.conversation_id)
+    builder = rendering.builder(partial(_clock, asked), keeper(gateway, owner, described))
     if read.background:
-        items = partial(listed, recalled.items, stem)
-        return background.begin(asked, found, message, frames, rendering, answer, recalled, items, len(raw))
+        return background.begin(asked, found, message, frames, rendering, builder, described, len(raw))
 
     def within(flights: AbstractContextManager[Sequence[Flight]]) -> AbstractContextManager[Sequence[Flight]]:
-        return _running(gateway.answering, (owner, id), answer, recording(flights))
+        return _running(gateway.answering, (owner, id), builder, recording(flights))
 
-    return respond(asked, found, [message], frames, rendering.of(answer), prompts=1, within=within)
+    renderer = rendering.of(builder)
+    return respond(asked, found, [message], frames, renderer, prompts=1, within=within, described=described)
+
+
+def _clock(asked: Request) -> float:
+    """Return the time of the latest output, as recorded if it is, so that it is rendered the same again."""
+    answer: DurableAnswer | None = getattr(asked.state, "answer", None)
+    return (answer.at if answer is not None else 0.0) or time.time()
 
 
 def _names_background(raw: bytes) -> bool:
@@ -121,31 +127,6 @@ def _conversation(read: body.Body, found: Worker | UnloadedModel, placed: Sequen
 
 def _is_kept(gateway: GatewayState, read: body.Body) -> bool:
     return gateway.responses.keeps and read.store is not False
-
-
-def _keeping(
-    gateway: GatewayState,
-    owner: bytes,
-    id: str,
-    read: body.Body,
-    recalled: ConversationHistory,
-    stem: str,
-) -> Callable[[Document], None] | None:
-    """Return the function that stores the response and extends its conversation; None if it does neither."""
-    store, conversation = gateway.responses, read.conversation_id
-    if not _is_kept(gateway, read) and conversation is None:
-        return None
-    before = (*recalled.before, StoredItems.of(listed(recalled.items, stem)))
-
-    def keep(document: Document) -> None:
-        stored = StoredResponse.of(document, before)
-        if _is_kept(gateway, read):
-            store.put(owner, id, stored)
-        if conversation is not None:
-            with contextlib.suppress(RequestError):  # it was deleted, or evicted
-                ConversationStore(store).extend(owner, conversation, stored.pieces[-2:])
-
-    return keep
 
 
 @contextmanager

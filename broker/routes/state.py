@@ -24,6 +24,7 @@ from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
 from broker.http.offload import BodyOffload
+from broker.journal.journal import Journal
 from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
 from protocol.gateway_settings import MEDIA_MEMORY, GatewaySettings
@@ -49,7 +50,8 @@ class GatewayState:
     `line_errors`: live counters of transport errors. `answering`: the running responses, by key digest and
     id. `cancelled`: key digest and id of the last cancelled requests. `fetch`: fetches remote images; None
     disables them. `watchers`: open streams of the status and of orders. `inspection`: captures requests; None
-    disables it. `batches`: runs batches; None disables them.
+    disables it. `batches`: runs batches; None disables them. `journal`: None if answers live no longer than
+    the gateway.
     """
 
     settings: GatewaySettings
@@ -70,6 +72,7 @@ class GatewayState:
     media: MediaMemory = field(default_factory=lambda: MediaMemory(MEDIA_MEMORY))
     fetch: Fetch | None = None
     batches: BatchRunner | None = None
+    journal: Journal | None = None
     started_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -60,9 +61,23 @@ def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:
         gateway.media.held,
         [kept.flight.id for kept in gateway.inspection.kept] if gateway.inspection else None,
     )
+    told["durable"] = durable_status(gateway)
     if since is not None:
         told["history"] = report.history(dispatcher.history.since(since), moment)
     return told
+
+
+def durable_status(gateway: GatewayState) -> dict[str, Any]:
+    """Return what outlives its client, and the journal; None: there is none."""
+    answers, journal = gateway.answers, gateway.journal
+    return {
+        "answers": len(answers),
+        "running": answers.running,
+        "queued": len(gateway.background),
+        "bytes": answers.nbytes,
+        "counts": dict(answers.counts),
+        "journal": None if journal is None else asdict(journal.status()),
+    }
 
 
 async def health(request: Request) -> Response:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.command import cache, keys, service, standard_streams
+from deploy.command import cache, journal, keys, service, standard_streams
 from deploy.command.batch import batch
 from deploy.command.bench import bench
 from deploy.command.chat import chat
@@ -69,6 +69,7 @@ def _app() -> typer.Typer:
     app.command(context_settings=OWN_FLAGS)(worker)
     app.add_typer(_keys(), name="keys")
     app.add_typer(_cache(), name="cache")
+    app.add_typer(_journal(), name="journal")
     app.command()(curve_keys)
     app.add_typer(_services(), name="service")
     return app
@@ -86,6 +87,13 @@ def _cache() -> typer.Typer:
     commands = typer.Typer()
     commands.callback(invoke_without_command=True)(cache.cache)
     commands.command()(cache.clear)
+    return commands
+
+
+def _journal() -> typer.Typer:
+    commands = typer.Typer()
+    commands.callback(invoke_without_command=True)(journal.journal)
+    commands.command()(journal.clear)
     return commands
 
 

@@ -407,7 +407,13 @@ def test_help_lists_every_field_with_what_it_is_for(
     for field in msgspec.structs.fields(kind):
         entry = entries["-" + field.encode_name.replace("_", "-")]
         if field.default not in (None, "", (), False, msgspec.NODEFAULT):
-            is_size = field.name in ("coal", "prefix_cache_disk", "media_memory", "batch_storage")
+            is_size = field.name in (
+                "coal",
+                "prefix_cache_disk",
+                "media_memory",
+                "batch_storage",
+                "journal_max",
+            )
             default = f"(default: {settings.spell_size(field.default) if is_size else field.default})"
             assert entry.endswith(default)
             entry = entry.removesuffix(default)

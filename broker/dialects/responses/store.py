@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,6 +36,8 @@ class StoredItems:
 
     encoded: bytes
     uses: int = 0
+    digest: bytes = b""
+    """SHA-256 of `encoded`, once it was needed."""
 
     @classmethod
     def of(cls, items: list[dict[str, Any]]) -> StoredItems:
@@ -99,6 +101,14 @@ class _Shelf:
             self.bytes -= 0 if piece.uses else len(piece.encoded)
 
 
+class StoreLog(Protocol):
+    """Is told of each change of the store, so that another one can be made equal."""
+
+    def put(self, owner: Owner, id: str, kept: StoredResponse) -> None: ...
+
+    def drop(self, owner: Owner, id: str) -> None: ...
+
+
 class ResponseStore:
     """Stored responses by owner and id. For use on the event loop."""
 
@@ -107,6 +117,7 @@ class ResponseStore:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._shelves: dict[Owner, _Shelf] = {}
+        self.log: StoreLog | None = None
 
     def __len__(self) -> int:
         return sum(len(shelf.kept) for shelf in self._shelves.values())
@@ -128,6 +139,8 @@ class ResponseStore:
         shelf.add(id, kept)
         if replaced is not None:
             shelf.release(replaced)
+        if self.log is not None:
+            self.log.put(owner, id, kept)
         while (are_many := len(self) > self._count_max) or self.bytes > self._bytes_max:
             size = _count if are_many else _bytes
             most = max(self._shelves, key=lambda owner: size(self._shelves[owner]))
@@ -147,6 +160,8 @@ class ResponseStore:
 
     def _drop(self, owner: Owner, id: str) -> None:
         self._shelves[owner].drop(id)
+        if self.log is not None:
+            self.log.drop(owner, id)
         if not self._shelves[owner].kept:
             del self._shelves[owner]
 

@@ -1,0 +1,185 @@
+"""Recovery: what the journal has of an earlier gateway is put back before the first request is served."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+import msgspec
+
+from broker.answers import record
+from broker.answers.answer import DurableAnswer
+from broker.answers.record import AnswerRecord, Piece
+from broker.answers.recorder import RESPONSE, StoreRecorder, stored_of
+from broker.dialects.renderers import Renderer
+from broker.dialects.rendering import ResponseRendering
+from broker.dialects.responses.store import StoredItems
+from broker.dispatch.flight import Flight
+from broker.http import access_log
+from broker.journal.file import Delete, Entry
+from broker.journal.journal import Journal
+from broker.routes import background
+from broker.routes.durable import Described, fingerprint, keeper, open_flights, recorder_of
+from broker.routes.state import GatewayState
+from protocol.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+
+def recover(gateway: GatewayState, journal: Journal) -> None:
+    """Put back stored responses and durable answers; what cannot be put back is removed from the journal."""
+    gateway.answers.committed = lambda: journal.committed
+    shared: dict[bytes, StoredItems] = {}
+    responses = _restore_responses(gateway, journal, shared)
+    gateway.responses.log = StoreRecorder(journal)
+    answers = 0
+    for entry in journal.entries(record.KIND):
+        try:
+            restored = _restore(gateway, journal, entry, shared)
+        except (msgspec.MsgspecError, ValueError, RequestError) as error:
+            log.warning("an answer of the journal cannot be restored: %s", error)
+            restored = False
+        answers += restored
+        if not restored:
+            journal.add(Delete(entry.name))
+    if answers or responses:
+        log.info("restored %d durable answers and %d stored responses", answers, responses)
+
+
+def _restore_responses(gateway: GatewayState, journal: Journal, shared: dict[bytes, StoredItems]) -> int:
+    for entry in journal.entries(RESPONSE):
+        try:
+            found = stored_of(entry, journal.blob, shared)
+        except msgspec.MsgspecError:
+            found = None
+        if found is None or not gateway.responses.keeps:
+            journal.add(Delete(entry.name))
+        else:
+            gateway.responses.put(*found)
+    return len(gateway.responses)
+
+
+def _restore(gateway: GatewayState, journal: Journal, entry: Entry, shared: dict[bytes, StoredItems]) -> bool:
+    """Put an answer back. Return False if nobody may come for it any more, or a part is missing."""
+    told, pieces = record.decode(entry.head, entry.items)
+    ended = {piece.choice for piece in pieces if piece.end is not None}
+    is_over = len(ended) == len(told.checkpoints)
+    if (is_over or not told.background) and time.time() - entry.at > gateway.answers.window_s:
+        return False
+    media, before = _blobs(journal, told.media), _pieces(journal, told.before, shared)
+    if media is None or before is None:
+        return False
+    described = Described(told.rendering, before, keeps=told.keeps, conversation=told.conversation)
+    answer = gateway.answers.new(told.owner, key=told.key, digest=told.digest)
+    answer.own_bytes, answer.is_durable = told.own_bytes, told.background
+    renderer = _renderer(gateway, answer, told, described, pieces, is_over=is_over)
+    model = told.checkpoints[0].model
+    if told.background:
+        answer.begin(renderer)
+    else:
+        answer.renderer = renderer
+    _replay(answer, pieces)
+    recorder = recorder_of(gateway, answer, told, model, entry.name[1])
+    answer.waits_for_disk = told.background
+    if answer.over:
+        return True
+    unfinished = [choice for choice in range(len(told.checkpoints)) if choice not in ended]
+
+    def start() -> None:
+        flights = _flights(gateway, told, pieces, unfinished, media)
+        on_end = partial(access_log.log_end, "", told.checkpoints[0].key)
+        open_flights(
+            answer,
+            renderer,
+            flights,
+            on_end,
+            prompts=told.prompts,
+            choices=unfinished,
+            after=gateway.background.pump,
+        )
+        recorder.opened()
+
+    if any(checkpoint.attempts for checkpoint in told.checkpoints):
+        start()
+    else:
+        gateway.background.add(answer, model, start)
+    return True
+
+
+def _replay(answer: DurableAnswer, pieces: Sequence[Piece]) -> None:
+    """Render the output so far, in one piece: what had been held back for a moment is again."""
+    for piece in pieces:
+        answer.at = piece.at
+        if piece.headers is not None:
+            answer.headers = piece.headers
+    if any(piece.items for piece in pieces):
+        answer.take([(piece.choice, piece.items) for piece in pieces if piece.items])
+
+
+def _flights(
+    gateway: GatewayState,
+    told: AnswerRecord,
+    pieces: Sequence[Piece],
+    unfinished: Sequence[int],
+    media: Sequence[bytes],
+) -> AbstractContextManager[Sequence[Flight]]:
+    """Return the context of the flights that continue the answer."""
+    checkpoints = [
+        record.advanced(
+            told.checkpoints[choice],
+            [item for piece in pieces if piece.choice == choice for item in piece.items],
+        )
+        for choice in unfinished
+    ]
+    return gateway.dispatcher.restore(checkpoints, media, max(0.0, time.time() - told.at))
+
+
+def _renderer(
+    gateway: GatewayState,
+    answer: DurableAnswer,
+    told: AnswerRecord,
+    described: Described,
+    pieces: Sequence[Piece],
+    *,
+    is_over: bool,
+) -> Renderer:
+    rendering, model = told.rendering, told.checkpoints[0].model
+    if isinstance(rendering, ResponseRendering):
+        keep = keeper(gateway, told.owner, described)
+        if is_over and (not told.keeps or _is_stored(gateway, told)):
+            keep = None  # it was done already
+        builder = rendering.builder(lambda: answer.at or time.time(), keep)
+        if told.background:
+            return background.introduce(gateway, answer, rendering, builder, described.before)
+        background.register(gateway, (told.owner, rendering.id), answer, builder)
+        return rendering.of(builder)
+    known = next((piece.fingerprint for piece in pieces if piece.fingerprint), "")
+    return rendering.renderer(lambda: known or fingerprint(gateway, model))
+
+
+def _is_stored(gateway: GatewayState, told: AnswerRecord) -> bool:
+    try:
+        return gateway.responses.get(told.owner, told.rendering.id) is not None
+    except RequestError:
+        return False
+
+
+def _blobs(journal: Journal, digests: Sequence[bytes]) -> list[bytes] | None:
+    found = [journal.blob(digest) for digest in digests]
+    known = [blob for blob in found if blob is not None]
+    return known if len(known) == len(found) else None
+
+
+def _pieces(
+    journal: Journal, digests: Sequence[bytes], shared: dict[bytes, StoredItems]
+) -> list[StoredItems] | None:
+    for digest in digests:
+        if digest not in shared:
+            blob = journal.blob(digest)
+            if blob is None:
+                return None
+            shared[digest] = StoredItems(blob, digest=digest)
+    return [shared[digest] for digest in digests]

@@ -1,0 +1,54 @@
+"""`roundhouse journal`: what the gateway keeps on disk of answers that outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from deploy.command.endpoint import Config, Port
+
+PROGRAM = "roundhouse journal"
+
+
+def journal(context: typer.Context, port: Port = None, config: Config = None) -> None:
+    """Show the journal on disk: stored responses, and answers that outlive the gateway."""
+    if context.invoked_subcommand is not None:
+        return
+    from deploy.console.table import size
+    from deploy.serving import journal as files
+
+    with _journal_errors():
+        file = _path(port, config)
+        typer.echo(f"{file}: {size(files.size(file))}")
+
+
+def clear(port: Port = None, config: Config = None) -> None:
+    """Delete the journal. A server that runs keeps in memory what it has, and begins a new journal."""
+    from deploy.console.table import size
+    from deploy.serving import journal as files
+
+    with _journal_errors():
+        file = _path(port, config)
+        typer.echo(f"{file}: deleted {size(files.clear(file))}")
+
+
+def _path(port: int | None, config: Path | None) -> Path:
+    from deploy.serving import journal as files
+    from deploy.serving import serve
+
+    _, children = serve.read([] if config is None else [f"--config={config}"], os.environ)
+    return files.path(children, port)
+
+
+@contextlib.contextmanager
+def _journal_errors() -> Iterator[None]:
+    from protocol import settings, sockets
+
+    try:
+        yield
+    except (settings.SettingsError, sockets.EndpointError, OSError, RuntimeError) as error:
+        settings.exit_with(PROGRAM, error)

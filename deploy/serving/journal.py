@@ -1,0 +1,45 @@
+"""The gateway's journal, as seen from outside of the gateway that writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.serving.settings import PROGRAM
+from deploy.supervisor.child import Child
+from protocol import settings
+from protocol.gateway_settings import GatewaySettings
+from protocol.state_folder import JOURNAL_NAME, journal_folder
+
+_PARTS = ("", "-wal", "-shm", "-journal")
+"""Suffixes of what SQLite keeps beside the file."""
+
+
+def path(children: Sequence[Child], port: int | None = None) -> Path:
+    """Return the journal's file. `port`: of the gateway; None: by its settings.
+
+    Raises `SettingsError`, or `RuntimeError` if there is no home.
+    """
+    gateway = next(child for child in children if child.model is None)
+    flags = gateway.argv[gateway.argv.index("broker") + 1 :]
+    read = settings.read(GatewaySettings, "gateway", flags, gateway.env, program=PROGRAM, about="")
+    folder = read.journal_dir or journal_folder(gateway.env, port or read.port)
+    return folder / JOURNAL_NAME
+
+
+def size(file: Path) -> int:
+    """Return the bytes of the journal on disk. Raises `OSError`."""
+    return sum(part.stat().st_size for part in _parts(file))
+
+
+def clear(file: Path) -> int:
+    """Delete the journal; return its bytes. A gateway that runs begins a new one. Raises `OSError`."""
+    total = size(file)
+    for part in _parts(file):
+        part.unlink(missing_ok=True)
+    return total
+
+
+def _parts(file: Path) -> list[Path]:
+    named = [file.with_name(file.name + suffix) for suffix in _PARTS]
+    return [part for part in named if part.exists()]

@@ -1,0 +1,192 @@
+"""The journal: what is written in groups, and what happens when the disk does not take it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.journal import file as file_module
+from broker.journal import journal as module
+from broker.journal.file import Append, Delete, JournalFile, Operation, Put, Replace
+from broker.journal.journal import Journal
+
+WAIT_S = 20.0
+NAME, OTHER = ("answer", "a"), ("answer", "b")
+
+
+class Watched:
+    """A journal whose commits can be waited for."""
+
+    def __init__(self, path: Path, bytes_max: int = 2**20) -> None:
+        self.journal = Journal(path, bytes_max, retry_s=0.01)
+        self._step = threading.Condition()
+        self._steps = 0
+
+    def start(self) -> None:
+        self.journal.start(self._stepped)
+
+    def _stepped(self) -> None:
+        with self._step:
+            self._steps += 1
+            self._step.notify_all()
+
+    def written(self, *operations: Operation) -> None:
+        """Add operations, and wait until the thread is done with them."""
+        number = [self.journal.add(operation) for operation in operations][-1]
+        with self._step:
+            done = self._step.wait_for(
+                lambda: not number or self.journal.committed >= number or self.journal.status().problem,
+                WAIT_S,
+            )
+        assert done
+
+    def recovered(self) -> None:
+        """Wait until the disk works again."""
+        with self._step:
+            assert self._step.wait_for(lambda: not self.journal.status().problem, WAIT_S)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal" / "journal.sqlite"
+
+
+@pytest.fixture
+def watched(path: Path) -> Iterator[Watched]:
+    made = Watched(path)
+    made.start()
+    yield made
+    made.journal.close()
+
+
+def heads(path: Path) -> dict[str, bytes]:
+    journal = Journal(path, 2**20)
+    try:
+        return {entry.name[1]: entry.head for entry in journal.entries("answer")}
+    finally:
+        journal.close()
+
+
+def test_what_was_committed_is_there_for_the_next_gateway(path: Path) -> None:
+    watched = Watched(path)
+    watched.start()
+    watched.written(Put(NAME, b"head"), Append(NAME, b"1"), Append(NAME, b"2"), Replace(NAME, b"later"))
+    watched.journal.add(Put(OTHER, b"written when it is closed"))
+    watched.journal.close()
+    journal = Journal(path, 2**20)
+    first, second = journal.entries("answer")
+    assert (first.head, first.items, second.head) == (b"later", [b"1", b"2"], b"written when it is closed")
+    journal.close()
+
+
+def test_operations_of_a_moment_are_written_together(watched: Watched) -> None:
+    watched.written(Put(NAME, b""), *(Append(NAME, b"x") for _ in range(1000)))
+    status = watched.journal.status()
+    assert status.operations == 1001
+    assert status.commits < 100
+
+
+@pytest.mark.parametrize(
+    "error", [sqlite3.OperationalError("database or disk is full"), OSError(5, "I/O error")], ids=str
+)
+def test_a_disk_that_fails_costs_no_answer_and_is_tried_again(
+    error: Exception,
+    watched: Watched,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    watched.written(Put(NAME, b"before"), Append(NAME, b"1"))
+
+    def fail(self: JournalFile, operations: object, now: float) -> None:
+        raise error
+
+    with monkeypatch.context() as broken:
+        broken.setattr(JournalFile, "apply", fail)
+        watched.written(Append(NAME, b"2"))
+        assert watched.journal.add(Put(OTHER, b"meanwhile")) == 0
+        status = watched.journal.status()
+        assert (status.lost, status.queued) == (2, 0)
+        assert str(error) in status.problem
+    watched.journal.wake()
+    watched.recovered()
+    watched.written(Put(("answer", "c"), b"after"), Append(NAME, b"3"))
+    watched.journal.close()
+    assert heads(path) == {"c": b"after"}  # never an answer with a gap
+    told = [record.message for record in caplog.records if "journal" in record.message]
+    assert len(told) == 2
+    assert "cannot be written" in told[0]
+    assert "works again" in told[1]
+
+
+def test_beyond_the_bound_of_the_queue_an_answer_is_lost_whole_and_nobody_waits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 2000)
+    watched = Watched(path)
+    numbers = [watched.journal.add(Put(NAME, b"first"), 5)]
+    numbers += [watched.journal.add(Append(NAME, b"x" * 1000), 1000) for _ in range(4)]
+    assert numbers == [1, 2, 0, 0, 0]
+    assert watched.journal.status().lost == 1
+    watched.start()
+    watched.written(Delete(OTHER))
+    watched.written(Put(OTHER, b"second"))
+    watched.journal.close()
+    assert heads(path) == {"b": b"second"}
+
+
+def test_a_damaged_file_starts_over(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(b"not a database " * 1000)
+    watched = Watched(path)
+    assert watched.journal.entries("answer") == []
+    watched.start()
+    watched.written(Put(NAME, b"head"))
+    assert watched.journal.status().started_over == 1
+    watched.journal.close()
+    assert heads(path) == {"a": b"head"}
+    assert "starts over" in caplog.text
+
+
+def test_a_file_that_is_deleted_starts_over(watched: Watched, path: Path) -> None:
+    watched.written(Put(NAME, b"head"))
+    file_module.remove(path)
+    watched.written(Put(OTHER, b"later"))
+    watched.journal.close()
+    assert heads(path) == {"b": b"later"}
+
+
+@pytest.mark.parametrize("how", ["locked", "a file in the way", "shared folder"])
+def test_a_journal_that_cannot_be_opened_is_none(
+    how: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_module, "BUSY_S_MAX", 0.0)
+    other: JournalFile | None = None
+    if how == "locked":
+        other = JournalFile(path, 2**20, 0.0)
+    elif how == "a file in the way":
+        path.parent.write_bytes(b"")
+    else:
+        path.parent.mkdir(mode=0o777)
+        path.parent.chmod(0o777)
+    watched = Watched(path)
+    assert watched.journal.entries("answer") == []
+    watched.start()
+    assert watched.journal.add(Put(NAME, b"head")) == 0
+    assert watched.journal.status().problem
+    if other is not None:
+        other.close()
+        watched.journal.wake()
+        watched.recovered()
+    watched.journal.close()
+    if how == "a file in the way":
+        path.parent.unlink()
+    else:
+        shutil.rmtree(path.parent)
