@@ -13,7 +13,7 @@ from deploy.command.chat import chat
 from deploy.command.curve_keys import curve_keys
 from deploy.command.doctor import doctor
 from deploy.command.launch import launch
-from deploy.command.models import ls, pull, rm
+from deploy.command.models import ls, pull, rm, suggested
 from deploy.command.reload import reload
 from deploy.command.run import run
 from deploy.command.serve import gateway, serve, worker
@@ -62,6 +62,7 @@ def _app() -> typer.Typer:
     app.command()(chat)
     app.command()(batch)
     app.command()(bench)
+    app.command("models")(suggested)
     for command in (pull, ls, rm, doctor, reload):
         app.command()(command)
     app.command()(launch)

@@ -1,4 +1,4 @@
-"""`roundhouse pull`, `ls` and `rm`: models in the Hugging Face cache."""
+"""`roundhouse models`, `pull`, `ls` and `rm`: models that fit, and those in the Hugging Face cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pull(
     from protocol.model_folder import POCKET
 
     if not models:
-        _suggest()
+        suggested()
         return
     for model in models:
         if model == POCKET:
@@ -52,7 +52,7 @@ def ls() -> None:
 
     held = hub.held()
     if not held:
-        typer.echo(f"no models in {hub.folder()}; `roundhouse pull` lists models that fit this machine")
+        typer.echo(f"no models in {hub.folder()}; `roundhouse models` lists those that fit this machine")
         return
     console = Console(highlight=False)
     for model in held:
@@ -83,14 +83,24 @@ def rm(
     typer.echo(f"removed {', '.join(models)}: {size(freed)} freed")
 
 
-def _suggest() -> None:
+def suggested() -> None:
+    """List models that fit this machine: weights, the context that then fits, and the expected speed."""
     from deploy.console.table import size
     from deploy.machine import facts, suggestions
 
-    room = facts.read_memory().for_model
-    typer.echo(f"{size(room)} for a model and its caches. Models that fit, largest first:")
-    for each, context in suggestions.models_that_fit(room):
-        typer.echo(f"{size(each.weight_bytes):>9}  {context:>9,} tokens  {each.id}  ({each.about})")
+    room, chip = facts.read_memory().for_model, facts.chip_name()
+    where = f"{chip}: " if chip else ""
+    typer.echo(f"{where}{size(room)} for a model and its caches. Models that fit, largest first:")
+    typer.echo("  weights    context  tokens/s  model")
+    for fit in suggestions.models_that_fit(room, chip):
+        speed = "" if fit.tokens_per_s is None else f"{fit.tokens_per_s:.0f}"
+        model = fit.model
+        typer.echo(
+            f"{size(model.weight_bytes):>9}  {fit.context:>9,}  {speed:>8}  {model.id}  ({model.about})"
+        )
+    reckoned = "tokens/s: from the bandwidth of the memory, for one short request" if chip else ""
+    typer.echo("; ".join(filter(None, (f"list of {suggestions.LIST.date}", reckoned))))
+    typer.echo("to download and serve one: roundhouse serve --model ID")
 
 
 def _free_bytes() -> int:

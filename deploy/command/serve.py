@@ -16,7 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from deploy.serving.settings import ServeSettings
-    from deploy.supervisor.child import Child
+    from deploy.supervisor.child import Child, ServedModel
 
 STOP_S_MAX = 60.0
 """Time to stop everything when the parent, a `roundhouse run`, has ended."""
@@ -91,11 +91,11 @@ def _supervise(
     logs.setup("serve", given.log_format or "text", given.log_level or ("warning" if quiet else "info"))
     log = logging.getLogger(__name__)
     log.info("%s", announcement(url, served))
-    notice, greet = first_start_notice(folders(children)), None
-    if notice:
+    notices, greet = [first_start_notice(folders(children)), _model_hint(served)], None
+    for notice in filter(None, notices):
         log.info("%s", notice)
     if draw is not None and greets:
-        draw(f"{notice}\n" if notice else "")
+        draw("".join(f"{notice}\n" for notice in notices if notice))
         draw(f"Roundhouse is {first_loads(served)}\n")
         greet = partial(greeting, url=url, served=served, needs_key=bool(keys))
     supervisor = Supervisor(
@@ -111,6 +111,16 @@ def _supervise(
     )
     with StartupProgress(url, keys, draw, greet):
         return supervisor.run()
+
+
+def _model_hint(served: Sequence[ServedModel], platform: str = sys.platform) -> str:
+    """Return which model a Mac could run, if none was named."""
+    if platform != "darwin" or any(model.model is not None for model in served):
+        return ""
+    from deploy.machine import facts, suggestions
+
+    room = facts.read_memory(platform).for_model
+    return suggestions.first_model_hint(suggestions.models_that_fit(room, facts.chip_name(platform)))
 
 
 def gateway(context: typer.Context) -> None:

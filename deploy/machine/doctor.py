@@ -86,9 +86,9 @@ def _memory(facts: MachineFacts) -> Iterator[Finding]:
         advice = f"to use more for models, until the next boot: sudo sysctl iogpu.wired_limit_mb={more}"
     yield Finding(Verdict.WELL, "memory", told, advice)
     if fits := models_that_fit(memory.for_model):
-        best, context = fits[0]
-        told = f"for example {best.id} ({_gb(best.weight_bytes)}), with {context:,} tokens of context"
-        yield Finding(Verdict.WELL, "models that fit", told, "`roundhouse pull` lists more")
+        best = fits[0].model
+        told = f"for example {best.id} ({_gb(best.weight_bytes)}), with {fits[0].context:,} tokens of context"
+        yield Finding(Verdict.WELL, "models that fit", told, "`roundhouse models` lists more")
     else:
         yield Finding(Verdict.NOTE, "models that fit", "only the embedded one", "others need more memory")
 

@@ -64,15 +64,25 @@ def read_memory(platform: str = sys.platform) -> MachineMemory:
     return MachineMemory(total, available, usable_of_mac(total, wired), wired)
 
 
+def chip_name(platform: str = sys.platform) -> str:
+    """Return the name of a Mac's chip, such as `Apple M4 Pro`; empty elsewhere."""
+    return _sysctl("machdep.cpu.brand_string") if platform == "darwin" else ""
+
+
 def _wired_limit() -> int | None:
     """Return `sysctl iogpu.wired_limit_mb` in bytes; None if it is not set or does not exist."""
+    told = _sysctl("iogpu.wired_limit_mb")
+    return int(told) * 2**20 if told.isdigit() and int(told) else None
+
+
+def _sysctl(name: str) -> str:
+    """Return a value of the system; empty if it does not exist."""
     try:
-        told = subprocess.run(
-            ["sysctl", "-n", "iogpu.wired_limit_mb"], capture_output=True, text=True, timeout=SYSCTL_S_MAX
+        return subprocess.run(
+            ["sysctl", "-n", name], capture_output=True, text=True, timeout=SYSCTL_S_MAX
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return None
-    return int(told) * 2**20 if told.isdigit() and int(told) else None
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,48 +1,62 @@
-"""Suggested models, and the choice of those that fit the machine. Pure.
+"""Suggested models, those that fit the machine, and how fast it would run them. Pure; the list is data in
+`suggestions.toml`.
 
-`weight_bytes` is the size of a model's files. `token_bytes` follows from its configuration: 16-bit keys and
-values of one token in the layers that cache the whole context.
+Decoding reads the active weights once for each token, so memory bandwidth bounds its speed. `EFFICIENCY` is
+the share of the bandwidth that others report for MLX on short contexts; nothing here was measured by us.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
 
 CONTEXT_WANTED = 8192
 """Minimum context in tokens for which a suggested model must have memory."""
+EFFICIENCY = 0.7
+"""Share of the memory's bandwidth that decoding uses."""
+
+_FILE = Path(__file__).with_name("suggestions.toml")
+
+Positive = Annotated[int, Meta(gt=0)]
+
+
+class Suggestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model. `active_bytes`: bytes of weights that each token reads; None: all."""
+
+    id: str
+    weight_bytes: Positive
+    token_bytes: Positive
+    context_length: Positive
+    about: str
+    active_bytes: Positive | None = None
+
+
+class SuggestionList(Struct, frozen=True, forbid_unknown_fields=True):
+    """The kept list. `date`: year and month of the last change. `bandwidth`: GB per second by chip."""
+
+    date: Annotated[str, Meta(pattern=r"^20\d\d-(0[1-9]|1[0-2])$")]
+    model: list[Suggestion]
+    bandwidth: dict[str, Positive]
 
 
 @dataclass(frozen=True, slots=True)
-class Suggestion:
-    id: str
-    weight_bytes: int
-    token_bytes: int
-    context_length: int
-    about: str
+class Fit:
+    """A model that fits. `context`: tokens for all requests together. `tokens_per_s`: expected for one short
+    request; None: the chip is unknown."""
+
+    model: Suggestion
+    context: int
+    tokens_per_s: float | None = None
 
 
-SUGGESTIONS = (
-    Suggestion("mlx-community/Qwen3-0.6B-4bit", 335_000_000, 114_688, 40_960, "tiny and fast"),
-    Suggestion("mlx-community/Qwen3-1.7B-4bit", 968_000_000, 114_688, 40_960, "small, for simple tasks"),
-    Suggestion("mlx-community/Qwen3-4B-4bit", 2_263_000_000, 147_456, 40_960, "for any laptop"),
-    Suggestion("mlx-community/Qwen3-8B-4bit", 4_608_000_000, 147_456, 40_960, "reasoning, tool calls"),
-    Suggestion("mlx-community/Qwen3-14B-4bit", 8_308_000_000, 163_840, 40_960, "reasoning, knows more"),
-    Suggestion("mlx-community/gpt-oss-20b-MXFP4-Q8", 12_100_000_000, 24_576, 131_072, "fast for its size"),
-    Suggestion(
-        "mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit",
-        17_180_000_000,
-        98_304,
-        262_144,
-        "fast, knows much",
-    ),
-    Suggestion(
-        "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", 17_180_000_000, 98_304, 262_144, "for coding"
-    ),
-    Suggestion(
-        "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", 44_800_000_000, 24_576, 262_144, "long contexts"
-    ),
-)
+LIST = msgspec.toml.decode(_FILE.read_bytes(), type=SuggestionList)
+SUGGESTIONS = LIST.model
+"""Smallest first."""
 
 
 def context_that_fits(suggestion: Suggestion, bytes_for_model: int) -> int:
@@ -51,7 +65,36 @@ def context_that_fits(suggestion: Suggestion, bytes_for_model: int) -> int:
     return min(suggestion.context_length, left // suggestion.token_bytes)
 
 
-def models_that_fit(bytes_for_model: int) -> Sequence[tuple[Suggestion, int]]:
-    """Return the models that fit with `CONTEXT_WANTED` tokens, each with its context; largest first."""
-    found = [(each, context_that_fits(each, bytes_for_model)) for each in SUGGESTIONS]
-    return [pair for pair in reversed(found) if pair[1] >= CONTEXT_WANTED]
+def models_that_fit(bytes_for_model: int, chip: str = "") -> Sequence[Fit]:
+    """Return the models that fit with `CONTEXT_WANTED` tokens, largest first. `chip`: its name."""
+    found = [
+        Fit(each, context_that_fits(each, bytes_for_model), tokens_per_s(each, chip)) for each in SUGGESTIONS
+    ]
+    return [fit for fit in reversed(found) if fit.context >= CONTEXT_WANTED]
+
+
+def tokens_per_s(
+    suggestion: Suggestion, chip: str, bandwidth: Mapping[str, int] = LIST.bandwidth
+) -> float | None:
+    """Return the expected speed of one short request; None: the chip is not in the list."""
+    if (speed := bandwidth.get(chip)) is None:
+        return None
+    return EFFICIENCY * speed * 1e9 / (suggestion.active_bytes or suggestion.weight_bytes)
+
+
+def best_fit(fits: Sequence[Fit], tokens_per_s_min: float = 15.0) -> Fit | None:
+    """Return the model to begin with: the largest that is not too slow to read along, else the fastest."""
+    quick = [fit for fit in fits if fit.tokens_per_s is None or fit.tokens_per_s >= tokens_per_s_min]
+    return quick[0] if quick else max(fits, key=lambda fit: fit.tokens_per_s or 0.0, default=None)
+
+
+def first_model_hint(fits: Sequence[Fit]) -> str:
+    """Return what `serve` says once when no model is named; empty if only the embedded one fits."""
+    if (best := best_fit(fits)) is None:
+        return ""
+    size, context = f"{best.model.weight_bytes / 1e9:.1f} GB", f"{best.context:,} tokens of context"
+    speed = f", about {best.tokens_per_s:.0f} tokens/s" if best.tokens_per_s else ""
+    return (
+        "no --model is named: the embedded one is a toy for trying things out. This machine can run"
+        f" {best.model.id} ({size}, {context}{speed}); `roundhouse models` lists more"
+    )

@@ -106,6 +106,7 @@ def test_shell_completion_knows_commands_and_the_flags_of_serve() -> None:
     assert completed("roundhouse serve --prefix-cache") == [
         "--prefix-cache-ram",
         "--prefix-cache-disk",
+        "--prefix-cache-disk-share",
         "--prefix-cache-dir",
     ]
 

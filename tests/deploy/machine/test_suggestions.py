@@ -8,9 +8,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from deploy.command.cli import app
+from deploy.command.serve import _model_hint
 from deploy.machine.facts import MachineMemory, read_memory, usable_of_mac
-from deploy.machine.suggestions import CONTEXT_WANTED, SUGGESTIONS, context_that_fits, models_that_fit
+from deploy.machine.suggestions import (
+    CONTEXT_WANTED,
+    LIST,
+    SUGGESTIONS,
+    Fit,
+    best_fit,
+    context_that_fits,
+    first_model_hint,
+    models_that_fit,
+    tokens_per_s,
+)
+from deploy.supervisor.child import ServedModel
 from protocol.model_folder import is_folder
 
 GB = 10**9
@@ -19,15 +33,15 @@ GIB = 2**30
 
 @given(st.integers(0, 200 * GB))
 def test_suggested_models_fit_into_memory_with_their_context(room: int) -> None:
-    for suggestion, context in models_that_fit(room):
-        assert CONTEXT_WANTED <= context <= suggestion.context_length
-        assert suggestion.weight_bytes + context * suggestion.token_bytes <= room
+    for fit in models_that_fit(room):
+        assert CONTEXT_WANTED <= fit.context <= fit.model.context_length
+        assert fit.model.weight_bytes + fit.context * fit.model.token_bytes <= room
 
 
 @given(st.integers(0, 100 * GB), st.integers(0, 100 * GB))
 def test_more_memory_never_means_less(room: int, more: int) -> None:
     before, after = (
-        {each.id: context for each, context in models_that_fit(size)} for size in (room, room + more)
+        {fit.model.id: fit.context for fit in models_that_fit(size)} for size in (room, room + more)
     )
     assert before.keys() <= after.keys()
     assert all(context <= after[id] for id, context in before.items())
@@ -44,13 +58,76 @@ def test_more_memory_never_means_less(room: int, more: int) -> None:
 )
 def test_macs_are_suggested_the_largest_that_leaves_room_to_talk(machine: int, id: str) -> None:
     memory = MachineMemory(machine, machine, usable_of_mac(machine, None))
-    assert models_that_fit(memory.for_model)[0][0].id == id
+    assert models_that_fit(memory.for_model)[0].model.id == id
 
 
 def test_the_largest_comes_first_and_each_is_an_id() -> None:
     assert [each.weight_bytes for each in SUGGESTIONS] == sorted(each.weight_bytes for each in SUGGESTIONS)
     assert not any(is_folder(each.id) for each in SUGGESTIONS)
+    assert all((each.active_bytes or 0) < each.weight_bytes for each in SUGGESTIONS)
     assert context_that_fits(SUGGESTIONS[0], 0) == 0
+
+
+def test_speed_follows_from_what_each_token_reads() -> None:
+    dense, experts = BY_NAME["Qwen3-14B-4bit"], BY_NAME["Qwen3-30B-A3B-Instruct-2507-4bit"]
+    slow, fast = tokens_per_s(dense, "Apple M3 Max"), tokens_per_s(experts, "Apple M3 Max")
+    assert slow == pytest.approx(0.7 * 300e9 / dense.weight_bytes)
+    assert fast == pytest.approx(0.7 * 300e9 / 1.86e9)
+    assert tokens_per_s(dense, "Apple M99") is None
+
+
+def test_chips_are_named_as_macos_names_them() -> None:
+    assert all(re.fullmatch(r"Apple M\d( Pro| Max| Ultra)?", chip) for chip in LIST.bandwidth)
+    assert min(LIST.bandwidth.values()) > 50
+
+
+@pytest.mark.parametrize(
+    ("machine", "chip", "name"),
+    [
+        (16 * GIB, "Apple M1", "Qwen3-4B-4bit"),  # the larger ones are too slow to read along with
+        (16 * GIB, "Apple M4 Pro", "Qwen3-14B-4bit"),
+        (64 * GIB, "Apple M3 Max", "Qwen3-Next-80B-A3B-Instruct-4bit"),
+        (16 * GIB, "unknown", "Qwen3-14B-4bit"),
+    ],
+)
+def test_the_model_to_begin_with_is_large_and_not_slow(machine: int, chip: str, name: str) -> None:
+    memory = MachineMemory(machine, machine, usable_of_mac(machine, None))
+    fits = models_that_fit(memory.for_model, chip)
+    best = best_fit(fits)
+    assert best is not None
+    assert best.model == BY_NAME[name]
+    hint = first_model_hint(fits)
+    assert f"This machine can run mlx-community/{name} (" in hint
+    assert ("tokens/s" in hint) == (chip != "unknown")
+    assert len(hint.splitlines()) == 1
+
+
+def test_among_slow_models_the_fastest_is_suggested_and_without_any_nothing() -> None:
+    slow = [Fit(SUGGESTIONS[1], 9000, 2.0), Fit(SUGGESTIONS[0], 9000, 5.0)]
+    best = best_fit(slow)
+    assert best is not None
+    assert best.model is SUGGESTIONS[0]
+    assert (best_fit([]), first_model_hint([])) == (None, "")
+
+
+def test_serve_hints_at_a_model_on_a_mac_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MachineMemory(16 * GIB, 16 * GIB, usable_of_mac(16 * GIB, None))
+    monkeypatch.setattr("deploy.machine.facts.read_memory", lambda platform: memory)
+    monkeypatch.setattr("deploy.machine.facts.chip_name", lambda platform: "Apple M4")
+    embedded, named = ServedModel(name="pocket"), ServedModel(name="a", model="org/a")
+    assert "mlx-community/" in _model_hint([embedded], "darwin")
+    assert _model_hint([embedded], "linux") == _model_hint([named], "darwin") == ""
+
+
+def test_models_are_listed_with_their_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MachineMemory(64 * GIB, 64 * GIB, usable_of_mac(64 * GIB, None))
+    monkeypatch.setattr("deploy.machine.facts.read_memory", lambda: memory)
+    monkeypatch.setattr("deploy.machine.facts.chip_name", lambda: "Apple M3 Max")
+    shown = CliRunner().invoke(app, ["models"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("Apple M3 Max: 46.4 GB for a model and its caches.")
+    assert "17.2 GB    262,144       113  mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit" in shown.stdout
+    assert f"list of {LIST.date}; tokens/s: from the bandwidth" in shown.stdout
 
 
 def test_a_limit_that_somebody_has_set_counts_and_no_more_than_there_is() -> None:
@@ -90,7 +167,7 @@ def test_the_contexts_that_fit_are_as_the_page_about_macs_has_them(row: tuple[st
     total = int(gigabytes) * GIB
     limit = total * 85 // 100 // 2**20 * 2**20 if raised else None
     memory = MachineMemory(total, total, usable_of_mac(total, limit), limit)
-    fitting = dict(models_that_fit(memory.for_model))
+    fitting = {fit.model: fit.context for fit in models_that_fit(memory.for_model)}
     found = [fitting.get(BY_NAME[name]) for name, *_ in SHOWN]
     assert f"{memory.for_model / GB:.1f}" == room
     assert " | ".join("–" if each is None else f"{each:,}" for each in found) == contexts
