@@ -43,6 +43,7 @@ from broker.routes import (
     metrics,
     models,
     openapi,
+    pulls,
     requests,
     responses,
     status,
@@ -85,6 +86,7 @@ ROUTES = (
     *batches.ROUTES,
     *tokens.ROUTES,
     *embeddings.ROUTES,
+    *pulls.ROUTES,  # before the names of models
     *models.ROUTES,
     *status.ROUTES,
     *metrics.ROUTES,

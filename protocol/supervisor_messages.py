@@ -46,18 +46,44 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     caution: str = ""
 
 
+PULLS_MAX = 4
+"""Maximum number of downloads that the gateway orders at once; further ones are refused."""
+
+PullStage = Literal["running", "done", "failed"]
+
+
+class Pull(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An order to download a model from the hub. `id`: of this order; `model`: as OWNER/NAME."""
+
+    id: str
+    model: str
+
+
+class PullState(Pull, frozen=True, kw_only=True, omit_defaults=True):
+    """A download. `done_bytes` of `total_bytes`, the latter 0 until it is known. `failure`: a sentence."""
+
+    stage: PullStage = "running"
+    done_bytes: int = 0
+    total_bytes: int = 0
+    failure: str = ""
+
+
 class ModelStates(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Observed state, from the supervisor. `on_demand`: only `DesiredModels.wanted` run, else all models."""
+    """Observed state, from the supervisor. `on_demand`: only `DesiredModels.wanted` run, else all models.
+    `pulls`: the downloads that were ordered; None: this supervisor does not download."""
 
     models: list[ModelState]
     on_demand: bool = False
     memory_budget: int | None = None
+    pulls: list[PullState] | None = None
 
 
 class DesiredModels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Desired state, from the gateway. `wanted`: names of the models that shall run; None: no change.
-    `serving`: process ids of ready workers. `idle`: those of `leaving` without requests."""
+    `serving`: process ids of ready workers. `idle`: those of `leaving` without requests. `pulls`: all
+    downloads that shall run; those missing are cancelled, and forgotten; None: no change."""
 
     wanted: list[str] | None = None
     serving: list[int] = []
     idle: list[int] = []
+    pulls: list[Pull] | None = None

@@ -74,6 +74,7 @@ _AFTER: dict[str, tuple[str, dict[str, Any]]] = {
     "starting_after": ("query", {"type": "integer", "minimum": 0}),
 }
 _TALK = "/v1/conversations/{id}"
+_PULL = ("id", "object", "model", "status", "done_bytes", "total_bytes")
 _CONVERSATION = ("id", "object", "created_at", "metadata")
 
 _FILE = ("id", "object", "bytes", "created_at", "filename", "purpose", "status")
@@ -193,6 +194,11 @@ OPERATIONS = (
             ("pin", (400, 401, 404, 413, 503)), ("unpin", (400, 401, 404, 413)),
         )
     ),
+    Operation("post", "/v1/models/pull", "Download a model of the hub", _PULL, model_choice.ModelChoice,
+              errors=(400, 401, 413, 503)),
+    _read("/v1/models/pull", "List the downloads", "object", "data"),
+    _read("/v1/models/pull/{id}", "Get a download", *_PULL, errors=(401, 404)),
+    Operation("post", "/v1/models/pull/{id}/cancel", "Cancel a download", _PULL, errors=(401, 404)),
     _read("/v1/status", "Status of the gateway, its workers and their requests, with recent history",
           "object", "time", "gateway", "models", "workers", "requests", "recent",
           parameters={"history": ("query", {"enum": ["true", "false"]})}),

@@ -7,10 +7,12 @@ run. Without a supervisor, the catalogue holds the models that workers have repo
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, Worker
 from broker.dispatch.flight import Flights
+from broker.dispatch.pulls import Pulls
 from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
@@ -38,6 +40,7 @@ class Catalogue:
         self.states: dict[str, ModelState] = {}
         """States of the supervisor's models, by name."""
         self.memory_budget: int | None = None
+        self.pulls = Pulls(lambda: f"pull_{secrets.token_hex(8)}")
         self._fleet = fleet
         self._flights = flights
         self._clock = clock
@@ -54,6 +57,7 @@ class Catalogue:
         """Apply the model states that the supervisor reports."""
         self.states = {state.name: state for state in model_states.models}
         self.memory_budget = model_states.memory_budget
+        self.pulls.on_states(model_states.pulls)
         self._names = {
             alias: state.name for state in model_states.models for alias in (state.name, *state.aliases)
         }
@@ -203,7 +207,10 @@ class Catalogue:
         if self._tell is not None:
             local = filter(self._is_local, self._fleet)
             serving = sorted(worker.pid for worker in local if worker.ready is not None)
-            self._tell(DesiredModels(wanted=wanted, serving=serving, idle=self._idle()))
+            desired = DesiredModels(
+                wanted=wanted, serving=serving, idle=self._idle(), pulls=self.pulls.wanted
+            )
+            self._tell(desired)
 
     def _idle(self) -> list[int]:
         local = filter(self._is_local, self._fleet)

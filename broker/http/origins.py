@@ -47,6 +47,7 @@ ADMINISTRATIVE_PATHS = (
     "/v1/models/unload",
     "/v1/models/pin",
     "/v1/models/unpin",
+    "/v1/models/pull",
     "/v1/requests",
     "/v1/status",
     "/metrics",

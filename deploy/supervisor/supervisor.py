@@ -52,6 +52,7 @@ from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.memory import all_weight_bytes, weights_of
 from deploy.supervisor.panics import CACHE_SHARE, Panics
 from deploy.supervisor.processes import Processes
+from deploy.supervisor.pulls import Pulls
 from deploy.supervisor.reloading import Reloading, ReloadOrder, Reloads
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
@@ -76,7 +77,12 @@ class _NextReload:
     """Reload the next child of the open order."""
 
 
-_Heard = Event | ReloadOrder | DesiredModels | _NextReload
+@dataclass(frozen=True, slots=True)
+class _PullChanged:
+    """A download has made progress."""
+
+
+_Heard = Event | ReloadOrder | DesiredModels | _NextReload | _PullChanged
 
 
 class Supervisor:
@@ -111,6 +117,7 @@ class Supervisor:
         self._listener = listener
         self._reloads = Reloads(children)
         self._idle_watch = IdleWatch()
+        self._pulls = Pulls(lambda: self._events.put(_PullChanged()))
         workers = [child for child in children if child.model is not None]
         self._models = _by_model(workers)
         self._on_demand = len(self._models) > 1
@@ -179,7 +186,7 @@ class Supervisor:
                 self._stop_listening()
             if self._gateway is not None:
                 self._gateway.tell(self._model_states())
-            events = self._understood(self._next_event())
+            events = self._understood(self._next_event(), line)
 
     # --- in ---
 
@@ -199,7 +206,7 @@ class Supervisor:
         cpu_s = sum(map(self._processes.cpu_s, names))
         return self._idle_watch.is_idle(cpu_s, time.monotonic())
 
-    def _understood(self, heard: _Heard | None) -> Sequence[Event | None]:
+    def _understood(self, heard: _Heard | None, line: int) -> Sequence[Event | None]:
         """Translate queue items into events, with child names in place of process ids. None: a timeout."""
         match heard:
             case ReloadOrder():
@@ -211,7 +218,11 @@ class Supervisor:
             case _NextReload():
                 return [self._next_reload()]
             case DesiredModels():
+                if heard.pulls is not None:
+                    self._pulls.order(heard.pulls, line)
                 return self._ordered(heard)
+            case _PullChanged():
+                return [None]  # the gateway is told after each event
             case StopAsked(by) if self._quiet is not None:
                 self._quiet.stop(by)
                 return [heard]
@@ -286,6 +297,7 @@ class Supervisor:
             models=[self._model_state(names) for names in self._models.values()],
             on_demand=self._on_demand,
             memory_budget=self._memory_budget,
+            pulls=self._pulls.states(),
         )
 
     def _model_state(self, names: Sequence[str]) -> ModelState:
@@ -375,6 +387,7 @@ class Supervisor:
         self._stop_listening()
         if self._gateway is not None:
             self._gateway.close()
+        self._pulls.close()
         self._processes.end_everything(KILL_WAIT_S_MAX)
 
 

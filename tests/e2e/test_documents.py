@@ -38,6 +38,8 @@ NOT_RUN: Mapping[str, str] = {
     "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: the default": "macOS only",
     "roundhouse pull mlx-community/Qwen3-8B-4bit        # 4.6 GB; resumes a partial download": "a download",
     "roundhouse doctor --model mlx-community/Qwen3-8B-4bit": "a download",
+    "curl -N http://127.0.0.1:8000/v1/models/pull -d "
+    '\'{"model": "mlx-community/SmolLM2-135M-Instruct", "stream": true}\'': "a download",
 }
 """Reasons why blocks cannot be run here, by their first lines."""
 

@@ -305,6 +305,7 @@ def test_each_route_is_administrative_or_public() -> None:
         "/v1/models/load",
         "/v1/models/unload",
         "/v1/models/pin",
+        "/v1/models/pull/pull_1/cancel",
         "/v1/requests/a/cancel",
         "/v1/status/stream",
         "/metrics",

@@ -1,0 +1,104 @@
+"""Downloads that clients order: what is wanted, what is reported, and the bounds."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from broker.dispatch.pulls import MODEL_CHARACTERS_MAX, REMEMBERED_MAX, Pulls
+from protocol.errors import RequestError
+from protocol.supervisor_messages import PULLS_MAX, PullStage, PullState
+
+
+def pulls() -> Pulls:
+    numbers = count()
+    made = Pulls(lambda: f"pull_{next(numbers)}")
+    made.on_states([])
+    return made
+
+
+def report(made: Pulls, id: str, stage: PullStage = "running", **told: int) -> None:
+    made.on_states([PullState(id=id, model="org/a", stage=stage, **told)])
+
+
+def wanted(made: Pulls) -> list[str] | None:
+    return None if made.wanted is None else [pull.id for pull in made.wanted]
+
+
+def test_an_order_is_wanted_until_it_is_reported_to_have_ended() -> None:
+    made = pulls()
+    assert wanted(made) is None
+    assert made.order("org/a").stage == "running"
+    report(made, "pull_0", done_bytes=1, total_bytes=4)
+    assert made.state("pull_0").done_bytes == 1
+    report(made, "pull_0", "done", done_bytes=4, total_bytes=4)
+    assert (wanted(made), made.state("pull_0").stage) == ([], "done")
+    report(made, "pull_0")  # a report from before the supervisor has forgotten it
+    assert made.state("pull_0").stage == "done"
+
+
+def test_a_second_order_for_a_model_joins_the_first_and_one_behind_it_is_new() -> None:
+    made = pulls()
+    assert made.order("org/a").id == made.order("org/a").id == "pull_0"
+    report(made, "pull_0", "failed")
+    assert made.order("org/a").id == "pull_1"
+    assert wanted(made) == ["pull_1"]
+
+
+def test_a_cancelled_download_is_not_wanted_and_a_finished_one_stays() -> None:
+    made = pulls()
+    made.order("org/a")
+    assert [made.cancel("pull_0").stage for _ in range(2)] == ["failed", "failed"]
+    assert wanted(made) == []
+    report(made, "pull_0")
+    assert made.state("pull_0").failure == "It was cancelled."
+    made.order("org/a")
+    report(made, "pull_1", "done")
+    assert made.cancel("pull_1").stage == "done"
+    with pytest.raises(RequestError) as caught:
+        made.cancel("pull_9")
+    assert caught.value.param == "id"
+
+
+def test_a_new_gateway_adopts_what_runs() -> None:
+    made = Pulls(lambda: "new")
+    running, done = (
+        PullState(id=id, model=f"org/{id}", stage=stage) for id, stage in (("a", "running"), ("b", "done"))
+    )
+    made.on_states([running, done])
+    assert wanted(made) == ["a"]
+    assert [state.id for state in made.states()] == ["a", "b"]
+    assert made.order("org/a").id == "a"
+
+
+@pytest.mark.parametrize(
+    "model", ["", "a", "a/b/c", "../b", "a/..", "a b/c", "-a/b", "a/" + "b" * MODEL_CHARACTERS_MAX]
+)
+def test_only_names_of_models_are_ordered(model: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        pulls().order(model)
+    assert (caught.value.kind.status, caught.value.param) == (400, "model")
+
+
+def test_orders_and_memory_of_them_are_bounded() -> None:
+    made = pulls()
+    for number in range(PULLS_MAX):
+        made.order(f"org/{number}")
+    with pytest.raises(RequestError) as caught:
+        made.order("org/more")
+    assert caught.value.kind.status == 503
+    for number in range(3 * REMEMBERED_MAX):
+        made.cancel(made.states()[-1].id)
+        made.order(f"org/{number + PULLS_MAX}")
+    assert len(made.states()) <= REMEMBERED_MAX
+    assert len(made.wanted or ()) == PULLS_MAX
+
+
+def test_without_a_supervisor_that_downloads_an_order_is_refused() -> None:
+    made = Pulls(lambda: "new")
+    for states in (None, []):
+        if states is None:
+            made.on_states(states)
+            with pytest.raises(RequestError, match="roundhouse pull"):
+                made.order("org/a")
