@@ -18,10 +18,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from broker.batches import processing, records
 from broker.batches.lines import Line, LineAnswer, answered, usage_of, with_seed
+from broker.batches.overview import overview
 from broker.batches.processing import LineIndex
 from broker.batches.records import BatchRecord, Ending, LineFault
 from broker.batches.results import LineResult
@@ -124,6 +125,17 @@ class BatchRunner:
             return batch.counts.succeeded, batch.counts.errored
         counts = self._store.results(run.id).counts(batch.counts)
         return counts.succeeded, counts.errored
+
+    def overview(self) -> dict[str, Any]:
+        """Return the part of the status document."""
+        return overview(
+            list(self._store.batches.values()),
+            self.done,
+            in_flight=self.in_flight,
+            used=self._store.used,
+            bytes_max=self._store.bytes_max,
+            problem=self.problem,
+        )
 
     async def close(self) -> None:
         """Stop sending lines; answers that have arrived are stored. Lines in flight run again at the next

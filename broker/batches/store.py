@@ -67,7 +67,7 @@ class BatchStore:
         self.is_open = False
         self.used = 0
         """Bytes of contents and results."""
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._uploading = 0
         self._logs: dict[str, ResultsLog] = {}
         self._lock: BinaryIO | None = None
@@ -143,7 +143,7 @@ class BatchStore:
 
         Raises `StorageFullError` or `OSError`.
         """
-        if self.used + self._uploading + len(data) > share * self._bytes_max:
+        if self.used + self._uploading + len(data) > share * self.bytes_max:
             raise StorageFullError("The files of batches take all the space that they may; delete some.")
         upload.file.write(data)
         upload.size += len(data)
@@ -217,7 +217,7 @@ class BatchStore:
     def append(self, id: str, found: list[LineResult]) -> None:
         """Append results to a batch. Raises `StorageFullError` or `OSError`; then none is stored."""
         results = self.results(id)
-        if self.used + sum(len(result.document) for result in found) > self._bytes_max:
+        if self.used + sum(len(result.document) for result in found) > self.bytes_max:
             raise StorageFullError("The results of batches take all the space that they may.")
         before = results.size
         results.append(found)

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from broker.batches.runner import BatchRunner
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import Worker
 from broker.dispatch.traffic import Histogram, HttpCounters, ModelTraffic
@@ -47,8 +48,10 @@ class PrometheusExporter(Collector):
         http_counters: HttpCounters,
         line_errors: Mapping[str, int],
         durable: Callable[[], Mapping[str, Any]],
+        batches: BatchRunner | None = None,
     ) -> None:
         """`durable`: returns the status of what outlives its client."""
+        self._batches = batches
         self._dispatcher = dispatcher
         self._told = durable
         self._http_counters = http_counters
@@ -62,6 +65,8 @@ class PrometheusExporter(Collector):
         yield from self._requests()
         yield from self._workers()
         yield from self._prefixes()
+        if self._batches is not None:
+            yield from _of_batches(self._batches.overview())
 
     def _http(self) -> Iterator[Metric]:
         statuses = {str(status): count for status, count in self._http_counters.statuses.items()}
@@ -257,6 +262,24 @@ class PrometheusExporter(Collector):
         return found
 
 
+def _of_batches(told: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the metrics of batches. Those that are over are counted until they are deleted."""
+    batches = GaugeMetricFamily("roundhouse_batches", "Stored batches by status.", labels=["status"])
+    for status, count in told["statuses"].items():
+        batches.add_metric([status], count)
+    yield batches
+    lines = GaugeMetricFamily(
+        "roundhouse_batch_requests", "Requests of batches that are not over, by state.", labels=["state"]
+    )
+    for state, count in told["requests"].items():
+        lines.add_metric([state], count)
+    yield lines
+    yield GaugeMetricFamily("roundhouse_batch_storage_bytes", "Files and results on disk.", told["bytes"])
+    yield GaugeMetricFamily(
+        "roundhouse_batches_waiting_for_disk", "1 if the folder cannot be used.", bool(told["problem"])
+    )
+
+
 def _misses(told: Iterable[PrefixStatus]) -> Counter[str]:
     sums: Counter[str] = Counter()
     for each in told:
@@ -319,7 +342,9 @@ def registry(gateway: GatewayState) -> CollectorRegistry:
     found = CollectorRegistry(auto_describe=False)
     durable = partial(durable_status, gateway)
     found.register(
-        PrometheusExporter(gateway.dispatcher, gateway.http_counters, gateway.line_errors, durable)
+        PrometheusExporter(
+            gateway.dispatcher, gateway.http_counters, gateway.line_errors, durable, gateway.batches
+        )
     )
     ProcessCollector(registry=found)
     return found

@@ -62,6 +62,7 @@ def _document(gateway: GatewayState, *, since: int | None) -> dict[str, Any]:
         [kept.flight.id for kept in gateway.inspection.kept] if gateway.inspection else None,
     )
     told["durable"] = durable_status(gateway)
+    told["batches"] = gateway.batches.overview() if gateway.batches is not None else None
     if since is not None:
         told["history"] = report.history(dispatcher.history.since(since), moment)
     return told

@@ -37,6 +37,8 @@ def screen(document: Document) -> RenderableType:
     parts: list[RenderableType] = [_head(document), Text(), _models(document), *_failures(document)]
     if document.get("requests"):
         parts += [Text(), _requests(document["requests"], several=len(document["models"]) > 1)]
+    if (batches := document.get("batches")) and (batches["unfinished"] or batches["problem"]):
+        parts += [Text(), *_batches(batches)]
     if ends := (document.get("recent") or {}).get("ends"):
         parts += [Text(), _ends(ends, document.get("time", 0.0))]
     return Group(*parts)
@@ -100,6 +102,22 @@ def _worker_cells(model: Document, worker: Document | None) -> list[RenderableTy
         size(worker["cache_bytes"]),
         _restarts(model),
     ]
+
+
+def _batches(batches: Document) -> list[RenderableType]:
+    """Return the table of unfinished batches, and why they wait."""
+    table = _table("batch", "status", "endpoint", ">done", ">failed")
+    for batch in batches["unfinished"]:
+        done = batch["succeeded"] + batch["errored"]
+        table.add_row(
+            escape(batch["id"]),
+            batch["status"],
+            batch["endpoint"],
+            f"{done:,}/{batch['total']:,}",
+            str(batch["errored"] or ""),
+        )
+    problem = [Text(f"batches wait: {batches['problem']}", "red")] if batches["problem"] else []
+    return [table, *problem]
 
 
 def _failures(document: Document) -> list[Text]:

@@ -6,16 +6,20 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from starlette.types import ASGIApp
 
 from broker.app import create_app
+from broker.batches.runner import BatchRunner, StoreThread
+from broker.batches.store import BatchStore
 from broker.dialects.responses.store import ResponseStore
 from broker.dispatch.inspection import Inspection
 from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
+from broker.routes import batch_lines
 from broker.routes.state import Fetch, GatewayState
 from broker.transport.router import RouterLink
 from protocol.gateway_settings import GatewaySettings
@@ -74,8 +78,19 @@ class House:
             inspection=Inspection() if settings.inspect else None,
             media=MediaMemory(settings.media_memory),
             fetch=fetch,
+            batches=self._batches(settings),
         )
         self.app: ASGIApp = create_app(self.gateway, cast(RouterLink, self.link))
+
+    def _batches(self, settings: GatewaySettings) -> BatchRunner | None:
+        """Return a runner of batches in the folder of the settings; None if they name none."""
+        if settings.batch_dir is None:
+            return None
+        thread = StoreThread(BatchStore(settings.batch_dir, settings.batch_storage))
+        places = partial(batch_lines.places, self.line.dispatcher)
+        return BatchRunner(
+            thread, places, time.time, line_bytes_max=settings.body_bytes_max, retention_s=86400
+        )
 
     def close(self) -> None:
         """Release the resources that the lifespan's shutdown would, for tests that run no lifespan."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from openai.types import Batch
@@ -167,13 +168,17 @@ def test_files_are_listed_read_and_deleted(client: openai.OpenAI) -> None:
         client.files.retrieve(file.id)
 
 
-def test_a_cancelled_batch_keeps_what_it_has(client: openai.OpenAI) -> None:
+def test_a_cancelled_batch_keeps_what_it_has(client: openai.OpenAI, system: System) -> None:
     slow = [line(f"n{n}", body("!slow=20 !tokens=500", max_tokens=500)) for n in range(50)]
     batch = create(client, slow)
     eventually(
         lambda: client.batches.retrieve(batch.id).status == "in_progress", within_s=WAIT_S, what="it runs"
     )
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    batches = httpx.get(system.url + "/v1/status", timeout=30).json()["batches"]
+    assert [each["id"] for each in batches["unfinished"]] in ([batch.id], [])
+    assert batches["bytes"] > 0
+    assert 'roundhouse_batches{status="' in httpx.get(system.url + "/metrics", timeout=30).text
     ended = over(client, batch.id)
     assert ended.status == "cancelled"
     assert ended.cancelled_at is not None

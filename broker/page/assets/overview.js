@@ -26,6 +26,8 @@ export function show(status) {
   write(byId("about"), told.about);
   keep(byId("models"), told.models, makeCard, card);
   keep(byId("events"), told.events, () => copy("line"), fill);
+  byId("batches-section").hidden = !told.batches.length;
+  keep(byId("batches"), told.batches, () => copy("line"), fill);
   requests.show(status);
 }
 

@@ -7,13 +7,14 @@ import { bytes, clock, count, listed, percent, plural, rate, seconds } from "./f
 import { kind, pauseOf, pauses } from "./pauses.js";
 import { phaseOf, ratio, unique, waitOf } from "./table.js";
 
-/** @returns {{verdict, about, models, events}} each list with a `key` in every item */
+/** @returns {{verdict, about, models, events, batches}} each list with a `key` in every item */
 export function view(status) {
   return {
     verdict: verdict(status),
     about: `${status.gateway.version} · up ${seconds(status.gateway.uptime_s)}`,
     models: status.models.map((model) => modelCard(status, model)),
     events: unique(workerEvents(status.recent.workers)),
+    batches: batchLines(status.batches),
   };
 }
 
@@ -164,4 +165,17 @@ function workerEvents(events) {
       what: `${event.model} ${what}`, more: pause ? `after ${seconds(pause.to - pause.from)}` : `pid ${event.pid}`,
     };
   });
+}
+
+// --- batches ---
+
+/** Return a line for each batch that is not over, and one for why they wait. */
+function batchLines(batches) {
+  if (!batches) return [];
+  const waits = batches.problem ? [{ key: "problem", tone: "bad", clock: "", what: "batches wait", more: batches.problem }] : [];
+  return [...waits, ...batches.unfinished.map(({ id, status, endpoint, total, succeeded, errored, created_at: created }) => ({
+    key: id, tone: status === "in_progress" ? "good" : "busy", clock: clock(created),
+    what: `${id} ${status.replaceAll("_", " ")}`,
+    more: listed(total && `${count(succeeded + errored)} of ${plural(total, "request")}`, errored && `${count(errored)} failed`, endpoint),
+  }))];
 }

@@ -206,3 +206,17 @@ def test_a_document_of_the_server_itself_can_be_shown(call: Call, house: House) 
     assert [card["name"] for card in shown["models"]] == ["org/model"]
     for kind, made in (("models", model()), ("workers", worker())):
         assert set(made) <= set(told[kind][0])
+
+
+def test_batches_show_their_progress_and_what_they_wait_for(call: Call) -> None:
+    batch = {"id": "batch_1", "status": "in_progress", "endpoint": "/v1/embeddings", "total": 1200}
+    done = {"succeeded": 1000, "errored": 1, "created_at": NOW}
+    told = document() | {"batches": {"unfinished": [batch | done], "problem": "the disk is full"}}
+    first, second = call("view.js", "view", told)["batches"]
+    assert (first["what"], first["more"]) == ("batches wait", "the disk is full")
+    assert second["what"] == "batch_1 in progress"
+    assert second["more"] == "1,001 of 1,200 requests · 1 failed · /v1/embeddings"
+
+
+def test_without_batches_there_is_no_line_of_them(call: Call) -> None:
+    assert seen(call)["batches"] == []

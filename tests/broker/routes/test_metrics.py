@@ -182,7 +182,10 @@ def test_the_dashboard_names_what_is_there_by_labels_that_are_there(house: House
     run(talk())
 
 
-def test_documented_metrics_are_exported(house: House) -> None:
+def test_documented_metrics_are_exported(tmp_path: Path) -> None:
+    house = House(batch_dir=tmp_path)
+    house.line.serving("w", "org/model", rows=1)
+
     async def talk() -> None:
         use(house)
         await house.get("/nowhere").end()
@@ -193,3 +196,4 @@ def test_documented_metrics_are_exported(house: House) -> None:
         assert {name for name in named if not any(each.startswith(name) for each in names)} == set()
 
     run(talk())
+    house.close()

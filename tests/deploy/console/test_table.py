@@ -157,3 +157,14 @@ def test_a_narrow_screen_shows_every_number_of_every_request() -> None:
     assert max(map(len, text.splitlines())) <= 80
     [row] = [row for row in text.splitlines() if row.startswith(f"…{id[-8:]}")]
     assert " ".join(row.split()[1:]) == "decode 3 in 121 9.6 0 ms 12.5 s 67% disk"
+
+
+def test_batches_are_listed_while_they_run() -> None:
+    batch = {"id": "batch_1", "status": "in_progress", "endpoint": "/v1/embeddings", "total": 1200}
+    told = status(Line()) | {
+        "batches": {"unfinished": [batch | {"succeeded": 1000, "errored": 1}], "problem": "the disk is full"}
+    }
+    text = shown(told)
+    assert "1,001/1,200" in text
+    assert "batches wait: the disk is full" in text
+    assert "endpoint" not in shown(told | {"batches": {"unfinished": [], "problem": ""}})
