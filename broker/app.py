@@ -28,6 +28,7 @@ from broker.http.respond import RELAXED_HEADER
 from broker.http.timing import TimingMiddleware
 from broker.page import page
 from broker.routes import (
+    adapters,
     batch_lines,
     batches,
     cache,
@@ -88,6 +89,7 @@ ROUTES = (
     *embeddings.ROUTES,
     *pulls.ROUTES,  # before the names of models
     *models.ROUTES,
+    *adapters.ROUTES,
     *status.ROUTES,
     *metrics.ROUTES,
     *cache.ROUTES,

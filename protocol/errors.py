@@ -17,6 +17,7 @@ class Code(StrEnum):
     INVALID_API_KEY = "invalid_api_key"
     ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     MODEL_NOT_FOUND = "model_not_found"
+    ADAPTER_NOT_FOUND = "adapter_not_found"
     RESPONSE_NOT_FOUND = "response_not_found"
     PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
     CONVERSATION_NOT_FOUND = "conversation_not_found"
@@ -66,6 +67,7 @@ _CALLER = {
     Code.INVALID_API_KEY: (401, "A valid API key is required."),
     Code.ORIGIN_NOT_ALLOWED: (403, "Web pages of this origin may not use the server."),
     Code.MODEL_NOT_FOUND: (404, "The model does not exist."),
+    Code.ADAPTER_NOT_FOUND: (404, "The model has no such adapter."),
     Code.RESPONSE_NOT_FOUND: (404, "The response does not exist or is no longer stored."),
     Code.CONVERSATION_NOT_FOUND: (404, "The conversation or its item does not exist or is no longer stored."),
     Code.PREVIOUS_RESPONSE_NOT_FOUND: (400, "The previous response does not exist or is no longer stored."),
@@ -130,6 +132,12 @@ class RequestError(Exception):
         self.retry_after_s = retry_after_s
         self.details = details or {}
         super().__init__(f"{code}: {self.message}")
+
+
+def adapter_not_found(model: str, adapter: str) -> RequestError:
+    """Return the error for an adapter that a model does not have."""
+    message = f"The model `{model}` has no adapter `{adapter[:100]}`."
+    return RequestError(Code.ADAPTER_NOT_FOUND, message, param="adapter")
 
 
 def code_named(name: str) -> Code:

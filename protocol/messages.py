@@ -9,11 +9,13 @@ are not.
 from __future__ import annotations
 
 import secrets
+from typing import Annotated
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from protocol.errors import RequestError
 from protocol.types import (
+    AdapterInfo,
     AdoptedRow,
     Bytes,
     Capabilities,
@@ -110,7 +112,9 @@ class Generate(Message, frozen=True):
     context, and `Finished` follows; None: generate.
 
     `client`: equal for requests of one client, which share a turn in the worker's preparation queue. An
-    opaque digest; never logged."""
+    opaque digest; never logged.
+
+    `adapter`: name of an adapter that the worker has; empty: the model alone."""
 
     id: Id
     sampling: Sampling
@@ -141,6 +145,7 @@ class Generate(Message, frozen=True):
     calling: ToolCallConstraint | None = None
     tokenizing: TokenizeOptions | None = None
     client: Id = ""
+    adapter: Name = ""
 
 
 class Encode(Message, frozen=True):
@@ -191,10 +196,23 @@ class ClearCache(Message, frozen=True):
     namespace: str = ""
 
 
+class LoadAdapter(Message, frozen=True):
+    """Load an adapter from a folder of the worker's machine. The reply is `AdaptersChanged`."""
+
+    name: Name
+    folder: Annotated[str, Meta(max_length=8192)]
+
+
+class UnloadAdapter(Message, frozen=True):
+    """Remove an adapter. Requests that still use it fail. The reply is `AdaptersChanged`."""
+
+    name: Name
+
+
 Request = Generate | Embed | Rank
 """A client's request."""
 
-ToWorker = Welcome | Rejected | Request | Cancel | ClearCache | Adopt
+ToWorker = Welcome | Rejected | Request | Cancel | ClearCache | Adopt | LoadAdapter | UnloadAdapter
 
 
 # --- worker -> gateway -------------------------------------------------------------------------------
@@ -228,7 +246,7 @@ class Ready(Message, frozen=True):
     model run by several processes; the output of different plans may differ. `stands_in`: it continues
     requests that another model began under its name. `token_bytes_max`: the most bytes of text, apart from
     white space, that one token can stand for; 0: unknown. `exactness`: whether its batched passes give the
-    results of one row; None: not measured."""
+    results of one row; None: not measured. `adapters`: those that it has."""
 
     model: Name
     context_length: Count
@@ -244,6 +262,7 @@ class Ready(Message, frozen=True):
     stands_in: bool = False
     token_bytes_max: Count = 0
     exactness: Exactness | None = None
+    adapters: list[AdapterInfo] = []
 
 
 class Heartbeat(Message, frozen=True):
@@ -375,6 +394,15 @@ class CacheCleared(Message, frozen=True):
     namespace: str = ""
 
 
+class AdaptersChanged(Message, frozen=True):
+    """Reply to `LoadAdapter` and `UnloadAdapter`. `error`: why the adapter `name` cannot be served; empty: it
+    was loaded or removed. `adapters`: all that the worker has now."""
+
+    name: Name
+    error: str = ""
+    adapters: list[AdapterInfo] = []
+
+
 ToGateway = (
     Hello
     | Loading
@@ -388,6 +416,7 @@ ToGateway = (
     | Finished
     | Failed
     | CacheCleared
+    | AdaptersChanged
     | Draining
     | Goodbye
 )

@@ -223,6 +223,17 @@ class TopPrefix(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pinned: bool = False
 
 
+class AdapterInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter of a worker's model. `digest`: hexadecimal, of its files; `rank`: the highest of a layer;
+    `bytes`: its memory; `folder`: where it was loaded from, so that other workers can load it."""
+
+    name: Name
+    digest: Name
+    rank: Count = 0
+    bytes: Count = 0
+    folder: Annotated[str, Meta(max_length=8192)] = ""
+
+
 class PrefixStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prefix-cache statistics of a worker since its start. `misses` counts requests by `PrefixReuse.miss`,
     without positions. `read_timeouts`: requests that continued without blocks on disk because a read timed

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol import logs
+from protocol.adapters import SETTING, problem_with
 from protocol.hosts import Backend, Mode
 from protocol.settings import Size, public_name
 from protocol.tasks import Task
@@ -118,6 +119,20 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " bit; may be slower"
         ),
     ] = False
+    adapters: Annotated[
+        tuple[Annotated[str, Meta(pattern=SETTING)], ...],
+        Meta(
+            description="NAME=FOLDER of a LoRA or DoRA adapter (mlx-lm's or PEFT's), served as MODEL:NAME;"
+            " may be repeated"
+        ),
+    ] = ()
+    adapter_memory: Annotated[
+        Size,
+        Meta(
+            description="memory for adapters, taken from the caches'; adapters that are named at the start"
+            " take what they need"
+        ),
+    ] = 0
     sparse_prefill: Annotated[
         Share | None,
         Meta(
@@ -192,3 +207,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = 10.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
+
+    def __post_init__(self) -> None:
+        if (problem := problem_with(self.adapters)) is not None:
+            raise ValueError(problem)

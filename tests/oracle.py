@@ -42,9 +42,10 @@ class Oracle:
             self._process.kill()
         self._process.communicate()
 
-    def ask(self, folder: Path, requests: Sequence[Request]) -> None:
+    def ask(self, folder: Path, requests: Sequence[Request], adapter: Path | None = None) -> None:
         assert self._process.stdin is not None
-        json.dump({"folder": str(folder), "requests": requests}, self._process.stdin)
+        question = {"folder": str(folder), "requests": requests, "adapter": adapter and str(adapter)}
+        json.dump(question, self._process.stdin)
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
@@ -61,11 +62,11 @@ def main() -> None:
     preload_openblas(sys.argv)
     for line in sys.stdin:
         question = json.loads(line)
-        generate = _open(Path(question["folder"]))
+        generate = _open(Path(question["folder"]), question.get("adapter"))
         print(json.dumps([generate(request) for request in question["requests"]]), flush=True)
 
 
-def _open(folder: Path) -> Callable[[Request], dict[str, Any]]:
+def _open(folder: Path, adapter: str | None = None) -> Callable[[Request], dict[str, Any]]:
     """Load a model and return its generator: mlx-lm's, or mlx-vlm's if only that has the family."""
     from worker.models.config import read_config, reads
 
@@ -73,7 +74,7 @@ def _open(folder: Path) -> Callable[[Request], dict[str, Any]]:
         return partial(_generate_whole, open_whole(folder))
     from mlx_lm.utils import load
 
-    model, tokenizer, *_ = load(str(folder))
+    model, tokenizer, *_ = load(str(folder), adapter_path=adapter)
     return partial(_generate, model, tokenizer)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from protocol import lifeline, logs, settings, sockets, temporary_folder
+from protocol.adapters import split_setting
 from protocol.cache_folder import cache_folder
 from protocol.hosts import HostsError
 from protocol.types import Resources
@@ -88,6 +89,7 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         draft_model=configured.draft_model,
         use_mtp=configured.speculation == "auto",
         measurement="exact" if configured.exact else "load",
+        adapters=[pair for word in configured.adapters if (pair := split_setting(word)) is not None],
         probe_cache_folder=_probe_cache_folder(),
         timer=timer,
     )
@@ -103,6 +105,8 @@ def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer
     from worker.ranks.rendezvous import Rendezvous, backend_of
     from worker.transport.exit_codes import status_of
 
+    if configured.adapters:
+        settings.exit_with("worker", "adapters: a model of several ranks serves none: leave --adapter out.")
     backend = backend_of(configured, here)
     if here is not None and here.rank:
         from worker.ranks import follower

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from broker.dialects import batch_body, chat_body, completions, embeddings, model_choice, rerank, tokens
+from broker.dialects import (
+    adapters,
+    batch_body,
+    chat_body,
+    completions,
+    embeddings,
+    model_choice,
+    rerank,
+    tokens,
+)
 from broker.dialects.batch_body import EXPIRES_S_MAX, EXPIRES_S_MIN
 from broker.dialects.constraints import between
 from broker.dialects.messages import body as messages
@@ -68,6 +77,7 @@ def _read(path: str, summary: str, *told: str, **more: Any) -> Operation:
     return Operation("get", path, summary, told, **more)
 
 
+_CHANGING = (400, 401, 404, 413, 503, 504)
 _ONE = "/v1/responses/{id}"
 _AFTER: dict[str, tuple[str, dict[str, Any]]] = {
     "stream": ("query", {"enum": ["true", "false"]}),
@@ -199,6 +209,16 @@ OPERATIONS = (
     _read("/v1/models/pull", "List the downloads", "object", "data"),
     _read("/v1/models/pull/{id}", "Get a download", *_PULL, errors=(401, 404)),
     Operation("post", "/v1/models/pull/{id}/cancel", "Cancel a download", _PULL, errors=(401, 404)),
+    _read("/v1/adapters", "List the adapters of all models", "object", "data"),
+    Operation("post", "/v1/adapters", "Load an adapter", ("object", "model", "name", "rank"),
+              adapters.AdapterFolder, errors=_CHANGING),
+    Operation("delete", "/v1/adapters/{name}", "Remove an adapter; requests that use it finish",
+              ("object", "model", "name", "requests"), errors=(401, 404),
+              parameters={"model": ("query", _STRING)}),
+    Operation("post", "/v1/load_lora_adapter", "Load an adapter (vLLM's API)", (), adapters.LoraFolder,
+              errors=_CHANGING, content="text/plain"),
+    Operation("post", "/v1/unload_lora_adapter", "Remove an adapter (vLLM's API)", (), adapters.LoraName,
+              errors=(400, 401, 404, 413), content="text/plain"),
     _read("/v1/status", "Status of the gateway, its workers and their requests, with recent history",
           "object", "time", "gateway", "models", "workers", "requests", "recent",
           parameters={"history": ("query", {"enum": ["true", "false"]})}),

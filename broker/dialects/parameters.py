@@ -62,7 +62,7 @@ class Parameters(Struct, kw_only=True):
     extensions, named as in vLLM. So are `cache_salt` (only requests with the same salt share prefixes) and
     `cache_pin` (prefixes of this request are evicted last). A false `speculation` disables drafts, which
     changes only the speed. With `sparse_prefill` a long prompt is only partly prefilled, which may
-    change the answer.
+    change the answer. `adapter` names one of the model's adapters.
     """
 
     model: str | None = None
@@ -87,6 +87,7 @@ class Parameters(Struct, kw_only=True):
     min_tokens: int | None = None
     cache_salt: str | None = None
     cache_pin: bool | None = None
+    adapter: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None
 

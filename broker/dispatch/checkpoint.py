@@ -77,6 +77,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     crashes: list[CrashRecord] = []
     restores: Count = 0
     restored_at: Count = 0
+    adapter_digest: Name = ""
 
     @property
     def reached(self) -> int:
@@ -108,6 +109,7 @@ def checkpoint_of(flight: Flight, crashes: Sequence[CrashRecord], now: float) ->
         crashes=list(crashes),
         restores=flight.restores,
         restored_at=flight.restored_at,
+        adapter_digest=flight.adapter_digest,
     )
 
 
@@ -166,6 +168,7 @@ def flight_of(
         scored=checkpoint.scored,
         answered=set(checkpoint.answered),
         reuse=checkpoint.reuse,
+        adapter_digest=checkpoint.adapter_digest,
     )
     flight.enter("paused", now)
     if checkpoint.attempt is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from broker.dispatch.adapters import AdapterCatalogue
 from broker.dispatch.admission import Admission
 from broker.dispatch.cache_clear import CacheClear, CacheClears
 from broker.dispatch.catalogue import Catalogue, Tell
@@ -30,6 +31,7 @@ from protocol.errors import Code, RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
     Accepted,
+    AdaptersChanged,
     CacheCleared,
     ClearCache,
     Draining,
@@ -115,6 +117,9 @@ class Dispatcher:
         self.catalogue = Catalogue(
             fleet, self.flights, clock, unload_after_s=unload_after_s, tell=tell, host=host
         )
+        self.adapters = AdapterCatalogue(
+            incarnation, fleet, self.flights, lambda worker, message: send(worker, message, ())
+        )
         self.admission = admission
         self.dropped: Counter[str] = Counter()
         self._worker_messages = WorkerMessages(
@@ -135,6 +140,17 @@ class Dispatcher:
         self._end = end
 
     # --- requests ---
+
+    def find_with_adapter(self, asked: str | None, adapter: str | None) -> tuple[Worker | UnloadedModel, str]:
+        """Return what `find` returns for a request that may name an adapter, MODEL:NAME or by itself, and the
+        adapter's name; empty: none. Raises `RequestError`."""
+        model, named = (None, "") if asked is None else self.adapters.split(asked, self.catalogue.resolve)
+        if adapter and named and adapter != named:
+            message = f"'adapter' is {adapter[:100]!r}, but 'model' names another one."
+            raise RequestError(Code.INVALID_REQUEST, message, param="adapter")
+        found, name = self.find(model), adapter or named
+        self.adapters.require(found.model, name)
+        return found, name
 
     def find(self, model: str | None, task: Task = "generate") -> Worker | UnloadedModel:
         """Return the worker for a request, or the unloaded model that it may wait for. Raises `RequestError`.
@@ -252,6 +268,7 @@ class Dispatcher:
             if flight.terminal is None:
                 self.failover.cancel(flight)
             self.flights.close(flight)
+        self.adapters.sweep()
         self.failover.place()
         self.catalogue.update()
 
@@ -369,6 +386,7 @@ class Dispatcher:
                     self.traffic.worker(worker, now, "ready")
                     log.info("%s is ready: context %d tokens", message.model, message.context_length)
                 self.fleet.ready(worker, message, now)
+                self.adapters.on_ready(worker)
                 self.catalogue.update()
             case Draining():
                 log.info("worker for %s (pid %d) is draining", worker.model, worker.pid)
@@ -377,6 +395,8 @@ class Dispatcher:
                 self.lost(worker.incarnation, f"said goodbye: {message.reason}", died=message.died)
             case CacheCleared():
                 self._on_cache_cleared(message)
+            case AdaptersChanged():
+                self.adapters.on_changed(worker, message)
             case _:
                 self.dropped["unexpected"] += 1
 
@@ -395,6 +415,7 @@ class Dispatcher:
         self.traffic.of(worker.model).losses["dead" if died else "left"] += 1
         self._on_worker_lost(worker, how, died=died)
         self._cache_clears.lose(incarnation)
+        self.adapters.on_lost(worker)
         return True
 
     def turn_away(self, peer: str, reason: str) -> None:
@@ -429,6 +450,7 @@ class Dispatcher:
             if flight.becomes_long(now):
                 told = "%s generates for %g s without max_tokens: %d tokens so far (see --max-tokens-default)"
                 log.info(told, flight.id, LONG_S, len(flight.tokens))
+        self.adapters.sweep()
         self.catalogue.update()
         self.failover.sweep()
         self.history.tick(now)

@@ -24,9 +24,9 @@ from broker.dispatch.quarantine import (
     fingerprint_of,
 )
 from broker.dispatch.routing import Routing, WorkerLoad
-from protocol.errors import Code, RequestError
+from protocol.errors import Code, RequestError, adapter_not_found
 from protocol.log_context import about
-from protocol.messages import Adopt, Cancel, Message, Request
+from protocol.messages import Adopt, Cancel, Generate, Message, Request
 from protocol.types import BATCH_PRIORITY, AdoptedRow, OrphanedRow
 from protocol.wire import WireError
 
@@ -89,8 +89,10 @@ class Failover:
     def choose_replica(self, found: Worker, request: Request, has_room: Callable[[Worker], bool]) -> Worker:
         """Choose the worker for a new request among those equivalent to `found`."""
         peers = [worker for worker in self._fleet if worker.serves and worker.can_replace(found)]
+        if isinstance(request, Generate) and request.adapter:
+            peers = [worker for worker in peers if worker.digest_of(request.adapter) is not None]
         if len(peers) < 2:
-            return found
+            return peers[0] if peers else found
         open_ones = [worker for worker in peers if not self.load(worker)[0]] or peers
         is_batch = request.priority >= BATCH_PRIORITY
         loads = self._worker_loads(list(filter(has_room, open_ones)) or open_ones, batches=is_batch)
@@ -117,7 +119,8 @@ class Failover:
             raise RequestError(Code.WORKER_UNAVAILABLE, retry_after_s=1.0)
         for flight in flights:
             flight.suspect = self.crash_attribution.crashes(flight) > 0
-        if worker is None or self.load(worker)[0] or any(flight.suspect for flight in flights):
+        has_suspects = any(flight.suspect for flight in flights)
+        if worker is None or has_suspects or self.load(worker)[0] or not _has_adapter(worker, flights):
             self.place()
             return
         for flight in flights:
@@ -143,6 +146,7 @@ class Failover:
         flight.set_model(worker.identity, worker.plan)
         if flight.continued_by != before:
             self.continued_by[flight.continued_by] += 1
+        flight.adapter_digest = worker.digest_of(flight.adapter) or ""
         flight.limit(worker.ready.context_length if worker.ready else 0)
         self.routing.on_dispatched(flight, worker)
         return self._send(worker.incarnation, message, flight.media)
@@ -191,6 +195,8 @@ class Failover:
             serving = [worker for worker in self._fleet if worker.serves and worker.model == flight.model]
             if serving and not any(_may_finish(worker, flight) for worker in serving):
                 flight.fail(Code.WORKER_UNAVAILABLE, REPLACED)
+            elif serving and not any(_may_get_adapter(worker, flight) for worker in serving):
+                flight.fail(Code.ADAPTER_NOT_FOUND, adapter_not_found(flight.model, flight.adapter).message)
 
     def on_restored(self, flight: Flight, crashes: Sequence[CrashRecord], elapsed_s: float) -> None:
         """Note a flight that was restored from a checkpoint, with the crashes that it may have caused."""
@@ -344,6 +350,15 @@ class Failover:
             elif waited_s > self._timeout_s:
                 message = f"The worker was lost, and no other took over within {self._timeout_s:g} s."
                 flight.fail(Code.WORKER_UNAVAILABLE, message)
+
+
+def _has_adapter(worker: Worker, flights: Sequence[Flight]) -> bool:
+    return all(worker.digest_of(flight.adapter) is not None for flight in flights)
+
+
+def _may_get_adapter(worker: Worker, flight: Flight) -> bool:
+    """Return whether the worker can take the flight with its adapter, or may once it has loaded it."""
+    return flight.adapter in worker.awaited_adapters or flight.fits_adapter(worker.digest_of(flight.adapter))
 
 
 def _is_whole(flight: Flight, row: OrphanedRow) -> bool:

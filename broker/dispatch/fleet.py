@@ -16,7 +16,7 @@ from broker.dispatch.cost_model import ThroughputEstimate
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
 from protocol.tasks import Task, tasks
-from protocol.types import Capabilities
+from protocol.types import AdapterInfo, Capabilities
 
 MODELS_MAX = 256
 """Maximum number of models that workers may report during the life of a gateway, which keeps them all."""
@@ -65,6 +65,8 @@ class Worker:
     host: str = ""
     """The machine that it runs on, as it reports; empty if not reported."""
     throughput: ThroughputEstimate = field(default_factory=ThroughputEstimate)
+    awaited_adapters: set[str] = field(default_factory=set)
+    """Adapters that it was told to load and has not replied about."""
     dispatched: int = 0
     """Number of requests sent to it, including those resent from another worker."""
 
@@ -90,6 +92,21 @@ class Worker:
     @property
     def capabilities(self) -> Capabilities:
         return self.ready.capabilities if self.ready else Capabilities()
+
+    @property
+    def adapters(self) -> dict[str, AdapterInfo]:
+        """Its adapters, by name."""
+        return {info.name: info for info in self.ready.adapters} if self.ready else {}
+
+    def digest_of(self, adapter: str) -> str | None:
+        """Return the digest of one of its adapters; empty for none, None for one that it does not have."""
+        if not adapter:
+            return ""
+        return (
+            next((info.digest for info in self.ready.adapters if info.name == adapter), None)
+            if self.ready
+            else None
+        )
 
     def can_replace(self, other: Worker) -> bool:
         """Return whether a request built for `other` can be sent to this worker."""

@@ -148,6 +148,8 @@ class Flight:
     epoch: str = ""
     restores: int = 0
     restored_at: int = 0
+    adapter_digest: str = ""
+    """Digest of its adapter at the last worker."""
     was_placed: bool = False
     """Whether it was dispatched to a worker by this gateway."""
     former: Attempt | None = None
@@ -200,6 +202,16 @@ class Flight:
     def has_begun(self) -> bool:
         """Whether any output or prompt logprobs have arrived."""
         return self.reached > 0
+
+    @property
+    def adapter(self) -> str:
+        """Name of the adapter that it uses; empty: none."""
+        return self.request.adapter if isinstance(self.request, Generate) else ""
+
+    def fits_adapter(self, digest: str | None) -> bool:
+        """Return whether a worker whose adapter of that name has this digest can take it; None: it has no
+        such adapter."""
+        return digest is not None and (not self.has_begun or digest == self.adapter_digest)
 
     def can_continue_on(self, identity: str, *, stands_in: bool = False) -> bool:
         """Return whether a model with this identity can continue this flight.

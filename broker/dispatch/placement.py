@@ -51,6 +51,8 @@ class PlacementTarget:
             return False
         if not flight.can_continue_on(worker.identity, stands_in=worker.stands_in):
             return False
+        if not flight.fits_adapter(worker.digest_of(flight.adapter)):
+            return False
         if self.tries is not None:
             return (
                 retry_class is RetryClass.ISOLATE and self._has_row() and fingerprint_of(flight) == self.tries

@@ -1,8 +1,8 @@
 """Prefix hashes of a prompt, over bytes because only workers know its tokens. Pure.
 
 Two prompts have the same hashes (*marks*) up to where they diverge: one after each message, and one every
-`STRIDE_BYTES` within a long message. Each hash covers everything before it: cache salt, tools, images and
-text. A chat template may order these differently, which is harmless: a hash is only a hint.
+`STRIDE_BYTES` within a long message. Each hash covers everything before it: cache salt, adapter, tools,
+images and text. A chat template may order these differently, which is harmless: a hash is only a hint.
 """
 
 from __future__ import annotations
@@ -76,9 +76,15 @@ def all_prefix_hashes(request: Request) -> PrefixHashes:
 
 
 def _head(request: Generate) -> bytes:
-    """Return the bytes hashed before all messages: cache salt and tools."""
+    """Return the bytes hashed before all messages: cache salt, adapter and tools."""
     tools = b"" if request.tools is UNSET else bytes(request.tools)
-    return b"%d\0%s\0%s" % (len(request.cache_salt), request.cache_salt.encode(errors="replace"), tools)
+    salt = request.cache_salt.encode(errors="replace")
+    return b"%d\0%s\0%s\0%s" % (
+        len(request.cache_salt),
+        salt,
+        request.adapter.encode(errors="replace"),
+        tools,
+    )
 
 
 def _pieces(request: Generate) -> Iterator[bytes]:

@@ -41,8 +41,10 @@ CONTAINER_HOSTS = ("host.docker.internal", "host.containers.internal")
 """Names of this machine in containers. No one else can own them: `.internal` is not a public domain."""
 
 ADMINISTRATIVE_PATHS = (
+    "/v1/adapters",
     "/v1/cache",
     "/v1/inspect",
+    "/v1/load_lora_adapter",
     "/v1/models/load",
     "/v1/models/unload",
     "/v1/models/pin",
@@ -50,6 +52,7 @@ ADMINISTRATIVE_PATHS = (
     "/v1/models/pull",
     "/v1/requests",
     "/v1/status",
+    "/v1/unload_lora_adapter",
     "/metrics",
 )
 """Paths, with those below them, that change what all clients share, or reveal what others do."""

@@ -14,7 +14,7 @@ from broker.dialects import chat, chat_body
 from broker.dialects.parameters import copies
 from broker.dialects.rendering import ChatRendering
 from broker.dispatch.fleet import UnloadedModel, Worker
-from broker.routes.generation import ask, generated, take_body
+from broker.routes.generation import answering, ask, choose, generated, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import gateway_of
 from protocol.messages import Generate
@@ -22,15 +22,14 @@ from protocol.messages import Generate
 
 async def complete_chat(request: Request) -> ASGIApp:
     """Generate the next message of a conversation, streamed or as one document."""
-    gateway = gateway_of(request)
     body, raw = await take_body(request, chat_body.read)
-    found = gateway.dispatcher.find(body.model)
+    found = choose(request, body.model, body.adapter)
     id = "chatcmpl-" + secrets.token_hex(12)
     first, frames = await ask_chat(request, body, len(raw), found, id)
     requests = copies(first, body.n or 1)
     rendering = ChatRendering(
         id=id,
-        model=found.model,
+        model=answering(request, found),
         created=int(time.time()),
         stream=bool(body.stream),
         choices=len(requests),

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from broker.dialects import completions
 from broker.dialects.rendering import TextRendering
-from broker.routes.generation import generated, take_body
+from broker.routes.generation import answering, choose, generated, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import gateway_of
 
@@ -21,13 +21,13 @@ async def complete_text(request: Request) -> ASGIApp:
     """Generate the continuation of each prompt, streamed or as one document."""
     gateway = gateway_of(request)
     body, raw = await take_body(request, completions.read)
-    found = gateway.dispatcher.find(body.model)
+    found = choose(request, body.model, body.adapter)
     id = "cmpl-" + secrets.token_hex(12)
     generate = partial(completions.generate, body, id=id, incarnation=gateway.dispatcher.incarnation)
     requests = await gateway.offload.work(len(raw), generate)
     rendering = TextRendering(
         id=id,
-        model=found.model,
+        model=answering(request, found),
         created=int(time.time()),
         stream=bool(body.stream),
         choices=len(requests),

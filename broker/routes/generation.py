@@ -29,6 +29,7 @@ from broker.routes.batch_lines import CLIENT, is_batch_line
 from broker.routes.durable import Described, fingerprint, open_flights
 from broker.routes.media import read_media
 from broker.routes.state import gateway_of, prefix_namespace_of
+from protocol.adapters import SEPARATOR
 from protocol.api_keys import ApiKey
 from protocol.messages import Generate
 from protocol.messages import Request as Asked
@@ -70,6 +71,23 @@ async def whole_body(request: Request) -> bytes:
     """Return the body's bytes, read now or before. Raises `RequestError` if they are too many."""
     kept: bytes | None = getattr(request.state, "body", None)
     return await read_body(request, gateway_of(request).settings.body_bytes_max) if kept is None else kept
+
+
+def choose(request: Request, model: str | None, adapter: str | None = None) -> Worker | UnloadedModel:
+    """Return the worker for a request that names a model, and may name an adapter. Raises `RequestError`."""
+    found, request.state.adapter = gateway_of(request).dispatcher.find_with_adapter(model, adapter)
+    return found
+
+
+def answering(request: Request, found: Worker | UnloadedModel) -> str:
+    """Return the name of what answers the request: the model, or MODEL:ADAPTER."""
+    adapter = _adapter_of(request)
+    return f"{found.model}{SEPARATOR}{adapter}" if adapter else found.model
+
+
+def _adapter_of(request: Request) -> str:
+    adapter: str = getattr(request.state, "adapter", "")
+    return adapter
 
 
 async def ask(
@@ -143,7 +161,8 @@ def configured(request: Request, found: Worker | UnloadedModel, requests: Sequen
     require(task_of(requests[0]), found.capabilities, found.model)
     key: ApiKey | None = getattr(request.state, "key", None)
     namespace = prefix_namespace_of(request)
-    requests = [_configured(each, namespace, gateway.settings.max_tokens_default) for each in requests]
+    max_tokens, adapter = gateway.settings.max_tokens_default, _adapter_of(request)
+    requests = [_configured(each, namespace, max_tokens, adapter) for each in requests]
     if gateway.settings.log_prompts:
         access_log.log_prompts(requests)
     client = client_of(key, request.client.host if request.client else "")
@@ -173,10 +192,11 @@ def end_logger(request: Request) -> Callable[[Flight, int], None]:
     return partial(access_log.log_end, request_id(request.scope), key.name if key else "")
 
 
-def _configured(request: Asked, namespace: str, max_tokens_default: int | None) -> Asked:
-    """Return the request with its salt in a namespace of the prefix cache, and a maximum of tokens."""
+def _configured(request: Asked, namespace: str, max_tokens_default: int | None, adapter: str) -> Asked:
+    """Return the request with its adapter, its salt in a namespace of the prefix cache, and a maximum of
+    tokens."""
     if not isinstance(request, Generate):
         return request  # it uses no cache
     max_tokens = max_tokens_default if request.max_tokens is None else request.max_tokens
     salt = salt_in(namespace, request.cache_salt)
-    return structs.replace(request, cache_salt=salt, max_tokens=max_tokens)
+    return structs.replace(request, adapter=adapter, cache_salt=salt, max_tokens=max_tokens)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from broker.dialects import tokens
 from broker.dispatch.inspection import CapturedRequest
 from broker.dispatch.traffic import code_of
-from broker.routes.generation import respond
+from broker.routes.generation import choose, respond
 from broker.routes.report import StatusSnapshot, reuse_of
 from broker.routes.state import gateway_of
 from protocol.errors import Code, RequestError
@@ -50,7 +50,7 @@ async def show_kept(request: Request) -> ASGIApp:
         tokenizing=TokenizeOptions(tokens=True),
     )
     renderer = tokens.TokenizeRenderer(lambda told: {**_summary(kept, moment), **_whole(kept, told)})
-    found = dispatcher.find(kept.flight.model)
+    found = choose(request, kept.flight.model)
     return respond(request, found, [wanted], list(kept.flight.media), renderer, prompts=1)
 
 

@@ -23,7 +23,7 @@ from broker.dialects.tokens import TokenizeRenderer
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.http.ids import request_id
 from broker.routes.comparison import compared
-from broker.routes.generation import Within, ask, generated, respond, same, take_body
+from broker.routes.generation import Within, answering, ask, choose, generated, respond, same, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import gateway_of
 
@@ -32,7 +32,7 @@ async def create_message(http: Request) -> ASGIApp:
     """Generate the next message of a conversation, streamed or as one document."""
     gateway = gateway_of(http)
     read, raw = await take_body(http, body.read)
-    found = gateway.dispatcher.find(read.model)
+    found = choose(http, read.model, read.adapter)
     id = "msg_" + secrets.token_hex(12)
     thinks = found.capabilities.thinking
     generate = partial(
@@ -43,11 +43,11 @@ async def create_message(http: Request) -> ASGIApp:
     within: Within = same
     if read.diagnostics is not None:
         earlier = read.diagnostics.previous_message_id
-        comparison, within = await compared(http, asked, found.model, len(raw), earlier)
+        comparison, within = await compared(http, asked, answering(http, found), len(raw), earlier)
         diagnostics = cache_diagnostics.of_message(comparison) if earlier else None
     rendering = MessageRendering(
         id=id,
-        model=found.model,
+        model=answering(http, found),
         created=int(time.time()),
         stream=bool(read.stream),
         request_id=request_id(http.scope),
@@ -60,7 +60,7 @@ async def count_tokens(http: Request) -> ASGIApp:
     """Count the tokens of a conversation, even beyond the model's context. Nothing is generated."""
     gateway = gateway_of(http)
     read, raw = await take_body(http, body.read_prompt)
-    found = gateway.dispatcher.find(read.model)
+    found = choose(http, read.model)
     id = "count-" + secrets.token_hex(12)
     count = partial(request.count, read, id=id, incarnation=gateway.dispatcher.incarnation)
     asked, frames = await ask(http, found, len(raw), _converse(read, found), count)

@@ -18,8 +18,10 @@ from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
 from broker.dispatch.fleet import ModelEntry
 from broker.http.respond import read_body
 from broker.routes.state import GatewayState, check_watchers, gateway_of, watching
-from protocol.errors import Code, RequestError
+from protocol.adapters import SEPARATOR
+from protocol.errors import Code, RequestError, adapter_not_found
 from protocol.tasks import tasks
+from protocol.types import AdapterInfo
 
 CHOICE_BYTES_MAX = 4096
 LOOK_S = 0.25
@@ -37,6 +39,7 @@ async def list_models(request: Request) -> Response:
         ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
         return JSONResponse({"data": listed, "has_more": False, **ends})
     listed = [_model_object(gateway, name) for name in names]
+    listed += [_adapter_object(gateway, name, info) for name in names for info in _adapters(gateway, name)]
     # Codex fails without `models`. It is empty: an entry would have to replace the agent's own prompt.
     for_codex: dict[str, object] = {"models": []} if "client_version" in request.query_params else {}
     return JSONResponse({"object": "list", "data": listed, **for_codex})
@@ -45,9 +48,16 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """Return one model, by id or alias; ids may contain slashes."""
     gateway = gateway_of(request)
-    name = gateway.dispatcher.catalogue.resolve(request.path_params["model"]) or ""
+    dispatcher = gateway.dispatcher
+    asked, adapter = dispatcher.adapters.split(request.path_params["model"], dispatcher.catalogue.resolve)
+    name = dispatcher.catalogue.resolve(asked) or ""
     if name not in gateway.dispatcher.fleet.models:
         raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
+    if adapter:
+        found = [info for info in _adapters(gateway, name) if info.name == adapter]
+        if not found:
+            raise adapter_not_found(name, adapter)
+        return JSONResponse(_adapter_object(gateway, name, found[0]))
     return JSONResponse((_anthropics if _is_anthropics(request) else _model_object)(gateway, name))
 
 
@@ -138,6 +148,19 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
         if (failure := catalogue.states[name].failure) and model["state"] != "loaded":
             model["failure"] = failure
     return model
+
+
+def _adapters(gateway: GatewayState, name: str) -> list[AdapterInfo]:
+    return gateway.dispatcher.adapters.known(name)
+
+
+def _adapter_object(gateway: GatewayState, name: str, info: AdapterInfo) -> dict[str, object]:
+    """Return an adapter as a model of its own, MODEL:NAME, with vLLM's fields `root` and `parent`."""
+    base = _model_object(gateway, name)
+    adapter: dict[str, object] = {"id": f"{name}{SEPARATOR}{info.name}", "object": "model"}
+    adapter |= {"created": base["created"], "owned_by": "roundhouse", "root": name, "parent": name}
+    kept = ("context_length", "tasks", "state")
+    return adapter | {"rank": info.rank} | {key: base[key] for key in kept if key in base}
 
 
 ROUTES = [

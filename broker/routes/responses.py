@@ -30,7 +30,7 @@ from broker.routes import background
 from broker.routes.batch_lines import is_batch_line
 from broker.routes.comparison import compared
 from broker.routes.durable import Described, keeper
-from broker.routes.generation import ask, respond, take_body
+from broker.routes.generation import answering, ask, choose, respond, take_body
 from broker.routes.idempotency import keyed
 from broker.routes.state import GatewayState, gateway_of, owner_of
 from protocol.errors import Code, RequestError
@@ -42,7 +42,7 @@ async def create(asked: Request) -> ASGIApp:
     read, raw = await take_body(asked, body.read, may_wait=_names_background)
     if is_batch_line(asked):
         read.store = False  # the batch has its result, and clients' responses keep their room
-    found = gateway.dispatcher.find(read.model)
+    found = choose(asked, read.model, read.adapter)
     bytes_max = gateway.settings.body_bytes_max
     recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
     offer = request.offered(read)
@@ -56,16 +56,16 @@ async def create(asked: Request) -> ASGIApp:
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
     earlier = read.comparison_response_id
-    comparison, recording = await compared(asked, message, found.model, len(raw), earlier)
+    comparison, recording = await compared(asked, message, answering(asked, found), len(raw), earlier)
     created, kept = int(time.time()), _is_kept(gateway, read)
     if read.background and not kept:
         raise refuse("background", "is not possible: this server stores no responses")
-    envelope = request.envelope(read, id=id, model=found.model, created_at=created, kept=kept)
+    envelope = request.envelope(read, id=id, model=answering(asked, found), created_at=created, kept=kept)
     if earlier:
         envelope["prompt_cache_diagnostics"] = cache_diagnostics.of_response(comparison)
     rendering = ResponseRendering(
         id=id,
-        model=found.model,
+        model=answering(asked, found),
         created=created,
         stream=bool(read.stream),
         stem=stem,
@@ -101,7 +101,7 @@ async def compact(asked: Request) -> ASGIApp:
     """Summarize a conversation: return its user messages and a compaction item that stands for the rest."""
     gateway = gateway_of(asked)
     read, raw = await take_body(asked, compaction.read)
-    found = gateway.dispatcher.find(read.model)
+    found = choose(asked, read.model, read.adapter)
     recalled = history.recall(
         read, gateway.responses, owner_of(asked), bytes_max=gateway.settings.body_bytes_max
     )
@@ -114,7 +114,9 @@ async def compact(asked: Request) -> ASGIApp:
         partial(_conversation, read, found, compaction.placed(recalled)),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
-    envelope = request.envelope(read, id=id, model=found.model, created_at=int(time.time()), kept=False)
+    envelope = request.envelope(
+        read, id=id, model=answering(asked, found), created_at=int(time.time()), kept=False
+    )
     answer = ResponseBuilder(envelope, ResponseOutput(stem, request.style(read, offer)), clock=time.time)
     renderer = compaction.CompactionRenderer(answer, recalled, stem)
     return respond(asked, found, [message], frames, renderer, prompts=1)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from broker.dialects import chat_body, tokens
 from broker.routes.chat import ask_chat
-from broker.routes.generation import respond, take_body
+from broker.routes.generation import choose, respond, take_body
 from broker.routes.state import GatewayState, gateway_of
 from protocol.messages import Accepted, Generate
 
@@ -20,7 +20,7 @@ async def tokenize(request: Request) -> ASGIApp:
     """Return the tokens of a text, or of a conversation rendered for its model."""
     gateway = gateway_of(request)
     body, raw = await take_body(request, tokens.read_tokenize)
-    found = gateway.dispatcher.find(body.model)
+    found = choose(request, body.model)
     if body.is_chat:
         chat = await gateway.offload.work(len(raw), partial(chat_body.read, raw))
         asked, frames = await ask_chat(request, chat, len(raw), found, _new_id())
@@ -40,7 +40,7 @@ async def detokenize(request: Request) -> ASGIApp:
     """Return the text of tokens."""
     gateway = gateway_of(request)
     body, _ = await take_body(request, tokens.read_detokenize)
-    found = gateway.dispatcher.find(body.model)
+    found = choose(request, body.model)
     wanted = tokens.detokenize(body, _unprompted(gateway))
     renderer = tokens.TokenizeRenderer(lambda told: {"prompt": told.prompt})
     return respond(request, found, [wanted], [], renderer, prompts=1)

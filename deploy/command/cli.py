@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.command import cache, journal, keys, service, standard_streams
+from deploy.command import adapters, cache, journal, keys, service, standard_streams
 from deploy.command.batch import batch
 from deploy.command.bench import bench
 from deploy.command.chat import chat
@@ -71,6 +71,7 @@ def _app() -> typer.Typer:
     app.add_typer(_keys(), name="keys")
     app.add_typer(_cache(), name="cache")
     app.add_typer(_journal(), name="journal")
+    app.add_typer(_adapters(), name="adapters")
     app.command()(curve_keys)
     app.add_typer(_services(), name="service")
     return app
@@ -81,6 +82,16 @@ def _keys() -> typer.Typer:
     commands.command()(keys.create)
     commands.command("list")(keys.show)
     commands.command()(keys.revoke)
+    return commands
+
+
+def _adapters() -> typer.Typer:
+    commands = typer.Typer(
+        help="List, add and remove the adapters of a running server.", no_args_is_help=True
+    )
+    commands.command("list")(adapters.show)
+    commands.command()(adapters.add)
+    commands.command()(adapters.rm)
     return commands
 
 

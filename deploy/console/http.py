@@ -44,8 +44,16 @@ def open_client(endpoint: Endpoint) -> httpx.Client:
 
 def get(http: httpx.Client, path: str) -> dict[str, Any]:
     """Fetch a JSON document. Raises `ConsoleError`."""
+    return ask(http, "GET", path)
+
+
+def ask(http: httpx.Client, method: str, path: str, **fields: Any) -> dict[str, Any]:
+    """Send a request; return the JSON document of its response. Raises `ConsoleError`.
+
+    `fields`: of httpx's `request`.
+    """
     with _told(http):
-        answer = http.get(path)
+        answer = http.request(method, path, **fields)
         if answer.status_code != 200:
             raise ConsoleError(refusal(http, answer.status_code, answer.content))
         return _object(answer.content)

@@ -15,7 +15,7 @@ import msgspec
 
 from deploy.serving.models import fallback_after_s
 from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
-from deploy.supervisor.child import DRAFTER, OF_SETS, Child, ServedModel, plans
+from deploy.supervisor.child import ADAPTERS, OF_MODEL, OF_SETS, Child, ServedModel, plans
 from protocol.settings import public_name
 
 API_KEYS = "ROUNDHOUSE_API_KEYS"
@@ -60,7 +60,8 @@ def _chained(ways: Sequence[Child], name: str) -> Child:
 
 def _for_plan(given: ServeSettings, plan: ServedModel, model: ServedModel) -> ServeSettings:
     """Return the settings for all models as they apply to a fallback plan of `model`."""
-    others = [DRAFTER] if plan.model != model.model else []
+    others = [*OF_MODEL] if plan.model != model.model else []
+    others += [ADAPTERS] if "hosts" in plan.settings else []
     ports = {"hosts_port": given.hosts_port} if "hosts" in plan.settings else {}
     return msgspec.structs.replace(given, **{**dict.fromkeys((*OF_SETS, *others)), **ports})
 

@@ -51,7 +51,7 @@ _OWN = {
 """Keys of a table that describe the model, with their types; all others are settings of the worker."""
 
 FALLBACK_AFTER_S = 60.0
-_OF_ONE = ("hosts", "fallback")
+_OF_ONE = ("hosts", "fallback", "adapters")
 """Flags that apply only if there is a single model."""
 
 

@@ -85,6 +85,8 @@ WORKER_FLAGS = (
     "speculation",
     "draft_model",
     "exact",
+    "adapters",
+    "adapter_memory",
     "sparse_prefill",
     "drain_timeout_s",
     "curve_keys",
@@ -104,6 +106,7 @@ GROUPS = {
         "load_timeout",
         "unload_after",
     ),
+    "Adapters": ("adapters", "adapter_memory"),
     "Prefix cache": (
         "prefix_cache_ram",
         "prefix_cache_disk",

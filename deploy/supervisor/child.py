@@ -16,12 +16,14 @@ PORT_OF_SETS = "hosts_port"
 OF_SETS = "hosts", "split", "backend", PORT_OF_SETS
 """Settings of workers whose model is run by several processes."""
 
-DRAFTER = "draft_model"
-"""A setting that is valid only for its model, not for a fallback with another one."""
+OF_MODEL = "draft_model", "adapters"
+"""Settings that are valid only for their model, not for a fallback with another one."""
+
+ADAPTERS = "adapters"
 
 REPLICAS_MAX = 64
 Replicas = Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
-Setting = str | int | float | bool
+Setting = str | int | float | bool | tuple[str, ...]
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
@@ -59,7 +61,9 @@ def _replacement(
     if hosts is not None and PORT_OF_SETS in model.settings:
         settings = settings | {PORT_OF_SETS: model.settings[PORT_OF_SETS]}
     if other is not None:  # it probably has another tokenizer
-        settings = {name: value for name, value in settings.items() if name != DRAFTER}
+        settings = {name: value for name, value in settings.items() if name not in OF_MODEL}
+    if hosts is not None:  # several ranks serve no adapters
+        settings = {name: value for name, value in settings.items() if name != ADAPTERS}
     return msgspec.structs.replace(
         model,
         model=other or model.model,

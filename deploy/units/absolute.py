@@ -11,6 +11,7 @@ from deploy.serving.models import split_name
 from deploy.serving.settings import PROGRAM, ServeSettings, document
 from deploy.supervisor.child import split_models
 from protocol import settings
+from protocol.adapters import split_setting
 from protocol.gateway_settings import GatewaySettings
 from protocol.model_folder import folder_of
 from protocol.settings import SettingsError
@@ -42,7 +43,7 @@ def absolute_flags(argv: Sequence[str]) -> list[str]:
 def absolute_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with absolute paths in the variables that are settings."""
     found = dict(environ)
-    for name in (*_PATHS, *_MODELS):
+    for name in (*_PATHS, *_MODELS, "adapters"):
         if value := found.get(variable := _PREFIX + name.upper()):
             found[variable] = str(_absolute(name, value))
     return found | {name: _path(found[name]) for name in _FOLDER_VARIABLES if found.get(name)}
@@ -72,10 +73,17 @@ def _absolute(name: str, value: Any) -> Any:
         return value
     if name in _PATHS:
         return _path(value)
+    if name == "adapters":
+        return ",".join(map(_adapter, value.split(",")))
     if name in _MODELS:
         convert = _plan if name == "fallback" else _named_model
         return ",".join(map(convert, value.split(",")))
     return value
+
+
+def _adapter(word: str) -> str:
+    pair = split_setting(word.strip())
+    return word if pair is None else f"{pair[0]}={pair[1]}"
 
 
 def _path(value: str) -> str:

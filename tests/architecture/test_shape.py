@@ -29,6 +29,7 @@ BOUNDARIES = {
     "broker/http/internal_request.py",
     "broker/transport/router.py",
     "protocol/logs.py",
+    "worker/schedule/adapter_changes.py",
     "worker/schedule/speculation.py",
     "worker/schedule/embedding_loop.py",
     "worker/schedule/failures.py",

@@ -17,6 +17,7 @@ from protocol import wire
 from protocol.conversation import pack
 from protocol.messages import (
     Accepted,
+    AdaptersChanged,
     Adopt,
     CacheCleared,
     Cancel,
@@ -30,6 +31,7 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    LoadAdapter,
     Loading,
     Message,
     PrefixHit,
@@ -40,9 +42,11 @@ from protocol.messages import (
     StepOutputs,
     ToGateway,
     ToWorker,
+    UnloadAdapter,
     Welcome,
 )
 from protocol.types import (
+    AdapterInfo,
     AdoptedRow,
     CallDelta,
     Capabilities,
@@ -83,6 +87,7 @@ DECODERS: dict[str, Decoder] = {
 GATEWAY, WORKER = "6761746577617931", "776f726b65723031"
 REUSE = PrefixReuse(tokens=256, tier="disk", miss="diverged")
 SPARSELY = replace(REUSE, left_out=[(64, 96), (128, 70000)])
+ADAPTER = AdapterInfo(name="sql", digest="5f" * 16, rank=16, bytes=2**22, folder="/srv/adapters/駅")
 IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
 
 FULL: list[Message] = [
@@ -151,6 +156,7 @@ FULL: list[Message] = [
         calling=ToolCallConstraint(required=True, name="switch", single=True, strict=["switch"]),
         tokenizing=TokenizeOptions(tokens=True, pieces=True, special=False, opens_turn=False),
         client="5f" * 8,
+        adapter="rails-3.8@駅",
     ),
     Embed(
         incarnation=GATEWAY,
@@ -214,6 +220,7 @@ FULL: list[Message] = [
         store="mac-studio.local:801:2f",
         plan="org/model, tensor over 2 processes",
         stands_in=True,
+        adapters=[ADAPTER],
         token_bytes_max=128,
         exactness=Exactness(
             checks=[
@@ -367,6 +374,11 @@ FULL: list[Message] = [
         details={"prompt_tokens": 9000, "context_length": 8192},
     ),
     CacheCleared(incarnation=WORKER, id="clear-1", ram_bytes=2**32, disk_bytes=2**34, namespace="9f2c"),
+    LoadAdapter(incarnation=GATEWAY, name="sql", folder="/srv/adapters/駅"),
+    UnloadAdapter(incarnation=GATEWAY, name="sql"),
+    AdaptersChanged(
+        incarnation=WORKER, name="sql", error="it has no adapter_config.json", adapters=[ADAPTER]
+    ),
     Draining(incarnation=WORKER),
     Goodbye(incarnation=WORKER, reason="asked to stop", died=True),
 ]
@@ -392,6 +404,9 @@ LEAST: list[Message] = [
     Finished(incarnation=WORKER, id="a", reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=0)),
     Failed(incarnation=WORKER, id="a", code="engine_error", message=""),
     CacheCleared(incarnation=WORKER, id="c", ram_bytes=0, disk_bytes=0),
+    LoadAdapter(incarnation=GATEWAY, name="a", folder="/a"),
+    UnloadAdapter(incarnation=GATEWAY, name="a"),
+    AdaptersChanged(incarnation=WORKER, name="a"),
     Draining(incarnation=WORKER),
     Goodbye(incarnation=WORKER, reason=""),
 ]
@@ -1062,6 +1077,23 @@ BEFORE_PLANS: list[Message] = [
 """Messages of `FULL` before a model could run on several processes, and another plan continue its answers."""
 
 
+def _unadapted(message: Message) -> Message:
+    """Return a message of `FULL` without its fields for adapters."""
+    match message:
+        case Generate():
+            return replace(message, adapter="")
+        case Ready():
+            return replace(message, adapters=[])
+    return message
+
+
+_UNADAPTED = [_unadapted(message) for message in FULL]
+BEFORE_ADAPTERS: list[Message] = [
+    earlier for earlier, message in zip(_UNADAPTED, FULL, strict=True) if earlier != message
+]
+"""Messages of `FULL` before adapters."""
+
+
 def _without_footprints(message: Message) -> Message:
     """Return a message of `FULL` without footprints."""
     if not isinstance(message, Heartbeat) or message.resources is None:
@@ -1076,13 +1108,13 @@ BEFORE_FOOTPRINTS: list[Message] = [
 """Messages of `FULL` before processes reported their footprint."""
 
 BEFORE_EXACTNESS: list[Message] = [
-    replace(message, exactness=None) for message in FULL if isinstance(message, Ready)
+    replace(message, exactness=None) for message in _UNADAPTED if isinstance(message, Ready)
 ]
 """Messages of `FULL` before a worker measured whether its batched passes are exact."""
 
 _UNMEASURED = [
     replace(message, exactness=None) if isinstance(message, Ready) else _without_footprints(message)
-    for message in FULL
+    for message in _UNADAPTED
 ]
 
 
@@ -1218,6 +1250,7 @@ KINDS = {
     "before_namespaces": BEFORE_NAMESPACES,
     "before_exactness": BEFORE_EXACTNESS,
     "before_adoption": BEFORE_ADOPTION,
+    "before_adapters": BEFORE_ADAPTERS,
 }
 
 

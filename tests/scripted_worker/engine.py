@@ -67,6 +67,9 @@ class FakeEngine:
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         self.sight.set_images(row, images)
 
+    def set_adapter(self, row: str, adapter: str) -> None:
+        """Do nothing: scripts say the same with any adapter."""
+
     def prefill(
         self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
     ) -> Mapping[str, Sequence[Logprob]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from protocol.types import Capabilities
+from tests.scripted_worker.adapters import FakeAdapters
 from tests.scripted_worker.engine import FakeEngine
 from tests.scripted_worker.script import Script
 from tests.scripted_worker.text import CONTEXT_LENGTH, FakePipeline, FakePreparer
@@ -47,4 +48,5 @@ class FakeLoader:
             engine=FakeEngine(scripts, self.step_ms),
             open_preparer=lambda context_length: FakePreparer(scripts, context_length),
             open_output_processor=lambda request: FakePipeline(scripts.get(request.id, Script()), request.id),
+            adapters=FakeAdapters(),
         )

@@ -11,6 +11,7 @@ from typing import Any
 from protocol.messages import Failed, Finished, Message, StepOutputs
 from protocol.types import Capabilities, Delta
 from tests.factories import engine_request
+from tests.scripted_worker.adapters import FakeAdapters
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
     NO_TARGETS,
@@ -102,6 +103,8 @@ class ScriptedEngine:
     shown: dict[str, tuple[ImageInput, ...]] = field(default_factory=dict)
     swells: float = 1.0
     """Ratio of an image's actual to its estimated size."""
+    adapted: dict[str, str] = field(default_factory=dict)
+    """The adapter of each row that has had one."""
     probes: int = 0
     resets: int = 0
 
@@ -133,6 +136,11 @@ class ScriptedEngine:
         if tuple(tokens) != self._whole(row)[: len(tokens)]:
             self.breaches.append(f"{row} gets its images with the wrong tokens {tokens}")
         self.shown[row] = tuple(images)
+
+    def set_adapter(self, row: str, adapter: str) -> None:
+        if self.prefilled.get(row) or row in self.decoding:
+            self.breaches.append(f"{row} gets its adapter after its prefill has begun")
+        self.adapted[row] = adapter
 
     def _check_images(self, row: str, begin: int, tokens: Sequence[int], *, alone: bool) -> None:
         """Record a breach if a row is run or restored without its images set, or run without them encoded."""
@@ -368,6 +376,7 @@ class House:
     """Capacity of the prefix store; None: no store. Otherwise the engine has a `shape`."""
     image_bytes_max: int | None = None
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
+    adapters: FakeAdapters = field(default_factory=FakeAdapters)
     inbox: Inbox = field(default_factory=Inbox)
     published: list[Message] = field(default_factory=list)
     pipelines: dict[str, Callable[[], OutputProcessor]] = field(default_factory=dict)
@@ -383,23 +392,27 @@ class House:
             assert self.engine.shape is not None
             index = PrefixIndex(self.engine.shape)
             self.store = PrefixStore(self.engine, index, self.store_bytes, self.inbox.put)
+        model = Model(
+            info=ModelInfo("m", 100, 0, Capabilities()),
+            engine=self.engine,
+            open_preparer=self._no_preparer,
+            open_output_processor=lambda request: self.pipelines.get(request.id, ScriptedPipeline)(),
+            adapters=self.adapters,
+        )
+        scheduler = Scheduler(
+            SchedulerConfig(
+                rows_max=self.rows_max,
+                prefill_tokens=self.prefill_tokens,
+                bytes_max=self.bytes_max,
+                row_bytes=self.engine.row_bytes,
+                image_bytes_max=self.image_bytes_max,
+            ),
+            self.store.index if self.store else None,
+        )
         self.loop = Loop(
-            model=Model(
-                info=ModelInfo("m", 100, 0, Capabilities()),
-                engine=self.engine,
-                open_preparer=self._no_preparer,
-                open_output_processor=lambda request: self.pipelines.get(request.id, ScriptedPipeline)(),
-            ),
-            scheduler=Scheduler(
-                SchedulerConfig(
-                    rows_max=self.rows_max,
-                    prefill_tokens=self.prefill_tokens,
-                    bytes_max=self.bytes_max,
-                    row_bytes=self.engine.row_bytes,
-                    image_bytes_max=self.image_bytes_max,
-                ),
-                self.store.index if self.store else None,
-            ),
+            model=model,
+            scheduler=scheduler,
+            context_length=10,
             store=self.store,
             inbox=self.inbox,  # type: ignore[arg-type]
             publisher=Publisher(INCARNATION, self._publish, lambda: self.backlog()),
@@ -431,6 +444,7 @@ class House:
         echo: bool = False,
         scored: int = 0,
         images: Sequence[Image] = (),
+        adapter: str = "",
     ) -> None:
         """Submit a request whose answer is `script`, then the end token. Its prompt is `tokens`, or that of
         request `like`. `images` replace the tokens at their positions."""
@@ -456,6 +470,7 @@ class House:
             echo=echo,
             scored=scored,
             images=inputs,
+            adapter=adapter,
         )
         self.inbox.put(Submit(request))
 

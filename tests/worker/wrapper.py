@@ -70,6 +70,9 @@ class EngineWrapper:
     def evict_image(self, digest: str) -> None:
         self.engine.evict_image(digest)
 
+    def set_adapter(self, row: str, adapter: str) -> None:
+        self.engine.set_adapter(row, adapter)
+
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         self.engine.set_images(row, tokens, images)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from protocol.messages import Generate
 from protocol.types import CallDelta, Capabilities, Exactness, SparsePrefill
+from worker.contract.adapters import AdapterSet
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.guides import ForcedTokens, Grammar
 from worker.contract.images import ArrayBytes, ImageInput
@@ -89,7 +90,7 @@ class EngineRequest:
     one. `speculation`: tokens may be drafted, without changing the output; `prediction` is text that the
     output is likely to repeat. `sparse`: sparse prefill of a long prompt; None: the default. `left_out`:
     position ranges that another worker did not prefill. `relaxed`: keywords of its JSON schema that the
-    output may violate.
+    output may violate. `adapter`: its name; empty: the model alone.
     """
 
     id: str
@@ -117,6 +118,7 @@ class EngineRequest:
     sparse: SparsePrefill | None = None
     left_out: tuple[tuple[int, int], ...] = ()
     relaxed: tuple[str, ...] = ()
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +289,10 @@ class Engine(Protocol):
         """Set the images of a row's prompt. Call it before any of it is prefilled or restored. They are
         dropped with the row, and copied by `fork`. Cheap: nothing is encoded here."""
 
+    def set_adapter(self, row: str, adapter: str) -> None:
+        """Set the adapter of a row, which the model has. Call it before any of the row is prefilled or
+        restored. It is dropped with the row, and copied by `fork`."""
+
     def prefill(
         self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
     ) -> Mapping[str, Sequence[Logprob]]:
@@ -388,6 +394,8 @@ class Model:
     """Called once on each thread of the pool, with the context length that fits into memory."""
     open_output_processor: Callable[[EngineRequest], OutputProcessor]
     """Called on the model thread, once for each request."""
+    adapters: AdapterSet | None = None
+    """None: it serves none."""
     position_cost: float | None = None
     """Cost of each additional token in a step of one row, relative to a plain step, measured with
     `drafts.PRICED_COLUMNS` tokens. None: not measured."""

@@ -22,15 +22,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from worker.contract.adapters import AdapterError
+
 NO_ADAPTER = ""
 """The adapter of a row that uses none."""
 _GATES = ("SwitchGLU", "SwitchMLP")
 """Upstream's modules that call their layers of experts as `layer(x, indices)`."""
 _EXPERTS = ("SwitchLinear", "QuantizedSwitchLinear")
-
-
-class AdapterError(Exception):
-    """An adapter does not fit the model. The message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from worker.engine.adapters import AdapterError, LayerWeights, kind_of
+from protocol.adapters import ADAPTERS_MAX
+from protocol.types import AdapterInfo
+from worker.contract.adapters import AdapterError
+from worker.engine.adapters import Adapters, LayerWeights, kind_of
 
 CONFIG = "adapter_config.json"
 CONFIG_BYTES_MAX = 2**20
@@ -52,6 +55,40 @@ class AdapterFolder:
     def rank(self) -> int:
         """The highest rank of a layer."""
         return max(own.a.shape[1] for own in self.weights.values())
+
+
+class ServedAdapters:
+    """`contract.AdapterSet` of a model."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        """`adapters`: the engine's."""
+        self._adapters = adapters
+        self._infos: dict[str, AdapterInfo] = {}
+
+    @property
+    def infos(self) -> list[AdapterInfo]:
+        return list(self._infos.values())
+
+    def load(self, name: str, folder: Path, bytes_max: int) -> AdapterInfo:
+        if name in self._infos:
+            raise AdapterError("it is loaded already")
+        if len(self._infos) >= ADAPTERS_MAX:
+            raise AdapterError(f"the model has {ADAPTERS_MAX} adapters, the maximum")
+        found = read_adapter(folder, self._adapters.layers(), bytes_max)
+        self._adapters.add(name, found.weights)
+        nbytes = self._adapters.names[name]
+        if nbytes > bytes_max:
+            self._adapters.remove(name)
+            raise AdapterError(f"it takes {nbytes} bytes beside the others, of which {bytes_max} are left")
+        info = AdapterInfo(
+            name=name, digest=found.digest, rank=found.rank, bytes=max(0, nbytes), folder=str(folder)
+        )
+        self._infos[name] = info
+        return info
+
+    def unload(self, name: str) -> None:
+        self._infos.pop(name, None)
+        self._adapters.remove(name)
 
 
 def read_adapter(folder: Path, layers: Layers, bytes_max: int) -> AdapterFolder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.model_folder import name_of
 from protocol.tasks import Task
 from protocol.types import Resources, Wired
+from worker.contract.adapters import AdapterError
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import DraftProposer
 from worker.contract.engine import (
@@ -72,6 +74,7 @@ class ModelLoader:
         draft_model: str | None = None,
         use_mtp: bool = False,
         measurement: Measurement = "load",
+        adapters: Sequence[tuple[str, Path]] = (),
         probe_cache_folder: Path | None = None,
         timer: StartupTimer | None = None,
     ) -> None:
@@ -80,6 +83,7 @@ class ModelLoader:
         it replaces another model, so its plan gets a name. `draft_model`: folder or id of a draft model.
         `use_mtp`: without a draft model, use the model's own MTP layers, if any. With either, the cost of
         verifying drafts is measured. `measurement`: what to measure of the exactness of batched passes.
+        `adapters`: names and folders.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: the share of it to keep free.
         `memory_budget`: upper bound of the process in bytes. `cache_share`: share of the memory for caches
         that they may use. `wired`: the memory that macOS may not page out. `probe_cache_folder`: where probe
@@ -95,6 +99,7 @@ class ModelLoader:
         self._draft_model = draft_model
         self._use_mtp = use_mtp
         self._measurement = measurement
+        self._adapters = adapters
         self._draft: DraftModel | None = None
         self._probe_cache_folder = probe_cache_folder
         self._timer = timer or StartupTimer()
@@ -149,6 +154,8 @@ class ModelLoader:
         try:
             if task == "generate":
                 return self._generating(folder, config, progress), ""
+            if self._adapters:
+                raise ModelError("it generates no text, so it serves no adapters: leave --adapter out.")
             if self._draft:
                 raise ModelError(
                     "it generates no text, so it cannot use a draft model: leave --draft-model out."
@@ -312,7 +319,7 @@ class ModelLoader:
         if can_verify and (self._draft or self._use_mtp):
             model = replace(model, position_cost=position_cost(model.engine))
         timer.lap("warm-up")
-        return model
+        return self._with_adapters(model)
 
     def _compared(self, model: Model, network: Any, cache: ProbeCache, key: str) -> tuple[Model, bool]:
         """Return the model with the measured exactness of its batched passes, limited for `--exact`, and
@@ -332,6 +339,26 @@ class ModelLoader:
             self._timer.lap("exactness")
         info = replace(model.info, exactness=exactness, batched=engine.is_batchable)
         return replace(model, info=info), engine.capabilities.ahead
+
+    def _with_adapters(self, model: Model) -> Model:
+        """Return the model with its adapters. Raises `ModelError`."""
+        if self._measurement == "exact":
+            if self._adapters:
+                raise ModelError(
+                    "with --exact no adapters are served, because rows with different ones are not computed"
+                    " bit by bit as alone: leave --exact or --adapter out."
+                )
+            return replace(model, adapters=None)
+        assert model.adapters is not None, "a model of one process serves adapters"
+        for name, folder in self._adapters:
+            try:
+                # What they leave for the caches is checked with the context length.
+                model.adapters.load(name, folder, bytes_max=2**62)
+            except AdapterError as error:
+                raise ModelError(f"the adapter {name} cannot be served: {error} ({folder}).") from None
+        if self._adapters:
+            self._timer.lap("adapters")
+        return model
 
     def _listener(self, folder: Path, network: Any) -> DraftProposer | None:
         """Load the drafter that reads the network's hidden states, if there is one."""

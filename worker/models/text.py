@@ -26,6 +26,7 @@ from worker.engine.caches.capability_probe import BatchCapabilities
 from worker.engine.engine import BatchEngine
 from worker.engine.hidden_state_proposer import HiddenStateProposer
 from worker.engine.sampling.sampler import Agree
+from worker.models.adapters import ServedAdapters
 from worker.models.config import ModelConfig
 from worker.models.media.multimodal_prompt import MultimodalPreparer
 from worker.models.media.preprocessing import ImagePreprocessor
@@ -86,7 +87,8 @@ def build_text_model(
         batched=engine.is_batchable,
         token_bytes_max=token_bytes_max(tokenizer._tokenizer),
     )
-    return Model(facts, engine, open_preparer, OutputProcessors(tokenizer).open)
+    adapters = ServedAdapters(engine.adapters)
+    return Model(facts, engine, open_preparer, OutputProcessors(tokenizer).open, adapters)
 
 
 def _probe(tokenizer: TokenizerWrapper, name: str) -> Capabilities:

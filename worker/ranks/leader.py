@@ -94,6 +94,9 @@ class Leader:
     def set_images(self, row: str, tokens: Sequence[int], images: Sequence[ImageInput]) -> None:
         raise AssertionError("several ranks do not support images")
 
+    def set_adapter(self, row: str, adapter: str) -> None:
+        raise AssertionError("several ranks do not support adapters")
+
     # --- rows ---
 
     def prefill(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from worker.contract.engine import EngineRequest
 from worker.contract.texts import PreparedTexts
@@ -60,8 +61,34 @@ class DiskSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """Load an adapter from a folder."""
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAdapter:
+    """Remove an adapter; requests that still use it fail."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the thread."""
 
 
-Command = Submit | SubmitTexts | Abort | ClearPrefixes | Fetched | Written | DiskSpace | Stop
+Command = (
+    Submit
+    | SubmitTexts
+    | Abort
+    | ClearPrefixes
+    | Fetched
+    | Written
+    | DiskSpace
+    | AddAdapter
+    | RemoveAdapter
+    | Stop
+)

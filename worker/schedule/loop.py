@@ -22,16 +22,29 @@ from functools import partial
 from protocol.errors import Code, RequestError
 from protocol.log_context import about
 from protocol.progress import ProgressWatch
-from protocol.types import Delta, PrefixReuse, Resources
+from protocol.types import AdapterInfo, Delta, PrefixReuse, Resources
 from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.engine import Engine, EngineRequest, Logprob, Model, SampledToken, StepOutput
+from worker.contract.engine import EngineRequest, Logprob, Model, SampledToken, StepOutput
 from worker.schedule import prompt_logprobs
+from worker.schedule.adapter_changes import AdapterChanges
 from worker.schedule.batching_window import BatchingWindow
-from worker.schedule.commands import Abort, ClearPrefixes, Command, DiskSpace, Fetched, Stop, Submit, Written
+from worker.schedule.commands import (
+    Abort,
+    AddAdapter,
+    ClearPrefixes,
+    Command,
+    DiskSpace,
+    Fetched,
+    RemoveAdapter,
+    Stop,
+    Submit,
+    Written,
+)
 from worker.schedule.failures import Failures, engine_error
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import TOLD_EVERY_S, Counters, Publisher
 from worker.schedule.request_output import RequestOutput
+from worker.schedule.row_inputs import evict_images, set_inputs
 from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sparse_prefill import SparsePrefillQueue
@@ -61,11 +74,20 @@ class Loop:
     sparse_prefill: SparsePrefillQueue = field(default_factory=SparsePrefillQueue)
     device_memory: Callable[[], Resources] = Resources
     watch: ProgressWatch = field(default_factory=lambda: ProgressWatch(STARVED_S_MAX))
+    on_adapters: Callable[[Sequence[AdapterInfo]], None] = lambda adapters: None
+    context_length: int = 0
+    """Both: see `AdapterChanges`."""
+    _adapters: AdapterChanges = field(init=False)
     _has_worked: bool = True
     """Whether the last step ran something."""
     _answers: dict[str, RequestOutput] = field(default_factory=dict)
     _failures: Failures = field(default_factory=Failures)
     _published_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self._adapters = AdapterChanges(
+            self.model, self.scheduler, self.publisher, self.context_length, self.on_adapters
+        )
 
     def run(self) -> None:
         """Run until `Stop`. Raises `EngineKeepsFailing`, `RowStarved` and `DeviceError`."""
@@ -114,6 +136,8 @@ class Loop:
                 self._leave(id)
             case Fetched() | Written() | DiskSpace() | ClearPrefixes():
                 self._tend_store(command)
+            case AddAdapter() | RemoveAdapter():
+                self._adapters.carry_out(command, self._fail_row)
             case Stop():
                 return False
         self._count()
@@ -131,7 +155,7 @@ class Loop:
             case ClearPrefixes(id, namespace):
                 ram, disk = self.store.clear(namespace) if self.store else (0, 0)
                 digests, images = self.scheduler.forget_images(namespace)
-                _evict_images(self.model.engine, digests)
+                evict_images(self.model.engine, digests)
                 self.publisher.cleared(id, ram + images, disk, namespace)
 
     def _submit(self, request: EngineRequest) -> None:
@@ -142,6 +166,7 @@ class Loop:
         now = self.clock()
         self.admission.arrived(now, resumed=bool(request.resume))
         try:
+            self._adapters.require(request)
             output_processor = self.model.open_output_processor(request)
             requested_keep = self.sparse_prefill.requested_keep(request)
             row = self.scheduler.add(request, now, sparse=requested_keep is not None)
@@ -292,7 +317,7 @@ class Loop:
 
     def _next_image(self, look: EncodeImage) -> None:
         """Encode an image. If that fails, only the row that it was planned for fails; others try again."""
-        _evict_images(self.model.engine, look.forgotten)
+        evict_images(self.model.engine, look.forgotten)
         if self.scheduler.get(look.row.id) is None:
             return  # the row has failed meanwhile
         try:
@@ -301,7 +326,7 @@ class Loop:
             log.exception("%s: an image cannot be encoded", look.row.id)
             self._fail_prefill(look.row, error)
         else:
-            _evict_images(self.model.engine, self.scheduler.on_image_encoded(look.row, look.image, nbytes))
+            evict_images(self.model.engine, self.scheduler.on_image_encoded(look.row, look.image, nbytes))
 
     def _score_chunk(self, decode_s: float) -> None:
         """Run a chunk of importance scoring for sparse prefill. If that fails, its request fails."""
@@ -324,7 +349,7 @@ class Loop:
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
         found: Mapping[str, Sequence[Logprob]] = {}
         try:
-            _set_images(self.model.engine, group)
+            set_inputs(self.model.engine, group)
             if not self._restore(group):
                 return  # will be planned again
             if chunks:
@@ -459,18 +484,3 @@ class Loop:
             self.counters.device = self.device_memory()
             self.counters.images = self.scheduler.image_status
             self.counters.drafts = self.drafting.status()
-
-
-def _set_images(engine: Engine, group: Group) -> None:
-    """Pass the engine the images of rows whose caches are about to be created, and the gaps of others."""
-    for row in (chunk.row for chunk in group):
-        if row.images and not row.prefilled:
-            engine.set_images(row.id, row.tokens, row.images)
-        if gap := row.gap(row.prefilled):
-            engine.skip_tokens(row.id, row.prefilled - gap, row.prefilled)
-
-
-def _evict_images(engine: Engine, digests: Sequence[str]) -> None:
-    """Evict images from the engine."""
-    for digest in digests:
-        engine.evict_image(digest)

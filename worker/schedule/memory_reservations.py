@@ -21,8 +21,11 @@ class Reservations:
     """Reservations of one worker. `row_bytes`: cache bytes of a row by its length; not called without a
     limit."""
 
-    def __init__(self, bytes_max: int | None, row_bytes: Callable[[int], int]) -> None:
-        self.bytes_max = sys.maxsize if bytes_max is None else bytes_max
+    def __init__(self, bytes_max: int | None, row_bytes: Callable[[int], int], aside_bytes: int = 0) -> None:
+        """`aside_bytes`: left to others than caches at all times; see `set_aside`."""
+        self._whole = sys.maxsize if bytes_max is None else bytes_max
+        self._aside = aside_bytes
+        self.bytes_max = max(0, self._whole - aside_bytes)
         self.reserved = 0
         self._row_bytes = row_bytes
         self._is_limited = bytes_max is not None
@@ -41,6 +44,15 @@ class Reservations:
     def spare(self, cache_bytes: int) -> int | None:
         """Return the bytes that are neither reserved nor in use; None without a limit."""
         return max(0, self.bytes_max - max(self.reserved, cache_bytes)) if self._is_limited else None
+
+    def set_aside(self, nbytes: int) -> None:
+        """Leave this many bytes to others than caches from now on, or more if that was agreed."""
+        self.bytes_max = max(0, self._whole - max(nbytes, self._aside))
+
+    def room_aside(self, nbytes: int, length: int) -> int:
+        """Return the bytes that others may take in addition to their `nbytes`, so that a row of this length
+        still fits."""
+        return max(self._aside - nbytes, 0) + max(0, self.bytes_max - self.needs(length))
 
     def learn(self, cache_bytes: int) -> None:
         """Record the real usage of what is reserved."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.errors import RequestError
 from protocol.messages import (
+    AdaptersChanged,
     CacheCleared,
     EmbeddingChunk,
     Finished,
@@ -17,6 +18,7 @@ from protocol.messages import (
     failed,
 )
 from protocol.types import (
+    AdapterInfo,
     Delta,
     ImageStatus,
     PrefixReuse,
@@ -102,6 +104,12 @@ class Publisher:
     def failed(self, id: str, error: RequestError) -> None:
         """Publish that a request failed."""
         self.publish(failed(self.incarnation, id, error))
+
+    def adapters_changed(self, name: str, error: str, adapters: Sequence[AdapterInfo]) -> None:
+        """Publish that an adapter was loaded or removed, or why not, and all that there are."""
+        self.publish(
+            AdaptersChanged(incarnation=self.incarnation, name=name, error=error, adapters=list(adapters))
+        )
 
     def cleared(self, id: str, ram_bytes: int, disk_bytes: int, namespace: str = "") -> None:
         """Publish the bytes freed by the cache clear with this id."""

@@ -42,7 +42,8 @@ _SETTLING_STEPS = 2
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
-    images, in addition. `row_bytes`: cache bytes of a row by its length."""
+    images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
+    to adapters."""
 
     rows_max: int
     prefill_tokens: int = 2048
@@ -51,6 +52,7 @@ class SchedulerConfig:
     bytes_max: int | None = None
     row_bytes: Callable[[int], int] = lambda tokens: 0
     image_bytes_max: int | None = None
+    aside_bytes: int = 0
 
 
 class Scheduler:
@@ -71,7 +73,7 @@ class Scheduler:
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
         self._deadlines: dict[str, float] = {}
-        self._reservations = Reservations(policy.bytes_max, policy.row_bytes)
+        self.reservations = Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
         self._next: Sequence[Row] = ()
         """Rows in prefill, or admissible, at the last plan."""
         self._has_overtaken = False
@@ -129,7 +131,7 @@ class Scheduler:
         if request.id in self._rows:
             raise ValueError(f"row {request.id} exists already")
         tokens = request.tokens + request.resume  # the same tuple if nothing was answered
-        if self._reservations.needs(len(tokens)) > self._reservations.bytes_max:
+        if self.reservations.needs(len(tokens)) > self.reservations.bytes_max:
             raise self._too_long(len(tokens), request.source)
         self._encoder_cache.check(request)
         number = next(self._arrivals)
@@ -163,8 +165,8 @@ class Scheduler:
             del self._in[row.phase][id]
             self._parking.drop(row)
             self._deadlines.pop(id, None)
-            self._reservations.release(row)
-            self._reservations.forget()
+            self.reservations.release(row)
+            self.reservations.forget()
             if self._sharing:
                 self._sharing.end(row)
         return row
@@ -186,7 +188,7 @@ class Scheduler:
         return number
 
     def _too_long(self, tokens: int, source: str) -> RequestError:
-        return too_long(self._reservations.tokens_max(tokens), tokens, source, by_memory=True)
+        return too_long(self.reservations.tokens_max(tokens), tokens, source, by_memory=True)
 
     # --- what has happened ---
 
@@ -257,7 +259,7 @@ class Scheduler:
         row.answered.append(token)
         row.length += 1
         row.restarts = 0
-        return row.length < row.reserved_length or self._reservations.reserve(row)
+        return row.length < row.reserved_length or self.reservations.reserve(row)
 
     def miss(self, row: Row) -> str:
         """Return why no more of a row's prompt is reused, as a value of `protocol.types.PrefixReuse.miss`."""
@@ -273,7 +275,7 @@ class Scheduler:
 
     def spare(self, cache_bytes: int) -> int | None:
         """Return the bytes that no row needs now; None without a limit."""
-        return self._reservations.spare(cache_bytes)
+        return self.reservations.spare(cache_bytes)
 
     def rewind(self) -> None:
         """Restart all prefills, since every cache was lost. Started rows must have been dropped."""
@@ -287,11 +289,11 @@ class Scheduler:
         if not (ready and admitted):
             return admitted < self._policy.rows_max
         first = min(ready, key=_order)
-        free = self._reservations.free(cache_bytes) - admitted * self._reservations.block_bytes
+        free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
         free += sum(
             row.bytes for row in self._in[Phase.PREFILLED].values() if row.queue_key > first.queue_key
         )
-        needed = self._reservations.needs(first.length) - first.bytes
+        needed = self.reservations.needs(first.length) - first.bytes
         return admitted < self._policy.rows_max and free >= needed
 
     def giving_way(self) -> list[Row]:
@@ -352,16 +354,16 @@ class Scheduler:
         behind: list[Row] = []
         if places > 0 and (ready := self._ready()):
             ready.sort(key=_order)
-            free = self._reservations.free(cache_bytes) - admitted * self._reservations.block_bytes
+            free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
             for row in ready[:places]:
-                free -= self._reservations.needs(row.length) - row.bytes
+                free -= self.reservations.needs(row.length) - row.bytes
                 while free < 0 and (last := self._last_prefilled(row)):
                     free += last.bytes
                     preempted.append(self._preempt(last))
                 if free < 0 and (admitted or line):
                     break
                 line.append(row)
-                free -= self._reservations.block_bytes
+                free -= self.reservations.block_bytes
             else:
                 behind = self._next_in_queue(ready[places:], free)
         line.sort(key=_order)
@@ -379,7 +381,7 @@ class Scheduler:
         for row in rows:
             if row.prefilled:
                 continue
-            free -= self._reservations.needs(row.length) - row.bytes + self._reservations.block_bytes
+            free -= self.reservations.needs(row.length) - row.bytes + self.reservations.block_bytes
             if (
                 len(behind) == room
                 or free < 0
@@ -450,14 +452,14 @@ class Scheduler:
         for row in rows:
             if row.phase is not phase:
                 self._move(row, phase)
-                self._reservations.reserve(row)
+                self.reservations.reserve(row)
 
     # --- bytes ---
 
     def _make_room(self, cache_bytes: int) -> list[Row]:
         """Preempt rows until the reserved memory fits. The last row stays: alone it fits."""
         preempted: list[Row] = []
-        reservations = self._reservations
+        reservations = self.reservations
         self._settling = max(0, self._settling - 1)
         # Real usage may exceed what is reserved, and drops a step or two after a preemption.
         surprised = cache_bytes > reservations.bytes_max and not self._settling
@@ -474,7 +476,7 @@ class Scheduler:
     def _preempt(self, row: Row) -> Row:
         """Preempt a row: it loses its cache, and keeps its answer and its place in the queue."""
         self._move(row, Phase.WAITING)
-        self._reservations.release(row)
+        self.reservations.release(row)
         row.prefilled = 0
         row.preemptions += 1
         if row.answered:

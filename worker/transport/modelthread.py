@@ -7,16 +7,18 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
+from protocol.adapters import salt_with
 from protocol.cache_folder import prefix_folder
-from protocol.messages import Loading, Message, Ready, Request
+from protocol.errors import adapter_not_found
+from protocol.messages import Generate, Loading, Message, Ready, Request
 from protocol.progress import ProgressWatch
 from protocol.tasks import require, task_of
-from protocol.types import Resources, SparsePrefill
+from protocol.types import AdapterInfo, Resources, SparsePrefill
 from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import DeviceError
 from worker.contract.engine import EmbeddingModel, Loader, Model, Preparer
@@ -91,6 +93,17 @@ class ModelThread:
         if self._ready is not None:
             require(task_of(request), self._ready.capabilities, self._ready.model)
 
+    def with_adapter(self, request: Request) -> Request:
+        """Return the request with a salt that only requests with its adapter share. Raises `RequestError` if
+        there is no such adapter."""
+        if not isinstance(request, Generate) or self._ready is None:
+            return request
+        digests = {info.name: info.digest for info in self._ready.adapters}
+        if request.adapter and request.adapter not in digests:
+            raise adapter_not_found(self._ready.model, request.adapter)
+        salt = salt_with(request.cache_salt, digests.get(request.adapter, ""))
+        return msgspec.structs.replace(request, cache_salt=salt)
+
     def start(self) -> None:
         self._thread.start()
 
@@ -137,6 +150,7 @@ class ModelThread:
 
     def _make_loop(self, model: Model) -> Loop:
         settings = self._settings
+        adapters = list(model.adapters.infos) if model.adapters else []
         policy = policy_of(settings, model)
         ready = ready_of(self._incarnation, model.info, policy, stands_in=settings.stands_in)
         if ready.context_length < model.info.context_length:
@@ -151,10 +165,13 @@ class ModelThread:
             settings.prefix_cache_ram, settings.prefix_cache_disk, folder, settings.prefix_cache_disk_share
         )
         store = open_store(model, limits, self.inbox.put)
-        self._tell_ready(msgspec.structs.replace(ready, store=store.name if store else ""))
+        told = msgspec.structs.replace(ready, store=store.name if store else "", adapters=adapters)
+        self._tell_ready(told)
         return Loop(
             model=model,
             scheduler=Scheduler(policy, store.index if store else None),
+            on_adapters=self._on_adapters,
+            context_length=ready.context_length,
             store=store,
             inbox=self.inbox,
             publisher=Publisher(self._incarnation, self._outbox.put, self._outbox.depth),
@@ -165,6 +182,11 @@ class ModelThread:
             device_memory=self._device_memory,
             watch=ProgressWatch(starved_after_s(settings.stall_timeout_s)),
         )
+
+    def _on_adapters(self, adapters: Sequence[AdapterInfo]) -> None:
+        """Note the adapters that requests may use from now on."""
+        assert self._ready is not None, "the loop runs"
+        self._ready = msgspec.structs.replace(self._ready, adapters=list(adapters))
 
     def _make_encoding_loop(self, model: EmbeddingModel) -> EmbeddingLoop:
         settings = self._settings

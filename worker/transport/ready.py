@@ -18,6 +18,7 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
     """Return the scheduler's configuration."""
     given = settings.cache_limit_bytes
     limit = model.info.cache_bytes_max if given is None else given
+    adapters = sum(info.bytes for info in model.adapters.infos) if model.adapters else 0
     images = _image_bytes(settings, model.info, limit)
     return SchedulerConfig(
         rows_max=settings.max_running,
@@ -27,6 +28,7 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         bytes_max=None if limit is None else limit - images,
         row_bytes=model.engine.row_bytes,
         image_bytes_max=images,
+        aside_bytes=max(adapters, settings.adapter_memory),
     )
 
 
@@ -46,7 +48,11 @@ def _image_bytes(settings: WorkerSettings, facts: ModelInfo, limit: int | None) 
 def context_length(facts: ModelInfo, policy: SchedulerConfig) -> int:
     """Return the maximum tokens of a prompt and its output: the model's context, or less if a single row does
     not fit into memory. Call it on the model thread."""
-    return Reservations(policy.bytes_max, policy.row_bytes).tokens_max(1 + facts.context_length)
+    return _reservations(policy).tokens_max(1 + facts.context_length)
+
+
+def _reservations(policy: SchedulerConfig) -> Reservations:
+    return Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
 
 
 def ready_to_encode(incarnation: str, facts: ModelInfo, settings: WorkerSettings) -> Ready:
@@ -67,7 +73,7 @@ def ready_of(
 ) -> Ready:
     """Return the `Ready` message with the model's capacity. Call it on the model thread. `stands_in`: as in
     `Ready`."""
-    ledger = Reservations(policy.bytes_max, policy.row_bytes)
+    ledger = _reservations(policy)
     return Ready(
         incarnation=incarnation,
         model=facts.name,
@@ -75,7 +81,7 @@ def ready_of(
         running_max=policy.rows_max,
         parameters=facts.parameters,
         capabilities=facts.capabilities,
-        cache_bytes_max=policy.bytes_max,
+        cache_bytes_max=None if policy.bytes_max is None else ledger.bytes_max,
         tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
         identity=facts.identity,
         plan=facts.plan,

@@ -64,7 +64,7 @@ class Requests:
         self._preparing.add(request.id)
         try:
             self._model.require(request)
-            pool.prepare(request, media, self._on_prepared)
+            pool.prepare(self._model.with_adapter(request), media, self._on_prepared)
         except RequestError as error:
             self._preparing.discard(request.id)
             self._refuse(request.id, error)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 
 from protocol import breadcrumbs, sockets
 from protocol.channel import SpawnChannel
@@ -29,15 +30,17 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    LoadAdapter,
     Message,
     Rejected,
+    UnloadAdapter,
     new_incarnation,
 )
 from protocol.types import OrphanedRow, Resources
 from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import DeviceError
 from worker.contract.engine import Loader, ModelError
-from worker.schedule.commands import ClearPrefixes
+from worker.schedule.commands import AddAdapter, ClearPrefixes, RemoveAdapter
 from worker.startup_timer import StartupTimer
 from worker.transport.dealer import DealerLink
 from worker.transport.exit_codes import EXIT_BROKEN, status_of
@@ -186,6 +189,10 @@ class Service:
                 self._model.stop()
             case ClearCache():
                 self._model.inbox.put(ClearPrefixes(message.id, message.namespace))
+            case LoadAdapter():
+                self._model.inbox.put(AddAdapter(message.name, Path(message.folder)))
+            case UnloadAdapter():
+                self._model.inbox.put(RemoveAdapter(message.name))
 
     # --- out ---
 

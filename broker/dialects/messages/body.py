@@ -101,7 +101,8 @@ class Diagnostics(Struct):
 
 class Body(Prompt, kw_only=True):
     """Body of a message request. `output_format` is the legacy form of `output_config.format`. `seed`,
-    `priority`, `cache_salt`, `cache_pin` and `sparse_prefill` are extensions, as in OpenAI's dialects."""
+    `priority`, `cache_salt`, `cache_pin`, `sparse_prefill` and `adapter` are extensions, as in OpenAI's
+    dialects."""
 
     max_tokens: int
     stream: bool | None = None
@@ -116,6 +117,7 @@ class Body(Prompt, kw_only=True):
     cache_pin: bool | None = None
     sparse_prefill: bool | SparsePrefill | None = None
     diagnostics: Diagnostics | None = None
+    adapter: str | None = None
 
 
 _body_decoder = msgspec.json.Decoder(Body)

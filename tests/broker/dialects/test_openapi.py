@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from broker.dialects import (
+    adapters,
     batch_body,
     chat_body,
     completions,
@@ -73,6 +74,9 @@ READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     ),
     MessageBatchBody: (read_requests, {"requests": [{"custom_id": "a", "params": {}}]}),
     embeddings.Body: (embeddings.read, {"input": "a"}),
+    adapters.AdapterFolder: (adapters.read_folder, {"name": "a", "folder": "/a"}),
+    adapters.LoraFolder: (adapters.read_lora_folder, {"lora_name": "a", "lora_path": "/a"}),
+    adapters.LoraName: (adapters.read_lora_name, {"lora_name": "a"}),
     model_choice.ModelChoice: (model_choice.read_choice, {"model": "a"}),
     rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),
     tokens.Tokenize: (read_tokenize, {"prompt": "a"}),

@@ -15,7 +15,8 @@ from mlx_lm.utils import load_model
 
 from tests.models.adapters import Recipe, make_adapter
 from tests.models.fixtures import model_folder
-from worker.engine.adapters import AdapterError, Adapters
+from worker.contract.adapters import AdapterError
+from worker.engine.adapters import Adapters
 from worker.models.adapters import AdapterFolder, read_adapter
 
 BYTES_MAX = 2**24

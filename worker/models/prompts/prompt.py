@@ -129,6 +129,7 @@ class TextPreparer:
             priority=request.priority,
             deadline_s=request.deadline_s,
             salt=request.cache_salt,
+            adapter=request.adapter,
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(conversation, laid, limit.cancel_token),

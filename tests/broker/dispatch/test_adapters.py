@@ -1,0 +1,202 @@
+"""Adapters at the gateway: who has which, who gets which, and which requests may use them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from broker.dispatch.flight import Flight
+from protocol.errors import RequestError
+from protocol.messages import AdaptersChanged, Failed, Generate, LoadAdapter, UnloadAdapter
+from protocol.types import AdapterInfo
+from tests.broker.dispatcher_line import Line, ready
+from tests.factories import events, finished, request
+
+FIRST = AdapterInfo(name="first", digest="d1", rank=4, folder="/a/first")
+SECOND = AdapterInfo(name="second", digest="d2", rank=8, folder="/a/second")
+
+
+def serving(line: Line, worker: str, *adapters: AdapterInfo, stands_in: bool = False) -> None:
+    line.hello(worker)
+    line.say(worker, replace(ready(worker), adapters=list(adapters), stands_in=stands_in))
+
+
+def changed(line: Line, worker: str, name: str, *adapters: AdapterInfo, error: str = "") -> None:
+    line.say(worker, AdaptersChanged(incarnation=worker, name=name, error=error, adapters=list(adapters)))
+
+
+def orders(line: Line, worker: str) -> list[tuple[str, str]]:
+    """Return the orders sent to a worker since the last call."""
+    messages = line.sent_to(worker)
+    return [(type(m).__name__, m.name) for m in messages if isinstance(m, LoadAdapter | UnloadAdapter)]
+
+
+def asked(line: Line, id: str, adapter: str = "first") -> Flight:
+    return line.submit(request(id, adapter=adapter))
+
+
+def test_names_of_adapters_are_read_from_the_model() -> None:
+    line = Line()
+    serving(line, "w", FIRST)
+    line.serving("x", "llama:8b")
+    found, name = line.dispatcher.find_with_adapter("m:first", None)
+    assert (found.model, name) == ("m", "first")
+    assert line.dispatcher.find_with_adapter("llama:8b", None)[1] == ""
+    assert line.dispatcher.find_with_adapter("m", "first")[1] == "first"
+    for model, adapter, code in (
+        ("m:none", None, "adapter_not_found"),
+        ("m", "none", "adapter_not_found"),
+        ("m:first", "second", "invalid_request"),
+        ("none:first", None, "model_not_found"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            line.dispatcher.find_with_adapter(model, adapter)
+        assert caught.value.code == code
+
+
+def test_a_request_goes_to_a_worker_that_has_its_adapter() -> None:
+    line = Line()
+    serving(line, "w")
+    serving(line, "x", FIRST)
+    assert orders(line, "x") == []
+    asked(line, "a")
+    assert line.attempts_sent_to("x") == ["a"]
+    line.submit(request("b"))
+    assert line.attempts_sent_to("w") == ["b"]
+
+
+def test_a_successor_gets_the_adapters_and_then_the_requests() -> None:
+    line = Line()
+    serving(line, "w", FIRST)
+    flight = asked(line, "a")
+    line.say("w", events("w", "a", "one"))
+    line.dispatcher.lost("w")
+    serving(line, "x")
+    messages = line.sent_to("x")
+    assert [m.folder for m in messages if isinstance(m, LoadAdapter)] == ["/a/first"]
+    assert not any(isinstance(m, Generate) for m in messages)
+    changed(line, "x", "first", FIRST)
+    assert line.attempts_sent_to("x") == ["a~2"]
+    assert flight.terminal is None
+
+
+def test_an_answer_is_not_continued_with_other_weights_of_the_adapter() -> None:
+    line = Line()
+    serving(line, "w", FIRST)
+    begun, waiting = asked(line, "a"), asked(line, "b")
+    line.say("w", events("w", "a", "one"))
+    line.dispatcher.lost("w")
+    serving(line, "x", replace(FIRST, digest="other"))
+    assert line.attempts_sent_to("x") == ["b~2"]
+    assert isinstance(begun.terminal, Failed)
+    assert waiting.terminal is None
+
+
+def test_requests_for_an_adapter_fail_where_no_worker_can_have_it() -> None:
+    line = Line()
+    serving(line, "w", FIRST)
+    flight = asked(line, "a")
+    line.dispatcher.lost("w")
+    serving(line, "stand-in", stands_in=True)
+    assert orders(line, "stand-in") == []
+    assert isinstance(flight.terminal, Failed)
+    assert flight.terminal.code == "adapter_not_found"
+
+
+def test_a_successor_that_cannot_load_it_fails_the_request() -> None:
+    line = Line()
+    serving(line, "w", FIRST)
+    flight = asked(line, "a")
+    line.dispatcher.lost("w")
+    serving(line, "x")
+    assert flight.terminal is None
+    changed(line, "x", "first", error="its folder is gone")
+    assert isinstance(flight.terminal, Failed)
+
+
+def test_a_removed_adapter_is_unloaded_behind_its_last_request() -> None:
+    line = Line()
+    serving(line, "w", FIRST, SECOND)
+    serving(line, "x", FIRST, SECOND)
+    asked(line, "a")
+    assert line.dispatcher.adapters.remove("m", "first") == 1
+    with pytest.raises(RequestError):
+        line.dispatcher.find_with_adapter("m:first", None)
+    with pytest.raises(RequestError, match="in use"), line.dispatcher.adapters.load("m", "first", "/b"):
+        pass
+    assert orders(line, "x") == []
+    line.dispatcher.lost("x")  # the request was there or on the other worker: it goes on with the adapter
+    serving(line, "y")
+    assert ("LoadAdapter", "first") in orders(line, "y")
+    changed(line, "y", "first", SECOND, FIRST)
+    [worker] = {f.attempt.worker for f in line.dispatcher.flights if f.attempt}
+    [attempt] = {f.attempt.id for f in line.dispatcher.flights if f.attempt}
+    line.say(worker, events(worker, attempt, "one"), finished(worker, attempt))
+    line.dispatcher.sweep()
+    assert ("UnloadAdapter", "first") in orders(line, "w")
+    assert ("UnloadAdapter", "first") in orders(line, "y")
+    assert [info.name for info in line.dispatcher.adapters.known("m")] == ["second"]
+    serving(line, "z", FIRST, SECOND)
+    assert orders(line, "z") == [("UnloadAdapter", "first")]
+
+
+def test_an_adapter_is_served_once_all_workers_have_it() -> None:
+    line = Line()
+    serving(line, "w")
+    serving(line, "x")
+    over = []
+    with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
+        order.on_over = lambda: over.append(True)
+        changed(line, "w", "first", FIRST)
+        assert not over
+        changed(line, "x", "first", FIRST)
+        assert over
+        assert order.info == FIRST
+        serving(line, "late")
+    assert orders(line, "late") == [("LoadAdapter", "first")]
+    assert line.dispatcher.adapters.known("m") == [FIRST]
+    with pytest.raises(RequestError, match="exists"), line.dispatcher.adapters.load("m", "first", "/a"):
+        pass
+
+
+def test_what_one_worker_refuses_is_removed_from_the_others() -> None:
+    line = Line()
+    serving(line, "w")
+    serving(line, "x")
+    with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
+        changed(line, "w", "first", FIRST)
+        changed(line, "x", "first", error="it has no weights")
+        assert order.error == "it has no weights"
+    assert orders(line, "w") == [("LoadAdapter", "first"), ("UnloadAdapter", "first")]
+    assert line.dispatcher.adapters.known("m") == []
+
+
+def test_a_worker_lost_while_it_loads_is_not_waited_for() -> None:
+    line = Line()
+    serving(line, "w")
+    serving(line, "x")
+    with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
+        changed(line, "w", "first", FIRST)
+        line.dispatcher.lost("x")
+        assert order.is_over
+    serving(line, "y")
+    assert orders(line, "y") == [("LoadAdapter", "first")]
+    with line.dispatcher.adapters.load("m", "second", "/a/second") as order:
+        line.dispatcher.lost("w")
+        line.dispatcher.lost("y")
+        assert order.error
+
+
+def test_a_name_can_be_used_again_after_its_removal() -> None:
+    """The reply to the order to unload it is not taken for that to the order to load it."""
+    line = Line()
+    serving(line, "w", FIRST)
+    assert line.dispatcher.adapters.remove("m", "first") == 0
+    with line.dispatcher.adapters.load("m", "first", "/a/other") as order:
+        changed(line, "w", "first")
+        assert not order.is_over
+        other = replace(FIRST, digest="other", folder="/a/other")
+        changed(line, "w", "first", other)
+        assert order.is_over
+    assert line.dispatcher.adapters.known("m") == [other]
+    assert orders(line, "w") == [("UnloadAdapter", "first"), ("LoadAdapter", "first")]
