@@ -77,7 +77,7 @@ class DurableAnswer:
     on_held: Callable[[DurableAnswer], None] = lambda answer: None
     renderer: Renderer | None = None
     whole: Callable[[], bytes] | None = None
-    """Returns the document so far, for clients that do not stream; None: all readers get the chunks."""
+    """Returns the document for clients that do not stream; None: all readers get the chunks."""
     inputs: Callable[[], list[dict[str, Any]]] | None = None
     """Returns the input items of a response."""
     on_items: Callable[[int, Sequence[Item]], None] | None = None

@@ -72,7 +72,8 @@ def introduce(
     """Let a response in the background be found by its id. Return its renderer."""
     answer.inputs = lambda: [item for piece in before for item in piece.items()]
     if not rendering.stream:
-        answer.whole = lambda: encode(builder.so_far())
+        queued = encode(builder.so_far())
+        answer.whole = lambda: queued
     gateway.answers.name(answer, rendering.id)
     register(gateway, (answer.owner, rendering.id), answer, builder)
     return rendering.of(builder)

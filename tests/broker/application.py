@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from starlette.types import ASGIApp
@@ -19,7 +21,9 @@ from broker.dispatch.inspection import Inspection
 from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.media import MediaMemory
+from broker.journal.journal import Journal
 from broker.routes import batch_lines
+from broker.routes.recovery import recover
 from broker.routes.state import Fetch, GatewayState
 from broker.transport.router import RouterLink
 from protocol.gateway_settings import GatewaySettings
@@ -62,6 +66,7 @@ class House:
         per_key_max: int | None = None,
         waiting_max: int = 1,
         fetch: Fetch | None = None,
+        journal: Path | None = None,
         **configured: Any,
     ) -> None:
         self.line = Line(waiting_max=waiting_max)
@@ -79,6 +84,7 @@ class House:
             media=MediaMemory(settings.media_memory),
             fetch=fetch,
             batches=self._batches(settings),
+            journal=None if journal is None else Journal(journal / "journal" / "journal.sqlite", 2**20),
         )
         self.app: ASGIApp = create_app(self.gateway, cast(RouterLink, self.link))
 
@@ -91,6 +97,23 @@ class House:
         return BatchRunner(
             thread, places, time.time, line_bytes_max=settings.body_bytes_max, retention_s=86400
         )
+
+    def recover(self) -> None:
+        """Read and start the journal, as the lifespan does. Call this on the event loop."""
+        assert self.gateway.journal is not None
+        recover(self.gateway, self.gateway.journal)
+        loop = asyncio.get_running_loop()
+
+        def on_commit() -> None:
+            loop.call_soon_threadsafe(self.gateway.answers.on_committed)
+
+        self.gateway.journal.start(on_commit)
+
+    def die(self) -> None:
+        """End as if killed, but with everything on the disk."""
+        assert self.gateway.journal is not None
+        self.gateway.journal.close()
+        self.close()
 
     def close(self) -> None:
         """Release the resources that the lifespan's shutdown would, for tests that run no lifespan."""

@@ -1,0 +1,158 @@
+"""OpenAI's and Anthropic's SDKs: retries with an idempotency key through a proxy that cuts connections, and
+responses in the background, typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import anthropic
+import openai
+import pytest
+from openai.types.responses import Response, ResponseQueuedEvent
+
+from tests.faults.cutting_proxy import CuttingProxy, cutting
+from tests.faults.streams import scripted
+from tests.system import System, eventually, running_system
+
+TOKENS = 60
+PROMPT = f"go !tokens={TOKENS}"
+TEXT = scripted(PROMPT, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    with running_system(tmp_path_factory.mktemp("durable")) as system:
+        system.start_worker("--step-ms", "2", "--max-running", "2")
+        system.wait_ready()
+        yield system
+
+
+@pytest.fixture
+def proxy(system: System) -> Iterator[CuttingProxy]:
+    with cutting(system.port) as proxy:
+        yield proxy
+
+
+def tokens(system: System) -> int:
+    """Return the number of tokens that the worker has computed."""
+    models = system.http.get("/v1/status").json()["models"]
+    return sum(int(model["answered_tokens"]) for model in models)
+
+
+def openais(port: int) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=4, timeout=60)
+
+
+def key() -> dict[str, str]:
+    return {"Idempotency-Key": str(uuid4())}
+
+
+def test_openais_sdk_repeats_the_key_in_its_retries_and_the_answer_is_computed_once(
+    system: System, proxy: CuttingProxy
+) -> None:
+    before = tokens(system)
+    proxy.cuts = [1, 40]
+    with openais(proxy.port) as client:
+        answer = client.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": PROMPT}], extra_headers=key()
+        )
+    assert answer.choices[0].message.content == TEXT
+    assert proxy.connections == 3
+    assert len({line for head in proxy.heads for line in head.split(b"\r\n") if b"idempotency" in line}) == 1
+    assert tokens(system) - before == TOKENS + 1
+
+
+def test_openais_sdk_sends_no_key_by_itself(system: System, proxy: CuttingProxy) -> None:
+    with openais(proxy.port) as client:
+        client.responses.create(model="fake", input="!tokens=2")
+    assert b"idempotency-key" not in proxy.heads[0]
+    assert b"x-stainless-retry-count: 0" in proxy.heads[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropics_sdk_repeats_the_key_in_its_retries(
+    stream: bool, system: System, proxy: CuttingProxy
+) -> None:
+    before = tokens(system)
+    proxy.cuts = [1]
+    with anthropic.Anthropic(
+        base_url=f"http://127.0.0.1:{proxy.port}", api_key="none", max_retries=4, timeout=60
+    ) as client:
+        asked = {"model": "fake", "max_tokens": 500, "messages": [{"role": "user", "content": PROMPT}]}
+        if stream:
+            with client.messages.stream(**asked, extra_headers=key()) as events:  # type: ignore[arg-type]
+                text = events.get_final_text()
+        else:
+            said = client.messages.create(**asked, extra_headers=key())  # type: ignore[call-overload]
+            text = said.content[0].text
+    assert text == TEXT
+    assert tokens(system) - before == TOKENS + 1
+
+
+def test_a_stream_that_is_cut_is_read_again_by_its_key(system: System, proxy: CuttingProxy) -> None:
+    before, headers = tokens(system), key()
+    proxy.cuts = [2500]
+    with openais(proxy.port) as client:
+
+        def read() -> str:
+            chunks = client.chat.completions.create(
+                model="fake",
+                messages=[{"role": "user", "content": PROMPT}],
+                stream=True,
+                extra_headers=headers,
+            )
+            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+        with pytest.raises((openai.APIError, Exception), match=r"(?i)peer|connection|closed|incomplete"):
+            read()
+        assert read() == TEXT
+    assert tokens(system) - before == TOKENS + 1
+
+
+def test_a_response_in_the_background_is_typed_polled_and_cancelled(system: System) -> None:
+    with openais(system.port) as client:
+        asked = client.responses.create(model="fake", input=PROMPT, background=True)
+        assert isinstance(asked, Response)
+        assert (asked.status, asked.background) == ("queued", True)
+        eventually(lambda: client.responses.retrieve(asked.id).status == "completed", within_s=30)
+        assert client.responses.retrieve(asked.id).output_text == TEXT
+        assert client.responses.input_items.list(asked.id).data
+        long = client.responses.create(model="fake", input="!tokens=5000", background=True)
+        assert client.responses.cancel(long.id).status == "cancelled"
+        assert client.responses.cancel(long.id).status == "cancelled"
+        client.responses.delete(long.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(long.id)
+
+
+def test_a_stream_in_the_background_is_taken_up_after_the_last_event(system: System) -> None:
+    with openais(system.port) as client:
+        first, id, last = [], "", 0
+        with client.responses.create(model="fake", input=PROMPT, background=True, stream=True) as events:
+            for event in events:
+                first.append(event)
+                last = event.sequence_number
+                if event.type == "response.created":
+                    id = event.response.id
+                if last >= 20:
+                    break
+        assert isinstance(first[1], ResponseQueuedEvent)
+        rest = list(client.responses.retrieve(id, stream=True, starting_after=last))
+        numbers = [event.sequence_number for event in (*first, *rest)]
+        assert numbers == list(range(len(numbers)))
+        deltas = [e.delta for e in (*first, *rest) if e.type == "response.output_text.delta"]
+        assert "".join(deltas) == TEXT
+        assert rest[-1].type == "response.completed"
+
+
+def test_another_body_with_a_key_is_a_conflict_that_is_not_retried(
+    system: System, proxy: CuttingProxy, tmp_path: Path
+) -> None:
+    headers = key()
+    with openais(proxy.port) as client:
+        client.responses.create(model="fake", input="one !tokens=2", extra_headers=headers)
+        with pytest.raises(openai.ConflictError, match="idempotency key"):
+            client.responses.create(model="fake", input="two !tokens=2", extra_headers=headers)
+    assert len(proxy.heads) <= 2

@@ -1,0 +1,86 @@
+"""A TCP proxy that cuts connections after some bytes of the response, in threads."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+CHUNK_BYTES = 1024
+
+
+class CuttingProxy:
+    """Forwards connections to a port of this machine. `cuts`: for each connection, the bytes of its response
+    after which it is reset; connections after them are not cut."""
+
+    def __init__(self, target: int) -> None:
+        self.cuts: list[int] = []
+        self.connections = 0
+        self.heads: list[bytes] = []
+        """The first bytes of each request."""
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, run: object, *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self.connections += 1
+                server = socket.create_connection(("127.0.0.1", self._target))
+                cut = self.cuts.pop(0) if self.cuts else None
+                self._start(self._forward, client, server)
+                self._start(self._answer, server, client, cut)
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        is_first = True
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if is_first:
+                    self.heads.append(data.partition(b"\r\n\r\n")[0].lower())
+                    is_first = False
+                server.sendall(data)
+        _close(server)
+
+    def _answer(self, server: socket.socket, client: socket.socket, cut: int | None) -> None:
+        left = cut
+        with contextlib.suppress(OSError):
+            while data := server.recv(CHUNK_BYTES if left is None else min(CHUNK_BYTES, max(1, left))):
+                client.sendall(data)
+                if left is not None:
+                    left -= len(data)
+                    if left <= 0:
+                        break
+        _close(client)
+        _close(server)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(20)
+
+
+def _close(end: socket.socket) -> None:
+    """Close both directions, so that the thread that reads from it ends too."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
+
+
+@contextlib.contextmanager
+def cutting(target: int) -> Iterator[CuttingProxy]:
+    proxy = CuttingProxy(target)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
