@@ -78,10 +78,10 @@ class AdapterCatalogue:
         found = self._models.get(model)
         return [found.known[name] for name in sorted(found.known)] if found else []
 
-    def leaving(self, model: str) -> list[str]:
-        """Return the names of removed adapters that requests still use."""
+    def leaving(self, model: str) -> list[AdapterInfo]:
+        """Return the removed adapters that requests still use, by name."""
         found = self._models.get(model)
-        return sorted(found.leaving) if found else []
+        return [found.leaving[name] for name in sorted(found.leaving)] if found else []
 
     def split(self, asked: str, resolve: Callable[[str], str | None]) -> tuple[str, str]:
         """Split MODEL:NAME, if MODEL is one; else return `asked` without an adapter. `resolve`: resolves

@@ -65,6 +65,7 @@ class PrometheusExporter(Collector):
         yield from self._requests()
         yield from self._workers()
         yield from self._prefixes()
+        yield from self._adapters()
         if self._batches is not None:
             yield from _of_batches(self._batches.overview())
 
@@ -103,6 +104,15 @@ class PrometheusExporter(Collector):
         yield _counts(
             "journal_events", "Commits, operations, lost entries, errors, new starts.", "event", counts
         )
+
+    def _adapters(self) -> Iterator[Metric]:
+        adapters = {name: self._dispatcher.adapters.known(name) for name in self._dispatcher.fleet.models}
+        count = _gauge("adapters", "Adapters that requests may use.")
+        size = _gauge("adapter_bytes", "Memory of the adapters in each worker.")
+        for name, infos in adapters.items():
+            count.add_metric([name], len(infos))
+            size.add_metric([name], sum(info.bytes for info in infos))
+        yield from (count, size)
 
     def _traffic(self) -> Iterator[Metric]:
         models = self._dispatcher.traffic.models

@@ -128,7 +128,17 @@ def _model(dispatcher: Dispatcher, name: str) -> dict[str, Any]:
         "last_end_reason": configured.last_end_reason if configured else "",
         "losses": dict(traffic.losses),
         "answered_tokens": traffic.tokens,
+        "adapters": _adapters(dispatcher, name),
     }
+
+
+def _adapters(dispatcher: Dispatcher, name: str) -> list[dict[str, Any]]:
+    """Return a model's adapters, also removed ones that requests still use. Never their folders."""
+    known, leaving = dispatcher.adapters.known(name), dispatcher.adapters.leaving(name)
+    return [
+        {"name": info.name, "rank": info.rank, "bytes": info.bytes, "leaving": info in leaving}
+        for info in (*known, *leaving)
+    ]
 
 
 def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> dict[str, Any]:
@@ -325,6 +335,7 @@ def _request(flight: Flight, rows: dict[str, RequestStatus], moment: StatusSnaps
         "time": moment.unix(flight.opened_at),
         "key": flight.key,
         "model": flight.model,
+        "adapter": flight.adapter,
         "task": kind_of(flight),
         "worker": attempt.worker if attempt else None,
         "phase": _phase(flight, row),

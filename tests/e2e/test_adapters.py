@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from deploy.command import cli
 from tests.models.adapters import Recipe, make_adapter
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
@@ -124,17 +126,24 @@ def add(system: System, name: str, folder: Path) -> httpx.Response:
     return system.http.post("/v1/adapters", json={"name": name, "folder": str(folder)})
 
 
+def command(system: System, *words: str) -> tuple[int, str]:
+    """Run `roundhouse adapters`; return its exit status and what it printed."""
+    done = CliRunner().invoke(cli.app, ["adapters", *words, "--url", system.url])
+    return done.exit_code, done.stdout
+
+
 def test_an_adapter_comes_survives_its_worker_and_goes(
     system: System, folders: dict[str, Path], expected: dict[str, list[str]], flags: list[str], tmp_path: Path
 ) -> None:
     broken = add(system, "late", tmp_path)
     assert broken.status_code == 400
     assert "adapter_config.json" in broken.json()["error"]["message"]
-    assert add(system, "late", folders["late"]).json()["rank"] == 2
-    assert add(system, "late", folders["late"]).status_code == 400
+    assert command(system, "add", "late", str(folders["late"])) == (0, f"{MODEL}:late is served\n")
+    assert command(system, "add", "late", str(folders["late"]))[0] == 78
+    assert f"{MODEL}:late  rank 2" in command(system, "list")[1]
     names = ["", *folders]
     assert ask_all(system, names) == expected
-    assert system.http.delete("/v1/adapters/first").json()["name"] == "first"
+    assert command(system, "rm", "first") == (0, f"{MODEL}:first is removed\n")
     system.workers[0].kill()
     system.workers[0].wait()
     successor = system.start_worker(*flags, module="worker")

@@ -37,6 +37,7 @@ SERVED = '[models.pocket]\naliases = ["small"]\n'
 NOT_RUN: Mapping[str, str] = {
     "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: the default": "macOS only",
     "roundhouse pull mlx-community/Qwen3-8B-4bit        # 4.6 GB; resumes a partial download": "a download",
+    "roundhouse adapters list": "the embedded model has no adapter",
     "roundhouse doctor --model mlx-community/Qwen3-8B-4bit": "a download",
     "curl -N http://127.0.0.1:8000/v1/models/pull -d "
     '\'{"model": "mlx-community/SmolLM2-135M-Instruct", "stream": true}\'': "a download",

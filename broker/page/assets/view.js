@@ -81,12 +81,17 @@ const isTooLarge = ({ gateway: { memory_budget: budget } }, { weight_bytes: size
 const onDisk = ({ weight_bytes: size, on_demand: isOnDemand }) =>
   size ? `${bytes(size)} on disk` : isOnDemand && size === null ? "not on this machine yet" : "";
 
+/** Name a model's adapters: "adapters sql, chat (leaving)". */
+const adapters = ({ adapters: known = [] }) => known.length
+  ? `${known.length === 1 ? "adapter" : "adapters"} ${known.map(({ name, leaving }) => leaving ? `${name} (leaving)` : name).join(", ")}` : "";
+
 function detail(model) {
   const restarts = model.restarts ? plural(model.restarts, "restart") : "";
   return listed(
     model.aliases.length ? `also ${model.aliases.join(", ")}` : "",
     restarts && (model.last_end_reason ? `${restarts}, last: ${endWords(model.last_end_reason)}` : restarts),
     onDisk(model),
+    adapters(model),
     model.answered_tokens ? `${plural(model.answered_tokens, "token")} generated` : "",
   );
 }

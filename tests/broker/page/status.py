@@ -21,6 +21,7 @@ def model(name: str = "org/model", **told: Any) -> dict[str, Any]:
         "last_end": "",
         "last_end_reason": "",
         "answered_tokens": 0,
+        "adapters": [],
     } | told
 
 

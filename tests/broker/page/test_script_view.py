@@ -17,6 +17,12 @@ def seen(call: Call, **told: Any) -> Any:
     return call("view.js", "view", document(**told))
 
 
+def test_adapters_of_a_model_are_named(call: Call) -> None:
+    known = [{"name": "sql", "leaving": False}, {"name": "old", "leaving": True}]
+    [card] = seen(call, models=[model(adapters=known)])["models"]
+    assert "adapters sql, old (leaving)" in str(card)
+
+
 LOST = [event("connection lost", NOW - 1.5), event("ready", NOW - 60), event("connected", NOW - 61)]
 
 

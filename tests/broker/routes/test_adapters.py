@@ -39,8 +39,14 @@ def test_an_adapter_is_loaded_listed_asked_for_and_removed(house: House) -> None
         house.chat(model="org/model:sql")
         await house.arrived()
         assert house.requests()[0].adapter == "sql"
+        metrics = (await house.get("/metrics").end()).body.decode()
+        assert 'roundhouse_adapters{model="org/model"} 1.0' in metrics
         gone = await house.get("/v1/adapters/sql", "DELETE").end()
         assert gone.json["requests"] == 1
+        status = (await house.get("/v1/status").end()).json
+        [model], [asked] = status["models"], status["requests"]
+        assert model["adapters"] == [{"name": "sql", "rank": 4, "bytes": 100, "leaving": True}]
+        assert asked["adapter"] == "sql"
         assert (await house.chat(model="org/model:sql").end()).status == 404
 
     run(talk())

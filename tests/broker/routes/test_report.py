@@ -137,6 +137,7 @@ def test_a_model_is_told_of_whether_or_not_it_is_loaded() -> None:
         "last_end_reason": "sigkill",
         "losses": {},
         "answered_tokens": 0,
+        "adapters": [],
     }
     assert (other["model"], other["state"], other["waiting"]) == ("other", "unloaded", 1)
     assert other["on_demand"]
