@@ -22,7 +22,7 @@ SMOLLM2 := .venv/models/smollm2
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint fmt bench fuzz soak zoo exactness conformance browser smollm2 lock
+.PHONY: serve test lint fmt bench fuzz soak zoo exactness conformance browser smollm2 lock formula
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -74,6 +74,11 @@ $(SMOLLM2) $(SMOLLM2)-4bit: | $(INSTALLED) $(UV)
 lock: | $(UV)
 	@$(UV) pip compile --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-annotate \
 		pyproject.toml --group dev -o requirements.lock -q --custom-compile-command "make lock"
+	@$(MAKE) --no-print-directory formula
+
+# The Homebrew formula in deploy/homebrew, with the packages of the lock. Of a release: ARGS="--wheel FILE TAP".
+formula: $(INSTALLED) | $(UV)
+	@UV=$(UV) $(BIN)/python -m recipes.homebrew $(ARGS)
 
 # --python throughout: an environment that happens to be active must stay as it is. The last step may build
 # nothing but this package, with the hatchling that the lock has just brought.

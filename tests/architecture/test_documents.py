@@ -31,7 +31,7 @@ OF_COMMANDS = {
     "--json", "--system", "--no-history", "--max-concurrent", "--concurrency", "--prompt-tokens",
     "--shared-tokens", "--compare", "--rounds", "--rate", "--requests", "--no-keep-awake",
     # of other programs
-    "--auth-type", "--branch", "--hf-path", "--user",
+    "--auth-type", "--branch", "--from", "--hf-path", "--user",
     "--over", "--auto-setup", "--output-hostfile", "--hostfile",
 }  # fmt: skip
 
