@@ -11,7 +11,7 @@ import signal
 import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.live import Live
@@ -24,6 +24,15 @@ DRAWS_PER_S = 12
 THOUGHT_CHARS_SHOWN = 60
 
 _FENCES = ("```", "~~~")
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call. `arguments`: JSON."""
+
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass(slots=True)
@@ -41,6 +50,7 @@ class Answer:
     tokens: int = 0
     first_at: float | None = None
     last_at: float = 0.0
+    calls: dict[int, ToolCall] = field(default_factory=dict)
 
     def add(self, piece: AnswerDelta, now: float) -> None:
         match piece.kind:
@@ -48,6 +58,9 @@ class Answer:
                 self.text += piece.text
             case "thought":
                 self.thought += piece.text
+            case "call":
+                call = self.calls.setdefault(piece.index, ToolCall(piece.id, piece.name))
+                call.arguments += piece.text
             case "end":
                 self.reason = piece.text
             case "usage":
