@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,7 +48,7 @@ def running(
         output = files.enter_context(log.open("ab")) if log else subprocess.DEVNULL if silent else None
         process = subprocess.Popen(
             [python, "-m", module, *arguments],
-            env={**os.environ, **(environ or {})},
+            env={**os.environ, "XDG_STATE_HOME": _state_home(), **(environ or {})},
             stdout=output,
             stderr=output,
         )
@@ -53,6 +56,14 @@ def running(
         yield psutil.Process(process.pid)
     finally:
         _end(process)
+
+
+@functools.cache
+def _state_home() -> str:
+    """Return a folder for what a server keeps between its starts, which is deleted when this process ends."""
+    folder = tempfile.mkdtemp(prefix="rh-state-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,12 +75,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_keys_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Hide API keys that the user has created: every `serve` would require them."""
-    with pytest.MonkeyPatch.context() as patch:
+def _no_folders_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hide API keys that the user has created, which every `serve` would require, and write nothing to the
+    user's state folder, where gateways at one port share journal and batches."""
+    # A short path, because it may contain sockets.
+    with tempfile.TemporaryDirectory(prefix="rh-") as state, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-        # Nothing is written to the user's state folder, where gateways at one port would share a journal.
-        patch.setenv("ROUNDHOUSE_JOURNAL_MAX", "0")
+        patch.setenv("XDG_STATE_HOME", state)
+        patch.setenv("ROUNDHOUSE_JOURNAL_MAX", "0")  # tests of the journal set it
         yield
 
 
