@@ -34,6 +34,8 @@ BEATS_MISSED_MAX = 5
 CHANGES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 """Default events of the socket's monitor."""
 RECONNECT_MS_MAX = 1000
+RECONNECT_IPC_MS_MAX = 200
+"""On one machine a try is cheap, and the next gateway is there within a second."""
 _CONNECT_S_MAX = 1.0
 """Without this, connecting to a listener with a full backlog that accepts nothing would block for ever."""
 
@@ -275,7 +277,8 @@ def connect_dealer(
     # Queue nothing while no gateway is connected: it would be stale when one connects.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
+    is_near = endpoint.startswith("ipc:")
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_IPC_MS_MAX if is_near else RECONNECT_MS_MAX)
     if curve is not None:
         socket.curve_serverkey = curve.gateway_public
         socket.curve_publickey = curve.worker_public

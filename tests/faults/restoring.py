@@ -89,7 +89,7 @@ class RestoringSystem(System):
 
     @property
     def journal(self) -> Path:
-        return self.folder / "journal"
+        return self.folder / "restored"
 
     def _new_gateway(self) -> Process:
         flags = ["--port", str(self.port), "--endpoint", self.endpoint, *self._flags]

@@ -179,7 +179,9 @@ class Service:
             rows=list(rows),
         )
         # A draining worker must never appear as ready.
-        return [hello, self._model.state] if self._drain_until is None else [hello]
+        if self._drain_until is not None:
+            return [hello, Draining(incarnation=self._incarnation)]
+        return [hello, self._model.state]
 
     def _hear(self, message: Message) -> None:
         match message:
