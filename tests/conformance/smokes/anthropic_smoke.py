@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from anthropic import Anthropic, NotFoundError
 from checks import ASKED, BASE, KEY, MODEL, WEATHER, Thing, check, main, refused
 
+BATCH_S_MAX = 60.0
 client = Anthropic(base_url=BASE, api_key=KEY, max_retries=0)
 messages = [{"role": "user", "content": ASKED}]
 asked = {"model": MODEL, "messages": messages, "max_tokens": 200}
@@ -46,6 +49,18 @@ def tool_streamed() -> None:
 @check
 def structured() -> None:
     assert isinstance(client.messages.parse(**asked, output_format=Thing).parsed_output, Thing)
+
+
+@check
+def batch() -> None:
+    made = client.messages.batches.create(requests=[{"custom_id": "one", "params": asked}])
+    deadline = time.monotonic() + BATCH_S_MAX
+    while client.messages.batches.retrieve(made.id).processing_status != "ended":
+        assert time.monotonic() < deadline, client.messages.batches.retrieve(made.id)
+        time.sleep(0.2)
+    (found,) = client.messages.batches.results(made.id)
+    assert found.result.message.content[0].text
+    assert client.messages.batches.delete(made.id).type == "message_batch_deleted"
 
 
 @check

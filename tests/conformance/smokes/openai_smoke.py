@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from checks import ASKED, FUNCTION, KEY, MODEL, V1, WEATHER, Thing, check, main, refused, when
 from openai import APIStatusError, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
+BATCH_S_MAX = 60.0
 client = OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 messages = [{"role": "user", "content": ASKED}]
 tools = [{"type": "function", "function": FUNCTION}]
@@ -65,6 +67,24 @@ def completions() -> None:
 def completions_streamed() -> None:
     stream = client.completions.create(model=MODEL, prompt="Once", max_tokens=8, stream=True)
     assert len([chunk for chunk in stream if chunk.choices[0].text]) > 1
+
+
+@check
+def batch() -> None:
+    asked = {"model": MODEL, "messages": messages, "max_tokens": 8}
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": asked}
+    file = client.files.create(file=("one.jsonl", json.dumps(line).encode()), purpose="batch")
+    made = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    deadline = time.monotonic() + BATCH_S_MAX
+    while client.batches.retrieve(made.id).status != "completed":
+        assert time.monotonic() < deadline, client.batches.retrieve(made.id)
+        time.sleep(0.2)
+    ended = client.batches.retrieve(made.id)
+    (found,) = client.files.content(ended.output_file_id).text.splitlines()
+    assert json.loads(found)["response"]["body"]["choices"][0]["message"]["content"]
+    assert client.files.delete(ended.output_file_id).deleted
 
 
 @check
