@@ -24,6 +24,7 @@ from protocol.types import (
     Exactness,
     Id,
     ImageStatus,
+    KVCacheQuantization,
     Media,
     Name,
     OrphanedRow,
@@ -246,7 +247,8 @@ class Ready(Message, frozen=True):
     model run by several processes; the output of different plans may differ. `stands_in`: it continues
     requests that another model began under its name. `token_bytes_max`: the most bytes of text, apart from
     white space, that one token can stand for; 0: unknown. `exactness`: whether its batched passes give the
-    results of one row; None: not measured. `adapters`: those that it has."""
+    results of one row; None: not measured. `adapters`: those that it has. `kv_quantization`: how its KV
+    caches are quantized, which changes its output; None: they are exact."""
 
     model: Name
     context_length: Count
@@ -263,6 +265,7 @@ class Ready(Message, frozen=True):
     token_bytes_max: Count = 0
     exactness: Exactness | None = None
     adapters: list[AdapterInfo] = []
+    kv_quantization: KVCacheQuantization | None = None
 
 
 class Heartbeat(Message, frozen=True):

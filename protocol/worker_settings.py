@@ -133,6 +133,19 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " take what they need"
         ),
     ] = 0
+    kv_bits: Annotated[
+        Literal[4, 8] | None,
+        Meta(
+            description="quantize KV caches to 4 or 8 bits per value: more tokens fit, and answers change"
+            " slightly (default: exact caches)"
+        ),
+    ] = None
+    kv_group_size: Annotated[
+        Literal[32, 64, 128], Meta(description="values that share a scale in quantized KV caches")
+    ] = 64
+    quantized_kv_start: Annotated[
+        int, Meta(ge=0, description="length in tokens from which a request's KV cache is quantized")
+    ] = 5000
     sparse_prefill: Annotated[
         Share | None,
         Meta(

@@ -5,8 +5,9 @@
 prints the answers as one line of JSON for each line of input. A request has one of `messages`, `tokens` (a
 tokenized prompt; its answer has exactly `max_tokens` tokens) and `prompt` (a text to complete). `rule`
 constrains the answer to the grammar of that seed (`tests.worker.rules`). With `ignore_eos` end tokens do not
-end the answer. The process has the same BLAS as a worker, so differences never come from libraries. It does
-not import the worker's modules, so their patches of upstream's classes do not affect it.
+end the answer. `settings`: further arguments of `stream_generate`. The process has the same BLAS as a
+worker, so differences never come from libraries. It does not import the worker's modules, so their patches of
+upstream's classes do not affect it.
 """
 
 from __future__ import annotations
@@ -121,7 +122,12 @@ def _generate(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
     if endless:
         tokenizer.eos_token_ids = set()
     steps = mlx_lm.stream_generate(
-        model, tokenizer, prompt, max_tokens=request["max_tokens"], logits_processors=_processors(request)
+        model,
+        tokenizer,
+        prompt,
+        max_tokens=request["max_tokens"],
+        logits_processors=_processors(request),
+        **request.get("settings", {}),
     )
     # The last step reports the end token, which is not part of the text.
     ids = [step.token for step in steps if endless or step.token not in ends]

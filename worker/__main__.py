@@ -18,6 +18,7 @@ from protocol.worker_settings import WorkerSettings
 from worker import command_buffers, file_limit, kernel_folder, spare
 from worker.config import of_set
 from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
+from worker.contract.kv_quantization import kv_quantization_of
 from worker.preload import preload_openblas
 from worker.ranks import rank_info
 from worker.startup_timer import StartupTimer
@@ -90,6 +91,7 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         use_mtp=configured.speculation == "auto",
         measurement="exact" if configured.exact else "load",
         adapters=[pair for word in configured.adapters if (pair := split_setting(word)) is not None],
+        kv_quantization=kv_quantization_of(configured),
         probe_cache_folder=_probe_cache_folder(),
         timer=timer,
     )

@@ -88,6 +88,9 @@ WORKER_FLAGS = (
     "adapters",
     "adapter_memory",
     "sparse_prefill",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
     "drain_timeout_s",
     "curve_keys",
     "log_format",
@@ -107,6 +110,7 @@ GROUPS = {
         "unload_after",
     ),
     "Adapters": ("adapters", "adapter_memory"),
+    "Quantized KV caches": ("kv_bits", "kv_group_size", "quantized_kv_start"),
     "Prefix cache": (
         "prefix_cache_ram",
         "prefix_cache_disk",

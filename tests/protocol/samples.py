@@ -53,6 +53,7 @@ from protocol.types import (
     Delta,
     Exactness,
     ImageStatus,
+    KVCacheQuantization,
     Media,
     OrphanedRow,
     PassCheck,
@@ -232,6 +233,7 @@ FULL: list[Message] = [
             draft_tokens_max=0,
             chip=["bfloat16 matrix products are wrong"],
         ),
+        kv_quantization=KVCacheQuantization(bits=8, group_size=64, start=5000),
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -1083,7 +1085,7 @@ def _unadapted(message: Message) -> Message:
         case Generate():
             return replace(message, adapter="")
         case Ready():
-            return replace(message, adapters=[])
+            return replace(message, adapters=[], kv_quantization=None)
     return message
 
 
@@ -1143,7 +1145,7 @@ def _unprepared(message: Message) -> Message:
         case Embed() | Rank():
             return replace(message, client="")
         case Ready():
-            return replace(message, token_bytes_max=0)
+            return replace(message, token_bytes_max=0, kv_quantization=None)
         case Heartbeat():
             return replace(message, preparation=None)
     return message
@@ -1219,6 +1221,10 @@ BEFORE_ADOPTION: list[Message] = [
     *(replace(told, rows=[]) for told in FULL if isinstance(told, Hello)),
 ]
 """Messages of `FULL` before a gateway adopted the rows of another one."""
+BEFORE_KV_QUANTIZATION: list[Message] = [
+    replace(told, kv_quantization=None) for told in FULL if isinstance(told, Ready)
+]
+"""Messages of `FULL` before KV caches were quantized."""
 
 KINDS = {
     "full": FULL,
@@ -1251,6 +1257,7 @@ KINDS = {
     "before_exactness": BEFORE_EXACTNESS,
     "before_adoption": BEFORE_ADOPTION,
     "before_adapters": BEFORE_ADAPTERS,
+    "before_kv_quantization": BEFORE_KV_QUANTIZATION,
 }
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 from protocol.messages import Finished, Message, StepOutputs
@@ -21,13 +22,14 @@ from protocol.types import Delta
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
-from tests.worker.zoo import ARCHITECTURES, load
+from tests.worker.zoo import ARCHITECTURES, load, settings_of
 from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.prefixes.index import PrefixIndex
 from worker.preload import preload_openblas
 from worker.schedule import prefix_sharing
 from worker.schedule.commands import Submit
 from worker.schedule.loop import Loop
+from worker.schedule.memory_reservations import QuantizedRows
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
@@ -70,7 +72,12 @@ def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]
     assert model.engine.shape is not None
     inbox, said = Inbox(), list[Message]()
     store = PrefixStore(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
-    policy = SchedulerConfig(rows_max=rng.randint(1, 5), prefill_tokens=rng.choice((16, 64)))
+    kv = model.info.kv_quantization
+    policy = SchedulerConfig(
+        rows_max=rng.randint(1, 5),
+        prefill_tokens=rng.choice((16, 64)),
+        quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
+    )
     loop = Loop(
         model=model,
         scheduler=Scheduler(policy, store.index),
@@ -135,7 +142,9 @@ def differences(
     """Return all turns of a scenario, and those whose answers differ from upstream's."""
     with small_steps():
         turns = converse(model, random.Random(f"{architecture} {seed} conversations"), count)
-    requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer)} for turn in turns]
+    kv = model.info.kv_quantization
+    settings = {} if kv is None else {"settings": settings_of(kv)}
+    requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer), **settings} for turn in turns]
     oracle.ask(model_folder(architecture), requests)
     answers = [tuple(answer["tokens"]) for answer in oracle.hear()]
     wrong = [turn for turn, answer in zip(turns, answers, strict=True) if turn.answer != answer]

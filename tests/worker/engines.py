@@ -6,6 +6,7 @@ import hashlib
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from protocol.messages import Failed, Finished, Message, StepOutputs
@@ -30,11 +31,13 @@ from worker.contract.engine import (
 )
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import MEDIA_KEYS, ArrayBytes, ImageInput
+from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import Abort, Command, Stop, Submit
 from worker.schedule.failures import PROBE
 from worker.schedule.loop import Loop
+from worker.schedule.memory_reservations import QuantizedRows
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
@@ -105,6 +108,10 @@ class ScriptedEngine:
     """Ratio of an image's actual to its estimated size."""
     adapted: dict[str, str] = field(default_factory=dict)
     """The adapter of each row that has had one."""
+    kv_quantization: KVQuantization | None = None
+    """Requires every row to be quantized at its switch. A quantized token takes half a byte."""
+    quantized: dict[str, int] = field(default_factory=dict)
+    """Switch of each quantized row."""
     probes: int = 0
     resets: int = 0
 
@@ -170,6 +177,7 @@ class ScriptedEngine:
                 self.breaches.append(f"{row} continues in a batch with rows at other positions")
             if not tokens or tuple(tokens) != self._whole(row)[len(cached) : len(cached) + len(tokens)]:
                 self.breaches.append(f"{row} at {len(cached)} gets the wrong tokens {tokens}")
+            self._check_switch(row, len(cached), len(cached) + len(tokens))
             self._check_images(row, len(cached), tokens, alone=len(chunks) == 1)
         self.groups.append(list(chunks))
         self.sizes.append(sum(map(len, chunks.values())))
@@ -184,6 +192,25 @@ class ScriptedEngine:
         for row, tokens in chunks.items():
             self.prefilled[row].extend(tokens)
         return {row: self._score(row, asked) for row, asked in targets.items()}
+
+    def _switch(self, row: str) -> int:
+        """Return the length at which a row must be quantized."""
+        return NEVER if self.kv_quantization is None else self.kv_quantization.switch(len(self.prompts[row]))
+
+    def _check_switch(self, row: str, begin: int, end: int) -> None:
+        """Record a breach if tokens from `begin` to `end` are run in the wrong form, or in both."""
+        switch = self._switch(row)
+        if row in self.quantized and self.quantized[row] != switch:
+            self.breaches.append(f"{row} was quantized at {self.quantized[row]}, not at {switch}")
+        if end > switch and (begin < switch or row not in self.quantized):
+            self.breaches.append(f"{row} is run from {begin} to {end} without being quantized at {switch}")
+
+    def cached_tokens(self, row: str) -> int:
+        return len(self._fed(row))
+
+    def quantize_cache(self, row: str) -> None:
+        self._call("quantize")
+        self.quantized.setdefault(row, len(self._fed(row)))
 
     def _score(self, row: str, asked: LogprobTargets) -> list[Logprob]:
         """Return logprobs equal to the negative token ids, so that tests recognize each token."""
@@ -202,6 +229,8 @@ class ScriptedEngine:
             self.breaches.append(f"{copy} is forked from {row} at the wrong time")
         self.forks.append((row, copy))
         self.prefilled[copy] = list(self.prefilled[row])
+        if row in self.quantized:
+            self.quantized[copy] = self.quantized[row]
         if row in self.shown:
             self.shown[copy] = self.shown[row]
 
@@ -225,6 +254,8 @@ class ScriptedEngine:
         fed = self._fed(row)
         if runs and runs[-1][1] != len(fed):
             self.breaches.append(f"{row} has {len(fed)} tokens and is stored up to {runs[-1][1]}")
+        if runs and row in self.quantized and runs[0][0] < self.quantized[row]:
+            self.breaches.append(f"{row} is stored from {runs[0][0]}, and quantized at {self.quantized[row]}")
         cuts = [CacheSlice(fed[first:last], last - first, complete_from=first) for first, last in runs]
         return cuts, CacheSlice(fed, 1) if states else None
 
@@ -251,6 +282,11 @@ class ScriptedEngine:
         if tuple(cached) != self._whole(row)[: len(cached)]:
             self.breaches.append(f"{row} is restored with {cached}")
         self.restored[row] = len(cached)
+        if len(cached) > self._switch(row):
+            self.quantized[row] = self._switch(row)
+        kv = self.kv_quantization
+        if kv is not None and len(cached) > kv.shared_upto(len(self.prompts[row])):
+            self.breaches.append(f"{row} is restored with {len(cached)} tokens computed for another prompt")
         self.prefilled[row] = cached
 
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
@@ -268,6 +304,8 @@ class ScriptedEngine:
         drawn = {}
         failed = {row: Broken("the grammar") for row in self.decoding if self._is_ill(row)}
         for row, state in self.decoding.items():
+            fed = len(self._fed(row))
+            self._check_switch(row, fed, fed + 1)
             if state.fed and row not in failed:
                 script = self.scripts.get(row, ())
                 drawn[row] = script[state.number] if state.number < len(script) else END
@@ -290,19 +328,23 @@ class ScriptedEngine:
         self.prefilled.pop(row, None)
         self.decoding.pop(row, None)
         self.shown.pop(row, None)
+        self.quantized.pop(row, None)
 
     def reset(self) -> None:
         self.resets += 1
+        self.quantized.clear()
         self.prefilled.clear()
         self.decoding.clear()
         self.shown.clear()
 
     def cache_bytes(self) -> int:
-        drawn = sum(state.number - state.first for state in self.decoding.values())
-        return sum(map(len, self.prefilled.values())) + drawn
+        rows = {row: len(cached) for row, cached in self.prefilled.items()}
+        for row, state in self.decoding.items():
+            rows[row] = rows.get(row, 0) + state.number - state.first
+        return sum(self.row_bytes(tokens, quantized=row in self.quantized) for row, tokens in rows.items())
 
-    def row_bytes(self, tokens: int) -> int:
-        return tokens
+    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
+        return -(-tokens // 2) if quantized else tokens
 
 
 @dataclass
@@ -392,6 +434,7 @@ class House:
             assert self.engine.shape is not None
             index = PrefixIndex(self.engine.shape)
             self.store = PrefixStore(self.engine, index, self.store_bytes, self.inbox.put)
+        kv = self.engine.kv_quantization
         model = Model(
             info=ModelInfo("m", 100, 0, Capabilities()),
             engine=self.engine,
@@ -406,6 +449,9 @@ class House:
                 bytes_max=self.bytes_max,
                 row_bytes=self.engine.row_bytes,
                 image_bytes_max=self.image_bytes_max,
+                quantized=None
+                if kv is None
+                else QuantizedRows(kv, partial(self.engine.row_bytes, quantized=True)),
             ),
             self.store.index if self.store else None,
         )
@@ -490,6 +536,7 @@ class House:
         assert self.engine.prefilled == {}
         assert self.engine.decoding == {}
         assert self.engine.shown == {}
+        assert self.engine.quantized == {}
         status = self.loop.scheduler.image_status
         if status is not None:
             kept = self.engine.kept.values()

@@ -110,6 +110,12 @@ class EngineWrapper:
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         return self.engine.unpack(blobs, rest)
 
+    def cached_tokens(self, row: str) -> int:
+        return self.engine.cached_tokens(row)
+
+    def quantize_cache(self, row: str) -> None:
+        self.engine.quantize_cache(row)
+
     def drop(self, row: str) -> None:
         self.engine.drop(row)
 
@@ -119,5 +125,5 @@ class EngineWrapper:
     def cache_bytes(self) -> int:
         return self.engine.cache_bytes()
 
-    def row_bytes(self, tokens: int) -> int:
-        return self.engine.row_bytes(tokens)
+    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
+        return self.engine.row_bytes(tokens, quantized=quantized)

@@ -17,6 +17,7 @@ from worker.contract.adapters import AdapterSet
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.guides import ForcedTokens, Grammar
 from worker.contract.images import ArrayBytes, ImageInput
+from worker.contract.kv_quantization import KVQuantization
 from worker.contract.preparation import NEVER, CancelToken
 from worker.contract.texts import Encoder, TextsPreparer
 
@@ -349,6 +350,13 @@ class Engine(Protocol):
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         """Deserialize a payload from a file. Raises if it is not one of this engine."""
 
+    def cached_tokens(self, row: str) -> int:
+        """Return the number of tokens in a started row's caches."""
+
+    def quantize_cache(self, row: str) -> None:
+        """Quantize the KV cache of a row, started or not, with the tokens that it holds now. Later tokens are
+        quantized as they are written. Of a quantized row, nothing changes."""
+
     def drop(self, row: str) -> None:
         """Drop a row in any state. Unknown rows are no error."""
 
@@ -358,8 +366,9 @@ class Engine(Protocol):
     def cache_bytes(self) -> int:
         """Return the bytes of all rows' caches."""
 
-    def row_bytes(self, tokens: int) -> int:
-        """Return the cache bytes of a row of `tokens` tokens, estimated without evaluation."""
+    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
+        """Return the cache bytes of a row of `tokens` tokens, estimated without evaluation. `quantized`: its
+        KV cache is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +378,8 @@ class ModelInfo:
     stored caches; empty: caches are not stored. `identity`: the same without library versions; models with
     equal identities can continue each other's output. `plan`: backend and sharding, if several processes run
     the model. `token_bytes_max`: the most bytes of text, apart from white space, that one token can stand
-    for; 0: unknown. `exactness`: whether batched passes give the results of one row; None: not measured."""
+    for; 0: unknown. `exactness`: whether batched passes give the results of one row; None: not measured.
+    `kv_quantization`: how the KV caches of its rows are quantized; None: they are not."""
 
     name: str
     context_length: int
@@ -382,6 +392,7 @@ class ModelInfo:
     plan: str = ""
     token_bytes_max: int = 0
     exactness: Exactness | None = None
+    kv_quantization: KVQuantization | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ A row is in one of three places: *prefilling*, with caches of its own; *joining*
 or in a *group* of rows that decode in one forward pass. Usually there is one group. Rows of very unequal
 length are kept in several; a model that cannot be batched has one group per row. Invariant: a group's caches,
 pending tokens and sampler have one entry per row, in one order. A dropped row leaves a hole until the next
-step, which removes all holes and adds all joining rows at once.
+step, which removes all holes and adds all joining rows at once. Rows with quantized KV caches share no group
+with others: a row leaves its group when its caches are quantized.
 
 Decoding is double-buffered: `step` dispatches the forward pass that feeds the pending tokens before it reads
 them, so the device works while the host handles the tokens. One pass is wasted when a row ends. Tokens of
@@ -22,7 +23,6 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
@@ -36,11 +36,13 @@ from worker.contract.engine import (
 )
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import ArrayBytes, ImageInput
+from worker.contract.kv_quantization import KVQuantization
 from worker.engine.adapters import NO_ADAPTER, Adapters
 from worker.engine.caches import grouping, snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.engine.caches.cost import row_cost, slack_columns
+from worker.engine.caches.quantized import fresh_caches, quantized
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import with_gaps
 from worker.engine.draft_model import DraftModelProposer
@@ -66,6 +68,10 @@ class _Unread:
     sampled: Sampled
 
 
+_Joining = tuple[DecodeBatch, list[BatchRow]]
+"""A group, and the rows that join it."""
+
+
 class BatchEngine:
     """`Engine` on MLX."""
 
@@ -76,25 +82,33 @@ class BatchEngine:
         drafter: DraftProposer | None = None,
         hidden_states: HiddenStateSink | None = None,
         agree: Agree | None = None,
+        kv_quantization: KVQuantization | None = None,
     ) -> None:
         """`model`: called as `model(tokens, cache=…)`; a `VisionNetwork`, if rows may have images.
         `capabilities`: what its rows support; None: probe `model`. `drafter`: shares the memory for caches.
-        `hidden_states`: the drafter's sink, if it reads hidden states. `agree`: see `Sampler`."""
+        `hidden_states`: the drafter's sink, if it reads hidden states. `agree`: see `Sampler`.
+        `kv_quantization`: how rows are quantized; None: never."""
         self._model = model
         self.adapters = Adapters(model)
         self._applied = self.adapters.batch.applied
-        self._fresh = partial(make_prompt_cache, model)
+        self._fresh = partial(fresh_caches, model)
         """Makes empty caches of a row. No method: a holder of it must not keep the engine alive."""
+        self._kv_quantization = kv_quantization
+        self._fresh_of = partial(_fresh_of, model, kv_quantization)
+        """Makes empty caches of a row, quantized or not."""
+        self._quantized: set[str] = set()
+        """Rows whose KV caches are quantized."""
         self._image_embeddings = ImageEmbeddings(model)
         self.capabilities = capabilities or probe_capabilities(ProbeTarget(model))
         self.is_batchable, self._can_pad = self.capabilities.together, self.capabilities.padded
         self.shape = snapshots.shape_of(self._fresh()) if self.capabilities.restorable else None
         self.drafter = drafter
-        self.can_skip_tokens = self.capabilities.sparse
+        self.can_skip_tokens = self.capabilities.sparse and kv_quantization is None
         self.importance_scorer: ImportanceScorer | None = (
             drafter if isinstance(drafter, DraftModelProposer) and drafter.can_score_tokens else None
         )
         self._cost = row_cost(model)
+        self._quantized_cost = row_cost(model, self._fresh_of(True)) if kv_quantization else self._cost
         self._slack = slack_columns(model, self._cost)
         self._prefilling: dict[str, RowCaches] = {}
         self._is_sparse_row: dict[str, int] = {}
@@ -108,7 +122,7 @@ class BatchEngine:
         self._groups: list[DecodeBatch] = []
         self._hidden_states = hidden_states or NullSink()
         self._ahead = SpecDecoder(
-            model, self._fresh, self._hidden_states, agree, self._slack, self.adapters.batch
+            model, self._fresh_of, self._hidden_states, agree, self._slack, self.adapters.batch
         )
         self._new_group = partial(DecodeBatch, agree)
         self._unread: list[_Unread] = []
@@ -200,6 +214,8 @@ class BatchEngine:
         """Whether these chunks have one length, and their rows are at one position."""
         if not self.capabilities.abreast or len(chunks) < 2 or self._gaps.keys() & chunks.keys():
             return False
+        if self._quantized & chunks.keys():
+            return False  # upstream cannot merge them
         begun = all(row in self._prefilling for row in chunks)
         return (
             begun
@@ -220,6 +236,7 @@ class BatchEngine:
     def fork(self, row: str, copy: str) -> None:
         self._gaps |= {copy: self._gaps[row]} if row in self._gaps else {}
         self._adapter_of |= {copy: self._adapter_of[row]} if row in self._adapter_of else {}
+        self._quantized |= {copy} if row in self._quantized else set()
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
             self._is_sparse_row[copy] = self._is_sparse_row[row]
@@ -233,7 +250,10 @@ class BatchEngine:
         gaps = self._gaps.pop(row, NO_GAPS)
         self._is_sparse_row.pop(row, None)
         shift, adapter = self._image_embeddings.shift(row), self._adapter_of.pop(row, NO_ADAPTER)
-        member = BatchRow(row, len(tokens), drawing, token, caches, shift, gaps, adapter)
+        is_quantized = row in self._quantized
+        member = BatchRow(
+            row, len(tokens), drawing, token, caches, shift, gaps, adapter, is_quantized=is_quantized
+        )
         self._members[row] = member
         self._joining.append(member)
 
@@ -250,15 +270,20 @@ class BatchEngine:
         if row in self._prefilling:
             return self._prefilling[row], 0
         member = self._members[row]
-        groups: list[DecodeBatch | VerifyBatch] = [*self._groups, *self._ahead.groups]
-        group = next((group for group in groups if member in group.members), None)
+        group = self._group_of(member)
         return (member.caches, 0) if group is None else group.source(member)
 
+    def _group_of(self, member: BatchRow) -> DecodeBatch | VerifyBatch | None:
+        groups: list[DecodeBatch | VerifyBatch] = [*self._groups, *self._ahead.groups]
+        return next((group for group in groups if member in group.members), None)
+
     def restore(self, row: str, pieces: Sequence[CacheSegment], states: object | None) -> None:
-        caches = self._fresh()
+        is_quantized = any(snapshots.is_quantized(piece.payload) for piece in pieces)
+        caches = self._fresh_of(is_quantized)
         snapshots.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
         self._prefilling[row] = caches
+        self._quantized |= {row} if is_quantized else set()
         self._is_sparse_row[row] = count = sum(piece.count for piece in pieces)
         self._image_embeddings.skip(row, count)
         self._hidden_states.skip(row, count)
@@ -270,6 +295,31 @@ class BatchEngine:
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         payload = snapshots.unpack(blobs, rest)
         return CacheSlice(payload, payload.nbytes)
+
+    # --- quantized caches ---
+
+    def cached_tokens(self, row: str) -> int:
+        member = self._members[row]
+        group = self._group_of(member)
+        return group.cached_tokens(member) if isinstance(group, VerifyBatch) else member.cached_tokens
+
+    def quantize_cache(self, row: str) -> None:
+        assert self._kv_quantization is not None, "rows are quantized only if the model is loaded so"
+        if row in self._quantized:
+            return
+        member = self._members.get(row)
+        if member is not None and (group := self._group_of(member)) is not None:
+            group.take_out(member, self._fresh)
+            self._joining.append(member)
+        exact = self._prefilling[row] if member is None else member.caches
+        caches = quantized(exact, self._kv_quantization)
+        for cache in caches:
+            mx.eval(cache.state)  # one layer after the other: both forms of all would take more memory
+        if member is None:
+            self._prefilling[row] = caches
+        else:
+            member.caches, member.is_quantized = caches, True
+        self._quantized.add(row)
 
     # --- decode ---
 
@@ -287,7 +337,7 @@ class BatchEngine:
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
         for group in turning:
-            members = group.detach(self._fresh)
+            members = group.detach(partial(self._fresh_of, group.is_quantized))
             self._ahead.board([member for member in members if not member.is_sparse])
             self._joining += [member for member in members if member.is_sparse]
         self._advance(1)
@@ -329,6 +379,7 @@ class BatchEngine:
         self._is_sparse_row.pop(row, None)
         self._gaps.pop(row, None)
         self._adapter_of.pop(row, None)
+        self._quantized.discard(row)
         self._image_embeddings.drop(row)
         if self.drafter is not None:
             self.drafter.drop(row)
@@ -348,6 +399,7 @@ class BatchEngine:
             self._is_sparse_row,
             self._gaps,
             self._adapter_of,
+            self._quantized,
             self._members,
             self._joining,
             self._groups,
@@ -370,8 +422,9 @@ class BatchEngine:
         drafting = self.drafter.cache_bytes() if self.drafter is not None else 0
         return own + drafting + sum(group.nbytes for group in groups)
 
-    def row_bytes(self, tokens: int) -> int:
-        return self._cost(tokens) + (self.drafter.row_bytes(tokens) if self.drafter is not None else 0)
+    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
+        own = self._quantized_cost(tokens) if quantized else self._cost(tokens)
+        return own + (self.drafter.row_bytes(tokens) if self.drafter is not None else 0)
 
     # --- grouping of rows ---
 
@@ -382,38 +435,46 @@ class BatchEngine:
         if not self._joining and not any(group.has_holes for group in self._groups):
             return
         joining, self._joining = self._joining, []
-        coming = self._placed(joining) if self.is_batchable else self._apart(joining)
-        for group, members in zip(self._groups, coming, strict=True):
-            group.rearrange(members, self._fresh)
-        self._groups = [group for group in self._groups if group.members]
+        groups, self._groups = self._groups, []
+        for is_quantized in (False, True):
+            coming = [member for member in joining if member.is_quantized is is_quantized]
+            self._join([group for group in groups if group.is_quantized is is_quantized], coming)
 
-    def _apart(self, joining: list[BatchRow]) -> list[list[BatchRow]]:
-        """Return the rows that join each group, where every row has a group of its own."""
-        coming: list[list[BatchRow]] = [[] for _ in self._groups]
-        coming += [[member] for member in joining]
-        self._groups += [self._new_group() for _ in joining]
-        return coming
+    def _join(self, groups: list[DecodeBatch], joining: list[BatchRow]) -> None:
+        """Add rows to groups of their kind, old or new."""
+        place = self._placed if self.is_batchable else self._apart
+        for group, members in place(groups, joining):
+            kind = members[0].is_quantized if members else group.is_quantized
+            group.rearrange(members, partial(self._fresh_of, kind))
+            if group.members:
+                self._groups.append(group)
 
-    def _placed(self, joining: list[BatchRow]) -> list[list[BatchRow]]:
-        """Return the rows that join each group. Groups are added, or formed anew when they take too much
-        memory."""
-        lengths = [[member.columns for member in group.living] for group in self._groups]
-        coming: list[list[BatchRow]] = [[] for _ in self._groups]
+    def _apart(self, groups: list[DecodeBatch], joining: list[BatchRow]) -> list[_Joining]:
+        """Return each group with the rows that join it, where every row has a group of its own."""
+        return [*((group, []) for group in groups), *((self._new_group(), [member]) for member in joining)]
+
+    def _placed(self, groups: list[DecodeBatch], joining: list[BatchRow]) -> list[_Joining]:
+        """Return each group with the rows that join it. Groups are added, or formed anew when they take too
+        much memory."""
+        lengths = [[member.columns for member in group.living] for group in groups]
+        coming: list[list[BatchRow]] = [[] for _ in groups]
         for member in sorted(joining, key=lambda member: -member.columns):
             place = grouping.place(lengths, member.columns, self._slack, self._rows_max)
             if place == len(lengths):
-                self._groups.append(self._new_group())
+                groups.append(self._new_group())
                 lengths.append([])
                 coming.append([])
             lengths[place].append(member.columns)
             coming[place].append(member)
         if grouping.is_fine(lengths, self._slack, self._rows_max):
-            return coming
-        everybody = [*joining, *(member for group in self._groups for member in group.detach(self._fresh))]
+            return list(zip(groups, coming, strict=True))
+        detached = (
+            member for group in groups for member in group.detach(partial(self._fresh_of, group.is_quantized))
+        )
+        everybody = [*joining, *detached]
         columns = [member.columns for member in everybody]
         parts = grouping.partition(columns, self._slack, rows_max=self._rows_max)
-        self._groups = [self._new_group() for _ in parts]
-        return [[everybody[row] for row in part] for part in parts]
+        return [(self._new_group(), [everybody[row] for row in part]) for part in parts]
 
     def _advance(self, tokens: int) -> None:
         # Clearing too often costs later steps their warm buffers; never clearing keeps those of outgrown
@@ -422,3 +483,8 @@ class BatchEngine:
         if self._advanced >= TOKENS_PER_CLEAR:
             self._advanced = 0
             mx.clear_cache()
+
+
+def _fresh_of(model: nn.Module, settings: KVQuantization | None, is_quantized: bool) -> RowCaches:
+    """Make empty caches of a single row, quantized or not."""
+    return fresh_caches(model, settings if is_quantized else None)

@@ -4,7 +4,7 @@ order."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +26,8 @@ class BatchRow:
 
     `length`: tokens of its sequence, including the pending one, which is not in its caches yet. `token`: that
     one, [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gaps`:
-    tokens skipped by sparse prefill. `adapter`: its name.
+    tokens skipped by sparse prefill. `adapter`: its name. `is_quantized`: its KV caches are; rows that
+    differ in this never share a batch.
     """
 
     name: str
@@ -38,6 +39,7 @@ class BatchRow:
     gaps: Gaps = NO_GAPS
     adapter: str = NO_ADAPTER
     dropped: bool = False
+    is_quantized: bool = False
 
     @property
     def is_sparse(self) -> bool:
@@ -79,6 +81,11 @@ class RowBatch:
     @property
     def is_abandoned(self) -> bool:
         return all(member.dropped for member in self.members)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its rows are quantized; False without rows."""
+        return any(member.is_quantized for member in self.members)
 
     @property
     def living(self) -> list[BatchRow]:
@@ -185,12 +192,24 @@ class DecodeBatch(RowBatch):
             return self._own, 0
         return self._batch, self.members.index(member)
 
+    def take_out(self, member: BatchRow, fresh: Callable[[], RowCaches]) -> None:
+        """Give a row its token and caches, to join another group, and leave a hole in its place."""
+        place = self.members.index(member)
+        self._give(place, fresh)
+        self.members[place] = replace(member, caches=[], dropped=True)
+        if self._sampler is not None:
+            self._sampler.release()
+
+    def _give(self, place: int, fresh: Callable[[], RowCaches]) -> None:
+        member = self.members[place]
+        member.token = self._tokens[place : place + 1]
+        member.caches = self._own if self._batch is None else self._batch.extract(place, fresh())
+
     def detach(self, fresh: Callable[[], RowCaches]) -> list[BatchRow]:
         """Return the rows that are left, each with its token and caches, to join another group."""
         for place, member in enumerate(self.members):
             if not member.dropped:
-                member.token = self._tokens[place : place + 1]
-                member.caches = self._own if self._batch is None else self._batch.extract(place, fresh())
+                self._give(place, fresh)
         if self._sampler is not None:
             self._sampler.release()
         return self.living

@@ -27,6 +27,7 @@ from worker.contract.engine import (
     ModelInfo,
     Progress,
 )
+from worker.contract.kv_quantization import KVQuantization
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
 from worker.models.drafting.draft_model import DraftModel, find_draft, load_draft
@@ -75,6 +76,7 @@ class ModelLoader:
         use_mtp: bool = False,
         measurement: Measurement = "load",
         adapters: Sequence[tuple[str, Path]] = (),
+        kv_quantization: KVQuantization | None = None,
         probe_cache_folder: Path | None = None,
         timer: StartupTimer | None = None,
     ) -> None:
@@ -83,7 +85,7 @@ class ModelLoader:
         it replaces another model, so its plan gets a name. `draft_model`: folder or id of a draft model.
         `use_mtp`: without a draft model, use the model's own MTP layers, if any. With either, the cost of
         verifying drafts is measured. `measurement`: what to measure of the exactness of batched passes.
-        `adapters`: names and folders.
+        `adapters`: names and folders. `kv_quantization`: how its rows' KV caches are quantized.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: the share of it to keep free.
         `memory_budget`: upper bound of the process in bytes. `cache_share`: share of the memory for caches
         that they may use. `wired`: the memory that macOS may not page out. `probe_cache_folder`: where probe
@@ -100,6 +102,7 @@ class ModelLoader:
         self._use_mtp = use_mtp
         self._measurement = measurement
         self._adapters = adapters
+        self._kv_quantization = kv_quantization
         self._draft: DraftModel | None = None
         self._probe_cache_folder = probe_cache_folder
         self._timer = timer or StartupTimer()
@@ -123,12 +126,13 @@ class ModelLoader:
             memory.release()
             raise ModelError(f"{self.name}: {reason}")
         self._memory_fit.wire([*files, *(self._draft.files if self._draft else ())])
-        told = _versions(model.info, config) | _preparing(folder, model.info)
+        settings = lossy(model.info)
+        told = _versions(model.info, config) | _preparing(folder, model.info) | settings
         facts = replace(
             model.info,
             cache_bytes_max=self._memory_fit.left_for_caches(budget, weight_bytes),
             fingerprint=fingerprint(folder / "config.json", files, told),
-            identity=fingerprint(folder / "config.json", files, {}),
+            identity=fingerprint(folder / "config.json", files, settings),
             plan=self._plan,
         )
         model = replace(model, info=facts)
@@ -156,6 +160,8 @@ class ModelLoader:
                 return self._generating(folder, config, progress), ""
             if self._adapters:
                 raise ModelError("it generates no text, so it serves no adapters: leave --adapter out.")
+            if self._kv_quantization:
+                raise ModelError("it generates no text, so it has no KV caches: leave --kv-bits out.")
             if self._draft:
                 raise ModelError(
                     "it generates no text, so it cannot use a draft model: leave --draft-model out."
@@ -173,6 +179,8 @@ class ModelLoader:
         from worker.models.tokenizers import Tokenizers
 
         self._timer.lap("imports")
+        if self._kv_quantization is not None:
+            self._require_plain_text(config)
         tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft))
         drafter = self._drafter(folder, tokenizers)
         if config.kind == "vision" and not self._text_only:
@@ -185,6 +193,16 @@ class ModelLoader:
             memory.release()
             log.warning("%s: its images are not served, only text: %s", self.name, reason)
         return self._reading(folder, config, tokenizers, drafter, progress)
+
+    def _require_plain_text(self, config: ModelConfig) -> None:
+        """Raise `ModelError` for a model of mlx-vlm's, which quantizes other layers elsewhere, and if
+        passes must be measured: those over quantized caches are not."""
+        if self._measurement == "exact":
+            raise ModelError("--exact cannot be combined with --kv-bits: leave one of them out.")
+        if not reads(config):
+            raise ModelError("only mlx-vlm implements it, and its KV caches stay exact: leave --kv-bits out.")
+        if config.kind == "vision" and not self._text_only:
+            raise ModelError("--kv-bits is for text only: leave it out, or add --text-only.")
 
     def _drafter(self, folder: Path, tokenizers: Tokenizers) -> DraftProposer | None:
         config = self._draft.config if self._draft else None
@@ -289,12 +307,18 @@ class ModelLoader:
         loaded."""
         from worker.engine.caches.capability_probe import probe_capabilities
         from worker.models.probes.cache import ProbeCache, key_of
+        from worker.models.probes.kv_quantization import require_quantizable
         from worker.models.probes.network import stage_for
         from worker.models.text import build_text_model
 
-        timer, cache = self._timer, ProbeCache(self._probe_cache_folder)
+        timer, cache, kv = self._timer, ProbeCache(self._probe_cache_folder), self._kv_quantization
+        if kv is not None:
+            require_quantizable(network, kv, self.name)
         key = key_of(folder, weight_files(folder, self.name), network)
-        capabilities = cache.capabilities(key, lambda: probe_capabilities(stage_for(folder, network, opened)))
+        capabilities = cache.capabilities(
+            f"{key}-kv{kv.bits}-{kv.group_size}" if kv else key,
+            lambda: probe_capabilities(replace(stage_for(folder, network, opened), kv_quantization=kv)),
+        )
         timer.lap("trial")
         if not capabilities.cut and not reads(config):
             raise ModelError(_UNCUT)
@@ -312,6 +336,7 @@ class ModelLoader:
             drafter,
             capabilities=capabilities,
             tokenizers=tokenizers,
+            kv_quantization=kv,
         )
         timer.lap("tokenizer")
         warm_up(model.engine, rows=2)
@@ -385,6 +410,12 @@ class ModelLoader:
         model = build_encoding_model(self.name, folder, config, task, network)
         self._timer.lap("tokenizer")
         return model
+
+
+def lossy(facts: ModelInfo) -> dict[str, str]:
+    """Return the settings that change what a model answers and what its caches contain; empty: none."""
+    kv = facts.kv_quantization
+    return {} if kv is None else {"kv": f"{kv.bits} {kv.group_size} {kv.start} {kv.step}"}
 
 
 def _versions(facts: ModelInfo, config: ModelConfig) -> dict[str, str]:

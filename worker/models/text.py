@@ -22,6 +22,7 @@ from worker.contract.engine import (
     Preparer,
     SamplingParams,
 )
+from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches.capability_probe import BatchCapabilities
 from worker.engine.engine import BatchEngine
 from worker.engine.hidden_state_proposer import HiddenStateProposer
@@ -56,10 +57,12 @@ def build_text_model(
     capabilities: BatchCapabilities | None = None,
     tokenizers: Tokenizers | None = None,
     agree: Agree | None = None,
+    kv_quantization: KVQuantization | None = None,
 ) -> Model:
     """Build the model. `network`: called as `network(tokens, cache=…)`, a `VisionNetwork` if there is an
     `image_preprocessor`. `drafter`: draft proposer. `capabilities`: probe result, if known. `tokenizers`:
-    already opened ones. `agree`: see `Sampler`. Raises `ModelError` without a tokenizer."""
+    already opened ones. `agree`: see `Sampler`. `kv_quantization`: how rows are quantized, if they
+    are. Raises `ModelError` without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
     tokenizer = _first(tokenizers, name, folder)
     defaults, size, grammar_cache = _defaults(folder), config.vocabulary or len(tokenizer), GrammarCache()
@@ -75,7 +78,7 @@ def build_text_model(
         )
 
     hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
-    engine = BatchEngine(network, capabilities, drafter, hidden_states, agree)
+    engine = BatchEngine(network, capabilities, drafter, hidden_states, agree, kv_quantization)
     for reason in engine.capabilities.reasons:
         log.info("%s: %s", name, reason)
     seen = image_preprocessor.placeholders if image_preprocessor else {}
@@ -86,6 +89,7 @@ def build_text_model(
         capabilities=replace(_probe(tokenizer, name), images="image" in seen, videos="video" in seen),
         batched=engine.is_batchable,
         token_bytes_max=token_bytes_max(tokenizer._tokenizer),
+        kv_quantization=kv_quantization,
     )
     adapters = ServedAdapters(engine.adapters)
     return Model(facts, engine, open_preparer, OutputProcessors(tokenizer).open, adapters)

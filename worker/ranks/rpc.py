@@ -81,6 +81,10 @@ class Restore(_RankMessage, frozen=True, tag=True, array_like=True):
     states: int | None
 
 
+class QuantizeCache(_RankMessage, frozen=True, tag=True, array_like=True):
+    row: str
+
+
 class DropRow(_RankMessage, frozen=True, tag=True, array_like=True):
     row: str
 
@@ -105,6 +109,7 @@ Call = (
     | RunStep
     | CutOut
     | Restore
+    | QuantizeCache
     | DropRow
     | Reset
     | Release

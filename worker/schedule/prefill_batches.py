@@ -40,13 +40,13 @@ class CallShape(NamedTuple):
 
 def may_run_in_lockstep(row: Row) -> bool:
     """Return whether chunks of the row may be run in one call with those of others."""
-    return row.is_scored and not row.images and not row.sparse and len(row.tokens) <= LOCKSTEP_TOKENS_MAX
+    is_plain = row.is_scored and not row.images and not row.sparse and not row.is_quantized
+    return is_plain and len(row.tokens) <= LOCKSTEP_TOKENS_MAX
 
 
 def room_of(row: Row) -> int:
-    """Return the number of tokens that the row can be run: to its end, or to its next snapshot position."""
-    ends = [cut - row.prefilled for cut in row.snapshot_positions if cut > row.prefilled]
-    return min([row.left, *ends[:1]])
+    """Return the number of tokens that the row can be run: to its end, or to where a chunk must end."""
+    return min([row.left, *(cut - row.prefilled for cut in row.cuts_behind(row.prefilled))])
 
 
 def span_of(apart: CallShape, rooms: Sequence[int], begin: int, budget: PrefillBudget) -> CallShape | None:
@@ -147,7 +147,7 @@ def form_groups(
         size = min(
             [
                 budget.chunk_length(open_, begin),
-                *(cut - begin for cut in head.snapshot_positions if cut > begin),
+                *(cut - begin for cut in head.cuts_behind(begin)),
             ]
         )
         if left and not size:
@@ -170,11 +170,7 @@ def form_groups(
 def is_short(row: Row, match: Match | None) -> bool:
     """Return whether the whole prompt may be run in one call with others."""
     fresh = (
-        match is None
-        and not row.snapshot_positions
-        and not row.images
-        and not row.sparse
-        and row.prefilled == 0
+        match is None and not row.cuts_behind(0) and not row.images and not row.sparse and row.prefilled == 0
     )
     return fresh and 0 < row.left <= SHORT_TOKENS_MAX
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from protocol.types import PrefixReuse
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
+from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.prefixes.matching import Match
 from worker.schedule.prefill_cost import PrefillWork
 
@@ -43,7 +44,9 @@ class Row:
     `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
     skipped, those in `left_out` once they are chosen. `overtook`: it went before a long prompt that had
-    arrived earlier, and so decodes without waiting for it.
+    arrived earlier, and so decodes without waiting for it. `switch`: the length at which its KV cache is
+    quantized; `is_quantized`: it is. `shared_upto`: what lies behind is not stored for others, and nothing
+    stored is restored there (see `contract.kv_quantization`).
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
     while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
@@ -73,6 +76,9 @@ class Row:
     sparse: bool = False
     left_out: tuple[Span, ...] = ()
     overtook: bool = False
+    switch: int = NEVER
+    is_quantized: bool = False
+    shared_upto: int = NEVER
     blocks_awaited: int = 0
     scoring_passes: int = 0
     waits_for: str | None = None
@@ -86,21 +92,37 @@ class Row:
 
     @property
     def reusable(self) -> int:
-        """Maximum number of tokens that may be restored: all but the last.
+        """Maximum number of tokens that may be restored: all but the last, and none behind `shared_upto`.
 
         If prompt logprobs are missing, fewer: each one needs the token before it to run.
         """
-        return len(self.tokens) - 1 if self.is_scored else max(self.scored - 1, 0)
+        most = len(self.tokens) - 1 if self.is_scored else max(self.scored - 1, 0)
+        return min(most, self.shared_upto)
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    def is_twin(self, other: Row) -> bool:
+        """Return whether one row may run the prompt of both. Prompt logprobs are published to both, so both
+        must lack the same ones; caches must be quantized at one position."""
+        return (
+            (self.digest, self.request.salt, self.scored) == (other.digest, other.request.salt, other.scored)
+            and self.switch == other.switch
+            and not (self.sparse or other.sparse)
+            and self.tokens == other.tokens
+        )
 
     @property
     def left(self) -> int:
         """Number of tokens to run before the row can start: all but the last."""
         skipped = sum(last - first for first, last in self.left_out if first >= self.prefilled)
         return len(self.tokens) - 1 - self.prefilled - skipped
+
+    def cuts_behind(self, position: int) -> list[int]:
+        """Return the positions behind `position` at which a chunk must end, if it gets there."""
+        switch = [self.switch] if position < self.switch < len(self.tokens) - 1 else []
+        return [cut for cut in self.snapshot_positions if cut > position] + switch
 
     def beyond(self, position: int) -> int:
         """Return the position at which the row goes on after `position`, past a skipped span there."""
@@ -109,6 +131,29 @@ class Row:
     def gap(self, position: int) -> int:
         """Return the number of tokens skipped just before a position."""
         return next((last - first for first, last in self.left_out if last == position), 0)
+
+
+def row_of(
+    request: EngineRequest, settings: KVQuantization | None, images: tuple[ImageInput, ...], *, sparse: bool
+) -> Row:
+    """Return a request as a row, without its place in the queue. `settings`: how KV caches are quantized."""
+    tokens = request.tokens + request.resume  # the same tuple if nothing was answered
+    asks = request.echo and request.sampling.logprobs is not None
+    prompt_tokens = len(request.tokens)
+    return Row(
+        request=request,
+        queue_key=(0, 0),
+        prompt_group=0,
+        digest=hash(tokens),
+        tokens=tokens,
+        length=len(tokens),
+        answered=list(request.resume),
+        scored=request.scored if asks else prompt_tokens,
+        images=images,
+        sparse=sparse,
+        switch=NEVER if settings is None else settings.switch(prompt_tokens),
+        shared_upto=NEVER if settings is None else settings.shared_upto(prompt_tokens),
+    )
 
 
 @dataclass(frozen=True, slots=True)

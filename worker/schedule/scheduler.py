@@ -28,12 +28,12 @@ from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
 from worker.schedule.batching_window import BURST_S, gathers
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
-from worker.schedule.memory_reservations import Reservations
+from worker.schedule.memory_reservations import QuantizedRows, Reservations
 from worker.schedule.parking import Parking
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX, Sharing
-from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, work_of
+from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row, SchedulerOutput, row_of, work_of
 
 AHEAD_MAX = 7
 _SETTLING_STEPS = 2
@@ -43,7 +43,7 @@ _SETTLING_STEPS = 2
 class SchedulerConfig:
     """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
     images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
-    to adapters."""
+    to adapters. `quantized`: how KV caches are quantized; None: they are not."""
 
     rows_max: int
     prefill_tokens: int = 2048
@@ -53,6 +53,7 @@ class SchedulerConfig:
     row_bytes: Callable[[int], int] = lambda tokens: 0
     image_bytes_max: int | None = None
     aside_bytes: int = 0
+    quantized: QuantizedRows | None = None
 
 
 class Scheduler:
@@ -73,7 +74,9 @@ class Scheduler:
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
         self._deadlines: dict[str, float] = {}
-        self.reservations = Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
+        self.reservations = Reservations(
+            policy.bytes_max, policy.row_bytes, policy.aside_bytes, policy.quantized
+        )
         self._next: Sequence[Row] = ()
         """Rows in prefill, or admissible, at the last plan."""
         self._has_overtaken = False
@@ -130,26 +133,13 @@ class Scheduler:
         """
         if request.id in self._rows:
             raise ValueError(f"row {request.id} exists already")
-        tokens = request.tokens + request.resume  # the same tuple if nothing was answered
-        if self.reservations.needs(len(tokens)) > self.reservations.bytes_max:
-            raise self._too_long(len(tokens), request.source)
+        kv = self._policy.quantized
+        row = row_of(request, kv.settings if kv else None, images_of(request), sparse=sparse)
+        if self.reservations.needs_of(row) > self.reservations.bytes_max:
+            raise self._too_long(row.length, request.source)
         self._encoder_cache.check(request)
         number = next(self._arrivals)
-        digest = hash(tokens)
-        asks = request.echo and request.sampling.logprobs is not None
-        scored = request.scored if asks else len(request.tokens)
-        row = Row(
-            request=request,
-            queue_key=(request.priority, number),
-            prompt_group=number if sparse else self._prompt_group(request, tokens, digest, number, scored),
-            digest=digest,
-            tokens=tokens,
-            length=len(tokens),
-            answered=list(request.resume),
-            scored=scored,
-            images=images_of(request),
-            sparse=sparse,
-        )
+        row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         self._parking.add(row)
         if self._sharing:
@@ -175,16 +165,12 @@ class Scheduler:
         """Return the rows whose deadline has passed."""
         return [self._rows[id] for id, deadline in self._deadlines.items() if deadline <= now]
 
-    def _prompt_group(
-        self, request: EngineRequest, tokens: tuple[int, ...], digest: int, number: int, scored: int
-    ) -> int:
-        # A prompt of one token needs no prefill that could be shared. Prompt logprobs of a row are published
-        # to its family, so all must start with the same `scored`.
-        if len(tokens) > 1:
-            same = (digest, request.salt, scored, False)
-            for row in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING):
-                if (row.digest, row.request.salt, row.scored, row.sparse) == same and row.tokens == tokens:
-                    return row.prompt_group
+    def _prompt_group(self, row: Row, number: int) -> int:
+        # A prompt of one token needs no prefill that could be shared.
+        if len(row.tokens) > 1 and not row.sparse:
+            for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING):
+                if row.is_twin(other):
+                    return other.prompt_group
         return number
 
     def _too_long(self, tokens: int, source: str) -> RequestError:
@@ -201,6 +187,7 @@ class Scheduler:
 
     def anew(self, chunk: Chunk) -> Chunk:
         """Return a chunk from the start of the row to the end of `chunk`, since the row's cache was lost."""
+        assert not chunk.row.is_quantized, "quantized rows run alone"
         tokens = chunk.row.tokens[: chunk.begin + len(chunk.tokens)]
         chunk.row.prefilled = 0
         return replace(chunk, tokens=tokens)
@@ -222,6 +209,16 @@ class Scheduler:
         """Stop holding a row. Unknown ids are ignored."""
         if row := self._rows.get(id):
             row.is_blocked, row.blocks_awaited = False, 0
+
+    def quantized(self, row: Row) -> None:
+        """Record that a row's KV cache was quantized, and so takes less memory."""
+        row.is_quantized = True
+        self.reservations.reserve(row)
+
+    def forked(self, row: Row, copy: Row) -> None:
+        """Record that `copy` has a copy of a row's cache."""
+        if row.is_quantized:
+            self.quantized(copy)
 
     def started(self, row: Row) -> None:
         """Record that a row has joined the decode batch."""
@@ -280,7 +277,7 @@ class Scheduler:
     def rewind(self) -> None:
         """Restart all prefills, since every cache was lost. Started rows must have been dropped."""
         for row in self._of(Phase.PREFILL, Phase.PREFILLED):
-            row.prefilled = 0
+            row.prefilled, row.is_quantized = 0, False
 
     def has_room(self, cache_bytes: int) -> bool:
         """Return whether the first row in the queue could be admitted now, by places and memory."""
@@ -293,7 +290,7 @@ class Scheduler:
         free += sum(
             row.bytes for row in self._in[Phase.PREFILLED].values() if row.queue_key > first.queue_key
         )
-        needed = self.reservations.needs(first.length) - first.bytes
+        needed = self.reservations.needs_of(first) - first.bytes
         return admitted < self._policy.rows_max and free >= needed
 
     def giving_way(self) -> list[Row]:
@@ -356,7 +353,7 @@ class Scheduler:
             ready.sort(key=_order)
             free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
             for row in ready[:places]:
-                free -= self.reservations.needs(row.length) - row.bytes
+                free -= self.reservations.needs_of(row) - row.bytes
                 while free < 0 and (last := self._last_prefilled(row)):
                     free += last.bytes
                     preempted.append(self._preempt(last))
@@ -381,7 +378,7 @@ class Scheduler:
         for row in rows:
             if row.prefilled:
                 continue
-            free -= self.reservations.needs(row.length) - row.bytes + self.reservations.block_bytes
+            free -= self.reservations.needs_of(row) - row.bytes + self.reservations.block_bytes
             if (
                 len(behind) == room
                 or free < 0
@@ -477,7 +474,7 @@ class Scheduler:
         """Preempt a row: it loses its cache, and keeps its answer and its place in the queue."""
         self._move(row, Phase.WAITING)
         self.reservations.release(row)
-        row.prefilled = 0
+        row.prefilled, row.is_quantized = 0, False
         row.preemptions += 1
         if row.answered:
             row.tokens = (*row.request.tokens, *row.answered)

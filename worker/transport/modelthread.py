@@ -21,7 +21,7 @@ from protocol.tasks import require, task_of
 from protocol.types import AdapterInfo, Resources, SparsePrefill
 from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import DeviceError
-from worker.contract.engine import EmbeddingModel, Loader, Model, Preparer
+from worker.contract.engine import EmbeddingModel, Loader, Model, ModelError, Preparer
 from worker.contract.texts import TextsPreparer
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import Command, Stop
@@ -151,6 +151,8 @@ class ModelThread:
     def _make_loop(self, model: Model) -> Loop:
         settings = self._settings
         adapters = list(model.adapters.infos) if model.adapters else []
+        if settings.sparse_prefill is not None and model.info.kv_quantization is not None:
+            raise ModelError(f"{model.info.name}: --sparse-prefill cannot be combined with --kv-bits.")
         policy = policy_of(settings, model)
         ready = ready_of(self._incarnation, model.info, policy, stands_in=settings.stands_in)
         if ready.context_length < model.info.context_length:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from protocol.messages import Ready
+from protocol.types import KVCacheQuantization
 from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import Model, ModelInfo
-from worker.schedule.memory_reservations import Reservations
+from worker.contract.kv_quantization import KVQuantization
+from worker.schedule.memory_reservations import QuantizedRows, Reservations
 from worker.schedule.scheduler import SchedulerConfig
 
 _IMAGES_SHARE = 1 / 8
@@ -20,6 +24,7 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
     limit = model.info.cache_bytes_max if given is None else given
     adapters = sum(info.bytes for info in model.adapters.infos) if model.adapters else 0
     images = _image_bytes(settings, model.info, limit)
+    kv = model.info.kv_quantization
     return SchedulerConfig(
         rows_max=settings.max_running,
         prefill_tokens=settings.prefill_tokens,
@@ -29,6 +34,7 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         row_bytes=model.engine.row_bytes,
         image_bytes_max=images,
         aside_bytes=max(adapters, settings.adapter_memory),
+        quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
     )
 
 
@@ -52,7 +58,7 @@ def context_length(facts: ModelInfo, policy: SchedulerConfig) -> int:
 
 
 def _reservations(policy: SchedulerConfig) -> Reservations:
-    return Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
+    return Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes, policy.quantized)
 
 
 def ready_to_encode(incarnation: str, facts: ModelInfo, settings: WorkerSettings) -> Ready:
@@ -73,7 +79,7 @@ def ready_of(
 ) -> Ready:
     """Return the `Ready` message with the model's capacity. Call it on the model thread. `stands_in`: as in
     `Ready`."""
-    ledger = _reservations(policy)
+    ledger, kv = _reservations(policy), facts.kv_quantization
     return Ready(
         incarnation=incarnation,
         model=facts.name,
@@ -88,4 +94,9 @@ def ready_of(
         stands_in=stands_in,
         token_bytes_max=facts.token_bytes_max,
         exactness=facts.exactness,
+        kv_quantization=None if kv is None else _told(kv),
     )
+
+
+def _told(kv: KVQuantization) -> KVCacheQuantization:
+    return KVCacheQuantization(bits=kv.bits, group_size=kv.group_size, start=kv.start)

@@ -6,12 +6,15 @@ import time
 from datetime import datetime
 
 import pytest
+from msgspec.structs import replace
 
 from broker.routes.models import CHOICE_BYTES_MAX
 from protocol.messages import Loading
 from protocol.supervisor_messages import ModelState, ModelStates
+from protocol.types import KVCacheQuantization
 from tests.broker.application import House
 from tests.broker.asgi import run
+from tests.broker.dispatcher_line import ready
 
 
 def test_models_are_those_that_workers_have_named() -> None:
@@ -39,6 +42,21 @@ def test_codex_finds_the_array_that_it_decodes_and_others_do_not(house: House) -
         plain = (await house.get("/v1/models").end()).json
         assert plain.keys() == {"object", "data"}
         assert (await house.get("/v1/models?client_version=0.169.0").end()).json == plain | {"models": []}
+
+    run(talk())
+
+
+def test_quantized_kv_caches_are_told() -> None:
+    house = House()
+
+    async def talk() -> None:
+        house.line.serving("w1", "exact")
+        house.line.serving("w2", "lossy")
+        settings = KVCacheQuantization(bits=8, group_size=64, start=5000)
+        house.line.dispatcher.on_message("w2", replace(ready("w2", "lossy"), kv_quantization=settings))
+        exact, lossy = (await house.get("/v1/models").end()).json["data"]
+        assert "kv_cache" not in exact
+        assert lossy["kv_cache"] == {"bits": 8, "group_size": 64, "quantized_from": 5000}
 
     run(talk())
 

@@ -11,8 +11,10 @@ from tests.worker.engines import (
     END,
     House,
     Image,
+    ScriptedEngine,
     breaking,
 )
+from worker.contract.kv_quantization import KVQuantization
 
 asked = st.fixed_dictionaries(
     {
@@ -56,6 +58,7 @@ def placed(images: list[tuple[str, int, int]], prompt: int) -> list[Image]:
     st.integers(1, 40),
     st.sampled_from([None, None, 128, 192, 320]),
     st.sampled_from([None, 6, 9]),
+    st.sampled_from([None, None, (0, 8), (12, 8), (40, 16)]),
 )
 @settings(max_examples=400, deadline=None)
 def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
@@ -65,8 +68,11 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
     prefill_tokens: int,
     bytes_max: int | None,
     image_bytes_max: int | None,
+    quantized: tuple[int, int] | None,
 ) -> None:
+    kv = quantized and KVQuantization(8, 64, *quantized)
     house = House(
+        engine=ScriptedEngine(kv_quantization=kv or None),
         rows_max=rows_max,
         prefill_tokens=prefill_tokens,
         bytes_max=bytes_max,

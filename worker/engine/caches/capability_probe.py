@@ -16,11 +16,12 @@ from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract.engine import CacheSegment
+from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
+from worker.engine.caches.quantized import fresh_caches
 from worker.engine.caches.rollback_batch import RollbackBatch
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import hiding, with_gaps
@@ -39,7 +40,7 @@ _AHEAD: tuple[tuple[tuple[Prompt, ...], tuple[int, ...]], ...] = (
     (((4, 4), (9,), (3, 5)), (2, 1, 1)),
 )
 """What three rows are fed in each step, and how many of these tokens each keeps."""
-_REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+REFUSALS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What upstream's models and caches raise for unsupported calls."""
 
 _REASON_MAX = 160
@@ -53,10 +54,12 @@ _MEAN_DIFFERENCE_MAX = 0.03
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """The network to probe, and the position in tokens of its highest threshold."""
+    """The network to probe, and the position in tokens of its highest threshold. `kv_quantization`: rows are
+    also probed with KV caches that are quantized so, from their first token on."""
 
     network: nn.Module
     threshold: int = CAUGHT_UP_TOKENS_MAX
+    kv_quantization: KVQuantization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +91,16 @@ def probe_capabilities(
     holds in all of them. `alike`: whether their caches are of the same kinds.
     """
     is_far = stage.threshold > THRESHOLD_TOKENS_MAX
-    trial = _Trial(stage.network, CAUGHT_UP_TOKENS_MAX if is_far else stage.threshold)
+    threshold = CAUGHT_UP_TOKENS_MAX if is_far else stage.threshold
+    trial = _Trial(stage.network, threshold)
     reasons: list[str] = []
 
     def can(ability: str, attempt: Callable[[], None]) -> bool:
         why = ""
         try:
             attempt()
-        except _REFUSALS as error:
-            why = _first_sentence(error)
+        except REFUSALS as error:
+            why = first_sentence(error)
         if not agree(not why):
             reasons.append(f"{ability}: {why or 'another rank cannot'}")
             return False
@@ -111,6 +115,11 @@ def probe_capabilities(
     restorable = alike and can("no prefix reuse", trial.restore)
     cut = can("answers depend on where a prompt is cut", trial.cut)
     ahead = padded and can("no speculative decoding", trial.run_ahead)
+    if stage.kv_quantization is not None:
+        trial_of_quantized = _Trial(stage.network, threshold, stage.kv_quantization)
+        together = together and can("quantized rows cannot be batched", trial_of_quantized.decode_together)
+        restorable = restorable and can("quantized rows: no prefix reuse", trial_of_quantized.restore)
+        ahead = ahead and can("quantized rows: no speculative decoding", trial_of_quantized.run_ahead)
     found = tuple(reasons)
     skip_tokens = partial(trial.skip_tokens, together=together)
     sparse = restorable and cut and can("no sparse prefill", skip_tokens)
@@ -122,13 +131,16 @@ class _Trial:
     """The probe: its prompts, their rows' caches, and the reference logits of each row alone, [1, vocabulary]
     after each of `_FOLLOWING`."""
 
-    def __init__(self, model: nn.Module, threshold: int) -> None:
+    def __init__(
+        self, model: nn.Module, threshold: int, kv_quantization: KVQuantization | None = None
+    ) -> None:
         self._model = model
+        self._fresh = partial(fresh_caches, model, kv_quantization)
         self._prompts = [
             _prompt(tokens) for tokens in (0, 1, threshold - 1, threshold + 2, 2 * threshold + 3)
         ]
         """The empty prompt is that of a row whose only token is fed by a decode step."""
-        self._rows: list[RowCaches] = [make_prompt_cache(model) for _ in self._prompts]
+        self._rows: list[RowCaches] = [self._fresh() for _ in self._prompts]
         self._read = [self._run(row, prompt) for row, prompt in zip(self._rows, self._prompts, strict=True)]
         self._alone = [self._follow(copy.deepcopy(row)) for row in self._rows]
         self._long, self._stop, self._piece = self._prompts[-1], threshold + 2, threshold // 2 + 1
@@ -145,7 +157,7 @@ class _Trial:
     def prefill_abreast(self) -> None:
         """Run the two long rows in chunks of equal lengths, as far as both go."""
         prompts = {"shorter": self._prompts[-2], "longer": self._long}
-        rows: dict[str, RowCaches] = {name: make_prompt_cache(self._model) for name in prompts}
+        rows: dict[str, RowCaches] = {name: self._fresh() for name in prompts}
         for first, last in ((0, self._piece), (self._piece, self._stop)):
             chunks = {name: prompt[first:last] for name, prompt in prompts.items()}
             rows = prefill_abreast(self._model, chunks, rows)
@@ -154,7 +166,7 @@ class _Trial:
 
     def restore(self) -> None:
         """Restore the long row from the stored caches of one that went beyond the threshold."""
-        begun, again = make_prompt_cache(self._model), make_prompt_cache(self._model)
+        begun, again = self._fresh(), self._fresh()
         self._run(begun, self._long[: self._stop])
         columns, _ = snapshots.columns_of(begun, 0, 0, self._stop)
         used = self._stop if snapshots.shape_of(begun).has_states else self._stop - 2
@@ -165,7 +177,7 @@ class _Trial:
     def cut(self) -> None:
         """Compare the long row's prompt, whole and in chunks, at every position: a difference at a chunk's
         border must have faded by the end."""
-        row: RowCaches = make_prompt_cache(self._model)
+        row: RowCaches = self._fresh()
         pieces = [self._long[first : first + self._piece] for first in range(0, len(self._long), self._piece)]
         found = mx.concatenate([self._run(row, piece) for piece in pieces])
         _limit(mx.mean(_differences(found, self._read[-1])), _MEAN_DIFFERENCE_MAX)
@@ -173,7 +185,7 @@ class _Trial:
     def skip_tokens(self, *, together: bool) -> None:
         """Skip tokens of the long row before the threshold's last token; compare with a row in which these
         are masked. States are those before them. `together`: also in a batch with another row."""
-        sparse, whole, again = (make_prompt_cache(self._model) for _ in range(3))
+        sparse, whole, again = (self._fresh() for _ in range(3))
         first, last = self._piece, self._stop - 1
         gaps = Gaps(((first, last),))
         self._run(sparse, self._long[:first])
@@ -195,7 +207,7 @@ class _Trial:
     def run_ahead(self) -> None:
         """Run rows on both sides of the threshold, feeding more tokens than they keep."""
         alone, lengths = copy.deepcopy(self._rows[2:]), [len(prompt) for prompt in self._prompts[2:]]
-        batch = RollbackBatch(make_prompt_cache(self._model))
+        batch = RollbackBatch(self._fresh())
         batch.rearrange(range(len(alone)), copy.deepcopy(alone), lengths)
         late: list[Prompt] = [()] * len(alone)
         for guesses, counts in _AHEAD:
@@ -232,7 +244,7 @@ class _Trial:
         alone: Sequence[Sequence[mx.array]],
         gaps: Sequence[Gaps] = (),
     ) -> None:
-        batch = CacheBatch(make_prompt_cache(self._model))
+        batch = CacheBatch(self._fresh())
         batch.rearrange([], rows, lengths, gaps)
         for token, right in zip(_FOLLOWING, zip(*alone, strict=True), strict=True):
             together = self._model(mx.array([[token]] * len(rows), mx.uint32), cache=batch.caches)[:, -1]
@@ -245,7 +257,8 @@ class _Trial:
             _limit(mx.max(_differences(some, others)), _DIFFERENCE_MAX)
 
 
-def _first_sentence(error: BaseException) -> str:
+def first_sentence(error: BaseException) -> str:
+    """Return what an error of upstream says, in one sentence."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < _REASON_MAX else text.partition(". ")[0][:_REASON_MAX]
 

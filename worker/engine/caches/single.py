@@ -24,7 +24,8 @@ def in_time_order(row: Any) -> list[mx.array]:
     if row.empty():
         return []
     keys, values = row.keys_and_values()
-    leaves = [*keys, *values] if isinstance(keys, tuple) else [keys, values]
+    # Quantized keys are a list or a tuple, depending on whether upstream has sliced them.
+    leaves = [keys, values] if isinstance(keys, mx.array) else [*keys, *values]
     next_place = row.state[-1] if hasattr(row, "max_size") else None
     if next_place is None or next_place >= leaves[0].shape[2]:
         return leaves

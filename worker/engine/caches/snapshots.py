@@ -32,7 +32,8 @@ _DTYPES = {dtype: name for name, dtype in _NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class KVSlice:
-    """Keys and values of a span of tokens in each KV layer: each [1, heads, tokens, width].
+    """Keys and values of a span of tokens in each KV layer: each [1, heads, tokens, width]; of a quantized
+    row three arrays for each, with scales and biases.
 
     A sliding window may have lost the first tokens; what is left ends with the span.
     """
@@ -99,7 +100,8 @@ def cuts_of(
 
 
 def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | None) -> None:
-    """Restore `fresh`, empty caches of a single row, to the end of the last of `pieces`.
+    """Restore `fresh`, empty caches of a single row, to the end of the last of `pieces`. If they are
+    quantized, exact pieces become so.
 
     Raises `ValueError` for payloads of the wrong type.
     """
@@ -109,11 +111,23 @@ def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | N
     parts = list(leaf_caches(fresh))
     for index, part in enumerate(part for part in parts if is_positional(part)):
         wanted = length if (window := getattr(part, "max_size", None)) is None else min(length, window - 1)
-        runs = list(_runs(pieces, index, length - wanted))
+        runs = [_as_in(part, leaves) for leaves in _runs(pieces, index, length - wanted)]
         fill(part, [mx.concatenate(list(run), axis=2) for run in zip(*runs, strict=True)], length)
     others = [part for part in parts if not is_positional(part)]
     for part, state in zip(others, states.layers if states else (), strict=True):
         part.state = tree_map(_copied, state)
+
+
+def is_quantized(payload: object) -> bool:
+    """Return whether a payload has quantized columns."""
+    return isinstance(payload, KVSlice) and any(len(leaves) > 2 for leaves in payload.layers)
+
+
+def _as_in(cache: Any, leaves: Leaves) -> Leaves:
+    """Return exact leaves quantized if the cache is, as it would have quantized them itself."""
+    if not hasattr(cache, "bits") or len(leaves) > 2:
+        return leaves
+    return tuple(part for leaf in leaves for part in mx.quantize(leaf, cache.group_size, cache.bits))
 
 
 def _runs(pieces: Sequence[CacheSegment], layer: int, start: int) -> Iterator[Leaves]:

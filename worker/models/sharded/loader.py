@@ -18,11 +18,12 @@ from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import Engine, InsufficientMemoryError, Model, ModelError, Progress
+from worker.contract.kv_quantization import KVQuantization, kv_quantization_of
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
 from worker.models.explain import describe, explain
 from worker.models.fingerprint import fingerprint
-from worker.models.load import TOKENIZERS
+from worker.models.load import TOKENIZERS, lossy
 from worker.models.probes.verify_cost import position_cost
 from worker.models.remote_code import forbid_remote_code
 from worker.models.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
@@ -55,6 +56,7 @@ class ShardLoader:
         memory_fit: MemoryFit | None = None,
         task: Task | None = None,
         text_only: bool = False,
+        kv_quantization: KVQuantization | None = None,
         drafting: ShardDrafting | None = None,
         timer: StartupTimer | None = None,
         measures_verify_cost: bool = False,
@@ -67,6 +69,7 @@ class ShardLoader:
         self._memory_fit = memory_fit or MemoryFit(self.name)
         self._task = task
         self._text_only = text_only
+        self._kv_quantization = kv_quantization
         self._drafting = drafting
         self._timer = timer or StartupTimer()
         self._measures_verify_cost = measures_verify_cost
@@ -163,6 +166,7 @@ class ShardLoader:
             capabilities=capabilities,
             tokenizers=self._tokenizers,
             agree=self._split.drawn,
+            kv_quantization=self._kv_quantization,
         )
         self._timer.lap("tokenizer")
         left, price = self._proven(model.engine, capabilities)
@@ -171,7 +175,7 @@ class ShardLoader:
             parameters=self._split.parameters,
             plan=f"{name_of(self._model)}, {self._split.mode} over {self._split.size} processes",
             cache_bytes_max=left,
-            identity=fingerprint(folder / "config.json", weight_files(folder, self.name), {}),
+            identity=fingerprint(folder / "config.json", weight_files(folder, self.name), lossy(model.info)),
         )
         log.info("%s", describe(facts, self._config, "generate", self._weight_bytes))
         return replace(model, info=facts, position_cost=price)
@@ -182,15 +186,20 @@ class ShardLoader:
 
         capabilities = self._abilities()
         self._drafter(capabilities)
-        engine = BatchEngine(self._network, capabilities, agree=self._split.drawn)
+        kv = self._kv_quantization
+        engine = BatchEngine(self._network, capabilities, agree=self._split.drawn, kv_quantization=kv)
         self._proven(engine, capabilities)
         return engine
 
     def _abilities(self) -> BatchCapabilities:
         from worker.engine.caches.capability_probe import probe_capabilities
+        from worker.models.probes.kv_quantization import require_quantizable
         from worker.models.probes.network import stage_for
 
-        stage = stage_for(self._folder, self._network, self._split.open)
+        kv = self._kv_quantization
+        if kv is not None:
+            require_quantizable(self._network, kv, self.name)
+        stage = replace(stage_for(self._folder, self._network, self._split.open), kv_quantization=kv)
         alike = self._split.is_alike(self._network)
         found = probe_capabilities(stage, self._split.agreed, alike=alike)
         self._timer.lap("trial")
@@ -236,6 +245,7 @@ def part_loader(
         memory_fit=MemoryFit(name, *limits, settings.cache_share, settings.wired),
         task=settings.task,
         text_only=settings.text_only,
+        kv_quantization=kv_quantization_of(settings),
         drafting=drafting,
         timer=timer,
         measures_verify_cost=measures_verify_cost,

@@ -1,0 +1,201 @@
+"""Quantized KV caches: rows answer what `mlx_lm.stream_generate(kv_bits=…)` answers alone, in any company."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+
+from tests.oracle import Oracle
+from tests.worker import conversations
+from tests.worker.zoo import differences, load, play
+from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
+from worker.contract.kv_quantization import KVQuantization
+from worker.engine.caches import grouping, snapshots
+from worker.engine.engine import BatchEngine
+from worker.engine.trees import held_bytes
+
+EARLY, LATE = KVQuantization(4, 32, 0, 32), KVQuantization(8, 32, 40, 32)
+"""From the first prefill step on, whose end every long prompt shares; and mostly within the answers."""
+ROWS = 7
+ROWS_OF = [("dense", EARLY), ("hybrid", LATE), ("llama_4bit", LATE), ("nemotron_h", EARLY)]
+DRAFTED = [("dense", LATE), ("hybrid", EARLY)]
+REUSED = [("dense", EARLY), ("hybrid", LATE)]
+"""`python -m tests.worker.kv_bits` runs all architectures."""
+
+
+@pytest.fixture(autouse=True)
+def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "COLUMNS_STEP", 16)
+
+
+@pytest.mark.parametrize(("architecture", "kv"), ROWS_OF)
+def test_rows_say_what_they_say_alone(architecture: str, kv: KVQuantization, oracle: Oracle) -> None:
+    model = load(architecture, kv_quantization=kv)
+    assert differences(model, architecture, 0, oracle, ROWS) == []
+
+
+@pytest.mark.parametrize(("architecture", "kv"), DRAFTED)
+def test_rows_that_are_fed_drafts_say_what_they_say_alone(
+    architecture: str, kv: KVQuantization, oracle: Oracle
+) -> None:
+    model = load(architecture, kv_quantization=kv)
+    assert differences(model, architecture, 1, oracle, ROWS, drafted=True) == []
+
+
+@pytest.mark.parametrize(("architecture", "kv"), REUSED)
+def test_prefix_hits_change_no_answer(architecture: str, kv: KVQuantization, oracle: Oracle) -> None:
+    model = load(architecture, kv_quantization=kv)
+    turns, wrong = conversations.differences(model, architecture, 0, oracle, 14)
+    assert wrong == []
+    assert sum(turn.cached for turn in turns) > 0.2 * sum(len(turn.prompt) for turn in turns)
+
+
+def test_the_setting_is_no_placebo(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four bits, answers differ from exact ones: otherwise the tests above would prove nothing."""
+    monkeypatch.setattr("tests.worker.zoo.settings_of", lambda kv: {})
+    assert play(load("dense", kv_quantization=EARLY), "dense", 0, oracle, ROWS).differences
+
+
+# --- the caches themselves ---
+
+
+@pytest.fixture(scope="module")
+def dense() -> Model:
+    return load("dense", kv_quantization=EARLY)
+
+
+def network_of(model: Model) -> Any:
+    assert isinstance(model.engine, BatchEngine)
+    return model.engine._model
+
+
+def upstream_caches(network: Any, prompt: tuple[int, ...], answer: int, kv: KVQuantization) -> list[Any]:
+    """Return upstream's caches after a prompt and `answer` tokens, all but the last of which it was fed."""
+    caches = make_prompt_cache(network)
+    steps = generate_step(
+        mx.array(prompt),
+        network,
+        max_tokens=answer,
+        prompt_cache=caches,
+        kv_bits=kv.bits,
+        kv_group_size=kv.group_size,
+        quantized_kv_start=kv.start,
+        prefill_step_size=kv.step,
+    )
+    assert len(list(steps)) == answer
+    return caches
+
+
+def prefill(engine: Engine, row: str, tokens: tuple[int, ...], kv: KVQuantization, chunk: int) -> None:
+    """Run a prompt in chunks, but for its last token, and quantize it at its switch."""
+    done, switch = 0, kv.switch(len(tokens))
+    while done < len(tokens) - 1:
+        end = min(done + chunk, len(tokens) - 1, switch if done < switch else len(tokens))
+        engine.prefill({row: tokens[done:end]})
+        done = end
+        if done == switch:
+            engine.quantize_cache(row)
+
+
+@pytest.mark.parametrize("chunk", [7, 32, 90])
+@pytest.mark.parametrize("length", [2, 20, 33, 34, 90])
+def test_a_rows_cache_is_upstreams(dense: Model, length: int, chunk: int) -> None:
+    """Even one token computed on the wrong side of the switch would differ by far more than rounding."""
+    rng, engine = random.Random(length), dense.engine
+    prompt = tuple(rng.randrange(2000) for _ in range(length))
+    prefill(engine, "row", prompt, EARLY, chunk)
+    [cut], _ = engine.copy_cache("row", [(0, length - 1)], states=False)
+    engine.drop("row")
+    assert isinstance(cut.payload, snapshots.KVSlice)
+    right = upstream_caches(network_of(dense), prompt, 1, EARLY)
+    for leaves, cache in zip(cut.payload.layers, right, strict=True):
+        keys, values = cache.keys_and_values()
+        for found, theirs in ((leaves[:3], keys), (leaves[3:], values)):
+            restored = mx.dequantize(*found, group_size=32, bits=4)
+            expected = mx.dequantize(*(leaf[..., : length - 1, :] for leaf in theirs), group_size=32, bits=4)
+            # A value on the border between two steps may round to either.
+            assert float(mx.mean(mx.abs(restored - expected) > 1e-4)) < 0.005
+
+
+def test_stored_slices_come_back_from_files_as_they_were(dense: Model) -> None:
+    engine, prompt = dense.engine, tuple(range(5, 75))
+    engine.prefill({"row": prompt[:32]})
+    [exact], _ = engine.copy_cache("row", [(0, 32)], states=False)
+    engine.quantize_cache("row")
+    engine.prefill({"row": prompt[32:60]})
+    [behind], _ = engine.copy_cache("row", [(32, 60)], states=False)
+    assert behind.nbytes / 28 < exact.nbytes / 32 / 4
+    read = [engine.unpack(*engine.pack(cut.payload)).payload for cut in (exact, behind)]
+    engine.restore("again", [CacheSegment(read[0], 0, 32, 32), CacheSegment(read[1], 32, 60, 60 - 32)], None)
+    whole = [engine.copy_cache(row, [(0, 60)], states=False)[0][0].payload for row in ("row", "again")]
+    engine.drop("row")
+    engine.drop("again")
+    one, other = (payload.layers for payload in whole if isinstance(payload, snapshots.KVSlice))
+    assert all(
+        mx.array_equal(mine, its).item()
+        for mine_of, its_of in zip(one, other, strict=True)
+        for mine, its in zip(mine_of, its_of, strict=True)
+    )
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_masks_of_rows_are_not_taken_for_those_of_heads(dense: Model, rows: int) -> None:
+    """As many rows as key heads, or as query heads: a mask with one axis too few would fit silently."""
+    engine, rng = dense.engine, random.Random(rows)
+    prompts = {f"{row}": tuple(rng.randrange(2000) for _ in range(12 + 17 * row)) for row in range(rows)}
+    together = {row: answer(engine, {row: prompt})[row] for row, prompt in prompts.items()}
+    assert answer(engine, prompts) == together
+
+
+def answer(engine: Engine, prompts: dict[str, tuple[int, ...]], tokens: int = 12) -> dict[str, list[int]]:
+    for row, prompt in prompts.items():
+        prefill(engine, row, prompt, EARLY, 16)
+        engine.start(row, prompt, len(prompt), SamplingParams())
+    said: dict[str, list[int]] = {row: [] for row in prompts}
+    for _ in range(tokens + 1):
+        for row, token in engine.step().tokens.items():
+            said[row].append(token)
+    engine.reset()
+    return said
+
+
+# --- bytes ---
+
+
+def test_a_rows_bytes_are_those_that_it_takes(dense: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "COLUMNS_STEP", 256)  # as upstream's
+    engine, tokens = dense.engine, tuple(range(3, 103))
+    engine.prefill({"row": tokens[:32]})
+    assert engine.cache_bytes() == engine.row_bytes(32)
+    engine.quantize_cache("row")
+    engine.prefill({"row": tokens[32:]})
+    caches = make_prompt_cache(network_of(dense))
+    network_of(dense)(mx.array([tokens]), cache=caches)
+    quantized = [cache.to_quantized(group_size=32, bits=4) for cache in caches]
+    assert engine.row_bytes(256, quantized=True) == sum(map(held_bytes, quantized))
+    assert engine.cache_bytes() == engine.row_bytes(256, quantized=True)
+    engine.drop("row")
+    assert engine.row_bytes(256) == sum(map(held_bytes, caches))
+
+
+def test_quantized_rows_decode_apart_from_others(dense: Model) -> None:
+    """A prompt of one token is exact for one step, beside rows that are quantized."""
+    engine = dense.engine
+    assert isinstance(engine, BatchEngine)
+    engine.start("exact", (9,), 1, SamplingParams())
+    prefill(engine, "quantized", tuple(range(3, 30)), EARLY, 64)
+    engine.start("quantized", tuple(range(3, 30)), 27, SamplingParams())
+    engine.step()
+    assert [group.is_quantized for group in engine._groups] == [False, True]
+    assert engine.cached_tokens("exact") == EARLY.switch(1) == 1
+    engine.quantize_cache("exact")
+    engine.quantize_cache("exact")
+    assert engine.step().tokens.keys() == {"exact", "quantized"}
+    assert [group.is_quantized for group in engine._groups] == [True]
+    engine.reset()
+    assert engine.cache_bytes() == 0
