@@ -276,11 +276,27 @@ class RankMemory(MemoryUsage, frozen=True, kw_only=True, omit_defaults=True):
     host: Name = ""
 
 
+class ExpertStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Experts that are read from disk: `slots` of the `experts` of each layer are in memory, `bytes` in all.
+    Since the start: experts `wanted` by passes, once for each layer, those of them `read`, their bytes, and
+    the seconds that this took."""
+
+    slots: Count = 0
+    experts: Count = 0
+    bytes: Count = 0
+    wanted: Count = 0
+    read: Count = 0
+    read_bytes: Count = 0
+    read_s: Seconds = 0.0
+
+
 class Resources(MemoryUsage, frozen=True, kw_only=True, omit_defaults=True):
-    """Memory usage and uptime of a worker's process. `ranks`: memory of its follower ranks, if it has any."""
+    """Memory usage and uptime of a worker's process. `ranks`: memory of its follower ranks, if it has any.
+    `experts`: None if all experts are in memory."""
 
     uptime_s: Seconds = 0.0
     ranks: Annotated[list[RankMemory], Meta(max_length=RANKS_MAX)] = []
+    experts: ExpertStatus | None = None
 
 
 class SpecDecodeStats(Struct, frozen=True, kw_only=True, omit_defaults=True):

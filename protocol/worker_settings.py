@@ -112,6 +112,13 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
             " trained for the model"
         ),
     ] = None
+    experts_memory: Annotated[
+        Size | None,
+        Meta(
+            description="memory for the experts of a mixture; the others are read from disk when needed"
+            " (default: all are in memory)"
+        ),
+    ] = None
     exact: Annotated[
         bool,
         Meta(

@@ -92,6 +92,7 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         measurement="exact" if configured.exact else "load",
         adapters=[pair for word in configured.adapters if (pair := split_setting(word)) is not None],
         kv_quantization=kv_quantization_of(configured),
+        experts_memory=configured.experts_memory,
         probe_cache_folder=_probe_cache_folder(),
         timer=timer,
     )

@@ -30,6 +30,7 @@ from broker.dispatch.traffic import (
 )
 from protocol.types import (
     Exactness,
+    ExpertStatus,
     MemoryUsage,
     PrefixReuse,
     PrefixStatus,
@@ -172,6 +173,7 @@ def _worker(dispatcher: Dispatcher, worker: Worker, moment: StatusSnapshot) -> d
         "cache_bytes_max": dispatcher.catalogue.cache_bytes_max(worker),
         "tokens_max": ready.tokens_max if ready else 0,
         "start_s": ready.start_s if ready else {},
+        "experts": _experts(resources.experts) if resources and resources.experts else None,
         "exactness": _exactness(ready.exactness) if ready and ready.exactness else None,
         "plan": worker.plan,
         "stands_in": worker.stands_in,
@@ -193,6 +195,11 @@ def _exactness(exactness: Exactness) -> dict[str, Any]:
         "draft_tokens_max": exactness.draft_tokens_max,
         "chip": exactness.chip,
     }
+
+
+def _experts(status: ExpertStatus) -> dict[str, Any]:
+    hit_rate = _share(status.wanted - status.read, status.wanted)
+    return asdict(status) | {"read_s": round(status.read_s, 3), "hit_rate": hit_rate}
 
 
 def _drafts(drafts: SpecDecodeStatus) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploy.machine.facts import MachineFacts
-from deploy.machine.suggestions import models_that_fit
+from deploy.machine.suggestions import fit_with_experts_on_disk, models_that_fit
 
 MACOS_MIN = 14
 FILES_MIN = 1024
@@ -91,6 +91,12 @@ def _memory(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding(Verdict.WELL, "models that fit", told, "`roundhouse models` lists more")
     else:
         yield Finding(Verdict.NOTE, "models that fit", "only the embedded one", "others need more memory")
+    if larger := fit_with_experts_on_disk(memory.for_model):
+        model, experts_memory = larger
+        told = (
+            f"{model.id} ({_gb(model.weight_bytes)}), slower: --experts-memory {experts_memory // 2**30}GiB"
+        )
+        yield Finding(Verdict.WELL, "experts on disk", told)
 
 
 def _models(facts: MachineFacts) -> Iterator[Finding]:

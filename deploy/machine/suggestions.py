@@ -26,7 +26,8 @@ Positive = Annotated[int, Meta(gt=0)]
 
 
 class Suggestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model. `active_bytes`: bytes of weights that each token reads; None: all."""
+    """A model. `active_bytes`: bytes of weights that each token reads; None: all. `expert_bytes`: bytes of
+    its experts, which `--experts-memory` can leave on disk."""
 
     id: str
     weight_bytes: Positive
@@ -34,6 +35,7 @@ class Suggestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     context_length: Positive
     about: str
     active_bytes: Positive | None = None
+    expert_bytes: Positive | None = None
 
 
 class SuggestionList(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +44,10 @@ class SuggestionList(Struct, frozen=True, forbid_unknown_fields=True):
     date: Annotated[str, Meta(pattern=r"^20\d\d-(0[1-9]|1[0-2])$")]
     model: list[Suggestion]
     bandwidth: dict[str, Positive]
+
+
+ON_DISK_MAX = 0.5
+"""Share of a suggested model's experts that may stay on disk: with more, most tokens wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +104,16 @@ def first_model_hint(fits: Sequence[Fit]) -> str:
         "no --model is named: the embedded one is a toy for trying things out. This machine can run"
         f" {best.model.id} ({size}, {context}{speed}); `roundhouse models` lists more"
     )
+
+
+def fit_with_experts_on_disk(bytes_for_model: int) -> tuple[Suggestion, int] | None:
+    """Return the largest model that fits only if a part of its experts, at most `ON_DISK_MAX`, stays on disk,
+    and the bytes of those in memory; None: there is none."""
+    for each in reversed(SUGGESTIONS):
+        if context_that_fits(each, bytes_for_model) >= CONTEXT_WANTED:
+            return None
+        experts = each.expert_bytes or 0
+        in_memory = bytes_for_model - (each.weight_bytes - experts + CONTEXT_WANTED * each.token_bytes)
+        if experts and in_memory >= (1 - ON_DISK_MAX) * experts:
+            return each, in_memory
+    return None

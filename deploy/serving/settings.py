@@ -84,6 +84,7 @@ WORKER_FLAGS = (
     "image_cache",
     "speculation",
     "draft_model",
+    "experts_memory",
     "exact",
     "adapters",
     "adapter_memory",
@@ -98,7 +99,17 @@ WORKER_FLAGS = (
 )
 
 GROUPS = {
-    "Models": ("model", "config", "replicas", "memory_budget", "wired", "max_running", "text_only", "exact"),
+    "Models": (
+        "model",
+        "config",
+        "replicas",
+        "memory_budget",
+        "wired",
+        "max_running",
+        "text_only",
+        "exact",
+        "experts_memory",
+    ),
     "Address": ("host", "port", "cors_origins", "allowed_hosts", "max_connections"),
     "API keys": ("api_keys_file", "api_keys", "insecure_no_keys", "max_per_key", "prefix_sharing"),
     "Queue and limits": (

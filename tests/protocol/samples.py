@@ -52,6 +52,7 @@ from protocol.types import (
     Capabilities,
     Delta,
     Exactness,
+    ExpertStatus,
     ImageStatus,
     KVCacheQuantization,
     Media,
@@ -290,6 +291,9 @@ FULL: list[Message] = [
                     footprint_bytes=2**36,
                 )
             ],
+            experts=ExpertStatus(
+                slots=32, experts=128, bytes=2**33, wanted=2**40, read=2**20, read_bytes=2**44, read_s=12.5
+            ),
         ),
         images=ImageStatus(bytes=2**24, bytes_max=2**28, kept=12, encoded=70000, hits=2**40),
         drafts=SpecDecodeStatus(
@@ -1079,6 +1083,19 @@ BEFORE_PLANS: list[Message] = [
 """Messages of `FULL` before a model could run on several processes, and another plan continue its answers."""
 
 
+def _without_experts(message: Message) -> Message:
+    """Return a message of `FULL` without experts that are read from disk."""
+    if not isinstance(message, Heartbeat) or message.resources is None:
+        return message
+    return replace(message, resources=replace(message.resources, experts=None))
+
+
+BEFORE_EXPERTS: list[Message] = [
+    _without_experts(message) for message in FULL if isinstance(message, Heartbeat)
+]
+"""Messages of `FULL` before experts could be read from disk."""
+
+
 def _unadapted(message: Message) -> Message:
     """Return a message of `FULL` without its fields for adapters."""
     match message:
@@ -1098,6 +1115,7 @@ BEFORE_ADAPTERS: list[Message] = [
 
 def _without_footprints(message: Message) -> Message:
     """Return a message of `FULL` without footprints."""
+    message = _without_experts(message)
     if not isinstance(message, Heartbeat) or message.resources is None:
         return message
     ranks = [replace(rank, footprint_bytes=0) for rank in message.resources.ranks]
@@ -1251,6 +1269,7 @@ KINDS = {
     "before_preparation": BEFORE_PREPARATION,
     "before_failed_devices": BEFORE_FAILED_DEVICES,
     "before_footprints": BEFORE_FOOTPRINTS,
+    "before_experts": BEFORE_EXPERTS,
     "before_relaxing": BEFORE_RELAXING,
     "before_progress": BEFORE_PROGRESS,
     "before_namespaces": BEFORE_NAMESPACES,

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from protocol.model_folder import name_of
 from protocol.tasks import Task
-from protocol.types import Resources, Wired
+from protocol.types import ExpertStatus, Resources, Wired
 from worker.contract.adapters import AdapterError
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import DraftProposer
@@ -31,7 +33,7 @@ from worker.contract.kv_quantization import KVQuantization
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
 from worker.models.drafting.draft_model import DraftModel, find_draft, load_draft
-from worker.models.explain import describe, explain, explain_blindness
+from worker.models.explain import describe, explain, explain_blindness, in_bytes
 from worker.models.fingerprint import fingerprint
 from worker.models.probes.verify_cost import position_cost
 from worker.models.remote_code import forbid_remote_code
@@ -42,6 +44,7 @@ from worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from worker.engine.image_embeddings import VisionNetwork
+    from worker.models.experts import ExpertPlan
     from worker.models.media.preprocessing import ImagePreprocessor
     from worker.models.probes.cache import ProbeCache
     from worker.models.probes.exactness import Measurement
@@ -77,6 +80,7 @@ class ModelLoader:
         measurement: Measurement = "load",
         adapters: Sequence[tuple[str, Path]] = (),
         kv_quantization: KVQuantization | None = None,
+        experts_memory: int | None = None,
         probe_cache_folder: Path | None = None,
         timer: StartupTimer | None = None,
     ) -> None:
@@ -86,6 +90,7 @@ class ModelLoader:
         `use_mtp`: without a draft model, use the model's own MTP layers, if any. With either, the cost of
         verifying drafts is measured. `measurement`: what to measure of the exactness of batched passes.
         `adapters`: names and folders. `kv_quantization`: how its rows' KV caches are quantized.
+        `experts_memory`: bytes of experts in memory; the others are read from disk when needed.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: the share of it to keep free.
         `memory_budget`: upper bound of the process in bytes. `cache_share`: share of the memory for caches
         that they may use. `wired`: the memory that macOS may not page out. `probe_cache_folder`: where probe
@@ -103,6 +108,9 @@ class ModelLoader:
         self._measurement = measurement
         self._adapters = adapters
         self._kv_quantization = kv_quantization
+        self._experts_memory = experts_memory
+        self._experts: ExpertPlan | None = None
+        self._expert_status: Callable[[], ExpertStatus] | None = None
         self._draft: DraftModel | None = None
         self._probe_cache_folder = probe_cache_folder
         self._timer = timer or StartupTimer()
@@ -115,9 +123,11 @@ class ModelLoader:
         self._timer.lap("imports")
         files = weight_files(folder, self.name)
         self._draft = find_draft(self._draft_model) if self._draft_model else None
-        weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
-        budget = self._memory_fit.budget(weight_bytes)
         task = find_task(folder, config, name_of(self._model), self._task)
+        self._experts = self._planned_experts(files, config, task)
+        weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
+        weight_bytes -= self._experts.saved_bytes if self._experts else 0
+        budget = self._memory_fit.budget(weight_bytes)
         prepare_device(budget)
         model, reason = self._attempt(folder, config, task, progress)
         if model is None:
@@ -144,7 +154,25 @@ class ModelLoader:
         """Return the memory of the model's arrays. Call on the model thread."""
         from worker.models import memory
 
-        return memory.taken()
+        taken = memory.taken()
+        if self._expert_status is None:
+            return taken
+        return msgspec.structs.replace(taken, experts=self._expert_status())
+
+    def _planned_experts(self, files: Sequence[Path], config: ModelConfig, task: Task) -> ExpertPlan | None:
+        """Return the plan of `--experts-memory`; None: all experts are in memory. Raises `ModelError`."""
+        if self._experts_memory is None:
+            return None
+        from worker.models.experts import plan_experts
+
+        try:
+            if task != "generate":
+                raise ModelError("it generates no text: leave --experts-memory out.")
+            if not reads(config) or (config.kind == "vision" and not self._text_only):
+                raise ModelError("experts are read from disk for mlx-lm's text models only: add --text-only.")
+            return plan_experts(files, self._experts_memory)
+        except ModelError as error:
+            raise ModelError(f"{self.name}: {error}") from None
 
     def _inspect(self, folder: Path) -> ModelConfig:
         config = read_config(folder, self.name)
@@ -228,6 +256,8 @@ class ModelLoader:
         if reads(config):
             from worker.models.probes.network import open_text
 
+            if self._experts is not None:
+                return self._streaming(self._experts, folder, config, tokenizers, drafter, progress)
             network = load_weights(folder, progress)
             self._timer.lap("weights")
             return self._built(folder, config, network, open_text, tokenizers, drafter)
@@ -238,6 +268,44 @@ class ModelLoader:
         self._timer.lap("weights")
         try_text(network)
         return self._built(folder, config, network, like(network), tokenizers, drafter)
+
+    def _streaming(
+        self,
+        plan: ExpertPlan,
+        folder: Path,
+        config: ModelConfig,
+        tokenizers: Tokenizers,
+        drafter: DraftProposer | None,
+        progress: Progress,
+    ) -> Model:
+        """Return the model whose experts are read from disk."""
+        from mlx_lm.utils import get_total_parameters
+
+        from worker.models import experts
+        from worker.models.probes.network import open_text
+
+        network = open_text(folder)
+        parameters = get_total_parameters(network)
+        expert_memory = experts.attach(plan, network)
+        evaluate(network, progress)
+        self._timer.lap("weights")
+
+        def reopened(folder: Path) -> Any:
+            again = open_text(folder)
+            expert_memory.attach(again)
+            return again
+
+        model = self._built(folder, config, network, reopened, tokenizers, drafter)
+        self._expert_status = expert_memory.status
+        log.info(
+            "%s: %d of %d experts of each layer are in memory (%s of %s)",
+            self.name,
+            plan.slots,
+            plan.experts,
+            in_bytes(plan.resident_bytes),
+            in_bytes(plan.all_bytes),
+        )
+        return replace(model, info=replace(model.info, parameters=parameters))
 
     def _seeing(
         self,
@@ -395,7 +463,7 @@ class ModelLoader:
 
             drafter = load_trained(self._draft, network)
             self._timer.lap("draft model")
-        elif self._use_mtp:
+        elif self._use_mtp and self._experts is None:
             drafter = load_heads(folder, network, self.name)
             self._timer.lap("prediction layers")
         return drafter

@@ -60,8 +60,9 @@ class SetLoader:
         from worker.models.sharded.parallelism import ShardGroup
 
         meeting, line, settings = self._meeting, self._meeting.line, self._settings
-        if settings.exact:
-            raise ModelError(f"{self.name}: --exact is for models that one machine runs: leave it out.")
+        for option, value in (("--exact", settings.exact), ("--experts-memory", settings.experts_memory)):
+            if value:
+                raise ModelError(f"{self.name}: {option} is for models that one machine runs: leave it out.")
         split = ShardGroup(meeting.backend, settings.split)
         measures_verify_cost = settings.speculation == "auto" or bool(settings.draft_model)
         use_mtp = measures_verify_cost and not settings.draft_model

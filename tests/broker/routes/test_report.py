@@ -14,6 +14,7 @@ from broker.routes.report import StatusSnapshot
 from protocol.messages import Heartbeat, Loading
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import (
+    ExpertStatus,
     ImageStatus,
     PrefixReuse,
     PrefixStatus,
@@ -164,6 +165,9 @@ def touch() -> dict[str, Any]:
             device_spare_bytes=14,
             footprint_bytes=15,
             uptime_s=99.5,
+            experts=ExpertStatus(
+                slots=2, experts=8, bytes=100, wanted=40, read=10, read_bytes=500, read_s=1.2349
+            ),
             ranks=[RankMemory(rank=1, host="mac-2", resident_bytes=21, device_bytes=22)],
         ),
         images=ImageStatus(bytes=10, bytes_max=100, kept=2, encoded=3, hits=4),
@@ -209,6 +213,16 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
         "host": "mac.local",
         "plan": "",
         "stands_in": False,
+        "experts": {
+            "slots": 2,
+            "experts": 8,
+            "bytes": 100,
+            "wanted": 40,
+            "read": 10,
+            "read_bytes": 500,
+            "read_s": 1.235,
+            "hit_rate": 0.75,
+        },
         "exactness": None,
         "connected_s": 2.5,
         "uptime_s": 99.5,

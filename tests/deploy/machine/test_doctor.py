@@ -41,7 +41,8 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
     found = findings()
     assert {finding.verdict for finding in found} == {Verdict.WELL}
     assert [finding.about for finding in found] == [
-        "Python", "system", "MLX", "memory", "models that fit", "models here", "disk", "port 8000",
+        "Python", "system", "MLX", "memory", "models that fit", "experts on disk",
+        "models here", "disk", "port 8000",
     ]  # fmt: skip
 
 

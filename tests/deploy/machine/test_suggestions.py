@@ -21,6 +21,7 @@ from deploy.machine.suggestions import (
     best_fit,
     context_that_fits,
     first_model_hint,
+    fit_with_experts_on_disk,
     models_that_fit,
     tokens_per_s,
 )
@@ -135,6 +136,17 @@ def test_a_limit_that_somebody_has_set_counts_and_no_more_than_there_is() -> Non
     assert usable_of_mac(16 * GIB, 99 * GIB) == 16 * GIB
     assert usable_of_mac(16 * GIB, None) == 16 * GIB * 2 // 3
     assert usable_of_mac(64 * GIB, None) == 48 * GIB
+
+
+def test_a_larger_mixture_fits_with_some_of_its_experts_on_disk() -> None:
+    found = fit_with_experts_on_disk(30 * GB)
+    assert found is not None
+    model, in_memory = found
+    assert "80B" in model.id
+    assert context_that_fits(model, 30 * GB) == 0
+    assert model.expert_bytes / 2 <= in_memory < model.expert_bytes < model.weight_bytes
+    assert fit_with_experts_on_disk(5 * GB) is None, "less than half of the experts of any"
+    assert fit_with_experts_on_disk(60 * GB) is None, "the largest one fits"
 
 
 def test_this_machine_has_memory() -> None:
