@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.supervisor import Supervisor
 from protocol.channel import SUPERVISOR_FD
 from protocol.supervisor_messages import ModelStates
+from tests.ports import free_port
 
 ENDS = [sys.executable, "-S", "-c", "raise SystemExit(78)"]
 
@@ -38,3 +40,26 @@ def test_states_of_all_models_are_there_before_the_gateway_starts(monkeypatch: p
     model_states = msgspec.json.decode(found[0], type=ModelStates)
     assert [state.name for state in model_states.models] == ["first", "second"]
     assert model_states.on_demand
+
+
+ORDERS_A_DOWNLOAD = f"""
+import os, socket
+with socket.socket(fileno=int(os.environ["{SUPERVISOR_FD}"])) as line:
+    line.sendall(b'{{"pulls": [{{"id": "a", "model": "org/a"}}]}}\\n')
+    said = b""
+    while b"cannot be reached" not in said:
+        more = line.recv(65536)
+        assert more
+        said += more
+raise SystemExit(78)
+"""
+
+
+def test_a_download_that_the_gateway_orders_is_carried_out_and_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    gateway = Child("gateway", [sys.executable, "-S", "-c", ORDERS_A_DOWNLOAD], dict(os.environ), hears=True)
+    assert Supervisor([gateway]).run() == 78
