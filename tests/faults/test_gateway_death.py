@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
 
-from tests.faults.restoring import Answer, RestoringSystem, read
 from tests.faults.serving import serving
-from tests.faults.streams import Client, ask, scripted, wait_until_flowing
-from tests.system import NO_TLS, chat_body, eventually
+from tests.faults.streams import scripted
+from tests.system import NO_TLS, System, chat_body, eventually, running_system, sse_documents
 
 CLIENTS = 16
 TOKENS = 400
+DELTAS_BEFORE = 60
 
 
 def ask_for_health(url: str) -> int:
@@ -45,29 +48,54 @@ def test_clients_are_refused_once_the_server_stops(tmp_path: Path) -> None:
         assert status == 0
 
 
-# --- restored requests ----------------------------------------------------------------------------------
+# --- requests that go on --------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def restoring(folder: Path) -> Iterator[RestoringSystem]:
-    system = RestoringSystem(folder)
-    try:
-        yield system
-    finally:
-        system.stop()
+class Retrying(threading.Thread):
+    """A client that asks again with the same idempotency key until it has a whole answer, as the SDKs do."""
+
+    def __init__(self, url: str, key: str, body: dict[str, object]) -> None:
+        super().__init__()
+        self._url, self._key, self._body = url, key, body
+        self.read = bytearray()
+
+    def run(self) -> None:
+        deadline = time.monotonic() + 90
+        while not self.read.endswith(b"data: [DONE]\n\n") and time.monotonic() < deadline:
+            self.read.clear()
+            with contextlib.suppress(httpx.HTTPError):
+                self._ask()
+
+    def _ask(self) -> None:
+        with httpx.stream(
+            "POST",
+            f"{self._url}/v1/chat/completions",
+            json=self._body,
+            headers={"idempotency-key": self._key},
+            timeout=60,
+            verify=NO_TLS,
+        ) as answer:
+            for piece in answer.iter_raw():
+                self.read += piece
+
+    def has(self, deltas: int) -> bool:
+        return self.read.count(b"data: ") >= deltas
+
+    @property
+    def text(self) -> str:
+        *events, done = sse_documents(iter(self.read.decode().split("\n")))
+        assert done == "[DONE]"
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
-def all_ended(system: RestoringSystem, count: int) -> list[Answer]:
-    """Return the `count` answers of the journal once they have ended."""
-
-    def ended() -> list[Answer]:
-        found = [answer for answer in read(system.journal).values() if answer.end]
-        return found if len(found) == count else []
-
-    return eventually(ended, within_s=60, what="all answers have ended")
+def failovers(system: System) -> dict[str, int]:
+    """Return the gateway's counts of failover events."""
+    counts: dict[str, int] = system.http.get("/v1/status").json()["gateway"]["failover"]
+    return counts
 
 
-def steps_once_idle(system: RestoringSystem) -> int:
+def steps_once_idle(system: System) -> int:
     """Return the number of steps of the worker when it runs nothing."""
 
     def steps() -> int:
@@ -77,36 +105,49 @@ def steps_once_idle(system: RestoringSystem) -> int:
     return eventually(steps, within_s=60, what="the worker is idle")
 
 
-def test_requests_of_a_killed_gateway_go_on_and_no_token_is_computed_twice(tmp_path: Path) -> None:
-    with restoring(tmp_path) as system:
+def has_made(system: System, steps: int) -> bool:
+    """Return whether the worker reports at least so many steps."""
+    return any(worker["steps"] >= steps for worker in system.http.get("/v1/status").json()["workers"])
+
+
+def begin(system: System, count: int, body: dict[str, object], prefix: str) -> list[Retrying]:
+    """Start clients, and wait until each has had output for a while, so that the journal has its request."""
+    clients = [Retrying(system.url, f"{prefix}-{number}", body) for number in range(count)]
+    for client in clients:
+        client.start()
+    eventually(lambda: all(client.has(DELTAS_BEFORE) for client in clients), within_s=60, what="they flow")
+    return clients
+
+
+def test_requests_of_a_killed_gateway_go_on_where_they_were(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
         system.start_worker("--step-ms", "10", "--max-running", str(CLIENTS))
         system.wait_ready()
-        clients = [ask(system.url, f"!tokens={TOKENS}") for _ in range(CLIENTS)]
-        wait_until_flowing(clients)
+        clients = begin(system, CLIENTS, chat_body(f"!tokens={TOKENS}", stream=True), "key")
         system.restart_gateway()
-        answers = all_ended(system, CLIENTS)
-        assert system.failovers() == {"restored": CLIENTS, "adopted": CLIENTS}
-        assert [answer.text for answer in answers] == [scripted(f"!tokens={TOKENS}", TOKENS)] * CLIENTS
         for client in clients:
             client.join()
+        assert [client.text for client in clients] == [scripted(f"!tokens={TOKENS}", TOKENS)] * CLIENTS
+        # All of them were adopted: no row began anew.
+        assert failovers(system) == {"restored": CLIENTS, "adopted": CLIENTS}
 
 
-def test_a_real_model_computes_the_same_steps_with_and_without_a_gateway(tmp_path: Path) -> None:
-    with restoring(tmp_path) as system:
+def test_a_real_model_computes_each_token_once_with_and_without_a_gateway(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
         system.start_worker("--speculation", "off", module="worker")
         system.wait_ready()
-        body = chat_body("Hello", stream=True, max_tokens=500, ignore_eos=True, temperature=0)
+        body = chat_body("Hello", stream=True, max_tokens=TOKENS, ignore_eos=True, temperature=0)
         texts: list[str] = []
         steps: list[int] = []
         for is_killed in (False, True):
-            client = Client(system.url, body)
+            client = Retrying(system.url, f"killed-{is_killed}", body)
             client.start()
-            wait_until_flowing([client])
             if is_killed:
+                has_begun = partial(has_made, system, sum(steps) + DELTAS_BEFORE)
+                eventually(has_begun, within_s=60, what="the journal has the request")
                 system.restart_gateway()
-            texts += [all_ended(system, len(texts) + 1)[-1].text]
-            steps += [steps_once_idle(system) - sum(steps)]
             client.join()
+            texts.append(client.text)
+            steps.append(steps_once_idle(system) - sum(steps))
         assert texts[0] == texts[1]
         assert steps[0] == steps[1]
-        assert system.failovers() == {"restored": 1, "adopted": 1}
