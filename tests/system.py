@@ -78,7 +78,7 @@ class Process:
                 | {
                     "ROUNDHOUSE_PREFIX_CACHE_DIR": str(folder / "prefixes"),
                     "ROUNDHOUSE_JOURNAL_MAX": "64M",
-                    "ROUNDHOUSE_JOURNAL_DIR": str(folder / "journal"),
+                    "ROUNDHOUSE_JOURNAL_DIR": str(folder / "durable"),
                     "XDG_CACHE_HOME": str(self.cache or folder),
                 }
                 | (env or {}),
