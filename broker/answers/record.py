@@ -63,6 +63,8 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         That the gateway shut down is not kept: its successor continues.
         """
+        if isinstance(items[0], Delta) and isinstance(items[-1], Delta):  # most pieces are of this kind
+            return cls(at=at, choice=choice, deltas=list(items))  # type: ignore[arg-type]
         end = next((item for item in items if isinstance(item, Finished | Failed)), None)
         if isinstance(end, Failed) and end.code == Code.SHUTTING_DOWN:
             end = None

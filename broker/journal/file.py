@@ -37,6 +37,10 @@ CHECKED_BYTES_MAX = 64 * 2**20
 ENTRY_BYTES = 256
 """Overhead of an entry."""
 PAGE_BYTES = 4096
+FREE_PAGES_MAX = 256
+"""Maximum of free pages that are kept for later, and size of the log that is kept."""
+VACUUM_PAGES_MAX = 2048
+"""Maximum of pages that are given back after one group."""
 _EXTRA = 1.5
 """Size of the file, with indices and free pages, over that of its entries."""
 
@@ -104,7 +108,7 @@ Operation = Put | Append | Replace | Delete
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry as it was read. `at`: time of its last change, in seconds since 1970."""
+    """An entry as it was read. `at`: time of the last change of its head, in seconds since 1970."""
 
     name: Name
     head: bytes
@@ -152,8 +156,10 @@ class JournalFile:
     def _prepare(self, now: float) -> None:
         run = self._base.execute
         run(f"PRAGMA page_size = {PAGE_BYTES}")
+        run("PRAGMA auto_vacuum = INCREMENTAL")
         run("PRAGMA locking_mode = EXCLUSIVE")
         run("PRAGMA journal_mode = WAL")
+        run(f"PRAGMA journal_size_limit = {FREE_PAGES_MAX * PAGE_BYTES}")
         run("PRAGMA synchronous = FULL")
         run("PRAGMA secure_delete = ON")
         run(f"PRAGMA max_page_count = {max(64, int(self._bytes_max * _EXTRA) // PAGE_BYTES)}")
@@ -164,7 +170,8 @@ class JournalFile:
         run("DELETE FROM entries WHERE at < ?", (now - AGE_S_MAX,))
         self._sweep_orphans()
         rows = run(
-            "SELECT number, kind, id, bytes, (SELECT count(*) FROM items WHERE entry = number) FROM entries"
+            "SELECT number, kind, id, bytes + coalesce(sum(length(data)), 0), count(data)"
+            " FROM entries LEFT JOIN items ON entry = number GROUP BY number"
         )
         for number, kind, id, nbytes, position in rows:
             self._known[kind, id] = _EntryState(number, position, nbytes)
@@ -247,7 +254,20 @@ class JournalFile:
                         items.pop(name, None)
                         self._delete(name)
             for name, group in items.items():
-                self._append(name, group, now)
+                self._append(name, group)
+        self._shrink()
+
+    def tidy(self) -> None:
+        """Give the log and all free pages back to the file system. Raises `sqlite3.Error`."""
+        # `execute` would stop after one page: the statement has rows without columns.
+        self._base.executescript("PRAGMA incremental_vacuum")
+        self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _shrink(self) -> None:
+        """Give free pages back to the file system, if there are many."""
+        [free] = self._base.execute("PRAGMA freelist_count").fetchone()
+        if free > FREE_PAGES_MAX:
+            self._base.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_MAX})")
 
     def _put(self, put: Put, now: float) -> None:
         run = self._base.execute
@@ -274,15 +294,12 @@ class JournalFile:
                 (sealed, ended, now, known.number),
             )
 
-    def _append(self, name: Name, group: list[bytes], now: float) -> None:
+    def _append(self, name: Name, group: list[bytes]) -> None:
         known = self._known.get(name)
         if known is None:
             return
         data = _sealed(_encoder.encode(group))
         self._base.execute("INSERT INTO items VALUES (?, ?, ?)", (known.number, known.position, data))
-        self._base.execute(
-            "UPDATE entries SET at = ?, bytes = bytes + ? WHERE number = ?", (now, len(data), known.number)
-        )
         known.position += 1
         known.nbytes += len(data)
         self.nbytes += len(data)

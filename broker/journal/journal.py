@@ -26,8 +26,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-GROUP_S = 0.025
+GROUP_S = 0.04
 """Time for which operations are collected before they are written together."""
+IDLE_S = 2.0
+"""Time without operations after which free space is given back."""
 QUEUE_BYTES_MAX = 64 * 2**20
 """Maximum bytes of operations that wait for the disk."""
 RETRY_S = 5.0
@@ -75,7 +77,7 @@ class Journal:
         self._queued_bytes = 0
         self._number = 0
         self._condition = threading.Condition()
-        self._closing = self._is_awake = False
+        self._closing = self._is_awake = self._is_untidy = False
         self._on_commit: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         self._open()
@@ -121,9 +123,10 @@ class Journal:
                 self._lose([name])
                 return 0
             self._number += 1
+            if not self._queue:  # the others of its group need not wake the thread
+                self._condition.notify()
             self._queue.append((operation, size))
             self._queued_bytes += size
-            self._condition.notify()
             return self._number
 
     def _lose(self, names: Iterable[Name]) -> None:
@@ -168,8 +171,8 @@ class Journal:
     def _run(self) -> None:
         while True:
             with self._condition:
-                retry_s = self._retry_s if self._problem else None
-                self._condition.wait_for(lambda: self._closing or self._queue or self._is_awake, retry_s)
+                timeout_s = self._retry_s if self._problem else IDLE_S if self._is_untidy else None
+                self._condition.wait_for(lambda: self._closing or self._queue or self._is_awake, timeout_s)
                 self._is_awake = False
                 if self._queue and not self._closing:
                     self._condition.wait_for(lambda: self._closing, GROUP_S)
@@ -177,10 +180,20 @@ class Journal:
                 number = self._number
                 if self._closing and not queued:
                     return
-            self._write([operation for operation, _ in queued], number)
+            if queued or self._problem or self._file is None:
+                self._write([operation for operation, _ in queued], number)
+            else:
+                self._tidy(self._file)
             with self._condition:
                 self._queued_bytes -= sum(size for _, size in queued)
             self._on_commit()
+
+    def _tidy(self, file: JournalFile) -> None:
+        self._is_untidy = False
+        try:
+            file.tidy()
+        except Errors as error:
+            self._fail(error, ())
 
     def _write(self, operations: Sequence[Operation], number: int) -> None:
         try:
@@ -198,6 +211,7 @@ class Journal:
             with self._condition:
                 self._lost.difference_update(lost)
             self.counts["commits"] += 1
+            self._is_untidy = True
             self.counts["operations"] += len(operations)
             self.committed = number
         except Errors as error:

@@ -67,7 +67,8 @@ def _restore(gateway: GatewayState, journal: Journal, entry: Entry, shared: dict
     told, pieces = record.decode(entry.head, entry.items)
     ended = {piece.choice for piece in pieces if piece.end is not None}
     is_over = len(ended) == len(told.checkpoints)
-    if (is_over or not told.background) and time.time() - entry.at > gateway.answers.window_s:
+    at = max(entry.at, *(piece.at for piece in pieces), 0.0)
+    if (is_over or not told.background) and time.time() - at > gateway.answers.window_s:
         return False
     media, before = _blobs(journal, told.media), _pieces(journal, told.before, shared)
     if media is None or before is None:

@@ -180,6 +180,16 @@ def test_what_was_deleted_is_not_left_in_the_file(path: Path) -> None:
     assert b"secret" not in path.read_bytes()
 
 
+def test_space_is_given_back(path: Path) -> None:
+    file = JournalFile(path, BYTES_MAX, 0.0)
+    names = [("answer", str(number)) for number in range(30)]
+    file.apply([Put(name, b"x" * 30_000) for name in names], 0.0)
+    file.apply([Delete(name) for name in names], 0.0)
+    file.tidy()
+    assert sum(part.stat().st_size for part in path.parent.iterdir()) < 100_000
+    file.close()
+
+
 def test_flipped_bits_are_noticed(path: Path) -> None:
     file = JournalFile(path, BYTES_MAX, 0.0)
     file.apply([Put(NAMES[0], b"H" * 50, {sha256(b"B" * 50).digest(): b"B" * 50})], 0.0)
