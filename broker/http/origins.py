@@ -42,9 +42,12 @@ CONTAINER_HOSTS = ("host.docker.internal", "host.containers.internal")
 
 ADMINISTRATIVE_PATHS = (
     "/v1/adapters",
+    "/v1/batches",
     "/v1/cache",
+    "/v1/files",
     "/v1/inspect",
     "/v1/load_lora_adapter",
+    "/v1/messages/batches",
     "/v1/models/load",
     "/v1/models/unload",
     "/v1/models/pin",
