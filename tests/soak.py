@@ -65,6 +65,8 @@ LANES = (
     Lane("sets", 4, "tests.worker.ranks.lives --first-seed {seed} --seeds {count}"),
     Lane("attacks", 100, "tests.security.attacks --seed {seed} --count {count}", least=5),
     Lane("batches", 200, "tests.faults.batch_kills --seed {seed} --kills {count}", least=5),
+    Lane("gateways", 100, "tests.faults.gateway_deaths --seed {seed} --kills {count}", least=3),
+    Lane("power", 200, "tests.faults.gateway_deaths --everything --seed {seed} --kills {count}", least=2),
     Lane("disk", 500, "tests.faults.disk_kills --seed {seed} --kills {count}"),
     Lane("rows", 50, "tests.worker.zoo --first-seed {seed} --seeds {count}"),
     Lane("sights", 50, "tests.worker.vision_models --first-seed {seed} --seeds {count}"),

@@ -11,11 +11,19 @@ import { phaseOf, ratio, unique, waitOf } from "./table.js";
 export function view(status) {
   return {
     verdict: verdict(status),
-    about: `${status.gateway.version} · up ${seconds(status.gateway.uptime_s)}`,
+    about: [`${status.gateway.version} · up ${seconds(status.gateway.uptime_s)}`, ...durable(status)].join(" · "),
     models: status.models.map((model) => modelCard(status, model)),
     events: unique(workerEvents(status.recent.workers)),
     batches: batchLines(status.batches),
   };
+}
+
+/** What outlives its client: responses that wait in the background, and a journal that cannot be written. */
+function durable({ durable: told }) {
+  const said = [];
+  if (told?.queued) said.push(`${plural(told.queued, "response")} queued in the background`);
+  if (told?.journal?.problem) said.push("the journal cannot be written");
+  return said;
 }
 
 // --- overall state ---

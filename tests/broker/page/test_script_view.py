@@ -47,6 +47,16 @@ def test_one_line_says_whether_all_is_well(call: Call, told: Any, tone: str, wor
     assert seen(call, **told)["verdict"] == {"tone": tone, "text": words}
 
 
+def test_the_head_says_what_waits_in_the_background_and_that_the_journal_fails(call: Call) -> None:
+    told = document()
+    before = call("view.js", "view", told)["about"]
+    told["durable"] = {"queued": 2, "journal": {"problem": "disk full"}}
+    said = " · 2 responses queued in the background · the journal cannot be written"
+    assert call("view.js", "view", told)["about"] == before + said
+    told["durable"] = {"queued": 0, "journal": None}
+    assert call("view.js", "view", told)["about"] == before
+
+
 def test_a_gateway_that_stops_says_so_before_anything_else(call: Call) -> None:
     stopping = document(workers=[], events=LOST)
     stopping["gateway"]["stopping"] = True
