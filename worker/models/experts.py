@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protocol.tasks import Task
 from worker.contract.engine import ModelError
+from worker.models.config import ModelConfig, reads
 from worker.models.explain import in_bytes
 
 if TYPE_CHECKING:
     from worker.engine.experts import ExpertMemory
+    from worker.models.probes.network import Open
 
 _EXPERTS = re.compile(
     r"(.+)\.((?:gate_proj|up_proj|down_proj|fc1|fc2)\.(?:weight|scales|biases|bias|global_scale))"
@@ -58,6 +61,22 @@ class ExpertPlan:
     @property
     def saved_bytes(self) -> int:
         return self.all_bytes - self.resident_bytes
+
+    @property
+    def described(self) -> str:
+        """The plan for the log."""
+        part = f"{in_bytes(self.resident_bytes)} of {in_bytes(self.all_bytes)}"
+        return f"{self.slots} of {self.experts} experts of each layer are in memory ({part})"
+
+
+def require_experts(config: ModelConfig, task: Task, *, text_only: bool) -> None:
+    """Raise `ModelError` for models whose experts are never read from disk."""
+    if task != "generate":
+        raise ModelError("it generates no text: leave --experts-memory out.")
+    if not reads(config):
+        raise ModelError("only mlx-vlm implements it: leave --experts-memory out.")
+    if config.kind == "vision" and not text_only:
+        raise ModelError("the experts of a vision model are read from disk only with --text-only.")
 
 
 def plan_experts(files: Sequence[Path], limit: int) -> ExpertPlan | None:
@@ -128,6 +147,25 @@ def read_header(file: Path) -> dict[str, TensorPlace]:
             "convert the model (mlx_lm.convert), or leave --experts-memory out."
         )
     return tensors
+
+
+def open_network(plan: ExpertPlan, folder: Path) -> tuple[Any, ExpertMemory, Open, int]:
+    """Open mlx-lm's network with slabs, its weights not evaluated yet. Return also what reads its experts,
+    how to open it again with the same, and its number of parameters. Raises what upstream raises."""
+    from mlx_lm.utils import get_total_parameters
+
+    from worker.models.probes.network import open_text
+
+    network: Any = open_text(folder)
+    parameters = int(get_total_parameters(network))
+    memory = attach(plan, network)
+
+    def again(folder: Path) -> Any:
+        other = open_text(folder)
+        memory.attach(other)
+        return other
+
+    return network, memory, again, parameters
 
 
 def attach(plan: ExpertPlan, network: Any) -> ExpertMemory:

@@ -33,7 +33,7 @@ from worker.contract.kv_quantization import KVQuantization
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
 from worker.models.drafting.draft_model import DraftModel, find_draft, load_draft
-from worker.models.explain import describe, explain, explain_blindness, in_bytes
+from worker.models.explain import describe, explain, explain_blindness
 from worker.models.fingerprint import fingerprint
 from worker.models.probes.verify_cost import position_cost
 from worker.models.remote_code import forbid_remote_code
@@ -124,7 +124,8 @@ class ModelLoader:
         files = weight_files(folder, self.name)
         self._draft = find_draft(self._draft_model) if self._draft_model else None
         task = find_task(folder, config, name_of(self._model), self._task)
-        self._experts = self._planned_experts(files, config, task)
+        if self._experts_memory is not None:
+            self._experts = self._planned(files, config, task, self._experts_memory)
         weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)
         weight_bytes -= self._experts.saved_bytes if self._experts else 0
         budget = self._memory_fit.budget(weight_bytes)
@@ -159,18 +160,15 @@ class ModelLoader:
             return taken
         return msgspec.structs.replace(taken, experts=self._expert_status())
 
-    def _planned_experts(self, files: Sequence[Path], config: ModelConfig, task: Task) -> ExpertPlan | None:
-        """Return the plan of `--experts-memory`; None: all experts are in memory. Raises `ModelError`."""
-        if self._experts_memory is None:
-            return None
-        from worker.models.experts import plan_experts
+    def _planned(
+        self, files: Sequence[Path], config: ModelConfig, task: Task, limit: int
+    ) -> ExpertPlan | None:
+        """Return which experts stay on disk; None: none. Raises `ModelError`."""
+        from worker.models.experts import plan_experts, require_experts
 
         try:
-            if task != "generate":
-                raise ModelError("it generates no text: leave --experts-memory out.")
-            if not reads(config) or (config.kind == "vision" and not self._text_only):
-                raise ModelError("experts are read from disk for mlx-lm's text models only: add --text-only.")
-            return plan_experts(files, self._experts_memory)
+            require_experts(config, task, text_only=self._text_only)
+            return plan_experts(files, limit)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from None
 
@@ -279,32 +277,14 @@ class ModelLoader:
         progress: Progress,
     ) -> Model:
         """Return the model whose experts are read from disk."""
-        from mlx_lm.utils import get_total_parameters
+        from worker.models.experts import open_network
 
-        from worker.models import experts
-        from worker.models.probes.network import open_text
-
-        network = open_text(folder)
-        parameters = get_total_parameters(network)
-        expert_memory = experts.attach(plan, network)
+        network, memory, opened, parameters = open_network(plan, folder)
         evaluate(network, progress)
         self._timer.lap("weights")
-
-        def reopened(folder: Path) -> Any:
-            again = open_text(folder)
-            expert_memory.attach(again)
-            return again
-
-        model = self._built(folder, config, network, reopened, tokenizers, drafter)
-        self._expert_status = expert_memory.status
-        log.info(
-            "%s: %d of %d experts of each layer are in memory (%s of %s)",
-            self.name,
-            plan.slots,
-            plan.experts,
-            in_bytes(plan.resident_bytes),
-            in_bytes(plan.all_bytes),
-        )
+        model = self._built(folder, config, network, opened, tokenizers, drafter)
+        self._expert_status = memory.status
+        log.info("%s: %s", self.name, plan.described)
         return replace(model, info=replace(model.info, parameters=parameters))
 
     def _seeing(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -16,15 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
+from protocol.worker_settings import WorkerSettings
 from tests.models.fixtures import model_folder
 from tests.models.mixtures import KINDS, make_mixture
 from tests.oracle import Oracle
 from tests.worker.folders import failure, nothing
-from worker.contract.engine import Model, SamplingParams
+from worker.contract.engine import Model, ModelError, SamplingParams
 from worker.engine.engine import BatchEngine
 from worker.engine.experts import ExpertFileError, ResidentExperts, WeightFile
 from worker.models.experts import ExpertPlan, attach, plan_all, plan_experts
 from worker.models.load import ModelLoader
+from worker.ranks.loader import SetLoader
 
 PROMPTS = [tuple((7 * row + 31 * place) % 1900 + 1 for place in range(9 + 13 * row)) for row in range(5)]
 TOKENS = 16
@@ -263,6 +266,18 @@ def test_where_experts_cannot_be_read_from_disk_the_load_is_refused(tmp_path: Pa
     assert "no stacked experts" in failure(model_folder("dense"), experts_memory=2**20)
     assert "generates no text" in failure(model_folder("dense"), experts_memory=2**20, task="embed")
     assert "set at least that" in failure(model_folder("qwen3_moe"), experts_memory=10)
+    assert "only with --text-only" in failure(model_folder("qwen3_5-eyes"), experts_memory=2**20)
+    assert "only mlx-vlm implements it" in failure(
+        model_folder("idefics3-eyes"), experts_memory=2**20, text_only=True
+    )
+
+
+def test_a_set_of_ranks_refuses_what_one_machine_does() -> None:
+    meeting: Any = SimpleNamespace(line=SimpleNamespace(receive=None))
+    for options, told in (({"exact": True}, "--exact"), ({"experts_memory": 2**30}, "--experts-memory")):
+        settings = WorkerSettings(model="m", **options)
+        with pytest.raises(ModelError, match=f"m: {told} is for models that one machine runs"):
+            SetLoader(settings, meeting).load(nothing)
 
 
 def test_files_that_mlx_lm_has_not_written_are_refused(tmp_path: Path) -> None:
