@@ -87,7 +87,7 @@ class SetLoader:
         self._ledger.await_all(split.size - 1)
         watch.allow(math.inf, "")
         log.info("%d ranks run %s: %s over %s", split.size, self.name, split.mode, split.backend)
-        return replace(model, engine=Leader(model.engine, line))
+        return replace(model, engine=Leader(model.engine, line), adapters=None)
 
     def device_memory(self) -> Resources:
         """Return this rank's memory usage, 0 before loading, and that of the followers."""
