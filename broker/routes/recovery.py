@@ -104,9 +104,14 @@ def _restore(gateway: GatewayState, journal: Journal, entry: Entry, shared: dict
         recorder.opened()
 
     if any(checkpoint.attempts for checkpoint in told.checkpoints):
-        start()
-    else:
-        gateway.background.add(answer, model, start)
+        try:
+            start()
+            return True
+        except RequestError as error:
+            if not error.kind.retryable:
+                gateway.answers.drop(answer)
+                raise
+    gateway.background.add(answer, model, start)  # so many were restored that it has to wait
     return True
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from broker.dispatch import dispatcher
 from broker.journal.file import Put
 from protocol.messages import StepOutputs
 from tests.broker.application import CHAT, MESSAGES, RESPONSES, TEXT, House
@@ -235,6 +236,29 @@ def test_a_gateway_that_is_stopped_leaves_its_answers_to_the_next_one(tmp_path: 
         assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "all aboard"
 
     lives(tmp_path, first, second)
+
+
+def test_answers_beyond_what_can_be_restored_at_once_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def first(house: House) -> None:
+        exchanges = [house.keyed(CHAT, key, messages=SAID, stream=True) for key in "ab"]
+        await house.arrived(2)
+        for request in house.requests():
+            begin(house, request.id, "all ")
+        for exchange in exchanges:
+            await exchange.holds(b"all ")
+
+    async def second(house: House) -> None:
+        assert len(house.line.dispatcher.flights) == 1
+        assert len(house.gateway.background) == 1
+        await house.arrived()
+        house.line.say("w", finished("w", house.requests()[0].id, 1))
+        await until(lambda: house.gateway.background.pump() or len(house.requests()) == 2)
+
+    lives(tmp_path, first)
+    monkeypatch.setattr(dispatcher, "RESTORED_FLIGHTS_MAX", 1)
+    lives(tmp_path, second)
 
 
 def test_an_entry_of_another_version_is_dropped(tmp_path: Path) -> None:
