@@ -81,14 +81,14 @@ def answer(network: Any, tokens: list[int], kv: KVQuantization | None) -> list[i
 def main() -> None:
     preload_openblas(sys.argv)
     parser = argparse.ArgumentParser(description="Quantized KV caches beside exact ones.")
-    parser.add_argument("folder")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(".venv/models/smollm2"))
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 8192, 16384])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--text", type=Path, default=Path("README.md"))
     parser.add_argument("--text-tokens", type=int, default=1024)
     arguments = parser.parse_args()
-    network, tokenizer, *_ = load(arguments.folder)
+    network, tokenizer, *_ = load(str(arguments.folder))
     model: Any = network
     costs = {name: row_cost(model, fresh_caches(model, kv)) for name, kv in FORMS.items()}
     each = {name: sum(growing for growing, _ in cost.growing) for name, cost in costs.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -16,6 +17,8 @@ from broker.http.respond import read_body
 from broker.routes.state import gateway_of
 from protocol.errors import Code, RequestError
 from protocol.types import AdapterInfo
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 16_384
 LOAD_WAIT_S_MAX = 120.0
@@ -41,7 +44,7 @@ async def remove(request: Request) -> Response:
     """Remove an adapter; requests that use it finish."""
     dispatcher, name = gateway_of(request).dispatcher, request.path_params["name"]
     model = _model_of(dispatcher, request.query_params.get("model"))
-    users = dispatcher.adapters.remove(model, name)
+    users = _remove(dispatcher, model, name)
     return JSONResponse({"object": "adapter.removed", "model": model, "name": name, "requests": users})
 
 
@@ -56,7 +59,7 @@ async def unload_lora(request: Request) -> Response:
     """Remove an adapter, as vLLM's endpoint does."""
     body = bodies.read_lora_name(await read_body(request, BODY_BYTES_MAX))
     dispatcher = gateway_of(request).dispatcher
-    dispatcher.adapters.remove(_model_of(dispatcher, body.base_model_name), body.lora_name)
+    _remove(dispatcher, _model_of(dispatcher, body.base_model_name), body.lora_name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
@@ -85,7 +88,16 @@ async def _load(dispatcher: Dispatcher, body: bodies.AdapterFolder, param: str) 
         except TimeoutError:
             message = f"The adapter `{body.name}` was not loaded within {LOAD_WAIT_S_MAX:g} s."
             raise RequestError(Code.DEADLINE_EXCEEDED, message) from None
-        return model, _loaded(order, param)
+        info = _loaded(order, param)
+        log.info("adapter %s of %s is loaded: rank %d, %d bytes", info.name, model, info.rank, info.bytes)
+        return model, info
+
+
+def _remove(dispatcher: Dispatcher, model: str, name: str) -> int:
+    """Remove an adapter; return the number of requests that still use it. Raises `RequestError`."""
+    users = dispatcher.adapters.remove(model, name)
+    log.info("adapter %s of %s is removed", name, model)
+    return users
 
 
 def _loaded(order: AdapterLoad, param: str) -> AdapterInfo:

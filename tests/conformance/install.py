@@ -7,6 +7,7 @@ Downloads about 0.3 GB for each; `tests/deploy/test_wheel.py` runs the same whee
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def _is_ready(http: httpx.Client) -> bool:
 
 def main() -> int:
     """Run all ways; return 1 if one failed."""
+    argparse.ArgumentParser(prog="tests.conformance.install", description=__doc__).parse_args()
     failed = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -208,9 +208,13 @@ def test_skipped_code_blocks_still_exist() -> None:
 
 def test_every_block_is_in_a_language_and_an_environment_that_somebody_runs() -> None:
     for block in all_blocks():
-        assert block.language in ("bash", "python", "js", "toml"), block.place
+        assert block.language in ("bash", "python", "js", "json", "toml"), block.place
         assert block.environment in (*ENVIRONMENTS, ""), block.place
         assert block.environment or block.language != "js", block.place
+
+
+def test_json_in_the_documents_is_valid() -> None:
+    assert all(json.loads(block.text) for block in all_blocks() if block.language == "json")
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,14 @@ class AdapterChanges:
             raise AdapterError("the model serves none, because it runs on several machines or with --exact")
         room = self.scheduler.reservations.room_aside(_bytes_of(self._infos), self.context_length)
         info = self.model.adapters.load(order.name, order.folder, room)
-        log.info("adapter %s is loaded: rank %d, %d bytes", info.name, info.rank, info.bytes)
+        log.debug("adapter %s is loaded: rank %d, %d bytes", info.name, info.rank, info.bytes)
 
     def _remove(self, name: str, fail_row: Callable[[str, RequestError], None]) -> None:
         for row in [row for row in self.scheduler if row.request.adapter == name]:
             fail_row(row.id, adapter_not_found(self.model.info.name, name))
         if self.model.adapters is not None:
             self.model.adapters.unload(name)
-            log.info("adapter %s is removed", name)
+            log.debug("adapter %s is removed", name)
 
 
 def _bytes_of(adapters: Sequence[AdapterInfo]) -> int:

@@ -146,8 +146,8 @@ class GatewaySession:
             self._abandon()  # a gateway of an earlier version
 
     def _adopt(self, message: Adopt) -> None:
-        if message.incarnation != self._gateway:
-            return
+        if message.incarnation != self._gateway or not self._is_muted:
+            return  # of another gateway, or not asked for
         adopted = {row.id: row for row in message.rows}
         for row in self._replay.rows():
             if row.id not in adopted:
