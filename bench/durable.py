@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -61,7 +61,7 @@ def flags_of(folder: Path, name: str, port: int, journal_max: str) -> list[str]:
     return [*line, "--journal-max", journal_max, "--journal-dir", str(folder / f"{name}-journal")]
 
 
-def compare(streams: int, step_ms: float, tokens: int, rounds: int) -> None:
+def compare(streams: int, step_ms: float, tokens: int, rounds: int, kinds: Sequence[str]) -> None:
     """Print events per CPU second of each kind of request, and the ratios to plain ones without a journal."""
     figures: dict[tuple[str, str], list[float]] = {}
     with socket_folder() as folder, contextlib.ExitStack() as processes:
@@ -79,12 +79,12 @@ def compare(streams: int, step_ms: float, tokens: int, rounds: int) -> None:
             gateways[name] = gateway, port
         for number in range(rounds + 1):
             for name, (gateway, port) in gateways.items():
-                for kind in ("plain", "keyed"):
+                for kind in kinds:
                     request = request_of(tokens, keyed=kind == "keyed")
                     figure = measure(gateway, port, request, streams)
                     if number:  # the first round warms up
                         figures.setdefault((name, kind), []).append(figure)
-    plain = statistics.median(figures["off", "plain"])
+    plain = statistics.median(figures["off", kinds[0]])
     print(f"{streams} streams of {tokens} events, {step_ms:g} ms a step, {rounds} rounds")
     for (name, kind), values in figures.items():
         median = statistics.median(values)
@@ -154,12 +154,15 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--kinds", default="plain,keyed", help="the journal forgets keyed answers after a minute"
+    )
     parser.add_argument("--background", type=int, default=0)
     given = parser.parse_args()
     if given.background:
         run_background(given.background)
     else:
-        compare(given.streams, given.step_ms, given.tokens, given.rounds)
+        compare(given.streams, given.step_ms, given.tokens, given.rounds, given.kinds.split(","))
 
 
 if __name__ == "__main__":
