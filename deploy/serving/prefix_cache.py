@@ -64,7 +64,8 @@ def first_start_notice(written: Mapping[Path, int]) -> str:
     where, limit_text = ", ".join(map(str, new)), settings.spell_size(max(new.values()))
     return (
         f"prompts are kept on disk, in {where}: at most {limit_text} for each model;"
-        " --prefix-cache-disk 0 turns that off, `roundhouse cache clear` deletes them"
+        " --prefix-cache-disk 0 turns that off, `roundhouse cache clear` deletes them;"
+        " `roundhouse journal` shows what is kept of responses"
     )
 
 

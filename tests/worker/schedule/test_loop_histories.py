@@ -70,17 +70,15 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
     image_bytes_max: int | None,
     quantized: tuple[int, int] | None,
 ) -> None:
-    kv = quantized and KVQuantization(8, 64, *quantized)
     house = House(
-        engine=ScriptedEngine(kv_quantization=kv or None),
+        engine=ScriptedEngine(kv_quantization=KVQuantization(8, 64, *quantized) if quantized else None),
         rows_max=rows_max,
         prefill_tokens=prefill_tokens,
         bytes_max=bytes_max,
         image_bytes_max=image_bytes_max,
     )
     dropped: set[str] = set()
-    scripts: dict[str, list[int]] = {}
-    longest: dict[str, int] = {}
+    scripts, longest = dict[str, list[int]](), dict[str, int]()
 
     def submit(request: dict[str, Any]) -> None:
         id, number = f"r{len(scripts)}", len(scripts)
@@ -133,5 +131,4 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
             ended_by_memory = bytes_max is not None and len(house.engine.prompts[id]) + len(said) >= bytes_max
             assert said == whole or ended_by_memory
             assert house.reason(id) == ("stop" if said[-1] == END else "length")
-    counts = [len(house.ends(id)) for id in scripts if id not in dropped]
-    assert counts == [1] * len(counts)
+    assert all(len(house.ends(id)) == 1 for id in scripts if id not in dropped)
