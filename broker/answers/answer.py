@@ -111,7 +111,8 @@ class DurableAnswer:
     def begin(self, renderer: Renderer) -> None:
         """Render what comes before any output, of a request that waits for its flights."""
         self.renderer, self._begun = renderer, True
-        self._add(renderer.due())
+        if self._add(renderer.due()):
+            self._wake()
 
     def refuse(self, error: RequestError) -> None:
         """End an answer whose flights were not opened: by an event, if the answer has begun."""
@@ -162,11 +163,14 @@ class DurableAnswer:
         if self.on_items is not None:
             for choice, items in batches:
                 self.on_items(choice, items)
-        if batches and not self._held:
-            self._held_since = self.clock()
-        self._held += batches
-        if self._begun or not self._held or self._is_known():
-            self._feed()
+        if self._held or not self._begun:
+            if batches and not self._held:
+                self._held_since = self.clock()
+            self._held += batches
+            if self._held and not self._begun and not self._is_known():
+                return
+            batches = self._release_held()
+        self._render(batches)
 
     def _is_known(self) -> bool:
         if any(not isinstance(item, Accepted | PrefixHit) for _, items in self._held for item in items):
@@ -177,10 +181,14 @@ class DurableAnswer:
     def _opened(self) -> list[Flight]:
         return [flight for _, flight in self.flights]
 
-    def _feed(self) -> None:
+    def _release_held(self) -> Sequence[Batch]:
+        """Return what was held back; the headers are what is known of them now."""
         batches, self._held = self._held, []
         if batches:
             self._begin()
+        return batches
+
+    def _render(self, batches: Sequence[Batch]) -> None:
         renderer = self.renderer
         assert renderer is not None
         try:
@@ -192,10 +200,12 @@ class DurableAnswer:
             log.exception("the answer %s cannot be rendered", self.name)
             self.fail(RequestError(Code.INTERNAL_ERROR))
             return
-        self._add(rendered)
+        is_news = self._add(rendered)
         if renderer.over:
             self.failed = any(_has_failed(items) for _, items in batches)
             self._end()
+        elif is_news:
+            self._wake()
 
     def _begin(self) -> None:
         if not self._begun:
@@ -204,14 +214,16 @@ class DurableAnswer:
             if self.on_begin is not None:
                 self.on_begin(self.headers)
 
-    def _add(self, rendered: bytes) -> None:
-        if rendered:
-            self.chunks.append(rendered)
-            self._chunk_bytes += CHUNK_BYTES + len(rendered)
-            if self.waits_for_disk and self.written:
-                self._hold()
-            else:
-                self._wake()
+    def _add(self, rendered: bytes) -> bool:
+        """Add a chunk. Return whether readers may have it now."""
+        if not rendered:
+            return False
+        self.chunks.append(rendered)
+        self._chunk_bytes += CHUNK_BYTES + len(rendered)
+        if self.waits_for_disk and self.written:
+            self._hold()
+            return False
+        return True
 
     def _hold(self) -> None:
         if not self._unwritten:
@@ -242,7 +254,7 @@ class DurableAnswer:
             self.waits_for_disk = False
             self.show(self.written)
         if self._held and not self.over and self.clock() - self._held_since >= HEADERS_HELD_S_MAX:
-            self._feed()
+            self._render(self._release_held())
 
     # --- its end ---
 
@@ -279,13 +291,13 @@ class DurableAnswer:
             self.left_at = self.clock()
 
     def _wake(self) -> None:
-        for wake in list(self._readers):
+        for wake in self._readers:
             wake()
 
     def read(self, position: int) -> bytes:
         """Return everything behind the first `position` chunks."""
-        new = self.chunks[position : self.visible]
-        return new[0] if len(new) == 1 else b"".join(new)
+        end = self.visible
+        return self.chunks[position] if end == position + 1 else b"".join(self.chunks[position:end])
 
     def idle(self) -> bytes:
         """Return what a reader gets that has waited for long; what all of them get is added instead."""
@@ -295,7 +307,8 @@ class DurableAnswer:
             return b""  # accepted, or about to be: the status can still be an error's
         self._begin()
         if due := self.renderer.due():
-            self._add(due)
+            if self._add(due):
+                self._wake()
             return b""
         return self.renderer.beat()
 

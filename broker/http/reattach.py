@@ -29,7 +29,7 @@ class AnswerResponse:
         self._may_be_whole = skipped is None
         self._waiter: asyncio.Future[None] | None = None
         self._straight: FastPath | None = None
-        self._is_due = False
+        self._clock = asyncio.get_running_loop().time
         self._gone = False
         self._sent_at = 0.0
 
@@ -100,11 +100,10 @@ class AnswerResponse:
 
     async def _more(self) -> bool:
         """Wait for more, or for the end. Return False if nothing was sent for the keepalive interval."""
-        loop = asyncio.get_running_loop()
-        self._waiter, self._sent_at = loop.create_future(), loop.time()
+        self._waiter, self._sent_at = asyncio.get_running_loop().create_future(), self._clock()
         try:
             while True:
-                left_s = self._sent_at + self._keepalive_s - loop.time()
+                left_s = self._sent_at + self._keepalive_s - self._clock()
                 if left_s <= 0:
                     return False
                 done, _ = await asyncio.wait([self._waiter], timeout=left_s)
@@ -115,24 +114,15 @@ class AnswerResponse:
             self._waiter = self._straight = None
 
     def _wake(self) -> None:
-        """Send what is new: on the fast path, once per iteration of the event loop, or by the waiter."""
-        if self._waiter is None or self._waiter.done():
+        """Send what is new, on the fast path or by the waiter."""
+        waiter, straight, answer = self._waiter, self._straight, self._answer
+        if waiter is None or waiter.done():
             return  # a reader that is awake checks by itself
-        if self._straight is None:
-            self._release()
-        elif not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._pass_on)
-
-    def _pass_on(self) -> None:
-        self._is_due = False
-        straight = self._straight
-        is_last = self._answer.over and self._answer.visible == len(self._answer.chunks)
-        if straight is None or is_last or not straight.is_open:
-            self._release()
+        if straight is None or answer.over or not straight.is_open:
+            waiter.set_result(None)
             return
         straight.write(self._take())
-        self._sent_at = asyncio.get_running_loop().time()
+        self._sent_at = self._clock()
 
     def _release(self) -> None:
         if self._waiter is not None and not self._waiter.done():
