@@ -178,6 +178,7 @@ def _routes(
             link.close()
             gateway.offload.close()
             if gateway.journal is not None:
+                gateway.answers.flush()
                 gateway.journal.close()
 
     app = Starlette(routes=ROUTES, exception_handlers=errors.HANDLERS, lifespan=lifespan)

@@ -30,6 +30,8 @@ HEADERS_HELD_S_MAX = 1.0
 """Maximum time in seconds that the response waits, after acceptance, for the prefix cache report."""
 DISK_S_MAX = 0.5
 """Longest wait for the disk in seconds, before readers get what is not on it."""
+COLLECTED_S_MAX = 1.0
+"""Maximum time in seconds, up to a sweep, for which output is collected before the journal gets it."""
 CHUNK_BYTES = 64
 """Memory overhead of a chunk."""
 
@@ -47,7 +49,8 @@ class DurableAnswer:
     `owner`: digest of the API key. `key`: the client's idempotency key, empty without one; `digest`: of the
     request that it stands for. `name`: the public id of a response, once there is one. `is_durable`: it runs
     to its end without readers. `own_bytes`: memory beside the chunks. `error`: why it failed before anything
-    was rendered. `on_items`: gets what is about to be rendered.
+    was rendered. `on_items`: gets what is about to be rendered. `on_flush`: writes what was collected of it,
+    if nothing was for so many seconds.
     """
 
     owner: bytes
@@ -80,7 +83,8 @@ class DurableAnswer:
     """Returns the document for clients that do not stream; None: all readers get the chunks."""
     inputs: Callable[[], list[dict[str, Any]]] | None = None
     """Returns the input items of a response."""
-    on_items: Callable[[int, Sequence[Item]], None] | None = None
+    on_items: Callable[[int, list[Item]], None] | None = None
+    on_flush: Callable[[float], None] = lambda age_s: None
     on_begin: Callable[[Headers], None] | None = None
     on_drop: Callable[[], None] | None = None
     on_over: Callable[[DurableAnswer], None] = lambda answer: None
@@ -249,7 +253,9 @@ class DurableAnswer:
         return len(self.chunks) if not self._unwritten else self._shown
 
     def sweep(self) -> None:
-        """Stop waiting for what the headers could say, after a while."""
+        """Write what was collected a while ago, and stop waiting for the disk or the headers."""
+        if not self.over:
+            self.on_flush(COLLECTED_S_MAX)
         if self._unwritten and self.clock() - self._unwritten_since >= DISK_S_MAX:
             self.waits_for_disk = False
             self.show(self.written)

@@ -137,8 +137,14 @@ class DurableAnswers:
             if not answer.show(committed):
                 self._held.pop(answer, None)
 
+    def flush(self) -> None:
+        """Write what was collected of the answers. Call this before the journal is closed."""
+        for answer in self._all:
+            answer.on_flush(0.0)
+
     def sweep(self) -> None:
-        """Forget what nobody has come back for. Call this a few times a second."""
+        """Write what was collected, and forget what nobody has come back for. Call this a few times a
+        second."""
         now = self._clock()
         for answer in list(self._all):
             answer.sweep()

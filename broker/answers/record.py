@@ -6,7 +6,8 @@ that have not ended continue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 from msgspec import Struct
@@ -45,6 +46,29 @@ class AnswerRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     own_bytes: int = 0
 
 
+class DeltaRun(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Consecutive deltas of the attempt `id` that have nothing but texts, from number `sequence` on.
+
+    It has a fourth of the bytes of its deltas. `counts`: number of tokens of each delta; empty: one each.
+    `reasoning`: empty if there is none.
+    """
+
+    id: str
+    sequence: int
+    tokens: list[int]
+    texts: list[str]
+    counts: list[int] = []
+    reasoning: list[str] = []
+
+    def deltas(self) -> Iterator[Delta]:
+        """Yield the deltas. Raises `ValueError` if their parts do not fit together."""
+        tokens, size = iter(self.tokens), len(self.texts)
+        parts = zip(self.texts, self.reasoning or [""] * size, self.counts or [1] * size, strict=True)
+        for sequence, (text, reasoning, count) in enumerate(parts, self.sequence):
+            own = list(islice(tokens, count))
+            yield Delta(id=self.id, sequence=sequence, tokens=own, text=text, reasoning=reasoning)
+
+
 class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Output of one choice, in order: `before` the first delta, `deltas`, and the end. `at`: when it came, in
     seconds since 1970. `headers`, `fingerprint`: what was determined when the response began."""
@@ -52,7 +76,7 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
     choice: int = 0
     before: list[Accepted | PrefixHit | PromptLogprobs] = []
-    deltas: list[Delta] = []
+    deltas: list[Delta] | DeltaRun = []
     end: Finished | Failed | None = None
     headers: list[tuple[bytes, bytes]] | None = None
     fingerprint: str = ""
@@ -63,8 +87,6 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         That the gateway shut down is not kept: its successor continues.
         """
-        if isinstance(items[0], Delta) and isinstance(items[-1], Delta):  # most pieces are of this kind
-            return cls(at=at, choice=choice, deltas=list(items))  # type: ignore[arg-type]
         end = next((item for item in items if isinstance(item, Finished | Failed)), None)
         if isinstance(end, Failed) and end.code == Code.SHUTTING_DOWN:
             end = None
@@ -76,7 +98,8 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def items(self) -> list[Item]:
-        return [*self.before, *self.deltas, *([] if self.end is None else [self.end])]
+        deltas = self.deltas.deltas() if isinstance(self.deltas, DeltaRun) else self.deltas
+        return [*self.before, *deltas, *([] if self.end is None else [self.end])]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -91,6 +114,66 @@ def encode(value: AnswerRecord | Piece) -> bytes:
 def decode(head: bytes, items: Iterable[bytes]) -> tuple[AnswerRecord, list[Piece]]:
     """Return a record and its pieces. Raises `msgspec.DecodeError` for what another version has written."""
     return _record.decode(head), [_piece.decode(item) for item in items]
+
+
+class PieceCollector:
+    """Output of one answer that is not in the journal yet.
+
+    Deltas that have only texts are taken apart and kept as one `DeltaRun`: as objects, each would have to be
+    encoded, and visited by the garbage collector.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._run: DeltaRun | None = None
+        self._choice = 0
+        self._at = 0.0
+
+    def add(self, choice: int, items: Sequence[Item], at: float) -> None:
+        """Add output of a choice."""
+        id = items[0].id
+        for item in items:
+            if not isinstance(item, Delta) or item.likelihoods or item.calls or item.id != id:
+                break
+        else:
+            self._add_deltas(choice, items, at)  # type: ignore[arg-type]
+            return
+        if (piece := Piece.of(choice, items, at)) is not None:
+            self.put(piece)
+
+    def _add_deltas(self, choice: int, deltas: Sequence[Delta], at: float) -> None:
+        run = self._run
+        if run is None or choice != self._choice or deltas[0].id != run.id:
+            self._end_run()
+            run = self._run = DeltaRun(
+                id=deltas[0].id, sequence=deltas[0].sequence, tokens=[], texts=[], counts=[], reasoning=[]
+            )
+            self._choice = choice
+        self._at = at
+        for delta in deltas:
+            run.tokens.extend(delta.tokens)
+            run.texts.append(delta.text)
+            run.counts.append(len(delta.tokens))
+            run.reasoning.append(delta.reasoning)
+
+    def put(self, piece: Piece) -> None:
+        """Add a piece as it is."""
+        self._end_run()
+        self._pieces.append(encode(piece))
+
+    def take(self) -> list[bytes]:
+        """Return all encoded pieces, in order, and begin anew."""
+        self._end_run()
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            counts = [] if set(run.counts) == {1} else run.counts
+            reasoning = run.reasoning if any(run.reasoning) else []
+            run = replace(run, counts=counts, reasoning=reasoning)
+            self._pieces.append(encode(Piece(at=self._at, choice=self._choice, deltas=run)))
 
 
 def bare(checkpoint: Checkpoint) -> Checkpoint:

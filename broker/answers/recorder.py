@@ -2,6 +2,13 @@
 
 What is written is an operation of the journal's queue; nothing here waits. Without a journal nothing is
 written, and answers live as long as the gateway.
+
+Output is collected, and written about once a second and when the answer ends: an operation for each event
+would cost as much as rendering it. A gateway that is killed in between loses the latest output, which its
+successor gets again: from the worker, which keeps what it has sent for ten seconds, or computed again with
+the same seed. Only where readers wait for the disk is each output written at once.
+Output of one attempt is always written before the record of the next attempt: a successor that had only the
+latter would leave out what lies between.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from msgspec.structs import replace
 
 from broker.answers import record
 from broker.answers.answer import DurableAnswer, Headers
-from broker.answers.record import AnswerRecord, Piece
+from broker.answers.record import AnswerRecord, Piece, PieceCollector
 from broker.dialects.responses.store import Owner, StoredItems, StoredResponse
 from broker.dispatch.checkpoint import Checkpoint
 from broker.dispatch.flight import Attempt, Flight, Item
@@ -56,8 +63,11 @@ class AnswerRecorder:
         self._fingerprint = fingerprint
         self._wall = wall
         self.name: Name = (record.KIND, id or secrets.token_hex(12))
+        self._flights: dict[int, Flight] = {}
         self._attempts: dict[int, Attempt | None] = {}
-        answer.on_items, answer.on_begin = self.on_items, self.on_begin
+        self._collected = PieceCollector()
+        self._flushed_at = wall()
+        answer.on_items, answer.on_begin, answer.on_flush = self.on_items, self.on_begin, self.on_flush
         self._forget = answer.on_over
         answer.on_over = self._on_over
         answer.on_drop = self.delete
@@ -71,41 +81,69 @@ class AnswerRecorder:
 
     def opened(self) -> None:
         """Write the record again, with the checkpoints of flights that were opened or dispatched anew."""
+        self.flush()
         self._take_checkpoints()
         head = record.encode(self._told)
         self._journal.add(Replace(self.name, head), len(head))
 
     def _take_checkpoints(self) -> None:
         taken = list(self._told.checkpoints)
-        for choice, flight in self._answer.flights:
+        self._flights = dict(self._answer.flights)
+        for choice, flight in self._flights.items():
             self._attempts[choice] = flight.attempt
             if flight.terminal is None:
                 taken[choice] = record.bare(self._checkpoint(flight))
         self._told = replace(self._told, checkpoints=taken, at=self._wall())
 
-    def on_items(self, choice: int, items: Sequence[Item]) -> None:
-        at = self._answer.at = self._wall()
-        if any(self._attempts.get(each) is not flight.attempt for each, flight in self._answer.flights):
+    def on_items(self, choice: int, items: list[Item]) -> None:
+        """Collect output that is about to be rendered."""
+        answer, flight = self._answer, self._flights.get(choice)
+        answer.at = self._wall()
+        if flight is not None and flight.attempt not in (None, self._attempts[choice]):
+            former, items = _divided(items, flight.attempt)
+            if former:
+                self._collected.add(choice, former, answer.at)
             self.opened()
-        if (piece := Piece.of(choice, items, at)) is not None:
-            self._append(piece)
+        if items:
+            self._collected.add(choice, items, answer.at)
+        if answer.waits_for_disk:
+            self.flush()
 
     def on_begin(self, headers: Headers) -> None:
-        self._append(Piece(at=self._wall(), headers=list(headers), fingerprint=self._fingerprint()))
+        self._collected.put(Piece(at=self._wall(), headers=list(headers), fingerprint=self._fingerprint()))
+        if self._answer.waits_for_disk:
+            self.flush()
 
-    def _append(self, piece: Piece) -> None:
-        encoded = record.encode(piece)
-        self._answer.written = self._journal.add(Append(self.name, encoded), len(encoded))
+    def on_flush(self, age_s: float) -> None:
+        """Write what was collected, if nothing was written for `age_s` seconds."""
+        if abs(self._wall() - self._flushed_at) >= age_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        self._flushed_at = self._wall()
+        for piece in self._collected.take():
+            self._answer.written = self._journal.add(Append(self.name, piece), len(piece))
 
     def _on_over(self, answer: DurableAnswer) -> None:
         self._forget(answer)
+        if answer.failed and not _is_shutdown(answer):
+            self.delete()
+            return
+        self.flush()
         if not answer.failed:
             self._journal.add(Replace(self.name, None, ended=True))
-        elif not _is_shutdown(answer):
-            self.delete()
 
     def delete(self) -> None:
+        self._collected.take()
         self._journal.add(Delete(self.name))
+
+
+def _divided(items: list[Item], attempt: Attempt | None) -> tuple[list[Item], list[Item]]:
+    """Return what came before the first output of an attempt, and the rest."""
+    own = (number for number, item in enumerate(items) if attempt is not None and item.id == attempt.id)
+    first = next(own, len(items))
+    return items[:first], items[first:]
 
 
 def _is_shutdown(answer: DurableAnswer) -> bool:

@@ -112,6 +112,7 @@ class House:
     def die(self) -> None:
         """End as if killed, but with everything on the disk."""
         assert self.gateway.journal is not None
+        self.gateway.answers.flush()
         self.gateway.journal.close()
         self.close()
 

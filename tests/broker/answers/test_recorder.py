@@ -1,0 +1,156 @@
+"""When a recorded answer is written to the journal, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from broker.answers import record
+from broker.answers.answer import COLLECTED_S_MAX
+from broker.answers.answers import DurableAnswers
+from broker.answers.record import AnswerRecord
+from broker.answers.recorder import AnswerRecorder
+from broker.dialects.rendering import ChatRendering
+from broker.dispatch.checkpoint import Checkpoint, checkpoint_of
+from broker.dispatch.flight import Flight, Flights
+from broker.journal.file import Append, Operation, Put, Replace
+from protocol.types import Delta
+from tests.factories import accepted, failed, finished, request
+
+
+@dataclass
+class Recording:
+    """A recorded answer of one flight, whose worker is played by the test. It is its own journal."""
+
+    operations: list[Operation] = field(default_factory=list)
+    now: float = 100.0
+    due: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.flights = Flights()
+        self.flight = self.flights.open(request(), "m", self.now)
+        self.answers = DurableAnswers(
+            lambda: self.now, self.due.append, give_up=lambda *given: None, window_s=60
+        )
+        self.answer = self.answers.new(b"owner", key="k", digest=b"d")
+        self.dispatch("w")
+        rendering = ChatRendering(id="x", model="m", created=1, stream=True)
+        renderer = rendering.renderer(lambda: "fp")
+        self.answer.open([(0, self.flight)], renderer, lambda flights: ((), True), lambda: None)
+        told = AnswerRecord(
+            owner=b"",
+            rendering=rendering,
+            checkpoints=[Checkpoint(request=self.flight.request, model="m")],
+            at=self.now,
+        )
+        AnswerRecorder(self, self.answer, told, self._checkpoint, lambda: "fp", lambda: self.now).begin({})
+
+    def _checkpoint(self, flight: Flight) -> Checkpoint:
+        return checkpoint_of(flight, (), self.now)
+
+    def add(self, operation: Operation, nbytes: int = 0) -> int:
+        self.operations.append(operation)
+        return len(self.operations)
+
+    def dispatch(self, worker: str) -> None:
+        """Dispatch the flight to a worker, which accepts it."""
+        if self.flight.attempt is not None:
+            self.flights.leave(self.flight, self.now)
+        sent = self.flights.assign(self.flight, worker, self.now)
+        self.flight.accept(accepted(worker, sent.id))
+
+    def say(self, *texts: str) -> None:
+        attempt = self.flight.attempt
+        assert attempt is not None
+        for text in texts:
+            each = Delta(id=attempt.id, sequence=attempt.deltas, tokens=[1], text=text)
+            self.flight.accept_delta(each, self.now)
+
+    def settle(self) -> None:
+        """Do what is due on the event loop."""
+        while self.due:
+            self.due.pop(0)()
+
+    def shape(self) -> list[str]:
+        """Return the operations in short: texts of what was appended, and the others' names."""
+        shown = []
+        for operation in self.operations:
+            match operation:
+                case Append(_, item):
+                    [piece] = record.decode(self._head(), [item])[1]
+                    texts = [each.text for each in piece.items if isinstance(each, Delta)]
+                    shown.append("".join(texts) if texts else "+")
+                case Replace(_, None, True):
+                    shown.append("end")
+                case _:
+                    shown.append(type(operation).__name__)
+        return shown
+
+    def _head(self) -> bytes:
+        [put] = [operation for operation in self.operations if isinstance(operation, Put)]
+        return put.head
+
+
+def test_output_is_written_together_once_it_is_a_second_old() -> None:
+    recording = Recording()
+    for text in "abc":
+        recording.say(text)
+        recording.settle()
+        recording.answers.sweep()
+    assert recording.shape() == ["Put"]
+    recording.now += COLLECTED_S_MAX
+    recording.answers.sweep()
+    recording.answers.sweep()
+    assert recording.shape() == ["Put", "+", "a", "+", "bc"]
+
+
+def test_what_is_left_is_written_before_the_end_and_before_the_journal_is_closed() -> None:
+    recording, stopped = Recording(), Recording()
+    for each in (recording, stopped):
+        each.say("a", "b")
+        each.settle()
+    recording.flight.end(finished("w", "a", 2))
+    recording.settle()
+    assert "".join(recording.shape()[1:]).replace("+", "") == "abend"
+    stopped.answers.flush()
+    assert "".join(stopped.shape()[1:]).replace("+", "") == "ab"
+
+
+def test_output_that_readers_wait_for_is_written_at_once() -> None:
+    recording = Recording()
+    recording.answer.waits_for_disk = True
+    for text in "ab":
+        recording.say(text)
+        recording.settle()
+    assert [shown for shown in recording.shape() if shown in "ab"] == ["a", "b"]
+    assert recording.answer.visible == 0
+
+
+def test_output_of_an_attempt_is_written_before_the_record_of_the_next_one() -> None:
+    recording = Recording()
+    recording.say("a")
+    recording.settle()
+    recording.say("b")  # arrives in the same iteration of the event loop as the output of the next attempt
+    recording.dispatch("other")
+    recording.say("c")
+    recording.settle()
+    recording.answers.flush()
+    told = [shown for shown in recording.shape() if shown != "+"]
+    assert told == ["Put", "a", "b", "Replace", "c"]
+    pieces = [o.item for o in recording.operations if isinstance(o, Append)]
+    replaced = [o.head for o in recording.operations if isinstance(o, Replace)]
+    assert replaced[0] is not None
+    head, read = record.decode(replaced[0], pieces)
+    items = [item for piece in read for item in piece.items]
+    restored = record.advanced(head.checkpoints[0], items)
+    assert (restored.tokens, restored.attempt and restored.attempt.deltas) == ([1, 1, 1], 1)
+
+
+def test_of_an_answer_that_failed_nothing_more_is_written() -> None:
+    recording = Recording()
+    recording.say("a")
+    recording.settle()
+    recording.flight.end(failed("w", recording.flight.id, "engine_error"))
+    recording.settle()
+    recording.answers.flush()
+    assert recording.shape() == ["Put", "Delete"]
