@@ -18,7 +18,7 @@ from broker.dispatch.checkpoint import AttemptRecord, Checkpoint
 from broker.dispatch.flight import Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, PrefixHit, PromptLogprobs
-from protocol.types import Delta
+from protocol.types import Count, Delta, Id, Token
 
 KIND = "answer"
 """Kind of the journal's entries."""
@@ -53,11 +53,11 @@ class DeltaRun(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `reasoning`: empty if there is none.
     """
 
-    id: str
-    sequence: int
-    tokens: list[int]
+    id: Id
+    sequence: Count
+    tokens: list[Token]
     texts: list[str]
-    counts: list[int] = []
+    counts: list[Count] = []
     reasoning: list[str] = []
 
     def deltas(self) -> Iterator[Delta]:
@@ -131,30 +131,27 @@ class PieceCollector:
 
     def add(self, choice: int, items: Sequence[Item], at: float) -> None:
         """Add output of a choice."""
-        id = items[0].id
-        for item in items:
-            if not isinstance(item, Delta) or item.likelihoods or item.calls or item.id != id:
-                break
-        else:
-            self._add_deltas(choice, items, at)  # type: ignore[arg-type]
-            return
-        if (piece := Piece.of(choice, items, at)) is not None:
-            self.put(piece)
+        run = self._run if choice == self._choice else None
+        for number, item in enumerate(items):
+            if not isinstance(item, Delta) or item.likelihoods or item.calls:
+                if (piece := Piece.of(choice, items[number:], at)) is not None:
+                    self.put(piece)
+                return
+            if run is None or item.id != run.id:
+                run = self._begin_run(choice, item)
+            run.tokens.extend(item.tokens)
+            run.texts.append(item.text)
+            run.counts.append(len(item.tokens))
+            run.reasoning.append(item.reasoning)
+            self._at = at
 
-    def _add_deltas(self, choice: int, deltas: Sequence[Delta], at: float) -> None:
-        run = self._run
-        if run is None or choice != self._choice or deltas[0].id != run.id:
-            self._end_run()
-            run = self._run = DeltaRun(
-                id=deltas[0].id, sequence=deltas[0].sequence, tokens=[], texts=[], counts=[], reasoning=[]
-            )
-            self._choice = choice
-        self._at = at
-        for delta in deltas:
-            run.tokens.extend(delta.tokens)
-            run.texts.append(delta.text)
-            run.counts.append(len(delta.tokens))
-            run.reasoning.append(delta.reasoning)
+    def _begin_run(self, choice: int, first: Delta) -> DeltaRun:
+        self._end_run()
+        self._choice = choice
+        self._run = DeltaRun(
+            id=first.id, sequence=first.sequence, tokens=[], texts=[], counts=[], reasoning=[]
+        )
+        return self._run
 
     def put(self, piece: Piece) -> None:
         """Add a piece as it is."""
