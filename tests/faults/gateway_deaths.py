@@ -1,8 +1,6 @@
 """`python -m tests.faults.gateway_deaths`: kill -9 of the gateway under clients that retry with their key.
 
-Every answer must end with the text of an undisturbed run. Prints the pauses of the clients. With
-`--everything`, gateway and worker die together under responses in the background: of those that were answered
-to their client, none may be lost or have another text.
+Every answer must end with the text of an undisturbed run. Prints the pauses of the clients.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from typing import Any
 from tests.faults.retrying import DIALECTS, RetryingClient
 from tests.faults.runner import run_program
 from tests.faults.streams import scripted
-from tests.system import System, eventually, running_system
+from tests.system import System, running_system
 
-FEW = ("--step-ms", "2", "--max-running", "4")
 STEP = ("--step-ms", "5", "--max-running", "64")
 
 
@@ -74,58 +71,6 @@ def _ask_on(
         round += 1
 
 
-# --- everything dies -----------------------------------------------------------------------------------
-
-
-def kill_everything(folder: Path, given: argparse.Namespace) -> Sequence[str]:
-    """Kill gateway and worker `kills` times while `clients` responses are under way in the background."""
-    rolled, wrong, prompts = random.Random(given.seed), list[str](), dict[str, str]()
-    with running_system(folder, ["--responses-max", "100000"]) as system:
-        worker = system.start_worker(*FEW)
-        system.wait_ready()
-        for number in range(given.kills):
-            while len(prompts) < given.clients * (number + 1):
-                prompt = f"{'go ' * (1 + len(prompts) % 7)}!tokens={given.tokens}"
-                body = {"model": "fake", "input": prompt, "background": True}
-                asked = system.http.post("/v1/responses", json=body)
-                if asked.status_code == 200:
-                    prompts[asked.json()["id"]] = prompt
-            threading.Event().wait(rolled.uniform(0.0, given.interval))
-            worker.kill()
-            system.restart_gateway()
-            worker = system.start_worker(*FEW)
-            system.wait_ready()
-        lost = 0
-        for id, prompt in prompts.items():
-            document = _ended(system, id)
-            if document is None:
-                lost += 1
-            elif document["status"] != "completed":
-                wrong.append(f"{id} is {document['status']}: {document['error']}")
-            elif document["output"][0]["content"][0]["text"] != scripted(prompt, given.tokens):
-                wrong.append(f"{id} has another text")
-        wrong += [f"{lost} responses are lost"] if lost else []
-        print(f"{len(prompts)} responses, {lost} lost", flush=True)
-    return wrong
-
-
-def _ended(system: System, id: str) -> dict[str, Any] | None:
-    """Wait for the end of a response; None if there is no such response."""
-    found: dict[str, Any] = {}
-
-    def is_over() -> bool:
-        answer = system.http.get(f"/v1/responses/{id}")
-        found.update(answer.json())
-        return answer.status_code == 404 or found["status"] not in ("queued", "in_progress")
-
-    eventually(is_over, within_s=180)
-    return found if "status" in found else None
-
-
-def check(folder: Path, given: argparse.Namespace) -> Sequence[str]:
-    return kill_everything(folder, given) if given.everything else kill_gateways(folder, given)
-
-
 if __name__ == "__main__":
     options: dict[str, Any] = {
         "--kills": 100,
@@ -134,4 +79,4 @@ if __name__ == "__main__":
         "--interval": 1.0,
         "--seed": 1,
     }
-    run_program(__doc__, check, options | {"--everything": {"action": "store_true"}})
+    run_program(__doc__, kill_gateways, options)

@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from deploy.supervisor import control
 from deploy.supervisor.child import Child, ServedModel
@@ -34,24 +36,49 @@ class Served:
     """The server, at a port of its own. `fits`: whether two workers fit in memory."""
 
     def __init__(
-        self, folder: Path, flags: str = "", *, fits: bool = True, ready_timeout_s: float = 30
+        self,
+        folder: Path,
+        flags: str = "",
+        *,
+        fits: bool = True,
+        ready_timeout_s: float = 30,
+        gateway_flags: Sequence[str] = (),
     ) -> None:
+        self._folder = folder
         self.endpoint = f"ipc://{folder}/line"
         self._flags, self._control = folder / "flags", folder / "control"
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
         self.set_worker(flags)
-        told = {
+        gateway = ["broker", "--port", str(port), "--endpoint", self.endpoint, *gateway_flags]
+        self._told = {
             "port": port,
-            "gateway": [sys.executable, "-m", "broker", "--port", str(port), "--endpoint", self.endpoint],
+            "gateway": [sys.executable, "-m", *gateway],
             "worker": [sys.executable, "-c", BEGIN_WORKER, str(self._flags)],
             "control": str(self._control),
             "fits": fits,
             "ready_timeout_s": ready_timeout_s,
         }
-        self.process = Process("serve", ["tests.faults.serving", json.dumps(told)], folder)
+        self.start()
+
+    def start(self) -> None:
+        """Start all processes, and wait until a worker is ready."""
+        self.process = Process("serve", ["tests.faults.serving", json.dumps(self._told)], self._folder)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
         eventually(lambda: self.workers("ready"), within_s=60, what="a worker is ready")
+
+    def kill(self) -> None:
+        """Kill all processes, as a power failure does."""
+        self.process.kill(signal.SIGSTOP)  # it starts no other child meanwhile
+        children = self.process.stats.children(recursive=True)
+        for process in (self.process.stats, *children):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+        eventually(lambda: not any(map(is_alive, children)), within_s=30, what="all processes have ended")
 
     def set_worker(self, flags: str) -> None:
         """Set the flags of the next worker."""
@@ -78,12 +105,24 @@ class Served:
         return [worker["pid"] for worker in workers if worker["state"] == state]
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether the process still has its files; a zombie has none."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 @contextlib.contextmanager
 def serving(
-    folder: Path, flags: str = "", *, fits: bool = True, ready_timeout_s: float = 30
+    folder: Path,
+    flags: str = "",
+    *,
+    fits: bool = True,
+    ready_timeout_s: float = 30,
+    gateway_flags: Sequence[str] = (),
 ) -> Iterator[Served]:
     """Run a server, and end it with all its children at exit."""
-    served = Served(folder, flags, fits=fits, ready_timeout_s=ready_timeout_s)
+    served = Served(folder, flags, fits=fits, ready_timeout_s=ready_timeout_s, gateway_flags=gateway_flags)
     try:
         yield served
     finally:
