@@ -28,6 +28,7 @@ def main() -> int:
         configured.crowded,
         configured.model,
         configured.videos,
+        configured.tally,
     )
     worker_settings = WorkerSettings(
         endpoint=configured.endpoint,

@@ -30,4 +30,5 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     videos: Annotated[bool, Meta(description="support videos")] = False
     broken: Annotated[bool, Meta(description="fail to load")] = False
     crowded: Annotated[bool, Meta(description="fail to load for lack of memory")] = False
+    tally: Annotated[Path | None, Meta(description="file for the numbers of computed tokens")] = None
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"

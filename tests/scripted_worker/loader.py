@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from protocol.types import Capabilities
 from tests.scripted_worker.adapters import FakeAdapters
 from tests.scripted_worker.engine import FakeEngine
 from tests.scripted_worker.script import Script
+from tests.scripted_worker.tally import TallyFile
 from tests.scripted_worker.text import CONTEXT_LENGTH, FakePipeline, FakePreparer
 from worker.contract.engine import InsufficientMemoryError, Model, ModelError, ModelInfo, Progress
 
@@ -27,6 +29,7 @@ class FakeLoader:
     crowded: bool = False
     identity: str = ""
     videos: bool = False
+    tally: Path | None = None
 
     def load(self, progress: Progress) -> Model:
         if self.broken:
@@ -45,7 +48,7 @@ class FakeLoader:
                 Capabilities(images=self.images, videos=self.videos),
                 identity=self.identity,
             ),
-            engine=FakeEngine(scripts, self.step_ms),
+            engine=FakeEngine(scripts, self.step_ms, tally=TallyFile(self.tally)),
             open_preparer=lambda context_length: FakePreparer(scripts, context_length),
             open_output_processor=lambda request: FakePipeline(scripts.get(request.id, Script()), request.id),
             adapters=FakeAdapters(),
