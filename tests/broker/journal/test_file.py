@@ -35,6 +35,8 @@ NAMES = [("answer", "a"), ("answer", "b"), ("response", "a")]
 Content = dict[tuple[str, str], tuple[bytes, list[bytes], bool, frozenset[bytes]]]
 """Head, items, whether it has ended, and blobs of each entry."""
 
+tails = st.one_of(st.just(b""), st.binary(max_size=60), st.integers(1, 9000).map(bytes))
+"""What is behind the end of a log that was cut: nothing, noise, or zeros."""
 heads = st.binary(max_size=40)
 blobs = st.lists(st.sampled_from([b"x" * 10, b"y" * 5000, b""]), max_size=3)
 operations: st.SearchStrategy[Operation] = st.one_of(
@@ -86,7 +88,7 @@ def content_of(file: JournalFile) -> Content:
 
 
 class FileMachine(RuleBasedStateMachine):
-    """Groups of operations, restarts, and truncations of the last bytes of either file."""
+    """Groups of operations, restarts, and damage to the last bytes of either file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,12 +124,20 @@ class FileMachine(RuleBasedStateMachine):
         self.states = self.states[-1:]
 
     @precondition(lambda self: len(self.states) > 1)
-    @rule(of=st.sampled_from(["", "-wal"]), cut=st.integers(1, 9000))
-    def truncate(self, of: str, cut: int) -> None:
-        copies = [(part, part.read_bytes()) for part in self.path.parent.iterdir()]
-        self.file.close()
-        for part, data in copies:
-            part.write_bytes(data[:-cut] if part.name == self.path.name + of else data)
+    @rule(cut=st.integers(1, 9000), tail=tails)
+    def cut_log(self, cut: int, tail: bytes) -> None:
+        """A disk that froze has an earlier state, whatever is behind the end of the log."""
+        self._damage("-wal", cut, tail)
+        self.file = JournalFile(self.path, BYTES_MAX, 0.0)
+        found = content_of(self.file)
+        assert found in self.states
+        self.states = [found]
+
+    @precondition(lambda self: len(self.states) > 1)
+    @rule(cut=st.integers(1, 9000))
+    def cut_database(self, cut: int) -> None:
+        """No disk that froze has a shorter database; it is noticed, or nothing is missing."""
+        self._damage("", cut, b"")
         try:
             self.file = JournalFile(self.path, BYTES_MAX, 0.0)
             found = content_of(self.file)
@@ -137,6 +147,12 @@ class FileMachine(RuleBasedStateMachine):
             found = {}
         assert found in (*self.states, {})
         self.states = [found]
+
+    def _damage(self, of: str, cut: int, tail: bytes) -> None:
+        copies = [(part, part.read_bytes()) for part in self.path.parent.iterdir()]
+        self.file.close()
+        for part, data in copies:
+            part.write_bytes(data[:-cut] + tail if part.name == self.path.name + of else data)
 
     @invariant()
     def holds_what_was_written(self) -> None:
