@@ -1,12 +1,15 @@
 """`python -m tests.faults.power_failures`: kill -9 of all processes, on disks that froze earlier.
 
 Responses in the background and two batches, one of each API, are under way at the kills. After some of them
-the ends of the logs are cut before the next start (`tests.faults.frozen_disk` says what may be lost). Of the
-responses whose creation was answered, none may be lost or have another text, and each request of a batch must
-be in its results once, in order, with the text that it has alone. A response whose creation was answered
-without the disk, after `DISK_S_MAX`, may be lost; it is counted, and not checked.
+the ends of the logs are cut before the next start: `tests.faults.frozen_disk` says what may be lost. It must
+hold that
 
-`--victims gateway,worker` kills one of these instead, and the supervisor starts it again.
+* no response whose creation was answered is lost or has another text;
+* the events of those that a client follows have no gap;
+* each request of a batch is in its results once, in order, with the text that it has alone.
+
+A response whose creation was answered without the disk, after `DISK_S_MAX`, may be lost; it is counted, and
+not checked. `--victims gateway,worker` kills one of these instead, and the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import msgspec
 from broker.answers.answer import DISK_S_MAX
 from broker.batches.records import BatchRecord, Dialect
 from protocol.state_folder import JOURNAL_NAME
+from tests.faults.event_follower import EventFollower
 from tests.faults.frozen_disk import FrozenDisk
 from tests.faults.runner import run_program
 from tests.faults.serving import Served, serving
@@ -41,7 +45,6 @@ from tests.system import eventually
 WORKER = "--step-ms 5 --max-running 8"
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 CREATORS = 8
-LINES = 24
 TOKENS_MAX = 100
 END_S_MAX = 180.0
 VICTIMS = ("everything", "gateway", "worker")
@@ -84,6 +87,9 @@ class Failures:
         self._under_way: set[str] = set()
         self._batches: dict[str, tuple[Dialect, list[Asked]]] = {}
         self._lock = threading.Lock()
+        self._serving = threading.Event()
+        self._serving.set()
+        self._followers: list[EventFollower] = []
 
     def run(self) -> None:
         """Make all kills, and check everything."""
@@ -96,21 +102,25 @@ class Failures:
             eventually(partial(self._is_checked, id), within_s=END_S_MAX, what=f"{id} is over")
         for id, (asked, seed) in self._responses.items():
             self._check_response(id, asked, seed)
+        for follower in self._followers:
+            self._check_events(follower)
         self.outcomes["responses"] = len(self._responses)
 
     # --- a kill ---
 
     def _disturb(self, victim: str) -> None:
         """Ask for responses until the victim is killed, and wait until it is there again."""
-        killed, wait_s = threading.Event(), self._dice.uniform(0, self._given.interval)
+        wait_s, began = self._dice.uniform(0, self._given.interval), time.monotonic()
         count = max(1, self._dice.randint(1, self._given.responses) - len(self._under_way))
-        rolled = [(Asked.roll(self._dice, samples=n % 2 > 0), n) for n in range(count)]
+        instants = sorted(began + self._dice.uniform(0, wait_s) for _ in range(count))
         with ThreadPoolExecutor(CREATORS) as pool:
-            began = time.monotonic()
-            for asked, seed in rolled:
-                pool.submit(self._create_response, asked, seed, killed)
-            killed.wait(max(0.0, wait_s - (time.monotonic() - began)))
-            killed.set()
+            for number, instant in enumerate(instants):
+                _sleep_until(instant)
+                asked = Asked.roll(self._dice, samples=number % 2 > 0)
+                pool.submit(self._create_response, asked, number)
+            _sleep_until(began + wait_s)
+            with self._lock:
+                self._serving.clear()
             killed_at = time.monotonic()
             self._kill(victim)
         if victim == "everything":
@@ -118,6 +128,7 @@ class Failures:
                 self.disk.freeze()
             self._served.start()
         self._served.wait_ready()
+        self._serving.set()
         self.pauses.append(time.monotonic() - killed_at)
         self.outcomes[victim] += 1
 
@@ -143,12 +154,12 @@ class Failures:
 
     # --- responses ---
 
-    def _create_response(self, asked: Asked, seed: int, killed: threading.Event) -> None:
+    def _create_response(self, asked: Asked, seed: int) -> None:
         body = {"model": "fake", "input": asked.prompt, "background": True}
         body |= {"temperature": int(asked.samples), "seed": seed}
         began = time.monotonic()
         try:
-            answer = None if killed.is_set() else self._served.http.post("/v1/responses", json=body)
+            answer = self._served.http.post("/v1/responses", json=body) if self._serving.is_set() else None
         except httpx.TransportError:
             answer = None
         with self._lock:
@@ -158,8 +169,27 @@ class Failures:
                 self.outcomes["responses created without the disk"] += 1
             else:
                 self.disk.note()
-                self._responses[answer.json()["id"]] = asked, seed
-                self._under_way.add(answer.json()["id"])
+                id = answer.json()["id"]
+                self._responses[id] = asked, seed
+                self._under_way.add(id)
+                if self._serving.is_set() and not any(each.is_alive() for each in self._followers):
+                    self._follow(id)
+
+    def _follow(self, id: str) -> None:
+        follower = EventFollower(self._served.url, id, self._serving, self._lock, self.disk.note)
+        self._followers.append(follower)
+        follower.start()
+
+    def _check_events(self, follower: EventFollower) -> None:
+        follower.join(END_S_MAX)
+        asked, seed = self._responses[follower.id]
+        self.outcomes["responses followed"] += 1
+        self.outcomes["events"] += len(follower.events)
+        self.outcomes["connections of followers"] += follower.connections
+        if follower.wrong or not follower.is_complete:
+            self.wrong.append(f"the events of {follower.id}: {follower.wrong or 'no end'}")
+        elif follower.text != asked.text(seed):
+            self.wrong.append(f"the events of {follower.id} have another text: {follower.text!r:.200}")
 
     def _is_under_way(self, id: str) -> bool:
         return bool(self._response(id).get("status") in ("queued", "in_progress"))
@@ -189,7 +219,7 @@ class Failures:
         }
         known = {dialect for dialect, _ in self._batches.values()}
         for dialect in creations.keys() - known:
-            lines = [Asked.roll(self._dice, samples=n % 2 > 0) for n in range(LINES)]
+            lines = [Asked.roll(self._dice, samples=n % 2 > 0) for n in range(self._given.lines)]
             self._batches[creations[dialect](lines)] = dialect, lines
             self.disk.note()
 
@@ -229,15 +259,20 @@ class Failures:
     def _check_results(self, id: str, lines: list[Asked], results: Sequence[dict[str, Any]]) -> None:
         ids = [int(result["custom_id"]) for result in results]
         self.outcomes["lines"] += len(lines)
-        self.outcomes["lost"] += len(set(range(LINES)) - set(ids))
+        self.outcomes["lost"] += len(lines) - len(set(ids))
         self.outcomes["twice"] += len(ids) - len(set(ids))
-        if ids != list(range(LINES)):
+        if ids != list(range(len(lines))):
             self.wrong.append(f"{id} has the results of {ids}")
         record = msgspec.json.decode((self._folder / f"{id}.json").read_bytes(), type=BatchRecord)
         for number, result in zip(ids, results, strict=True):
             expected = lines[number].text(record.seed_of(number + 1))
             if _text(result) != expected:
                 self.wrong.append(f"line {number} of {id} has another text: {result!r:.300}")
+
+
+def _sleep_until(instant: float) -> None:
+    """Let time pass: instants are the input of this program, nothing is waited for."""
+    time.sleep(max(0.0, instant - time.monotonic()))
 
 
 def _text(result: dict[str, Any]) -> str | None:
@@ -268,6 +303,7 @@ if __name__ == "__main__":
     options: dict[str, Any] = {
         "--kills": 200,
         "--responses": {"type": int, "default": 24, "help": "most that are under way"},
+        "--lines": {"type": int, "default": 40, "help": "of each batch"},
         "--interval": 2.5,
         "--frozen": {"type": float, "default": 0.7, "help": "share of the kills after which logs are cut"},
         "--victims": "everything",

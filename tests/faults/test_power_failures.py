@@ -6,6 +6,7 @@ import argparse
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 from broker.journal.file import Append, JournalFile, Put
 from tests.faults.frozen_disk import FrozenDisk
@@ -16,15 +17,17 @@ NAME = ("answer", "a")
 DISKS = 40
 
 
+def options(**values: Any) -> argparse.Namespace:
+    return argparse.Namespace(interval=1.0, seed=1, **values)
+
+
 def test_nothing_that_was_answered_is_lost_or_repeated_when_everything_dies(tmp_path: Path) -> None:
-    given = argparse.Namespace(kills=3, responses=8, interval=1.0, frozen=1.0, victims="everything", seed=1)
+    given = options(kills=3, responses=8, lines=16, frozen=1.0, victims="everything")
     assert check(tmp_path, given) == []
 
 
 def test_batches_and_responses_go_on_when_the_gateway_or_the_worker_dies(tmp_path: Path) -> None:
-    given = argparse.Namespace(
-        kills=2, responses=4, interval=1.0, frozen=0.0, victims="gateway,worker", seed=2
-    )
+    given = options(kills=2, responses=4, lines=8, frozen=0.0, victims="gateway,worker")
     assert check(tmp_path, given) == []
 
 
