@@ -10,6 +10,7 @@ import argparse
 import itertools
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ STEP = ("--step-ms", "5", "--max-running", "64")
 def kill_gateways(folder: Path, given: argparse.Namespace) -> Sequence[str]:
     """Kill the gateway `kills` times under `clients` clients, who begin anew when they have their answers."""
     rolled, wrong, tally = random.Random(given.seed), list[str](), folder / "tally"
+    failovers = Counter[str]()
     with running_system(folder) as system:
         system.start_worker(*STEP, "--tally", str(tally))
         system.wait_ready()
@@ -35,6 +37,7 @@ def kill_gateways(folder: Path, given: argparse.Namespace) -> Sequence[str]:
         def kill(stop: threading.Event) -> None:
             for _ in range(given.kills):
                 stop.wait(rolled.uniform(0.2, 0.2 + given.interval))
+                failovers.update(_failovers(system))
                 system.restart_gateway()
 
         ended, waiting = _ask(system, given, "killed", kill)
@@ -42,6 +45,7 @@ def kill_gateways(folder: Path, given: argparse.Namespace) -> Sequence[str]:
         left = system.http.get("/v1/status").json()["gateway"]["in_flight"]
         wrong += [f"{left} requests are left"] if left else []
         after = TokenTally.read(tally)
+        failovers.update(_failovers(system))
     for client in ended:
         if client.wrong:
             wrong.append(f"{client.dialect} stream={client.stream}: {client.wrong}")
@@ -49,7 +53,14 @@ def kill_gateways(folder: Path, given: argparse.Namespace) -> Sequence[str]:
             wrong.append(f"{client.dialect} stream={client.stream}: another text: {client.text!r:.200}")
     _tell_pauses(ended)
     _tell_tokens(before, len(undisturbed), after, len(ended))
+    print(f"requests {failovers['restored']} restored, of which {failovers['adopted']} adopted")
     return wrong
+
+
+def _failovers(system: System) -> dict[str, int]:
+    """Return what the gateway has counted: requests that the journal had, and rows that went on."""
+    counts: dict[str, int] = system.http.get("/v1/status").json()["gateway"]["failover"]
+    return counts
 
 
 def _tell_pauses(ended: Sequence[RetryingClient]) -> None:
