@@ -221,6 +221,20 @@ def test_flipped_bits_are_noticed(path: Path) -> None:
         file.close()
 
 
+def test_a_damaged_index_is_noticed_where_it_would_hide_what_was_written(path: Path) -> None:
+    digest = sha256(b"B" * 50).digest()
+    file = JournalFile(path, BYTES_MAX, 0.0)
+    file.apply([Put(NAMES[0], b"head", {digest: b"B" * 50})], 0.0)
+    file.close()
+    whole = path.read_bytes()
+    places = [place for place in range(len(whole)) if whole.startswith(digest, place)]
+    assert len(places) == 4, "two tables and their indices"
+    for place in places:
+        path.write_bytes(whole[:place] + b"Z" + whole[place + 1 :])
+        with pytest.raises(Errors):
+            JournalFile(path, BYTES_MAX, 0.0)
+
+
 def test_the_oldest_ended_entries_give_way_and_then_new_ones_are_refused(path: Path) -> None:
     file = JournalFile(path, 4000, 0.0)
     file.apply([Put(("answer", "open"), b"x" * 1000)], 1.0)
