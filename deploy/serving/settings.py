@@ -92,6 +92,7 @@ WORKER_FLAGS = (
     "kv_bits",
     "kv_group_size",
     "quantized_kv_start",
+    "max_kv_size",
     "drain_timeout_s",
     "curve_keys",
     "log_format",
@@ -121,7 +122,7 @@ GROUPS = {
         "unload_after",
     ),
     "Adapters": ("adapters", "adapter_memory"),
-    "Quantized KV caches": ("kv_bits", "kv_group_size", "quantized_kv_start"),
+    "Quantized and capped KV caches": ("kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size"),
     "Prefix cache": (
         "prefix_cache_ram",
         "prefix_cache_disk",

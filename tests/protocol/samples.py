@@ -235,6 +235,7 @@ FULL: list[Message] = [
             chip=["bfloat16 matrix products are wrong"],
         ),
         kv_quantization=KVCacheQuantization(bits=8, group_size=64, start=5000),
+        max_kv_size=4096,
     ),
     Heartbeat(
         incarnation=WORKER,
@@ -1102,7 +1103,7 @@ def _unadapted(message: Message) -> Message:
         case Generate():
             return replace(message, adapter="")
         case Ready():
-            return replace(message, adapters=[], kv_quantization=None)
+            return replace(message, adapters=[], kv_quantization=None, max_kv_size=None)
     return message
 
 
@@ -1163,7 +1164,7 @@ def _unprepared(message: Message) -> Message:
         case Embed() | Rank():
             return replace(message, client="")
         case Ready():
-            return replace(message, token_bytes_max=0, kv_quantization=None)
+            return replace(message, token_bytes_max=0, kv_quantization=None, max_kv_size=None)
         case Heartbeat():
             return replace(message, preparation=None)
     return message
@@ -1240,9 +1241,11 @@ BEFORE_ADOPTION: list[Message] = [
 ]
 """Messages of `FULL` before a gateway adopted the rows of another one."""
 BEFORE_KV_QUANTIZATION: list[Message] = [
-    replace(told, kv_quantization=None) for told in FULL if isinstance(told, Ready)
+    replace(told, kv_quantization=None, max_kv_size=None) for told in FULL if isinstance(told, Ready)
 ]
 """Messages of `FULL` before KV caches were quantized."""
+BEFORE_KV_CAPS: list[Message] = [replace(told, max_kv_size=None) for told in FULL if isinstance(told, Ready)]
+"""Messages of `FULL` before KV caches were capped."""
 
 KINDS = {
     "full": FULL,
@@ -1277,6 +1280,7 @@ KINDS = {
     "before_adoption": BEFORE_ADOPTION,
     "before_adapters": BEFORE_ADAPTERS,
     "before_kv_quantization": BEFORE_KV_QUANTIZATION,
+    "before_kv_caps": BEFORE_KV_CAPS,
 }
 
 

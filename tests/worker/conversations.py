@@ -22,7 +22,7 @@ from protocol.types import Delta
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
-from tests.worker.zoo import ARCHITECTURES, load, settings_of
+from tests.worker.zoo import ARCHITECTURES, kv_of, load, settings_of
 from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.prefixes.index import PrefixIndex
 from worker.preload import preload_openblas
@@ -77,6 +77,7 @@ def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]
         rows_max=rng.randint(1, 5),
         prefill_tokens=rng.choice((16, 64)),
         quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
+        kv_cap=model.info.kv_cap,
     )
     loop = Loop(
         model=model,
@@ -142,7 +143,7 @@ def differences(
     """Return all turns of a scenario, and those whose answers differ from upstream's."""
     with small_steps():
         turns = converse(model, random.Random(f"{architecture} {seed} conversations"), count)
-    kv = model.info.kv_quantization
+    kv = kv_of(model)
     settings = {} if kv is None else {"settings": settings_of(kv)}
     requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer), **settings} for turn in turns]
     oracle.ask(model_folder(architecture), requests)

@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from worker.contract.engine import ModelInfo
+
 SAMPLES = 32
 SAMPLE_BYTES = 65_536
 
@@ -28,6 +30,13 @@ def fingerprint(config: Path, weights: Iterable[Path], versions: Mapping[str, st
                 opened.seek(place)
                 digest.update(opened.read(SAMPLE_BYTES))
     return digest.hexdigest()
+
+
+def lossy(facts: ModelInfo) -> dict[str, str]:
+    """Return the settings that change what a model answers and what its caches contain; empty: none."""
+    kv, cap = facts.kv_quantization, facts.kv_cap
+    settings = {} if kv is None else {"kv": f"{kv.bits} {kv.group_size} {kv.start} {kv.step}"}
+    return settings if cap is None else settings | {"cap": f"{cap.max_size} {cap.sinks} {cap.step}"}
 
 
 def _places(size: int) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from worker.contract.engine import CacheSpec
@@ -53,7 +54,7 @@ def longest(
     end = path[-1].end if path else 0
     if ram_only:
         end = next((part.block.first for part in path if part.block.payload is None), end)
-    gaps = _gaps(path, shape.window)
+    gaps = _gaps(path, shape)
     end = _settle(end, gaps)
     if not shape.has_states:
         return end, None
@@ -76,7 +77,7 @@ def why_not_longer(
     """Return why only `length` keys of a prompt are restorable, fewer than requested. `root`: of the path."""
     known = path[-1].end if path else 0
     if length < known:
-        if longest(path, CacheSpec(shape.window))[0] == length:
+        if longest(path, replace(shape, has_states=False))[0] == length:
             return "no_window"
         return "evicted" if forgotten.had_snapshot(path, length) else "no_snapshot"
     block = path[-1].block if path else root
@@ -90,16 +91,22 @@ def why_not_longer(
     return f"diverged_at_{known}"
 
 
-def _gaps(path: Iterable[BlockPart], window: int) -> list[tuple[int, int]]:
-    """Return the intervals (exclusive) in which sliding-window layers cannot be restored."""
+def _gaps(path: Iterable[BlockPart], shape: CacheSpec) -> list[tuple[int, float]]:
+    """Return the intervals (exclusive) in which sliding-window layers cannot be restored: behind missing
+    columns, and for good behind missing sinks."""
     return [
-        (block.first, min(block.window_from, block.first + tokens) + window)
+        (
+            block.first,
+            math.inf
+            if block.first < shape.sinks
+            else min(block.window_from, block.first + tokens) + shape.window,
+        )
         for block, tokens in path
-        if window and block.window_from > block.first
+        if shape.window and block.window_from > block.first
     ]
 
 
-def _settle(position: int, gaps: Sequence[tuple[int, int]]) -> int:
+def _settle(position: int, gaps: Sequence[tuple[int, float]]) -> int:
     """Return the last position up to `position` that lies in no gap."""
     for begin, end in reversed(gaps):
         if begin < position < end:

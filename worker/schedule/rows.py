@@ -9,6 +9,7 @@ from enum import StrEnum
 from protocol.types import PrefixReuse
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
+from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.prefixes.matching import Match
 from worker.schedule.prefill_cost import PrefillWork
@@ -45,8 +46,9 @@ class Row:
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
     skipped, those in `left_out` once they are chosen. `overtook`: it went before a long prompt that had
     arrived earlier, and so decodes without waiting for it. `switch`: the length at which its KV cache is
-    quantized; `is_quantized`: it is. `shared_upto`: what lies behind is not stored for others, and nothing
-    stored is restored there (see `contract.kv_quantization`).
+    quantized, or from which on its capped cache is that of an answer; `is_quantized`: it is. `shared_upto`:
+    what lies behind is not stored for others, and nothing stored is restored there (see
+    `contract.kv_quantization` and `contract.kv_cap`).
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
     while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
@@ -134,9 +136,14 @@ class Row:
 
 
 def row_of(
-    request: EngineRequest, settings: KVQuantization | None, images: tuple[ImageInput, ...], *, sparse: bool
+    request: EngineRequest,
+    settings: KVQuantization | KVCap | None,
+    images: tuple[ImageInput, ...],
+    *,
+    sparse: bool,
 ) -> Row:
-    """Return a request as a row, without its place in the queue. `settings`: how KV caches are quantized."""
+    """Return a request as a row, without its place in the queue. `settings`: how KV caches are quantized or
+    capped."""
     tokens = request.tokens + request.resume  # the same tuple if nothing was answered
     asks = request.echo and request.sampling.logprobs is not None
     prompt_tokens = len(request.tokens)

@@ -24,6 +24,7 @@ from protocol.errors import RequestError, too_long
 from protocol.types import ImageStatus
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
+from worker.contract.kv_cap import KVCap
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
 from worker.schedule.batching_window import BURST_S, gathers
@@ -43,7 +44,8 @@ _SETTLING_STEPS = 2
 class SchedulerConfig:
     """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
     images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
-    to adapters. `quantized`: how KV caches are quantized; None: they are not."""
+    to adapters. `quantized`: how KV caches are quantized, `kv_cap`: how they are capped; None: they are
+    not."""
 
     rows_max: int
     prefill_tokens: int = 2048
@@ -54,6 +56,7 @@ class SchedulerConfig:
     image_bytes_max: int | None = None
     aside_bytes: int = 0
     quantized: QuantizedRows | None = None
+    kv_cap: KVCap | None = None
 
 
 class Scheduler:
@@ -134,7 +137,8 @@ class Scheduler:
         if request.id in self._rows:
             raise ValueError(f"row {request.id} exists already")
         kv = self._policy.quantized
-        row = row_of(request, kv.settings if kv else None, images_of(request), sparse=sparse)
+        settings = kv.settings if kv else self._policy.kv_cap
+        row = row_of(request, settings, images_of(request), sparse=sparse)
         if self.reservations.needs_of(row) > self.reservations.bytes_max:
             raise self._too_long(row.length, request.source)
         self._encoder_cache.check(request)

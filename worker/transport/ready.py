@@ -35,6 +35,7 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         image_bytes_max=images,
         aside_bytes=max(adapters, settings.adapter_memory),
         quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
+        kv_cap=model.info.kv_cap,
     )
 
 
@@ -95,6 +96,7 @@ def ready_of(
         token_bytes_max=facts.token_bytes_max,
         exactness=facts.exactness,
         kv_quantization=None if kv is None else _told(kv),
+        max_kv_size=None if facts.kv_cap is None else facts.kv_cap.max_size,
     )
 
 

@@ -46,7 +46,7 @@ def test_codex_finds_the_array_that_it_decodes_and_others_do_not(house: House) -
     run(talk())
 
 
-def test_quantized_kv_caches_are_told() -> None:
+def test_quantized_and_capped_kv_caches_are_told() -> None:
     house = House()
 
     async def talk() -> None:
@@ -54,9 +54,12 @@ def test_quantized_kv_caches_are_told() -> None:
         house.line.serving("w2", "lossy")
         settings = KVCacheQuantization(bits=8, group_size=64, start=5000)
         house.line.dispatcher.on_message("w2", replace(ready("w2", "lossy"), kv_quantization=settings))
-        exact, lossy = (await house.get("/v1/models").end()).json["data"]
+        house.line.serving("w3", "short")
+        house.line.dispatcher.on_message("w3", replace(ready("w3", "short"), max_kv_size=4096))
+        exact, lossy, short = (await house.get("/v1/models").end()).json["data"]
         assert "kv_cache" not in exact
         assert lossy["kv_cache"] == {"bits": 8, "group_size": 64, "quantized_from": 5000}
+        assert short["kv_cache"] == {"max_size": 4096}
 
     run(talk())
 

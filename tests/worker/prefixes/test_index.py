@@ -222,6 +222,19 @@ def test_a_position_with_any_hole_in_its_window_is_passed_over(seed: int) -> Non
         assert index.find(A, limit=limit).length == max(good)
 
 
+def test_nothing_behind_missing_sinks_is_restored() -> None:
+    index = PrefixIndex(CacheSpec(window=4, sinks=4))
+    index.add(A, 0, 3, "p", NBYTES)
+    index.add(A, 3, 10, "without the last sink", NBYTES, window_from=5)
+    index.add(A, 10, 40, "p", NBYTES, window_from=20)
+    for limit in (3, 9, 20, 40):
+        assert index.find(A, limit=limit).length == 3
+    others = PrefixIndex(CacheSpec(window=4, sinks=4))
+    others.add(A, 0, 10, "p", NBYTES)
+    others.add(A, 10, 40, "p", NBYTES, window_from=20)
+    assert [others.find(A, limit=limit).length for limit in (10, 12, 24, 40)] == [10, 10, 24, 40]
+
+
 def test_a_branch_inside_of_a_hole_is_whole_a_window_later() -> None:
     index = PrefixIndex(SLIDING)
     index.add(A, 0, 20, "hole", NBYTES, window_from=16)

@@ -21,6 +21,7 @@ from worker.contract.engine import CacheSegment
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
+from worker.engine.caches.capped import begin_decoding
 from worker.engine.caches.quantized import fresh_caches
 from worker.engine.caches.rollback_batch import RollbackBatch
 from worker.engine.caches.spans import NO_GAPS, Gaps
@@ -142,6 +143,8 @@ class _Trial:
         """The empty prompt is that of a row whose only token is fed by a decode step."""
         self._rows: list[RowCaches] = [self._fresh() for _ in self._prompts]
         self._read = [self._run(row, prompt) for row, prompt in zip(self._rows, self._prompts, strict=True)]
+        for row in self._rows:
+            begin_decoding(row)
         self._alone = [self._follow(copy.deepcopy(row)) for row in self._rows]
         self._long, self._stop, self._piece = self._prompts[-1], threshold + 2, threshold // 2 + 1
 
@@ -180,7 +183,7 @@ class _Trial:
         row: RowCaches = self._fresh()
         pieces = [self._long[first : first + self._piece] for first in range(0, len(self._long), self._piece)]
         found = mx.concatenate([self._run(row, piece) for piece in pieces])
-        _limit(mx.mean(_differences(found, self._read[-1])), _MEAN_DIFFERENCE_MAX)
+        _limit(mx.mean(differences(found, self._read[-1])), _MEAN_DIFFERENCE_MAX)
 
     def skip_tokens(self, *, together: bool) -> None:
         """Skip tokens of the long row before the threshold's last token; compare with a row in which these
@@ -235,6 +238,7 @@ class _Trial:
         return self._model(mx.array([tokens], mx.uint32), cache=row)[0] if tokens else mx.array([])
 
     def _follow(self, row: RowCaches) -> list[mx.array]:
+        begin_decoding(row)
         return [self._run(row, (token,)) for token in _FOLLOWING]
 
     def _decode(
@@ -254,7 +258,7 @@ class _Trial:
     @staticmethod
     def _equal(found: Sequence[mx.array], right: Sequence[mx.array]) -> None:
         for some, others in zip(found, right, strict=True):
-            _limit(mx.max(_differences(some, others)), _DIFFERENCE_MAX)
+            _limit(mx.max(differences(some, others)), _DIFFERENCE_MAX)
 
 
 def first_sentence(error: BaseException) -> str:
@@ -273,7 +277,7 @@ def _limit(difference: mx.array, most: float) -> None:
         raise ValueError(f"logits change by {float(difference):.2g} of their spread")
 
 
-def _differences(logits: mx.array, right: mx.array) -> mx.array:
+def differences(logits: mx.array, right: mx.array) -> mx.array:
     """Return each row's largest difference, of [rows, vocabulary], relative to the spread of `right`. Tokens
     that both rule out do not count."""
     is_there = mx.abs(right) < math.inf

@@ -22,8 +22,8 @@ from worker.contract.kv_quantization import KVQuantization, kv_quantization_of
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
 from worker.models.explain import describe, explain
-from worker.models.fingerprint import fingerprint
-from worker.models.load import TOKENIZERS, lossy
+from worker.models.fingerprint import fingerprint, lossy
+from worker.models.load import TOKENIZERS
 from worker.models.probes.verify_cost import position_cost
 from worker.models.remote_code import forbid_remote_code
 from worker.models.sharded.parallelism import ShardGroup, ShardNetwork, weight_bytes
