@@ -57,3 +57,8 @@ def unknown_flags(
             yield f"{flag}: not a flag of this command; {way}"
         else:
             yield f"{flag}: no such flag{closest_match(flag, names) or f'; see {program} --help; {_OTHERS}'}"
+
+
+def in_bytes(count: int) -> str:
+    """Format an amount of memory."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

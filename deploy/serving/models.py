@@ -27,7 +27,7 @@ from msgspec.structs import fields, replace
 
 from deploy.serving.settings import GATEWAY, ServeSettings, document
 from deploy.supervisor.child import ServedModel, plans
-from deploy.supervisor.memory import all_weight_bytes
+from deploy.supervisor.memory import EXPERTS_MEMORY, all_weight_bytes
 from protocol.error_text import closest_match
 from protocol.hosts import Backend, HostsError, problem_with
 from protocol.hosts import read as read_hosts
@@ -176,6 +176,12 @@ def with_fallback(model: ServedModel, given: ServeSettings) -> ServedModel:
     if given.fallback_after_s is not None:
         told["fallback_after"] = given.fallback_after_s
     return replace(model, **told)
+
+
+def with_experts_memory(model: ServedModel, given: ServeSettings) -> ServedModel:
+    """Return the model with the `--experts-memory` of all models, if it has none of its own."""
+    size = getattr(given, EXPERTS_MEMORY)
+    return model if size is None else replace(model, settings={EXPERTS_MEMORY: size, **model.settings})
 
 
 def wrong_hosts(given: ServeSettings, served: Sequence[ServedModel]) -> list[str]:

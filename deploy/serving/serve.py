@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from deploy.serving import models
 from deploy.serving.commandlines import child_commands, worker_flags
-from deploy.serving.models import with_fallback, wrong_hosts
+from deploy.serving.models import with_experts_memory, with_fallback, wrong_hosts
 from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings, default_keys_file, table
 from deploy.supervisor.child import Child, ServedModel
 from protocol import settings, sockets
@@ -30,6 +30,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
         given = own_settings(argv, environ)
     named = (given.model if given else ()) or _model_of_worker(config)
     served = models.read(named, config, errors, replicas=given.replicas if given else 1)
+    if given is not None:
+        served = [with_experts_memory(model, given) for model in served]
     if given is not None and len(served) == 1:
         served = [with_fallback(served[0], given)]
     if given is not None:

@@ -8,25 +8,31 @@ from pathlib import Path
 import psutil
 
 from deploy.supervisor.child import ServedModel
+from protocol.expert_plan import ExpertPlanError, plan_experts
 from protocol.footprint import footprint_bytes
 from protocol.model_folder import POCKET_FOLDER, folder_of, is_folder
+from protocol.settings import SizeError, parse_size
 
 MARGIN_BYTES = 2**29
 """Memory that must stay free after a second worker has been loaded beside the first one."""
 
+EXPERTS_MEMORY = "experts_memory"
 _WEIGHTS = "model*.safetensors"
 
 
 def weight_bytes(model: str | None) -> int | None:
     """Return the size of a model's weight files; None if they are not found on this machine."""
+    folder = _folder(model)
+    return None if folder is None else _file_bytes(folder)
+
+
+def _folder(model: str | None) -> Path | None:
     if model is None:
-        folder = POCKET_FOLDER
-    elif is_folder(model):
-        folder = folder_of(model)
-    elif (found := _snapshot(model)) is not None:
-        folder = found
-    else:
-        return None
+        return POCKET_FOLDER
+    return folder_of(model) if is_folder(model) else _snapshot(model)
+
+
+def _file_bytes(folder: Path) -> int | None:
     try:
         index = json.loads((folder / "model.safetensors.index.json").read_bytes())
         return int(index["metadata"]["total_size"])
@@ -35,9 +41,24 @@ def weight_bytes(model: str | None) -> int | None:
 
 
 def weights_of(model: ServedModel) -> int | None:
-    """Return the bytes that one worker loads, including its draft model; None as in `weight_bytes`."""
+    """Return the bytes that one worker holds, including its draft model and without experts that stay on
+    disk; None as in `weight_bytes`."""
     own, draft = weight_bytes(model.model), model.settings.get("draft_model")
-    return own if own is None or not draft else own + (weight_bytes(str(draft)) or 0)
+    if own is None:
+        return None
+    return own - _bytes_on_disk(model) + (weight_bytes(str(draft)) or 0 if draft else 0)
+
+
+def _bytes_on_disk(model: ServedModel) -> int:
+    """Return the bytes of the experts that its worker leaves on disk; 0 for settings that it refuses."""
+    limit, folder = model.settings.get(EXPERTS_MEMORY), _folder(model.model)
+    if limit is None or folder is None:
+        return 0
+    try:
+        plan = plan_experts(sorted(folder.glob(_WEIGHTS)), parse_size(str(limit)))
+    except (ExpertPlanError, SizeError):
+        return 0
+    return plan.saved_bytes if plan else 0
 
 
 def all_weight_bytes(model: ServedModel) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.error_text import in_bytes
 from protocol.tasks import Task
 from worker.contract.engine import ModelError, ModelInfo
 from worker.models.config import ModelConfig, reads
@@ -49,8 +50,3 @@ def _short(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return str(count)
-
-
-def in_bytes(count: int) -> str:
-    """Format an amount of memory."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from protocol.expert_plan import ExpertPlan, ExpertPlanError, plan_experts
 from protocol.model_folder import name_of
 from protocol.tasks import Task
 from protocol.types import ExpertStatus, Resources, Wired
@@ -45,7 +46,6 @@ from worker.startup_timer import StartupTimer
 
 if TYPE_CHECKING:
     from worker.engine.image_embeddings import VisionNetwork
-    from worker.models.experts import ExpertPlan
     from worker.models.media.preprocessing import ImagePreprocessor
     from worker.models.probes.cache import ProbeCache
     from worker.models.probes.exactness import Measurement
@@ -168,12 +168,12 @@ class ModelLoader:
         self, files: Sequence[Path], config: ModelConfig, task: Task, limit: int
     ) -> ExpertPlan | None:
         """Return which experts stay on disk; None: none. Raises `ModelError`."""
-        from worker.models.experts import plan_experts, require_experts
+        from worker.models.experts import require_experts
 
         try:
             require_experts(config, task, text_only=self._text_only)
             return plan_experts(files, limit)
-        except ModelError as error:
+        except (ModelError, ExpertPlanError) as error:
             raise ModelError(f"{self.name}: {error}") from None
 
     def _inspect(self, folder: Path) -> ModelConfig:

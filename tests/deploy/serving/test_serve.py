@@ -13,11 +13,13 @@ from deploy.serving import serve
 from deploy.serving.commandlines import python_module
 from deploy.serving.models import SPARE_BYTES
 from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
+from deploy.supervisor.memory import weights_of
 from protocol import settings
 from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
 from protocol.sockets import EndpointError
 from protocol.worker_settings import WorkerSettings
+from tests.deploy.weights import EXPERT_BYTES, OTHER_BYTES, mixture
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -194,6 +196,29 @@ def test_a_budget_without_room_for_the_spare_has_none_and_keeps_its_bytes() -> N
 def test_without_a_spare_the_whole_budget_is_the_models() -> None:
     given, _ = serve.read(["--memory-budget=1GiB", "--spare=0"], {})
     assert (given.memory_budget, given.spare) == (2**30, 0)
+
+
+def test_a_budget_counts_only_the_experts_that_stay_in_memory(tmp_path: Path) -> None:
+    """By the flag for all models, or by the table of one."""
+    text = f"""
+[models.flag]
+model = "{mixture(tmp_path / "flag")}"
+resident = true
+[models.own]
+model = "{mixture(tmp_path / "own")}"
+resident = true
+experts_memory = {3 * EXPERT_BYTES}
+"""
+    both = 2 * OTHER_BYTES + (2 + 3) * EXPERT_BYTES
+    argv = ["--config", config(tmp_path, text), f"--experts-memory={2 * EXPERT_BYTES}", "--spare=0"]
+    given, [_, flag, own] = serve.read([*argv, f"--memory-budget={both}"], {})
+    assert given.memory_budget == both
+    assert [child.model and weights_of(child.model) for child in (flag, own)] == [
+        OTHER_BYTES + 2 * EXPERT_BYTES,
+        OTHER_BYTES + 3 * EXPERT_BYTES,
+    ]
+    with pytest.raises(SettingsError, match=f"the resident models take {both} bytes"):
+        serve.read([*argv, f"--memory-budget={both - 1}"], {})
 
 
 def test_a_table_gives_a_model_its_name_and_its_worker_settings_of_its_own(tmp_path: Path) -> None:

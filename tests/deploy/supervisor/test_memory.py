@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.supervisor.child import ServedModel
-from deploy.supervisor.memory import weight_bytes, weights_of
-from tests.deploy.weights import weights
+from deploy.supervisor.memory import all_weight_bytes, weight_bytes, weights_of
+from tests.deploy.weights import EXPERT_BYTES, OTHER_BYTES, mixture, weights
 
 
 def test_model_memory_is_the_size_of_its_weight_files(tmp_path: Path) -> None:
@@ -50,3 +50,27 @@ def test_a_draft_model_is_loaded_as_well(tmp_path: Path) -> None:
     drafted = ServedModel(name="a", model=model.model, settings={"draft_model": str(tmp_path / "small")})
     assert weights_of(drafted) == 1030
     assert weights_of(ServedModel(name="a", model=str(tmp_path / "none"), settings=drafted.settings)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "experts"),
+    [
+        (None, 8),
+        (2 * EXPERT_BYTES + 1, 2),
+        (str(3 * EXPERT_BYTES), 3),
+        ("1GiB", 8),
+        (EXPERT_BYTES - 1, 8),  # its worker does not start
+    ],
+)
+def test_experts_on_disk_take_no_memory(tmp_path: Path, given: int | str | None, experts: int) -> None:
+    settings = {} if given is None else {"experts_memory": given}
+    model = ServedModel(name="a", model=mixture(tmp_path / "a"), settings=settings, replicas=2)
+    assert weights_of(model) == OTHER_BYTES + experts * EXPERT_BYTES
+    assert all_weight_bytes(model) == 2 * (OTHER_BYTES + experts * EXPERT_BYTES)
+
+
+def test_other_models_are_counted_whole_whatever_the_setting(tmp_path: Path) -> None:
+    model = ServedModel(
+        name="a", model=weights(tmp_path / "a", 1000), settings={"experts_memory": EXPERT_BYTES}
+    )
+    assert weights_of(model) == 1000

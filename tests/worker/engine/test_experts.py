@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
+from protocol.expert_plan import ExpertPlan, plan_all, plan_experts
 from protocol.worker_settings import WorkerSettings
 from tests.models.fixtures import model_folder
 from tests.models.mixtures import KINDS, make_mixture
@@ -25,7 +26,7 @@ from tests.worker.folders import failure, nothing
 from worker.contract.engine import Model, ModelError, SamplingParams
 from worker.engine.engine import BatchEngine
 from worker.engine.experts import ExpertFileError, ResidentExperts, WeightFile
-from worker.models.experts import ExpertPlan, attach, plan_all, plan_experts
+from worker.models.experts import attach
 from worker.models.load import ModelLoader
 from worker.ranks.loader import SetLoader
 
