@@ -392,6 +392,24 @@ class Exactness(Struct, frozen=True, kw_only=True, omit_defaults=True):
     chip: list[str] = []
 
 
+class ContextFit(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What fits beside a loaded model: `tokens` of one request, of the model's own `context_length`, which
+    take `row_bytes` of the `cache_bytes` for KV caches; `tokens_max` of all requests together."""
+
+    context_length: Count
+    tokens: Count
+    tokens_max: Count
+    row_bytes: Count
+    cache_bytes: Count
+
+
+class ModelReport(Struct, frozen=True, kw_only=True):
+    """What `doctor` measures of a model. `context`: None if the memory for caches is unknown."""
+
+    exactness: Exactness
+    context: ContextFit | None
+
+
 class OrphanedRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request that a worker still has although its gateway is gone, running or ended since.
 

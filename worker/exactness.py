@@ -1,4 +1,5 @@
-"""`python -m worker.exactness MODEL`: measure a model for `roundhouse doctor` and print JSON."""
+"""`python -m worker.exactness FLAGS`: measure a model for `roundhouse doctor` and print JSON. The flags are
+those of a worker."""
 
 from __future__ import annotations
 
@@ -8,25 +9,29 @@ import sys
 
 import msgspec
 
-from protocol import logs
+from protocol import logs, settings
+from protocol.types import ContextFit, ModelReport
+from protocol.worker_settings import WorkerSettings
 from worker import file_limit, kernel_folder
-from worker.contract.engine import InsufficientMemoryError, Model, ModelError
+from worker.contract.engine import EmbeddingModel, InsufficientMemoryError, Model, ModelError
+from worker.contract.kv_cap import kv_cap_of
+from worker.contract.kv_quantization import kv_quantization_of
 from worker.preload import preload_openblas
 
 
 def main() -> int:
     """Print what was measured as JSON. Return the exit status: 1 with a sentence on stderr if it cannot be
     loaded."""
-    [model] = sys.argv[1:]
+    configured = settings.read_or_exit(
+        WorkerSettings, "worker", sys.argv[1:], os.environ, program="worker", about=""
+    )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     logs.setup("exactness", "text", "error")
     preload_openblas(sys.argv)
     file_limit.import_upstream()
     kernel_folder.protect()
-    from worker.models.load import ModelLoader
-
     try:
-        loaded = ModelLoader(model, measurement="table").load(lambda done, total: None)
+        loaded = _load(configured)
     except (ModelError, InsufficientMemoryError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -34,8 +39,45 @@ def main() -> int:
     if found is None:
         print("only models that generate text can be measured.", file=sys.stderr)
         return 1
-    print(msgspec.json.encode(found).decode())
+    assert isinstance(loaded, Model), "it has been measured"
+    print(msgspec.json.encode(ModelReport(exactness=found, context=_context(configured, loaded))).decode())
     return 0
+
+
+def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
+    """Load the model as a worker does, without drafts and adapters. Raises as a loader."""
+    from worker.models.load import ModelLoader
+
+    loader = ModelLoader(
+        configured.model or None,
+        memory_headroom=configured.memory_headroom,
+        memory_limit_bytes=configured.memory_limit_bytes,
+        memory_budget=configured.memory_budget,
+        cache_share=configured.cache_share,
+        text_only=configured.text_only,
+        measurement="table",
+        kv_quantization=kv_quantization_of(configured),
+        kv_cap=kv_cap_of(configured),
+        experts_memory=configured.experts_memory,
+    )
+    return loader.load(lambda done, total: None)
+
+
+def _context(configured: WorkerSettings, model: Model) -> ContextFit | None:
+    """Return how many tokens fit, as a worker tells it."""
+    from worker.transport.ready import policy_of, ready_of, reservations_of
+
+    policy = policy_of(configured, model)
+    ready = ready_of("doctor", model.info, policy)
+    if ready.cache_bytes_max is None:
+        return None
+    return ContextFit(
+        context_length=model.info.context_length,
+        tokens=ready.context_length,
+        tokens_max=ready.tokens_max,
+        row_bytes=reservations_of(policy).needs(ready.context_length),
+        cache_bytes=ready.cache_bytes_max,
+    )
 
 
 if __name__ == "__main__":

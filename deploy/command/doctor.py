@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from protocol.hosts import Backend
@@ -26,6 +28,10 @@ def doctor(
             " must exist on each machine."
         ),
     ] = "",
+    kv_bits: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
+    kv_group_size: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
+    quantized_kv_start: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
+    max_kv_size: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
 ) -> None:
     """Check this machine, and report problems with advice. Exits with status 1 if something will not work."""
     import os
@@ -58,21 +64,37 @@ def doctor(
             console.print(f"{'':22}{finding.advice}", style="dim", markup=False, soft_wrap=True)
     is_wrong = any(finding.verdict is doctoring.Verdict.WRONG for finding in findings)
     if model and hosts is None:
-        is_wrong |= _compare_passes(model, console)
+        kv = {
+            "kv_bits": kv_bits,
+            "kv_group_size": kv_group_size,
+            "quantized_kv_start": quantized_kv_start,
+            "max_kv_size": max_kv_size,
+        }
+        is_wrong |= _measure(model, kv, console)
     raise typer.Exit(is_wrong)
 
 
-def _compare_passes(model: str, console: Console) -> bool:
-    """Print the exactness table of a model. Return whether something is wrong."""
+def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool:
+    """Print the context that fits beside a model, and its exactness table. Return whether something is wrong.
+    `kv`: settings of its KV caches besides those of the settings file."""
+    import os
+
     from rich.text import Text
 
     from deploy.machine import exactness
-    from protocol import settings
+    from deploy.serving.commandlines import flag_words
+    from protocol import settings, sockets
 
+    flags = [word for name, value in kv.items() for word in flag_words(settings.public_name(name), value)]
     try:
-        table = exactness.lines(exactness.measure(model))
-    except exactness.MeasurementError as error:
+        found = exactness.measure(model, flags, os.environ)
+    except (exactness.MeasurementError, settings.SettingsError, sockets.EndpointError) as error:
         settings.exit_with("roundhouse doctor", error)
+    if found.context is not None:
+        fits, sentence = exactness.context(found.context)
+        about = (f"{fits:<6}", _STYLES[fits]), (f"{'context':<16}", "bold")
+        console.print(Text.assemble(*about, sentence), soft_wrap=True)
+    table = exactness.lines(found.exactness)
     console.print(f"\n{model}, compared with one row alone:", highlight=False, markup=False)
     for kind, verdict, told in table:
         head = (f"{verdict:<6}", _STYLES[verdict]), (f"{kind:<28}", "bold")

@@ -1,13 +1,17 @@
-"""The exactness table of `doctor`: a model's batched passes, compared with passes of one row."""
+"""What `doctor` says of a model: its batched passes, compared with passes of one row, and the context that
+fits into memory."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from deploy.serving.commandlines import python_module
-from protocol.types import Exactness, PassCheck
+from deploy.serving import serve
+from deploy.serving.commandlines import flag_words, python_module
+from protocol.error_text import in_bytes
+from protocol.types import ContextFit, Exactness, ModelReport, PassCheck
 
 MEASURE_S_MAX = 1800.0
 """Maximum duration of loading and measuring a model."""
@@ -17,17 +21,41 @@ class MeasurementError(Exception):
     """The model could not be measured; the message says why."""
 
 
-def measure(model: str) -> Exactness:
-    """Load the model in a process of its own and measure it. Raises `MeasurementError`."""
-    command = [*python_module("worker.exactness"), model]
+def flags_of(model: str, flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the flags that the worker of a model would have: of a table of the settings file, or named as
+    `--model` names one. Raises `SettingsError` or `EndpointError`."""
+    start = len(python_module("worker"))
+    _, children = serve.read(flags, environ)
+    named = [child for child in children if child.model is not None and child.model.name == model]
+    if not named:
+        _, [_, *named] = serve.read([*flag_words("model", model), *flags], environ)
+    return [*named[0].argv[start:]]
+
+
+def measure(model: str, flags: Sequence[str], environ: Mapping[str, str]) -> ModelReport:
+    """Load the model in a process of its own and measure it. `flags`: as for `flags_of`. Raises
+    `MeasurementError`, and as `flags_of`."""
+    command = [*python_module("worker.exactness"), *flags_of(model, flags, environ)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MEASURE_S_MAX)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=MEASURE_S_MAX, env=dict(environ)
+        )
     except subprocess.TimeoutExpired:
         raise MeasurementError(f"{model} was not measured within {MEASURE_S_MAX:.0f} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise MeasurementError(lines[-1] if lines else f"its process ended with status {done.returncode}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Exactness)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=ModelReport)
+
+
+def context(found: ContextFit) -> tuple[str, str]:
+    """Return the verdict as in `doctor` of the context that fits, and a sentence."""
+    row, whole = in_bytes(found.row_bytes), in_bytes(found.cache_bytes)
+    told = (
+        f"{found.tokens:,} of {found.context_length:,} tokens fit for one request ({row} of {whole} for"
+        f" KV caches), {found.tokens_max:,} for all together"
+    )
+    return "ok" if found.tokens >= found.context_length else "note", told
 
 
 def lines(found: Exactness) -> list[tuple[str, str, str]]:

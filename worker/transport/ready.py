@@ -55,10 +55,11 @@ def _image_bytes(settings: WorkerSettings, facts: ModelInfo, limit: int | None) 
 def context_length(facts: ModelInfo, policy: SchedulerConfig) -> int:
     """Return the maximum tokens of a prompt and its output: the model's context, or less if a single row does
     not fit into memory. Call it on the model thread."""
-    return _reservations(policy).tokens_max(1 + facts.context_length)
+    return reservations_of(policy).tokens_max(1 + facts.context_length)
 
 
-def _reservations(policy: SchedulerConfig) -> Reservations:
+def reservations_of(policy: SchedulerConfig) -> Reservations:
+    """Return the reservations of a worker without rows."""
     return Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes, policy.quantized)
 
 
@@ -80,7 +81,7 @@ def ready_of(
 ) -> Ready:
     """Return the `Ready` message with the model's capacity. Call it on the model thread. `stands_in`: as in
     `Ready`."""
-    ledger, kv = _reservations(policy), facts.kv_quantization
+    ledger, kv = reservations_of(policy), facts.kv_quantization
     return Ready(
         incarnation=incarnation,
         model=facts.name,
@@ -89,7 +90,7 @@ def ready_of(
         parameters=facts.parameters,
         capabilities=facts.capabilities,
         cache_bytes_max=None if policy.bytes_max is None else ledger.bytes_max,
-        tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
+        tokens_max=_tokens_max(facts, policy),
         identity=facts.identity,
         plan=facts.plan,
         stands_in=stands_in,
@@ -98,6 +99,17 @@ def ready_of(
         kv_quantization=None if kv is None else _told(kv),
         max_kv_size=None if facts.kv_cap is None else facts.kv_cap.max_size,
     )
+
+
+def _tokens_max(facts: ModelInfo, policy: SchedulerConfig) -> int:
+    """Return the tokens that all rows together can have, as those of a single one; but capped rows take what
+    each of them takes."""
+    ledger = reservations_of(policy)
+    found = ledger.tokens_max(1 + policy.rows_max * facts.context_length)
+    if facts.kv_cap is None or policy.bytes_max is None:
+        return found
+    rows = ledger.bytes_max // ledger.needs(facts.kv_cap.max_size)
+    return min(found, rows * context_length(facts, policy)) if rows else found
 
 
 def _told(kv: KVQuantization) -> KVCacheQuantization:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
 from deploy.machine import exactness
 from deploy.machine.facts import MachineFacts
-from protocol.types import Exactness, PassCheck
+from protocol.types import ContextFit, Exactness, ModelReport, PassCheck
 from tests.models.fixtures import model_folder
 
 FOUND = Exactness(
@@ -25,6 +27,9 @@ FOUND = Exactness(
     ],
     is_complete=False,
     chip=["bfloat16 matrix products are wrong"],
+)
+FIT = ContextFit(
+    context_length=4096, tokens=3071, tokens_max=3071, row_bytes=6_300_000, cache_bytes=6_400_000
 )
 
 
@@ -41,36 +46,80 @@ def test_each_kind_of_pass_has_a_line() -> None:
 
 
 def test_a_model_is_loaded_and_measured_in_a_process_of_its_own() -> None:
-    found = exactness.measure(str(model_folder("llama")))
-    assert found.is_complete
-    assert {check.kind for check in found.checks} == {"decode", "verify", "prompts", "chunks"}
+    report = exactness.measure(str(model_folder("llama")), [], os.environ)
+    assert report.exactness.is_complete
+    assert {check.kind for check in report.exactness.checks} == {"decode", "verify", "prompts", "chunks"}
+    assert report.context is not None
+    assert report.context.tokens == report.context.context_length
+
+
+def test_the_context_that_fits_counts_the_bytes_of_its_kv_caches(tmp_path: Path) -> None:
+    """By flags, or by the model's table of the settings file."""
+    model = str(model_folder("dense"))
+    text = f"""
+[worker]
+memory_limit_bytes = 9_000_000
+[models.short]
+model = "{model}"
+max_kv_size = 500
+"""
+    file = tmp_path / "roundhouse.toml"
+    file.write_text(text)
+    environ = {**os.environ, "ROUNDHOUSE_MEMORY_LIMIT_BYTES": "9000000"}
+    quantized = ["--kv-bits=8", "--quantized-kv-start=0"]
+    found = [
+        exactness.measure(model, [], environ).context,
+        exactness.measure(model, quantized, environ).context,
+        exactness.measure("short", [f"--config={file}"], os.environ).context,
+    ]
+    exact, lossy, short = [fit for fit in found if fit is not None]
+    assert exact.tokens < lossy.tokens <= exact.context_length
+    assert exact.row_bytes <= exact.cache_bytes < 9_000_000
+    assert (short.tokens, short.row_bytes) == (4096, exact.row_bytes * 500 // (exact.tokens + 1))
+    assert short.tokens_max == short.cache_bytes // short.row_bytes * 4096
+
+
+def test_a_context_that_does_not_fit_whole_is_a_note() -> None:
+    assert exactness.context(FIT) == (
+        "note",
+        "3,071 of 4,096 tokens fit for one request (6.3 MB of 6.4 MB for KV caches), 3,071 for all together",
+    )
+    assert exactness.context(replace(FIT, tokens=4096))[0] == "ok"
 
 
 def test_a_model_that_cannot_be_measured_is_an_error_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(exactness.MeasurementError, match="config"):
-        exactness.measure(str(tmp_path))
+        exactness.measure(str(tmp_path), [], os.environ)
 
     def late(command: list[str], **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, 1.0)
 
     monkeypatch.setattr(subprocess, "run", late)
     with pytest.raises(exactness.MeasurementError, match="was not measured within"):
-        exactness.measure("m")
+        exactness.measure("m", [], os.environ)
 
 
 def test_the_command_prints_the_table_and_its_status_tells_wrong_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("deploy.machine.facts.gather", lambda port: MachineFacts(mlx="Device(gpu, 0)"))
-    monkeypatch.setattr(exactness, "measure", lambda model: FOUND)
-    done = CliRunner().invoke(app, ["doctor", "--model", "org/model"])
+    asked: list[list[str]] = []
+
+    def measured(model: str, flags: list[str], environ: object) -> ModelReport:
+        asked.append([model, *flags])
+        return ModelReport(exactness=FOUND, context=FIT)
+
+    monkeypatch.setattr(exactness, "measure", measured)
+    done = CliRunner().invoke(app, ["doctor", "--model", "org/model", "--kv-bits", "8"])
+    assert asked == [["org/model", "--kv-bits=8"]]
+    assert "3,071 of 4,096 tokens fit for one request" in done.output
     assert "org/model, compared with one row alone:" in done.output
     assert "token 3 differs" in done.output
     assert done.exit_code == 1
 
-    def fails(model: str) -> Exactness:
+    def fails(*_: object) -> ModelReport:
         raise exactness.MeasurementError("org/model: no such folder.")
 
     monkeypatch.setattr(exactness, "measure", fails)
