@@ -1,6 +1,7 @@
 """Kills and restarts under streams whose long prompts share prefixes.
 
     python -m tests.faults.shared_prompts --seed 1 --kills 70 --model hybrid
+    python -m tests.faults.shared_prompts --model smollm2 --kv-bits 8
 
 `roundhouse serve` runs with its default settings, which include a spare and a prefix cache on disk, in a new
 folder. Concurrent streams have prompts above the minimum length for the disk, and most share prefixes
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +68,7 @@ SIZES = {
     "hybrid": Sizes(prompt_max=1400, answer_max=80, requests=16),
     "smollm2": Sizes(prompt_max=1000, shared=500, answer_max=40, requests=8),
 }
+NO_SETTINGS: Mapping[str, int] = {}
 SIZES_CHOSEN = ("prompt_min", "prompt_max", "shared", "answer_max", "requests")
 SIZES_OF_FOLDER = Sizes(prompt_max=1300, answer_max=60, requests=10)
 
@@ -160,8 +162,11 @@ class Soak:
         streams: int = STREAMS,
         bound_s: float = BOUND_S,
         report: Callable[[str], None] = lambda line: None,
+        settings: Mapping[str, int] = NO_SETTINGS,
     ) -> None:
+        """`settings`: those of the server's KV caches, by upstream's names."""
         self.outcome = Outcome()
+        self._settings = settings
         self._server, self._model, self._sizes = server, model, sizes
         self._bound_s, self._report = bound_s, report
         self._dice = random.Random(seed)
@@ -234,7 +239,8 @@ class Soak:
 
     def _draw_prompts(self, oracle: Oracle) -> None:
         drawn = draw_bodies(self._texts, self._sizes, self._dice)
-        self._requests = with_references(self._model, oracle, drawn, self._ask_undisturbed)
+        ask = self._ask_undisturbed
+        self._requests = with_references(self._model, oracle, drawn, ask, self._settings)
 
     def _ask_undisturbed(self, path: str, body: dict[str, Any]) -> str:
         self._server.wait_ready()
@@ -362,14 +368,23 @@ def folder_of(model: str) -> Path:
     return folder
 
 
+def kv_settings(given: argparse.Namespace) -> dict[str, int]:
+    """Return the settings of KV caches, whose names are also those of upstream's `stream_generate`."""
+    names = ["max_kv_size"] if given.max_kv_size else []
+    names += ["kv_bits", "kv_group_size", "quantized_kv_start"] if given.kv_bits else []
+    return {name: getattr(given, name) for name in names}
+
+
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
     """Run all steps with a new server. The measurements are printed even if the run fails."""
     model = folder_of(given.model)
     chosen = {name: value for name in SIZES_CHOSEN if (value := getattr(given, name)) is not None}
     sizes = replace(SIZES.get(given.model, SIZES_OF_FOLDER), **chosen)
-    print(sizes, flush=True)
+    settings = kv_settings(given)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    print(sizes, *flags, flush=True)
     steps = draw_steps(random.Random(given.seed), given.kills)
-    with Oracle() as oracle, full_server(folder, model) as server:
+    with Oracle() as oracle, full_server(folder, model, flags) as server:
         soak = Soak(
             server,
             model,
@@ -378,6 +393,7 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
             streams=given.streams,
             bound_s=given.bound,
             report=lambda line: print(time.strftime("%X"), line, flush=True),
+            settings=settings,
         )
         try:
             return soak.run(steps, oracle, given.idle).failures
@@ -396,6 +412,10 @@ if __name__ == "__main__":
         "--model": {"default": "dense", "help": f"{', '.join(SIZES)}, or a folder"},
         "--streams": STREAMS,
         "--bound": {"type": float, "default": BOUND_S, "metavar": "SECONDS"},
+        "--kv-bits": {"type": int, "choices": (4, 8), "help": "quantize KV caches"},
+        "--kv-group-size": 64,
+        "--quantized-kv-start": 0,
+        "--max-kv-size": {"type": int, "help": "cap KV caches, of models without caches of their own"},
         "--idle": {"type": float, "default": IDLE_S, "metavar": "SECONDS"},
     }
     sizes = {f"--{name.replace('_', '-')}": size for name in SIZES_CHOSEN}
