@@ -32,9 +32,10 @@ class DealerLink:
         self._dropped = 0
         """Number of invalid messages."""
 
-    def poller(self, *others: int) -> zmq.Poller:
-        """Return a poller for received messages, connection changes and the file descriptors `others`."""
-        return sockets.poller(self._socket, self._monitor, *others)
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """What is readable when there are messages or changes of the connection."""
+        return self._socket, self._monitor
 
     def patience_ms(self, otherwise: int) -> int:
         """Return the poll timeout: `otherwise`, or less while messages wait for a full socket."""
