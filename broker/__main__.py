@@ -7,9 +7,11 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
+from msgspec import structs
 from starlette.types import ASGIApp
 
 from broker.app import create_app
@@ -23,6 +25,7 @@ from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.inspection import Inspection
 from broker.dispatch.routing import Routing
+from broker.handover import Arrival, Departure
 from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
@@ -32,14 +35,17 @@ from broker.journal.journal import Journal
 from broker.routes.batch_lines import places
 from broker.routes.files import DAY_S
 from broker.routes.state import Fetch, GatewayState
+from broker.transport.handover import HandoverError, Predecessor, find_predecessor
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
 from protocol import lifeline, logs, settings, sockets
 from protocol.api_keys import KeysError
 from protocol.gateway_settings import GatewaySettings
-from protocol.messages import new_incarnation
+from protocol.listening import LISTENER_FD
+from protocol.messages import PROTOCOL_VERSION, new_incarnation
 from protocol.state_folder import JOURNAL_NAME, journal_folder, state_folder
+from protocol.supervisor_messages import DesiredModels
 
 if TYPE_CHECKING:
     from broker.http.fetching import Network
@@ -52,9 +58,13 @@ is wrong."""
 
 
 def build(
-    configured: GatewaySettings, api_keys_store: ApiKeys, fetch: Fetch | None = None
-) -> tuple[GatewayState, ASGIApp]:
-    """Build and connect the gateway's components. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
+    configured: GatewaySettings,
+    api_keys_store: ApiKeys,
+    fetch: Fetch | None = None,
+    arrival: Arrival | None = None,
+) -> tuple[GatewayState, ASGIApp, RouterLink]:
+    """Build and connect the gateway's components. `arrival`: it replaces a gateway that still runs. Raises
+    `sockets.EndpointError` or `zmq.ZMQError`."""
     endpoint = configured.endpoint or sockets.default_endpoint(configured.port)
     link = RouterLink(endpoint, configured.curve_keys, join=configured.join)
     foreman = SupervisorClient.find(os.environ)
@@ -76,7 +86,7 @@ def build(
             orphan_s=configured.orphan_timeout_s,
         ),
         end=link.end,
-        tell=foreman.send_desired if foreman else None,
+        tell=partial(_send_desired, foreman) if foreman else None,
         routing=Routing(time.monotonic, configured.routing),
         host=os.uname().nodename,
     )
@@ -93,7 +103,21 @@ def build(
         batches=_batches(configured, dispatcher),
         journal=_journal(configured),
     )
-    return gateway, create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
+    app = create_app(gateway, link, foreman, _caffeine(configured.keep_awake), arrival)
+    return gateway, app, link
+
+
+def _send_desired(foreman: SupervisorClient, desired: DesiredModels) -> None:
+    """Tell the supervisor which models shall run, and that this process serves."""
+    foreman.send_desired(structs.replace(desired, serving=[*desired.serving, os.getpid()]))
+
+
+def _predecessor(port: int) -> Predecessor | None:
+    """Let the gateway that this one replaces hand over; None: there is none. Raises `HandoverError`."""
+    try:
+        return find_predecessor(sockets.handover_path(port), PROTOCOL_VERSION)
+    except sockets.EndpointError:
+        return None
 
 
 def _journal(settings: GatewaySettings) -> Journal | None:
@@ -168,14 +192,17 @@ def main(network: Network | None = None) -> int:
         HostPatterns(configured.allowed_hosts)
     except ValueError as error:
         settings.exit_with("gateway", f"allowed_hosts: {error}")
+    is_supervised = LISTENER_FD in os.environ
     try:
         listeners = open_listeners(configured.host, configured.port, os.environ, os.getpid())
         api_keys_store = ApiKeys(configured.api_keys, configured.api_keys_file)
         check_exposure(listeners, api_keys_store, configured.insecure_no_keys)
-    except (ListenError, KeysError, OSError) as error:
+        predecessor = _predecessor(configured.port) if is_supervised else None
+    except (ListenError, KeysError, HandoverError, OSError) as error:
         settings.exit_with("gateway", error)
+    arrival = Arrival(predecessor) if predecessor is not None else None
     try:
-        gateway, app = build(configured, api_keys_store, fetch)
+        gateway, app, link = build(configured, api_keys_store, fetch, arrival)
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:
         settings.exit_with(
             "gateway",
@@ -184,6 +211,15 @@ def main(network: Network | None = None) -> int:
     for listener in listeners:
         log.info("listening at %s/v1", url(listener))
     server = Server(server_config(app, configured), gateway.dispatcher, configured.drain_timeout_s)
+    departure = Departure(gateway, link, server)
+
+    def on_started() -> None:
+        if arrival is not None:
+            arrival.serve(gateway, server)
+        if is_supervised:
+            departure.listen()
+
+    server.on_started, server.on_stopping = on_started, departure.close
     # uvicorn raises the signal that stopped it again after the shutdown.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(listeners)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.answers.answer import DurableAnswer
+from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.fleet import UnloadedModel
 from protocol.errors import Code, RequestError
 
 log = logging.getLogger(__name__)
@@ -94,3 +96,22 @@ class BackgroundQueue:
         log.info("the queued response %s fails: %s", waiting.answer.name, error.message)
         self._waiting.pop(waiting.answer, None)
         waiting.answer.refuse(error)
+
+
+def has_free_row(dispatcher: Dispatcher, model: str) -> bool:
+    """Return whether a request would begin at once: no other waits, and a worker of `model` has a free
+    row, or the model can be loaded."""
+    if any(not flight.is_batch for flight in dispatcher.flights.waiting(model)):
+        return False
+    try:
+        found = dispatcher.find(model)
+    except RequestError:
+        return False
+    return isinstance(found, UnloadedModel) or any(
+        worker.serves
+        and worker.model == found.model
+        and worker.ready is not None
+        and sum(not flight.is_batch for flight in dispatcher.flights.assigned(worker.incarnation))
+        < worker.ready.running_max
+        for worker in dispatcher.fleet
+    )

@@ -50,14 +50,18 @@ class StoreThread:
 
     def __init__(self, store: BatchStore) -> None:
         self.store = store
+        self.is_closed = False
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
-        """Return what `work` returns on the thread. Raises what it raises."""
+        """Return what `work` returns on the thread. Raises what it raises, or `StorageError` when closed."""
+        if self.is_closed:
+            raise StorageError("another gateway process runs the batches now")
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args))
 
     def close(self) -> None:
         """Release the folder, after the work in progress."""
+        self.is_closed = True
         self._pool.submit(self.store.close)
         self._pool.shutdown(wait=True, cancel_futures=False)
 
@@ -139,7 +143,9 @@ class BatchRunner:
 
     async def close(self) -> None:
         """Stop sending lines; answers that have arrived are stored. Lines in flight run again at the next
-        start."""
+        start. Idempotent."""
+        if self.thread.is_closed:
+            return
         tasks = [task for run in self._runs.values() for task in run.tasks]
         tasks += [self._task] if self._task is not None else []
         for task in tasks:

@@ -39,6 +39,7 @@ from protocol.messages import (
     Failed,
     Finished,
     Goodbye,
+    HandedOver,
     Heartbeat,
     Hello,
     Loading,
@@ -133,11 +134,16 @@ class Dispatcher:
             traffic=self.traffic,
         )
         self.stopping = False
+        self.handed_over = False
+        """Whether another gateway gets new requests."""
+        self.predecessor = ""
+        """Endpoint of the gateway before this one, while it still has requests; empty: there is none."""
         self._cache_clears = CacheClears()
         self._starvation = Starvation(fleet, self.flights)
         self._send = send
         self._clock = clock
         self._end = end
+        self._host = host
 
     # --- requests ---
 
@@ -161,24 +167,6 @@ class Dispatcher:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
         name = self.catalogue.resolve(model)
         return self.catalogue.unloaded(name) or self.fleet.find(name, self._clock(), self.failover.load, task)
-
-    def has_free_row(self, model: str) -> bool:
-        """Return whether a request would begin at once: no other waits, and a worker of `model` has a free
-        row, or the model can be loaded."""
-        if any(not flight.is_batch for flight in self.flights.waiting(model)):
-            return False
-        try:
-            found = self.find(model)
-        except RequestError:
-            return False
-        return isinstance(found, UnloadedModel) or any(
-            worker.serves
-            and worker.model == found.model
-            and worker.ready is not None
-            and sum(not flight.is_batch for flight in self.flights.assigned(worker.incarnation))
-            < worker.ready.running_max
-            for worker in self.fleet
-        )
 
     def check_ready(self) -> None:
         """Raise `RequestError` if no model is served or can be loaded."""
@@ -355,15 +343,19 @@ class Dispatcher:
         worker = self.fleet.hello(message, self._clock())
         self.traffic.worker(worker, self._clock(), "connected")
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
-        self._send(message.incarnation, self._welcome(), ())
+        is_near = message.host == self._host
+        self._send(message.incarnation, self._welcome(self.predecessor if is_near else ""), ())
         self.failover.adopt(worker, message.rows)
         if was_here:
             self.catalogue.update()
         self.failover.place()
 
-    def _welcome(self) -> Welcome:
+    def _welcome(self, predecessor: str = "") -> Welcome:
         return Welcome(
-            incarnation=self.incarnation, version=PROTOCOL_VERSION, orphan_s=self._timeouts.orphan_s
+            incarnation=self.incarnation,
+            version=PROTOCOL_VERSION,
+            orphan_s=self._timeouts.orphan_s,
+            predecessor=predecessor,
         )
 
     def _unknown(self, sender: str) -> None:
@@ -484,6 +476,15 @@ class Dispatcher:
             self.failover.cancel(flight)
         self.traffic.of(worker.model).losses[verdict.value] += 1
         self._on_worker_lost(worker, f"is {verdict.value}", died=died)
+
+    def hand_over(self) -> list[str]:
+        """Leave new requests to the gateway that now listens at the workers' endpoint, and let the workers
+        connect to it. Return the incarnations of those that serve. Requests of this gateway go on."""
+        self.handed_over = True
+        self.catalogue.is_observer = True
+        for worker in self.fleet:
+            self._send(worker.incarnation, HandedOver(incarnation=self.incarnation), ())
+        return [worker.incarnation for worker in self.fleet if worker.serves]
 
     def stop(self) -> None:
         """Refuse new requests from now on."""

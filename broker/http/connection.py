@@ -23,6 +23,7 @@ import contextlib
 import http
 import resource
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -131,6 +132,22 @@ class Connection(HttpToolsProtocol):
                 connection.transport.close()
                 return True
         return False
+
+    def hand_over(self, pass_on: Callable[[int], bool]) -> None:
+        """Leave the connection to another process, if it is between two requests: nothing of one has been
+        read, and all of the last response is written. `pass_on`: duplicates the descriptor."""
+        is_busy = self._in_request or self._unparsed or self.pipeline or self._answering()
+        ends = self._hung_up or self._at_eof or self.transport.is_closing()
+        if is_busy or ends or self.transport.get_write_buffer_size():
+            return
+        if pass_on(self.transport.get_extra_info("socket").fileno()):
+            self.transport.abort()  # the connection itself goes on by the duplicate
+
+    def take_over(self) -> None:
+        """Wait for a request as behind an earlier one, which another process has answered."""
+        self._expect_nothing()
+        timeout_s, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(timeout_s, handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from broker.dispatch.dispatcher import Dispatcher
-from broker.http.connection import ConnectionLimits, available_connections, connection_type
+from broker.http.connection import Connection, ConnectionLimits, available_connections, connection_type
 from protocol.gateway_settings import GatewaySettings
 from protocol.listening import BACKLOG
 
@@ -30,6 +32,43 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._dispatcher = dispatcher
         self._drain_timeout_s = drain_timeout_s
+        self._pass_on: Callable[[int], bool] | None = None
+        self.on_started: Callable[[], None] = lambda: None
+        self.on_stopping: Callable[[], None] = lambda: None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_started()
+
+    # --- handover to another gateway ---
+
+    def hand_over(self, pass_on: Callable[[int], bool]) -> None:
+        """Accept no further connections, and leave those between two requests to another process; exit when
+        none is left. `pass_on`: passes a descriptor on, and returns whether that was possible."""
+        self._pass_on = pass_on
+        for server in self.servers:
+            server.close()
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._pass_on is not None:
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.hand_over(self._pass_on)
+            self.should_exit |= not self.server_state.connections
+        return await super().on_tick(counter)
+
+    async def adopt(self, connection: socket.socket) -> None:
+        """Serve a client's connection that another process has accepted."""
+        loop = asyncio.get_running_loop()
+
+        def create() -> Connection:
+            kind: Any = self.config.http_protocol_class
+            return cast(Connection, kind(self.config, self.server_state, self.lifespan.state, loop))
+
+        _, protocol = await loop.connect_accepted_socket(create, connection)
+        protocol.take_over()
+
+    # --- the end ---
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         dispatcher = self._dispatcher
@@ -41,6 +80,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait a moment for the first request of new connections, which uvicorn would close at once."""
+        self.on_stopping()
         for server in self.servers:
             server.close()
         for _ in range(_POLLS):

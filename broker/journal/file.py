@@ -106,6 +106,19 @@ class Delete:
 Operation = Put | Append | Replace | Delete
 
 
+def size_of(operation: Operation) -> int:
+    """Return the number of bytes that an operation writes."""
+    match operation:
+        case Put():
+            return len(operation.head) + sum(map(len, operation.blobs.values()))
+        case Append():
+            return len(operation.item)
+        case Replace():
+            return len(operation.head or b"")
+        case Delete():
+            return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An entry as it was read. `at`: time of the last change of its head, in seconds since 1970."""

@@ -1,11 +1,15 @@
-"""Recovery: what the journal has of an earlier gateway is put back before the first request is served."""
+"""Recovery: what the journal has of an earlier gateway is put back before the first request is served.
+
+If that gateway still runs, it keeps the answers that its clients read (`InheritedAnswers`), and reports what
+it would write to the journal. Each is put back when it has ended, or when that gateway has.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 import msgspec
@@ -19,7 +23,7 @@ from broker.dialects.rendering import ResponseRendering
 from broker.dialects.responses.store import StoredItems
 from broker.dispatch.flight import Flight
 from broker.http import access_log
-from broker.journal.file import Delete, Entry
+from broker.journal.file import Delete, Entry, Operation, Put, size_of
 from broker.journal.journal import Journal
 from broker.routes import background
 from broker.routes.durable import Described, fingerprint, keeper, open_flights, recorder_of
@@ -28,28 +32,66 @@ from protocol.errors import RequestError
 
 log = logging.getLogger(__name__)
 
+Blob = Callable[[bytes], bytes | None]
+"""Returns the blob with a digest."""
+Shared = dict[bytes, StoredItems]
+"""Pieces of conversations, by digest."""
 
-def recover(gateway: GatewayState, journal: Journal) -> None:
-    """Put back stored responses and durable answers; what cannot be put back is removed from the journal."""
+
+def recover(gateway: GatewayState, journal: Journal, stay: Collection[str] = ()) -> None:
+    """Put back stored responses and durable answers; what cannot be put back is removed from the journal.
+
+    `stay`: ids of the answers that an earlier gateway still serves.
+    """
     gateway.answers.committed = lambda: journal.committed
     shared: dict[bytes, StoredItems] = {}
     responses = _restore_responses(gateway, journal, shared)
     gateway.responses.log = StoreRecorder(journal)
+    gateway.inherited.restore = partial(_restore_or_delete, gateway, journal)
     answers = 0
     for entry in journal.entries(record.KIND):
-        try:
-            restored = _restore(gateway, journal, entry, shared)
-        except (msgspec.MsgspecError, ValueError, RequestError) as error:
-            log.warning("an answer of the journal cannot be restored: %s", error)
-            restored = False
-        answers += restored
-        if not restored:
-            journal.add(Delete(entry.name))
+        if entry.name[1] in stay:
+            gateway.inherited.add(entry, journal.blobs_of(entry.name))
+        else:
+            answers += _restore_or_delete(gateway, journal, entry, journal.blob, shared)
     if answers or responses:
         log.info("restored %d durable answers and %d stored responses", answers, responses)
 
 
-def _restore_responses(gateway: GatewayState, journal: Journal, shared: dict[bytes, StoredItems]) -> int:
+def _restore_or_delete(
+    gateway: GatewayState, journal: Journal, entry: Entry, blob: Blob, shared: Shared | None = None
+) -> bool:
+    """Put an answer back, or remove it from the journal if that is not possible."""
+    try:
+        restored = _restore(gateway, blob, entry, {} if shared is None else shared)
+    except (msgspec.MsgspecError, ValueError, RequestError) as error:
+        log.warning("an answer of the journal cannot be restored: %s", error)
+        restored = False
+    if not restored:
+        journal.add(Delete(entry.name))
+    return restored
+
+
+def apply_inherited(gateway: GatewayState, operation: Operation) -> None:
+    """Write an operation of an earlier gateway, and take over what is complete with it."""
+    kind, id = operation.name
+    if kind != RESPONSE:
+        if gateway.journal is not None:
+            gateway.journal.add(operation, size_of(operation))
+            gateway.inherited.apply(operation, time.time())
+        return
+    match operation:
+        case Put():
+            found = stored_of(Entry(operation.name, operation.head, [], True, 0.0), operation.blobs.get, {})
+            if found is not None and gateway.responses.keeps:
+                gateway.responses.put(*found)
+        case Delete():
+            owner, _, response = id.partition(":")
+            with suppress(RequestError):  # it was evicted here already
+                gateway.responses.delete(bytes.fromhex(owner), response)
+
+
+def _restore_responses(gateway: GatewayState, journal: Journal, shared: Shared) -> int:
     for entry in journal.entries(RESPONSE):
         try:
             found = stored_of(entry, journal.blob, shared)
@@ -62,7 +104,7 @@ def _restore_responses(gateway: GatewayState, journal: Journal, shared: dict[byt
     return len(gateway.responses)
 
 
-def _restore(gateway: GatewayState, journal: Journal, entry: Entry, shared: dict[bytes, StoredItems]) -> bool:
+def _restore(gateway: GatewayState, blob: Blob, entry: Entry, shared: Shared) -> bool:
     """Put an answer back. Return False if nobody may come for it any more, or a part is missing."""
     told, pieces = record.decode(entry.head, entry.items)
     ended = {piece.choice for piece in pieces if piece.end is not None}
@@ -70,7 +112,7 @@ def _restore(gateway: GatewayState, journal: Journal, entry: Entry, shared: dict
     at = max(entry.at, *(piece.at for piece in pieces), 0.0)
     if (is_over or not told.background) and time.time() - at > gateway.answers.window_s:
         return False
-    media, before = _blobs(journal, told.media), _pieces(journal, told.before, shared)
+    media, before = _blobs(blob, told.media), _pieces(blob, told.before, shared)
     if media is None or before is None:
         return False
     described = Described(told.rendering, before, keeps=told.keeps, conversation=told.conversation)
@@ -173,19 +215,17 @@ def _is_stored(gateway: GatewayState, told: AnswerRecord) -> bool:
         return False
 
 
-def _blobs(journal: Journal, digests: Sequence[bytes]) -> list[bytes] | None:
-    found = [journal.blob(digest) for digest in digests]
+def _blobs(blob: Blob, digests: Sequence[bytes]) -> list[bytes] | None:
+    found = [blob(digest) for digest in digests]
     known = [blob for blob in found if blob is not None]
     return known if len(known) == len(found) else None
 
 
-def _pieces(
-    journal: Journal, digests: Sequence[bytes], shared: dict[bytes, StoredItems]
-) -> list[StoredItems] | None:
+def _pieces(blob: Blob, digests: Sequence[bytes], shared: Shared) -> list[StoredItems] | None:
     for digest in digests:
         if digest not in shared:
-            blob = journal.blob(digest)
-            if blob is None:
+            data = blob(digest)
+            if data is None:
                 return None
-            shared[digest] = StoredItems(blob, digest=digest)
+            shared[digest] = StoredItems(data, digest=digest)
     return [shared[digest] for digest in digests]

@@ -8,11 +8,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.requests import Request
 
 from broker.answers.answers import DurableAnswers
-from broker.answers.background import BackgroundQueue
+from broker.answers.background import BackgroundQueue, has_free_row
+from broker.answers.inherited import InheritedAnswers
 from broker.batches.runner import BatchRunner
 from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
@@ -65,6 +67,7 @@ class GatewayState:
     prompt_records: PromptRecords = field(default_factory=PromptRecords)
     answers: DurableAnswers = field(init=False)
     background: BackgroundQueue = field(init=False)
+    inherited: InheritedAnswers = field(default_factory=InheritedAnswers)
     offload: BodyOffload = field(default_factory=BodyOffload)
     http_counters: HttpCounters = field(default_factory=HttpCounters)
     watchers: set[object] = field(default_factory=set)
@@ -83,7 +86,7 @@ class GatewayState:
             window_s=self.settings.reattach_window_s,
         )
         object.__setattr__(self, "answers", answers)
-        background = BackgroundQueue(self.dispatcher.has_free_row, time.monotonic)
+        background = BackgroundQueue(partial(has_free_row, self.dispatcher), time.monotonic)
         object.__setattr__(self, "background", background)
 
 

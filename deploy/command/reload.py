@@ -24,14 +24,18 @@ def reload(
         str | None,
         typer.Option("--with", help="Other model, an id or a folder, to serve under that name from now on."),
     ] = None,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Reload the gateway instead: after an upgrade of Roundhouse.")
+    ] = False,
 ) -> None:
-    """Replace workers of a running serve by new processes, without losing a request.
+    """Replace workers, or the gateway, of a running serve by new processes, without losing a request.
 
     A new worker starts beside the old one if memory allows, otherwise after it. If it does not become ready,
     the old one stays. Exits with status 1 if a worker was not replaced. If the model is replaced by another,
     the old worker finishes its requests. The models are read only when serve starts, so change the TOML file
     too. Under a service manager with --spare 0, the old worker ends first, and requests get a 503 until the
-    new one is ready.
+    new one is ready. With --gateway, the new gateway gets all later requests, and the old one finishes those
+    that it has.
     """
     from deploy.serving import serve as serving
     from deploy.supervisor import control
@@ -41,7 +45,9 @@ def reload(
 
     flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
-        order = ReloadOrder(model, swap_for and _from_here(swap_for))
+        if gateway and (model is not None or swap_for is not None):
+            raise settings.SettingsError("--gateway reloads no model: leave --model and --with out")
+        order = ReloadOrder(model, swap_for and _from_here(swap_for), gateway)
         done, text = _order_reload(sockets.control_path(serving.port(flags, os.environ)), order)
     except (
         settings.SettingsError,
@@ -70,6 +76,11 @@ def _order_reload(path: Path, order: ReloadOrder) -> tuple[bool, str]:
     try:
         return control.order(path, order)
     except control.NoSupervisorError:
+        if order.gateway:
+            raise control.NoSupervisorError(
+                f"no `roundhouse serve` is listening at {path}. Under a service manager, restart the job of "
+                "the gateway instead: requests with an Idempotency-Key go on, other streams end"
+            ) from None
         if order == ReloadOrder() and (names := service.reload(service.manager_here())):
             return True, f"restarted {', '.join(names)}"
         raise

@@ -66,13 +66,15 @@ class ChildEntry:
 @dataclass(slots=True)
 class Reload:
     """A reload in progress. `old` equals `new` when the successor starts after the old process has ended.
-    `due`: when the successor must serve."""
+    `due`: when the successor must serve. `hands_over`: the old process leaves by itself, and the reload is
+    over when the successor serves."""
 
     old: str
     new: str
     due: float
     swap: bool
     plans: int = 0
+    hands_over: bool = False
     serving: bool = False
 
     @property
@@ -140,8 +142,11 @@ class Children:
     def add_successor(self, old: ChildEntry, now: float) -> ChildEntry:
         """Add the successor that starts beside `old`, under the other name."""
         name = other_name(old.name)
-        self._entries[name] = ChildEntry(name, old.child, ChildState.WAITING, due=now, loads=old.loads)
-        return self._entries[name]
+        new = ChildEntry(name, old.child, ChildState.WAITING, due=now, loads=old.loads)
+        entries = list(self._entries.values())
+        entries.insert(entries.index(old) + 1, new)  # it stops when the old one would have stopped
+        self._entries = {entry.name: entry for entry in entries}
+        return new
 
     def drop(self, entry: ChildEntry) -> None:
         del self._entries[entry.name]

@@ -313,7 +313,8 @@ class Lifecycle:
         if self._stopping_with is not None:
             return [Reloaded(False, "the server is stopping")]
         entry = self._children.get(event.name)
-        if self._reload is not None or (entry and any(e.retired for e in self._children.of(entry.child))):
+        ends = entry is not None and any(e.retired or e.leaving for e in self._children.of(entry.child))
+        if self._reload is not None or ends:
             return [Reloaded(False, "a reload is already in progress")]
         if entry is not None and entry.state in (ChildState.PARKED, ChildState.FAILED):
             entry.state, entry.due = (
@@ -328,7 +329,7 @@ class Lifecycle:
             return [Report(f"reload: {entry.name} ends first, no room for two"), *self._part(entry, now)]
         new = self._children.add_successor(entry, now).name
         due = now + self._ready_timeout_s
-        self._reload = Reload(entry.name, new, due, event.swap, event.plans)
+        self._reload = Reload(entry.name, new, due, event.swap, event.plans, event.hands_over)
         return [Report(f"reload: {new} starts beside {entry.name}")]
 
     def _part(self, entry: ChildEntry, now: float) -> list[Decision]:
@@ -349,6 +350,9 @@ class Lifecycle:
         self._fallbacks.reset(new.child, reload.plans)
         if not reload.beside:
             return self._end_reload(True, f"{name} was stopped and started again")
+        if old.state is ChildState.RUNNING and reload.hands_over:
+            old.leaving, old.due = True, now + LEAVE_S_MAX
+            return self._end_reload(True, f"{name} has taken over; {old.name} finishes its requests")
         if old.state is ChildState.RUNNING:
             return self._part(old, now)
         return self._retired(old, now)  # it has died in the meantime

@@ -15,10 +15,11 @@ from deploy.supervisor.events import ReloadAsked
 
 class ReloadOrder(Struct, frozen=True, omit_defaults=True):
     """Order to reload the model of this name; None: every running one. `swap_for`: another model, by id or
-    folder, to be served under that name from now on."""
+    folder, to be served under that name from now on. `gateway`: reload the gateway instead."""
 
     model: str | None = None
     swap_for: str | None = None
+    gateway: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Reloads:
         self._first = dict(self.programs)
         """Each child's first plan, until another model replaces it."""
         self._models = [child.name for child in children if child.model is not None]
+        self._gateways = [child.name for child in children if child.hears]
         self.swap_for: str | None = None
         """The model that replaces the next child's; None: the same model."""
         self._before = self._after = children[0]
@@ -52,7 +54,11 @@ class Reloads:
 
     def begin(self, order: ReloadOrder, running: Sequence[str]) -> str | None:
         """Accept an order, or return why it is refused. `running`: the running children."""
-        if order.model is not None:
+        if order.gateway:
+            named = self._gateways
+            if not named:
+                return "there is no gateway here"
+        elif order.model is not None:
             named = [name for name in self._models if self._is_called(name, order.model)]
         else:
             named = [name for name in self._models if name in running] or self._models[:1]
@@ -86,7 +92,7 @@ class Reloads:
         if not (runs and beside):
             self.programs[name] = self._after
         swap = self._after.model != self._before.model
-        return ReloadAsked(name, beside, swap=swap, plans=self._after.plans)
+        return ReloadAsked(name, beside, swap=swap, plans=self._after.plans, hands_over=self._after.hears)
 
     def successor(self, name: str) -> Child:
         """Return the program after a reload: with the model to swap for, if any, else the first plan."""

@@ -109,7 +109,8 @@ class Supervisor:
         self._reloading = reloading
         self._memory_budget = memory_budget
         self._control: Control | None = None
-        self._gateway: GatewayChannel | None = None
+        self._gateways: dict[str, GatewayChannel] = {}
+        """By the names of their processes: two while one replaces the other."""
         self._has_gateway = any(child.hears for child in children)
         self._panics = panics or Panics()
         self._processes = Processes(self._events.put, quiet, self._panics)
@@ -184,8 +185,8 @@ class Supervisor:
                     return self._lifecycle.status
             if self._lifecycle.is_stopping:
                 self._stop_listening()
-            if self._gateway is not None:
-                self._gateway.tell(self._model_states())
+            for gateway in self._gateways.values():
+                gateway.tell(self._model_states())
             events = self._understood(self._next_event(), line)
 
     # --- in ---
@@ -366,16 +367,16 @@ class Supervisor:
             model = None if name == SPARE or child.model is None else model_id(child.model)
             self._processes.start(name, child, {lifeline.VARIABLE: line}, model=model)
             return
-        if self._gateway is not None:
-            self._gateway.close()
-        self._gateway = GatewayChannel()
+        if name in self._gateways:
+            self._gateways[name].close()
+        gateway = self._gateways[name] = GatewayChannel()
         # Before the process exists: from its first request on, the gateway knows every model.
-        self._gateway.tell(self._model_states())
-        inherited = {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: self._gateway.theirs.fileno()}
+        gateway.tell(self._model_states())
+        inherited = {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: gateway.theirs.fileno()}
         if self._listener is not None:
             inherited[listening.LISTENER_FD] = self._listener.fileno()
         self._processes.start(name, child, inherited)
-        self._gateway.listen(self._events.put)
+        gateway.listen(self._events.put)
 
     def _stop_listening(self) -> None:
         """Close the socket for clients: there will be no other gateway that could answer them."""
@@ -385,8 +386,8 @@ class Supervisor:
 
     def _end_everything(self) -> None:
         self._stop_listening()
-        if self._gateway is not None:
-            self._gateway.close()
+        for gateway in self._gateways.values():
+            gateway.close()
         self._pulls.close()
         self._processes.end_everything(KILL_WAIT_S_MAX)
 

@@ -18,7 +18,7 @@ import psutil
 from deploy.supervisor import control
 from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.reloading import Reloading
+from deploy.supervisor.reloading import Reloading, ReloadOrder
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from protocol.listening import listen
@@ -84,9 +84,15 @@ class Served:
         """Set the flags of the next worker."""
         self._flags.write_text(f"--endpoint {self.endpoint} {flags}")
 
-    def reload(self) -> tuple[bool, str]:
-        """Reload like `roundhouse reload`; return whether the worker was replaced, and the message."""
-        return control.order(self._control)
+    def reload(self, *, gateway: bool = False) -> tuple[bool, str]:
+        """Reload like `roundhouse reload`, or with `--gateway`; return whether the process was replaced, and
+        the message."""
+        return control.order(self._control, ReloadOrder(gateway=gateway))
+
+    def has_one_gateway(self) -> bool:
+        """Whether all gateways but the last one have ended."""
+        *earlier, _ = self.gateway_pids()
+        return not any(map(psutil.pid_exists, earlier))
 
     def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get("/v1/status").json()

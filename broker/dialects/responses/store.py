@@ -11,7 +11,7 @@ predecessors are evicted. Conversations that clients name by an id are stored in
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -121,6 +121,11 @@ class ResponseStore:
 
     def __len__(self) -> int:
         return sum(len(shelf.kept) for shelf in self._shelves.values())
+
+    def __iter__(self) -> Iterator[tuple[Owner, str, StoredResponse]]:
+        for owner, shelf in self._shelves.items():
+            for id, kept in shelf.kept.items():
+                yield owner, id, kept
 
     @property
     def bytes(self) -> int:
