@@ -7,11 +7,9 @@ import logging
 import os
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
-from msgspec import structs
 from starlette.types import ASGIApp
 
 from broker.app import create_app
@@ -45,7 +43,6 @@ from protocol.gateway_settings import GatewaySettings
 from protocol.listening import LISTENER_FD
 from protocol.messages import PROTOCOL_VERSION, new_incarnation
 from protocol.state_folder import JOURNAL_NAME, journal_folder, state_folder
-from protocol.supervisor_messages import DesiredModels
 
 if TYPE_CHECKING:
     from broker.http.fetching import Network
@@ -61,13 +58,13 @@ def build(
     configured: GatewaySettings,
     api_keys_store: ApiKeys,
     fetch: Fetch | None = None,
+    foreman: SupervisorClient | None = None,
     arrival: Arrival | None = None,
 ) -> tuple[GatewayState, ASGIApp, RouterLink]:
     """Build and connect the gateway's components. `arrival`: it replaces a gateway that still runs. Raises
     `sockets.EndpointError` or `zmq.ZMQError`."""
     endpoint = configured.endpoint or sockets.default_endpoint(configured.port)
     link = RouterLink(endpoint, configured.curve_keys, join=configured.join)
-    foreman = SupervisorClient.find(os.environ)
     dispatcher = Dispatcher(
         incarnation=new_incarnation(),
         fleet=Fleet(silent_after_s=configured.silent_after_s, stall_timeout_s=configured.stall_timeout_s),
@@ -86,7 +83,7 @@ def build(
             orphan_s=configured.orphan_timeout_s,
         ),
         end=link.end,
-        tell=partial(_send_desired, foreman) if foreman else None,
+        tell=foreman.send_desired if foreman else None,
         routing=Routing(time.monotonic, configured.routing),
         host=os.uname().nodename,
     )
@@ -105,11 +102,6 @@ def build(
     )
     app = create_app(gateway, link, foreman, _caffeine(configured.keep_awake), arrival)
     return gateway, app, link
-
-
-def _send_desired(foreman: SupervisorClient, desired: DesiredModels) -> None:
-    """Tell the supervisor which models shall run, and that this process serves."""
-    foreman.send_desired(structs.replace(desired, serving=[*desired.serving, os.getpid()]))
 
 
 def _predecessor(port: int) -> Predecessor | None:
@@ -200,9 +192,10 @@ def main(network: Network | None = None) -> int:
         predecessor = _predecessor(configured.port) if is_supervised else None
     except (ListenError, KeysError, HandoverError, OSError) as error:
         settings.exit_with("gateway", error)
+    foreman = SupervisorClient.find(os.environ)
     arrival = Arrival(predecessor) if predecessor is not None else None
     try:
-        gateway, app, link = build(configured, api_keys_store, fetch, arrival)
+        gateway, app, link = build(configured, api_keys_store, fetch, foreman, arrival)
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:
         settings.exit_with(
             "gateway",
@@ -218,6 +211,9 @@ def main(network: Network | None = None) -> int:
             arrival.serve(gateway, server)
         if is_supervised:
             departure.listen()
+        if foreman is not None:
+            foreman.is_serving = True
+            gateway.dispatcher.catalogue.update()
 
     server.on_started, server.on_stopping = on_started, departure.close
     # uvicorn raises the signal that stopped it again after the shutdown.

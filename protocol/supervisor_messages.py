@@ -80,8 +80,9 @@ class ModelStates(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class DesiredModels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Desired state, from the gateway. `wanted`: names of the models that shall run; None: no change.
-    `serving`: process ids of ready workers. `idle`: those of `leaving` without requests. `pulls`: all
-    downloads that shall run; those missing are cancelled, and forgotten; None: no change."""
+    `serving`: process ids of ready workers, and of the gateway once it serves clients. `idle`: those of
+    `leaving` without requests. `pulls`: all downloads that shall run; those missing are cancelled, and
+    forgotten; None: no change."""
 
     wanted: list[str] | None = None
     serving: list[int] = []

@@ -45,6 +45,10 @@ SWEEP_S = 600.0
 CLOSE_S_MAX = 10.0
 
 
+class ClosedError(StorageError):
+    """The store is closed: the gateway ends, or has handed over to another one."""
+
+
 class StoreThread:
     """The thread of a store."""
 
@@ -54,9 +58,9 @@ class StoreThread:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
 
     async def do(self, work: Callable[..., T], *args: object) -> T:
-        """Return what `work` returns on the thread. Raises what it raises, or `StorageError` when closed."""
+        """Return what `work` returns on the thread. Raises what it raises, or `ClosedError`."""
         if self.is_closed:
-            raise StorageError("another gateway process runs the batches now")
+            raise ClosedError("another gateway process runs the batches now")
         return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args))
 
     def close(self) -> None:

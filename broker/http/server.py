@@ -48,12 +48,16 @@ class Server(uvicorn.Server):
         self._pass_on = pass_on
         for server in self.servers:
             server.close()
+        self._pass_idle(pass_on)
+
+    def _pass_idle(self, pass_on: Callable[[int], bool]) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.hand_over(pass_on)
 
     async def on_tick(self, counter: int) -> bool:
         if self._pass_on is not None:
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, Connection):
-                    connection.hand_over(self._pass_on)
+            self._pass_idle(self._pass_on)
             self.should_exit |= not self.server_state.connections
         return await super().on_tick(counter)
 

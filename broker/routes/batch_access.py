@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from broker.batches.records import BatchRecord, Dialect, FileRecord
-from broker.batches.runner import BatchRunner
+from broker.batches.runner import BatchRunner, ClosedError
 from broker.batches.store import BatchStore, StorageError
 from broker.dialects.body import encode
 from broker.routes.state import gateway_of
@@ -58,6 +58,8 @@ def _opened(store: BatchStore, work: Callable[..., T], *args: object) -> T:
 
 def storage_failed(error: StorageError | OSError) -> RequestError:
     """Return the response to an error of the disk. Paths go to the log only."""
+    if isinstance(error, ClosedError):
+        return RequestError(Code.SHUTTING_DOWN, retry_after_s=1.0)
     log.warning("a batch or its file could not be stored: %s", error)
     if isinstance(error, StorageError):
         return RequestError(Code.STORAGE_FAILED, str(error))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
+
+from msgspec import structs
 
 from protocol.channel import SUPERVISOR_FD, Channel, ChannelReader, ChannelWriter
 from protocol.supervisor_messages import DesiredModels, ModelStates
@@ -24,6 +27,8 @@ class SupervisorClient(Channel):
         self._writer = ChannelWriter(line)
         self._reader = ChannelReader(ModelStates)
         self._on_model_states: Callable[[ModelStates], None] | None = None
+        self.is_serving = False
+        """Whether this gateway serves clients."""
 
     def start(self, on_model_states: Callable[[ModelStates], None]) -> None:
         """Call `on_model_states` with each report of model states, at once if one has arrived."""
@@ -33,7 +38,8 @@ class SupervisorClient(Channel):
 
     def send_desired(self, desired: DesiredModels) -> None:
         """Send the desired models; an unchanged message is not sent again."""
-        self._writer.send(desired)
+        serving = [*desired.serving, os.getpid()] if self.is_serving else desired.serving
+        self._writer.send(structs.replace(desired, serving=serving))
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._line)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -180,6 +181,33 @@ def test_keyed_answers_survive_the_death_of_the_old_gateway_too(tmp_path: Path) 
         for client in clients:
             client.join()
         assert [client.text for client in clients] == [scripted(LONG, TOKENS)] * 4
+
+
+def test_a_batch_goes_on_and_has_each_result_once(tmp_path: Path) -> None:
+    lines = [
+        {"custom_id": f"line-{n}", "method": "POST", "url": "/v1/chat/completions"}
+        | {"body": chat_body(f"!tokens=20 number {n}", model="fake")}
+        for n in range(60)
+    ]
+    with serving(tmp_path, f"{STEP} --max-running 4") as served:
+        content = "\n".join(map(json.dumps, lines)).encode()
+        file = served.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("b.jsonl", content)})
+        order = {"input_file_id": file.json()["id"], "endpoint": "/v1/chat/completions"}
+        id = served.http.post("/v1/batches", json=order | {"completion_window": "24h"}).json()["id"]
+
+        def batch() -> dict[str, Any]:
+            answer = served.http.get(f"/v1/batches/{id}")
+            assert answer.status_code == 200, answer.text
+            document: dict[str, Any] = answer.json()
+            return document
+
+        eventually(lambda: batch()["request_counts"]["completed"] > 4, within_s=30, what="it runs")
+        reload_gateway(served)
+        eventually(lambda: batch()["status"] == "completed", within_s=60, what="it is complete")
+        output = served.http.get(f"/v1/files/{batch()['output_file_id']}/content").text
+        results = [json.loads(line) for line in output.splitlines()]
+        assert sorted(result["custom_id"] for result in results) == sorted(f"line-{n}" for n in range(60))
+        assert all(result["response"]["status_code"] == 200 for result in results)
 
 
 def test_a_new_gateway_that_dies_is_replaced_while_the_old_one_goes_on(tmp_path: Path) -> None:
