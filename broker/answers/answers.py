@@ -124,6 +124,7 @@ class DurableAnswers:
 
         Return the entries of those that stay, because clients of this gateway are reading them.
         """
+        self.flush()
         stay = []
         for answer in list(self._all):
             if answer.over or not answer.record_id:
@@ -133,6 +134,7 @@ class DurableAnswers:
             else:
                 answer.on_items = answer.on_begin = answer.on_drop = None
                 answer.on_over = lambda ended: None
+                answer.on_flush = lambda age_s: None
                 self.drop(answer)
         return stay
 
