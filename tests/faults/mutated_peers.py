@@ -22,6 +22,7 @@ from protocol.messages import (
     Finished,
     Generate,
     Goodbye,
+    HandedOver,
     Hello,
     Message,
     Ready,
@@ -88,7 +89,8 @@ REQUESTS = [
         resume=[3, 4, 5],
     ),
 ]
-FROM_GATEWAY_THAT_STAYS = [m for m in FROM_GATEWAY if not isinstance(m, Welcome | Rejected)] + 3 * REQUESTS
+_ENDINGS = Welcome | HandedOver | Rejected
+FROM_GATEWAY_THAT_STAYS = [m for m in FROM_GATEWAY if not isinstance(m, _ENDINGS)] + 3 * REQUESTS
 FROM_WORKER_THAT_STAYS = [m for m in FROM_WORKER if not isinstance(m, Draining | Goodbye | Hello)]
 
 
@@ -230,11 +232,12 @@ class FalseGateway:
 
 
 def _understood(frames: Sequence[bytes]) -> str | None:
-    """Return the id of the request that these frames start, if any; None: they would end the worker."""
+    """Return the id of the request that these frames start, if any; None: they would end the worker, or its
+    connection to a gateway that stays."""
     try:
         message, _ = wire.decode_to_worker(frames)
     except wire.WireError:
         return ""
-    if isinstance(message, Rejected):
+    if isinstance(message, Rejected | HandedOver):
         return None
     return message.id if isinstance(message, Generate) else ""

@@ -33,7 +33,7 @@ class DealerLink:
         """Number of invalid messages."""
 
     @property
-    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    def readable(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """What is readable when there are messages or changes of the connection."""
         return self._socket, self._monitor
 
@@ -96,8 +96,9 @@ class DealerLink:
             sent.append(self._unsent.popleft())
         return sent
 
-    def close(self) -> None:
+    def close(self, linger_ms: int = sockets.LINGER_MS) -> None:
+        """Close the socket; what is queued gets `linger_ms` milliseconds."""
         self._socket.disable_monitor()
         self._monitor.close(0)
-        self._socket.close()
+        self._socket.close(linger_ms)
         self._context.term()

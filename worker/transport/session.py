@@ -202,6 +202,6 @@ class GatewaySession:
         self.requests.sent(self.line.send_all())
 
     def close(self) -> None:
-        """Close the connection, and end its requests."""
+        """Close the connection at once, and end its requests."""
         self._abandon()
-        self.line.close()
+        self.line.close(linger_ms=0)

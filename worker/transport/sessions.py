@@ -36,6 +36,8 @@ class GatewaySessions:
         self._open = open
         self.current = open("")
         self._former: list[GatewaySession] = []
+        self._left = ""
+        """Incarnation of the gateway that has handed over last; each does so once."""
         self._joined = ""
         """Endpoint of the former gateway that its successor has named last."""
         self._poller: zmq.Poller | None = None
@@ -66,7 +68,7 @@ class GatewaySessions:
     def poll(self, timeout_ms: int, wakeup: int) -> None:
         """Wait for messages, changes of a connection, or the file descriptor `wakeup`."""
         if self._poller is None:
-            readable = [socket for session in self for socket in session.line.sockets]
+            readable = [socket for session in self for socket in session.line.readable]
             self._poller = sockets.poller(*readable, wakeup)
         self._poller.poll(min(session.line.patience_ms(timeout_ms) for session in self))
 
@@ -83,8 +85,11 @@ class GatewaySessions:
         for session in self:
             for message in session.receive():
                 match message:
-                    case HandedOver():
+                    case HandedOver() if message.incarnation != self._left:
+                        self._left = message.incarnation
                         self._hand_over(session, now)
+                    case HandedOver():
+                        log.warning("the gateway hands over for a second time: ignored")
                     case Welcome():
                         self._join(message.predecessor, now)
                     case Rejected() if session.is_former:

@@ -37,7 +37,7 @@ def test_a_gateway_that_never_stops_talking_leaves_time_for_others(
 ) -> None:
     monkeypatch.setattr(dealer, "_RECEIVES_AT_ONCE", MOST)
     line = DealerLink(f"ipc://{tmp_path}/line", "worker-1", None)
-    poller = sockets.poller(*line.sockets)
+    poller = sockets.poller(*line.readable)
     while not line.connected:
         assert poller.poll(WAIT_MS)
         list(line.changes())

@@ -145,6 +145,16 @@ def test_a_worker_that_starts_meanwhile_connects_to_the_old_gateway_too(
         process.stop()
 
 
+def test_only_the_gateway_itself_can_hand_over_and_only_once(
+    old: Gateway, new: Successor, tmp_path: Path
+) -> None:
+    new.send(HandedOver(incarnation="another"))
+    old.send(HandedOver(incarnation=old.incarnation))
+    new.generate("late", "!tokens=5")
+    assert new.until(Finished).id == "late"
+    assert deltas_to_the_end(old)[1].id == "early"
+
+
 def test_a_gateway_that_is_gone_already_is_no_obstacle(old: Gateway, worker: Process, tmp_path: Path) -> None:
     nowhere = f"ipc://{tmp_path}/nowhere"
     old.send(Welcome(incarnation=old.incarnation, version=PROTOCOL_VERSION, predecessor=nowhere))
