@@ -73,7 +73,7 @@ class Departure:
         self._listener: HandoverListener | None = None
         self._task: asyncio.Task[None] | None = None
         self._handed_over_at: float | None = None
-        self._is_confirmed = False
+        self._is_begun = self._is_confirmed = False
 
     def listen(self) -> None:
         """Wait for a successor from now on."""
@@ -105,14 +105,14 @@ class Departure:
             return
         try:
             await self._hand_over(line)
-        except (OSError, StorageError) as error:
+        except OSError as error:
             log.error("the handover to another gateway failed: %s", error)
             line.send(Given(refusal=f"it failed: {error}"))
 
     def _objection(self, asked: TakeOver) -> str:
         """Return why this gateway does not hand over; empty: it does."""
         dispatcher = self._gateway.dispatcher
-        if dispatcher.stopping or dispatcher.handed_over:
+        if dispatcher.stopping or dispatcher.handed_over or self._is_begun:
             return "it ends already"
         if asked.version != PROTOCOL_VERSION:
             versions = f"{PROTOCOL_VERSION}, not {asked.version}"
@@ -123,8 +123,10 @@ class Departure:
 
     async def _hand_over(self, line: HandoverLine) -> None:
         gateway, dispatcher = self._gateway, self._gateway.dispatcher
+        endpoint, self._is_begun = self._link.move(), True
         if gateway.batches is not None:
-            await gateway.batches.close()
+            with suppress(StorageError):  # those lines run again
+                await gateway.batches.close()
         stay = gateway.answers.hand_over()
         queue = _ForwardingQueue(line)
         if gateway.journal is not None:
@@ -132,7 +134,6 @@ class Departure:
             await asyncio.to_thread(gateway.journal.close)
         else:
             self._forward_responses(queue)
-        endpoint = self._link.move()
         workers = dispatcher.hand_over()
         self._handed_over_at = time.monotonic()
         self.close()
@@ -203,8 +204,10 @@ class Arrival:
                 log.warning("unexpected %s from the earlier gateway", type(message).__name__)
 
     async def _adopt(self, server: Server, client: socket.socket) -> None:
-        with suppress(OSError):  # the client has left meanwhile
+        try:
             await server.adopt(client)
+        except OSError:  # the client has left meanwhile
+            client.close()
 
     def _on_end(self, gateway: GatewayState) -> None:
         log.info("the earlier gateway has ended")

@@ -187,7 +187,10 @@ class HandoverLine:
         encoded = _encoder.encode(message)
         if not self.is_open or self._unsent_bytes + len(encoded) > UNSENT_BYTES_MAX:
             return False
-        descriptor = None if connection is None else os.dup(connection)
+        try:
+            descriptor = None if connection is None else os.dup(connection)
+        except OSError:  # too many open files
+            return False
         self._unsent.append((len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded, descriptor))
         self._unsent_bytes += _LENGTH_BYTES + len(encoded)
         self._write()
@@ -197,23 +200,17 @@ class HandoverLine:
         loop = asyncio.get_running_loop()
         try:
             while self._unsent:
-                data, descriptor = self._unsent.popleft()
-                try:
-                    sent = (
-                        self._line.send(data)
-                        if descriptor is None
-                        else socket.send_fds(self._line, [data], [descriptor])
-                    )
-                except BlockingIOError:
-                    self._unsent.appendleft((data, descriptor))
-                    loop.add_writer(self._line, self._write)
-                    return
+                data, descriptor = self._unsent[0]
+                sent = socket.send_fds(self._line, [data], [] if descriptor is None else [descriptor])
+                self._unsent.popleft()
                 if descriptor is not None:
                     os.close(descriptor)
                 self._unsent_bytes -= sent
                 if sent < len(data):
                     self._unsent.appendleft((data[sent:], None))
             loop.remove_writer(self._line)
+        except BlockingIOError:
+            loop.add_writer(self._line, self._write)
         except OSError:
             self._end()
 

@@ -118,6 +118,24 @@ def test_connections_and_large_messages_arrive_in_order() -> None:
     run(body())
 
 
+def test_many_connections_in_a_row_keep_their_descriptors() -> None:
+    async def body() -> None:
+        ends = Ends()
+        pairs = [socket.socketpair() for _ in range(100)]
+        for _, passed in pairs:
+            assert ends.first.send(ClientConnection(), passed.fileno())
+            passed.close()
+        await ends.until(lambda: len(ends.received) == len(pairs))
+        for number, ((mine, _), connection) in enumerate(zip(pairs, ends.connections, strict=True)):
+            mine.sendall(b"%d" % number)
+            assert connection.recv(8) == b"%d" % number
+            mine.close()
+            connection.close()
+        ends.close()
+
+    run(body())
+
+
 def test_an_end_that_closes_or_talks_nonsense_is_noticed() -> None:
     async def body() -> None:
         for is_nonsense in (False, True):
