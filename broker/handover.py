@@ -6,8 +6,8 @@ client's connection goes to the new gateway as soon as it is between two request
 one ends. Answers that nobody reads at the moment (background responses, lines of batches, retries that are
 due) are continued by the new one, from the journal.
 
-From the first step to the last, clients that connect wait in the backlog of the listening socket, which
-belongs to the supervisor.
+The old one accepts clients until it has given everything up. Those that connect before the new one accepts
+wait in the backlog of the listening socket, which belongs to the supervisor.
 """
 
 from __future__ import annotations
@@ -160,7 +160,6 @@ class Arrival:
 
     def __init__(self, predecessor: Predecessor) -> None:
         self._predecessor = predecessor
-        self._line: HandoverLine | None = None
         self._adopting: set[asyncio.Task[Any]] = set()
 
     @property
@@ -185,7 +184,7 @@ class Arrival:
 
     def serve(self, gateway: GatewayState, server: Server) -> None:
         """Take over what the old gateway reports, until it ends."""
-        self._line = line = self._predecessor.open()
+        line = self._predecessor.open()
         line.start(partial(self._on_message, gateway, server), partial(self._on_end, gateway))
         line.send(Serving())
 

@@ -36,9 +36,6 @@ class InheritedAnswers:
         self._records: dict[Name, AnswerRecord] = {}
         self.restore: Restore = lambda entry, blob: None
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, entry: Entry, blobs: Blobs) -> None:
         """Add an answer that the journal has."""
         try:

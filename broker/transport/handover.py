@@ -34,7 +34,8 @@ HANDOVER_S_MAX = 20.0
 """Time in seconds until a gateway has handed over: it waits for its batches and its journal."""
 FRAME_BYTES_MAX = 128 * 2**20
 UNSENT_BYTES_MAX = 256 * 2**20
-"""Bytes for a successor that does not read, beyond which it gets no further ones."""
+"""Bytes for a successor that does not read, beyond which the line is closed: it may lack the last operations,
+but none between two others."""
 _READ_BYTES = 2**20
 _DESCRIPTORS_AT_ONCE = 16
 _LENGTH_BYTES = 4
@@ -185,7 +186,9 @@ class HandoverLine:
         """Send a message, with the descriptor of a client's connection if there is one; return False if the
         other end is gone or does not read."""
         encoded = _encoder.encode(message)
-        if not self.is_open or self._unsent_bytes + len(encoded) > UNSENT_BYTES_MAX:
+        if self._unsent_bytes + len(encoded) > UNSENT_BYTES_MAX:
+            self._end()
+        if not self.is_open:
             return False
         try:
             descriptor = None if connection is None else os.dup(connection)

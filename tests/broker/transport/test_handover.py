@@ -97,6 +97,15 @@ class Ends:
         self.second.close()
 
 
+def check_connected(mine: list[socket.socket], passed: list[socket.socket]) -> None:
+    """Check that each socket is connected with the one that was passed on for it, and close both."""
+    for number, (ours, theirs) in enumerate(zip(mine, passed, strict=True)):
+        ours.sendall(b"%d" % number)
+        assert theirs.recv(8) == b"%d" % number
+        ours.close()
+        theirs.close()
+
+
 def test_connections_and_large_messages_arrive_in_order() -> None:
     async def body() -> None:
         ends = Ends()
@@ -108,11 +117,7 @@ def test_connections_and_large_messages_arrive_in_order() -> None:
             passed.close()  # the connection goes on by its duplicate
         await ends.until(lambda: len(ends.connections) == len(pairs))
         assert ends.received == [large, ClientConnection()] * len(pairs)
-        for number, ((mine, _), connection) in enumerate(zip(pairs, ends.connections, strict=True)):
-            mine.sendall(b"%d" % number)
-            assert connection.recv(8) == b"%d" % number
-            mine.close()
-            connection.close()
+        check_connected([mine for mine, _ in pairs], ends.connections)
         ends.close()
 
     run(body())
@@ -126,11 +131,7 @@ def test_many_connections_in_a_row_keep_their_descriptors() -> None:
             assert ends.first.send(ClientConnection(), passed.fileno())
             passed.close()
         await ends.until(lambda: len(ends.received) == len(pairs))
-        for number, ((mine, _), connection) in enumerate(zip(pairs, ends.connections, strict=True)):
-            mine.sendall(b"%d" % number)
-            assert connection.recv(8) == b"%d" % number
-            mine.close()
-            connection.close()
+        check_connected([mine for mine, _ in pairs], ends.connections)
         ends.close()
 
     run(body())
@@ -164,7 +165,8 @@ def test_what_a_successor_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPat
         while line.send(large):
             sent += 1
             assert sent < 100
-        line.close()
+        assert not line.is_open
+        assert not line.send(Serving())  # nothing follows what is missing
         theirs.close()
 
     run(body())
