@@ -165,6 +165,7 @@ class HandoverLine:
         """Read from now on. `on_end`: called once, when the other end has closed, or fails."""
         self._on_message, self._on_end = on_message, on_end
         asyncio.get_running_loop().add_reader(self._line, self._read)
+        self._take(b"", [])
 
     def _read(self) -> None:
         try:
@@ -173,14 +174,18 @@ class HandoverLine:
             return
         except OSError:
             data, descriptors = b"", []
+        if not self._take(data, descriptors) or not data:
+            self._end()
+
+    def _take(self, data: bytes, descriptors: list[int]) -> bool:
+        """Handle the messages that `data` completes; return False if it is none."""
         try:
             for message, connection in self._reader.feed(data, descriptors):
                 self._on_message(message, connection)
         except HandoverError as error:
             log.error("the other gateway has sent %s", error)
-            data = b""
-        if not data:
-            self._end()
+            return False
+        return True
 
     def send(self, message: HandoverMessage, connection: int | None = None) -> bool:
         """Send a message, with the descriptor of a client's connection if there is one; return False if the
@@ -291,14 +296,10 @@ class Predecessor:
         while (left_s := until - time.monotonic()) > 0:
             self._line.settimeout(left_s)
             data, descriptors, _, _ = socket.recv_fds(self._line, _READ_BYTES, _DESCRIPTORS_AT_ONCE)
-            found: Given | None = None
             for message, _ in self._reader.feed(data, descriptors):
                 if isinstance(message, Given):
-                    found = message
-                else:
-                    self.early.append(message)
-            if found is not None:
-                return found
+                    return message  # what follows, connections of clients too, stays in the reader
+                self.early.append(message)
             if not data:
                 raise HandoverError("it ended meanwhile")
         raise HandoverError("it did not answer in time")

@@ -209,6 +209,32 @@ def test_operations_that_come_before_the_reply_are_kept_in_order() -> None:
         ours.close()
 
 
+def test_connections_that_come_with_the_reply_are_not_lost() -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        client, passed = socket.socketpair()
+        theirs.sendall(framed(JournalOperation.of(OPERATIONS[0])))
+        socket.send_fds(theirs, [framed(Given(), ClientConnection(), Serving())], [passed.fileno()])
+        passed.close()
+        line, changed = Predecessor(ours, 1).open(), asyncio.Event()
+        received: list[HandoverMessage] = []
+        connections: list[socket.socket] = []
+
+        def take(message: HandoverMessage, connection: socket.socket | None) -> None:
+            received.append(message)
+            connections.extend([connection] if connection is not None else [])
+            changed.set()
+
+        line.start(take, lambda: None)
+        await asyncio.wait_for(changed.wait(), WAIT_S)
+        assert received == [ClientConnection(), Serving()]
+        check_connected([client], connections)
+        line.close()
+        theirs.close()
+
+    run(body())
+
+
 def test_without_a_gateway_there_is_no_predecessor(tmp_path: Path) -> None:
     assert find_predecessor(tmp_path / "handover", 1) is None
     left = socket.socket(socket.AF_UNIX)
