@@ -46,7 +46,7 @@ class Machine:
 
 MACHINES = (
     Machine("tiny", decode=0.003, row=0.00015, call=0.001, token=0.00005, reach=2e-8),
-    Machine("smollm2", decode=0.055, row=0.006, call=0.03, token=0.0022, reach=2e-7),
+    Machine("smollm2", decode=0.048, row=0.006, call=0.062, token=0.0029, reach=2e-7),
     Machine("large", decode=0.045, row=0.002, call=0.02, token=0.0015, reach=1e-7),
     Machine("small", decode=0.008, row=0.0006, call=0.003, token=0.0003, reach=2e-8),
     Machine("slow", decode=0.2, row=0.004, call=0.05, token=0.005, reach=3e-7),

@@ -25,7 +25,7 @@ def figures(machine: Machine, scenario: str, target_s: float = TARGET_S) -> Figu
 @pytest.mark.parametrize("machine", SLOW, ids=lambda machine: machine.name)
 def test_slow_decode_steps_do_not_starve_prefill(machine: Machine, scenario: str) -> None:
     ours, greedy = figures(machine, scenario), figures(machine, scenario, ANYTHING_S)
-    assert ours.done_mean <= 1.3 * greedy.done_mean
+    assert ours.done_mean <= 1.5 * greedy.done_mean
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -29,6 +29,9 @@ PREFILL_SHARE = 3.0
 """Time for prefill in a step, as a multiple of its decode time, even if the target leaves less. A decode step
 takes little longer for many rows than for one, so it pays to start rows soon: where decoding alone takes the
 target, requests complete in half of the time that a multiple of 0.3 gives them (`bench.schedules`)."""
+CALL_SHARE = 5.0
+"""The same as a multiple of the shortest decode step. A call reads all weights, as that step does, before it
+computes anything: in less time it would spend more than a fifth on that."""
 PREFILL_SHARE_MIN = 1.0
 """The same where decode steps are so long that the maximum gap leaves less."""
 PAUSES_MAX = 3
@@ -96,21 +99,24 @@ class PrefillCostModel:
         self._further = 1.0
         """Cost of a further row's token, in tokens of a row that runs alone."""
         self._calls_alone = CALLS_ALONE_MAX
-        self._decode_s = 0.0
-        self._is_decode_measured = False
+        self.rows = 0
+        """Number of rows that decode now."""
+        self._decode_times: dict[int, float] = {}
+        """Seconds of a decode step, by size class of rows (`_class`)."""
         self._pauses = 0
         self._margin = MARGIN_FIRST
         """Upper bound of measured over predicted time, for all but `LATE_SHARE` of the steps."""
 
     @property
     def decode_s(self) -> float:
-        """Seconds of a decode step; 0 until one has been measured."""
-        return self._decode_s
+        """Seconds of a decode step of `rows` rows, or of the nearest number measured; 0 without any."""
+        known, wanted = self._decode_times, _class(self.rows)
+        return known[min(known, key=lambda each: abs(each - wanted))] if known else 0.0
 
     @decode_s.setter
     def decode_s(self, seconds: float) -> None:
         """Set the seconds of a decode step that was measured elsewhere."""
-        self._decode_s = seconds
+        self._decode_times[_class(self.rows)] = seconds
 
     def seconds(self, work: PrefillWork) -> float:
         """Return the predicted seconds of `work`; 0 until something has been measured."""
@@ -127,7 +133,7 @@ class PrefillCostModel:
         In a burst every decode step may have prefill beside it, for many seconds. True at most `PAUSES_MAX`
         times.
         """
-        if self._is_decode_measured or not self._tokens_measured or self._pauses >= PAUSES_MAX:
+        if self._decode_times or not self._tokens_measured or self._pauses >= PAUSES_MAX:
             return False
         self._pauses += 1
         return True
@@ -139,8 +145,9 @@ class PrefillCostModel:
 
     def _room_s(self) -> float:
         """Return the seconds for prefill beside a decode step."""
-        decode_s = self._decode_s
-        bounded_s = min(PREFILL_SHARE * decode_s, self._gap_s_max / self._margin - decode_s)
+        decode_s = self.decode_s
+        worth_s = max(PREFILL_SHARE * decode_s, CALL_SHARE * min(self._decode_times.values(), default=0.0))
+        bounded_s = min(worth_s, self._gap_s_max / self._margin - decode_s)
         return max(self._target_s / self._margin - decode_s, PREFILL_SHARE_MIN * decode_s, bounded_s)
 
     def learn(self, seconds: float, *, decoded: bool, work: PrefillWork) -> None:
@@ -151,12 +158,12 @@ class PrefillCostModel:
         """
         if work.calls:
             if decoded and self._tokens_measured:
-                self._learn_margin(seconds / max(1e-9, self._decode_s + self.seconds(work)))
-            self._learn_prefill(max(0.0, seconds - self._decode_s * decoded), work)
+                self._learn_margin(seconds / max(1e-9, self.decode_s + self.seconds(work)))
+            self._learn_prefill(max(0.0, seconds - self.decode_s * decoded), work)
         elif decoded:
-            expected = self._decode_s or seconds
-            self._is_decode_measured = True
-            self._decode_s = expected + _RATE * min(seconds - expected, _DECODE_ERROR_ABOVE * expected)
+            expected = self._decode_times.get(_class(self.rows), seconds)
+            error = min(seconds - expected, _DECODE_ERROR_ABOVE * expected)
+            self._decode_times[_class(self.rows)] = expected + _RATE * error
 
     def _learn_margin(self, ratio: float) -> None:
         # Large steps up, small steps down: it settles at the quantile where both balance.
@@ -242,6 +249,11 @@ class PrefillBudget:
 
     def spend(self, work: PrefillWork) -> None:
         self.spent = self.spent.plus(work)
+
+
+def _class(rows: int) -> int:
+    """Return the size class of a number of rows: those of one bit length are taken to cost the same."""
+    return rows.bit_length()
 
 
 def _limited(error: float, expected: float) -> float:

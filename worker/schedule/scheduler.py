@@ -88,8 +88,7 @@ class Scheduler:
         self._step_ended_at = self._first_at = 0.0
         self._burst_last = 0
         """Arrival number of the burst's last row: it came at most `BURST_S` after the first started."""
-        self._work = PrefillWork()
-        self._images_to_encode = False
+        self._work, self._images_to_encode = PrefillWork(), False
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -237,6 +236,7 @@ class Scheduler:
         With running streams a lap is their inter-token time. `decoded` None: nothing is learned from it, nor
         from a lap in which an image was encoded.
         """
+        self._pace.rows = self.count(Phase.DECODE)
         if decoded is not None and not self._images_to_encode:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, work=self._work)
         self._step_ended_at, self._work, self._images_to_encode = now, PrefillWork(), False

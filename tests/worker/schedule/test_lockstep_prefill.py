@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.factories import engine_request
 from worker.schedule.prefill_batches import LOCKSTEP_ROWS_MAX, CallShape, span_of
 from worker.schedule.prefill_cost import (
+    CALL_SHARE,
     CALLS_ALONE_MAX,
     CHUNK_TOKENS_MIN,
     PrefillBudget,
@@ -61,7 +62,7 @@ def test_lockstep_cost_is_probed_now_and_then_within_the_budget() -> None:
         pace.learn(0.002 + 0.048, decoded=False, work=PrefillWork.call(1, 48, 0))
     found = span(pace, [500] * 4, CallShape(1, 48))
     assert found is not None
-    assert found.rows * found.width <= 64
+    assert 0.002 + 0.001 * found.rows * found.width <= CALL_SHARE * 0.02
     pace.learn(0.002 + 0.001 * found.rows * found.width, decoded=False, work=PrefillWork.call(*found, 0))
     assert span(pace, [500] * 4, CallShape(1, 48)) is None
 

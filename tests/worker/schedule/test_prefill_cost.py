@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.factories import engine_request
 from worker.schedule.prefill_cost import (
+    CALL_SHARE,
     CHUNK_TOKENS_FIRST,
     CHUNK_TOKENS_MIN,
     GROWTH_MAX,
@@ -22,7 +23,6 @@ from worker.schedule.prefill_cost import (
     MARGIN_MAX,
     MARGIN_MIN,
     PAUSES_MAX,
-    PREFILL_SHARE,
     PREFILL_SHARE_MIN,
     PrefillCostModel,
     PrefillWork,
@@ -107,7 +107,7 @@ def test_a_step_with_a_chunk_stays_within_the_target_or_the_chunk_is_as_small_as
     size = run(pace, speed, 0)
     prefill_s = speed.prefill_s(PrefillWork.call(1, size, 0))
     within_target = speed.decode_s(1) + prefill_s <= TARGET_S
-    within_share = prefill_s <= PREFILL_SHARE * speed.decode_s(1)
+    within_share = prefill_s <= CALL_SHARE * speed.decode_s(1)
     assert within_target or within_share or size == CHUNK_TOKENS_MIN
     # The available time is used: the next size but one would be too large.
     larger = [other for other in pace.sizes if other > size][-2:]
@@ -225,13 +225,13 @@ def test_where_decoding_alone_takes_the_target_prompts_have_a_share_of_the_time(
             work = PrefillWork.call(1, pace.budget(decoding=False).chunk_length(10**6, 0), 0)
             pace.learn(decode_s + 0.001 * work.tokens, decoded=True, work=work)
         size = pace.budget(decoding=True).chunk_length(10**6, 0)
-        assert 0.4 * PREFILL_SHARE * decode_s <= 0.001 * size <= 1.1 * PREFILL_SHARE * decode_s
+        assert 0.4 * CALL_SHARE * decode_s <= 0.001 * size <= 1.1 * CALL_SHARE * decode_s
 
 
 @pytest.mark.parametrize(
     ("decode_s", "prefill_s"),
     [
-        (0.04, PREFILL_SHARE * 0.04),
+        (0.04, CALL_SHARE * 0.04),
         (0.2, 0.5 - 0.2),
         (0.3, PREFILL_SHARE_MIN * 0.3),
         (2.0, PREFILL_SHARE_MIN * 2.0),
@@ -361,7 +361,7 @@ class Streams:
         if reads and self._prefilled:
             self.gaps.append(self.now - self._read_at)
             decode_s = self.speed.decode_s(rows)
-            prefill_s = max(self._smallest, PREFILL_SHARE * decode_s)
+            prefill_s = max(self._smallest, CALL_SHARE * decode_s)
             self.limits.append(max(TARGET_S, 1.2 * (decode_s + prefill_s)))
             self.calm.append(not self._spiked)
             if self._cut:

@@ -88,7 +88,7 @@ def test_importance_scoring_delays_a_stream_no_longer_than_the_target() -> None:
         # Without a read the step itself is waited for.
         nonlocal was_read
         waited, was_read = was_read, kind == "prefill"
-        house.now += 0.02 + 0.00025 * size if was_read else 0.0001 if waited else 0.02
+        house.now += 0.01 + 0.00025 * size if was_read else 0.0001 if waited else 0.01
 
     house.engine.takes = take
     house.engine.at["step", 40] = lambda: submit(house, "long", 3000)
