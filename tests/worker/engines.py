@@ -168,7 +168,7 @@ class ScriptedEngine:
             if self.broken:
                 raise Broken("the whole engine")
             return {}
-        stands = {(len(self.prefilled.get(row, ())), len(tokens)) for row, tokens in chunks.items()}
+        stands = {len(self.prefilled.get(row, ())) for row in chunks}
         for row, tokens in chunks.items():
             cached = self.prefilled.setdefault(row, [])
             if row in self.decoding:

@@ -285,10 +285,12 @@ class Life:
         return self._tokens(name)[done:-1][: switch - done if done < switch else None]
 
     def _abreast(self) -> dict[str, tuple[int, ...]]:
-        """Return chunks of one length for all rows at the position of a random one."""
+        """Return chunks for all rows at the position of a random one, mostly of one length."""
         begun = {name: done for name, done in self._prefilled.items() if done < len(self._tokens(name)) - 1}
         at = self._rng.choice(sorted(begun.values())) if begun else 0
         lefts = {name: self._left(name, at) for name, done in begun.items() if done == at}
+        if self._rng.random() < 0.3:
+            return {name: left[: self._rng.randint(1, 50)] for name, left in lefts.items() if left}
         width = min([self._rng.randint(1, 50), *map(len, lefts.values())])
         return {name: left[:width] for name, left in lefts.items()}
 

@@ -301,8 +301,8 @@ class Engine(Protocol):
     ) -> Mapping[str, Sequence[Logprob]]:
         """Prefill a chunk of each row's prompt; over all calls, everything but the prompt's last token.
 
-        Several rows may be prefilled together. This is fastest if all are new, or all are at one position
-        with chunks of equal length. Returns the logprobs that `targets` requests, one for each token.
+        Several rows may be prefilled together. This is fastest if all are at one position, with chunks of
+        about equal length. Returns the logprobs that `targets` requests, one for each token.
         Images of a chunk must have been encoded (`encode_image`). A row with images is prefilled alone.
         If this raises, the rows' caches are lost: drop the rows.
         """

@@ -214,16 +214,13 @@ class BatchEngine:
             self._hidden_states.on_hidden_states([row], [len(tokens)])
 
     def _are_abreast(self, chunks: Mapping[str, Sequence[int]]) -> bool:
-        """Whether these chunks have one length, and their rows are at one position."""
+        """Whether the rows of these chunks are at one position, and may be run together from there."""
         if not self.capabilities.abreast or len(chunks) < 2 or self._gaps.keys() & chunks.keys():
             return False
         if self._quantized & chunks.keys():
             return False  # upstream cannot merge them
         begun = all(row in self._prefilling for row in chunks)
-        return (
-            begun
-            and len({(self._is_sparse_row.get(row), len(tokens)) for row, tokens in chunks.items()}) == 1
-        )
+        return begun and len({self._is_sparse_row.get(row) for row in chunks}) == 1
 
     def _prefill_scored(self, row: str, tokens: Sequence[int], asked: LogprobTargets) -> list[Logprob]:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)

@@ -7,7 +7,7 @@ The *batching window* is how long an idle worker waits for further requests afte
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
@@ -19,14 +19,11 @@ WINDOW_RESUMED_S = 0.05
 OTHERS_WITHIN = 4
 """Requests that arrive within this many windows of an opening are a reason to wait next time."""
 
-GATHERED_S = 1.5
-"""Longest wait of the first row, in seconds."""
+GATHERED_S = 5.0
+"""Longest wait of a burst's first row, in seconds."""
 BURST_S = 0.25
 """Requests that arrive within this time after the first row started belong to its burst: sixteen chats take
 0.2 s from the first to the last, and a short prompt or a stored prefix is ready sooner."""
-EXPECTED_S_MAX = 5.0
-"""Longest prefill that is waited for, as predicted. Prompts are predicted whole, although they may begin with
-a stored prefix; and the first prices of a worker are too high."""
 
 
 @dataclass(slots=True)
@@ -55,17 +52,45 @@ class BatchingWindow:
         return self.window_s if expects_others else min(self.window_s, WINDOW_ALONE_S)
 
 
-def gathers(coming: Sequence[Row], pace: PrefillCostModel, waited_s: float) -> bool:
-    """Burst gate: return whether started rows without a token wait for the prompts of the rows in `coming`,
-    which belong to their burst.
+@dataclass(slots=True)
+class BurstGate:
+    """Burst gate of one scheduler: whether rows that have started wait for the others of their burst.
 
     Without it each started row rebuilds the batch, and prompts beside running streams are cut into chunks
-    that keep to the inter-token target. With it the first rows wait at most `GATHERED_S`, no stream waits
+    that keep to the inter-token target. With it the first rows wait for a bounded time, no stream waits
     between two tokens, and all requests finish sooner.
-
-    `waited_s`: seconds since the first of them started.
     """
-    if not coming or any(row.images for row in coming):
-        return False  # the time to encode an image is unknown
-    left_s = pace.seconds(PrefillWork.call(len(coming), max(row.left for row in coming), 0))
-    return waited_s < GATHERED_S and 0 < left_s <= EXPECTED_S_MAX
+
+    wait_s_max: float = GATHERED_S
+    """Longest wait of the first row, and longest predicted prefill that is waited for."""
+    _first_at: float | None = None
+    """When the first row started; None until the end of that step."""
+    _last: int = -1
+    """Arrival number of the burst's last row."""
+    _now: float = 0.0
+
+    def started(self, last: int) -> None:
+        """Record that the first row has started. `last`: arrival number of the last row so far."""
+        self._first_at, self._last = None, last
+
+    def arrived(self, number: int, now: float) -> None:
+        """Record the arrival of a row while the first ones wait."""
+        if self._first_at is None or now - self._first_at <= BURST_S:
+            self._last = number
+
+    def on_step_end(self, now: float) -> None:
+        self._now = now
+        if self._first_at is None:
+            self._first_at = now
+
+    def holds(self, coming: Iterable[Row], left: Callable[[Row], int], pace: PrefillCostModel) -> bool:
+        """Return whether started rows without a token wait for those of `coming` that belong to their burst.
+
+        `left`: returns how many tokens of a row's prompt are to run.
+        """
+        burst = [row for row in coming if row.queue_key[1] <= self._last]
+        if not burst or any(row.images for row in burst):
+            return False  # the time to encode an image is unknown
+        left_s = pace.seconds(PrefillWork.call(1, sum(map(left, burst)), 0))
+        waited_s = 0.0 if self._first_at is None else self._now - self._first_at
+        return waited_s < self.wait_s_max and 0 < left_s <= self.wait_s_max

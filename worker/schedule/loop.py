@@ -208,7 +208,7 @@ class Loop:
             self.scheduler.on_step_end(self.clock(), decoded=None)
         plan = self.scheduler.plan(self.counters.cache_bytes)
         if self.store:
-            self.store.fit(self.scheduler.spare(self.counters.cache_bytes))
+            self.store.fit(self.scheduler.reservations.spare(self.counters.cache_bytes))
         self._count_rows()  # a row stuck in prefill is reported as running
         for row in plan.preempted:
             log.info("%s: preempted at %d tokens", row.id, row.length, extra=about(row.id))
@@ -403,6 +403,8 @@ class Loop:
         for chunk in group:
             match, row = chunk.match, chunk.row
             if match is not None and not (self.store and self.store.restore(row, match)):
+                for other in group:
+                    self.model.engine.drop(other.row.id)  # those before it were restored
                 return False
             quantization.quantize_restored(chunk, self.model.engine, self.scheduler)
             if row.reuse is None:

@@ -1,9 +1,10 @@
 """Prefill batches of a step: which prompts run, how much of each, which in one call. Pure: changes no row.
 
 Rows of one family have the same prompt: one of them runs it, and the others become copies. Short prompts run
-together while little of the call is padding. So do chunks of prompts at the same position, if that is better
-(lock-step prefill). Prompts with images run alone, up to their next image that is not cached. While a long
-prompt is first, admitted short ones go before it in every other step.
+together while little of the call is padding, and so do the short ends of prompts whose stored prefixes have
+one length. So do chunks of prompts at the same position, if that is better (lock-step prefill). Prompts with
+images run alone, up to their next image that is not cached. While a long prompt is first, admitted short ones
+go before it in every other step.
 """
 
 from __future__ import annotations
@@ -152,13 +153,13 @@ def form_groups(
         )
         if left and not size:
             break
-        joining = _joining(head, waiting, budget) if is_short(head, match) else []
-        apart = CallShape(1 + len(joining), max([size, *(row.left for row in joining)]))
+        joining = _joining(head, match, waiting, placed, budget) if is_short(head, match) else []
+        apart = CallShape(1 + len(joining), max([size, *(_rest_of(row, waiting[row]) for row in joining)]))
         if match is None and (beside := _shared_chunk(head, apart, placed, waiting, budget)):
             rows, width = beside
             group = [_chunk(row, None, width, line) for row in rows]
         else:
-            whole = (_chunk(row, None, row.left, line) if row in placed else _whole(row) for row in joining)
+            whole = (_whole(row, waiting[row], placed, line) for row in joining)
             group = [_chunk(head, match, size, line), *whole]
         for chunk in group[1:]:
             del waiting[chunk.row]
@@ -168,11 +169,16 @@ def form_groups(
 
 
 def is_short(row: Row, match: Match | None) -> bool:
-    """Return whether the whole prompt may be run in one call with others."""
-    fresh = (
-        match is None and not row.cuts_behind(0) and not row.images and not row.sparse and row.prefilled == 0
-    )
-    return fresh and 0 < row.left <= SHORT_TOKENS_MAX
+    """Return whether all of the prompt behind its stored prefix may be run in one call with others."""
+    begin = begin_of(row, match)
+    is_new = row.prefilled == 0 and begin < row.switch  # behind its switch its cache is quantized
+    is_plain = not row.cuts_behind(begin) and not row.images and not row.sparse
+    return is_new and is_plain and 0 < _rest_of(row, match) <= SHORT_TOKENS_MAX
+
+
+def _rest_of(row: Row, match: Match | None) -> int:
+    """Return the number of tokens to run of a prompt behind its stored prefix. Nothing of it was skipped."""
+    return len(row.tokens) - 1 - begin_of(row, match)
 
 
 def begin_of(row: Row, match: Match | None) -> int:
@@ -189,23 +195,38 @@ def _chunk(row: Row, match: Match | None, size: int, line: Sequence[Row]) -> Chu
     return Chunk(row, row.tokens[begin : begin + size], last, copies, match)
 
 
-def _whole(row: Row) -> Chunk:
-    """Return the whole prompt of a row that is not admitted yet as a chunk."""
-    return Chunk(row, row.tokens[:-1], last=False)
+def _whole(row: Row, match: Match | None, placed: Container[Row], line: Sequence[Row]) -> Chunk:
+    """Return what is left of a prompt as one chunk. A row that is not admitted does not start after it."""
+    if row in placed:
+        return _chunk(row, match, _rest_of(row, match), line)
+    return Chunk(row, row.tokens[begin_of(row, match) : -1], last=False, match=match)
 
 
-def _joining(head: Row, others: Mapping[Row, Match | None], budget: PrefillBudget) -> list[Row]:
-    """Return short prompts near enough in length to run in one call with `head`; none if `head` is cut."""
+def _joining(
+    head: Row,
+    match: Match | None,
+    others: Mapping[Row, Match | None],
+    placed: Container[Row],
+    budget: PrefillBudget,
+) -> list[Row]:
+    """Return short prompts to run in one call with `head`: at its position and near enough in length, first
+    those of highest priority and most alike. None if `head` is cut."""
     found: list[Row] = []
-    real, width = head.left, head.left
-    for row, match in others.items():
-        if not is_short(row, match):
-            continue
-        widest, rows = max(width, row.left), 2 + len(found)
-        padding = 1 - (real + row.left) / (widest * rows)
-        if padding < PADDING_MAX and budget.holds(PrefillWork.call(rows, widest, 0)):
+    begin, real = begin_of(head, match), _rest_of(head, match)
+    width = real
+    able = {
+        row: _rest_of(row, stored)
+        for row, stored in others.items()
+        if is_short(row, stored) and begin_of(row, stored) == begin
+    }
+    unlike = {row: abs(rest - real) if row in placed else 0 for row, rest in able.items()}
+    for row in sorted(able, key=lambda row: (row not in placed, row.queue_key[0], unlike[row])):
+        rest = able[row]
+        widest, rows = max(width, rest), 2 + len(found)
+        padding = 1 - (real + rest) / (widest * rows)
+        if padding < PADDING_MAX and budget.holds(PrefillWork.call(rows, widest, begin)):
             found.append(row)
-            real, width = real + row.left, widest
+            real, width = real + rest, widest
     return found
 
 

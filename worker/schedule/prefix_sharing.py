@@ -71,6 +71,11 @@ class Sharing:
         match = self._look_up(row)
         return match.miss if _is_worth_it(row, match) or not match.length else "short"
 
+    def left(self, row: Row) -> int:
+        """Return how many tokens of the row's prompt are to run, by what is stored now."""
+        match = None if row.prefilled or row.sparse else self._find(row)
+        return row.left - match.length if match else row.left
+
     def ready(self, heads: Iterable[Row], begun: Iterable[Row]) -> dict[Row, Match | None]:
         """Return the rows of `heads` that need not wait for another, each with the stored prefix to restore.
 

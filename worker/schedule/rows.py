@@ -44,10 +44,10 @@ class Row:
     `scored`: number of prompt tokens whose logprobs are known or not requested. `preemptions`: their number.
     `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
-    skipped, those in `left_out` once they are chosen. `overtook`: it went before a long prompt that had
-    arrived earlier, and so decodes without waiting for it. `switch`: the length at which its KV cache is
-    quantized, or from which on its capped cache is that of an answer; `is_quantized`: it is. `shared_upto`:
-    what lies behind is not stored for others, and nothing stored is restored there (see
+    skipped, those in `left_out` once they are chosen. `arrived_at`: the clock then. `overtook`: it went
+    before a long prompt of an earlier burst, and so decodes without waiting for it. `switch`: the length at
+    which its KV cache is quantized, or from which on its capped cache is that of an answer; `is_quantized`:
+    it is. `shared_upto`: what lies behind is not stored for others, and nothing stored is restored there (see
     `contract.kv_quantization` and `contract.kv_cap`).
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
@@ -77,6 +77,7 @@ class Row:
     encoded_for_row: set[str] = field(default_factory=set)
     sparse: bool = False
     left_out: tuple[Span, ...] = ()
+    arrived_at: float = 0.0
     overtook: bool = False
     switch: int = NEVER
     is_quantized: bool = False
@@ -184,7 +185,7 @@ class Chunk:
 
 
 Group = Sequence[Chunk]
-"""Chunks that run in one call. Several are either whole prompts, or start at one position with one length."""
+"""Chunks that run in one call. Several start at one position."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
-from protocol.errors import RequestError, too_long
+from protocol.errors import too_long
 from protocol.types import ImageStatus
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
 from worker.contract.kv_cap import KVCap
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
-from worker.schedule.batching_window import BURST_S, gathers
+from worker.schedule.batching_window import BURST_S, GATHERED_S, BurstGate
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import QuantizedRows, Reservations
 from worker.schedule.parking import Parking
@@ -45,12 +46,13 @@ class SchedulerConfig:
     """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
     images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
     to adapters. `quantized`: how KV caches are quantized, `kv_cap`: how they are capped; None: they are
-    not."""
+    not. `gathered_s`: see `BurstGate`."""
 
     rows_max: int
     prefill_tokens: int = 2048
     inter_token_target_s: float = 0.1
     inter_token_s_max: float = 1.0
+    gathered_s: float = GATHERED_S
     bytes_max: int | None = None
     row_bytes: Callable[[int], int] = lambda tokens: 0
     image_bytes_max: int | None = None
@@ -74,6 +76,8 @@ class Scheduler:
         self._encoder_cache = EncoderCacheManager(policy.image_bytes_max)
         self._parking = Parking()
         self._arrivals = itertools.count()
+        self._last_arrival = self._planned_last = -1
+        """Arrival numbers: of the last row, and of the last one at the last plan."""
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
         self._deadlines: dict[str, float] = {}
@@ -84,10 +88,8 @@ class Scheduler:
         """Rows in prefill, or admissible, at the last plan."""
         self._has_overtaken = False
         """Whether short prompts went before a long one in the last plan."""
-        self._settling = 0
-        self._step_ended_at = self._first_at = 0.0
-        self._burst_last = 0
-        """Arrival number of the burst's last row: it came at most `BURST_S` after the first started."""
+        self._settling, self._step_ended_at = 0, 0.0
+        self._gate = BurstGate(policy.gathered_s)
         self._work, self._images_to_encode = PrefillWork(), False
 
     def __len__(self) -> int:
@@ -104,15 +106,21 @@ class Scheduler:
     @property
     def decodes(self) -> bool:
         """Whether started rows decode in this step."""
+        left = self._sharing.left if self._sharing else attrgetter("left")
+        holds = self._may_gather and self._gate.holds(self._coming(), left, self._pace)
+        return bool(self._in[Phase.DECODE]) and not holds
+
+    @property
+    def _may_gather(self) -> bool:
+        """Whether rows have started, of which none has a token yet or went before a long prompt."""
         started = self._in[Phase.DECODE].values()
-        if not started or any(row.answered or row.overtook for row in started):
-            return bool(started)
-        coming = [
-            row
-            for row in self._next
-            if row.id in self._rows and row.phase is not Phase.DECODE and row.queue_key[1] <= self._burst_last
-        ]
-        return not gathers(coming, self._pace, self._step_ended_at - self._first_at)
+        return bool(started) and not any(row.answered or row.overtook for row in started)
+
+    def _coming(self) -> list[Row]:
+        """Return the rows that will start soon: those of the last plan, and those that came since."""
+        planned = [row for row in self._next if row.id in self._rows and row.phase is not Phase.DECODE]
+        later = [row for row in self._ready() if row.queue_key[1] > self._planned_last]
+        return planned + later[: max(0, self._policy.rows_max - self.count(Phase.DECODE) - len(planned))]
 
     @property
     def decoding(self) -> list[Row]:
@@ -139,14 +147,18 @@ class Scheduler:
         settings = kv.settings if kv else self._policy.kv_cap
         row = row_of(request, settings, images_of(request), sparse=sparse)
         if self.reservations.needs_of(row) > self.reservations.bytes_max:
-            raise self._too_long(row.length, request.source)
+            tokens_max = self.reservations.tokens_max(row.length)
+            raise too_long(tokens_max, row.length, request.source, by_memory=True)
         self._encoder_cache.check(request)
-        number = next(self._arrivals)
+        number = self._last_arrival = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
+        row.arrived_at = now
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         self._parking.add(row)
         if self._sharing:
             self._sharing.begin(row)
+        if self._may_gather:
+            self._gate.arrived(number, now)
         if request.deadline_s is not None:
             self._deadlines[row.id] = now + request.deadline_s
         return row
@@ -176,9 +188,6 @@ class Scheduler:
                     return other.prompt_group
         return number
 
-    def _too_long(self, tokens: int, source: str) -> RequestError:
-        return too_long(self.reservations.tokens_max(tokens), tokens, source, by_memory=True)
-
     # --- what has happened ---
 
     def ran(self, group: Group) -> None:
@@ -193,7 +202,7 @@ class Scheduler:
         assert not chunk.row.is_quantized, "quantized rows run alone"
         tokens = chunk.row.tokens[: chunk.begin + len(chunk.tokens)]
         chunk.row.prefilled = 0
-        return replace(chunk, tokens=tokens)
+        return replace(chunk, tokens=tokens, match=None)
 
     def on_image_encoded(self, row: Row, image: ImageInput, nbytes: int) -> list[str]:
         """Record that an image of `nbytes` bytes was encoded for a row; return the digests to evict."""
@@ -226,8 +235,7 @@ class Scheduler:
     def started(self, row: Row) -> None:
         """Record that a row has joined the decode batch."""
         if not self._in[Phase.DECODE]:
-            self._first_at = self._step_ended_at
-            self._extend_burst()
+            self._gate.started(self._last_arrival)
         self._move(row, Phase.DECODE)
 
     def on_step_end(self, now: float, *, decoded: bool | None) -> None:
@@ -240,11 +248,7 @@ class Scheduler:
         if decoded is not None and not self._images_to_encode:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, work=self._work)
         self._step_ended_at, self._work, self._images_to_encode = now, PrefillWork(), False
-        if now - self._first_at <= BURST_S and not self.decodes:  # once open, the gate stays open
-            self._extend_burst()
-
-    def _extend_burst(self) -> None:
-        self._burst_last = max((row.queue_key[1] for row in self._rows.values()), default=0)
+        self._gate.on_step_end(now)
 
     def disturb(self) -> None:
         """Exclude the current lap from the cost model."""
@@ -273,10 +277,6 @@ class Scheduler:
             for other in self._of(Phase.PREFILL, Phase.PREFILLED, Phase.WAITING)
             if other.prompt_group == row.prompt_group
         ]
-
-    def spare(self, cache_bytes: int) -> int | None:
-        """Return the bytes that no row needs now; None without a limit."""
-        return self.reservations.spare(cache_bytes)
 
     def rewind(self) -> None:
         """Restart all prefills, since every cache was lost. Started rows must have been dropped."""
@@ -335,7 +335,7 @@ class Scheduler:
         """Plan the work before the next decode step. `cache_bytes`: real usage of all caches."""
         preempted = self._make_room(cache_bytes)
         line, behind = self._line(cache_bytes, preempted)
-        self._next = line
+        self._next, self._planned_last = line, self._last_arrival
         if not line or (self.decodes and self._pace.pauses_prefill()):
             return SchedulerOutput(preempted=preempted)
         heads = self._heads(line, behind)
@@ -428,15 +428,15 @@ class Scheduler:
         # In every other step, so that many short prompts cannot starve a long one.
         short = [] if self._has_overtaken else overtaking(heads, line)
         self._has_overtaken = bool(short)
-        if short:
-            heads = {row: heads[row] for row in (*short, *heads)}
+        for row in short:  # one that came with the long one belongs to its burst
+            row.overtook |= row.arrived_at - next(iter(heads)).arrived_at > BURST_S
+        heads = {row: heads[row] for row in (*short, *heads)}
         # Beside batch rows only, another request may come, which waits for this step.
         is_bounded = self._parking.has_batch_only or (self.decodes and not self._catches_up(line))
         budget = self._pace.budget(decoding=is_bounded)
         groups = form_groups(line, heads, budget, self._encoder_cache)
         for chunk in itertools.chain.from_iterable(groups):
             rows = (chunk.row, *chunk.copies)
-            chunk.row.overtook |= chunk.row in short
             self._admit(rows, Phase.PREFILLED if chunk.row in behind else Phase.PREFILL)
         return groups
 

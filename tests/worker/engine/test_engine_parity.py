@@ -97,13 +97,16 @@ def play(
 
 
 def play_abreast(engine: BatchEngine, jobs: Sequence[Job], rng: random.Random) -> dict[str, list[int]]:
-    """Run the jobs with lock-step prefill: all unfinished prompts advance by chunks of one length."""
+    """Run the jobs with prefill from one position on: in chunks of one length, and then to their ends."""
     done, going = 0, [job for job in jobs if len(job.prompt) > 1]
     while going:
         width = min(rng.randint(1, 45), *(len(job.prompt) - 1 - done for job in going))
         engine.prefill({job.name: job.prompt[done : done + width] for job in going})
         done += width
         going = [job for job in going if len(job.prompt) - 1 > done]
+        if len(going) == 3:
+            engine.prefill({job.name: job.prompt[done:-1] for job in going})
+            break
     return play(engine, jobs, rng, prefilled={job.name: len(job.prompt) - 1 for job in jobs})
 
 

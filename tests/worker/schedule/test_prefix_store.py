@@ -68,6 +68,26 @@ def test_the_same_prompt_runs_its_last_token_only(shape: CacheSpec) -> None:
     assert _reused(house, "again").reuse.miss == ""
 
 
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_ends_of_prompts_with_one_stored_prefix_run_in_one_call(*, is_broken: bool) -> None:
+    house = _house(DENSE)
+    shared = _tokens(1, 300)
+    house.submit("first", 5, tokens=(*shared, *_tokens(2, 30)))
+    house.run()
+    ends = {"b": 40, "c": 37, "d": 41}
+    for id, count in ends.items():
+        house.submit(id, ord(id), tokens=(*shared, *_tokens(ord(id), count)))
+    if is_broken:
+        house.engine.at["prefill", house.engine.calls["prefill"] + 1] = breaking("it")
+    before = len(house.engine.groups)
+    house.run()
+    together, *apart = house.engine.groups[before:]
+    assert sorted(together) == ["b", "c", "d"]
+    assert sorted(apart) == ([["b"], ["c"], ["d"]] if is_broken else [])
+    assert {id: house.text(id) for id in ends} == {id: f"<{ord(id)}>" for id in ends}
+    assert {_cached(house, id) for id in ends} == {300}
+
+
 def test_states_are_kept_at_the_boundaries_of_a_prompt() -> None:
     house = _house(HYBRID)
     system = _tokens(1, 500)

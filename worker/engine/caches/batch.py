@@ -126,18 +126,17 @@ def arrange(rows: int, leaving: Sequence[int], joining: int) -> list[int]:
 
 
 def prefill_together(model: nn.Module, prompts: Chunks) -> dict[str, RowCaches]:
-    """Return each row's own caches after its prompt, lazily. The rows must be new.
-
-    Raises what upstream's caches raise if they cannot leave padding out.
-    """
+    """Return each row's caches after its prompt, lazily. The rows must be new."""
     return prefill_abreast(model, prompts, {row: make_prompt_cache(model) for row in prompts})
 
 
 def prefill_abreast(
     model: nn.Module, chunks: Chunks, before: Mapping[str, RowCaches]
 ) -> dict[str, RowCaches]:
-    """Run a chunk of each row, whose caches are in `before`: all at one position, with chunks of one
-    length."""
+    """Return each row's caches after its chunk, lazily. Their caches in `before` end at one position.
+
+    Raises what upstream's caches raise if they cannot leave padding out.
+    """
     lengths = [len(tokens) for tokens in chunks.values()]
     longest = max(lengths)
     padding = [longest - length for length in lengths]

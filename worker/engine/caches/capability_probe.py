@@ -158,13 +158,12 @@ class _Trial:
         self._decode(list(padded.values()), lengths, self._alone[1::2] + self._alone[-1:])
 
     def prefill_abreast(self) -> None:
-        """Run the two long rows in chunks of equal lengths, as far as both go."""
+        """Run the two long rows from one position on: in chunks of one length, and then to their ends."""
         prompts = {"shorter": self._prompts[-2], "longer": self._long}
         rows: dict[str, RowCaches] = {name: self._fresh() for name in prompts}
-        for first, last in ((0, self._piece), (self._piece, self._stop)):
+        for first, last in ((0, self._piece), (self._piece, None)):
             chunks = {name: prompt[first:last] for name, prompt in prompts.items()}
             rows = prefill_abreast(self._model, chunks, rows)
-        self._run(rows["longer"], self._long[self._stop :])
         self._decode(list(rows.values()), [len(prompt) for prompt in prompts.values()], self._alone[-2:])
 
     def restore(self) -> None:
