@@ -23,7 +23,7 @@ LINE = "chats"
 CONCURRENCIES = (1, 4, 16, 48)
 REQUESTS = {1: 2, 4: 8, 16: 16, 48: 48}
 MAX_TOKENS = 64
-WORDS_MIN, WORDS_MAX = 15, 420
+WORDS_MIN, WORDS_MAX = 15, 320
 """Words of the quoted text: about 40 to 700 tokens with the template and the question."""
 
 
