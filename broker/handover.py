@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 CONFIRM_S_MAX = 15.0
 """Time in seconds for a successor to serve; if it ends before, the old gateway ends too, and a new one is
 started."""
-WORKERS_S_MAX = 5.0
+WORKERS_S_MAX = 10.0
 """Time in seconds that a new gateway waits for the workers of the old one before it serves clients."""
 _POLL_S = 0.02
 

@@ -44,7 +44,7 @@ from worker.schedule.failures import Failures, engine_error
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import TOLD_EVERY_S, Counters, Publisher
 from worker.schedule.request_output import RequestOutput
-from worker.schedule.row_inputs import evict_images, set_inputs
+from worker.schedule.row_inputs import drop_rows, evict_images, set_inputs
 from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sparse_prefill import SparsePrefillQueue
@@ -403,8 +403,7 @@ class Loop:
         for chunk in group:
             match, row = chunk.match, chunk.row
             if match is not None and not (self.store and self.store.restore(row, match)):
-                for other in group:
-                    self.model.engine.drop(other.row.id)  # those before it were restored
+                drop_rows(self.model.engine, group)  # those before it were restored
                 return False
             quantization.quantize_restored(chunk, self.model.engine, self.scheduler)
             if row.reuse is None:
@@ -428,8 +427,7 @@ class Loop:
         if len(group) == 1:
             self._fail_prefill(group[0].row, error)
             return
-        for chunk in group:
-            self.model.engine.drop(chunk.row.id)
+        drop_rows(self.model.engine, group)
         for chunk in group:
             self._prefill([self.scheduler.anew(chunk)])
 

@@ -1,4 +1,4 @@
-"""What the engine gets of rows beside their tokens: adapters, images and gaps."""
+"""What the engine is told of rows beside their tokens: adapters, images, gaps, and which to drop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def set_inputs(engine: Engine, group: Group) -> None:
             engine.set_images(row.id, row.tokens, row.images)
         if gap := row.gap(row.prefilled):
             engine.skip_tokens(row.id, row.prefilled - gap, row.prefilled)
+
+
+def drop_rows(engine: Engine, group: Group) -> None:
+    """Drop the caches of all rows of a group."""
+    for chunk in group:
+        engine.drop(chunk.row.id)
 
 
 def evict_images(engine: Engine, digests: Sequence[str]) -> None:
