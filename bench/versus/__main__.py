@@ -15,6 +15,7 @@ import argparse
 import datetime
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -135,6 +136,7 @@ def main() -> None:
         "--documents", action="store_true", help="generate the documents from the file; measure nothing"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the servers end as well
     if options.documents:
         documents.write(results.load(options.json), ROOT)
     else:

@@ -114,7 +114,7 @@ class BatchEngine:
         self._quantized_cost = row_cost(model, self._fresh_of(True)) if kv_quantization else self._cost
         self._slack = slack_columns(model, self._cost)
         self._prefilling: dict[str, RowCaches] = {}
-        self._is_sparse_row: dict[str, int] = {}
+        self._prefilled_tokens: dict[str, int] = {}
         """Tokens run of each prefilling row."""
         self._gaps: dict[str, Gaps] = {}
         """Tokens that sparse prefill skipped in prefilling rows."""
@@ -190,7 +190,7 @@ class BatchEngine:
         mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
         likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
         for row, tokens in chunks.items():
-            self._is_sparse_row[row] = self._is_sparse_row.get(row, 0) + len(tokens)
+            self._prefilled_tokens[row] = self._prefilled_tokens.get(row, 0) + len(tokens)
         self._advance(max(map(len, chunks.values())))
         return likelihoods
 
@@ -220,7 +220,7 @@ class BatchEngine:
         if self._quantized & chunks.keys():
             return False  # upstream cannot merge them
         begun = all(row in self._prefilling for row in chunks)
-        return begun and len({self._is_sparse_row.get(row) for row in chunks}) == 1
+        return begun and len({self._prefilled_tokens.get(row) for row in chunks}) == 1
 
     def _prefill_scored(self, row: str, tokens: Sequence[int], asked: LogprobTargets) -> list[Logprob]:
         self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
@@ -239,7 +239,7 @@ class BatchEngine:
         self._quantized |= {copy} if row in self._quantized else set()
         if row in self._prefilling:
             self._prefilling[copy] = deepcopy(self._prefilling[row])
-            self._is_sparse_row[copy] = self._is_sparse_row[row]
+            self._prefilled_tokens[copy] = self._prefilled_tokens[row]
         self._image_embeddings.copy(row, copy)
         self._hidden_states.copy(row, copy)
 
@@ -249,7 +249,7 @@ class BatchEngine:
         drawing = SamplingState(sampling, self._image_embeddings.ids(row, tokens), prompt_tokens)
         token = mx.array([tokens[-1]], mx.uint32)
         gaps = self._gaps.pop(row, NO_GAPS)
-        self._is_sparse_row.pop(row, None)
+        self._prefilled_tokens.pop(row, None)
         shift, adapter = self._image_embeddings.shift(row), self._adapter_of.pop(row, NO_ADAPTER)
         is_quantized = row in self._quantized
         member = BatchRow(
@@ -285,7 +285,7 @@ class BatchEngine:
         mx.eval([cache.state for cache in caches])
         self._prefilling[row] = caches
         self._quantized |= {row} if is_quantized else set()
-        self._is_sparse_row[row] = count = sum(piece.count for piece in pieces)
+        self._prefilled_tokens[row] = count = sum(piece.count for piece in pieces)
         self._image_embeddings.skip(row, count)
         self._hidden_states.skip(row, count)
 
@@ -380,7 +380,7 @@ class BatchEngine:
 
     def drop(self, row: str) -> None:
         self._prefilling.pop(row, None)
-        self._is_sparse_row.pop(row, None)
+        self._prefilled_tokens.pop(row, None)
         self._gaps.pop(row, None)
         self._adapter_of.pop(row, None)
         self._quantized.discard(row)
@@ -400,7 +400,7 @@ class BatchEngine:
     def reset(self) -> None:
         for held in (
             self._prefilling,
-            self._is_sparse_row,
+            self._prefilled_tokens,
             self._gaps,
             self._adapter_of,
             self._quantized,

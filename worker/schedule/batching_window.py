@@ -79,6 +79,7 @@ class BurstGate:
             self._last = number
 
     def on_step_end(self, now: float) -> None:
+        """Record the time. Waiting is counted from the end of the step in which the first row started."""
         self._now = now
         if self._first_at is None:
             self._first_at = now
