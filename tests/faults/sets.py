@@ -89,7 +89,7 @@ class Set:
         for child in self.process.stats.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = child.cmdline()
-                if "worker" in words and child.status() != psutil.STATUS_ZOMBIE:
+                if _is_worker(child, words) and child.status() != psutil.STATUS_ZOMBIE:
                     found.append((not any(word.startswith("--hosts=") for word in words), child))
         return [child for _, child in sorted(found, key=lambda pair: pair[0])]
 
@@ -102,10 +102,20 @@ class Set:
         )
 
 
+def _is_worker(process: psutil.Process, words: list[str]) -> bool:
+    """Return whether this command line is a worker's own.
+
+    Until a new process executes its command, it has the command line of its parent.
+    """
+    parent = process.parent()
+    return "worker" in words and (parent is None or parent.cmdline() != words)
+
+
 def _is_rank(process: psutil.Process, folder: Path) -> bool:
     """Return whether a process is a rank of the set in `folder`, according to its environment."""
     with contextlib.suppress(psutil.Error, OSError):
-        return "worker" in process.cmdline() and process.environ().get("XDG_CACHE_HOME") == str(folder)
+        if _is_worker(process, process.cmdline()):
+            return process.environ().get("XDG_CACHE_HOME") == str(folder)
     return False
 
 
