@@ -1,6 +1,6 @@
 """Simulated schedules: what a prefill policy does to first texts, completion times and gaps, without a model.
 
-    python -m bench.schedules [--targets 0.1,0.3,1] [--gaps 0.5,1] [--machines large,…] [--seeds 3] [--cold]
+    python -m bench.schedules [--targets 0.1,0.3,1] [--gaps 0.5,1] [--machines large,…] [--rows 16] [--cold]
 
 The scheduler is the worker's own; the engine is a cost model with noise: a decode step costs `decode` seconds
 and `row` more for each row, a prefill call costs `call`, and `token` for each token. Times are simulated, so
@@ -265,6 +265,7 @@ def main() -> None:
     parser.add_argument("--gaps", default="1", help="bounds of a single gap, in seconds")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--machines", default=",".join(machine.name for machine in MACHINES))
+    parser.add_argument("--rows", type=int, default=ROWS_MAX, help="maximum decode batch")
     parser.add_argument("--cold", action="store_true", help="the first requests of a worker")
     asked = parser.parse_args()
     print(" " * 33, "  ".join(f"{name:>8.8}" for name in Figures.__slots__))
@@ -274,7 +275,7 @@ def main() -> None:
         for name, scenario in SCENARIOS.items():
             for target, gap in itertools.product(_floats(asked.targets), _floats(asked.gaps)):
                 config = SchedulerConfig(
-                    rows_max=ROWS_MAX, inter_token_target_s=target, inter_token_s_max=gap
+                    rows_max=asked.rows, inter_token_target_s=target, inter_token_s_max=gap
                 )
                 figures = measure(machine, scenario, config, seeds=asked.seeds, cold=asked.cold)
                 told = "  ".join(f"{getattr(figures, each):8.3f}" for each in Figures.__slots__)

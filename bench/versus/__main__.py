@@ -1,6 +1,7 @@
 """Compare our server with others by all that a client notices, and generate documents from the results.
 
     python -m bench.versus [--lines throughput,gaps] [--models dense] [--rivals all] [--rounds 3] [--json F]
+    python -m bench.versus --lines chats --at 4,16
     python -m bench.versus --documents [--json F]
 
 Results replace those of the same models and lines in the file, after each line, so a long run can be done in
@@ -65,6 +66,10 @@ LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
 """The lines, each with the models that it is measured on."""
 
 
+BY_CONCURRENCY = {each.LINE: each for each in (chats, starts, throughput)}
+"""The lines that are measured at several numbers of concurrent requests."""
+
+
 def _folder(model: str) -> Path:
     """Return the folder of a model, created on first use. Raises `KeyError`."""
     if model == NO_MODEL:
@@ -83,15 +88,22 @@ def planned(lines: Sequence[str], models: Sequence[str]) -> list[tuple[str, str]
     return [(line, model) for line in lines for model in LINES[line][1] if model in wanted]
 
 
-def measure(plan: Sequence[tuple[str, str]], names: Sequence[str], rounds: int, file: Path) -> None:
-    """Measure the whole plan and save each part when it is complete."""
+def measure(
+    plan: Sequence[tuple[str, str]],
+    names: Sequence[str],
+    rounds: int,
+    file: Path,
+    concurrencies: Sequence[int] = (),
+) -> None:
+    """Measure the whole plan and save each part when it is complete. `concurrencies`: none stands for all."""
     began, load = datetime.datetime.now(datetime.UTC), os.getloadavg()[0]
     key = began.strftime("%Y%m%dT%H%M%SZ")
     results.load(file)  # an unreadable file raises before anything is measured
     for line, model in plan:
         at = time.monotonic()
         print(f"{line}, {model} …", file=sys.stderr, flush=True)
-        for found in LINES[line][0](model, _folder(model), names, rounds, key, sees=model in SEEING):
+        some = {"concurrencies": concurrencies} if concurrencies else {}
+        for found in LINES[line][0](model, _folder(model), names, rounds, key, sees=model in SEEING, **some):
             run = facts.run(names, rounds, began, load)
             results.save(file, results.merge(results.load(file), key, run, found))
             _tell(found, time.monotonic() - at)
@@ -115,6 +127,10 @@ def _rivals(named: str) -> list[str]:
     return found
 
 
+def _numbers(named: str) -> list[int]:
+    return [int(number) for number in named.split(",")]
+
+
 def _some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
     def chosen(named: str) -> list[str]:
         found = named.split(",")
@@ -130,12 +146,16 @@ def main() -> None:
     parser.add_argument("--lines", type=_some_of(list(LINES)), default=list(LINES))
     parser.add_argument("--models", type=_some_of(MODELS), default=list(MODELS))
     parser.add_argument("--rivals", type=_rivals, default=list(NAMES[1:]))
+    parser.add_argument("--at", type=_numbers, default=(), help="numbers of concurrent requests")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=JSON)
     parser.add_argument(
         "--documents", action="store_true", help="generate the documents from the file; measure nothing"
     )
     options = parser.parse_args()
+    for line in options.lines if options.at else ():
+        if line not in BY_CONCURRENCY or not set(options.at) <= set(BY_CONCURRENCY[line].CONCURRENCIES):
+            parser.error(f"--at: the line {line} is not measured at {', '.join(map(str, options.at))}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the servers end as well
     if options.documents:
         documents.write(results.load(options.json), ROOT)
@@ -143,7 +163,7 @@ def main() -> None:
         logging.basicConfig(format="  %(message)s", level=logging.WARNING)
         logging.getLogger("bench").setLevel(logging.INFO)
         plan = planned(options.lines, options.models)
-        measure(plan, [OURS, *options.rivals], options.rounds, options.json)
+        measure(plan, [OURS, *options.rivals], options.rounds, options.json, options.at)
 
 
 if __name__ == "__main__":

@@ -52,11 +52,18 @@ def prompts(count: int, first: int, words_min: int = WORDS_MIN, words_max: int =
 
 
 def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
+    model: str,
+    folder: Path,
+    names: Sequence[str],
+    rounds: int,
+    run: str,
+    *,
+    sees: bool,
+    concurrencies: Sequence[int] = CONCURRENCIES,
 ) -> Iterator[list[Entry]]:
     """Measure the line, one concurrency after another."""
     with fleet(folder, names, max(CONCURRENCIES)) as up:
-        for at in CONCURRENCIES:
+        for at in concurrencies:
 
             def turn(server: Server, round: int, at: int = at) -> Values:
                 count = REQUESTS[at] if round else at

@@ -13,8 +13,9 @@ from bench.versus.results import Entry
 from bench.versus.turns import Figure, Values, entries, take_turns, within
 
 LINE = "starts"
-CONCURRENCIES = (1, 4, 16)
-BURSTS = 5
+CONCURRENCIES = (1, 4, 16, 64)
+BURSTS = {1: 5, 4: 5, 16: 5, 64: 3}
+ROWS_MIN = 16
 MAX_TOKENS = 40
 WORDS = 12, 24
 """Words of the quoted text: 40 to 60 tokens with the template and the question."""
@@ -35,19 +36,26 @@ def figures_at(at: int) -> list[Figure]:
 
 
 def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
+    model: str,
+    folder: Path,
+    names: Sequence[str],
+    rounds: int,
+    run: str,
+    *,
+    sees: bool,
+    concurrencies: Sequence[int] = CONCURRENCIES,
 ) -> Iterator[list[Entry]]:
     """Measure the line, one concurrency after another. One server runs at a time."""
-    for at in CONCURRENCIES:
+    for at in concurrencies:
         turns = {name: partial(_turn, name, folder, at) for name in names}
         yield entries(model, LINE, figures_at(at), take_turns(turns, rounds, warm=False), run)
 
 
 def _turn(name: str, folder: Path, at: int, round: int) -> Values:
-    with server(name, folder, max(CONCURRENCIES)) as started:
+    with server(name, folder, max(ROWS_MIN, at)) as started:
         bursts = [
             within(measure_burst(started, prompts(at, 1000 * round + 100 * number, *WORDS), at, MAX_TOKENS))
-            for number in range(BURSTS)
+            for number in range(BURSTS[at])
         ]
     first, later = bursts[0], bursts[1:]
     settled = {key: statistics.median(each[key] for each in later) for key in first}

@@ -92,16 +92,23 @@ def remark(theirs: Sequence[Answer]) -> str | None:
 
 
 def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
+    model: str,
+    folder: Path,
+    names: Sequence[str],
+    rounds: int,
+    run: str,
+    *,
+    sees: bool,
+    concurrencies: Sequence[int] = CONCURRENCIES,
 ) -> Iterator[list[Entry]]:
     """Measure the line on one model, one concurrency after another."""
     with fleet(folder, names, max(CONCURRENCIES)) as up:
-        for number, at in enumerate(CONCURRENCIES):
+        for at in concurrencies:
             answered: dict[str, list[Answer]] = {}
 
-            def turn(server: Server, round: int, at: int = at, case: int = number) -> Values:
+            def turn(server: Server, round: int, at: int = at) -> Values:
                 count = REQUESTS[at] if round else at
-                texts = prompts(folder, count, 100_000 * case + 1000 * round, sees=sees)
+                texts = prompts(folder, count, 100_000 * CONCURRENCIES.index(at) + 1000 * round, sees=sees)
                 return within(_turn(server, texts, at, answered))  # noqa: B023 - called before the next case
 
             taken = up.take_turns(turn, rounds)

@@ -19,8 +19,10 @@ WINDOW_RESUMED_S = 0.05
 OTHERS_WITHIN = 4
 """Requests that arrive within this many windows of an opening are a reason to wait next time."""
 
-GATHERED_S = 5.0
-"""Longest wait of a burst's first row, in seconds."""
+GATHERED_S, GATHERED_ROW_S, GATHERED_S_MAX = 5.0, 0.25, 15.0
+"""Longest wait of a burst's first row, in seconds: at least, for each row of the burst, and at most. Prompts
+that run beside decoding rows take a call each, where a call reads all weights; so the more rows there are,
+the more time it saves to run them together first (`bench.schedules`)."""
 BURST_S = 0.25
 """Requests that arrive within this time after the first row started belong to its burst: sixteen chats take
 0.2 s from the first to the last, and a short prompt or a stored prefix is ready sooner."""
@@ -61,8 +63,8 @@ class BurstGate:
     between two tokens, and all requests finish sooner.
     """
 
-    wait_s_max: float = GATHERED_S
-    """Longest wait of the first row, and longest predicted prefill that is waited for."""
+    wait_s_max: float = GATHERED_S_MAX
+    """Longest wait of the first row, and longest predicted prefill that is waited for, however many rows."""
     _first_at: float | None = None
     """When the first row started; None until the end of that step."""
     _last: int = -1
@@ -84,8 +86,10 @@ class BurstGate:
         if self._first_at is None:
             self._first_at = now
 
-    def holds(self, coming: Iterable[Row], left: Callable[[Row], int], pace: PrefillCostModel) -> bool:
-        """Return whether started rows without a token wait for those of `coming` that belong to their burst.
+    def holds(
+        self, started: int, coming: Iterable[Row], left: Callable[[Row], int], pace: PrefillCostModel
+    ) -> bool:
+        """Return whether `started` rows without a token wait for those of `coming` that are of their burst.
 
         `left`: returns how many tokens of a row's prompt are to run.
         """
@@ -94,4 +98,5 @@ class BurstGate:
             return False  # the time to encode an image is unknown
         left_s = pace.seconds(PrefillWork.call(1, sum(map(left, burst)), 0))
         waited_s = 0.0 if self._first_at is None else self._now - self._first_at
-        return waited_s < self.wait_s_max and 0 < left_s <= self.wait_s_max
+        wait_s_max = min(self.wait_s_max, max(GATHERED_S, GATHERED_ROW_S * (started + len(burst))))
+        return waited_s < wait_s_max and left_s > 0 and (pace.is_rough or left_s <= wait_s_max)

@@ -127,6 +127,12 @@ class PrefillCostModel:
         """Whether calls of several rows were not measured for long, or never."""
         return self._calls_alone >= CALLS_ALONE_MAX
 
+    @property
+    def is_rough(self) -> bool:
+        """Whether only short calls were measured, whose tokens look dearer, and a longer one is possible."""
+        longer = PrefillWork.call(1, 2 * CHUNK_TOKENS_FIRST, 0)
+        return self._tokens_measured <= CHUNK_TOKENS_FIRST and self.seconds(longer) <= IDLE_S
+
     def pauses_prefill(self) -> bool:
         """Return whether to run the next decode step without prefill, because none has been measured.
 

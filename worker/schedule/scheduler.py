@@ -28,7 +28,7 @@ from worker.contract.images import ImageInput
 from worker.contract.kv_cap import KVCap
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
-from worker.schedule.batching_window import BURST_S, GATHERED_S, BurstGate
+from worker.schedule.batching_window import BURST_S, GATHERED_S_MAX, BurstGate
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import QuantizedRows, Reservations
 from worker.schedule.parking import Parking
@@ -52,7 +52,7 @@ class SchedulerConfig:
     prefill_tokens: int = 2048
     inter_token_target_s: float = 0.1
     inter_token_s_max: float = 1.0
-    gathered_s: float = GATHERED_S
+    gathered_s: float = GATHERED_S_MAX
     bytes_max: int | None = None
     row_bytes: Callable[[int], int] = lambda tokens: 0
     image_bytes_max: int | None = None
@@ -107,8 +107,8 @@ class Scheduler:
     def decodes(self) -> bool:
         """Whether started rows decode in this step."""
         left = self._sharing.left if self._sharing else attrgetter("left")
-        holds = self._may_gather and self._gate.holds(self._coming(), left, self._pace)
-        return bool(self._in[Phase.DECODE]) and not holds
+        started, gathers = self.count(Phase.DECODE), self._may_gather
+        return started > 0 and not (gathers and self._gate.holds(started, self._coming(), left, self._pace))
 
     @property
     def _may_gather(self) -> bool:

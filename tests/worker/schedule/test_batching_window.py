@@ -9,6 +9,7 @@ from worker.contract.engine import CacheSpec
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.batching_window import (
     BURST_S,
+    GATHERED_ROW_S,
     GATHERED_S,
     WINDOW_ALONE_S,
     WINDOW_RESUMED_S,
@@ -38,16 +39,20 @@ def test_a_longer_window_stays_as_long_and_none_stays_none() -> None:
 class Burst:
     """A scheduler with a stream of prompts. Each prompt token takes `token_s`; decoding takes no time."""
 
-    def __init__(self, token_s: float, prefixes: PrefixIndex | None = None) -> None:
-        self.scheduler = Scheduler(SchedulerConfig(rows_max=8, prefill_tokens=PROMPT), prefixes)
-        self.now, self.token_s = 0.0, token_s
-        self.come("first")
-        self.step(4)  # the cost of a prompt is measured by then
-        self.scheduler.drop("first")
+    def __init__(
+        self, token_s: float, prefixes: PrefixIndex | None = None, rows_max: int = 8, cold: bool = False
+    ) -> None:
+        """`cold`: no cost has been measured yet."""
+        self.scheduler = Scheduler(SchedulerConfig(rows_max=rows_max, prefill_tokens=PROMPT), prefixes)
+        self.now, self.token_s, self.call_s = 0.0, token_s, 0.0
+        if not cold:
+            self.come("first")
+            self.step(4)  # the cost of a prompt is measured by then
+            self.scheduler.drop("first")
 
-    def come(self, *ids: str, resume: tuple[int, ...] = ()) -> None:
+    def come(self, *ids: str, resume: tuple[int, ...] = (), prompt: int = PROMPT) -> None:
         for id in ids:
-            tokens = (hash(id), *range(PROMPT))
+            tokens = (hash(id), *range(prompt))
             self.scheduler.add(engine_request(id, tokens, max_tokens=99, resume=resume), self.now)
 
     def step(self, count: int = 1) -> None:
@@ -58,7 +63,7 @@ class Burst:
                     self.scheduler.answered(row, 7)
             self.scheduler.on_step_end(self.now, decoded=None)
             for group in self.scheduler.plan().groups:
-                self.now += self.token_s * sum(len(chunk.tokens) for chunk in group)
+                self.now += self.call_s + self.token_s * sum(len(chunk.tokens) for chunk in group)
                 self.scheduler.ran(group)
                 for chunk in group:
                     if chunk.last:
@@ -100,6 +105,26 @@ def test_long_prompts_do_not_delay_decoding() -> None:
     burst.come("a", "b", "c")
     burst.until_begun("a")
     assert burst.said() == {"a": 1, "b": 0, "c": 0}
+
+
+@pytest.mark.parametrize(("rows", "waits"), [(6, False), (60, True)])
+def test_the_more_rows_a_burst_has_the_longer_its_first_row_waits(rows: int, waits: bool) -> None:
+    prefill_s = 1.4 * GATHERED_S
+    assert GATHERED_S < prefill_s < 0.9 * GATHERED_ROW_S * 60
+    burst = Burst(token_s=prefill_s / rows / PROMPT, rows_max=60)
+    ids = [f"row {number}" for number in range(rows)]
+    burst.come(*ids)
+    burst.until_begun(ids[0])
+    assert (burst.said()[ids[-1]] == 1) == waits
+
+
+def test_first_burst_of_a_worker_is_gathered_although_short_calls_look_dear() -> None:
+    burst = Burst(token_s=0.04 * GATHERED_S / PROMPT, rows_max=10, cold=True)
+    burst.call_s = 10 * burst.token_s * PROMPT / 4
+    ids = [f"row {number}" for number in range(10)]
+    burst.come(*ids, prompt=PROMPT // 4)
+    burst.until_begun(ids[0])
+    assert burst.said() == dict.fromkeys(ids, 1)
 
 
 def test_row_with_output_is_not_delayed_by_a_burst() -> None:

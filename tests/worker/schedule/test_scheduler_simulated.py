@@ -15,7 +15,7 @@ from tests.factories import engine_request
 from tests.worker.engines import picture
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
-from worker.schedule.batching_window import GATHERED_S
+from worker.schedule.batching_window import GATHERED_S_MAX
 from worker.schedule.prefill_batches import PADDING_MAX
 from worker.schedule.prefill_cost import CHUNK_TOKENS_MIN
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX
@@ -26,7 +26,7 @@ from worker.schedule.starvation import watched
 SEEDS = 400
 """Number of histories; `python -m tests.worker.schedule.test_scheduler_simulated 0 10000` runs more."""
 BATCHES = 8
-STARVED_S_MAX = 3 * GATHERED_S
+STARVED_S_MAX = 3 * GATHERED_S_MAX
 """Simulated seconds, a few hundred steps, within which every row that should not wait makes progress."""
 
 
