@@ -19,7 +19,7 @@ from protocol.supervisor_messages import DesiredModels, ModelStates, Word
 
 SUPERVISOR_FD = "ROUNDHOUSE_SUPERVISOR_FD"
 SPAWN_FD = "ROUNDHOUSE_START_FD"
-SPARE = "ROUNDHOUSE_SPARE"
+SPARE = "ROUNDHOUSE_IS_SPARE"
 """Variables: the descriptor of either channel, and the mark of a spare."""
 
 READ_BYTES = 65_536

@@ -81,19 +81,21 @@ def watched_health(url: str) -> Iterator[None]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Process, str]]:
-    """Run `roundhouse serve` with the embedded model and no spare, so that requests are refused after a
-    kill."""
-    with serving(tmp_path, "--spare=0") as found:
+    """Run `roundhouse serve` with the embedded model and, by its variable, no spare, so that requests are
+    refused after a kill."""
+    with serving(tmp_path, environ={"ROUNDHOUSE_SPARE": "0"}) as found:
         yield found
 
 
 @contextlib.contextmanager
-def serving(tmp_path: Path, *more: str) -> Iterator[tuple[Process, str]]:
+def serving(
+    tmp_path: Path, *more: str, environ: dict[str, str] | None = None
+) -> Iterator[tuple[Process, str]]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ["--port", str(port), "--endpoint", f"ipc://{tmp_path}/line"]
     flags += ["--deaths-max", "100", "--restart-delay-max", "0.2", *more]
-    serve = Process("serve", ["deploy", "serve", *flags], tmp_path)
+    serve = Process("serve", ["deploy", "serve", *flags], tmp_path, environ)
     try:
         eventually(lambda: _status(url, "/ready") == 200, within_s=90, what="ready")
         yield serve, url

@@ -18,13 +18,14 @@ from protocol import channel, lifeline
 DEADLINE_S = 60.0
 PROGRAM = """
 import os, sys
+from protocol import channel
 from worker import spare
 
 def look_ahead():
     print("looked ahead at", os.getpriority(os.PRIO_PROCESS, 0), flush=True)
 
 words = spare.words(("tests.worker.priority_probe",), look_ahead)
-print(words, os.environ.get("ROUNDHOUSE_SPARE"), "tests.worker.priority_probe" in sys.modules, flush=True)
+print(words, os.environ.get(channel.SPARE), "tests.worker.priority_probe" in sys.modules, flush=True)
 """
 
 

@@ -14,12 +14,14 @@ from deploy.serving.commandlines import python_module
 from deploy.serving.models import SPARE_BYTES
 from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
 from deploy.supervisor.memory import weights_of
-from protocol import settings
+from protocol import breadcrumbs, channel, lifeline, listening, settings
 from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
 from protocol.sockets import EndpointError
 from protocol.worker_settings import WorkerSettings
 from tests.deploy.weights import EXPERT_BYTES, OTHER_BYTES, mixture
+from worker import preload
+from worker.ranks import rank_info, rank_keys
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,6 +58,16 @@ def config(folder: Path, text: str) -> str:
 def test_with_nothing_said_the_children_are_told_only_where_to_meet(runtime_folder: Path) -> None:
     endpoint = f"--endpoint=ipc://{runtime_folder}/8000.sock"
     assert flags([]) == {"gateway": [endpoint], "worker": [endpoint]}
+
+
+def test_variables_between_our_processes_are_those_of_no_setting() -> None:
+    """A user who sets `ROUNDHOUSE_SPARE` means `--spare`."""
+    ours = {channel.SUPERVISOR_FD, channel.SPAWN_FD, channel.SPARE, lifeline.VARIABLE, breadcrumbs.VARIABLE}
+    ours |= {listening.LISTENER_FD, preload.GUARD, rank_info.LINE, rank_info.FIRST, rank_keys.VARIABLE}
+    kinds = (ServeSettings, GatewaySettings, WorkerSettings)
+    names = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+    assert {"spare", "max_running", "port"} <= names
+    assert ours & {f"ROUNDHOUSE_{name.upper()}" for name in names} == set()
 
 
 @pytest.mark.parametrize(
