@@ -24,7 +24,7 @@ from bench.vision import image_url, question
 
 LINE = "throughput"
 CONCURRENCIES = (1, 4, 16, 64)
-REQUESTS = {1: 4, 4: 8, 16: 32, 64: 64}
+REQUESTS = {1: 16, 4: 32, 16: 64, 64: 128}
 MAX_TOKENS = 48
 TEXT_TOKENS = 116
 """126 together with the tokens of the template."""

@@ -127,7 +127,7 @@ class BatchEngine:
         self._ahead = SpecDecoder(
             model, self._fresh_of, self._hidden_states, agree, self._slack, self.adapters.batch
         )
-        self._new_group = partial(DecodeBatch, agree)
+        self._new_group = partial(DecodeBatch, agree, self._slack)
         self._unread: list[_Unread] = []
         self._helpers = MaskThreads()
         self._advanced = 0

@@ -96,9 +96,10 @@ class DecodeBatch(RowBatch):
     """Rows that decode without drafts. A single row keeps its own caches, which are faster than a batch of
     one."""
 
-    def __init__(self, agree: Agree | None = None) -> None:
-        """`agree`: see `Sampler`."""
+    def __init__(self, agree: Agree | None = None, slack: int = 0) -> None:
+        """`agree`: see `Sampler`. `slack`: see `BatchPositions`."""
         self.members: list[BatchRow] = []
+        self._slack = slack
         self._agree = agree
         self._tokens = mx.array([], mx.uint32)
         self._sampler: Sampler | None = None
@@ -181,7 +182,7 @@ class DecodeBatch(RowBatch):
         kept = [caches[row] for row in order]
         self._own = kept[0] if len(kept) == 1 else []
         if len(kept) > 1:
-            self._batch = CacheBatch(fresh())
+            self._batch = CacheBatch(fresh(), self._slack)
             seated = [everybody[row] for row in order]
             self._batch.rearrange([], kept, [m.cached_tokens for m in seated], [m.gaps for m in seated])
         return order

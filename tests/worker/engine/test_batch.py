@@ -37,11 +37,13 @@ class _Rows:
     """Drives a batch of one layer and the reference side by side. A token is the value that fills its
     vectors."""
 
-    def __init__(self, make: Any, seed: int) -> None:
+    def __init__(self, make: Any, seed: int, slack: int | None = None) -> None:
+        """`slack`: of the batch; None: random."""
         self.make = make
-        self.batch = CacheBatch([make()])
-        self.tokens: list[list[int]] = []
         self.random = random.Random(seed)
+        self.slack = random.Random(seed).choice([0, 5 * STEP, 50 * STEP]) if slack is None else slack
+        self.batch = CacheBatch([make()], self.slack)
+        self.tokens: list[list[int]] = []
         self.drawn = 0
 
     def new_tokens(self, count: int) -> list[int]:
@@ -169,15 +171,39 @@ def test_states_follow_their_rows() -> None:
         assert held[1][:, 0, 0].tolist() == [-row for row in rows]
 
 
-def test_room_is_bounded_while_rows_come_and_go() -> None:
-    rows = _Rows(KVCache, seed=3)
+@pytest.mark.parametrize("slack", [0, 40 * STEP])
+def test_room_is_bounded_while_rows_come_and_go(slack: int) -> None:
+    rows = _Rows(KVCache, 3, slack)
     for _ in range(60):
         leaving = [0] if len(rows.tokens) > 5 else []
         rows.rearrange(leaving, [rows.random.choice([20, 24, 28])])
         rows.step()
         token_bytes = HEADS * WIDTH * 4 * 2
         widest = max(len(tokens) for tokens in rows.tokens) + STEP
-        assert rows.batch.nbytes <= 1.25 * len(rows.tokens) * widest * token_bytes + widest * token_bytes
+        columns = grouping.EMPTY_MAX * len(rows.tokens) * widest + widest
+        assert rows.batch.nbytes <= columns * token_bytes
+
+
+@pytest.mark.parametrize("slack", [0, 100 * STEP])
+def test_buffer_is_seldom_copied_when_rows_leave_one_after_another(slack: int) -> None:
+    rows = _Rows(KVCache, 3, slack)
+    rows.rearrange([], [8] * 40)
+    sizes = []
+    while len(rows.tokens) > 4:
+        rows.rearrange([0], [])
+        sizes.append(rows.batch.nbytes)
+    assert len(set(sizes)) <= 16
+    rows.step()
+
+
+def test_buffer_is_seldom_copied_when_rows_join_one_after_another() -> None:
+    rows = _Rows(KVCache, 3, 30 * STEP)
+    sizes = []
+    for _ in range(20):
+        rows.rearrange([], [7])
+        sizes.append(rows.batch.nbytes)
+    assert len(set(sizes)) <= 16
+    rows.step()
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -32,9 +32,10 @@ def leaf_caches(caches: Iterable[Any]) -> Iterator[Any]:
 class CacheBatch:
     """The KV caches of rows that decode together."""
 
-    def __init__(self, like: RowCaches) -> None:
-        """`like`: caches of a single row. Raises `ValueError` if a layer cannot be batched."""
-        self._positions_of_rows = BatchPositions()
+    def __init__(self, like: RowCaches, slack: int = 0) -> None:
+        """`like`: caches of a single row. `slack`: see `BatchPositions`. Raises `ValueError` if a layer
+        cannot be batched."""
+        self._positions_of_rows = BatchPositions(slack)
         self._layers: list[Layer] = [
             batch_layer(layer, partial(PositionalLayer, self._positions_of_rows)) for layer in like
         ]

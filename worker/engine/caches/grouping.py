@@ -16,8 +16,10 @@ COLUMNS_STEP = 256
 RATIO_MAX = 1.4
 """Maximum of the memory that all rows take in their groups, relative to what they would take alone."""
 
-SLACK = 1.07
-"""Memory of a buffer relative to what its rows take. Times `RATIO_MAX` it is below 1.5."""
+SLACK, GROWTH, EMPTY_MAX = 1.07, 1.2, 1.33
+"""Memory of a buffer relative to what its rows take: of a new one, of a new one within the slack, and at most
+when rows have left. A buffer without room is copied, as is one with more, which takes as long as one to three
+steps: when 64 rows leave one after another, 20 times with these, and 63 times if `SLACK` is the maximum."""
 
 RATIO_JOINED = 1.25
 """Groups are merged only if the ratio then stays below this, to avoid moving rows back and forth."""

@@ -28,10 +28,12 @@ class BatchPositions:
 
     `lengths`: tokens in each row's caches. `gaps`: tokens skipped before these. `column`: where the next
     token of every row goes. Columns are counted from an arbitrary origin and may be negative. A row fills the
-    `lengths[row]` columns before `column`.
+    `lengths[row]` columns before `column`. `slack`: columns of all rows together that a new buffer may have
+    for rows to come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slack: int = 0) -> None:
+        self.slack = slack
         self.lengths: list[int] = []
         self.gaps: list[Gaps] = []
         self.column = 0
@@ -324,7 +326,7 @@ class PositionalLayer(Buffers):
         """Return whether the buffer has room for the rows, and not much more than that."""
         if not self._leaves or rows > self._slots:
             return False
-        if self._slots * self._columns > grouping.SLACK * rows * self._columns_needed():
+        if self._slots * self._columns > grouping.EMPTY_MAX * rows * self._columns_needed():
             return False
         column = self._positions_of_rows.column
         return self._is_ring or (
@@ -351,7 +353,11 @@ class PositionalLayer(Buffers):
             held = [self._columns_of(leaf, first_held, self._positions_of_rows.column)[rows] for leaf in old]
             sinks = [leaf[:, :, : self._sinks][rows] for leaf in old] if self._sinks else []
         columns = self._sinks + self._columns_needed()
-        slots = int(grouping.SLACK * len(self._positions_of_rows.lengths))
+        count = len(self._positions_of_rows.lengths)
+        slots = max(
+            int(grouping.SLACK * count),
+            min(int(grouping.GROWTH * count), count + self._positions_of_rows.slack // columns),
+        )
         self._leaves = [mx.zeros((slots, leaf.shape[1], columns, leaf.shape[3]), leaf.dtype) for leaf in like]
         self._base = first
         for place, leaf in enumerate(held):
