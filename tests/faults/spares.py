@@ -112,13 +112,22 @@ class Siege:
 
         `like`: wait for at most these descriptors and threads, and return any counts after a timeout.
         """
-        eventually(self._is_settled, within_s=SETTLE_S_MAX, what="only a worker and a spare are left")
+        held = eventually(
+            self._held_of_two, within_s=SETTLE_S_MAX, what="only a worker and a spare are left for a while"
+        )
+        assert held is not None
         ends_at = time.monotonic() + LETTING_GO_S_MAX
-        held = self._steady()
         while any(map(int.__gt__, held[1:], (like or held)[1:])) and time.monotonic() < ends_at:
             time.sleep(LOOK_S)
             held = self._held()
         return held
+
+    def _held_of_two(self) -> tuple[int, int, int] | None:
+        """Return the resources if the worker and the spare stay: what was just killed is still there for an
+        instant, and its successor may wait until the workers are idle."""
+        there = self._there()
+        held = self._steady() if self._is_settled() else None
+        return held if self._there() == there else None
 
     def _steady(self) -> tuple[int, int, int]:
         """Return the resources once they are stable: threads start later than their process."""
@@ -134,8 +143,11 @@ class Siege:
         stats = self._served.process.stats
         return stats.memory_info().rss, stats.num_fds(), stats.num_threads()
 
+    def _there(self) -> set[int]:
+        return {process.pid for process in _processes(self._served)}
+
     def _is_settled(self) -> bool:
-        there = {process.pid for process in _processes(self._served)}
+        there = self._there()
         return len(there) == 2 and len(there & set(self._serving())) == 1
 
 
