@@ -17,6 +17,7 @@ from mlx_lm.models.cache import (
     QuantizedKVCache,
     RotatingKVCache,
 )
+from mlx_vlm.models.base import cache_position_offset
 
 from worker.engine.caches import grouping
 from worker.engine.caches.batch import CacheBatch, arrange
@@ -194,6 +195,16 @@ def test_buffer_is_seldom_copied_when_rows_leave_one_after_another(slack: int) -
         sizes.append(rows.batch.nbytes)
     assert len(set(sizes)) <= 16
     rows.step()
+
+
+def test_largest_position_is_known_without_reading_an_array() -> None:
+    """mlx-vlm's models read the array if there is no `_offset`, before a step can be dispatched."""
+    rows = _Rows(KVCache, 3)
+    rows.rearrange([], [3, 9])
+    [cache] = rows.batch.caches
+    assert cache_position_offset(cache) == cache._offset == 9
+    cache.update_and_fetch(_vectors([[1], [2]]), -_vectors([[1], [2]]))
+    assert cache_position_offset(cache) == cache.offset.max().item() == 10
 
 
 def test_buffer_is_seldom_copied_when_rows_join_one_after_another() -> None:

@@ -55,6 +55,11 @@ class BatchPositions:
             self._offset = mx.array(self._positions(), mx.int32)
         return self._offset
 
+    @property
+    def longest(self) -> int:
+        """The largest position of a row's next token."""
+        return max(self._positions())
+
     def seen(self, windows: Sequence[int]) -> list[int]:
         """Return how many of the last columns each row's next token attends to, its own included. A window
         counts positions, skipped ones as well."""
@@ -173,6 +178,12 @@ class PositionalLayer(Buffers):
         """The position of the step's token before it is written, and of the next one after: [rows] int32."""
         offset = self._positions_of_rows.offset
         return offset + 1 if self._updated == self._positions_of_rows.column else offset
+
+    @property
+    def _offset(self) -> int:
+        """The largest of `offset`. mlx-vlm's models would read it from the array, and so wait for the step
+        before."""
+        return self._positions_of_rows.longest + (self._updated == self._positions_of_rows.column)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the step's token of each row, [rows, heads, 1, width]; see `keys_and_values`."""
