@@ -39,6 +39,7 @@ from bench.versus import (
     tradeoff,
 )
 from bench.versus.results import OURS, Entry
+from bench.versus.turns import Task
 from recipes.smollm2.__main__ import make_folder
 from tests.models.fixtures import model_folder
 
@@ -51,7 +52,7 @@ TALKING = {"smollm2": False, "smollm2-4bit": True}
 """The models that talk, and whether they are quantized."""
 RANDOM = ("dense", "hybrid", *SEEING)
 MODELS = (*RANDOM, *TALKING)
-Measure = Callable[..., Iterator[list[Entry]]]
+Measure = Callable[[Task], Iterator[list[Entry]]]
 LINES: dict[str, tuple[Measure, tuple[str, ...]]] = {
     chats.LINE: (chats.measure, tuple(TALKING)),
     starts.LINE: (starts.measure, tuple(TALKING)),
@@ -102,8 +103,8 @@ def measure(
     for line, model in plan:
         at = time.monotonic()
         print(f"{line}, {model} …", file=sys.stderr, flush=True)
-        some = {"concurrencies": concurrencies} if concurrencies else {}
-        for found in LINES[line][0](model, _folder(model), names, rounds, key, sees=model in SEEING, **some):
+        task = Task(model, _folder(model), names, rounds, key, model in SEEING, concurrencies)
+        for found in LINES[line][0](task):
             run = facts.run(names, rounds, began, load)
             results.save(file, results.merge(results.load(file), key, run, found))
             _tell(found, time.monotonic() - at)

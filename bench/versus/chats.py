@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import pydoc_data.topics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from bench.client import burst
 from bench.processes import tree_cpu_s
@@ -17,7 +16,7 @@ from bench.rivals import Server
 from bench.versus.fleet import fleet
 from bench.versus.results import OURS, Entry
 from bench.versus.throughput import figures, values
-from bench.versus.turns import Figure, Values, entries, within
+from bench.versus.turns import Figure, Task, Values, entries, within
 
 LINE = "chats"
 CONCURRENCIES = (1, 4, 16, 48)
@@ -51,25 +50,16 @@ def prompts(count: int, first: int, words_min: int = WORDS_MIN, words_max: int =
     return found
 
 
-def measure(
-    model: str,
-    folder: Path,
-    names: Sequence[str],
-    rounds: int,
-    run: str,
-    *,
-    sees: bool,
-    concurrencies: Sequence[int] = CONCURRENCIES,
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line, one concurrency after another."""
-    with fleet(folder, names, max(CONCURRENCIES)) as up:
-        for at in concurrencies:
+    with fleet(task.folder, task.names, max(CONCURRENCIES)) as up:
+        for at in task.concurrencies or CONCURRENCIES:
 
             def turn(server: Server, round: int, at: int = at) -> Values:
                 count = REQUESTS[at] if round else at
                 return within(measure_burst(server, prompts(count, 1000 * at + 50 * round), at, MAX_TOKENS))
 
-            yield entries(model, LINE, figures_at(at), up.take_turns(turn, rounds), run)
+            yield entries(task.model, LINE, figures_at(at), up.take_turns(turn, task.rounds), task.run)
 
 
 async def measure_burst(server: Server, texts: Sequence[str], at: int, max_tokens: int) -> dict[str, float]:

@@ -26,7 +26,7 @@ from bench.models import random_text
 from bench.processes import STOP_S_MAX, free_port, serving_worker, socket_folder, tree, wait_for
 from bench.rivals import Command, Server, Start, command_of, started
 from bench.versus.results import OURS, Entry
-from bench.versus.turns import TROUBLES, Figure, Values, entries, take_turns, within
+from bench.versus.turns import TROUBLES, Figure, Task, Values, entries, take_turns, within
 
 LINE = "kill"
 STREAMS, TOKENS = 16, 96
@@ -159,12 +159,10 @@ def _pause(answer: Answer, at: float) -> float:
     return max((after - before for before, after in spans if after > at), default=0.0)
 
 
-def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line on one model."""
-    turns = {name: partial(_turn, name, folder) for name in names}
-    yield entries(model, LINE, FIGURES, take_turns(turns, rounds, warm=False), run)
+    turns = {name: partial(_turn, name, task.folder) for name in task.names}
+    yield entries(task.model, LINE, FIGURES, take_turns(turns, task.rounds, warm=False), task.run)
 
 
 def _turn(name: str, folder: Path, round: int) -> Values:

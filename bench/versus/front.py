@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from bench.gateway import Round, compare
 from bench.versus.results import OURS, Entry
-from bench.versus.turns import Figure, Taken, entries
+from bench.versus.turns import Figure, Taken, Task, entries
 
 LINE = "gateway"
 CEILING = "bare ASGI app"
@@ -18,13 +17,11 @@ FIGURES = [
 ]
 
 
-def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line, which needs no model."""
-    ours, ceiling = compare(STREAMS, EVENTS, rounds)
+    ours, ceiling = compare(STREAMS, EVENTS, task.rounds)
     taken = {OURS: _taken(ours), CEILING: _taken(ceiling)}
-    yield entries(model, LINE, FIGURES, taken, run)
+    yield entries(task.model, LINE, FIGURES, taken, task.run)
 
 
 def _taken(rounds: Sequence[Round]) -> Taken:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from bench.models import random_text
 from bench.rivals import Server, server
 from bench.timing import percentile
 from bench.versus.results import Entry
-from bench.versus.turns import Figure, Values, entries, take_turns, within
+from bench.versus.turns import Figure, Task, Values, entries, take_turns, within
 from tests.faults.raw import CHAT, post
 
 LINE = "overload"
@@ -128,12 +128,10 @@ async def _status(server: Server, text: str) -> int:
         writer.transport.abort()
 
 
-def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line on one model."""
-    turns = {name: partial(_turn, name, folder) for name in names}
-    yield entries(model, LINE, FIGURES, take_turns(turns, rounds, warm=False), run)
+    turns = {name: partial(_turn, name, task.folder) for name in task.names}
+    yield entries(task.model, LINE, FIGURES, take_turns(turns, task.rounds, warm=False), task.run)
 
 
 def _turn(name: str, folder: Path, round: int) -> Values:

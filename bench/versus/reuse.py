@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.agent import CROWD, Plan, Texts, converse, draft_batch
@@ -14,7 +14,7 @@ from bench.reuse import Trace
 from bench.rivals import Server
 from bench.versus.fleet import fleet
 from bench.versus.results import Entry
-from bench.versus.turns import Figure, Values, entries, within
+from bench.versus.turns import Figure, Task, Values, entries, within
 from bench.vision import image_url, question
 
 LINE = "reuse"
@@ -34,17 +34,15 @@ SEEING = [
 ]
 
 
-def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line on one model."""
-    with fleet(folder, names, CROWD, reuse=True) as up:
+    with fleet(task.folder, task.names, CROWD, reuse=True) as up:
 
         def turn(server: Server, round: int) -> Values:
-            return within(_ask_twice(server, round) if sees else _converse(server, folder, round))
+            return within(_ask_twice(server, round) if task.sees else _converse(server, task.folder, round))
 
-        taken = up.take_turns(turn, rounds)
-    yield entries(model, LINE, SEEING if sees else FIGURES, taken, run)
+        taken = up.take_turns(turn, task.rounds)
+    yield entries(task.model, LINE, SEEING if task.sees else FIGURES, taken, task.run)
 
 
 async def _converse(server: Server, folder: Path, round: int) -> dict[str, float]:

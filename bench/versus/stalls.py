@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.gaps import STREAMS, WARM_UP, Plan, Watched, watch
@@ -10,7 +10,7 @@ from bench.rivals import Server
 from bench.timing import percentile
 from bench.versus.fleet import fleet
 from bench.versus.results import Entry
-from bench.versus.turns import Figure, Values, entries, within
+from bench.versus.turns import Figure, Task, Values, entries, within
 
 LINE = "gaps"
 PROMPT_TOKENS = 4000
@@ -24,16 +24,14 @@ FIGURES = [
 ]
 
 
-def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line on one model."""
-    with fleet(folder, names, STREAMS + 1) as up:
+    with fleet(task.folder, task.names, STREAMS + 1) as up:
 
         def turn(server: Server, round: int) -> Values:
-            return within(_watch(server, folder, round))
+            return within(_watch(server, task.folder, round))
 
-        yield entries(model, LINE, FIGURES, up.take_turns(turn, rounds), run)
+        yield entries(task.model, LINE, FIGURES, up.take_turns(turn, task.rounds), task.run)
 
 
 async def _watch(server: Server, folder: Path, round: int) -> dict[str, float]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from bench.rivals import server
 from bench.versus.chats import measure_burst, prompts
 from bench.versus.results import Entry
-from bench.versus.turns import Figure, Values, entries, take_turns, within
+from bench.versus.turns import Figure, Task, Values, entries, take_turns, within
 
 LINE = "starts"
 CONCURRENCIES = (1, 4, 16, 64)
@@ -35,20 +35,11 @@ def figures_at(at: int) -> list[Figure]:
     ]
 
 
-def measure(
-    model: str,
-    folder: Path,
-    names: Sequence[str],
-    rounds: int,
-    run: str,
-    *,
-    sees: bool,
-    concurrencies: Sequence[int] = CONCURRENCIES,
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line, one concurrency after another. One server runs at a time."""
-    for at in concurrencies:
-        turns = {name: partial(_turn, name, folder, at) for name in names}
-        yield entries(model, LINE, figures_at(at), take_turns(turns, rounds, warm=False), run)
+    for at in task.concurrencies or CONCURRENCIES:
+        turns = {name: partial(_turn, name, task.folder, at) for name in task.names}
+        yield entries(task.model, LINE, figures_at(at), take_turns(turns, task.rounds, warm=False), task.run)
 
 
 def _turn(name: str, folder: Path, at: int, round: int) -> Values:

@@ -19,7 +19,7 @@ from bench.rivals import Server
 from bench.timing import percentile
 from bench.versus.fleet import fleet
 from bench.versus.results import OURS, Entry
-from bench.versus.turns import Figure, Taken, Values, entries, within
+from bench.versus.turns import Figure, Taken, Task, Values, entries, within
 from bench.vision import image_url, question
 
 LINE = "throughput"
@@ -91,29 +91,22 @@ def remark(theirs: Sequence[Answer]) -> str | None:
     return f"{resets} connections reset, then reopened by the client" if resets else None
 
 
-def measure(
-    model: str,
-    folder: Path,
-    names: Sequence[str],
-    rounds: int,
-    run: str,
-    *,
-    sees: bool,
-    concurrencies: Sequence[int] = CONCURRENCIES,
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line on one model, one concurrency after another."""
-    with fleet(folder, names, max(CONCURRENCIES)) as up:
-        for at in concurrencies:
+    with fleet(task.folder, task.names, max(CONCURRENCIES)) as up:
+        for at in task.concurrencies or CONCURRENCIES:
             answered: dict[str, list[Answer]] = {}
 
             def turn(server: Server, round: int, at: int = at) -> Values:
                 count = REQUESTS[at] if round else at
-                texts = prompts(folder, count, 100_000 * CONCURRENCIES.index(at) + 1000 * round, sees=sees)
+                texts = prompts(
+                    task.folder, count, 100_000 * CONCURRENCIES.index(at) + 1000 * round, sees=task.sees
+                )
                 return within(_turn(server, texts, at, answered))  # noqa: B023 - called before the next case
 
-            taken = up.take_turns(turn, rounds)
+            taken = up.take_turns(turn, task.rounds)
             _note(taken, answered)
-            yield entries(model, LINE, figures(at), taken, run)
+            yield entries(task.model, LINE, figures(at), taken, task.run)
 
 
 async def _turn(

@@ -6,14 +6,14 @@ time. One server runs at a time; each round starts each anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from bench.rivals import server
 from bench.versus.chats import measure_burst, prompts
 from bench.versus.results import OURS, Entry
-from bench.versus.turns import Figure, Values, entries, take_turns, within
+from bench.versus.turns import Figure, Task, Values, entries, take_turns, within
 
 LINE = "tradeoff"
 AT = 8
@@ -34,12 +34,10 @@ FIGURES = (
 )
 
 
-def measure(
-    model: str, folder: Path, names: Sequence[str], rounds: int, run: str, *, sees: bool
-) -> Iterator[list[Entry]]:
+def measure(task: Task) -> Iterator[list[Entry]]:
     """Measure the line: the named servers, and ours at each of `SETTINGS`."""
-    turns = {name: partial(_turn, name, folder) for name in (*names, *SETTINGS)}
-    yield entries(model, LINE, FIGURES, take_turns(turns, rounds, warm=False), run)
+    turns = {name: partial(_turn, name, task.folder) for name in (*task.names, *SETTINGS)}
+    yield entries(task.model, LINE, FIGURES, take_turns(turns, task.rounds, warm=False), task.run)
 
 
 def _turn(name: str, folder: Path, round: int) -> Values:

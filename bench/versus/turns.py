@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,6 +47,20 @@ class Figure:
     unit: str
     better: Better
     at: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a line measures: one model, by the named servers. `run`: key of the run. `sees`: whether requests
+    have images. `concurrencies`: empty for all of the line, if it has several."""
+
+    model: str
+    folder: Path
+    names: Sequence[str]
+    rounds: int
+    run: str
+    sees: bool = False
+    concurrencies: Sequence[int] = ()
 
 
 Values = Mapping[str, float]
