@@ -116,6 +116,8 @@ def agents(count: int, turns: int) -> Scenario:
 
 
 SCENARIOS: dict[str, Scenario] = {
+    "4 chats": burst(4, (40, 700), 64),
+    "16 chats": burst(16, (40, 700), 64),
     "16 short": burst(16, (40, 60), 40),
     "64 short": burst(64, (40, 60), 40),
     "16 long": burst(16, (400, 1000), 64),

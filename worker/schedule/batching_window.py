@@ -7,7 +7,7 @@ The *batching window* is how long an idle worker waits for further requests afte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
@@ -19,13 +19,14 @@ WINDOW_RESUMED_S = 0.05
 OTHERS_WITHIN = 4
 """Requests that arrive within this many windows of an opening are a reason to wait next time."""
 
-GATHERED_S, GATHERED_ROW_S, GATHERED_S_MAX = 5.0, 0.25, 15.0
+GATHERED_S, GATHERED_ROW_S, GATHERED_S_MAX = 5.0, 2.0, 30.0
 """Longest wait of a burst's first row, in seconds: at least, for each row of the burst, and at most. Prompts
-that run beside decoding rows take a call each, where a call reads all weights; so the more rows there are,
-the more time it saves to run them together first (`bench.schedules`)."""
+that run beside decoding rows take smaller calls, where each call reads all weights, and the rows decode in
+smaller batches. So the more rows there are, the more time it saves to run all prompts first: all answers end
+sooner, and of the first texts only the early ones come later (`bench.schedules`)."""
 BURST_S = 0.25
-"""Requests that arrive within this time after the first row started belong to its burst: sixteen chats take
-0.2 s from the first to the last, and a short prompt or a stored prefix is ready sooner."""
+"""Requests that arrive within this time after the first step of a burst, or after its first row started,
+belong to it: sixteen chats take 0.2 s from the first to the last, and arrivals are noticed between steps."""
 
 
 @dataclass(slots=True)
@@ -69,34 +70,49 @@ class BurstGate:
     """When the first row started; None until the end of that step."""
     _last: int = -1
     """Arrival number of the burst's last row."""
+    _burst: int = 0
+    _stepped_at: float | None = None
+    """End of the first step of burst `_burst`; None before."""
     _now: float = 0.0
 
     def started(self, last: int) -> None:
         """Record that the first row has started. `last`: arrival number of the last row so far."""
         self._first_at, self._last = None, last
 
-    def arrived(self, number: int, now: float) -> None:
-        """Record the arrival of a row while the first ones wait."""
+    def arrived(self, number: int, now: float) -> int:
+        """Record the arrival of a row, whether others wait for it or not; return the number of its burst."""
         if self._first_at is None or now - self._first_at <= BURST_S:
             self._last = number
+        if self._stepped_at is not None and now - self._stepped_at > BURST_S:
+            self._burst, self._stepped_at = self._burst + 1, None
+        return self._burst
 
-    def on_step_end(self, now: float) -> None:
+    def on_step_end(self, now: float, *, has_worked: bool) -> None:
         """Record the time. Waiting is counted from the end of the step in which the first row started."""
         self._now = now
         if self._first_at is None:
             self._first_at = now
+        if self._stepped_at is None and has_worked:
+            self._stepped_at = now
 
-    def holds(
-        self, started: int, coming: Iterable[Row], left: Callable[[Row], int], pace: PrefillCostModel
-    ) -> bool:
-        """Return whether `started` rows without a token wait for those of `coming` that are of their burst.
+    def awaited(
+        self,
+        started: Sequence[Row],
+        coming: Iterable[Row],
+        left: Callable[[Row], int],
+        pace: PrefillCostModel,
+    ) -> Row | None:
+        """Return the first row of `coming` that `started` rows without a token wait for; None: they decode.
 
-        `left`: returns how many tokens of a row's prompt are to run.
+        They wait for rows of their burst only. `left`: returns how many tokens of a row's prompt are to run.
         """
         burst = [row for row in coming if row.queue_key[1] <= self._last]
         if not burst or any(row.images for row in burst):
-            return False  # the time to encode an image is unknown
+            return None  # the time to encode an image is unknown
+        # A resumed stream pauses meanwhile, before a client's eyes.
+        row_s = 0.0 if any(row.request.resume for row in (*started, *burst)) else GATHERED_ROW_S
+        wait_s_max = min(self.wait_s_max, max(GATHERED_S, row_s * (len(started) + len(burst))))
         left_s = pace.seconds(PrefillWork.call(1, sum(map(left, burst)), 0))
         waited_s = 0.0 if self._first_at is None else self._now - self._first_at
-        wait_s_max = min(self.wait_s_max, max(GATHERED_S, GATHERED_ROW_S * (started + len(burst))))
-        return waited_s < wait_s_max and left_s > 0 and (pace.is_rough or left_s <= wait_s_max)
+        is_worth_it = left_s > 0 and (pace.is_rough or left_s <= wait_s_max)
+        return burst[0] if is_worth_it and waited_s < wait_s_max else None

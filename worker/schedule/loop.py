@@ -255,8 +255,8 @@ class Loop:
         if not self.watch.is_due(now):
             return
         rows = [answer.row for answer in self._answers.values() if not self.scheduler.is_parked(answer.row)]
-        has_room = self.scheduler.has_room(self.counters.cache_bytes)
-        for id in self.watch.check(map(watched, rows), now, has_room=has_room):
+        states = map(partial(watched, awaited=self.scheduler.awaited), rows)
+        for id in self.watch.check(states, now, has_room=self.scheduler.has_room(self.counters.cache_bytes)):
             self._restart(self._answers[id].row)
 
     def _restart(self, row: Row) -> None:

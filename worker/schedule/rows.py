@@ -44,7 +44,7 @@ class Row:
     `scored`: number of prompt tokens whose logprobs are known or not requested. `preemptions`: their number.
     `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
-    skipped, those in `left_out` once they are chosen. `arrived_at`: the clock then. `overtook`: it went
+    skipped, those in `left_out` once they are chosen. `burst`: see `BurstGate`. `overtook`: it went
     before a long prompt of an earlier burst, and so decodes without waiting for it. `switch`: the length at
     which its KV cache is quantized, or from which on its capped cache is that of an answer; `is_quantized`:
     it is. `shared_upto`: what lies behind is not stored for others, and nothing stored is restored there (see
@@ -77,7 +77,7 @@ class Row:
     encoded_for_row: set[str] = field(default_factory=set)
     sparse: bool = False
     left_out: tuple[Span, ...] = ()
-    arrived_at: float = 0.0
+    burst: int = 0
     overtook: bool = False
     switch: int = NEVER
     is_quantized: bool = False

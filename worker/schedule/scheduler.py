@@ -28,7 +28,7 @@ from worker.contract.images import ImageInput
 from worker.contract.kv_cap import KVCap
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
-from worker.schedule.batching_window import BURST_S, GATHERED_S_MAX, BurstGate
+from worker.schedule.batching_window import GATHERED_S_MAX, BurstGate
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
 from worker.schedule.memory_reservations import QuantizedRows, Reservations
 from worker.schedule.parking import Parking
@@ -106,9 +106,15 @@ class Scheduler:
     @property
     def decodes(self) -> bool:
         """Whether started rows decode in this step."""
+        return self.count(Phase.DECODE) > 0 and self.awaited is None
+
+    @property
+    def awaited(self) -> Row | None:
+        """The row whose prompt all started rows wait for at the burst gate; None if they decode."""
+        if not self._may_gather:
+            return None
         left = self._sharing.left if self._sharing else attrgetter("left")
-        started, gathers = self.count(Phase.DECODE), self._may_gather
-        return started > 0 and not (gathers and self._gate.holds(started, self._coming(), left, self._pace))
+        return self._gate.awaited(self.decoding, self._coming(), left, self._pace)
 
     @property
     def _may_gather(self) -> bool:
@@ -152,13 +158,11 @@ class Scheduler:
         self._encoder_cache.check(request)
         number = self._last_arrival = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
-        row.arrived_at = now
+        row.burst = self._gate.arrived(number, now)
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         self._parking.add(row)
         if self._sharing:
             self._sharing.begin(row)
-        if self._may_gather:
-            self._gate.arrived(number, now)
         if request.deadline_s is not None:
             self._deadlines[row.id] = now + request.deadline_s
         return row
@@ -248,7 +252,7 @@ class Scheduler:
         if decoded is not None and not self._images_to_encode:
             self._pace.learn(now - self._step_ended_at, decoded=decoded, work=self._work)
         self._step_ended_at, self._work, self._images_to_encode = now, PrefillWork(), False
-        self._gate.on_step_end(now)
+        self._gate.on_step_end(now, has_worked=decoded is not None)
 
     def disturb(self) -> None:
         """Exclude the current lap from the cost model."""
@@ -320,13 +324,8 @@ class Scheduler:
             rows.pop(row.id, None)
         self._rows[row.id] = self._in[row.phase][row.id] = row
         self._preempt(row)
-        row.prompt_group, row.is_blocked, row.waits_for, row.never_waits = (
-            next(self._arrivals),
-            False,
-            None,
-            True,
-        )
-        row.blocks_awaited = 0
+        row.prompt_group, row.waits_for, row.never_waits = next(self._arrivals), None, True
+        row.is_blocked, row.blocks_awaited = False, 0
         row.restarts += 1
 
     # --- what is next ---
@@ -429,7 +428,7 @@ class Scheduler:
         short = [] if self._has_overtaken else overtaking(heads, line)
         self._has_overtaken = bool(short)
         for row in short:  # one that came with the long one belongs to its burst
-            row.overtook |= row.arrived_at - next(iter(heads)).arrived_at > BURST_S
+            row.overtook |= row.burst != next(iter(heads)).burst
         heads = {row: heads[row] for row in (*short, *heads)}
         # Beside batch rows only, another request may come, which waits for this step.
         is_bounded = self._parking.has_batch_only or (self.decodes and not self._catches_up(line))

@@ -32,7 +32,7 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         prefill_tokens=settings.prefill_tokens,
         inter_token_target_s=settings.inter_token_target_s,
         inter_token_s_max=settings.inter_token_max_s,
-        gathered_s=min(GATHERED_S_MAX, starved_after_s(settings.stall_timeout_s) / 2),
+        gathered_s=min(GATHERED_S_MAX, starved_after_s(settings.stall_timeout_s)),
         bytes_max=None if limit is None else limit - images,
         row_bytes=model.engine.row_bytes,
         image_bytes_max=images,

@@ -107,11 +107,12 @@ def test_long_prompts_do_not_delay_decoding() -> None:
     assert burst.said() == {"a": 1, "b": 0, "c": 0}
 
 
-@pytest.mark.parametrize(("rows", "waits"), [(6, False), (60, True)])
+@pytest.mark.parametrize(("rows", "waits"), [(3, False), (6, True)])
 def test_the_more_rows_a_burst_has_the_longer_its_first_row_waits(rows: int, waits: bool) -> None:
-    prefill_s = 1.4 * GATHERED_S
-    assert GATHERED_S < prefill_s < 0.9 * GATHERED_ROW_S * 60
-    burst = Burst(token_s=prefill_s / rows / PROMPT, rows_max=60)
+    prefill_s = 1.05 * GATHERED_ROW_S * 6
+    assert 5 / 6 * prefill_s < GATHERED_ROW_S * 6
+    assert 2 / 3 * prefill_s > max(GATHERED_S, GATHERED_ROW_S * 3)
+    burst = Burst(token_s=prefill_s / rows / PROMPT, rows_max=6)
     ids = [f"row {number}" for number in range(rows)]
     burst.come(*ids)
     burst.until_begun(ids[0])
@@ -162,10 +163,19 @@ def test_burst_that_takes_longer_than_predicted_delays_its_first_row_for_a_bound
     burst.come(*"abcdefgh")
     while not burst.scheduler.decoding:
         burst.step()
-    began, burst.token_s = burst.now, 4 * burst.token_s
+    began, burst.token_s = burst.now, 6 * burst.token_s
     burst.until_begun("a")
-    assert burst.now - began <= 1.3 * GATHERED_S
+    assert burst.now - began <= 1.3 * GATHERED_ROW_S * 8
     assert burst.said()["h"] == 0
+
+
+def test_burst_with_a_resumed_row_is_not_gathered_for_longer() -> None:
+    burst = Burst(token_s=0.35 * GATHERED_S / PROMPT)
+    burst.come("a", "b", "c", resume=(7,))
+    burst.come("d", "e")
+    burst.until_begun("a")
+    assert GATHERED_S < 4 * 0.35 * GATHERED_S < GATHERED_ROW_S * 5
+    assert burst.said()["e"] == 0
 
 
 @pytest.mark.parametrize(("stored", "together"), [(0, 0), (80, 1)])
@@ -180,6 +190,16 @@ def test_stored_prefixes_do_not_count_as_prompts_to_wait_for(stored: int, togeth
         burst.scheduler.add(engine_request(id, tokens, max_tokens=99), burst.now)
     burst.until_begun("a")
     assert burst.said() == {"a": 1, "b": together, "c": together}
+
+
+def test_short_prompt_that_came_during_the_first_step_belongs_to_its_burst() -> None:
+    burst = Burst(token_s=2 * BURST_S / PROMPT)
+    burst.now += 2 * BURST_S
+    burst.scheduler.add(engine_request("long", tuple(range(9 * PROMPT)), max_tokens=9), burst.now)
+    burst.step()
+    burst.come("short")
+    burst.until_begun("short")
+    assert burst.said() == {"long": 1, "short": 1}
 
 
 def test_short_prompt_that_overtook_a_long_one_does_not_wait_for_it() -> None:
