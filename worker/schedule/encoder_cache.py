@@ -18,6 +18,7 @@ from protocol.prefix_namespace import contains
 from protocol.types import ImageStatus
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
+from worker.schedule.prefill_cost import CHUNK_TOKENS_MIN
 from worker.schedule.rows import Chunk, Row
 
 
@@ -79,9 +80,17 @@ class EncoderCacheManager:
         return None
 
     def reach(self, row: Row, begin: int) -> int:
-        """Return the position up to which a row can run from `begin`; `begin` if an image must be encoded."""
+        """Return the position up to which a row can run from `begin`; `begin` if an image must be encoded.
+
+        Text that is shorter than the smallest chunk is run together with the image behind it. Not so an
+        image: with room for one of them only, each would evict the other for ever.
+        """
         image = self.missing(row, begin)
-        return len(row.tokens) - 1 if image is None else max(begin, image.first)
+        if image is None:
+            return len(row.tokens) - 1
+        is_next = all(other.end <= begin or other.first >= image.first for other in row.images)
+        is_short = image.first - begin < CHUNK_TOKENS_MIN
+        return begin if is_next and is_short else image.first
 
     # --- what has happened ---
 

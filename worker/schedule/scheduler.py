@@ -411,7 +411,7 @@ class Scheduler:
             return None
         begin = begin_of(first, match)
         image = self._encoder_cache.missing(first, begin)
-        if image is None or image.first > begin:
+        if image is None or self._encoder_cache.reach(first, begin) > begin:
             return None
         self._images_to_encode = True
         prefilling = [*self._of(Phase.PREFILL), first]

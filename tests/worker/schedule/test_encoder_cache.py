@@ -63,12 +63,20 @@ def counts(encoder_cache: EncoderCacheManager) -> tuple[int, int, int, int]:
 
 
 def test_a_row_is_run_up_to_the_first_image_that_is_not_kept() -> None:
-    encoder_cache, asking = EncoderCacheManager(None), row(("cat", 10, 5), ("dog", 20, 5))
-    assert encoder_cache.reach(asking, 0) == 10
+    encoder_cache, asking = EncoderCacheManager(None), row(("cat", 20, 5), ("dog", 30, 5))
+    assert encoder_cache.reach(asking, 0) == 20
     encoder_cache.encoded(asking, asking.images[0], 5)
-    assert encoder_cache.reach(asking, 0) == encoder_cache.reach(asking, 12) == 20
+    assert encoder_cache.reach(asking, 0) == encoder_cache.reach(asking, 22) == 30
     encoder_cache.encoded(asking, asking.images[1], 5)
     assert encoder_cache.reach(asking, 0) == 99
+
+
+def test_short_text_waits_for_the_image_behind_it_but_no_image_waits_for_another() -> None:
+    encoder_cache, asking = EncoderCacheManager(None), row(("cat", 15, 5), ("dog", 25, 5))
+    assert encoder_cache.reach(asking, 0) == 0
+    encoder_cache.encoded(asking, asking.images[0], 5)
+    assert encoder_cache.reach(asking, 0) == 25
+    assert encoder_cache.reach(asking, 20) == 20
 
 
 def test_row_that_begins_at_or_within_an_image_needs_it_encoded_first() -> None:

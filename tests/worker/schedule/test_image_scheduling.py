@@ -50,11 +50,19 @@ def reused(house: House, id: str) -> PrefixHit:
 
 def test_a_prompt_is_run_up_to_an_image_then_on_with_it() -> None:
     house = House(prefill_tokens=64)
-    house.submit("a", 5, prompt=40, images=[("cat", 10, 8), ("dog", 18, 4)])
+    house.submit("a", 5, prompt=50, images=[("cat", 20, 8), ("dog", 28, 4)])
     house.run()
     assert house.text("a") == "<5>"
-    assert house.engine.sizes == [10, 8, 21]
+    assert house.engine.sizes == [20, 8, 21]
     assert house.engine.looks == [CAT, DOG]
+
+
+def test_a_short_text_is_run_together_with_the_image_behind_it() -> None:
+    house = House(prefill_tokens=64, image_bytes_max=8)
+    house.submit("a", 5, prompt=40, images=[("cat", 10, 8), ("dog", 20, 4)])
+    house.run()
+    assert house.text("a") == "<5>"
+    assert house.engine.sizes == [20, 19]
 
 
 def test_an_image_at_the_very_beginning_is_encoded_before_anything_is_run() -> None:
