@@ -21,6 +21,8 @@ from bench.versus.turns import Figure, Task, Values, entries, within
 LINE = "chats"
 CONCURRENCIES = (1, 4, 16, 48)
 REQUESTS = {1: 2, 4: 8, 16: 16, 48: 48}
+WARM_UP = 16
+"""Maximum requests of the warm-up before the first round."""
 MAX_TOKENS = 64
 WORDS_MIN, WORDS_MAX = 15, 320
 """Words of the quoted text: about 40 to 700 tokens with the template and the question."""
@@ -56,7 +58,7 @@ def measure(task: Task) -> Iterator[list[Entry]]:
         for at in task.concurrencies or CONCURRENCIES:
 
             def turn(server: Server, round: int, at: int = at) -> Values:
-                count = REQUESTS[at] if round else at
+                count = REQUESTS[at] if round else min(at, WARM_UP)
                 return within(measure_burst(server, prompts(count, 1000 * at + 50 * round), at, MAX_TOKENS))
 
             yield entries(task.model, LINE, figures_at(at), up.take_turns(turn, task.rounds), task.run)
