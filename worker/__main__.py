@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -34,11 +35,17 @@ IMPORTS = (
 )
 """Imports that every model needs, without its own architecture."""
 
+START_S_MAX = 300.0
+"""Maximum seconds from the start of the process, or the assignment of a spare, until the service runs, whose
+watchdog then takes over. The process prints all stacks and exits, so that another is started: an import or a
+lock that hangs would leave its requests waiting for ever."""
+
 
 def main() -> int:
     """Load the model and serve the gateway until a stop signal. Return the exit status."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install PyTorch
     words = spare.words(IMPORTS, _look_ahead)
+    faulthandler.dump_traceback_later(START_S_MAX, exit=True)
     timer = StartupTimer()
     configured = settings.read_or_exit(
         WorkerSettings,
@@ -110,6 +117,7 @@ def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer
     from worker.ranks.rendezvous import Rendezvous, backend_of
     from worker.transport.exit_codes import status_of
 
+    faulthandler.cancel_dump_traceback_later()  # the rendezvous has a timeout of its own, which may be longer
     if configured.adapters:
         settings.exit_with("worker", "adapters: a model of several ranks serves none: leave --adapter out.")
     if configured.max_kv_size is not None:
@@ -140,6 +148,7 @@ def _serve(
         service = Service(loader, configured, device_memory, timer)
     except sockets.EndpointError as error:
         settings.exit_with("worker", error)
+    faulthandler.cancel_dump_traceback_later()
     return service.run()
 
 

@@ -81,8 +81,10 @@ def build_text_model(
 
     hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
     engine = BatchEngine(network, capabilities, drafter, hidden_states, agree, kv_quantization)
+    # Requests that run one at a time are what an operator must know; other limits cost less.
+    level = logging.INFO if engine.is_batchable else logging.WARNING
     for reason in engine.capabilities.reasons:
-        log.info("%s: %s", name, reason)
+        log.log(level, "%s: %s", name, reason)
     seen = image_preprocessor.placeholders if image_preprocessor else {}
     facts = ModelInfo(
         name=name,
