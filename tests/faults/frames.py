@@ -25,7 +25,7 @@ from tests.system import Process, chat_body, running_system
 
 BATCH = 200
 LIVES = 100
-"""Batches after which a simulated worker ends and another one connects."""
+"""Batches after which a simulated worker ends and another one connects, unless it is rejected before."""
 VICTIMS = 4
 GATEWAY_FLAGS = ("--hung-timeout", "86400", "--failover-timeout", "2")
 """Prevent the gateway from killing the process id that a simulated worker reports."""
@@ -92,12 +92,15 @@ def _live_falsely(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, batches: int, dice: random.Random, health: Health
 ) -> Iterator[Counter[str]]:
     """Run one simulated worker after another, and yield the messages that each received."""
-    for first in range(0, batches, LIVES):
-        worker = FalseWorker(context, endpoint)
-        for number in range(first, min(first + LIVES, batches)):
+    number = 0
+    while number < batches:
+        worker, ends = FalseWorker(context, endpoint), min(number + LIVES, batches)
+        # The gateway reads nothing more of one that it has rejected.
+        while number < ends and not worker.heard["Rejected"]:
             if number == batches // 10:
                 health.warm()
             worker.speak(dice, BATCH)
+            number += 1
         worker.close()
         yield worker.heard
 
