@@ -37,7 +37,7 @@ from broker.transport.handover import HandoverError, Predecessor, find_predecess
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
-from protocol import garbage, lifeline, logs, settings, sockets
+from protocol import gc_heap, lifeline, logs, settings, sockets
 from protocol.api_keys import KeysError
 from protocol.gateway_settings import GatewaySettings
 from protocol.listening import LISTENER_FD
@@ -216,7 +216,7 @@ def main(network: Network | None = None) -> int:
             gateway.dispatcher.catalogue.update()
 
     server.on_started, server.on_stopping = on_started, departure.close
-    garbage.freeze()
+    gc_heap.freeze()
     # uvicorn raises the signal that stopped it again after the shutdown.
     with contextlib.suppress(KeyboardInterrupt):
         server.run(listeners)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from protocol import garbage, lifeline, logs, settings, sockets, temporary_folder
+from protocol import gc_heap, lifeline, logs, settings, sockets, temporary_folder
 from protocol.adapters import split_setting
 from protocol.cache_folder import cache_folder
 from protocol.hosts import HostsError
@@ -156,7 +156,7 @@ def _look_ahead() -> None:
     from worker.models.prewarm import look_ahead
 
     look_ahead()
-    garbage.freeze()  # so that there is less to scan when the model is loaded
+    gc_heap.freeze()  # so that there is less to scan when the model is loaded
 
 
 def _status(ended: SystemExit) -> int:

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from protocol import garbage
+from protocol import gc_heap
 from protocol.adapters import salt_with
 from protocol.cache_folder import prefix_folder
 from protocol.errors import adapter_not_found
@@ -123,7 +123,7 @@ class ModelThread:
     def _run(self) -> None:
         try:
             model = self._loader.load(self._report_progress)
-            garbage.freeze()
+            gc_heap.freeze()
             if isinstance(model, EmbeddingModel):
                 self._make_encoding_loop(model).run()
             else:

@@ -11,6 +11,7 @@ from worker.schedule.batching_window import (
     BURST_S,
     GATHERED_ROW_S,
     GATHERED_S,
+    GATHERED_S_MAX,
     WINDOW_ALONE_S,
     WINDOW_RESUMED_S,
     BatchingWindow,
@@ -40,10 +41,16 @@ class Burst:
     """A scheduler with a stream of prompts. Each prompt token takes `token_s`; decoding takes no time."""
 
     def __init__(
-        self, token_s: float, prefixes: PrefixIndex | None = None, rows_max: int = 8, cold: bool = False
+        self,
+        token_s: float,
+        prefixes: PrefixIndex | None = None,
+        rows_max: int = 8,
+        cold: bool = False,
+        gathered_s: float = GATHERED_S_MAX,
     ) -> None:
         """`cold`: no cost has been measured yet."""
-        self.scheduler = Scheduler(SchedulerConfig(rows_max=rows_max, prefill_tokens=PROMPT), prefixes)
+        config = SchedulerConfig(rows_max=rows_max, prefill_tokens=PROMPT, gathered_s=gathered_s)
+        self.scheduler = Scheduler(config, prefixes)
         self.now, self.token_s, self.call_s = 0.0, token_s, 0.0
         if not cold:
             self.come("first")
@@ -84,6 +91,15 @@ def test_the_first_of_a_burst_waits_for_the_last() -> None:
     burst.come("a", "b", "c")
     burst.until_begun("a")
     assert burst.said() == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_no_burst_is_gathered_if_that_is_switched_off(cold: bool) -> None:
+    burst = Burst(token_s=0.02 * GATHERED_S / PROMPT, gathered_s=0.0, cold=cold)
+    burst.come("a", "b", "c")
+    while not burst.scheduler.decoding:
+        burst.step()
+    assert burst.scheduler.awaited is None
 
 
 @pytest.mark.parametrize(("pause_s", "together"), [(0.0, 1), (2 * BURST_S, 0)])

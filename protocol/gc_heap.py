@@ -1,4 +1,4 @@
-"""Garbage collection of a long-lived process: what its start has left is not scanned again."""
+"""Heap of the garbage collector: frozen after a start, so that what that has left is not scanned again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage collection after a start: a full collection no longer scans what the start has left."""
+"""Heap of the garbage collector after a start: a full collection no longer scans what that has left."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 PROGRAM = """
 import gc
 import httpx
-from protocol import garbage
+from protocol import gc_heap
 
 before = len(gc.get_objects())
-garbage.freeze()
+gc_heap.freeze()
 print(before, len(gc.get_objects()), gc.get_freeze_count())
 """
 
