@@ -50,18 +50,22 @@ def _programs(facts: MachineFacts) -> Iterator[Finding]:
     else:
         yield Finding(Verdict.WELL, "Python", python)
     yield _system(facts)
-    if facts.mlx:
-        yield Finding(Verdict.WELL, "MLX", f"uses {facts.mlx}")
-    else:
-        yield Finding(
-            Verdict.WRONG,
-            "MLX",
-            facts.mlx_error,
-            "reinstall it: pip install --force-reinstall mlx, or rm -r .venv and make serve",
-        )
+    yield _mlx(facts)
     if facts.system == "Linux" and not facts.has_compiler:
         advice = "apt install g++: MLX can then fuse kernels, which makes decoding a little faster"
         yield Finding(Verdict.NOTE, "compiler", "g++ is not installed", advice)
+
+
+def _mlx(facts: MachineFacts) -> Finding:
+    if not facts.mlx:
+        advice = "reinstall it: pip install --force-reinstall mlx, or rm -r .venv and make serve"
+        return Finding(Verdict.WRONG, "MLX", facts.mlx_error, advice)
+    if facts.cuda_package and "cpu" in facts.mlx:
+        # The packages for CPUs and for CUDA contain a file of the same name; the last one installed counts.
+        told = f"uses {facts.mlx}, although {facts.cuda_package} is installed"
+        advice = f"if nvidia-smi shows a GPU: pip install --force-reinstall --no-deps {facts.cuda_package}"
+        return Finding(Verdict.WRONG, "MLX", told, advice)
+    return Finding(Verdict.WELL, "MLX", f"uses {facts.mlx}")
 
 
 def _system(facts: MachineFacts) -> Finding:

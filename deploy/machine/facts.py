@@ -22,7 +22,12 @@ from protocol import sockets
 
 MLX_S_MAX = 60.0
 HEALTH_S_MAX = 2.0
-_TRY_MLX = "import mlx.core as mx; mx.eval(mx.ones(4) + 1); print(mx.default_device())"
+_TRY_MLX = """import mlx.core as mx
+mx.eval(mx.ones(4) + 1)
+print(mx.default_device())
+print(mx.device_info().get("total_memory", 0) if mx.default_device() == mx.gpu else 0)"""
+"""Prints MLX's device, and the bytes of a GPU with memory of its own; 0: it has none."""
+CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 
 HEADROOM = 0.1
 """Default share that a worker leaves free."""
@@ -54,8 +59,10 @@ def usable_of_mac(total: int, wired_limit: int | None) -> int:
     return total * 2 // 3 if total <= _SMALL_MAC_BYTES else total * 3 // 4
 
 
-def read_memory(platform: str = sys.platform) -> MachineMemory:
-    """Return the current state."""
+def read_memory(platform: str = sys.platform, gpu_bytes: int = 0) -> MachineMemory:
+    """Return the current state. `gpu_bytes`: memory of a GPU that has its own, which counts instead."""
+    if gpu_bytes:
+        return MachineMemory(gpu_bytes, gpu_bytes, gpu_bytes)
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
     if platform != "darwin":
@@ -88,7 +95,8 @@ def _sysctl(name: str) -> str:
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
     """Facts about this machine. `mlx`: MLX's device; empty: MLX does not work, and `mlx_error` says why.
-    `port_user`: the listener at `port`: none (empty), `roundhouse`, or `another program`. `cache_writable`:
+    `cuda_package`: the installed package with MLX's library for NVIDIA GPUs; empty: none. `port_user`: the
+    listener at `port`: none (empty), `roundhouse`, or `another program`. `cache_writable`:
     whether the models' folder, or its nearest existing parent, is writable. `runtime_error`: why there is no
     folder for sockets."""
 
@@ -100,6 +108,7 @@ class MachineFacts:
     version: str = ""
     mlx: str = ""
     mlx_error: str = ""
+    cuda_package: str = ""
     port: int = 8000
     port_user: str = ""
     runtime_error: str = ""
@@ -115,7 +124,7 @@ class MachineFacts:
 
 def gather(port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
     """Collect the facts. This takes a few seconds, because MLX is tried in a separate process."""
-    mlx, mlx_error = _try_mlx()
+    mlx, gpu_bytes, mlx_error = _try_mlx()
     held = hub.held()
     home = _existing(hub.folder())
     return MachineFacts(
@@ -123,10 +132,11 @@ def gather(port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
         system=platform.system(),
         release=platform.mac_ver()[0] or platform.release(),
         machine=platform.machine(),
-        memory=read_memory(),
+        memory=read_memory(gpu_bytes=gpu_bytes),
         version=metadata.version("mlx-roundhouse"),
         mlx=mlx,
         mlx_error=mlx_error,
+        cuda_package=next((name for name in CUDA_PACKAGES if _is_installed(name)), ""),
         port=port,
         port_user=listening_process("127.0.0.1", port),
         runtime_error=_runtime_error(),
@@ -151,15 +161,27 @@ def listening_process(host: str, port: int) -> str:
     return "roundhouse" if preflight.is_ours(host, port) else "another program"
 
 
-def _try_mlx() -> tuple[str, str]:
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _try_mlx() -> tuple[str, int, str]:
+    """Return MLX's device, the bytes of a GPU with memory of its own, and why MLX does not work."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRY_MLX], capture_output=True, text=True, timeout=MLX_S_MAX
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return "", str(error)
-    words = done.stderr.strip().splitlines()
-    return (done.stdout.strip(), "") if done.returncode == 0 else ("", words[-1] if words else "it crashes")
+        return "", 0, str(error)
+    if done.returncode:
+        words = done.stderr.strip().splitlines()
+        return "", 0, words[-1] if words else "it crashes"
+    device, gpu_bytes = done.stdout.split("\n")[:2]
+    return device, int(gpu_bytes), ""
 
 
 def _runtime_error() -> str:

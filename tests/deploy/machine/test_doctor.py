@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from deploy.machine import facts as facts_module
@@ -53,6 +54,12 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
         ({"release": "13.6"}, "system", Verdict.WRONG, "macOS 14"),
         ({"machine": "x86_64"}, "system", Verdict.WRONG, "Rosetta"),
         ({"mlx": "", "mlx_error": "ImportError: libmlx"}, "MLX", Verdict.WRONG, "reinstall it"),
+        (
+            {"system": "Linux", "mlx": "Device(cpu, 0)", "cuda_package": "mlx-cuda-13"},
+            "MLX",
+            Verdict.WRONG,
+            "--no-deps mlx-cuda-13",
+        ),
         ({"cache_writable": False}, "models here", Verdict.WRONG, "HF_HUB_CACHE"),
         ({"disk_free": 3 * GB}, "disk", Verdict.NOTE, "roundhouse rm"),
         ({"port_user": "another program"}, "port 8000", Verdict.NOTE, "--port"),
@@ -125,6 +132,14 @@ def test_this_machine_can_be_looked_at(tmp_path: Path) -> None:
 def test_an_mlx_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts_module, "MLX_S_MAX", 0.05)
     monkeypatch.setattr(facts_module, "_TRY_MLX", "import threading; threading.Event().wait()")
-    device, why = facts_module._try_mlx()
-    assert device == ""
+    device, gpu_bytes, why = facts_module._try_mlx()
+    assert (device, gpu_bytes) == ("", 0)
     assert "timed out after 0.05 seconds" in why
+
+
+def test_models_have_to_fit_into_a_gpu_that_has_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts_module, "_TRY_MLX", f"print('Device(gpu, 0)'); print({7 * GB})")
+    device, gpu_bytes, why = facts_module._try_mlx()
+    assert (device, gpu_bytes, why) == ("Device(gpu, 0)", 7 * GB, "")
+    assert facts_module.read_memory("linux", gpu_bytes).usable == 7 * GB
+    assert facts_module.read_memory("linux").usable == psutil.virtual_memory().total
