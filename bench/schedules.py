@@ -65,9 +65,13 @@ class Arrival:
 Scenario = Callable[[Machine, random.Random], list[Arrival]]
 
 
-def burst(count: int, prompt: tuple[int, int], answer: int) -> Scenario:
+def burst(count: int, prompt: tuple[int, int], answer: int, within_s: float = 0.0) -> Scenario:
+    """Return requests that arrive together, or evenly `within_s` seconds."""
+
     def arrivals(machine: Machine, chance: random.Random) -> list[Arrival]:
-        return [Arrival(0.0, chance.randint(*prompt), answer) for _ in range(count)]
+        return [
+            Arrival(within_s * number / count, chance.randint(*prompt), answer) for number in range(count)
+        ]
 
     return arrivals
 
@@ -120,6 +124,8 @@ SCENARIOS: dict[str, Scenario] = {
     "16 chats": burst(16, (40, 700), 64),
     "16 short": burst(16, (40, 60), 40),
     "64 short": burst(64, (40, 60), 40),
+    "64 in 0.6 s": burst(64, (40, 60), 40, within_s=0.6),
+    "48 chats": burst(48, (40, 700), 64, within_s=0.4),
     "16 long": burst(16, (400, 1000), 64),
     "4+4000": beside(4, 4000),
     "agents": agents(4, 4),

@@ -73,23 +73,30 @@ class BurstGate:
     _burst: int = 0
     _stepped_at: float | None = None
     """End of the first step of burst `_burst`; None before."""
+    _begun_at: float = 0.0
+    """Begin of the last step, which is the end of the one before."""
     _now: float = 0.0
 
     def started(self, last: int) -> None:
         """Record that the first row has started. `last`: arrival number of the last row so far."""
         self._first_at, self._last = None, last
 
-    def arrived(self, number: int, now: float) -> int:
-        """Record the arrival of a row, whether others wait for it or not; return the number of its burst."""
-        if self._first_at is None or now - self._first_at <= BURST_S:
+    def arrived(self, number: int, now: float, *, idle: bool) -> int:
+        """Record the arrival of a row, whether others wait for it or not; return the number of its burst.
+
+        `idle`: whether no step was running. Otherwise it may have come at any time since the last one began,
+        which can be longer ago than `BURST_S`.
+        """
+        came_at = now if idle else self._begun_at
+        if self._first_at is None or came_at - self._first_at <= BURST_S:
             self._last = number
-        if self._stepped_at is not None and now - self._stepped_at > BURST_S:
+        if self._stepped_at is not None and came_at - self._stepped_at > BURST_S:
             self._burst, self._stepped_at = self._burst + 1, None
         return self._burst
 
     def on_step_end(self, now: float, *, has_worked: bool) -> None:
         """Record the time. Waiting is counted from the end of the step in which the first row started."""
-        self._now = now
+        self._begun_at, self._now = self._now, now
         if self._first_at is None:
             self._first_at = now
         if self._stepped_at is None and has_worked:
@@ -112,7 +119,14 @@ class BurstGate:
         # A resumed stream pauses meanwhile, before a client's eyes.
         row_s = 0.0 if any(row.request.resume for row in (*started, *burst)) else GATHERED_ROW_S
         wait_s_max = min(self.wait_s_max, max(GATHERED_S, row_s * (len(started) + len(burst))))
-        left_s = pace.seconds(PrefillWork.call(1, sum(map(left, burst)), 0))
+        left_s = pace.seconds(work_left(burst, left))
         waited_s = 0.0 if self._first_at is None else self._now - self._first_at
         is_worth_it = left_s > 0 and (pace.is_rough or left_s <= wait_s_max)
         return burst[0] if is_worth_it and waited_s < wait_s_max else None
+
+
+def work_left(rows: Iterable[Row], left: Callable[[Row], int]) -> PrefillWork:
+    """Return the work of prompts that run in one call, where each attends to its own tokens only. `left`:
+    returns how many tokens of a prompt are to run."""
+    counts = [left(row) for row in rows]
+    return PrefillWork(1, sum(counts), sum(counts), sum(count * count / 2 for count in counts))

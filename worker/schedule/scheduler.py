@@ -158,7 +158,7 @@ class Scheduler:
         self._encoder_cache.check(request)
         number = self._last_arrival = next(self._arrivals)
         row.queue_key, row.prompt_group = (request.priority, number), self._prompt_group(row, number)
-        row.burst = self._gate.arrived(number, now)
+        row.burst = self._gate.arrived(number, now, idle=not self._rows)
         self._rows[row.id] = self._in[Phase.WAITING][row.id] = row
         self._parking.add(row)
         if self._sharing:

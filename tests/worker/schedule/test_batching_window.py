@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from tests.factories import engine_request
@@ -15,7 +17,9 @@ from worker.schedule.batching_window import (
     WINDOW_ALONE_S,
     WINDOW_RESUMED_S,
     BatchingWindow,
+    work_left,
 )
+from worker.schedule.prefill_cost import PrefillWork
 from worker.schedule.rows import Phase
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
@@ -102,18 +106,39 @@ def test_no_burst_is_gathered_if_that_is_switched_off(cold: bool) -> None:
     assert burst.scheduler.awaited is None
 
 
-@pytest.mark.parametrize(("pause_s", "together"), [(0.0, 1), (2 * BURST_S, 0)])
+@pytest.mark.parametrize(("steps", "together"), [(1, 1), (5, 0)])
 def test_request_that_arrives_soon_after_the_first_started_belongs_to_its_burst(
-    pause_s: float, together: int
+    steps: int, together: int
 ) -> None:
     burst = Burst(token_s=0.4 * BURST_S / PROMPT)
+    burst.come(*"abcdefg")
+    while not burst.scheduler.decoding:
+        burst.step()
+    burst.step(steps)
+    burst.come("late")
+    burst.until_begun("a")
+    assert burst.said() == {**dict.fromkeys("abcdefg", 1), "late": together}
+
+
+def test_requests_that_arrive_during_the_next_step_belong_to_the_burst_however_long_it_takes() -> None:
+    burst = Burst(token_s=2 * BURST_S / PROMPT)
     burst.come("a", "b")
     while not burst.scheduler.decoding:
         burst.step()
-    burst.now += pause_s
+    burst.step()  # c comes at its beginning, and is noticed at its end
+    assert not burst.said()["a"]
     burst.come("c")
     burst.until_begun("a")
-    assert burst.said() == {"a": 1, "b": 1, "c": together}
+    assert burst.said() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_each_prompt_of_a_burst_attends_to_its_own_tokens() -> None:
+    burst = Burst(token_s=0.1)
+    burst.come(*"abcdefgh")
+    whole = PrefillWork.call(1, 8 * PROMPT, 0)
+    work = work_left(burst.scheduler, attrgetter("left"))
+    assert (work.tokens, work.width) == (whole.tokens, whole.width)
+    assert work.reach == pytest.approx(whole.reach / 8, rel=0.05)
 
 
 def test_long_prompts_do_not_delay_decoding() -> None:
