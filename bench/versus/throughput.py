@@ -66,6 +66,7 @@ def values(answers: Sequence[Answer], rate: float, cpu_s: float) -> dict[str, fl
         # Over a whole answer: the median of gaps is close to zero when pieces arrive in clumps.
         "token": 1000 * statistics.median(map(_token_s, answers)),
         "gap99": 1000 * percentile(gaps, 99),
+        "longest": 1000 * max(gaps, default=0.0),
         "cpu": 1000 * cpu_s / tokens,
     }
 

@@ -1,6 +1,6 @@
 """Throughput and first text over the gaps of streams: ours at five settings of chunked prefill, and others.
 
-Chats of 40 to 1,600 tokens arrive as fast as others end, so prompts are prefilled beside streams all the
+Chats of 40 to 800 tokens arrive as fast as others end, so prompts are prefilled beside streams all the
 time. One server runs at a time; each round starts each anew.
 """
 
@@ -17,9 +17,9 @@ from bench.versus.turns import Figure, Task, Values, entries, take_turns, within
 
 LINE = "tradeoff"
 AT = 8
-REQUESTS = 24
+REQUESTS = 16
 MAX_TOKENS = 48
-WORDS = 15, 900
+WORDS = 15, 450
 SETTINGS = {
     f"{OURS} 50 ms": {"target": "0.05", "max": "0.2"},
     f"{OURS} 200 ms": {"target": "0.2", "max": "0.5"},
