@@ -68,8 +68,9 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         return choose(medians, key=lambda name: medians[name])
 
     def is_lost(self) -> bool:
-        """Return whether another side is better than ours, when rounded to two decimals."""
-        return any(self._loses_to(name) for name in self.sides if name != OURS)
+        """Return whether another server is better than ours, when rounded to two decimals."""
+        # Sides that begin with our name are ours with other settings.
+        return any(self._loses_to(name) for name in self.sides if not name.startswith(OURS))
 
     def _loses_to(self, name: str) -> bool:
         if (ratio := self.ratio(name)) is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bench.timing import Ratio
 from bench.versus.results import OURS, Better, Entry, Results, Run, Side, load, merge, save
@@ -79,6 +80,11 @@ def test_a_loss_is_what_two_decimals_show() -> None:
     assert not entry([0.996], [1]).is_lost()
     assert entry([10], [9], "less").is_lost()
     assert not entry([], [9], "less").is_lost()
+
+
+def test_another_setting_of_ours_is_no_loss() -> None:
+    won = entry([10], [9])
+    assert not replace(won, sides=won.sides | {f"{OURS} 2 s": Side([20])}).is_lost()
 
 
 def test_to_lose_more_than_those_who_lose_nothing_is_a_loss() -> None:
