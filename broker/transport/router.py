@@ -62,6 +62,9 @@ class RouterLink:
         self._monitor = self._socket.get_monitor_socket()
         self._frames, self._changes = sockets.poller(self._socket), sockets.poller(self._monitor)
         self._peer_by_fd: dict[int, str] = {}
+        self._connected: set[str] = set()
+        """Peers that were heard and whose loss was not reported since: several connections of one peer can be
+        lost at once, or in another order than that of their messages."""
         self._flood_guard = FloodGuard()
         self._to_cut: set[int] = set()
         self._clock = clock
@@ -166,7 +169,8 @@ class RouterLink:
             if peer is None or self._peer_by_fd.get(fd) == peer:
                 peer = self._peer_by_fd.pop(fd, None)
             # A peer that has reconnected meanwhile is not lost: its Hello was handled.
-            if peer is not None and peer not in self._peer_by_fd.values():
+            if peer in self._connected and peer not in self._peer_by_fd.values():
+                self._connected.discard(peer)
                 self._lost(peer)
         # Skip broken connections: their descriptors are closed, and may be reused for clients.
         for fd in self._to_cut.difference(fd for fd, _ in broken):
@@ -213,6 +217,8 @@ class RouterLink:
         first = isinstance(fd, int) and self._peer_by_fd.get(fd) != sender
         if isinstance(fd, int):
             self._peer_by_fd[fd] = sender
+        if first:
+            self._connected.add(sender)
         if self._flood_guard.is_turned_away(sender):
             self._drop(sender, fd, first=first)
             return 0

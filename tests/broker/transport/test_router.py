@@ -274,6 +274,24 @@ def test_a_worker_that_was_never_heard_is_not_lost(endpoint: str, workers: Worke
     run(talk())
 
 
+def test_a_worker_that_loses_two_connections_at_once_is_lost_once(
+    endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def talk() -> None:
+        async with listening(endpoint) as (link, touch):
+            await say(workers.connect("w"), hello("w"))
+            assert await touch.next() == ("w", hello("w"))
+            for broken in ([(-1, "w"), *link._peer_by_fd.items()], [(-2, "w")]):  # the last one comes late
+                link._peer_by_fd.clear()
+                monkeypatch.setattr(link, "_broken", lambda broken=broken: broken)
+                link._read()
+            monkeypatch.undo()
+            assert await touch.next() == "w"
+            assert touch.silent
+
+    run(talk())
+
+
 def test_a_worker_that_comes_back_under_its_name_is_heard_again(endpoint: str, workers: Workers) -> None:
     async def talk() -> None:
         async with listening(endpoint) as (link, touch):
