@@ -10,12 +10,13 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
-import importlib.metadata
 import logging
 import os
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
+
+from protocol.cuda_build import cuda_package
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ _PATTERNS = (
     "/usr/local/lib/libopenblas*.so*",
     "/opt/OpenBLAS/lib/libopenblas*.so*",
 )
-_CUDA_BUILDS = ("mlx-cuda", "mlx-cuda-12", "mlx-cuda-13")
 
 
 def preload_openblas(argv: Sequence[str]) -> None:
@@ -61,17 +61,7 @@ def find_openblas() -> Path | None:
 
 
 def _is_wanted(environ: MutableMapping[str, str]) -> bool:
-    return sys.platform == "linux" and environ.get(SWITCH, "").lower() != "off" and not _has_cuda()
-
-
-def _has_cuda() -> bool:
-    for name in _CUDA_BUILDS:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return True
-    return False
+    return sys.platform == "linux" and environ.get(SWITCH, "").lower() != "off" and not cuda_package()
 
 
 def _candidates() -> Iterator[Path]:

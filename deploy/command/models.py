@@ -88,7 +88,7 @@ def suggested() -> None:
     from deploy.console.table import size
     from deploy.machine import facts, suggestions
 
-    room, chip = facts.read_memory().for_model, facts.chip_name()
+    room, chip = facts.read_memory(gpu_bytes=facts.gpu_bytes()).for_model, facts.chip_name()
     where = f"{chip}: " if chip else ""
     typer.echo(f"{where}{size(room)} for a model and its caches. Models that fit, largest first:")
     typer.echo("  weights    context  tokens/s  model")

@@ -19,6 +19,7 @@ import psutil
 from deploy.machine import hub
 from deploy.serving import preflight
 from protocol import sockets
+from protocol.cuda_build import cuda_package
 
 MLX_S_MAX = 60.0
 HEALTH_S_MAX = 2.0
@@ -27,7 +28,6 @@ mx.eval(mx.ones(4) + 1)
 print(mx.default_device())
 print(mx.device_info().get("total_memory", 0) if mx.default_device() == mx.gpu else 0)"""
 """Prints MLX's device, and the bytes of a GPU with memory of its own; 0: it has none."""
-CUDA_PACKAGES = ("mlx-cuda-13", "mlx-cuda-12", "mlx-cuda")
 
 HEADROOM = 0.1
 """Default share that a worker leaves free."""
@@ -95,10 +95,9 @@ def _sysctl(name: str) -> str:
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
     """Facts about this machine. `mlx`: MLX's device; empty: MLX does not work, and `mlx_error` says why.
-    `cuda_package`: the installed package with MLX's library for NVIDIA GPUs; empty: none. `port_user`: the
-    listener at `port`: none (empty), `roundhouse`, or `another program`. `cache_writable`:
-    whether the models' folder, or its nearest existing parent, is writable. `runtime_error`: why there is no
-    folder for sockets."""
+    `cuda_package`: that of MLX's CUDA build; empty: none. `port_user`: the listener at `port`: none (empty),
+    `roundhouse`, or `another program`. `cache_writable`: whether the models' folder, or its nearest existing
+    parent, is writable. `runtime_error`: why there is no folder for sockets."""
 
     python: tuple[int, int, int] = (3, 11, 0)
     system: str = "Linux"
@@ -124,7 +123,7 @@ class MachineFacts:
 
 def gather(port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
     """Collect the facts. This takes a few seconds, because MLX is tried in a separate process."""
-    mlx, gpu_bytes, mlx_error = _try_mlx()
+    mlx, own_bytes, mlx_error = _try_mlx()
     held = hub.held()
     home = _existing(hub.folder())
     return MachineFacts(
@@ -132,11 +131,11 @@ def gather(port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
         system=platform.system(),
         release=platform.mac_ver()[0] or platform.release(),
         machine=platform.machine(),
-        memory=read_memory(gpu_bytes=gpu_bytes),
+        memory=read_memory(gpu_bytes=own_bytes),
         version=metadata.version("mlx-roundhouse"),
         mlx=mlx,
         mlx_error=mlx_error,
-        cuda_package=next((name for name in CUDA_PACKAGES if _is_installed(name)), ""),
+        cuda_package=cuda_package(),
         port=port,
         port_user=listening_process("127.0.0.1", port),
         runtime_error=_runtime_error(),
@@ -161,12 +160,10 @@ def listening_process(host: str, port: int) -> str:
     return "roundhouse" if preflight.is_ours(host, port) else "another program"
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def gpu_bytes() -> int:
+    """Return the bytes of a GPU with memory of its own; 0: there is none. Where MLX's CUDA build is installed
+    this takes a few seconds."""
+    return _try_mlx()[1] if cuda_package() else 0
 
 
 def _try_mlx() -> tuple[str, int, str]:
@@ -180,8 +177,8 @@ def _try_mlx() -> tuple[str, int, str]:
     if done.returncode:
         words = done.stderr.strip().splitlines()
         return "", 0, words[-1] if words else "it crashes"
-    device, gpu_bytes = done.stdout.split("\n")[:2]
-    return device, int(gpu_bytes), ""
+    device, own_bytes = done.stdout.splitlines()[-2:]
+    return device, int(own_bytes), ""
 
 
 def _runtime_error() -> str:

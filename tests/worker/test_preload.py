@@ -100,7 +100,7 @@ def test_other_systems_bring_their_own(linux: pytest.MonkeyPatch, platform: str)
 
 
 def test_a_cuda_build_needs_none(linux: pytest.MonkeyPatch) -> None:
-    linux.setattr(preload.importlib.metadata, "version", lambda name: "0.32.4")
+    linux.setattr("importlib.metadata.version", lambda name: "0.32.4")
     preload.preload_openblas(ARGV)
 
 

@@ -142,4 +142,7 @@ def test_models_have_to_fit_into_a_gpu_that_has_its_own_memory(monkeypatch: pyte
     device, gpu_bytes, why = facts_module._try_mlx()
     assert (device, gpu_bytes, why) == ("Device(gpu, 0)", 7 * GB, "")
     assert facts_module.read_memory("linux", gpu_bytes).usable == 7 * GB
+    for package, found in (("mlx-cuda-13", 7 * GB), ("", 0)):
+        monkeypatch.setattr(facts_module, "cuda_package", lambda package=package: package)
+        assert facts_module.gpu_bytes() == found
     assert facts_module.read_memory("linux").usable == psutil.virtual_memory().total

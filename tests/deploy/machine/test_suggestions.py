@@ -122,7 +122,7 @@ def test_serve_hints_at_a_model_on_a_mac_without_one(monkeypatch: pytest.MonkeyP
 
 def test_models_are_listed_with_their_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = MachineMemory(64 * GIB, 64 * GIB, usable_of_mac(64 * GIB, None))
-    monkeypatch.setattr("deploy.machine.facts.read_memory", lambda: memory)
+    monkeypatch.setattr("deploy.machine.facts.read_memory", lambda gpu_bytes: memory)
     monkeypatch.setattr("deploy.machine.facts.chip_name", lambda: "Apple M3 Max")
     shown = CliRunner().invoke(app, ["models"])
     assert shown.exit_code == 0, shown.output
