@@ -66,7 +66,7 @@ Scenario = Callable[[Machine, random.Random], list[Arrival]]
 
 
 def burst(count: int, prompt: tuple[int, int], answer: int, within_s: float = 0.0) -> Scenario:
-    """Return requests that arrive together, or evenly `within_s` seconds."""
+    """Return requests that arrive together, or evenly spread over `within_s` seconds."""
 
     def arrivals(machine: Machine, chance: random.Random) -> list[Arrival]:
         return [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from bench.rivals import KNOWN
-from bench.versus.results import OURS, Results
+from bench.versus.results import OURS, Results, server_of
 from bench.versus.tables import names_of, number
 
 PANEL_WIDTH, PANEL_HEIGHT = 250, 190
@@ -171,17 +171,12 @@ def tradeoff(results: Results, model: str) -> str:
         }
         drawn.append(_scatter(f"{entry.name}, {entry.unit}".rstrip(", "), points, _left(place)))
     title = "Throughput and first text over the longest gaps of streams"
-    names = _names({_server(name) for name in gaps.sides} if gaps else set())
+    names = _names({server_of(name) for name in gaps.sides} if gaps else set())
     return _chart(f"{title}, p99, ms", title, names, drawn)
 
 
-def _server(name: str) -> str:
-    """Return the server of a side, which may be ours with a setting behind its name."""
-    return OURS if name.startswith(OURS) else name
-
-
 def _scatter(title: str, points: Mapping[str, tuple[float, float]], left: int) -> list[str]:
-    names = _names({_server(name) for name in points})
+    names = _names({server_of(name) for name in points})
     rise, reach = (step(max(point[axis] for point in points.values())) for axis in (1, 0))
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
@@ -193,11 +188,12 @@ def _scatter(title: str, points: Mapping[str, tuple[float, float]], left: int) -
         x = left + PANEL_WIDTH * tick / TICKS
         below = f'x="{x:.1f}" y="{TOP + PANEL_HEIGHT + 16}" text-anchor="middle"'
         parts.append(f"<text {below}>{number(tick * reach)}</text>")
-    ours = sorted(point for name, point in points.items() if _server(name) == OURS)
+    ours = sorted(point for name, point in points.items() if server_of(name) == OURS)
     path = "L".join("{:.1f} {:.1f}".format(*place(point)) for point in ours)
     parts.append(f'<path class="line s{names.index(OURS)}" d="M{path}"/>')
     for name, point in points.items():
         x, y = place(point)
         size = 5 if name == OURS else 3
-        parts.append(f'<circle class="f{names.index(_server(name))}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>')
+        colour = names.index(server_of(name))
+        parts.append(f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{size}"/>')
     return parts

@@ -69,8 +69,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def is_lost(self) -> bool:
         """Return whether another server is better than ours, when rounded to two decimals."""
-        # Sides that begin with our name are ours with other settings.
-        return any(self._loses_to(name) for name in self.sides if not name.startswith(OURS))
+        return any(self._loses_to(name) for name in self.sides if server_of(name) != OURS)
 
     def _loses_to(self, name: str) -> bool:
         if (ratio := self.ratio(name)) is not None:
@@ -82,6 +81,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _rounds(self, name: str) -> Sequence[float]:
         return self.sides[name].rounds if name in self.sides else ()
+
+
+def server_of(side: str) -> str:
+    """Return the server of a side, which may be ours with a setting behind its name."""
+    return OURS if side.startswith(OURS) else side
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -26,7 +26,8 @@ smaller batches. So the more rows there are, the more time it saves to run all p
 sooner, and of the first texts only the early ones come later (`bench.schedules`)."""
 BURST_S = 0.25
 """Requests that arrive within this time after the first step of a burst, or after its first row started,
-belong to it: sixteen chats take 0.2 s from the first to the last, and arrivals are noticed between steps."""
+belong to it: sixteen chats take 0.2 s from the first to the last. Arrivals are noticed between steps, so one
+counts as that of the start of the step in which it came."""
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class BurstGate:
     _stepped_at: float | None = None
     """End of the first step of burst `_burst`; None before."""
     _begun_at: float = 0.0
-    """Begin of the last step, which is the end of the one before."""
+    """Start of the last step, which is the end of the one before."""
     _now: float = 0.0
 
     def started(self, last: int) -> None:
@@ -84,8 +85,8 @@ class BurstGate:
     def arrived(self, number: int, now: float, *, idle: bool) -> int:
         """Record the arrival of a row, whether others wait for it or not; return the number of its burst.
 
-        `idle`: whether no step was running. Otherwise it may have come at any time since the last one began,
-        which can be longer ago than `BURST_S`.
+        `idle`: whether no step was running. Otherwise it may have come at any time since the last one
+        started, which can be longer ago than `BURST_S`.
         """
         came_at = now if idle else self._begun_at
         if self._first_at is None or came_at - self._first_at <= BURST_S:
@@ -119,14 +120,7 @@ class BurstGate:
         # A resumed stream pauses meanwhile, before a client's eyes.
         row_s = 0.0 if any(row.request.resume for row in (*started, *burst)) else GATHERED_ROW_S
         wait_s_max = min(self.wait_s_max, max(GATHERED_S, row_s * (len(started) + len(burst))))
-        left_s = pace.seconds(work_left(burst, left))
+        left_s = pace.seconds(PrefillWork.prompts([left(row) for row in burst]))
         waited_s = 0.0 if self._first_at is None else self._now - self._first_at
         is_worth_it = left_s > 0 and (pace.is_rough or left_s <= wait_s_max)
         return burst[0] if is_worth_it and waited_s < wait_s_max else None
-
-
-def work_left(rows: Iterable[Row], left: Callable[[Row], int]) -> PrefillWork:
-    """Return the work of prompts that run in one call, where each attends to its own tokens only. `left`:
-    returns how many tokens of a prompt are to run."""
-    counts = [left(row) for row in rows]
-    return PrefillWork(1, sum(counts), sum(counts), sum(count * count / 2 for count in counts))

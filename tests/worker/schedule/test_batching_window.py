@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 import pytest
 
 from tests.factories import engine_request
@@ -17,7 +15,6 @@ from worker.schedule.batching_window import (
     WINDOW_ALONE_S,
     WINDOW_RESUMED_S,
     BatchingWindow,
-    work_left,
 )
 from worker.schedule.prefill_cost import PrefillWork
 from worker.schedule.rows import Phase
@@ -133,12 +130,8 @@ def test_requests_that_arrive_during_the_next_step_belong_to_the_burst_however_l
 
 
 def test_each_prompt_of_a_burst_attends_to_its_own_tokens() -> None:
-    burst = Burst(token_s=0.1)
-    burst.come(*"abcdefgh")
-    whole = PrefillWork.call(1, 8 * PROMPT, 0)
-    work = work_left(burst.scheduler, attrgetter("left"))
-    assert (work.tokens, work.width) == (whole.tokens, whole.width)
-    assert work.reach == pytest.approx(whole.reach / 8, rel=0.05)
+    whole, work = PrefillWork.call(1, 8 * PROMPT, 0), PrefillWork.prompts([PROMPT] * 8)
+    assert work == whole._replace(reach=whole.reach / 8)
 
 
 def test_long_prompts_do_not_delay_decoding() -> None:
