@@ -66,7 +66,7 @@ class BurstGate:
     """
 
     wait_s_max: float = GATHERED_S_MAX
-    """Longest wait of the first row, and longest predicted prefill that is waited for, however many rows."""
+    """Longest wait of the first row, however many rows there are."""
     _first_at: float | None = None
     """When the first row started; None until the end of that step."""
     _last: int = -1
@@ -112,7 +112,9 @@ class BurstGate:
     ) -> Row | None:
         """Return the first row of `coming` that `started` rows without a token wait for; None: they decode.
 
-        They wait for rows of their burst only. `left`: returns how many tokens of a row's prompt are to run.
+        They wait for rows of their burst only, for those whose prompts fit into the longest wait: of a burst
+        that is too large, the first prompts are gathered. `left`: returns how many tokens of a row's prompt
+        are to run.
         """
         burst = [row for row in coming if row.queue_key[1] <= self._last]
         if not burst or any(row.images for row in burst):
@@ -120,7 +122,7 @@ class BurstGate:
         # A resumed stream pauses meanwhile, before a client's eyes.
         row_s = 0.0 if any(row.request.resume for row in (*started, *burst)) else GATHERED_ROW_S
         wait_s_max = min(self.wait_s_max, max(GATHERED_S, row_s * (len(started) + len(burst))))
-        left_s = pace.seconds(PrefillWork.prompts([left(row) for row in burst]))
         waited_s = 0.0 if self._first_at is None else self._now - self._first_at
-        is_worth_it = left_s > 0 and (pace.is_rough or left_s <= wait_s_max)
-        return burst[0] if is_worth_it and waited_s < wait_s_max else None
+        next_s = pace.seconds(PrefillWork.call(1, left(burst[0]), 0))
+        fits = pace.is_rough or waited_s + next_s <= wait_s_max
+        return burst[0] if next_s > 0 and fits and waited_s < wait_s_max else None

@@ -76,13 +76,6 @@ class PrefillWork(NamedTuple):
         """Create the work of a call with `tokens` tokens per row, after `context` tokens in the cache."""
         return cls(1, tokens, rows * tokens, rows * tokens * (context + tokens / 2))
 
-    @classmethod
-    def prompts(cls, lengths: Sequence[int]) -> PrefillWork:
-        """Create the work of prompts of these lengths in tokens, in one call, each of which attends only to
-        itself."""
-        tokens = sum(lengths)
-        return cls(1, tokens, tokens, sum(length * length / 2 for length in lengths))
-
     def plus(self, other: PrefillWork) -> PrefillWork:
         return PrefillWork(
             self.calls + other.calls,

@@ -16,7 +16,6 @@ from worker.schedule.batching_window import (
     WINDOW_RESUMED_S,
     BatchingWindow,
 )
-from worker.schedule.prefill_cost import PrefillWork
 from worker.schedule.rows import Phase
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
@@ -129,16 +128,18 @@ def test_requests_that_arrive_during_the_next_step_belong_to_the_burst_however_l
     assert burst.said() == {"a": 1, "b": 1, "c": 1}
 
 
-def test_each_prompt_of_a_burst_attends_to_its_own_tokens() -> None:
-    whole, work = PrefillWork.call(1, 8 * PROMPT, 0), PrefillWork.prompts([PROMPT] * 8)
-    assert work == whole._replace(reach=whole.reach / 8)
-
-
 def test_long_prompts_do_not_delay_decoding() -> None:
-    burst = Burst(token_s=0.8 * GATHERED_S / PROMPT)
+    burst = Burst(token_s=1.1 * GATHERED_ROW_S * 3 / PROMPT)
     burst.come("a", "b", "c")
     burst.until_begun("a")
     assert burst.said() == {"a": 1, "b": 0, "c": 0}
+
+
+def test_of_a_burst_that_takes_too_long_the_first_prompts_are_gathered() -> None:
+    burst = Burst(token_s=0.26 * GATHERED_ROW_S * 6 / PROMPT)
+    burst.come(*"abcdef")
+    burst.until_begun("a")
+    assert burst.said() == {**dict.fromkeys("abcd", 1), "e": 0, "f": 0}
 
 
 @pytest.mark.parametrize(("rows", "waits"), [(3, False), (6, True)])
@@ -218,7 +219,7 @@ def test_stored_prefixes_do_not_count_as_prompts_to_wait_for(stored: int, togeth
     index = PrefixIndex(CacheSpec())
     if stored:
         index.add(shared, 0, stored, "payload", 1)
-    burst = Burst(token_s=0.9 * GATHERED_S / PROMPT, prefixes=index)
+    burst = Burst(token_s=1.1 * GATHERED_ROW_S * 3 / PROMPT, prefixes=index)
     for place, id in enumerate("abc"):
         tokens = (*shared[:80], *range(1000 * place, 1000 * place + 20))
         burst.scheduler.add(engine_request(id, tokens, max_tokens=99), burst.now)
