@@ -159,6 +159,8 @@ class HandoverLine:
         self._unsent_bytes = 0
         self._on_message: OnMessage = lambda message, connection: None
         self._on_end: Callable[[], None] = lambda: None
+        self._is_reached = True
+        """Whether the other end may still read."""
         self.is_open = True
 
     def start(self, on_message: OnMessage, on_end: Callable[[], None]) -> None:
@@ -193,7 +195,7 @@ class HandoverLine:
         encoded = _encoder.encode(message)
         if self._unsent_bytes + len(encoded) > UNSENT_BYTES_MAX:
             self._end()
-        if not self.is_open:
+        if not (self.is_open and self._is_reached):
             return False
         try:
             descriptor = None if connection is None else os.dup(connection)
@@ -202,7 +204,7 @@ class HandoverLine:
         self._unsent.append((len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded, descriptor))
         self._unsent_bytes += _LENGTH_BYTES + len(encoded)
         self._write()
-        return True
+        return self._is_reached
 
     def _write(self) -> None:
         loop = asyncio.get_running_loop()
@@ -220,7 +222,17 @@ class HandoverLine:
         except BlockingIOError:
             loop.add_writer(self._line, self._write)
         except OSError:
-            self._end()
+            # What the other end sent before it closed, as the connections of clients, is still to be read.
+            self._is_reached = False
+            loop.remove_writer(self._line)
+            self._drop_unsent()
+
+    def _drop_unsent(self) -> None:
+        for _, descriptor in self._unsent:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._unsent.clear()
+        self._unsent_bytes = 0
 
     def _end(self) -> None:
         if self.is_open:
@@ -235,10 +247,7 @@ class HandoverLine:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._line)
         loop.remove_writer(self._line)
-        for _, descriptor in self._unsent:
-            if descriptor is not None:
-                os.close(descriptor)
-        self._unsent.clear()
+        self._drop_unsent()
         self._reader.close()
         self._line.close()
 

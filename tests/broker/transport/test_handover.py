@@ -137,6 +137,24 @@ def test_many_connections_in_a_row_keep_their_descriptors() -> None:
     run(body())
 
 
+def test_what_an_end_has_sent_before_it_closed_arrives_although_it_can_be_told_nothing() -> None:
+    async def body() -> None:
+        ends = Ends()
+        client, passed = socket.socketpair()
+        assert ends.first.send(JournalOperation.of(OPERATIONS[0]))
+        assert ends.first.send(ClientConnection(), passed.fileno())
+        passed.close()
+        ends.first.close()
+        assert not ends.second.send(Serving())
+        async with asyncio.timeout(WAIT_S):
+            await ends.ended.wait()
+        assert ends.received == [JournalOperation.of(OPERATIONS[0]), ClientConnection()]
+        check_connected([client], ends.connections)
+        ends.close()
+
+    run(body())
+
+
 def test_an_end_that_closes_or_talks_nonsense_is_noticed() -> None:
     async def body() -> None:
         for is_nonsense in (False, True):
