@@ -49,6 +49,9 @@ _REASON_MAX = 160
 _DIFFERENCE_MAX = 0.1
 """Maximum difference, relative to the logits' spread. Rounding gives 0.01 at most, a wrong position any
 amount."""
+_ABREAST_DIFFERENCE_MAX = 0.02
+"""The same for chunks of unequal length in one call, which are only an optimization. Padding that reaches the
+shorter row's state may fade with each step: mlx-vlm's plamo2 has 0.035, with which its answers are wrong."""
 _MEAN_DIFFERENCE_MAX = 0.03
 """Maximum mean over a prompt's positions: in one of them rounding may select another expert."""
 
@@ -164,7 +167,8 @@ class _Trial:
         for first, last in ((0, self._piece), (self._piece, None)):
             chunks = {name: prompt[first:last] for name, prompt in prompts.items()}
             rows = prefill_abreast(self._model, chunks, rows)
-        self._decode(list(rows.values()), [len(prompt) for prompt in prompts.values()], self._alone[-2:])
+        lengths = [len(prompt) for prompt in prompts.values()]
+        self._decode(list(rows.values()), lengths, self._alone[-2:], most=_ABREAST_DIFFERENCE_MAX)
 
     def restore(self) -> None:
         """Restore the long row from the stored caches of one that went beyond the threshold."""
@@ -246,18 +250,20 @@ class _Trial:
         lengths: list[int],
         alone: Sequence[Sequence[mx.array]],
         gaps: Sequence[Gaps] = (),
+        *,
+        most: float = _DIFFERENCE_MAX,
     ) -> None:
         batch = CacheBatch(self._fresh())
         batch.rearrange([], rows, lengths, gaps)
         for token, right in zip(_FOLLOWING, zip(*alone, strict=True), strict=True):
             together = self._model(mx.array([[token]] * len(rows), mx.uint32), cache=batch.caches)[:, -1]
             batch.advance()
-            self._equal([together], [mx.concatenate(list(right))])
+            self._equal([together], [mx.concatenate(list(right))], most)
 
     @staticmethod
-    def _equal(found: Sequence[mx.array], right: Sequence[mx.array]) -> None:
+    def _equal(found: Sequence[mx.array], right: Sequence[mx.array], most: float = _DIFFERENCE_MAX) -> None:
         for some, others in zip(found, right, strict=True):
-            _limit(mx.max(differences(some, others)), _DIFFERENCE_MAX)
+            _limit(mx.max(differences(some, others)), most)
 
 
 def first_sentence(error: BaseException) -> str:
