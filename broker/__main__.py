@@ -23,7 +23,6 @@ from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.inspection import Inspection
 from broker.dispatch.routing import Routing
-from broker.handover import Arrival, Departure
 from broker.http.auth import ApiKeys
 from broker.http.limits import KeyConcurrency
 from broker.http.listeners import ListenError, check_exposure, open_listeners, url
@@ -33,15 +32,13 @@ from broker.journal.journal import Journal
 from broker.routes.batch_lines import places
 from broker.routes.files import DAY_S
 from broker.routes.state import Fetch, GatewayState
-from broker.transport.handover import HandoverError, Predecessor, find_predecessor
 from broker.transport.keep_awake import SleepInhibitor, program
 from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
 from protocol import gc_heap, lifeline, logs, settings, sockets
 from protocol.api_keys import KeysError
 from protocol.gateway_settings import GatewaySettings
-from protocol.listening import LISTENER_FD
-from protocol.messages import PROTOCOL_VERSION, new_incarnation
+from protocol.messages import new_incarnation
 from protocol.state_folder import JOURNAL_NAME, journal_folder, state_folder
 
 if TYPE_CHECKING:
@@ -59,10 +56,8 @@ def build(
     api_keys_store: ApiKeys,
     fetch: Fetch | None = None,
     foreman: SupervisorClient | None = None,
-    arrival: Arrival | None = None,
-) -> tuple[GatewayState, ASGIApp, RouterLink]:
-    """Build and connect the gateway's components. `arrival`: it replaces a gateway that still runs. Raises
-    `sockets.EndpointError` or `zmq.ZMQError`."""
+) -> tuple[GatewayState, ASGIApp]:
+    """Build and connect the gateway's components. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
     endpoint = configured.endpoint or sockets.default_endpoint(configured.port)
     link = RouterLink(endpoint, configured.curve_keys, join=configured.join)
     dispatcher = Dispatcher(
@@ -100,16 +95,8 @@ def build(
         batches=_batches(configured, dispatcher),
         journal=_journal(configured),
     )
-    app = create_app(gateway, link, foreman, _caffeine(configured.keep_awake), arrival)
-    return gateway, app, link
-
-
-def _predecessor(port: int) -> Predecessor | None:
-    """Let the gateway that this one replaces hand over; None: there is none. Raises `HandoverError`."""
-    try:
-        return find_predecessor(sockets.handover_path(port), PROTOCOL_VERSION)
-    except sockets.EndpointError:
-        return None
+    app = create_app(gateway, link, foreman, _caffeine(configured.keep_awake))
+    return gateway, app
 
 
 def _journal(settings: GatewaySettings) -> Journal | None:
@@ -184,18 +171,15 @@ def main(network: Network | None = None) -> int:
         HostPatterns(configured.allowed_hosts)
     except ValueError as error:
         settings.exit_with("gateway", f"allowed_hosts: {error}")
-    is_supervised = LISTENER_FD in os.environ
     try:
         listeners = open_listeners(configured.host, configured.port, os.environ, os.getpid())
         api_keys_store = ApiKeys(configured.api_keys, configured.api_keys_file)
         check_exposure(listeners, api_keys_store, configured.insecure_no_keys)
-        predecessor = _predecessor(configured.port) if is_supervised else None
-    except (ListenError, KeysError, HandoverError, OSError) as error:
+    except (ListenError, KeysError, OSError) as error:
         settings.exit_with("gateway", error)
     foreman = SupervisorClient.find(os.environ)
-    arrival = Arrival(predecessor) if predecessor is not None else None
     try:
-        gateway, app, link = build(configured, api_keys_store, fetch, foreman, arrival)
+        gateway, app = build(configured, api_keys_store, fetch, foreman)
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:
         settings.exit_with(
             "gateway",
@@ -204,18 +188,13 @@ def main(network: Network | None = None) -> int:
     for listener in listeners:
         log.info("listening at %s/v1", url(listener))
     server = Server(server_config(app, configured), gateway.dispatcher, configured.drain_timeout_s)
-    departure = Departure(gateway, link, server)
 
     def on_started() -> None:
-        if arrival is not None:
-            arrival.serve(gateway, server)
-        if is_supervised:
-            departure.listen()
         if foreman is not None:
             foreman.is_serving = True
             gateway.dispatcher.catalogue.update()
 
-    server.on_started, server.on_stopping = on_started, departure.close
+    server.on_started = on_started
     gc_heap.freeze()
     # uvicorn raises the signal that stopped it again after the shutdown.
     with contextlib.suppress(KeyboardInterrupt):

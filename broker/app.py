@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from broker.dialects.host_patterns import HostPatterns
 from broker.dispatch.keep_awake import KeepAwake
-from broker.handover import Arrival
 from broker.http import cache_header
 from broker.http.auth import AuthMiddleware
 from broker.http.body_budget import BodyBudgetMiddleware
@@ -106,12 +105,10 @@ def create_app(
     link: RouterLink,
     foreman: SupervisorClient | None = None,
     caffeine: SleepInhibitor | None = None,
-    arrival: Arrival | None = None,
 ) -> ASGIApp:
     """Return the application; its lifespan starts `link` and `foreman`.
 
-    `caffeine`: keeps the machine awake while requests are in flight. `arrival`: of a gateway that replaces
-    another one, which still runs.
+    `caffeine`: keeps the machine awake while requests are in flight.
     """
 
     def no_room() -> RequestError:
@@ -120,7 +117,7 @@ def create_app(
         return dispatcher.admission.busy(assigned, "The server's memory for request bodies is full")
 
     # Not added as Starlette middlewares: the response to an unhandled exception bypasses those.
-    routes = _routes(gateway, link, foreman, caffeine, arrival)
+    routes = _routes(gateway, link, foreman, caffeine)
     budget = BodyBudget(gateway.settings.body_budget_bytes)
     app: ASGIApp = BodyBudgetMiddleware(routes, budget, gateway.media, no_room, frozenset((files.PATH,)))
     routes.state.lines_app = app
@@ -154,7 +151,6 @@ def _routes(
     link: RouterLink,
     foreman: SupervisorClient | None,
     caffeine: SleepInhibitor | None,
-    arrival: Arrival | None,
 ) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -164,14 +160,12 @@ def _routes(
         watchdog = LoopWatchdog()
         watchdog.start()
         if gateway.journal is not None:
-            recover(gateway, gateway.journal, arrival.stay if arrival is not None else ())
+            recover(gateway, gateway.journal)
             loop = asyncio.get_running_loop()
             gateway.journal.start(partial(_wake_readers, loop, gateway))
         sweeper = asyncio.create_task(_sweep(gateway, caffeine, watchdog))
         if gateway.batches is not None:
             gateway.batches.start(batch_lines.sender(gateway, app.state.lines_app))
-        if arrival is not None:
-            await arrival.begin(gateway)
         try:
             yield
         finally:

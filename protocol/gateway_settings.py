@@ -261,8 +261,14 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
         ),
     ] = 15.0
     drain_timeout_s: Annotated[
-        Seconds, Meta(description="seconds that open streams may continue when the gateway stops")
-    ] = 5.0
+        float,
+        Meta(
+            ge=0,
+            le=86400,
+            description="seconds that requests have to finish when the gateway or a worker stops; what is"
+            " left of a worker's continues on the next one",
+        ),
+    ] = 10.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
 

@@ -67,18 +67,10 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
 class Welcome(Message, frozen=True):
     """Greeting to a new or unknown peer. A worker that receives an unknown gateway incarnation sends `Hello`
     again. `orphan_s`: seconds for which the worker's requests run on when the connection is lost, until a
-    gateway adopts them; 0: they end at once, because nothing would read their output. `predecessor`: endpoint
-    of the gateway that this one replaces, which still has requests; the worker connects to it as well; empty:
-    there is none."""
+    gateway adopts them; 0: they end at once, because nothing would read their output."""
 
     version: int
     orphan_s: Seconds = 0.0
-    predecessor: Name = ""
-
-
-class HandedOver(Message, frozen=True):
-    """Another gateway listens at the worker's endpoint from now on. The worker connects to it, and keeps this
-    connection for the requests that came over it, until it is closed."""
 
 
 class Adopt(Message, frozen=True):
@@ -221,9 +213,7 @@ class UnloadAdapter(Message, frozen=True):
 Request = Generate | Embed | Rank
 """A client's request."""
 
-ToWorker = (
-    Welcome | HandedOver | Rejected | Request | Cancel | ClearCache | Adopt | LoadAdapter | UnloadAdapter
-)
+ToWorker = Welcome | Rejected | Request | Cancel | ClearCache | Adopt | LoadAdapter | UnloadAdapter
 
 
 # --- worker -> gateway -------------------------------------------------------------------------------

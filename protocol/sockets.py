@@ -136,11 +136,6 @@ def control_path(port: int) -> Path:
     return runtime_directory() / f"serve-{port}"
 
 
-def handover_path(port: int) -> Path:
-    """Return the socket at which the gateway at `port` waits for its successor. Raises `EndpointError`."""
-    return runtime_directory() / f"handover-{port}"
-
-
 def remove_stale(path: Path) -> bool:
     """Remove the Unix socket of a process that was killed. Return False if a process listens there. Raises
     `OSError`."""
@@ -201,11 +196,6 @@ class SocketFile:
         """Called when the endpoint is bound. Other endpoints have no file."""
         self._path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc:") else None
         self._info = self._path.stat() if self._path is not None else None
-
-    def move(self, path: Path) -> None:
-        """Rename the file: who connects to the new path reaches the same socket. Raises `OSError`."""
-        if self._path is not None:
-            self._path = self._path.rename(path)
 
     def remove(self) -> None:
         """Remove the file, unless another process has bound the endpoint since."""

@@ -237,8 +237,8 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(
             ge=0,
             le=86400,
-            description="seconds that a worker's requests have to finish when it is stopped; another worker"
-            " continues the rest",
+            description="seconds that requests have to finish when the gateway or a worker stops; what is"
+            " left of a worker's continues on the next one",
         ),
     ] = 10.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"

@@ -55,7 +55,7 @@ LANES = (
     Lane("engine", 20, "tests.faults.failover --model embedded --seed {seed} --kills {count}"),
     Lane("drafts", 10, "tests.faults.failover --model embedded --drafts --seed {seed} --kills {count}"),
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
-    Lane("upgrades", 50, "tests.faults.reload --gateway 1 --seed {seed} --reloads {count} --seconds {count}"),
+    Lane("upgrades", 50, "tests.faults.gateway_ends --seed {seed} --kills {count} --reloads {count}"),
     Lane("adapters", 20, "tests.faults.adapters --seed {seed} --kills {count} --seconds 60"),
     Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
     Lane("prompts", 70, "tests.faults.shared_prompts --seed {seed} --kills {count}"),

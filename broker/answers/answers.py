@@ -119,25 +119,6 @@ class DurableAnswers:
         if answer.on_drop is not None:
             answer.on_drop()
 
-    def hand_over(self) -> list[str]:
-        """Leave the answers that have no reader to another gateway, which continues them from the journal.
-
-        Return the entries of those that stay, because clients of this gateway are reading them.
-        """
-        self.flush()
-        stay = []
-        for answer in list(self._all):
-            if answer.over or not answer.record_id:
-                continue
-            if answer.has_readers:
-                stay.append(answer.record_id)
-            else:
-                answer.on_items = answer.on_begin = answer.on_drop = None
-                answer.on_over = lambda ended: None
-                answer.on_flush = lambda age_s: None
-                self.drop(answer)
-        return stay
-
     def _forget_key(self, answer: DurableAnswer) -> None:
         if self._by_key.get((answer.owner, answer.key)) is answer:
             del self._by_key[answer.owner, answer.key]

@@ -100,8 +100,8 @@ class BackgroundQueue:
 
 def has_free_row(dispatcher: Dispatcher, model: str) -> bool:
     """Return whether a request would begin at once: no other waits, and a worker of `model` has a free
-    row, or the model can be loaded."""
-    if any(not flight.is_batch for flight in dispatcher.flights.waiting(model)):
+    row, or the model can be loaded. Not in a gateway that stops: the next one begins it."""
+    if dispatcher.stopping or any(not flight.is_batch for flight in dispatcher.flights.waiting(model)):
         return False
     try:
         found = dispatcher.find(model)

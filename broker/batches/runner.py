@@ -46,7 +46,7 @@ CLOSE_S_MAX = 10.0
 
 
 class ClosedError(StorageError):
-    """The store is closed: the gateway ends, or has handed over to another one."""
+    """The store is closed: the gateway ends."""
 
 
 class StoreThread:

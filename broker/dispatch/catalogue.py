@@ -45,8 +45,6 @@ class Catalogue:
         self._flights = flights
         self._clock = clock
         self._tell = tell
-        self.is_observer = False
-        """Whether another gateway decides which models run."""
         self._host = host
         self._unload_after_s = unload_after_s
         self._residency: Residency | None = None
@@ -206,7 +204,7 @@ class Catalogue:
         for worker in self._fleet:
             leaves = worker.pid in self._leaving or worker.model in held
             worker.held = leaves and self._is_local(worker)
-        if self._tell is not None and not self.is_observer:
+        if self._tell is not None:
             local = filter(self._is_local, self._fleet)
             serving = sorted(worker.pid for worker in local if worker.ready is not None)
             desired = DesiredModels(

@@ -39,7 +39,6 @@ from protocol.messages import (
     Failed,
     Finished,
     Goodbye,
-    HandedOver,
     Heartbeat,
     Hello,
     Loading,
@@ -134,10 +133,9 @@ class Dispatcher:
             traffic=self.traffic,
         )
         self.stopping = False
-        self.handed_over = False
-        """Whether another gateway gets new requests."""
-        self.predecessor = ""
-        """Endpoint of the gateway before this one, while it still has requests; empty: there is none."""
+        """Whether the gateway drains: it begins nothing by itself, and answers what clients still ask."""
+        self._is_drained = False
+        """Whether the time for that is over."""
         self._cache_clears = CacheClears()
         self._starvation = Starvation(fleet, self.flights)
         self._send = send
@@ -163,13 +161,15 @@ class Dispatcher:
 
         `task`: selects the model if `model` is None.
         """
-        if self.stopping:
+        if self._is_drained:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
         name = self.catalogue.resolve(model)
         return self.catalogue.unloaded(name) or self.fleet.find(name, self._clock(), self.failover.load, task)
 
     def check_ready(self) -> None:
-        """Raise `RequestError` if no model is served or can be loaded."""
+        """Raise `RequestError` if no model is served or can be loaded, or the gateway stops."""
+        if self.stopping:
+            raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
         names = list(self.catalogue.states) if self.catalogue.on_demand else [None]
         refusals = []
         for name in names:
@@ -227,7 +227,7 @@ class Dispatcher:
         fail. The context is that of `submit`. Raises `RequestError` if there are `RESTORED_FLIGHTS_MAX`
         flights, which have to end first, and `ValueError` if one of them is open already.
         """
-        if self.stopping:
+        if self._is_drained:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
         if len(self.flights) + len(checkpoints) > RESTORED_FLIGHTS_MAX:
             raise self.admission.busy(list(self.flights), "Too many requests were restored at once")
@@ -343,19 +343,17 @@ class Dispatcher:
         worker = self.fleet.hello(message, self._clock())
         self.traffic.worker(worker, self._clock(), "connected")
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
-        is_near = message.host == self._host
-        self._send(message.incarnation, self._welcome(self.predecessor if is_near else ""), ())
+        self._send(message.incarnation, self._welcome(), ())
         self.failover.adopt(worker, message.rows)
         if was_here:
             self.catalogue.update()
         self.failover.place()
 
-    def _welcome(self, predecessor: str = "") -> Welcome:
+    def _welcome(self) -> Welcome:
         return Welcome(
             incarnation=self.incarnation,
             version=PROTOCOL_VERSION,
             orphan_s=self._timeouts.orphan_s,
-            predecessor=predecessor,
         )
 
     def _unknown(self, sender: str) -> None:
@@ -477,20 +475,12 @@ class Dispatcher:
         self.traffic.of(worker.model).losses[verdict.value] += 1
         self._on_worker_lost(worker, f"is {verdict.value}", died=died)
 
-    def hand_over(self) -> list[str]:
-        """Leave new requests to the gateway that now listens at the workers' endpoint, and let the workers
-        connect to it. Return the incarnations of those that serve. Requests of this gateway go on."""
-        self.handed_over = True
-        self.catalogue.is_observer = True
-        for worker in self.fleet:
-            self._send(worker.incarnation, HandedOver(incarnation=self.incarnation), ())
-        return [worker.incarnation for worker in self.fleet if worker.serves]
-
     def stop(self) -> None:
-        """Refuse new requests from now on."""
+        """Begin nothing that no client waits for from now on."""
         self.stopping = True
 
     def fail_all(self) -> None:
-        """Fail all flights because the gateway shuts down."""
+        """Fail all flights, and refuse requests, because the gateway shuts down."""
+        self._is_drained = True
         for flight in self.flights:
             self.give_up(flight, Code.SHUTTING_DOWN)

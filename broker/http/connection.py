@@ -23,7 +23,6 @@ import contextlib
 import http
 import resource
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -57,6 +56,9 @@ TURNED_AWAY_MAX = 64
 """Maximum number of connections beyond the limit that get an error response; further ones are aborted."""
 TURN_AWAY_S_MAX = 5.0
 LINGER_S_MAX = 2.0
+LAST_REQUEST_S_MAX = 1.0
+"""Time that a connection without a request stays open when the server stops. A request that was on its way is
+answered, and its response says that the connection closes."""
 DESCRIPTORS_SPARE = 128
 """File descriptors reserved for everything but client connections."""
 
@@ -80,6 +82,8 @@ class Connection(HttpToolsProtocol):
     limits: ConnectionLimits
     idle: dict[Connection, None]
     """The connections without a complete head of a request, in the order in which they became idle."""
+    is_draining = False
+    """Whether the server is stopping; of the subclass, so of all connections of a server."""
     parser: Parser
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -115,6 +119,8 @@ class Connection(HttpToolsProtocol):
         if beyond <= 0 or self._replace_idle():
             self.idle[self] = None
             self._expect()
+            if self.is_draining:
+                self.shutdown()
         elif beyond <= TURNED_AWAY_MAX:
             self.app = cast(Any, _turn_away)
             self._expect(TURN_AWAY_S_MAX)
@@ -133,22 +139,6 @@ class Connection(HttpToolsProtocol):
                 return True
         return False
 
-    def hand_over(self, pass_on: Callable[[int], bool]) -> None:
-        """Leave the connection to another process, if it is between two requests: nothing of one has been
-        read, and all of the last response is written. `pass_on`: duplicates the descriptor."""
-        is_busy = self._in_request or self._unparsed or self.pipeline or self._answering()
-        ends = self._hung_up or self._at_eof or self.transport.is_closing()
-        if is_busy or ends or self.transport.get_write_buffer_size():
-            return
-        if pass_on(self.transport.get_extra_info("socket").fileno()):
-            self.transport.abort()  # the connection itself goes on by the duplicate
-
-    def take_over(self) -> None:
-        """Wait for a request as behind an earlier one, which another process has answered."""
-        self._expect_nothing()
-        timeout_s, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
-        self.timeout_keep_alive_task = self.loop.call_later(timeout_s, handler)
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
         self.idle.pop(self, None)
@@ -166,6 +156,8 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # uvicorn notifies only the last of several requests of a disconnect.
         self._served = cycle
+        if self.is_draining and not self.pipeline:
+            cycle.keep_alive = False
         fast_path.offer(cycle)
 
         async def bounded(scope: Scope, receive: Receive, send: Send) -> Any:
@@ -255,6 +247,8 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
             if not self._answering():
                 self.idle[self] = None
+                if self.is_draining:
+                    self.shutdown()
         self._bound_close()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -262,8 +256,14 @@ class Connection(HttpToolsProtocol):
         self._bound_close()
 
     def shutdown(self) -> None:
-        super().shutdown()
-        self._bound_close()
+        """Close behind the response to the last request, or soon if there is none. Called when the server
+        begins to stop, and then whenever the connection becomes idle."""
+        if self._answering():
+            # The head of a response that has begun did not say so: the client may send another request.
+            self.cycle.keep_alive &= self.cycle.response_started
+        elif not self._in_request:
+            self._expect_nothing()
+            self._expect(LAST_REQUEST_S_MAX)
 
     def _close(self) -> None:
         self.transport.close()
@@ -295,6 +295,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_request = self._in_head = True
         self._head_bytes = self._fed_bytes = 0
+        if self.is_draining:
+            self._expect_nothing()  # that was for a request to begin
         self._expect()
 
     def on_url(self, url: bytes) -> None:

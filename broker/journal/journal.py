@@ -79,7 +79,6 @@ class Journal:
         self._condition = threading.Condition()
         self._closing = self._is_awake = self._is_untidy = False
         self._on_commit: Callable[[], None] = lambda: None
-        self._forward: Callable[[Operation], None] | None = None
         self._thread: threading.Thread | None = None
         self._open()
 
@@ -92,15 +91,6 @@ class Journal:
     def blob(self, digest: bytes) -> bytes | None:
         """Return a blob, if it is there."""
         return self._read(lambda file: file.blob(digest))
-
-    def blobs_of(self, name: Name) -> dict[bytes, bytes]:
-        """Return the blobs of an entry by their digests, as far as they are there."""
-
-        def read(file: JournalFile) -> dict[bytes, bytes]:
-            found = {bytes(digest): file.blob(digest) for digest in file.blobs_of(name)}
-            return {digest: data for digest, data in found.items() if data is not None}
-
-        return self._read(read) or {}
 
     def _read(self, read: Callable[[JournalFile], T]) -> T | None:
         assert self._thread is None, "the thread has the file"
@@ -123,12 +113,6 @@ class Journal:
 
     def add(self, operation: Operation, nbytes: int = 0) -> int:
         """Queue an operation with `nbytes` bytes; return its number, or 0 if it will never be written."""
-        if self._forward is not None:
-            self._number += 1
-            self.committed = self._number
-            self._forward(operation)
-            self._on_commit()
-            return self._number
         with self._condition:
             name = operation.name
             if name in self._lost:
@@ -144,12 +128,6 @@ class Journal:
             self._queue.append((operation, size))
             self._queued_bytes += size
             return self._number
-
-    def hand_over(self, forward: Callable[[Operation], None]) -> None:
-        """Give all further operations to `forward`, for a gateway that has the file from the next `close`
-        on."""
-        with self._condition:
-            self._forward = forward
 
     def _lose(self, names: Iterable[Name]) -> None:
         for name in names:

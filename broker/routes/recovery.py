@@ -1,15 +1,11 @@
-"""Recovery: what the journal has of an earlier gateway is put back before the first request is served.
-
-If that gateway still runs, it keeps the answers that its clients read (`InheritedAnswers`), and reports what
-it would write to the journal. Each is put back when it has ended, or when that gateway has.
-"""
+"""Recovery: what the journal has of an earlier gateway is put back before the first request is served."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import msgspec
@@ -23,7 +19,7 @@ from broker.dialects.rendering import ResponseRendering
 from broker.dialects.responses.store import StoredItems
 from broker.dispatch.flight import Flight
 from broker.http import access_log
-from broker.journal.file import Delete, Entry, Operation, Put, size_of
+from broker.journal.file import Delete, Entry
 from broker.journal.journal import Journal
 from broker.routes import background
 from broker.routes.durable import Described, fingerprint, keeper, open_flights, recorder_of
@@ -38,57 +34,29 @@ Shared = dict[bytes, StoredItems]
 """Pieces of conversations, by digest."""
 
 
-def recover(gateway: GatewayState, journal: Journal, stay: Collection[str] = ()) -> None:
-    """Put back stored responses and durable answers; what cannot be put back is removed from the journal.
-
-    `stay`: ids of the answers that an earlier gateway still serves.
-    """
+def recover(gateway: GatewayState, journal: Journal) -> None:
+    """Put back stored responses and durable answers; what cannot be put back is removed from the journal."""
     gateway.answers.committed = lambda: journal.committed
     shared: dict[bytes, StoredItems] = {}
     responses = _restore_responses(gateway, journal, shared)
     gateway.responses.log = StoreRecorder(journal)
-    gateway.inherited.restore = partial(_restore_or_delete, gateway, journal)
-    answers = 0
-    for entry in journal.entries(record.KIND):
-        if entry.name[1] in stay:
-            gateway.inherited.add(entry, journal.blobs_of(entry.name))
-        else:
-            answers += _restore_or_delete(gateway, journal, entry, journal.blob, shared)
+    answers = sum(
+        _restore_or_delete(gateway, journal, entry, shared) for entry in journal.entries(record.KIND)
+    )
     if answers or responses:
         log.info("restored %d durable answers and %d stored responses", answers, responses)
 
 
-def _restore_or_delete(
-    gateway: GatewayState, journal: Journal, entry: Entry, blob: Blob, shared: Shared | None = None
-) -> bool:
+def _restore_or_delete(gateway: GatewayState, journal: Journal, entry: Entry, shared: Shared) -> bool:
     """Put an answer back, or remove it from the journal if that is not possible."""
     try:
-        restored = _restore(gateway, blob, entry, {} if shared is None else shared)
+        restored = _restore(gateway, journal.blob, entry, shared)
     except (msgspec.MsgspecError, ValueError, RequestError) as error:
         log.warning("an answer of the journal cannot be restored: %s", error)
         restored = False
     if not restored:
         journal.add(Delete(entry.name))
     return restored
-
-
-def apply_inherited(gateway: GatewayState, operation: Operation) -> None:
-    """Write an operation of an earlier gateway, and take over what is complete with it."""
-    kind, id = operation.name
-    if kind != RESPONSE:
-        if gateway.journal is not None:
-            gateway.journal.add(operation, size_of(operation))
-            gateway.inherited.apply(operation, time.time())
-        return
-    match operation:
-        case Put():
-            found = stored_of(Entry(operation.name, operation.head, [], True, 0.0), operation.blobs.get, {})
-            if found is not None and gateway.responses.keeps:
-                gateway.responses.put(*found)
-        case Delete():
-            owner, _, response = id.partition(":")
-            with suppress(RequestError):  # it was evicted here already
-                gateway.responses.delete(bytes.fromhex(owner), response)
 
 
 def _restore_responses(gateway: GatewayState, journal: Journal, shared: Shared) -> int:

@@ -203,9 +203,7 @@ def _name(asked: Request) -> tuple[bytes, str]:
     id = asked.path_params["id"]
     if id.startswith(conversations.PREFIX):
         raise unknown(id)
-    name = owner_of(asked), id
-    gateway_of(asked).inherited.check_name(*name)
-    return name
+    return owner_of(asked), id
 
 
 def _json(document: dict[str, Any]) -> Response:

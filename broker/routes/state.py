@@ -14,7 +14,6 @@ from starlette.requests import Request
 
 from broker.answers.answers import DurableAnswers
 from broker.answers.background import BackgroundQueue, has_free_row
-from broker.answers.inherited import InheritedAnswers
 from broker.batches.runner import BatchRunner
 from broker.dialects.responses.answer import ResponseBuilder
 from broker.dialects.responses.store import ResponseStore
@@ -67,7 +66,6 @@ class GatewayState:
     prompt_records: PromptRecords = field(default_factory=PromptRecords)
     answers: DurableAnswers = field(init=False)
     background: BackgroundQueue = field(init=False)
-    inherited: InheritedAnswers = field(default_factory=InheritedAnswers)
     offload: BodyOffload = field(default_factory=BodyOffload)
     http_counters: HttpCounters = field(default_factory=HttpCounters)
     watchers: set[object] = field(default_factory=set)

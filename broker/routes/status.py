@@ -42,7 +42,7 @@ async def stream_status(request: Request) -> Response:
 async def _events(gateway: GatewayState) -> AsyncIterator[bytes]:
     told = 0
     with watching(gateway):
-        while not (gateway.dispatcher.stopping or gateway.dispatcher.handed_over):
+        while not gateway.dispatcher.stopping:
             document = _document(gateway, since=told)
             told = gateway.dispatcher.history.taken
             yield b"event: status\ndata: " + msgspec.json.encode(document) + b"\n\n"

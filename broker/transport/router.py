@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 import time
 from collections import Counter
@@ -56,8 +55,6 @@ class RouterLink:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._auth_thread = self._start_auth_thread(curve_keys) if curve_keys else None
         self._socket = sockets.bind_router(self._context, endpoint, curve, join)
-        self._is_file = endpoint.startswith("ipc:") and not join
-        self._endpoint_path = Path(endpoint.removeprefix("ipc://"))
         self._files = [sockets.SocketFile(address) for address in (endpoint, join)]
         self._monitor = self._socket.get_monitor_socket()
         self._frames, self._changes = sockets.poller(self._socket), sockets.poller(self._monitor)
@@ -81,18 +78,6 @@ class RouterLink:
         doorman.start()
         doorman.configure_curve(domain="roundhouse", location=str(keys))
         return doorman
-
-    @property
-    def can_move(self) -> bool:
-        """Whether `move` is possible: only files can be renamed."""
-        return self._is_file
-
-    def move(self) -> str:
-        """Leave the endpoint to another gateway, without losing a connection; return the new one. Raises
-        `OSError`."""
-        path = self._endpoint_path.with_name(f"old-{os.getpid()}.sock")
-        self._files[0].move(path)
-        return f"ipc://{path}"
 
     def start(self, on_message: OnMessage, lost: Callable[[str], None], turn_away: TurnAway) -> None:
         """Start to read, on the running loop."""

@@ -28,14 +28,15 @@ def reload(
         bool, typer.Option("--gateway", help="Reload the gateway instead: after an upgrade of Roundhouse.")
     ] = False,
 ) -> None:
-    """Replace workers, or the gateway, of a running serve by new processes, without losing a request.
+    """Replace workers, or the gateway, of a running serve by new processes.
 
-    A new worker starts beside the old one if memory allows, otherwise after it. If it does not become ready,
-    the old one stays. Exits with status 1 if a worker was not replaced. If the model is replaced by another,
-    the old worker finishes its requests. The models are read only when serve starts, so change the TOML file
-    too. Under a service manager with --spare 0, the old worker ends first, and requests get a 503 until the
-    new one is ready. With --gateway, the new gateway gets all later requests, and the old one finishes those
-    that it has.
+    A new worker starts beside the old one if memory allows, otherwise after it, and continues its requests.
+    If it does not become ready, the old one stays. Exits with status 1 if a worker was not replaced. If the
+    model is replaced by another, the old worker finishes its requests. The models are read only when serve
+    starts, so change the TOML file too. Under a service manager with --spare 0, the old worker ends first,
+    and requests get a 503 until the new one is ready. With --gateway, the old gateway first finishes what it
+    has, up to --drain-timeout, while clients that connect wait; answers in the background, batches and
+    requests with an Idempotency-Key go on.
     """
     from deploy.serving import serve as serving
     from deploy.supervisor import control
@@ -76,11 +77,8 @@ def _order_reload(path: Path, order: ReloadOrder) -> tuple[bool, str]:
     try:
         return control.order(path, order)
     except control.NoSupervisorError:
-        if order.gateway:
-            raise control.NoSupervisorError(
-                f"no `roundhouse serve` is listening at {path}. Under a service manager, restart the job of "
-                "the gateway instead: requests with an Idempotency-Key go on, other streams end"
-            ) from None
-        if order == ReloadOrder() and (names := service.reload(service.manager_here())):
+        if order in (ReloadOrder(), ReloadOrder(gateway=True)) and (
+            names := service.reload(service.manager_here(), gateway=order.gateway)
+        ):
             return True, f"restarted {', '.join(names)}"
         raise

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +16,7 @@ import typer
 if TYPE_CHECKING:
     from deploy.serving.settings import ServeSettings
     from deploy.supervisor.child import Child, ServedModel
+    from deploy.supervisor.reloading import Reloading
 
 STOP_S_MAX = 60.0
 """Time to stop everything when the parent, a `roundhouse run`, has ended."""
@@ -59,7 +59,8 @@ def serve(context: typer.Context) -> None:
         listener = open_listener(clients.host(context.args, os.environ), port, os.environ)
     except (SettingsError, sockets.EndpointError, ModelError, PortError, hub.HubError, OSError) as error:
         settings.exit_with(PROGRAM, error)
-    status = _supervise(given, children, control, url, keys, listener)
+    reloading = given.reloading(control, settings.config_file(context.args, os.environ))
+    status = _supervise(given, children, reloading, url, keys, listener)
     with contextlib.suppress(sockets.EndpointError, OSError):
         sockets.remove_stale(sockets.default_path(port))  # of a gateway that was killed
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
@@ -69,7 +70,7 @@ def serve(context: typer.Context) -> None:
 def _supervise(
     given: ServeSettings,
     children: Sequence[Child],
-    control: Path,
+    reloading: Reloading,
     url: str,
     keys: Sequence[str],
     listener: socket | None,
@@ -102,7 +103,7 @@ def _supervise(
         children,
         stop_timeout_s=given.stop_timeout_s,
         limits=given.restart_limits(),
-        reloading=given.reloading(control),
+        reloading=reloading,
         memory_budget=given.memory_budget,
         spare=given.spare > 0,
         quiet=QuietTerminal() if quiet else None,

@@ -5,6 +5,7 @@ Those of the children are declared in `protocol.gateway_settings` and `protocol.
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,8 +33,8 @@ file named by --config (max_running). A flag overrides a variable, a variable ov
 
 GATEWAY = GatewaySettings()
 """Defaults of the gateway."""
-DRAIN_TIMEOUT_S = WorkerSettings().drain_timeout_s
-"""Default time that a worker's requests have to finish."""
+DRAIN_TIMEOUT_S = max(GATEWAY.drain_timeout_s, WorkerSettings().drain_timeout_s)
+"""Default time that requests have to finish."""
 
 GATEWAY_FLAGS = (
     "host",
@@ -60,6 +61,7 @@ GATEWAY_FLAGS = (
     "reattach_window_s",
     "journal_max",
     "journal_dir",
+    "drain_timeout_s",
     "load_timeout_s",
     "unload_after_s",
     "keep_awake",
@@ -260,10 +262,22 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(ge=0, le=1, description="idle processes, with all modules imported, for the next worker"),
     ] = 1
 
-    def reloading(self, control: Path) -> Reloading:
-        """Return the settings of reloads, which are ordered through the socket `control`."""
-        drain_s = DRAIN_TIMEOUT_S if self.drain_timeout_s is None else self.drain_timeout_s
+    def reloading(self, control: Path, config: str | None) -> Reloading:
+        """Return the settings of reloads, which are ordered through the socket `control`. `config`: the TOML
+        file."""
+        drain_s = self.longest_drain_s(config, "gateway", "worker")
         return Reloading(control, drain_s, self.ready_timeout_s, fits_beside)
+
+    def longest_drain_s(self, config: str | None, *sections: str) -> float:
+        """Return the longest drain timeout of the processes of these sections of the TOML file."""
+        if self.drain_timeout_s is not None:
+            return self.drain_timeout_s
+        longest = DRAIN_TIMEOUT_S
+        for section in sections:
+            # The process itself refuses a value that is no number.
+            with contextlib.suppress(TypeError, ValueError):
+                longest = max(longest, float(table(section, config).get("drain_timeout", 0.0)))
+        return longest
 
     def restart_limits(self) -> RestartLimits:
         return RestartLimits(deaths_max=self.deaths_max, delay_s_max=self.restart_delay_max_s)

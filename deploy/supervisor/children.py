@@ -66,15 +66,13 @@ class ChildEntry:
 @dataclass(slots=True)
 class Reload:
     """A reload in progress. `old` equals `new` when the successor starts after the old process has ended.
-    `due`: when the successor must serve. `hands_over`: the old process leaves by itself, and the reload is
-    over when the successor serves."""
+    `due`: when the successor must serve."""
 
     old: str
     new: str
     due: float
     swap: bool
     plans: int = 0
-    hands_over: bool = False
     serving: bool = False
 
     @property
@@ -167,11 +165,11 @@ class Children:
         """Return the next step in ending `entry`, if one is due."""
         match entry.state:
             case ChildState.RUNNING:
-                entry.state, entry.due = ChildState.ENDING, now + self._grace_s(entry)
+                entry.state, entry.due = ChildState.ENDING, now + self._grace_s
                 return [Terminate(entry.name)]
             case ChildState.ENDING if now >= entry.due:
                 entry.state, entry.due = ChildState.KILLED, now + KILL_WAIT_S_MAX
-                why = f"{entry.name} did not end within {self._grace_s(entry):g} s: killing it"
+                why = f"{entry.name} did not end within {self._grace_s:g} s: killing it"
                 return [Report(why, logging.WARNING), Kill(entry.name)]
             case ChildState.KILLED if now >= entry.due:
                 entry.state = ChildState.GONE
@@ -200,5 +198,6 @@ class Children:
             entry.state, entry.due = ChildState.KILLED, now + KILL_WAIT_S_MAX
         return [Kill(entry.name) for entry in alive]
 
-    def _grace_s(self, entry: ChildEntry) -> float:
-        return self._stop_timeout_s + (self._drain_timeout_s if entry.retired else 0.0)
+    @property
+    def _grace_s(self) -> float:
+        return self._stop_timeout_s + self._drain_timeout_s

@@ -43,15 +43,13 @@ class ReloadAsked:
     """Replace this child's process. `beside`: start the new one while the old one still runs.
 
     `swap`: the new process cannot continue the requests of the old one, so the old one must finish them.
-    `plans`: the number of fallbacks that the new process has. `hands_over`: the old process ends by itself
-    when the new one serves and its own requests have finished.
+    `plans`: the number of fallbacks that the new process has.
     """
 
     name: str
     beside: bool
     swap: bool = False
     plans: int = 0
-    hands_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

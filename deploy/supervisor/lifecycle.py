@@ -88,7 +88,7 @@ class Lifecycle:
         spares: Spares | None = None,
         fallbacks: Fallbacks | None = None,
     ) -> None:
-        """`drain_timeout_s`: added to `stop_timeout_s` for a child that ends while others keep running.
+        """`drain_timeout_s`: that of the children; `stop_timeout_s` begins behind it.
         `on_demand`: children that run when they are `wanted`, each with a policy of its own. `replicas`:
         groups of children that serve the same model. `loading`: children that report when they have loaded
         their model."""
@@ -326,10 +326,10 @@ class Lifecycle:
             return [Reloaded(False, f"{event.name} is not running at present; it is being started anyway")]
         if not event.beside:
             self._reload = Reload(entry.name, entry.name, math.inf, event.swap, event.plans)
-            return [Report(f"reload: {entry.name} ends first, no room for two"), *self._part(entry, now)]
+            return [Report(f"reload: {entry.name} ends before the next one starts"), *self._part(entry, now)]
         new = self._children.add_successor(entry, now).name
         due = now + self._ready_timeout_s
-        self._reload = Reload(entry.name, new, due, event.swap, event.plans, event.hands_over)
+        self._reload = Reload(entry.name, new, due, event.swap, event.plans)
         return [Report(f"reload: {new} starts beside {entry.name}")]
 
     def _part(self, entry: ChildEntry, now: float) -> list[Decision]:
@@ -350,9 +350,6 @@ class Lifecycle:
         self._fallbacks.reset(new.child, reload.plans)
         if not reload.beside:
             return self._end_reload(True, f"{name} was stopped and started again")
-        if old.state is ChildState.RUNNING and reload.hands_over:
-            old.leaving, old.due = True, now + LEAVE_S_MAX
-            return self._end_reload(True, f"{name} has taken over; {old.name} finishes its requests")
         if old.state is ChildState.RUNNING:
             return self._part(old, now)
         return self._retired(old, now)  # it has died in the meantime

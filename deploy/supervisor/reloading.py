@@ -26,8 +26,8 @@ class ReloadOrder(Struct, frozen=True, omit_defaults=True):
 class Reloading:
     """Settings of reloads, which are ordered through the control socket at `path`.
 
-    `drain_timeout_s`: the time that a worker has to finish its requests. `fits`: whether that many bytes
-    fit beside what is loaded.
+    `drain_timeout_s`: the time that gateway and workers have to finish their requests. `fits`: whether that
+    many bytes fit beside what is loaded.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Reloads:
         if not (runs and beside):
             self.programs[name] = self._after
         swap = self._after.model != self._before.model
-        return ReloadAsked(name, beside, swap=swap, plans=self._after.plans, hands_over=self._after.hears)
+        return ReloadAsked(name, beside, swap=swap, plans=self._after.plans)
 
     def successor(self, name: str) -> Child:
         """Return the program after a reload: with the model to swap for, if any, else the first plan."""

@@ -109,8 +109,7 @@ class Supervisor:
         self._reloading = reloading
         self._memory_budget = memory_budget
         self._control: Control | None = None
-        self._gateways: dict[str, GatewayChannel] = {}
-        """By the names of their processes: two while one replaces the other."""
+        self._gateway: GatewayChannel | None = None
         self._has_gateway = any(child.hears for child in children)
         self._panics = panics or Panics()
         self._processes = Processes(self._events.put, quiet, self._panics)
@@ -185,8 +184,8 @@ class Supervisor:
                     return self._lifecycle.status
             if self._lifecycle.is_stopping:
                 self._stop_listening()
-            for gateway in self._gateways.values():
-                gateway.tell(self._model_states())
+            if self._gateway is not None:
+                self._gateway.tell(self._model_states())
             events = self._understood(self._next_event(), line)
 
     # --- in ---
@@ -257,11 +256,11 @@ class Supervisor:
         name = child if child in self._lifecycle.states() else other_name(child)
         runs = self._lifecycle.stage(child) == "running"
         new = self._reloads.successor(child)
-        # Two sets of ranks would use the same ports.
-        two_sets = self._reloads.programs[child].is_set and new.is_set
+        # Two sets of ranks would use the same ports, and two gateways the same journal.
+        two_of_one = (self._reloads.programs[child].is_set and new.is_set) or new.hears
         weights = weights_of(new.model) if new.model is not None else None
         needed = max(self._taken_bytes(child), weights or 0)
-        beside = not runs or (not two_sets and self._fits(needed))
+        beside = not runs or (not two_of_one and self._fits(needed))
         return self._reloads.ask(name, runs=runs, beside=beside)
 
     def _fits(self, needed_bytes: int) -> bool:
@@ -367,9 +366,9 @@ class Supervisor:
             model = None if name == SPARE or child.model is None else model_id(child.model)
             self._processes.start(name, child, {lifeline.VARIABLE: line}, model=model)
             return
-        if name in self._gateways:
-            self._gateways[name].close()
-        gateway = self._gateways[name] = GatewayChannel()
+        if self._gateway is not None:
+            self._gateway.close()
+        gateway = self._gateway = GatewayChannel()
         # Before the process exists: from its first request on, the gateway knows every model.
         gateway.tell(self._model_states())
         inherited = {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: gateway.theirs.fileno()}
@@ -386,8 +385,8 @@ class Supervisor:
 
     def _end_everything(self) -> None:
         self._stop_listening()
-        for gateway in self._gateways.values():
-            gateway.close()
+        if self._gateway is not None:
+            self._gateway.close()
         self._pulls.close()
         self._processes.end_everything(KILL_WAIT_S_MAX)
 

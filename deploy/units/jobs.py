@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from deploy.serving import serve
 from deploy.serving.commandlines import SOURCE_FOLDER, python_module
-from deploy.serving.settings import DRAIN_TIMEOUT_S, GATEWAY, ServeSettings, table
+from deploy.serving.settings import GATEWAY, ServeSettings, table
 from deploy.supervisor.child import ServedModel
 from deploy.supervisor.children import KILL_WAIT_S_MAX
 from deploy.supervisor.restarts import RestartLimits
@@ -44,18 +42,18 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     """Return the jobs for the flags of `serve`. Raises `SettingsError`, `EndpointError` or `OSError`."""
     argv, environ = absolute_flags(argv), absolute_variables(environ)
     given, children = serve.read(argv, environ)
-    check_file(settings.config_file(argv, environ))
+    config = settings.config_file(argv, environ)
+    check_file(config)
     # A service manager cannot decide which models run, or switch to fallbacks.
     if sum(child.model is not None for child in children) > 1 or any(child.plans for child in children):
-        return [_job_of_serve(argv, environ, given)]
-    config = settings.config_file(argv, environ)
+        return [_job_of_serve(argv, environ, given, config)]
     found = [
         Job(
             name=child.name,
             argv=_own_endpoint(child.argv) if child.name == "gateway" else child.argv,
             environment=_existing_settings(child.env),
             folder=SOURCE_FOLDER,
-            stop_timeout_s=given.stop_timeout_s + _drain_s(child.name, given, environ, config),
+            stop_timeout_s=given.stop_timeout_s + given.longest_drain_s(config, child.name),
             starts_max=given.deaths_max + 1,
             window_s=RestartLimits().window_s,
             address=_address(given, config) if child.name == "gateway" else None,
@@ -87,20 +85,9 @@ def _with_spare(job: Job, model: ServedModel, given: ServeSettings, port: int) -
     return replace(job, argv=command, stop_timeout_s=job.stop_timeout_s + KILL_WAIT_S_MAX)
 
 
-def _drain_s(name: str, given: ServeSettings, environ: Mapping[str, str], config: str | None) -> float:
-    """Return the longest drain timeout configured for this job. `serve` passes its own to the worker only; a
-    section of the file and the variable apply to their process."""
-    told: list[Any] = [table(name, config).get("drain_timeout")]
-    told.append(given.drain_timeout_s if name == "worker" else environ.get("ROUNDHOUSE_DRAIN_TIMEOUT"))
-    longest = DRAIN_TIMEOUT_S
-    for value in told:
-        # The job itself refuses a value that is no number.
-        with contextlib.suppress(TypeError, ValueError):
-            longest = max(longest, float(value))
-    return longest
-
-
-def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], given: ServeSettings) -> Job:
+def _job_of_serve(
+    argv: Sequence[str], environ: Mapping[str, str], given: ServeSettings, config: str | None
+) -> Job:
     if any(word.split("=")[0] in ("--api-key", "--api-keys") for word in argv):
         raise settings.SettingsError(
             "api_keys: a flag on the command line is visible to all users; use --api-keys-file"
@@ -110,7 +97,7 @@ def _job_of_serve(argv: Sequence[str], environ: Mapping[str, str], given: ServeS
         argv=[*python_module("deploy"), "serve", *argv],
         environment=_existing_settings(environ),
         folder=SOURCE_FOLDER,
-        stop_timeout_s=2 * given.stop_timeout_s,
+        stop_timeout_s=2 * (given.stop_timeout_s + given.longest_drain_s(config, "gateway", "worker")),
         starts_max=given.deaths_max + 1,
         window_s=RestartLimits().window_s,
     )

@@ -112,6 +112,18 @@ class Launchd:
             must(self._run(["launchctl", "enable", self._target(name)]))
             must(self._run(["launchctl", "bootstrap", self._domain, str(self.folder / name)]))
 
+    def restart(self, name: str) -> None:
+        if self._print(name) is None:
+            self.load([name], [])
+            return
+        # Not `bootout`, which closes the job's socket, nor `kickstart -k`, whose signal is not documented.
+        pid, end_s_max = self._status(name).pid, self._exit_timeout_s(name) + _KILL_WAIT_S
+        if pid is not None:
+            must(self._run(["launchctl", "kill", "SIGTERM", self._target(name)]))
+            _await_end(pid, end_s_max)
+        self._starts(_job_name(name)).unlink(missing_ok=True)
+        must(self._run(["launchctl", "kickstart", self._target(name)]))
+
     def unload(self, names: Collection[str]) -> None:
         for name in names:
             pid, end_s_max = self._status(name).pid, self._exit_timeout_s(name) + _KILL_WAIT_S

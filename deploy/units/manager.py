@@ -44,6 +44,9 @@ class Manager(Protocol):
     def load(self, names: Collection[str], changed: Collection[str]) -> None:
         """Run all installed jobs, and restart those whose files have `changed`."""
 
+    def restart(self, name: str) -> None:
+        """Stop a job, as long as it needs, and start it again; its socket stays open."""
+
     def unload(self, names: Collection[str]) -> None:
         """Stop jobs before their files are removed. Waits until they have ended."""
 

@@ -24,6 +24,7 @@ import psutil
 from deploy.units import launchd, systemd
 from deploy.units.jobs import Job
 from deploy.units.manager import Manager, Status
+from deploy.units.systemd import SOCKET
 
 PROGRAM = "roundhouse service"
 
@@ -47,18 +48,21 @@ def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:
     return changed
 
 
-def reload(manager: Manager) -> list[str]:
-    """Restart the installed worker after its requests; the gateway resends unfinished ones to the new worker.
-    Return the files of the restarted jobs; none if nothing is installed.
+def reload(manager: Manager, *, gateway: bool = False) -> list[str]:
+    """Restart the installed worker, or the gateway, after its requests. Return the files of the restarted
+    jobs; none if nothing is installed.
 
+    The gateway resends what a worker leaves to the new one, and the manager keeps the gateway's socket open.
     The manager stops the old worker first, so memory for two is not checked. The new worker checks before it
     loads whether the old one's memory is free.
     """
-    workers = [path.name for path in _installed(manager) if "worker" in path.name]
-    if workers:
+    kind = "gateway" if gateway else "worker"
+    names = [path.name for path in _installed(manager) if kind in path.name and path.suffix != SOCKET]
+    if names:
         manager.check()
-        manager.load(workers, workers)
-    return workers
+        for name in names:
+            manager.restart(name)
+    return names
 
 
 def remove(manager: Manager) -> list[str]:

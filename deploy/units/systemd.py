@@ -57,6 +57,10 @@ class Systemd:
             must(self._systemctl("restart", *changed, within_s=self._end_s_max(changed)))
         must(self._systemctl("start", *names))
 
+    def restart(self, name: str) -> None:
+        self._systemctl("reset-failed", name)  # fails if it has not failed
+        must(self._systemctl("restart", name, within_s=self._end_s_max([name])))
+
     def unload(self, names: Collection[str]) -> None:
         must(self._systemctl("disable", "--now", *names, within_s=self._end_s_max(names)))
         self._systemctl("reset-failed", *names)  # fails if no unit has failed

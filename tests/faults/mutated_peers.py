@@ -22,7 +22,6 @@ from protocol.messages import (
     Finished,
     Generate,
     Goodbye,
-    HandedOver,
     Hello,
     Message,
     Ready,
@@ -89,7 +88,7 @@ REQUESTS = [
         resume=[3, 4, 5],
     ),
 ]
-_ENDINGS = Welcome | HandedOver | Rejected
+_ENDINGS = Welcome | Rejected
 FROM_GATEWAY_THAT_STAYS = [m for m in FROM_GATEWAY if not isinstance(m, _ENDINGS)] + 3 * REQUESTS
 FROM_WORKER_THAT_STAYS = [m for m in FROM_WORKER if not isinstance(m, Draining | Goodbye | Hello)]
 
@@ -238,6 +237,6 @@ def _understood(frames: Sequence[bytes]) -> str | None:
         message, _ = wire.decode_to_worker(frames)
     except wire.WireError:
         return ""
-    if isinstance(message, Rejected | HandedOver):
+    if isinstance(message, Rejected):
         return None
     return message.id if isinstance(message, Generate) else ""

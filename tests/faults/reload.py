@@ -1,8 +1,7 @@
 """Reloads under streams that never pause: `python -m tests.faults.reload --seconds 60 --reloads 10`.
 
 The clients are those of `tests.faults.failover`. Every answer must equal that of an undisturbed run, and no
-request may be refused. Workers alternately finish their requests and hand them over. With `--gateway 1` the
-gateway is reloaded instead.
+request may be refused. Workers alternately finish their requests and hand them over.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from tests.faults.failover import STEP_MS, Outcome, asking
 from tests.faults.runner import run_program
 from tests.faults.serving import Served, serving
-from tests.system import eventually
 
 CLIENTS = 16
 
@@ -29,9 +27,7 @@ class Reloads(Outcome):
     resumed: int = 0
 
 
-def run(
-    served: Served, seconds: float, reloads: int, seed: int, clients: int = CLIENTS, *, gateway: bool = False
-) -> Reloads:
+def run(served: Served, seconds: float, reloads: int, seed: int, clients: int = CLIENTS) -> Reloads:
     """Make `reloads` reloads, evenly over `seconds`, under `clients` clients."""
     dice, outcome = random.Random(seed), Reloads()
     with asking(served.url, dice, clients, outcome):
@@ -40,15 +36,11 @@ def run(
             _sleep_until(began + (number - 1 + dice.random()) * seconds / reloads)
             served.set_worker(flags(number))
             asked_at = time.monotonic()
-            if gateway:
-                eventually(served.has_one_gateway, within_s=60, what="the gateway before has ended")
-            done, text = served.reload(gateway=gateway)
+            done, text = served.reload()
             outcome.took_s.append(time.monotonic() - asked_at)
             outcome.wrong += [] if done else [f"reload {number}: {text}"]
         _sleep_until(began + seconds)
     outcome.wrong += ["refused"] * outcome.refusals
-    if gateway:
-        eventually(served.has_one_gateway, within_s=60, what="the gateway before has ended")
     outcome.resumed = served.status()["gateway"]["failover"].get("resumed", 0)
     return outcome
 
@@ -65,8 +57,7 @@ def flags(number: int) -> str:
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
     """Run the reloads under a new server, and print their times."""
     with serving(folder, flags(0)) as served:
-        gateway = bool(given.gateway)
-        outcome = run(served, given.seconds, given.reloads, given.seed, given.clients, gateway=gateway)
+        outcome = run(served, given.seconds, given.reloads, given.seed, given.clients)
     slowest_s = max(outcome.took_s, default=0.0)
     print(f"{len(outcome.took_s)} reloads, the slowest {slowest_s:.2f} s; {outcome.answers} answers")
     print(f"{outcome.resumed} continued on another worker, longest pause {outcome.pause_s_max:.2f} s")
@@ -74,5 +65,5 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    options = {"--seconds": 60.0, "--reloads": 10, "--seed": 0, "--clients": CLIENTS, "--gateway": 0}
+    options = {"--seconds": 60.0, "--reloads": 10, "--seed": 0, "--clients": CLIENTS}
     run_program(__doc__, check, options)

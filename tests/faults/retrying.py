@@ -41,6 +41,8 @@ class RetryingClient(threading.Thread):
         self.beginnings: list[bytes] = []
         """What the earlier connections got."""
         self.pauses: list[float] = []
+        self.refusals = 0
+        """Responses with the status 503."""
         self.wrong = ""
         self.text: str | None = None
 
@@ -72,7 +74,9 @@ class RetryingClient(threading.Thread):
                 self.read += chunk
         if answer.status_code == 200:
             self.text = self._text()
-        elif answer.status_code != 503:
+        elif answer.status_code == 503:
+            self.refusals += 1
+        else:
             self.wrong = f"{answer.status_code}: {bytes(self.read[:300])!r}"
         self._over.wait(RETRY_S if self.text is None else 0)
         return lost_at

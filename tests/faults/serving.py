@@ -89,18 +89,13 @@ class Served:
         the message."""
         return control.order(self._control, ReloadOrder(gateway=gateway))
 
-    def has_one_gateway(self) -> bool:
-        """Whether all gateways but the last one have ended."""
-        *earlier, _ = self.gateway_pids()
-        return not any(map(psutil.pid_exists, earlier))
-
     def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get("/v1/status").json()
         return answer
 
     def gateway_pids(self) -> list[int]:
         """Return the process ids of all gateways that were started, in order."""
-        return [int(pid) for pid in re.findall(r"gateway(?:-2)? runs as pid (\d+)", self.process.log())]
+        return [int(pid) for pid in re.findall(r"gateway runs as pid (\d+)", self.process.log())]
 
     def workers(self, state: str) -> list[int]:
         """Return the process ids of the workers in this state."""

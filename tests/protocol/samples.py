@@ -29,7 +29,6 @@ from protocol.messages import (
     Finished,
     Generate,
     Goodbye,
-    HandedOver,
     Heartbeat,
     Hello,
     LoadAdapter,
@@ -94,8 +93,7 @@ ADAPTER = AdapterInfo(name="sql", digest="5f" * 16, rank=16, bytes=2**22, folder
 IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
 
 FULL: list[Message] = [
-    Welcome(incarnation=GATEWAY, version=1, orphan_s=62.5, predecessor="ipc:///run/roundhouse/駅.sock"),
-    HandedOver(incarnation=GATEWAY),
+    Welcome(incarnation=GATEWAY, version=1, orphan_s=62.5),
     Adopt(
         incarnation=GATEWAY,
         rows=[AdoptedRow(id="chatcmpl-1~2", deltas=300, scored=70000, accepted=True, reused=True)],
@@ -394,7 +392,6 @@ FULL: list[Message] = [
 
 LEAST: list[Message] = [
     Welcome(incarnation=GATEWAY, version=1),
-    HandedOver(incarnation=GATEWAY),
     Adopt(incarnation=GATEWAY, rows=[]),
     Rejected(incarnation=GATEWAY, reason=""),
     Generate(incarnation=GATEWAY, id="a", sampling=Sampling(seed=0)),
@@ -1243,8 +1240,6 @@ BEFORE_ADOPTION: list[Message] = [
     *(replace(told, rows=[]) for told in FULL if isinstance(told, Hello)),
 ]
 """Messages of `FULL` before a gateway adopted the rows of another one."""
-BEFORE_HANDOVER: list[Message] = [Welcome(incarnation=GATEWAY, version=1, orphan_s=62.5)]
-"""Messages of `FULL` before a gateway handed over to another one."""
 
 BEFORE_KV_QUANTIZATION: list[Message] = [
     replace(told, kv_quantization=None, max_kv_size=None) for told in FULL if isinstance(told, Ready)
@@ -1287,7 +1282,6 @@ KINDS = {
     "before_adapters": BEFORE_ADAPTERS,
     "before_kv_quantization": BEFORE_KV_QUANTIZATION,
     "before_kv_caps": BEFORE_KV_CAPS,
-    "before_handover": BEFORE_HANDOVER,
 }
 
 

@@ -86,7 +86,7 @@ def test_a_server_without_standard_streams_has_only_private_sockets_and_a_clean_
     process = psutil.Process(begun.pid)
     try:
         served.wait_ready()
-        names = f"{served.port}.sock", f"serve-{served.port}", f"handover-{served.port}"
+        names = f"{served.port}.sock", f"serve-{served.port}"
         expected = {served.runtime / name for name in names}
         assert set(listeners(whole(process))) == {("127.0.0.1", served.port), *map(str, expected)}
         assert stat.S_IMODE(served.runtime.stat().st_mode) == 0o700

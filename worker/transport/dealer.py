@@ -96,9 +96,9 @@ class DealerLink:
             sent.append(self._unsent.popleft())
         return sent
 
-    def close(self, linger_ms: int = sockets.LINGER_MS) -> None:
-        """Close the socket; what is queued gets `linger_ms` milliseconds."""
+    def close(self) -> None:
+        """Close the socket; what is queued gets `sockets.LINGER_MS`."""
         self._socket.disable_monitor()
         self._monitor.close(0)
-        self._socket.close(linger_ms)
+        self._socket.close()
         self._context.term()

@@ -48,7 +48,6 @@ from worker.transport.outbox import Outbox
 from worker.transport.requests import Requests
 from worker.transport.resources import ProcessMetrics
 from worker.transport.session import GatewaySession
-from worker.transport.sessions import GatewaySessions
 from worker.transport.watchdog import STALL_S_MAX, Progress, Watchdog
 
 log = logging.getLogger(__name__)
@@ -72,11 +71,13 @@ class Service:
         self._loader = loader
         self._settings = settings
         self._incarnation = new_incarnation()
-        self._endpoint = settings.endpoint or sockets.default_endpoint(8000)
-        self._curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
         self._outbox = Outbox()
         self._model = ModelThread(loader, settings, self._incarnation, self._outbox, device_memory, timer)
-        self._sessions = GatewaySessions(self._open_session)
+        curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
+        endpoint = settings.endpoint or sockets.default_endpoint(8000)
+        line = DealerLink(endpoint, self._incarnation, curve)
+        self._session = GatewaySession(line, self._introduce, self._requests_for)
+        self._poller = sockets.poller(*line.readable, self._outbox.fileno())
         self._stops_asked = 0
         self._drain_until: float | None = None
         self._turned_away: ModelError | None = None
@@ -84,10 +85,6 @@ class Service:
         self._meter = ProcessMetrics()
         self._logbook = breadcrumbs.BreadcrumbWriter(os.environ)
         self._starting = SpawnChannel.find(os.environ)
-
-    def _open_session(self, endpoint: str) -> GatewaySession:
-        line = DealerLink(endpoint or self._endpoint, self._incarnation, self._curve)
-        return GatewaySession(line, self._introduce, self._requests_for)
 
     def _requests_for(self, send: Callable[[Message], None]) -> Requests:
         return Requests(self._incarnation, model=self._model, send=send, wake=self._outbox.wake)
@@ -111,13 +108,13 @@ class Service:
         next_beat = time.monotonic()
         while True:
             wait_s = max(0.0, next_beat - time.monotonic())
-            self._sessions.poll(math.ceil(1000 * wait_s), self._outbox.fileno())
+            self._poller.poll(self._session.line.patience_ms(math.ceil(1000 * wait_s)))
             if self._stops_asked and self._is_drained(time.monotonic()):
                 return self._stop()
             if not self._model.is_alive():
                 return self._end_of_model()
-            self._sessions.watch(time.monotonic())
-            for message in self._sessions.receive(time.monotonic()):
+            self._session.watch(time.monotonic())
+            for message in self._session.receive():
                 self._hear(message)
             self._tell_loaded()
             self._send_all()
@@ -136,14 +133,14 @@ class Service:
         """Return whether draining is complete; the first call begins it and sends `Draining`."""
         if self._drain_until is None:
             self._drain_until = now + self._settings.drain_timeout_s
-            log.info("draining: %d requests in flight", self._sessions.count)
-            self._sessions.post(Draining(incarnation=self._incarnation))
+            log.info("draining: %d requests in flight", len(self._session.requests))
+            self._session.post(Draining(incarnation=self._incarnation))
         # Requests without a gateway are not waited for: no one may ever want their output.
-        return not self._sessions.are_waited_for or now >= self._drain_until or self._stops_asked > 1
+        return not self._session.is_waited_for or now >= self._drain_until or self._stops_asked > 1
 
     def _stop(self) -> int:
-        log.info("stopping: %d requests left for other workers", self._sessions.count)
-        self._sessions.post(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
+        log.info("stopping: %d requests left for other workers", len(self._session.requests))
+        self._session.post(Goodbye(incarnation=self._incarnation, reason="asked to stop"))
         self._send_all()
         self._model.stop()
         return 0
@@ -152,7 +149,7 @@ class Service:
         self._send_all()
         if isinstance(failure := self._model.failure, DeviceError):
             # The gateway hands the requests over before this process has ended.
-            self._sessions.post(Goodbye(incarnation=self._incarnation, reason=str(failure), died=True))
+            self._session.post(Goodbye(incarnation=self._incarnation, reason=str(failure), died=True))
             self._send_all()
         return status_of(self._turned_away or failure)
 
@@ -160,7 +157,7 @@ class Service:
         if self._model.pool is not None:
             self._model.pool.close()
         self._model.join(STOP_WAIT_S)
-        self._sessions.close()
+        self._session.line.close()
         self._outbox.close()
 
     # --- the gateway ---
@@ -198,18 +195,18 @@ class Service:
     # --- out ---
 
     def _send_all(self) -> None:
-        if not self._sessions.is_backlogged:
+        if not self._session.line.is_backlogged:
             for message in self._outbox.take(_MESSAGES_AT_ONCE):
-                self._sessions.post(message)
-        self._sessions.send_all()
+                self._session.post(message)
+        self._session.send_all()
 
     def _beat(self) -> None:
         counters = self._model.counters
-        self._sessions.post(
+        self._session.post(
             Heartbeat(
                 incarnation=self._incarnation,
                 running=counters.running,
-                waiting=counters.waiting + self._sessions.preparing,
+                waiting=counters.waiting + self._session.requests.preparing,
                 steps=counters.steps,
                 cache_bytes=counters.cache_bytes,
                 rows=counters.rows,

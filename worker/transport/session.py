@@ -21,7 +21,6 @@ from protocol.messages import (
     Cancel,
     Embed,
     Generate,
-    HandedOver,
     Message,
     Rank,
     Request,
@@ -34,8 +33,6 @@ from worker.transport.requests import Requests
 
 log = logging.getLogger(__name__)
 
-FORMER_CONNECT_S_MAX = 5.0
-"""Time in seconds for connecting to a gateway that has been replaced."""
 LOST_S = 1.0
 """Time without a connection until that is logged: at a stop, the gateway ends just before its workers."""
 
@@ -65,18 +62,11 @@ class GatewaySession:
         self._orphaned_at: float | None = None
         """Since when its requests have no gateway."""
         self._is_muted = False
-        self._connects_until: float | None = None
-        self.is_former = self.is_closed = False
-        """Whether its gateway has been replaced; and whether the connection to it was closed since."""
-
-    def become_former(self, now: float) -> None:
-        """Keep this connection only until it is closed: its gateway has handed over to another one."""
-        self.is_former, self._connects_until = True, now + FORMER_CONNECT_S_MAX
 
     @property
-    def has_gateway(self) -> bool:
-        """Whether its requests have a gateway, which reads their output."""
-        return self.line.connected and self._orphaned_at is None
+    def is_waited_for(self) -> bool:
+        """Whether a gateway reads the output of some request."""
+        return len(self.requests) > 0 and self.line.connected and self._orphaned_at is None
 
     # --- the connection ---
 
@@ -90,13 +80,9 @@ class GatewaySession:
             if is_there:
                 self._lost_at = None
                 self._introduce()
-            elif self.is_former:
-                self.is_closed = True
             else:
                 self._gateway, self._lost_at = None, now
                 self._orphan()
-        if self._connects_until is not None and now >= self._connects_until:
-            self._connects_until, self.is_closed = None, not self.line.connected
         if self._orphaned_at is None:
             self._replay.trim(now - REPLAY_S)
         elif now - self._orphaned_at >= self._orphan_s:
@@ -137,10 +123,6 @@ class GatewaySession:
             match message:
                 case Welcome():
                     self._meet(message)
-                    if message.predecessor and not self.is_former:
-                        yield message
-                case HandedOver() if message.incarnation != self._gateway or self.is_former:
-                    pass  # of a gateway that is gone
                 case Adopt():
                     self._adopt(message)
                 case Generate() | Embed() | Rank():
@@ -150,6 +132,7 @@ class GatewaySession:
                     self.requests.cancel(message.id)
                 case _:
                     yield message
+        self.requests.pass_on()
 
     def _meet(self, message: Welcome) -> None:
         if self._gateway not in (None, message.incarnation):
@@ -200,8 +183,3 @@ class GatewaySession:
     def send_all(self) -> None:
         """Send what is queued, as far as the socket takes it."""
         self.requests.sent(self.line.send_all())
-
-    def close(self) -> None:
-        """Close the connection at once, and end its requests."""
-        self._abandon()
-        self.line.close(linger_ms=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -444,17 +445,17 @@ def test_a_silent_worker_that_speaks_again_gets_requests_again(line: Line) -> No
 # --- the end -----------------------------------------------------------------------------------------
 
 
-def test_a_gateway_that_stops_takes_nothing_new_and_lets_the_rest_finish(line: Line) -> None:
+def test_a_gateway_that_stops_serves_what_clients_still_ask_until_the_time_is_over(line: Line) -> None:
     line.serving("w")
+    line.dispatcher.stop()
     with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.dispatcher.stop()
-        for model in ("m", "unknown", None):
-            with pytest.raises(RequestError) as caught:
-                line.dispatcher.find(model)
-            assert caught.value.code is Code.SHUTTING_DOWN
-            assert caught.value.retry_after_s is not None
         line.say("w", events("w", "a", "x"), finished("w", "a"))
         assert isinstance(flight.terminal, Finished)
+    line.dispatcher.fail_all()
+    for ask in (line.dispatcher.check_ready, partial(line.dispatcher.find, "m")):
+        with pytest.raises(RequestError) as caught:
+            ask()
+        assert (caught.value.code, caught.value.retry_after_s) == (Code.SHUTTING_DOWN, 2.0)
 
 
 def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: Line) -> None:

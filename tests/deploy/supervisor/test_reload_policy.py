@@ -20,11 +20,11 @@ from deploy.supervisor.events import (
     StopAsked,
     Terminate,
 )
-from deploy.supervisor.lifecycle import LEAVE_S_MAX, Lifecycle
+from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 
 STOP_S, DRAIN_S, READY_S = 15.0, 10.0, 600.0
-GATEWAY = ReloadAsked("gateway", beside=True, hands_over=True)
+GATEWAY = ReloadAsked("gateway", beside=False)
 BESIDE, AFTER = ReloadAsked("worker", beside=True), ReloadAsked("worker", beside=False)
 
 
@@ -63,36 +63,13 @@ def test_the_old_one_is_told_to_end_when_the_new_one_serves_and_not_before() -> 
     assert deeds(children.handle(ReloadAsked("worker-2", beside=True), 5.0)) == [Start("worker")]
 
 
-def test_a_gateway_hands_over_and_ends_by_itself() -> None:
+def test_a_gateway_has_the_time_to_drain_before_the_next_one_starts() -> None:
     children = running(GATEWAY)
-    assert deeds(children.handle(Serving("gateway-2"), 2.0)) == [
-        Reloaded(True, "gateway-2 has taken over; gateway finishes its requests")
+    assert deeds(children.handle(None, 1.0 + DRAIN_S + STOP_S - 0.1)) == []
+    assert deeds(children.handle(Died("gateway", 1, 0), 26.0)) == [Start("gateway")]
+    assert deeds(children.handle(Serving("gateway"), 27.0)) == [
+        Reloaded(True, "gateway was stopped and started again")
     ]
-    assert deeds(children.handle(GATEWAY, 3.0)) == [Reloaded(False, "a reload is already in progress")]
-    assert deeds(children.handle(Died("gateway", 1, 0), 60.0)) == []
-    assert children.states().keys() == {"gateway-2", "worker"}
-    again = ReloadAsked("gateway-2", beside=True, hands_over=True)
-    assert deeds(children.handle(again, 61.0)) == [Start("gateway")]
-
-
-def test_a_gateway_that_has_handed_over_has_a_time_limit() -> None:
-    children = running(GATEWAY, Serving("gateway-2"))
-    assert deeds(children.handle(None, 1.0 + LEAVE_S_MAX)) == [Terminate("gateway")]
-
-
-def test_a_gateway_that_does_not_start_leaves_the_old_one() -> None:
-    children = running(GATEWAY)
-    [answer] = deeds(children.handle(Died("gateway-2", 1, 78), 2.0))
-    assert isinstance(answer, Reloaded)
-    assert not answer.done
-    assert children.states() == {"gateway": ChildState.RUNNING, "worker": ChildState.RUNNING}
-
-
-def test_at_a_stop_both_gateways_end_before_the_worker() -> None:
-    children = running(GATEWAY, Serving("gateway-2"))
-    assert deeds(children.handle(StopAsked("SIGTERM"), 3.0)) == [Terminate("gateway")]
-    assert deeds(children.handle(Died("gateway", 1, 0), 4.0)) == [Terminate("gateway-2")]
-    assert deeds(children.handle(Died("gateway-2", 1, 0), 5.0)) == [Terminate("worker")]
 
 
 def test_without_room_the_old_one_ends_first() -> None:
@@ -216,9 +193,8 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def a_reload_of_the_gateway_is_asked(self) -> None:
-        name = "gateway" if "gateway" in self.children.states() else other_name("gateway")
         self.asked += 1
-        self.feed(ReloadAsked(name, beside=True, hands_over=True))
+        self.feed(GATEWAY)
 
     @rule()
     def stop_is_asked(self) -> None:

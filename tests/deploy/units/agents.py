@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.deploy.supervisor.handover import handing_over, listening
 
 DOMAIN = f"gui/{os.getuid()}"
@@ -38,9 +40,18 @@ class Agent:
             for told in plist.get("Sockets", {}).values()
         ]
         self._unloaded = threading.Event()
-        self._thread = threading.Thread(target=self._keep_alive, name=plist["Label"])
+        self._thread: threading.Thread | None = None
         if plist["RunAtLoad"]:
-            self._thread.start()
+            self.kickstart()
+
+    def kickstart(self) -> None:
+        """Start it, unless it runs."""
+        if self._thread is not None:
+            if self.pid is not None and psutil.pid_exists(self.pid):
+                return
+            self._thread.join(END_S_MAX)
+        self._thread = threading.Thread(target=self._keep_alive, name=self.plist["Label"])
+        self._thread.start()
 
     def _keep_alive(self) -> None:
         while not self._unloaded.is_set():
@@ -86,7 +97,7 @@ class Agent:
 
     def unload(self) -> None:
         self._unloaded.set()
-        if self.plist["RunAtLoad"]:
+        if self._thread is not None:
             self._thread.join(END_S_MAX)
             assert not self._thread.is_alive()
         for made in self._sockets:
@@ -128,6 +139,12 @@ class Agents:
                 return _done(words, out=f"{DOMAIN} = {{\n}}")
             case "print" if label in self.loaded:
                 return _done(words, out=self.loaded[label].describe())
+            case "kill" if (killed := self.loaded[rest[0].removeprefix(f"{DOMAIN}/")].pid) is not None:
+                os.kill(killed, signal.Signals[target])
+                return _done(words)
+            case "kickstart" if label in self.loaded:
+                self.loaded[label].kickstart()
+                return _done(words)
             case "bootout" if label in self.loaded:
                 self.loaded.pop(label).unload()
                 return _done(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_a_reload_lets_the_worker_end_its_requests_and_starts_it_anew(installed:
     installed.wait_ready()
     assert installed.worker_pid() not in (None, worker)
     assert installed.agent("gateway").pid == gateway
+
+
+def test_a_reload_of_the_gateway_finishes_its_streams_and_lets_clients_wait(installed: Installed) -> None:
+    gateway, worker = installed.agent("gateway").pid, installed.agent("worker").pid
+    url, text = str(installed.http.base_url).rstrip("/"), "!tokens=100 !slow=20"
+    client = streams.ask(url, text)
+    streams.wait_until_flowing([client])
+    reload = threading.Thread(target=service.reload, args=(installed.manager,), kwargs={"gateway": True})
+    reload.start()
+    late = streams.ask(url, "!tokens=5")
+    streams.wait_for([client, late], 30)
+    reload.join(30)
+    assert [*client.texts, *late.texts] == [streams.scripted(text, 100), streams.scripted("!tokens=5", 5)]
+    agent = installed.agent("gateway")
+    eventually(lambda: agent.pid not in (None, gateway), within_s=30, what="another gateway runs")
+    assert installed.agent("worker").pid == worker
 
 
 def test_installing_again_restarts_what_has_changed_and_nothing_else(installed: Installed) -> None:

@@ -320,20 +320,21 @@ def test_installed_again_only_what_has_changed_starts_anew(
     assert sorted(systemctl.starts) == sorted(restarted)
 
 
-def test_a_reload_restarts_the_worker_alone(
-    manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
+@pytest.mark.parametrize(("gateway", "job"), [(False, WORKER), (True, GATEWAY)])
+def test_a_reload_restarts_one_job_alone_and_no_socket(
+    gateway: bool, job: str, manager: Systemd, systemctl: Systemctl, environ: dict[str, str]
 ) -> None:
-    assert service.reload(manager) == []
+    assert service.reload(manager, gateway=gateway) == []
     service.install(manager, jobs.read([], environ))
     systemctl.starts.clear()
-    assert service.reload(manager) == [WORKER]
-    assert systemctl.starts == [WORKER]
+    assert service.reload(manager, gateway=gateway) == [job]
+    assert systemctl.starts == [job]
 
 
 @pytest.mark.parametrize(
     ("way", "gateway_s", "worker_s"),
-    [("nowhere", 10, 10), ("flag", 10, 600), ("variable", 600, 600), ("serve", 10, 600), ("worker", 10, 600),
-     ("gateway", 600, 10)],
+    [("nowhere", 10, 10), ("flag", 600, 600), ("variable", 600, 600), ("serve", 600, 600),
+     ("worker", 10, 600), ("gateway", 600, 10)],
 )  # fmt: skip
 def test_drain_timeout_extends_the_kill_timeout(
     way: str, gateway_s: float, worker_s: float, tmp_path: Path, environ: dict[str, str]
