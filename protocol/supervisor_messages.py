@@ -27,8 +27,8 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     its processes. `leaving`: ids of processes that accept no new requests and end when theirs finish.
     `restarts`: number of unexpected exits; `last_end`: a description of the last one; `last_end_reason`: its
     code (`sigkill`, `exit_1`, `not_started`). `replicas`: number of workers. `failure`: why the last start
-    failed, in a sentence; empty once the model is loaded. `caution`: why it gets less memory for caches, in a
-    sentence; empty: it does not.
+    failed, in a sentence; empty once the model is loaded. `loaded`: a worker that runs has loaded it.
+    `caution`: why it gets less memory for caches, in a sentence; empty: it does not.
     """
 
     name: str
@@ -44,6 +44,7 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replicas: int = 1
     failure: str = ""
     caution: str = ""
+    loaded: bool = False
 
 
 PULLS_MAX = 4

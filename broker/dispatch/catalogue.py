@@ -10,11 +10,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
+from broker.dispatch.expected import ExpectedWorkers
 from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, Worker
 from broker.dispatch.flight import Flights
 from broker.dispatch.pulls import Pulls
 from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
+from protocol.messages import Ready
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
 
 LOAD_ORDER_S_MAX = 300.0
@@ -41,6 +43,7 @@ class Catalogue:
         """States of the supervisor's models, by name."""
         self.memory_budget: int | None = None
         self.pulls = Pulls(lambda: f"pull_{secrets.token_hex(8)}")
+        self.expected = ExpectedWorkers(fleet, clock)
         self._fleet = fleet
         self._flights = flights
         self._clock = clock
@@ -61,6 +64,8 @@ class Catalogue:
         self._names = {
             alias: state.name for state in model_states.models for alias in (state.name, *state.aliases)
         }
+        for state in model_states.models:
+            (self.expected.add if state.loaded else self.expected.forget)(state.name)
         self._leaving = frozenset(pid for state in model_states.models for pid in state.leaving)
         if model_states.on_demand:
             self._residency = self._residency or Residency(unload_after_s=self._unload_after_s)
@@ -68,6 +73,12 @@ class Catalogue:
             for name in self.states:
                 self._fleet.models.setdefault(name, ModelEntry(first_seen_at=self._clock()))
         self.update()
+
+    def expect(self, ready: Ready) -> None:
+        """Expect a worker of a model that the gateway before this one served, unless the supervisor knows."""
+        state = self.states.get(ready.model)
+        if state.loaded if state is not None else not self.states:
+            self.expected.add(ready.model, ready)
 
     # --- requests ---
 

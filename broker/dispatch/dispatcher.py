@@ -132,6 +132,10 @@ class Dispatcher:
             dropped=self.dropped,
             traffic=self.traffic,
         )
+        self.on_served: Callable[[str, Ready | None], None] = lambda model, ready: None
+        """Called with a model that a worker serves from now on, or (None) none any more."""
+        self._early: set[Flight] = set()
+        """Flights that wait for an expected worker."""
         self.stopping = False
         """Whether the gateway drains: it begins nothing by itself, and answers what clients still ask."""
         self._is_drained = False
@@ -164,6 +168,9 @@ class Dispatcher:
         if self._is_drained:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
         name = self.catalogue.resolve(model)
+        return self.catalogue.expected.find(name, task) or self._find(name, task)
+
+    def _find(self, name: str | None, task: Task = "generate") -> Worker | UnloadedModel:
         return self.catalogue.unloaded(name) or self.fleet.find(name, self._clock(), self.failover.load, task)
 
     def check_ready(self) -> None:
@@ -174,7 +181,7 @@ class Dispatcher:
         refusals = []
         for name in names:
             try:
-                self.find(name)
+                self._find(name)
             except RequestError as error:
                 refusals.append(error)
         if len(refusals) == len(names):
@@ -210,6 +217,8 @@ class Dispatcher:
         assigned = False
         try:
             self.failover.submit(flights, found if isinstance(found, Worker) else None)
+            if self.catalogue.expected.find(found.model, "generate") is not None:
+                self._early.update(flights)
             assigned = True
             self.catalogue.update()
             yield flights
@@ -341,6 +350,7 @@ class Dispatcher:
         # A repeated Hello means that the worker lost its connection.
         was_here = self._remove(message.incarnation, "reconnected", died=False)
         worker = self.fleet.hello(message, self._clock())
+        self.catalogue.expected.forget(message.model)
         self.traffic.worker(worker, self._clock(), "connected")
         log.info("worker for %s connected (pid %d)", message.model, message.pid)
         self._send(message.incarnation, self._welcome(), ())
@@ -377,6 +387,7 @@ class Dispatcher:
                     log.info("%s is ready: context %d tokens", message.model, message.context_length)
                 self.fleet.ready(worker, message, now)
                 self.adapters.on_ready(worker)
+                self.on_served(worker.model, message)
                 self.catalogue.update()
             case Draining():
                 log.info("worker for %s (pid %d) is draining", worker.model, worker.pid)
@@ -406,6 +417,8 @@ class Dispatcher:
         self._on_worker_lost(worker, how, died=died)
         self._cache_clears.lose(incarnation)
         self.adapters.on_lost(worker)
+        if all(other.model != worker.model for other in self.fleet):
+            self.on_served(worker.model, None)
         return True
 
     def turn_away(self, peer: str, reason: str) -> None:
@@ -443,7 +456,23 @@ class Dispatcher:
         self.adapters.sweep()
         self.catalogue.update()
         self.failover.sweep()
+        self._refuse_early()
         self.history.tick(now)
+
+    def _refuse_early(self) -> None:
+        """Refuse the flights whose expected worker has not connected in time, or loads its model anew."""
+        for model in self.catalogue.expected.sweep():
+            self.on_served(model, None)
+        for flight in list(self._early):
+            refusal = None
+            try:
+                self.find(flight.model)
+            except RequestError as error:
+                refusal = error
+            if flight.was_placed or flight.terminal is not None:
+                self._early.discard(flight)
+            elif refusal is not None:
+                flight.fail(refusal.code, refusal.message)
 
     def _relieve(self, worker: Worker, flights: Sequence[Flight]) -> None:
         """Resend starved flights; take the worker out of service if it starved one of them before."""

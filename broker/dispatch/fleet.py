@@ -170,6 +170,13 @@ class ModelEntry:
         return self.last.context_length if self.last else 0
 
 
+def unseen(model: str) -> Ready:
+    """Return the assumptions about a model that no worker has reported: all capabilities; its worker refuses
+    the rest."""
+    able = Capabilities(images=True, videos=True, embeddings=True, rerank=True)
+    return Ready(incarnation="", model=model, context_length=0, running_max=1, capabilities=able)
+
+
 class Fleet:
     """All connected workers, and all models that they have reported or that are configured."""
 
@@ -292,13 +299,8 @@ class Fleet:
     # --- choice of a worker ---
 
     def unloaded(self, model: str) -> UnloadedModel:
-        """Return what is known of a model without a worker.
-
-        A model that was never loaded is assumed to have all capabilities; its worker refuses the rest.
-        """
-        able = Capabilities(images=True, videos=True, embeddings=True, rerank=True)
-        unseen = Ready(incarnation="", model=model, context_length=0, running_max=1, capabilities=able)
-        return UnloadedModel(model, self.models[model].last or unseen)
+        """Return what is known of a model without a worker."""
+        return UnloadedModel(model, self.models[model].last or unseen(model))
 
     def find(
         self,

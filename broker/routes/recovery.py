@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 import msgspec
@@ -19,23 +19,29 @@ from broker.dialects.rendering import ResponseRendering
 from broker.dialects.responses.store import StoredItems
 from broker.dispatch.flight import Flight
 from broker.http import access_log
-from broker.journal.file import Delete, Entry
+from broker.journal.file import Delete, Entry, Put
 from broker.journal.journal import Journal
 from broker.routes import background
 from broker.routes.durable import Described, fingerprint, keeper, open_flights, recorder_of
 from broker.routes.state import GatewayState
 from protocol.errors import RequestError
+from protocol.messages import Ready
 
 log = logging.getLogger(__name__)
 
+_ready: msgspec.msgpack.Decoder[Ready] = msgspec.msgpack.Decoder(Ready)
+
 Blob = Callable[[bytes], bytes | None]
 """Returns the blob with a digest."""
+SERVED = "served"
+"""Kind of the journal's entries that have a served model each: the `Ready` of its last worker."""
 Shared = dict[bytes, StoredItems]
 """Pieces of conversations, by digest."""
 
 
 def recover(gateway: GatewayState, journal: Journal) -> None:
     """Put back stored responses and durable answers; what cannot be put back is removed from the journal."""
+    _expect_workers(gateway, journal)
     gateway.answers.committed = lambda: journal.committed
     shared: dict[bytes, StoredItems] = {}
     responses = _restore_responses(gateway, journal, shared)
@@ -45,6 +51,19 @@ def recover(gateway: GatewayState, journal: Journal) -> None:
     )
     if answers or responses:
         log.info("restored %d durable answers and %d stored responses", answers, responses)
+
+
+def _expect_workers(gateway: GatewayState, journal: Journal) -> None:
+    """Expect the workers of the gateway before this one, and note those of this one for the next."""
+    for entry in journal.entries(SERVED):
+        with suppress(msgspec.MsgspecError):  # of another version
+            gateway.dispatcher.catalogue.expect(_ready.decode(entry.head))
+
+    def note(model: str, ready: Ready | None) -> None:
+        name, head = (SERVED, model), b"" if ready is None else msgspec.msgpack.encode(ready)
+        journal.add(Delete(name) if ready is None else Put(name, head, ended=True), len(head))
+
+    gateway.dispatcher.on_served = note
 
 
 def _restore_or_delete(gateway: GatewayState, journal: Journal, entry: Entry, shared: Shared) -> bool:

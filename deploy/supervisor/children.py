@@ -133,6 +133,11 @@ class Children:
             return "ending"
         return "failed" if any(entry.state is ChildState.FAILED for entry in entries) else "parked"
 
+    def is_loaded(self, *children: str) -> bool:
+        """Return whether a process of these children runs that has loaded its model."""
+        entries = [entry for child in children for entry in self.of(child)]
+        return any(entry.state is ChildState.RUNNING and entry.loaded_at is not None for entry in entries)
+
     def are_settled(self) -> bool:
         """Return whether no child is about to start, loading or ending."""
         return all(entry.is_settled for entry in self)

@@ -128,6 +128,10 @@ class Lifecycle:
         """Return the stage of a child under either name; of several children, the best."""
         return self._children.stage(*children)
 
+    def is_loaded(self, *children: str) -> bool:
+        """Return whether one of these children runs and has loaded its model."""
+        return self._children.is_loaded(*children)
+
     def leaving(self) -> set[str]:
         """Return the names of the processes that will end as soon as they are idle."""
         return {entry.name for entry in self._children if entry.leaving}

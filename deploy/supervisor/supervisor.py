@@ -320,6 +320,7 @@ class Supervisor:
             replicas=len(names),
             failure=ends.failure[:END_CHARS_MAX],
             caution=self._panics.caution(model_id(model)),
+            loaded=self._lifecycle.is_loaded(*names),
         )
 
     def _memory_bytes(self, child: str) -> int:

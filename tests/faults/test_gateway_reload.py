@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.faults.gateway_ends import end_gateways
 from tests.faults.serving import serving
 from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
-from tests.system import eventually
+from tests.system import eventually, running_system
 
 LONG = "!tokens=20 !slow=100"
 
@@ -43,3 +47,48 @@ def test_a_stream_beyond_the_drain_timeout_gets_an_error_event(tmp_path: Path) -
         assert served.reload(gateway=True)[0]
         wait_for([client], 60)
         assert client.error == "shutting_down"
+
+
+def ask_before_it_connects(
+    url: str, worker: int, in_flight: Callable[[], int], end: Callable[[], None]
+) -> str:
+    """Replace the gateway, ask while its worker cannot connect, and return the text."""
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        end()
+        client = ask(url, "!tokens=5")
+        eventually(lambda: in_flight() == 1, within_s=30, what="the request is in flight")
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    wait_for([client], 60)
+    return client.texts[0]
+
+
+def test_a_request_to_a_new_gateway_waits_for_a_worker_that_the_supervisor_knows(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        [worker], [gateway] = served.workers("ready"), served.gateway_pids()
+
+        def end() -> None:
+            os.kill(gateway, signal.SIGKILL)
+            eventually(lambda: served.gateway_pids() != [gateway], within_s=30, what="another one starts")
+
+        text = ask_before_it_connects(
+            served.url, worker, lambda: int(served.status()["gateway"]["in_flight"]), end
+        )
+        assert text == scripted("!tokens=5", 5)
+
+
+def test_a_request_to_a_new_gateway_waits_for_a_worker_that_the_journal_knows(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
+
+        def status() -> dict[str, Any]:
+            told: dict[str, Any] = system.http.get("/v1/status").json()
+            return told
+
+        worker = system.start_worker()
+        system.wait_ready()
+        eventually(lambda: status()["durable"]["journal"]["entries"], within_s=30, what="it is written")
+        text = ask_before_it_connects(
+            system.url, worker.pid, lambda: int(status()["gateway"]["in_flight"]), system.restart_gateway
+        )
+        assert text == scripted("!tokens=5", 5)
