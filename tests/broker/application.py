@@ -30,11 +30,20 @@ from protocol.gateway_settings import GatewaySettings
 from protocol.messages import Cancel, Generate, Message
 from tests.broker.asgi import Exchange, until
 from tests.broker.dispatcher_line import Line
+from tests.factories import accepted, events, finished, reused
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
+
+SAID = [{"role": "user", "content": "hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": SAID},
+    TEXT: {"prompt": "hello"},
+    MESSAGES: {"messages": SAID, "max_tokens": 16},
+    RESPONSES: {"input": "hello"},
+}
 
 
 class MemoryLink:
@@ -157,6 +166,17 @@ class House:
 
     def cancels(self, worker: str = "w") -> list[str]:
         return [m.id for to, m in self.line.sent if to == worker and isinstance(m, Cancel)]
+
+    async def serve(self, exchange: Exchange, *texts: str, cached: int = 0) -> Exchange:
+        """Answer an exchange that has just begun, with one token for each text, and return it at its end."""
+        id = await self.arrived(len(self.requests()) + 1)
+        self.begin(id, *texts, cached=cached)
+        self.line.say("w", finished("w", id, len(texts), cached))
+        return await exchange.end()
+
+    def begin(self, id: str, *texts: str, cached: int = 0) -> None:
+        """Accept a request, and send one token for each text."""
+        self.line.say("w", accepted("w", id), reused("w", id, cached), events("w", id, *texts))
 
     async def arrived(self, number: int = 1) -> str:
         """Wait until `number` requests have reached the worker, and return the last one's id."""

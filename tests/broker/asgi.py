@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def run(talk: Coroutine[Any, Any, None]) -> None:

@@ -13,36 +13,31 @@ from broker.http.loop_watchdog import LoopWatchdog
 from broker.transport.keep_awake import SleepInhibitor
 from broker.transport.router import RouterLink
 from tests.broker.application import House
-from tests.broker.asgi import lifespan, run, until
+from tests.broker.asgi import lifespan, until
 from tests.broker.dispatcher_line import SILENT_S
 from tests.factories import request
 
 
-def test_the_line_is_open_for_as_long_as_the_application_runs(house: House) -> None:
-    async def talk() -> None:
-        async with lifespan(house.app):
-            dispatcher = house.line.dispatcher
-            assert house.link.touch == [dispatcher.on_message, dispatcher.lost, dispatcher.turn_away]
-            assert not house.link.closed
-            assert (await house.get("/health").end()).status == 200
-        assert house.link.closed
-
-    run(talk())
+async def test_the_line_is_open_for_as_long_as_the_application_runs(house: House) -> None:
+    async with lifespan(house.app):
+        dispatcher = house.line.dispatcher
+        assert house.link.touch == [dispatcher.on_message, dispatcher.lost, dispatcher.turn_away]
+        assert not house.link.closed
+        assert (await house.get("/health").end()).status == 200
+    assert house.link.closed
 
 
-def test_workers_that_hang_are_found_while_nobody_asks(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_that_hang_are_found_while_nobody_asks(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
     [worker] = house.line.dispatcher.fleet
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            house.line.clock.now += SILENT_S + 1
-            await until(lambda: worker.verdict is HealthState.SILENT)
-
-    run(talk())
+    async with lifespan(house.app):
+        house.line.clock.now += SILENT_S + 1
+        await until(lambda: worker.verdict is HealthState.SILENT)
 
 
-def test_a_loop_that_stands_still_is_noticed_and_one_that_runs_is_not(
+async def test_a_loop_that_stands_still_is_noticed_and_one_that_runs_is_not(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "SWEEP_S", 0.001)
@@ -50,17 +45,13 @@ def test_a_loop_that_stands_still_is_noticed_and_one_that_runs_is_not(
     monkeypatch.setattr(app_module, "LoopWatchdog", lambda: LoopWatchdog(told.put, 0.05))
     asked: list[float] = []
     monkeypatch.setattr(house.line.dispatcher, "sweep", lambda: asked.append(0.0))
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            await until(lambda: len(asked) > 200)
-            assert told.empty()
-            assert "has not run" in told.get(timeout=10.0)  # this blocks the loop
-
-    run(talk())
+    async with lifespan(house.app):
+        await until(lambda: len(asked) > 200)
+        assert told.empty()
+        assert "has not run" in told.get(timeout=10.0)  # this blocks the loop
 
 
-def test_a_sweep_that_fails_does_not_end_the_sweeps(
+async def test_a_sweep_that_fails_does_not_end_the_sweeps(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
@@ -74,17 +65,13 @@ def test_a_sweep_that_fails_does_not_end_the_sweeps(
         sweep()
 
     monkeypatch.setattr(dispatcher, "sweep", fail_once)
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            house.line.clock.now += SILENT_S + 1
-            await until(lambda: worker.verdict is HealthState.SILENT)
-
-    run(talk())
+    async with lifespan(house.app):
+        house.line.clock.now += SILENT_S + 1
+        await until(lambda: worker.verdict is HealthState.SILENT)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
 
 
-def test_the_machine_is_kept_awake_while_there_are_requests(
+async def test_the_machine_is_kept_awake_while_there_are_requests(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
@@ -104,15 +91,11 @@ def test_the_machine_is_kept_awake_while_there_are_requests(
 
     told = FakeProgram()
     app = app_module.create_app(house.gateway, cast(RouterLink, house.link), None, cast(SleepInhibitor, told))
-
-    async def talk() -> None:
-        async with lifespan(app):
-            await until(lambda: told.kept)
-            assert told.kept == [False]
-            flights = house.line.dispatcher.flights
-            flights.open(request("a"), "org/model", house.line.clock.now)
-            await until(lambda: told.kept[-1])
-            assert not told.closed
-
-    run(talk())
+    async with lifespan(app):
+        await until(lambda: told.kept)
+        assert told.kept == [False]
+        flights = house.line.dispatcher.flights
+        flights.open(request("a"), "org/model", house.line.clock.now)
+        await until(lambda: told.kept[-1])
+        assert not told.closed
     assert told.closed

@@ -15,11 +15,7 @@ HELLOS = LINES_MAX + 30
 
 
 def test_a_worker_that_introduces_itself_without_end_does_not_fill_the_log(tmp_path: Path) -> None:
-    with (
-        running_system(tmp_path) as system,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as worker,
-    ):
+    with running_system(tmp_path) as system, zmq.Context() as context, context.socket(zmq.DEALER) as worker:
         worker.setsockopt(zmq.IDENTITY, b"w")
         worker.setsockopt(zmq.SNDTIMEO, int(START_S_MAX * 1000))
         worker.setsockopt(zmq.LINGER, 0)

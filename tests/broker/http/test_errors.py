@@ -9,7 +9,6 @@ import pytest
 from broker.http import errors
 from protocol.errors import RequestError
 from tests.broker.application import TEXT, House
-from tests.broker.asgi import run
 from tests.factories import failed
 
 
@@ -24,24 +23,17 @@ def two_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_shapes")
-def test_errors_use_the_format_of_the_requested_api(house: House) -> None:
-    async def talk() -> None:
-        assert (await house.text(best_of=3).end()).json == {"told": "unsupported_parameter"}
-        assert (await house.get(TEXT).end()).json == {"told": "method_not_allowed"}
-        answer = house.text()
-        house.line.say("w", failed("w", await house.arrived()))
-        assert (await answer.end()).json == {"told": "engine_error"}
-        assert (await house.chat(temperature=9).end()).error["code"] == "invalid_request"
-
-    run(talk())
+async def test_errors_use_the_format_of_the_requested_api(house: House) -> None:
+    assert (await house.text(best_of=3).end()).json == {"told": "unsupported_parameter"}
+    assert (await house.get(TEXT).end()).json == {"told": "method_not_allowed"}
+    answer = house.text()
+    house.line.say("w", failed("w", await house.arrived()))
+    assert (await answer.end()).json == {"told": "engine_error"}
+    assert (await house.chat(temperature=9).end()).error["code"] == "invalid_request"
 
 
 @pytest.mark.usefixtures("two_shapes")
-def test_missing_api_key_error_uses_the_format_of_the_requested_api() -> None:
+async def test_missing_api_key_error_uses_the_format_of_the_requested_api() -> None:
     house = House(api_keys=("rh-one",))
-
-    async def talk() -> None:
-        assert (await house.text().end()).json == {"told": "invalid_api_key"}
-        assert (await house.chat().end()).error["code"] == "invalid_api_key"
-
-    run(talk())
+    assert (await house.text().end()).json == {"told": "invalid_api_key"}
+    assert (await house.chat().end()).error["code"] == "invalid_api_key"

@@ -18,8 +18,8 @@ from broker.http import fast_path
 from broker.http.fast_path import EXTENSION, FastPath
 from broker.http.output_reader import PassingError
 from tests.broker.application import House
-from tests.broker.asgi import Exchange, run
-from tests.factories import accepted, events, failed, finished, reused
+from tests.broker.asgi import Exchange
+from tests.factories import events, failed, finished
 
 PATHS = ("chat", "text", "respond", "message")
 _NOT_ALIKE = re.compile(
@@ -87,7 +87,7 @@ def ask(house: House, cycle: Cycle | None, how: str = "chat", **fields: Any) -> 
 async def begin(house: House, answer: Exchange, number: int = 1) -> str:
     """Wait until the stream has begun and its task is idle."""
     id = await house.arrived(number)
-    house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "first"))
+    house.begin(id, "first")
     await answer.holds(b"first")
     for _ in range(5):
         await asyncio.sleep(0)
@@ -95,156 +95,119 @@ async def begin(house: House, answer: Exchange, number: int = 1) -> str:
 
 
 @pytest.mark.parametrize("how", PATHS)
-def test_the_short_way_says_what_the_long_one_says(how: str, house: House) -> None:
+async def test_the_short_way_says_what_the_long_one_says(how: str, house: House) -> None:
     bodies = []
-
-    async def talk() -> None:
-        for number, cycle in enumerate((None, Cycle()), 1):
-            answer = ask(house, cycle, how)
-            id = await begin(house, answer, number)
-            for sequence, text in enumerate((" and", "", ' "quoted"', " 駅🚂", "\n"), 1):
-                house.line.say("w", events("w", id, text, first=sequence))
-                for _ in range(3):
-                    await asyncio.sleep(0)
-            house.line.say("w", finished("w", id))
-            await answer.end()
-            assert answer.complete
-            bodies.append(_NOT_ALIKE.sub(b"-", answer.body))
-            if cycle is not None:
-                assert len(cycle.written) == 4
-
-    run(talk())
+    for number, cycle in enumerate((None, Cycle()), 1):
+        answer = ask(house, cycle, how)
+        id = await begin(house, answer, number)
+        for sequence, text in enumerate((" and", "", ' "quoted"', " 駅🚂", "\n"), 1):
+            house.line.say("w", events("w", id, text, first=sequence))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        house.line.say("w", finished("w", id))
+        await answer.end()
+        assert answer.complete
+        bodies.append(_NOT_ALIKE.sub(b"-", answer.body))
+        if cycle is not None:
+            assert len(cycle.written) == 4
     assert bodies[0] == bodies[1]
 
 
-def test_deltas_of_one_event_loop_iteration_are_written_together(house: House) -> None:
+async def test_deltas_of_one_event_loop_iteration_are_written_together(house: House) -> None:
     cycle = Cycle()
-
-    async def talk() -> None:
-        answer = ask(house, cycle)
-        id = await begin(house, answer)
-        for sequence in range(1, 5):
-            house.line.say("w", events("w", id, f"<{sequence}>", first=sequence))
-        await answer.holds(b"<4>")
-        assert len(cycle.written) == 1
-        house.line.say("w", finished("w", id))
-        await answer.end()
-
-    run(talk())
+    answer = ask(house, cycle)
+    id = await begin(house, answer)
+    for sequence in range(1, 5):
+        house.line.say("w", events("w", id, f"<{sequence}>", first=sequence))
+    await answer.holds(b"<4>")
+    assert len(cycle.written) == 1
+    house.line.say("w", finished("w", id))
+    await answer.end()
 
 
-def test_slow_client_falls_back_to_flow_control(house: House) -> None:
+async def test_slow_client_falls_back_to_flow_control(house: House) -> None:
     cycle = Cycle()
-
-    async def talk() -> None:
-        answer = ask(house, cycle)
-        id = await begin(house, answer)
-        cycle.flow.write_paused = True
-        answer.stop_reading()
-        for sequence in range(1, 9):
-            house.line.say("w", events("w", id, f"<{sequence}>", first=sequence))
-            await asyncio.sleep(0)
-        cycle.flow.write_paused = False
-        answer.read_on()
-        await answer.holds(b"<8>")
-        house.line.say("w", events("w", id, "<9>", first=9))
-        await answer.holds(b"<9>")
-        house.line.say("w", finished("w", id))
-        await answer.end()
-        assert re.findall(rb"<(\d)>", answer.body) == [b"%d" % number for number in range(1, 10)]
-        assert len(cycle.written) == 1
-
-    run(talk())
+    answer = ask(house, cycle)
+    id = await begin(house, answer)
+    cycle.flow.write_paused = True
+    answer.stop_reading()
+    for sequence in range(1, 9):
+        house.line.say("w", events("w", id, f"<{sequence}>", first=sequence))
+        await asyncio.sleep(0)
+    cycle.flow.write_paused = False
+    answer.read_on()
+    await answer.holds(b"<8>")
+    house.line.say("w", events("w", id, "<9>", first=9))
+    await answer.holds(b"<9>")
+    house.line.say("w", finished("w", id))
+    await answer.end()
+    assert re.findall(rb"<(\d)>", answer.body) == [b"%d" % number for number in range(1, 10)]
+    assert len(cycle.written) == 1
 
 
-def test_a_failure_under_way_is_an_event_and_the_end(house: House) -> None:
-    async def talk() -> None:
-        answer = ask(house, Cycle())
-        id = await begin(house, answer)
-        house.line.say("w", events("w", id, "x", first=1), failed("w", id, "engine_error"))
-        await answer.end()
-        assert answer.complete
-        assert b'"x"' in answer.body
-        assert b'"engine_error"' in answer.body
-        assert answer.body.endswith(b"data: [DONE]\n\n")
-
-    run(talk())
+async def test_a_failure_under_way_is_an_event_and_the_end(house: House) -> None:
+    answer = ask(house, Cycle())
+    id = await begin(house, answer)
+    house.line.say("w", events("w", id, "x", first=1), failed("w", id, "engine_error"))
+    await answer.end()
+    assert answer.complete
+    assert b'"x"' in answer.body
+    assert b'"engine_error"' in answer.body
+    assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_client_that_leaves_under_way_frees_its_row(house: House) -> None:
-    async def talk() -> None:
-        answer = ask(house, Cycle())
-        id = await begin(house, answer)
-        house.line.say("w", events("w", id, "x", first=1))
-        answer.leave()
-        await answer.end()
-        assert house.cancels() == [id]
-
-    run(talk())
-
-
-def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_others(
+async def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_others(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*of: object) -> bytes:
         raise ZeroDivisionError
 
-    async def talk() -> None:
-        other = ask(house, Cycle())
-        others = await begin(house, other)
-        answer = ask(house, Cycle())
-        id = await begin(house, answer, 2)
-        with monkeypatch.context() as patched:
-            patched.setattr("broker.dialects.chat.ChatChoiceRenderer.gain", broken)
-            house.line.say("w", events("w", id, "x", first=1))
-            with pytest.raises(PassingError):
-                await answer.end()
-        assert house.cancels() == [id]
-        assert "ZeroDivisionError" in caplog.text
-        house.line.say("w", events("w", others, "goes on", first=1), finished("w", others))
-        assert b"goes on" in (await other.end()).body
-
-    run(talk())
+    other = ask(house, Cycle())
+    others = await begin(house, other)
+    answer = ask(house, Cycle())
+    id = await begin(house, answer, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr("broker.dialects.chat.ChatChoiceRenderer.gain", broken)
+        house.line.say("w", events("w", id, "x", first=1))
+        with pytest.raises(PassingError):
+            await answer.end()
+    assert house.cancels() == [id]
+    assert "ZeroDivisionError" in caplog.text
+    house.line.say("w", events("w", others, "goes on", first=1), finished("w", others))
+    assert b"goes on" in (await other.end()).body
 
 
-def test_comments_come_where_nothing_was_said_for_so_long() -> None:
+async def test_comments_come_where_nothing_was_said_for_so_long() -> None:
     house = House(keepalive_s=0.05)
     house.line.serving("w")
     cycle = Cycle()
-
-    async def talk() -> None:
-        answer = ask(house, cycle)
-        id = await begin(house, answer)
-        said, gaps = time.monotonic(), []
-        for sequence in range(1, 41):
-            house.line.say("w", events("w", id, "x", first=sequence))
-            await asyncio.sleep(0.005)
-            gaps.append(time.monotonic() - said)
-            said += gaps[-1]
-        assert sum(gaps) > 0.05
-        assert b"keep-alive" not in answer.body or max(gaps) > 0.04, "a keep-alive beside tokens"
-        await answer.holds(b": keep-alive\n\n: keep-alive\n\n")
-        house.line.say("w", events("w", id, "last", first=41))
-        await answer.holds(b"last")
-        house.line.say("w", finished("w", id))
-        await answer.end()
-        assert cycle.written[-1].count(b"last") == 1
-
-    run(talk())
+    answer = ask(house, cycle)
+    id = await begin(house, answer)
+    said, gaps = time.monotonic(), []
+    for sequence in range(1, 41):
+        house.line.say("w", events("w", id, "x", first=sequence))
+        await asyncio.sleep(0.005)
+        gaps.append(time.monotonic() - said)
+        said += gaps[-1]
+    assert sum(gaps) > 0.05
+    assert b"keep-alive" not in answer.body or max(gaps) > 0.04, "a keep-alive beside tokens"
+    await answer.holds(b": keep-alive\n\n: keep-alive\n\n")
+    house.line.say("w", events("w", id, "last", first=41))
+    await answer.holds(b"last")
+    house.line.say("w", finished("w", id))
+    await answer.end()
+    assert cycle.written[-1].count(b"last") == 1
     house.close()
 
 
-def test_response_cancelled_by_another_request_ends_its_stream(house: House) -> None:
-    async def talk() -> None:
-        answer = ask(house, Cycle(), "respond")
-        await begin(house, answer)
-        [id] = re.findall(rb'"(resp_\w+)"', answer.body)[:1]
-        await house.post(f"/v1/responses/{id.decode()}/cancel").end()
-        await answer.end()
-        assert answer.complete
-        assert b"event: response.incomplete" in answer.body
-
-    run(talk())
+async def test_response_cancelled_by_another_request_ends_its_stream(house: House) -> None:
+    answer = ask(house, Cycle(), "respond")
+    await begin(house, answer)
+    [id] = re.findall(rb'"(resp_\w+)"', answer.body)[:1]
+    await house.post(f"/v1/responses/{id.decode()}/cancel").end()
+    await answer.end()
+    assert answer.complete
+    assert b"event: response.incomplete" in answer.body
 
 
 @pytest.mark.parametrize(
@@ -261,12 +224,6 @@ def test_response_cancelled_by_another_request_ends_its_stream(house: House) -> 
 def test_the_short_cut_is_closed_where_a_chunk_has_no_place(closed: dict[str, Any]) -> None:
     assert Cycle().way.is_open
     assert not Cycle(**closed).way.is_open
-
-
-def test_empty_write_is_skipped() -> None:
-    cycle = Cycle()
-    cycle.way.write(b"")
-    assert cycle.written == []
 
 
 def test_an_answer_without_a_body_has_no_short_cut() -> None:

@@ -218,7 +218,6 @@ def test_more_redirects_than_there_may_be_are_refused() -> None:
         ("http://two.test/", ["one.test"], "not allowed"),
         ("file:///etc/passwd", ["*"], "file: URLs are not supported"),
         ("http://2130706433/", ["*"], "not a URL"),
-        ("http://me:secret@two.test/", ["*"], "not a URL"),
         ("", ["*"], "redirects more than"),
     ],
 )
@@ -234,14 +233,10 @@ def test_each_hop_is_checked_as_the_first_one(location: str, hosts: list[str], w
 # --- responses ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [201, 204, 206, 300, 304, 404, 500])
+@pytest.mark.parametrize("status", [204, 206, 302, 404])
 def test_only_a_200_is_an_image_and_nothing_else_of_it_is_told(status: int) -> None:
     refused = refusal(Net(lambda request: page(b"secret", status=status)), "http://one.test/")
     assert refused == f"its host answered with status {status}"
-
-
-def test_a_redirect_to_nowhere_is_none() -> None:
-    assert "status 302" in refusal(Net(lambda request: page(status=302)), "http://one.test/")
 
 
 def test_file_with_oversized_content_length_is_not_read() -> None:
@@ -286,23 +281,18 @@ def test_every_piece_is_expected_and_who_does_not_want_it_ends_the_fetch() -> No
     assert (body.read, body.closed) == (1, True)
 
 
-def test_concurrent_fetches_are_limited() -> None:
+async def test_concurrent_fetches_are_limited() -> None:
     most = 0
+    net = Net(lambda request: page(b"x"))
+    fetcher = Fetcher(AllowedHosts(["*"]), net, bytes_max=BYTES_MAX)
 
-    async def talk() -> None:
+    def poll(count: int) -> None:
         nonlocal most
-        net = Net(lambda request: page(b"x"))
-        fetcher = Fetcher(AllowedHosts(["*"]), net, bytes_max=BYTES_MAX)
+        most = max(most, net.open)
 
-        def poll(count: int) -> None:
-            nonlocal most
-            most = max(most, net.open)
-
-        got = await asyncio.gather(*(fetcher(f"http://one.test/{n}", poll) for n in range(3 * FETCHES_MAX)))
-        assert got == [b"x"] * (3 * FETCHES_MAX)
-        assert net.open == 0
-
-    run(talk())
+    got = await asyncio.gather(*(fetcher(f"http://one.test/{n}", poll) for n in range(3 * FETCHES_MAX)))
+    assert got == [b"x"] * (3 * FETCHES_MAX)
+    assert net.open == 0
     assert 1 < most <= FETCHES_MAX
 
 
@@ -325,11 +315,8 @@ def test_the_real_network_resolves_names_and_asks_no_proxy(monkeypatch: pytest.M
         run(talk(server.port))
 
 
-def test_loopback_is_refused_whatever_is_allowed() -> None:
-    async def talk() -> None:
-        fetcher = Fetcher(AllowedHosts(["*", "127.0.0.1", "localhost"]), Internet(), bytes_max=BYTES_MAX)
-        for host in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0"):
-            with pytest.raises(MediaError, match=UNREACHABLE):
-                await fetcher(f"http://{host}:9/", lambda count: None)
-
-    run(talk())
+async def test_loopback_is_refused_whatever_is_allowed() -> None:
+    fetcher = Fetcher(AllowedHosts(["*", "127.0.0.1", "localhost"]), Internet(), bytes_max=BYTES_MAX)
+    for host in ("127.0.0.1", "localhost", "[::1]", "0.0.0.0"):
+        with pytest.raises(MediaError, match=UNREACHABLE):
+            await fetcher(f"http://{host}:9/", lambda count: None)

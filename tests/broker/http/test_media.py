@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -44,26 +45,6 @@ def test_media_beyond_the_budget_is_not_stored() -> None:
     assert third.fits_alone(80)
     assert not third.fits_alone(81)
     assert not held.expect(1)
-
-
-def test_bytes_on_their_way_are_counted_once() -> None:
-    memory = MediaMemory(BYTES_MAX)
-    held = memory.open()
-    assert held.expect(30)
-    assert held.expect(10)
-    assert memory.held == 40
-    assert held.keep(A, expected=40) is A
-    assert memory.held == 40
-    other = memory.open()
-    assert other.expect(40)
-    assert other.keep(frame(A.data), expected=40) is A
-    assert memory.held == 40
-    assert other.expect(60)
-    other.free()
-    other.free()
-    assert memory.held == 40
-    held.free()
-    assert memory.held == 0
 
 
 class Requests(RuleBasedStateMachine):
@@ -120,3 +101,4 @@ class Requests(RuleBasedStateMachine):
 
 
 TestRequests = Requests.TestCase
+TestRequests.settings = settings(max_examples=25, stateful_step_count=25)

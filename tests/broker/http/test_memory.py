@@ -11,9 +11,9 @@ import pytest
 
 from broker.dispatch.admission import Admission
 from tests.broker.application import House
-from tests.broker.asgi import Exchange, run, until
+from tests.broker.asgi import Exchange, until
 
-WAITING = 16
+WAITING = 4
 KEPT_MAX = 2.0
 """Most bytes kept per byte of the body."""
 
@@ -46,7 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", BODIES.values(), ids=BODIES)
-def test_a_request_that_waits_keeps_at_most_about_twice_its_body(fields: dict[str, Any]) -> None:
+async def test_a_request_that_waits_keeps_at_most_about_twice_its_body(fields: dict[str, Any]) -> None:
     house = House()
     line = house.line
     line.dispatcher.admission = Admission(clock=line.clock, waiting_max=1000, waiting_tokens_max=2**40)
@@ -66,19 +66,16 @@ def test_a_request_that_waits_keeps_at_most_about_twice_its_body(fields: dict[st
         gc.collect()
         return asked
 
-    async def talk() -> None:
-        asked = await ask(2)  # warm-up, so that one-time allocations are not counted
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            asked += await ask(WAITING)
-            after, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        for exchange in asked:
-            exchange.leave()
-            await exchange.end()
-        assert (after - before) / WAITING / len(body) < KEPT_MAX
-
-    run(talk())
+    asked = await ask(1)  # warm-up, so that one-time allocations are not counted
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        asked += await ask(WAITING)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    for exchange in asked:
+        exchange.leave()
+        await exchange.end()
+    assert (after - before) / WAITING / len(body) < KEPT_MAX
     house.close()

@@ -15,7 +15,6 @@ from broker.http.offload import LARGE_BODY_BYTES, BodyOffload
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from tests.broker.application import House
-from tests.broker.asgi import run
 from tests.factories import accepted, events, finished
 
 WAIT_S = 10.0
@@ -29,102 +28,79 @@ def offload() -> Iterator[BodyOffload]:
 
 
 @pytest.mark.parametrize(("size", "beside"), [(LARGE_BODY_BYTES - 1, False), (LARGE_BODY_BYTES, True)])
-def test_only_what_is_large_leaves_the_loops_thread(offload: BodyOffload, size: int, beside: bool) -> None:
-    async def talk() -> None:
-        thread = await offload.work(size, threading.get_ident)
-        assert (thread != threading.get_ident()) is beside
+async def test_only_what_is_large_leaves_the_loops_thread(
+    offload: BodyOffload, size: int, beside: bool
+) -> None:
+    thread = await offload.work(size, threading.get_ident)
+    assert (thread != threading.get_ident()) is beside
 
-    run(talk())
 
-
-def test_the_loop_runs_while_a_large_body_is_worked_on(offload: BodyOffload) -> None:
+async def test_the_loop_runs_while_a_large_body_is_worked_on(offload: BodyOffload) -> None:
     reached = threading.Event()
-
-    async def talk() -> None:
-        asyncio.get_running_loop().call_soon(reached.set)
-        assert await offload.work(LARGE_BODY_BYTES, lambda: reached.wait(WAIT_S))
-
-    run(talk())
+    asyncio.get_running_loop().call_soon(reached.set)
+    assert await offload.work(LARGE_BODY_BYTES, lambda: reached.wait(WAIT_S))
 
 
-def test_one_is_worked_on_at_a_time_in_the_order_they_came(offload: BodyOffload) -> None:
+async def test_one_is_worked_on_at_a_time_in_the_order_they_came(offload: BodyOffload) -> None:
     order: list[tuple[str, int]] = []
 
     def work(number: int) -> None:
         order.append(("begins", number))
         order.append(("ends", number))
 
-    async def talk() -> None:
-        await asyncio.gather(*(offload.work(LARGE_BODY_BYTES, partial(work, number)) for number in range(20)))
-
-    run(talk())
+    await asyncio.gather(*(offload.work(LARGE_BODY_BYTES, partial(work, number)) for number in range(20)))
     assert order == [(what, number) for number in range(20) for what in ("begins", "ends")]
 
 
 @pytest.mark.parametrize("size", [0, LARGE_BODY_BYTES])
-def test_body_error_is_raised_in_the_awaiting_task(offload: BodyOffload, size: int) -> None:
+async def test_body_error_is_raised_in_the_awaiting_task(offload: BodyOffload, size: int) -> None:
     def refuse() -> None:
         raise RequestError(Code.INVALID_REQUEST, param="messages")
 
-    async def talk() -> None:
-        with pytest.raises(RequestError) as caught:
-            await offload.work(size, refuse)
-        assert caught.value.param == "messages"
-
-    run(talk())
+    with pytest.raises(RequestError) as caught:
+        await offload.work(size, refuse)
+    assert caught.value.param == "messages"
 
 
-def test_cancelled_waiting_work_is_not_run(offload: BodyOffload) -> None:
+async def test_cancelled_waiting_work_is_not_run(offload: BodyOffload) -> None:
     held: Future[None] = Future()
     done: list[str] = []
-
-    async def talk() -> None:
-        first = asyncio.ensure_future(offload.work(LARGE_BODY_BYTES, lambda: held.result(WAIT_S)))
-        second = asyncio.ensure_future(offload.work(LARGE_BODY_BYTES, lambda: done.append("second")))
-        third = asyncio.ensure_future(offload.work(LARGE_BODY_BYTES, lambda: done.append("third")))
-        await asyncio.sleep(0)
-        second.cancel()
-        await asyncio.sleep(0)
-        held.set_result(None)
-        await asyncio.gather(first, third)
-
-    run(talk())
+    first = asyncio.ensure_future(offload.work(LARGE_BODY_BYTES, lambda: held.result(WAIT_S)))
+    second = asyncio.ensure_future(offload.work(LARGE_BODY_BYTES, lambda: done.append("second")))
+    third = asyncio.ensure_future(offload.work(LARGE_BODY_BYTES, lambda: done.append("third")))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.sleep(0)
+    held.set_result(None)
+    await asyncio.gather(first, third)
     assert done == ["third"]
 
 
-def test_work_that_hangs_and_who_waits_behind_it_are_given_up(
+async def test_work_that_hangs_and_who_waits_behind_it_are_given_up(
     offload: BodyOffload, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(aside_module, "WORK_S_MAX", 0.05)
     held: Future[None] = Future()
     done: list[str] = []
-
-    async def talk() -> None:
-        works = [lambda: held.result(WAIT_S), lambda: done.append("behind")]
-        asked = [offload.work(LARGE_BODY_BYTES, work) for work in works]
-        for error in await asyncio.gather(*asked, return_exceptions=True):
-            assert isinstance(error, RequestError)
-            assert error.code is Code.TEXT_GENERATION_BUSY
-        held.set_result(None)
-        monkeypatch.undo()
-        assert await offload.work(LARGE_BODY_BYTES, lambda: "the next one") == "the next one"
-
-    run(talk())
+    works = [lambda: held.result(WAIT_S), lambda: done.append("behind")]
+    asked = [offload.work(LARGE_BODY_BYTES, work) for work in works]
+    for error in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(error, RequestError)
+        assert error.code is Code.TEXT_GENERATION_BUSY
+    held.set_result(None)
+    monkeypatch.undo()
+    assert await offload.work(LARGE_BODY_BYTES, lambda: "the next one") == "the next one"
     assert done == []
     assert len(caplog.messages) == 2
 
 
-def test_a_large_conversation_arrives_as_a_small_one_does(house: House) -> None:
+async def test_a_large_conversation_arrives_as_a_small_one_does(house: House) -> None:
     said = "x" * LARGE_BODY_BYTES
-
-    async def talk() -> None:
-        answer = house.chat(said)
-        id = await house.arrived()
-        assert unpack(house.requests()[0]).messages == [{"role": "user", "content": said}]
-        house.line.say("w", accepted("w", id), events("w", id, "read"), finished("w", id, 1))
-        assert (await answer.end()).json["choices"][0]["message"]["content"] == "read"
-        wrong = house.chat([{"type": "text", "text": said}, {"type": "input_audio"}])
-        await wrong.end()
-        assert (wrong.status, wrong.error["code"]) == (400, "invalid_request")
-
-    run(talk())
+    answer = house.chat(said)
+    id = await house.arrived()
+    assert unpack(house.requests()[0]).messages == [{"role": "user", "content": said}]
+    house.line.say("w", accepted("w", id), events("w", id, "read"), finished("w", id, 1))
+    assert (await answer.end()).json["choices"][0]["message"]["content"] == "read"
+    wrong = house.chat([{"type": "text", "text": said}, {"type": "input_audio"}])
+    await wrong.end()
+    assert (wrong.status, wrong.error["code"]) == (400, "invalid_request")

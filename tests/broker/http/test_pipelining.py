@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.http.connection import PIECE_BYTES, PIPELINED_MAX, UNPARSED_BYTES_MAX, Connection
-from tests.broker.http.echo_server import GET, run, serving
+from tests.broker.http.echo_server import GET, serving
 
 MANY = 40
 READ_BYTES_MAX = 2**18
@@ -15,59 +15,37 @@ READ_BYTES_MAX = 2**18
 
 
 @pytest.mark.parametrize("filler", [0, 6000])
-def test_pipelined_requests_are_answered_however_many(filler: int) -> None:
-    async def talk() -> None:
-        async with serving() as server:
-            server.echo.go.clear()
-            client = await server.client()
-            for number in range(MANY):
-                client.send(b"GET /%d HTTP/1.1\r\nhost: x\r\nx-filler: %b\r\n\r\n" % (number, b"a" * filler))
-            await server.is_asked(1)
-            await asyncio.sleep(0.1)
-            server.echo.go.set()
-            for number in range(MANY):
-                status, headers = await client.head()
-                assert (status, headers["x-path"]) == (200, f"/{number}")
-                assert await client.chunked() == b"-"
-            assert server.echo.asked == MANY
-
-    run(talk())
+async def test_pipelined_requests_are_answered_however_many(filler: int) -> None:
+    async with serving() as server:
+        server.echo.go.clear()
+        client = await server.client()
+        for number in range(MANY):
+            client.send(b"GET /%d HTTP/1.1\r\nhost: x\r\nx-filler: %b\r\n\r\n" % (number, b"a" * filler))
+        await server.is_asked(1)
+        await asyncio.sleep(0.1)
+        server.echo.go.set()
+        for number in range(MANY):
+            status, headers = await client.head()
+            assert (status, headers["x-path"]) == (200, f"/{number}")
+            assert await client.chunked() == b"-"
+        assert server.echo.asked == MANY
 
 
-def test_pipelined_bodies_are_answered_and_the_half_close_behind_them() -> None:
-    async def talk() -> None:
-        async with serving() as server:
-            client = await server.client()
-            for number in range(MANY):
-                body = b"%d " % number * 2000
-                client.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-            client.end()
-            for number in range(MANY):
-                assert (await client.head())[0] == 200
-                assert await client.chunked() == b"%d " % number * 2000
-            assert await client.rest() == b""
-
-    run(talk())
-
-
-def test_flood_of_pipelined_requests_is_not_read() -> None:
-    async def talk() -> None:
-        async with serving() as server:
-            server.echo.go.clear()
-            client = await server.client()
-            client.send(GET * (2**24 // len(GET)))
-            await server.is_asked(1)
-            await asyncio.sleep(0.3)
-            [served] = server.state.connections
-            assert isinstance(served, Connection)
-            assert PIPELINED_MAX <= len(served.pipeline) <= PIPELINED_MAX + PIECE_BYTES // len(GET) + 1
-            assert UNPARSED_BYTES_MAX < len(served._unparsed) <= UNPARSED_BYTES_MAX + READ_BYTES_MAX
-            server.echo.go.set()
-            for _ in range(1000):
-                assert (await client.head())[0] == 200
-                assert await client.chunked() == b"-"
-                assert len(served._unparsed) <= UNPARSED_BYTES_MAX + READ_BYTES_MAX
-            assert server.echo.asked < 1500
-            client.reset()
-
-    run(talk())
+async def test_flood_of_pipelined_requests_is_not_read() -> None:
+    async with serving() as server:
+        server.echo.go.clear()
+        client = await server.client()
+        client.send(GET * (2**24 // len(GET)))
+        await server.is_asked(1)
+        await asyncio.sleep(0.3)
+        [served] = server.state.connections
+        assert isinstance(served, Connection)
+        assert PIPELINED_MAX <= len(served.pipeline) <= PIPELINED_MAX + PIECE_BYTES // len(GET) + 1
+        assert UNPARSED_BYTES_MAX < len(served._unparsed) <= UNPARSED_BYTES_MAX + READ_BYTES_MAX
+        server.echo.go.set()
+        for _ in range(1000):
+            assert (await client.head())[0] == 200
+            assert await client.chunked() == b"-"
+            assert len(served._unparsed) <= UNPARSED_BYTES_MAX + READ_BYTES_MAX
+        assert server.echo.asked < 1500
+        client.reset()

@@ -6,7 +6,6 @@ import pytest
 
 from broker.http.ratelimit_headers import LIMITS, REMAINING
 from tests.broker.application import House
-from tests.broker.asgi import run
 from tests.factories import accepted, finished
 
 ANN, BOB = "rh-ann-12345678", "rh-bob-12345678"
@@ -19,50 +18,40 @@ def told(headers: dict[str, str]) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_says_what_remains_while_it_is_given(stream: bool) -> None:
+async def test_an_answer_says_what_remains_while_it_is_given(stream: bool) -> None:
     house = House(per_key_max=3, waiting_max=8, api_keys=(ANN, BOB))
     house.line.serving("w", "org/model", rows=4)
-
-    async def talk() -> None:
-        first = house.respond(key=ANN, stream=stream)
-        id = await house.arrived()
-        second = house.respond(key=ANN)
-        other = await house.arrived(2)
-        house.line.say("w", accepted("w", id), finished("w", id))
-        assert told((await first.end()).headers) == ({"3"}, {"1"})
-        house.line.say("w", accepted("w", other), finished("w", other))
-        assert told((await second.end()).headers) == ({"3"}, {"2"})
-        assert told((await house.get("/v1/models", x_api_key=BOB).end()).headers) == ({"3"}, {"3"})
-
-    run(talk())
+    first = house.respond(key=ANN, stream=stream)
+    id = await house.arrived()
+    second = house.respond(key=ANN)
+    other = await house.arrived(2)
+    house.line.say("w", accepted("w", id), finished("w", id))
+    assert told((await first.end()).headers) == ({"3"}, {"1"})
+    house.line.say("w", accepted("w", other), finished("w", other))
+    assert told((await second.end()).headers) == ({"3"}, {"2"})
+    assert told((await house.get("/v1/models", x_api_key=BOB).end()).headers) == ({"3"}, {"3"})
     house.close()
 
 
-def test_refused_request_has_zero_remaining() -> None:
+async def test_refused_request_has_zero_remaining() -> None:
     house = House(per_key_max=1, waiting_max=8, api_keys=(ANN,))
     house.line.serving("w", "org/model", rows=4)
-
-    async def talk() -> None:
-        first = house.respond(key=ANN)
-        id = await house.arrived()
-        refused = await house.respond(key=ANN).end()
-        assert (refused.status, told(refused.headers)) == (429, ({"1"}, {"0"}))
-        assert int(refused.headers["retry-after"]) >= 1
-        house.line.say("w", accepted("w", id), finished("w", id))
-        await first.end()
-
-    run(talk())
+    first = house.respond(key=ANN)
+    id = await house.arrived()
+    refused = await house.respond(key=ANN).end()
+    assert (refused.status, told(refused.headers)) == (429, ({"1"}, {"0"}))
+    assert int(refused.headers["retry-after"]) >= 1
+    house.line.say("w", accepted("w", id), finished("w", id))
+    await first.end()
     house.close()
 
 
 @pytest.mark.parametrize(("keys", "per_key_max"), [((ANN,), None), ((), 1)])
-def test_without_a_limit_or_a_key_nothing_is_said(keys: tuple[str, ...], per_key_max: int | None) -> None:
+async def test_without_a_limit_or_a_key_nothing_is_said(
+    keys: tuple[str, ...], per_key_max: int | None
+) -> None:
     house = House(per_key_max=per_key_max, api_keys=keys)
-
-    async def talk() -> None:
-        answer = await house.get("/v1/models", x_api_key=ANN).end()
-        assert answer.status == 200
-        assert not [name for name in answer.headers if "ratelimit" in name]
-
-    run(talk())
+    answer = await house.get("/v1/models", x_api_key=ANN).end()
+    assert answer.status == 200
+    assert not [name for name in answer.headers if "ratelimit" in name]
     house.close()
