@@ -9,7 +9,7 @@ import pytest
 from protocol.messages import AdaptersChanged, LoadAdapter
 from protocol.types import AdapterInfo
 from tests.broker.application import House
-from tests.broker.asgi import run, until
+from tests.broker.asgi import until
 
 INFO = AdapterInfo(name="sql", digest="d", rank=4, bytes=100, folder="/srv/secret/sql")
 
@@ -23,61 +23,50 @@ def reply(house: House, name: str = "sql", error: str = "", *adapters: AdapterIn
     house.line.say("w", told)
 
 
-def test_an_adapter_is_loaded_listed_asked_for_and_removed(house: House) -> None:
-    async def talk() -> None:
-        added = house.post("/v1/adapters", name="sql", folder="/srv/secret/sql")
-        await until(lambda: loads(house))
-        assert not added.task.done()
-        reply(house, "sql", "", INFO)
-        shown = (await added.end()).json
-        assert (shown["id"], shown["rank"]) == ("org/model:sql", 4)
-        listed = await house.get("/v1/adapters").end()
-        assert listed.json["data"] == [shown]
-        models = await house.get("/v1/models").end()
-        assert [model["id"] for model in models.json["data"]] == ["org/model", "org/model:sql"]
-        assert b"secret" not in listed.body + models.body
-        house.chat(model="org/model:sql")
-        await house.arrived()
-        assert house.requests()[0].adapter == "sql"
-        metrics = (await house.get("/metrics").end()).body.decode()
-        assert 'roundhouse_adapters{model="org/model"} 1.0' in metrics
-        gone = await house.get("/v1/adapters/sql", "DELETE").end()
-        assert gone.json["requests"] == 1
-        status = (await house.get("/v1/status").end()).json
-        [model], [asked] = status["models"], status["requests"]
-        assert model["adapters"] == [{"name": "sql", "rank": 4, "bytes": 100, "leaving": True}]
-        assert asked["adapter"] == "sql"
-        assert (await house.chat(model="org/model:sql").end()).status == 404
-
-    run(talk())
+async def test_an_adapter_is_loaded_listed_asked_for_and_removed(house: House) -> None:
+    added = house.post("/v1/adapters", name="sql", folder="/srv/secret/sql")
+    await until(lambda: loads(house))
+    assert not added.task.done()
+    reply(house, "sql", "", INFO)
+    shown = (await added.end()).json
+    assert (shown["id"], shown["rank"]) == ("org/model:sql", 4)
+    listed = await house.get("/v1/adapters").end()
+    assert listed.json["data"] == [shown]
+    models = await house.get("/v1/models").end()
+    assert [model["id"] for model in models.json["data"]] == ["org/model", "org/model:sql"]
+    assert b"secret" not in listed.body + models.body
+    house.chat(model="org/model:sql")
+    await house.arrived()
+    assert house.requests()[0].adapter == "sql"
+    metrics = (await house.get("/metrics").end()).body.decode()
+    assert 'roundhouse_adapters{model="org/model"} 1.0' in metrics
+    gone = await house.get("/v1/adapters/sql", "DELETE").end()
+    assert gone.json["requests"] == 1
+    status = (await house.get("/v1/status").end()).json
+    [model], [asked] = status["models"], status["requests"]
+    assert model["adapters"] == [{"name": "sql", "rank": 4, "bytes": 100, "leaving": True}]
+    assert asked["adapter"] == "sql"
+    assert (await house.chat(model="org/model:sql").end()).status == 404
 
 
-def test_a_broken_adapter_is_one_sentence(house: House) -> None:
-    async def talk() -> None:
-        added = house.post("/v1/load_lora_adapter", lora_name="sql", lora_path="/srv/sql")
-        await until(lambda: loads(house))
-        reply(house, "sql", "it has no adapter_config.json")
-        refused = await added.end()
-        assert (refused.status, refused.error["param"]) == (400, "lora_path")
-        assert refused.error["message"] == (
-            "The adapter `sql` cannot be served: it has no adapter_config.json."
-        )
-        assert (await house.get("/v1/adapters").end()).json["data"] == []
-
-    run(talk())
+async def test_a_broken_adapter_is_one_sentence(house: House) -> None:
+    added = house.post("/v1/load_lora_adapter", lora_name="sql", lora_path="/srv/sql")
+    await until(lambda: loads(house))
+    reply(house, "sql", "it has no adapter_config.json")
+    refused = await added.end()
+    assert (refused.status, refused.error["param"]) == (400, "lora_path")
+    assert refused.error["message"] == ("The adapter `sql` cannot be served: it has no adapter_config.json.")
+    assert (await house.get("/v1/adapters").end()).json["data"] == []
 
 
-def test_vllms_routes_answer_as_vllms(house: House) -> None:
-    async def talk() -> None:
-        added = house.post("/v1/load_lora_adapter", lora_name="sql", lora_path="/srv/sql")
-        await until(lambda: loads(house))
-        reply(house, "sql", "", INFO)
-        assert b"Success" in (await added.end()).body
-        removed = await house.post("/v1/unload_lora_adapter", lora_name="sql").end()
-        assert (removed.status, b"Success" in removed.body) == (200, True)
-        assert (await house.post("/v1/unload_lora_adapter", lora_name="sql").end()).status == 404
-
-    run(talk())
+async def test_vllms_routes_answer_as_vllms(house: House) -> None:
+    added = house.post("/v1/load_lora_adapter", lora_name="sql", lora_path="/srv/sql")
+    await until(lambda: loads(house))
+    reply(house, "sql", "", INFO)
+    assert b"Success" in (await added.end()).body
+    removed = await house.post("/v1/unload_lora_adapter", lora_name="sql").end()
+    assert (removed.status, b"Success" in removed.body) == (200, True)
+    assert (await house.post("/v1/unload_lora_adapter", lora_name="sql").end()).status == 404
 
 
 @pytest.mark.parametrize(
@@ -91,11 +80,10 @@ def test_vllms_routes_answer_as_vllms(house: House) -> None:
         ("/v1/unload_lora_adapter", {}, "lora_name"),
     ],
 )
-def test_bad_input_names_the_parameter(house: House, path: str, body: dict[str, Any], param: str) -> None:
-    async def talk() -> None:
-        refused = await house.post(path, **body).end()
-        assert refused.status in (400, 404)
-        assert refused.error["param"] == param
-        assert loads(house) == []
-
-    run(talk())
+async def test_bad_input_names_the_parameter(
+    house: House, path: str, body: dict[str, Any], param: str
+) -> None:
+    refused = await house.post(path, **body).end()
+    assert refused.status in (400, 404)
+    assert refused.error["param"] == param
+    assert loads(house) == []

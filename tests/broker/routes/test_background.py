@@ -10,8 +10,8 @@ import pytest
 
 from broker.answers import background
 from tests.broker.application import RESPONSES, House
-from tests.broker.asgi import Exchange, run, until
-from tests.factories import accepted, events, failed, finished, reused
+from tests.broker.asgi import Exchange, until
+from tests.factories import events, failed, finished
 
 
 async def begun(house: House, **fields: Any) -> Any:
@@ -25,10 +25,6 @@ async def got(house: House, id: str) -> Any:
     return (await house.get(f"{RESPONSES}/{id}").end()).json
 
 
-def speak(house: House, id: str, *texts: str) -> None:
-    house.line.say("w", accepted("w", id), reused("w", id), events("w", id, *texts))
-
-
 def replay(house: House, id: str, after: int | None = None) -> Exchange:
     query = "?stream=true" + ("" if after is None else f"&starting_after={after}")
     return house.get(f"{RESPONSES}/{id}{query}")
@@ -40,218 +36,155 @@ def told(body: bytes) -> list[tuple[int, str]]:
     return [(document["sequence_number"], document["type"]) for document in documents]
 
 
-def test_a_response_is_queued_then_in_progress_then_completed(house: House) -> None:
-    async def talk() -> None:
-        document = await begun(house)
-        assert (document["status"], document["background"], document["output"]) == ("queued", True, [])
-        id = await house.arrived()
-        assert id == document["id"]
-        assert house.requests()[0].priority == background.PRIORITY
-        speak(house, id, "all ")
-        await until(lambda: house.gateway.answering[b"", id].so_far()["status"] == "in_progress")
-        assert (await got(house, id))["status"] == "in_progress"
-        house.line.say("w", events("w", id, "aboard", first=1), finished("w", id, 2))
-        await until(lambda: not house.gateway.answering)
-        document = await got(house, id)
-        assert document["status"] == "completed"
-        assert document["output"][0]["content"][0]["text"] == "all aboard"
-        assert len(house.line.dispatcher.flights) == 0
-
-    run(talk())
+async def test_a_response_is_queued_then_in_progress_then_completed(house: House) -> None:
+    document = await begun(house)
+    assert (document["status"], document["background"], document["output"]) == ("queued", True, [])
+    id = await house.arrived()
+    assert id == document["id"]
+    assert house.requests()[0].priority == background.PRIORITY
+    house.begin(id, "all ")
+    await until(lambda: house.gateway.answering[b"", id].so_far()["status"] == "in_progress")
+    assert (await got(house, id))["status"] == "in_progress"
+    house.line.say("w", events("w", id, "aboard", first=1), finished("w", id, 2))
+    await until(lambda: not house.gateway.answering)
+    document = await got(house, id)
+    assert document["status"] == "completed"
+    assert document["output"][0]["content"][0]["text"] == "all aboard"
+    assert len(house.line.dispatcher.flights) == 0
 
 
-def test_events_are_replayed_after_any_number_and_then_live(house: House) -> None:
-    async def talk() -> None:
-        first = house.respond(background=True, stream=True)
-        id = await house.arrived()
-        speak(house, id, "all ")
-        await first.holds(b'"delta":"all "')
-        first.leave()
-        await first.end()
-        numbers = [number for number, _ in told(first.body)]
-        assert numbers == list(range(len(numbers)))
-        assert [kind for _, kind in told(first.body)][:3] == [
-            "response.created",
-            "response.queued",
-            "response.in_progress",
-        ]
-        late = replay(house, id, numbers[-2])
-        await late.holds(b'"delta":"all "')
-        assert [number for number, _ in told(late.body)] == numbers[-1:]
-        house.line.say("w", events("w", id, "aboard", first=1), finished("w", id, 2))
-        await late.end()
-        whole = await replay(house, id).end()
-        assert whole.body.startswith(first.body)
-        assert whole.body.endswith(late.body)
-        for after, (number, _) in enumerate(told(whole.body)):
-            assert after == number
-            rest = await replay(house, id, after).end()
-            assert rest.body == b"" or whole.body.endswith(rest.body)
-            assert len(told(rest.body)) == len(told(whole.body)) - after - 1
-
-    run(talk())
+async def test_events_are_replayed_after_any_number_and_then_live(house: House) -> None:
+    first = house.respond(background=True, stream=True)
+    id = await house.arrived()
+    house.begin(id, "all ")
+    await first.holds(b'"delta":"all "')
+    first.leave()
+    await first.end()
+    numbers = [number for number, _ in told(first.body)]
+    assert numbers == list(range(len(numbers)))
+    assert [kind for _, kind in told(first.body)][:3] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    late = replay(house, id, numbers[-2])
+    await late.holds(b'"delta":"all "')
+    assert [number for number, _ in told(late.body)] == numbers[-1:]
+    house.line.say("w", events("w", id, "aboard", first=1), finished("w", id, 2))
+    await late.end()
+    whole = await replay(house, id).end()
+    assert whole.body.startswith(first.body)
+    assert whole.body.endswith(late.body)
+    for after, (number, _) in enumerate(told(whole.body)):
+        assert after == number
+        rest = await replay(house, id, after).end()
+        assert rest.body == b"" or whole.body.endswith(rest.body)
+        assert len(told(rest.body)) == len(told(whole.body)) - after - 1
 
 
-def test_events_that_are_no_longer_kept_are_a_conflict_and_never_a_gap() -> None:
+async def test_events_that_are_no_longer_kept_are_a_conflict_and_never_a_gap() -> None:
     house = House(reattach_window_s=0.001)
     house.line.serving("w")
-
-    async def talk() -> None:
-        id = (await begun(house))["id"]
-        speak(house, id, "x")
-        house.line.say("w", finished("w", id, 1))
-        await until(lambda: house.gateway.answers.sweep() or not len(house.gateway.answers))
-        expired = await replay(house, id, 2).end()
-        assert (expired.status, expired.error["code"]) == (409, "stream_cursor_expired")
-        assert expired.headers["x-should-retry"] == "false"
-        assert (await got(house, id))["status"] == "completed"
-
-    run(talk())
+    id = (await begun(house))["id"]
+    house.begin(id, "x")
+    house.line.say("w", finished("w", id, 1))
+    await until(lambda: house.gateway.answers.sweep() or not len(house.gateway.answers))
+    expired = await replay(house, id, 2).end()
+    assert (expired.status, expired.error["code"]) == (409, "stream_cursor_expired")
+    assert expired.headers["x-should-retry"] == "false"
+    assert (await got(house, id))["status"] == "completed"
 
 
-def test_a_response_in_the_background_runs_on_without_readers_beyond_the_window() -> None:
+async def test_a_response_in_the_background_runs_on_without_readers_beyond_the_window() -> None:
     house = House(reattach_window_s=0.001)
     house.line.serving("w")
-
-    async def talk() -> None:
-        id = (await begun(house))["id"]
-        speak(house, id, "x")
-        await asyncio.sleep(0.002)
-        for _ in range(3):
-            house.gateway.answers.sweep()
-        assert len(house.line.dispatcher.flights) == 1
-
-    run(talk())
+    id = (await begun(house))["id"]
+    house.begin(id, "x")
+    await asyncio.sleep(0.002)
+    for _ in range(3):
+        house.gateway.answers.sweep()
+    assert len(house.line.dispatcher.flights) == 1
 
 
 @pytest.mark.parametrize("after", ["-1", "x", "1" * 10])
-def test_a_malformed_cursor_is_refused_by_name(after: str, house: House) -> None:
-    async def talk() -> None:
-        id = (await begun(house))["id"]
-        refused = await house.get(f"{RESPONSES}/{id}?stream=true&starting_after={after}").end()
-        assert (refused.status, refused.error["param"]) == (400, "starting_after")
-
-    run(talk())
+async def test_a_malformed_cursor_is_refused_by_name(after: str, house: House) -> None:
+    id = (await begun(house))["id"]
+    refused = await house.get(f"{RESPONSES}/{id}?stream=true&starting_after={after}").end()
+    assert (refused.status, refused.error["param"]) == (400, "starting_after")
 
 
-def test_a_full_server_queues_them_behind_what_is_interactive(house: House) -> None:
-    async def talk() -> None:
-        house.chat()
-        house.chat()
-        await house.arrived(2)
-        assert (await house.chat().end()).status == 503
-        one, two = [(await begun(house, input=text))["id"] for text in ("1", "2")]
-        assert len(house.requests()) == 2
-        assert len(house.gateway.background) == 2
-        for request in house.requests():
-            speak(house, request.id, "x")
-            house.line.say("w", finished("w", request.id, 1))
-        await until(lambda: house.gateway.background.pump() or len(house.requests()) == 3)
-        assert house.requests()[-1].id == one
-        speak(house, one, "x")
-        house.line.say("w", finished("w", one, 1))
-        assert await house.arrived(4) == two
-
-    run(talk())
+async def test_a_full_server_queues_them_behind_what_is_interactive(house: House) -> None:
+    house.chat()
+    house.chat()
+    await house.arrived(2)
+    assert (await house.chat().end()).status == 503
+    one, two = [(await begun(house, input=text))["id"] for text in ("1", "2")]
+    assert len(house.requests()) == 2
+    assert len(house.gateway.background) == 2
+    for request in house.requests():
+        house.begin(request.id, "x")
+        house.line.say("w", finished("w", request.id, 1))
+    await until(lambda: house.gateway.background.pump() or len(house.requests()) == 3)
+    assert house.requests()[-1].id == one
+    house.begin(one, "x")
+    house.line.say("w", finished("w", one, 1))
+    assert await house.arrived(4) == two
 
 
-def test_their_number_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_their_number_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "BACKGROUND_MAX", 1)
-
-    async def talk() -> None:
-        await begun(house)
-        await begun(house)
-        refused = await house.respond(background=True).end()
-        assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
-        assert "retry-after" in refused.headers
-
-    run(talk())
+    await begun(house)
+    await begun(house)
+    refused = await house.respond(background=True).end()
+    assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
+    assert "retry-after" in refused.headers
 
 
-def test_cancelling_is_idempotent(house: House) -> None:
-    async def talk() -> None:
-        running, queued = [(await begun(house))["id"] for _ in range(2)]
-        speak(house, running, "all ")
-        for id in (running, queued, running, queued):
-            cancelled = await house.get(f"{RESPONSES}/{id}/cancel", method="POST").end()
-            assert (cancelled.status, cancelled.json["status"]) == (200, "cancelled")
-            assert (await got(house, id))["status"] == "cancelled"
-        await until(lambda: not house.gateway.answering)
-        assert house.cancels()[0] == running
-        house.gateway.background.pump()
-        assert len(house.gateway.background) == 0
-        assert len(house.line.dispatcher.flights) == 0
-
-    run(talk())
+async def test_cancelling_is_idempotent(house: House) -> None:
+    running, queued = [(await begun(house))["id"] for _ in range(2)]
+    house.begin(running, "all ")
+    for id in (running, queued, running, queued):
+        cancelled = await house.get(f"{RESPONSES}/{id}/cancel", method="POST").end()
+        assert (cancelled.status, cancelled.json["status"]) == (200, "cancelled")
+        assert (await got(house, id))["status"] == "cancelled"
+    await until(lambda: not house.gateway.answering)
+    assert house.cancels()[0] == running
+    house.gateway.background.pump()
+    assert len(house.gateway.background) == 0
+    assert len(house.line.dispatcher.flights) == 0
 
 
-def test_a_response_can_be_deleted_while_it_runs(house: House) -> None:
-    async def talk() -> None:
-        id = (await begun(house))["id"]
-        speak(house, id, "all ")
-        assert (await house.get(f"{RESPONSES}/{id}", method="DELETE").end()).json["deleted"]
-        await until(lambda: not len(house.line.dispatcher.flights))
-        for path in (f"{RESPONSES}/{id}", f"{RESPONSES}/{id}?stream=true"):
-            assert (await house.get(path).end()).status == 404
-        assert house.cancels() == [id]
-
-    run(talk())
+async def test_a_response_can_be_deleted_while_it_runs(house: House) -> None:
+    id = (await begun(house))["id"]
+    house.begin(id, "all ")
+    assert (await house.get(f"{RESPONSES}/{id}", method="DELETE").end()).json["deleted"]
+    await until(lambda: not len(house.line.dispatcher.flights))
+    for path in (f"{RESPONSES}/{id}", f"{RESPONSES}/{id}?stream=true"):
+        assert (await house.get(path).end()).status == 404
+    assert house.cancels() == [id]
 
 
-def test_a_response_that_fails_can_be_read(house: House) -> None:
-    async def talk() -> None:
-        id = (await begun(house))["id"]
-        house.line.say("w", failed("w", id, "engine_error"))
-        await until(lambda: not house.gateway.answering)
-        document = await got(house, id)
-        assert (document["status"], document["error"]["code"]) == ("failed", "engine_error")
-
-    run(talk())
+async def test_a_response_that_fails_can_be_read(house: House) -> None:
+    id = (await begun(house))["id"]
+    house.line.say("w", failed("w", id, "engine_error"))
+    await until(lambda: not house.gateway.answering)
+    document = await got(house, id)
+    assert (document["status"], document["error"]["code"]) == ("failed", "engine_error")
 
 
-def test_input_items_are_listed_while_it_runs_and_afterwards(house: House) -> None:
-    async def talk() -> None:
-        id = (await begun(house, input="hello"))["id"]
-        path = f"{RESPONSES}/{id}/input_items"
-        running = (await house.get(path).end()).json
-        assert running["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]
-        speak(house, id, "x")
-        house.line.say("w", finished("w", id, 1))
-        await until(lambda: not house.gateway.answering)
-        assert (await house.get(path).end()).json == running
-
-    run(talk())
+async def test_input_items_are_listed_while_it_runs_and_afterwards(house: House) -> None:
+    id = (await begun(house, input="hello"))["id"]
+    path = f"{RESPONSES}/{id}/input_items"
+    running = (await house.get(path).end()).json
+    assert running["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]
+    house.begin(id, "x")
+    house.line.say("w", finished("w", id, 1))
+    await until(lambda: not house.gateway.answering)
+    assert (await house.get(path).end()).json == running
 
 
-def test_a_retry_with_its_key_gets_the_same_response(house: House) -> None:
-    async def talk() -> None:
-        first = await house.keyed(RESPONSES, "k", input="hello", background=True).end()
-        second = await house.keyed(RESPONSES, "k", input="hello", background=True).end()
-        assert first.json["id"] == second.json["id"]
-        assert len(house.requests()) == 1
-
-    run(talk())
-
-
-def test_what_is_not_in_the_background_is_not_streamed_again(house: House) -> None:
-    async def talk() -> None:
-        exchange = house.respond()
-        id = await house.arrived()
-        speak(house, id, "x")
-        house.line.say("w", finished("w", id, 1))
-        await exchange.end()
-        refused = await replay(house, id).end()
-        assert (refused.status, refused.error["param"]) == (400, "stream")
-
-    run(talk())
-
-
-def test_it_needs_a_store() -> None:
-    house = House(responses_max=0)
-    house.line.serving("w")
-
-    async def talk() -> None:
-        refused = await house.respond(background=True).end()
-        assert (refused.status, refused.error["param"]) == (400, "background")
-
-    run(talk())
+async def test_a_retry_with_its_key_gets_the_same_response(house: House) -> None:
+    first = await house.keyed(RESPONSES, "k", input="hello", background=True).end()
+    second = await house.keyed(RESPONSES, "k", input="hello", background=True).end()
+    assert first.json["id"] == second.json["id"]
+    assert len(house.requests()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,15 @@ import pytest
 from broker.batches.records import WINDOW_S
 from protocol.types import BATCH_PRIORITY
 from tests.broker.application import House
-from tests.broker.asgi import Exchange, lifespan, run, until
+from tests.broker.asgi import Exchange, lifespan, until
 from tests.factories import accepted, events, finished
 
 BOUNDARY = "xyz"
 CHAT = "/v1/chat/completions"
 LINE = {
-    "custom_id": "a",
-    "method": "POST",
-    "url": CHAT,
+    "custom_id": "a", "method": "POST", "url": CHAT,
     "body": {"messages": [{"role": "user", "content": "x"}]},
-}
+}  # fmt: skip
 
 
 def house_in(folder: Path, **configured: Any) -> House:
@@ -62,103 +61,82 @@ async def read(house: House, path: str, key: str = "", method: str = "GET") -> E
     return await send(house, path, method=method, key=key).end()
 
 
-def test_files_and_batches_are_those_of_their_key(tmp_path: Path) -> None:
+async def test_files_and_batches_are_those_of_their_key(tmp_path: Path) -> None:
     house = house_in(tmp_path, api_keys=("ann", "bob"))
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            file = await uploaded(house, key="ann")
-            batch = (await created(house, file, key="ann")).json["id"]
-            body = {"requests": [{"custom_id": "a", "params": {"messages": []}}]}
-            asked = await send(house, "/v1/messages/batches", json.dumps(body).encode(), key="ann").end()
-            message_batch = asked.json["id"]
-            for path in (
-                f"/v1/files/{file}",
-                f"/v1/files/{file}/content",
-                f"/v1/batches/{batch}",
-                f"/v1/messages/batches/{message_batch}",
-                f"/v1/messages/batches/{message_batch}/results",
-            ):
-                assert (await read(house, path)).status == 401
-                assert (await read(house, path, key="bob")).status == 404
-            assert (await read(house, f"/v1/batches/{message_batch}", key="ann")).status == 404
-            assert (await read(house, f"/v1/files/{file}", "bob", "DELETE")).status == 404
-            assert (await read(house, f"/v1/batches/{batch}/cancel", "bob", "POST")).status == 404
-            assert (await created(house, file, key="bob")).error["param"] == "input_file_id"
-            for path in ("/v1/files", "/v1/batches", "/v1/messages/batches"):
-                assert (await read(house, path, key="bob")).json["data"] == []
-                assert len((await read(house, path, key="ann")).json["data"]) == 1
-
-    run(talk())
+    async with lifespan(house.app):
+        file = await uploaded(house, key="ann")
+        batch = (await created(house, file, key="ann")).json["id"]
+        body = {"requests": [{"custom_id": "a", "params": {"messages": []}}]}
+        asked = await send(house, "/v1/messages/batches", json.dumps(body).encode(), key="ann").end()
+        message_batch = asked.json["id"]
+        for path in (
+            f"/v1/files/{file}",
+            f"/v1/files/{file}/content",
+            f"/v1/batches/{batch}",
+            f"/v1/messages/batches/{message_batch}",
+            f"/v1/messages/batches/{message_batch}/results",
+        ):
+            assert (await read(house, path)).status == 401
+            assert (await read(house, path, key="bob")).status == 404
+        assert (await read(house, f"/v1/batches/{message_batch}", key="ann")).status == 404
+        assert (await read(house, f"/v1/files/{file}", "bob", "DELETE")).status == 404
+        assert (await read(house, f"/v1/batches/{batch}/cancel", "bob", "POST")).status == 404
+        assert (await created(house, file, key="bob")).error["param"] == "input_file_id"
+        for path in ("/v1/files", "/v1/batches", "/v1/messages/batches"):
+            assert (await read(house, path, key="bob")).json["data"] == []
+            assert len((await read(house, path, key="ann")).json["data"]) == 1
 
 
-def test_a_line_is_sent_with_the_lowest_priority_and_a_seed(tmp_path: Path) -> None:
+async def test_a_line_is_sent_with_the_lowest_priority_and_a_seed(tmp_path: Path) -> None:
     house = house_in(tmp_path)
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            batch = (await created(house, await uploaded(house))).json["id"]
-            id = await house.arrived()
-            [request] = house.requests()
-            assert request.priority == BATCH_PRIORITY
-            running = (await read(house, f"/v1/batches/{batch}")).json
-            assert running["status"] == "in_progress"
-            in_use = await read(house, f"/v1/files/{running['input_file_id']}", method="DELETE")
-            assert in_use.status == 400
-            house.line.say("w", accepted("w", id), events("w", id, "hi"), finished("w", id, 1))
-            runner = house.gateway.batches
-            assert runner is not None
-            await until(lambda: runner.thread.store.batches[batch].is_over)
-            ended = (await read(house, f"/v1/batches/{batch}")).json
-            assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 1)
-            content = await read(house, f"/v1/files/{ended['output_file_id']}/content")
-            answer = json.loads(content.body)["response"]["body"]
-            assert answer["choices"][0]["message"]["content"] == "hi"
-            assert (await read(house, f"/v1/batches/{batch}/cancel", method="POST")).status == 400
-
-    run(talk())
+    async with lifespan(house.app):
+        batch = (await created(house, await uploaded(house))).json["id"]
+        id = await house.arrived()
+        [request] = house.requests()
+        assert request.priority == BATCH_PRIORITY
+        running = (await read(house, f"/v1/batches/{batch}")).json
+        assert running["status"] == "in_progress"
+        in_use = await read(house, f"/v1/files/{running['input_file_id']}", method="DELETE")
+        assert in_use.status == 400
+        house.line.say("w", accepted("w", id), events("w", id, "hi"), finished("w", id, 1))
+        runner = house.gateway.batches
+        assert runner is not None
+        await until(lambda: runner.thread.store.batches[batch].is_over)
+        ended = (await read(house, f"/v1/batches/{batch}")).json
+        assert (ended["status"], ended["request_counts"]["completed"]) == ("completed", 1)
+        content = await read(house, f"/v1/files/{ended['output_file_id']}/content")
+        answer = json.loads(content.body)["response"]["body"]
+        assert answer["choices"][0]["message"]["content"] == "hi"
+        assert (await read(house, f"/v1/batches/{batch}/cancel", method="POST")).status == 400
 
 
-def test_lines_in_flight_take_no_place_from_other_requests(tmp_path: Path) -> None:
+async def test_lines_in_flight_take_no_place_from_other_requests(tmp_path: Path) -> None:
     house = house_in(tmp_path, waiting_max=0)
     lines = b"\n".join(json.dumps(LINE | {"custom_id": str(n)}).encode() for n in range(9))
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            await created(house, await uploaded(house, lines))
-            await house.arrived(3)  # both rows, and half of that again
-            for _ in range(2):
-                sent = len(house.requests())
-                chat = house.chat()
-                id = await house.arrived(sent + 1)
-                house.line.say("w", accepted("w", id), events("w", id, "hi"), finished("w", id, 1))
-                assert (await chat.end()).status == 200
-
-    run(talk())
+    async with lifespan(house.app):
+        await created(house, await uploaded(house, lines))
+        await house.arrived(3)  # both rows, and half of that again
+        for _ in range(2):
+            assert (await house.serve(house.chat(), "hi")).status == 200
 
 
-def test_a_batch_whose_window_ends_is_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_whose_window_ends_is_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = house_in(tmp_path)
     runner = house.gateway.batches
     assert runner is not None
     ahead_s = 0.0
     monkeypatch.setattr(runner, "_clock", lambda: time.time() + ahead_s)
-
-    async def talk() -> None:
-        nonlocal ahead_s
-        async with lifespan(house.app):
-            batch = (await created(house, await uploaded(house))).json["id"]
-            await house.arrived()
-            ahead_s = WINDOW_S + 1
-            runner.wake()
-            await until(lambda: runner.thread.store.batches[batch].is_over)
-            ended = (await read(house, f"/v1/batches/{batch}")).json
-            assert (ended["status"], ended["request_counts"]["failed"]) == ("expired", 1)
-            [line] = (await read(house, f"/v1/files/{ended['error_file_id']}/content")).body.splitlines()
-            assert json.loads(line)["error"]["code"] == "batch_expired"
-            assert house.cancels() == [house.requests()[0].id]
-
-    run(talk())
+    async with lifespan(house.app):
+        batch = (await created(house, await uploaded(house))).json["id"]
+        await house.arrived()
+        ahead_s = WINDOW_S + 1
+        runner.wake()
+        await until(lambda: runner.thread.store.batches[batch].is_over)
+        ended = (await read(house, f"/v1/batches/{batch}")).json
+        assert (ended["status"], ended["request_counts"]["failed"]) == ("expired", 1)
+        [line] = (await read(house, f"/v1/files/{ended['error_file_id']}/content")).body.splitlines()
+        assert json.loads(line)["error"]["code"] == "batch_expired"
+        assert house.cancels() == [house.requests()[0].id]
 
 
 @pytest.mark.parametrize(
@@ -173,57 +151,38 @@ def test_a_batch_whose_window_ends_is_expired(tmp_path: Path, monkeypatch: pytes
     ],
     ids=["purpose", "cut off", "no form", "no file", "no multipart", "long header"],
 )
-def test_a_wrong_form_is_refused_and_leaves_nothing(
+async def test_a_wrong_form_is_refused_and_leaves_nothing(
     tmp_path: Path, body: bytes, kind: str | None, status: int, param: str | None
 ) -> None:
     house = house_in(tmp_path)
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            answer = await send(house, "/v1/files", body, **({"kind": kind} if kind else {})).end()
-            assert (answer.status, answer.error["param"]) == (status, param)
-            assert (await read(house, "/v1/files")).json["data"] == []
-
-    run(talk())
-    assert not any(path.is_file() for path in tmp_path.rglob("uploads/*"))
+    async with lifespan(house.app):
+        answer = await send(house, "/v1/files", body, **({"kind": kind} if kind else {})).end()
+        assert (answer.status, answer.error["param"]) == (status, param)
+        assert (await read(house, "/v1/files")).json["data"] == []
+    assert [file for _, _, files in os.walk(tmp_path / "batches" / "uploads") for file in files] == []
 
 
-def test_a_full_store_is_a_507_for_uploads_alone(tmp_path: Path) -> None:
+async def test_a_full_store_is_a_507_for_uploads_alone(tmp_path: Path) -> None:
     house = house_in(tmp_path, batch_storage=1000)
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            refused = await send(house, "/v1/files", form(b"x" * 600)).end()
-            assert (refused.status, refused.error["code"]) == (507, "storage_failed")
-            assert refused.headers["x-should-retry"] == "false"
-            chat = house.chat()
-            id = await house.arrived()
-            house.line.say("w", accepted("w", id), events("w", id, "hi"), finished("w", id, 1))
-            assert (await chat.end()).status == 200
-
-    run(talk())
+    async with lifespan(house.app):
+        refused = await send(house, "/v1/files", form(b"x" * 600)).end()
+        assert (refused.status, refused.error["code"]) == (507, "storage_failed")
+        assert refused.headers["x-should-retry"] == "false"
+        assert (await house.serve(house.chat(), "hi")).status == 200
 
 
-def test_a_folder_that_cannot_be_written_is_a_507_without_its_path(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_a_507_without_its_path(tmp_path: Path) -> None:
     (tmp_path / "batches").write_text("in the way")
     house = house_in(tmp_path)
-
-    async def talk() -> None:
-        async with lifespan(house.app):
-            refused = await send(house, "/v1/files", form(b"x")).end()
-            assert (refused.status, refused.error["code"]) == (507, "storage_failed")
-            assert str(tmp_path) not in refused.error["message"]
-            assert (await house.get("/health").end()).status == 200
-
-    run(talk())
+    async with lifespan(house.app):
+        refused = await send(house, "/v1/files", form(b"x")).end()
+        assert (refused.status, refused.error["code"]) == (507, "storage_failed")
+        assert str(tmp_path) not in refused.error["message"]
+        assert (await house.get("/health").end()).status == 200
 
 
-def test_without_storage_there_are_no_batches() -> None:
+async def test_without_storage_there_are_no_batches() -> None:
     house = House()
-
-    async def talk() -> None:
-        refused = await house.get("/v1/batches").end()
-        assert (refused.status, refused.error["code"]) == (404, "route_not_found")
-
-    run(talk())
+    refused = await house.get("/v1/batches").end()
+    assert (refused.status, refused.error["code"]) == (404, "route_not_found")
     house.close()

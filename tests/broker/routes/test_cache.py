@@ -8,7 +8,7 @@ from broker.routes import cache
 from protocol.messages import ClearCache
 from protocol.types import PrefixStatus
 from tests.broker.application import House
-from tests.broker.asgi import run, until
+from tests.broker.asgi import until
 from tests.factories import cleared
 
 ANN, BOB = "key-of-ann", "key-of-bob"
@@ -20,52 +20,41 @@ def cleared_by(house: House, worker: str) -> str:
     return id
 
 
-def test_the_cache_is_shown_by_model(house: House) -> None:
-    async def talk() -> None:
-        house.line.beat("w", prefix=PrefixStatus(ram_bytes=5, lookups=2, hits=1))
-        [cache] = (await house.get("/v1/cache").end()).json["data"]
-        assert (cache["model"], cache["ram_bytes"], cache["hit_rate"]) == ("org/model", 5, 0.5)
-        refused = await house.get("/v1/cache", "POST").end()
-        assert (refused.status, refused.error["code"]) == (405, "method_not_allowed")
-        assert {"GET", "DELETE"} <= set(refused.headers["allow"].split(", "))
-
-    run(talk())
+async def test_the_cache_is_shown_by_model(house: House) -> None:
+    house.line.beat("w", prefix=PrefixStatus(ram_bytes=5, lookups=2, hits=1))
+    [cache] = (await house.get("/v1/cache").end()).json["data"]
+    assert (cache["model"], cache["ram_bytes"], cache["hit_rate"]) == ("org/model", 5, 0.5)
+    refused = await house.get("/v1/cache", "POST").end()
+    assert (refused.status, refused.error["code"]) == (405, "method_not_allowed")
+    assert {"GET", "DELETE"} <= set(refused.headers["allow"].split(", "))
 
 
-def test_a_cache_is_cleared_when_every_worker_has_said_so(house: House) -> None:
+async def test_a_cache_is_cleared_when_every_worker_has_said_so(house: House) -> None:
     house.line.serving("w2", "org/model")
     house.line.serving("w3", "another")
-
-    async def talk() -> None:
-        answer = house.get("/v1/cache", "DELETE")
-        await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
-        for number, worker in enumerate(["w3", "w", "w2"]):
-            assert not answer.task.done()
-            house.line.say(worker, cleared(worker, cleared_by(house, worker), 10 + number, 1))
-        assert (await answer.end()).json == {
-            "object": "list",
-            "data": [
-                {"model": "another", "ram_bytes": 10, "disk_bytes": 1},
-                {"model": "org/model", "ram_bytes": 23, "disk_bytes": 2},
-            ],
-        }
-
-    run(talk())
+    answer = house.get("/v1/cache", "DELETE")
+    await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+    for number, worker in enumerate(["w3", "w", "w2"]):
+        assert not answer.task.done()
+        house.line.say(worker, cleared(worker, cleared_by(house, worker), 10 + number, 1))
+    assert (await answer.end()).json == {
+        "object": "list",
+        "data": [
+            {"model": "another", "ram_bytes": 10, "disk_bytes": 1},
+            {"model": "org/model", "ram_bytes": 23, "disk_bytes": 2},
+        ],
+    }
 
 
-def test_the_cache_of_one_model_is_cleared_alone(house: House) -> None:
+async def test_the_cache_of_one_model_is_cleared_alone(house: House) -> None:
     house.line.serving("w2", "another")
-
-    async def talk() -> None:
-        answer = house.get("/v1/cache?model=org/model", "DELETE")
-        await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
-        house.line.say("w", cleared("w", cleared_by(house, "w"), 7))
-        assert [freed["model"] for freed in (await answer.end()).json["data"]] == ["org/model"]
-        assert not any(isinstance(message, ClearCache) for message in house.line.sent_to("w2"))
-        unknown = await house.get("/v1/cache?model=none", "DELETE").end()
-        assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
-
-    run(talk())
+    answer = house.get("/v1/cache?model=org/model", "DELETE")
+    await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+    house.line.say("w", cleared("w", cleared_by(house, "w"), 7))
+    assert [freed["model"] for freed in (await answer.end()).json["data"]] == ["org/model"]
+    assert not any(isinstance(message, ClearCache) for message in house.line.sent_to("w2"))
+    unknown = await house.get("/v1/cache?model=none", "DELETE").end()
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -73,23 +62,19 @@ def test_the_cache_of_one_model_is_cleared_alone(house: House) -> None:
     [((ANN, BOB), "key", True), ((ANN, BOB), "all", False), ((ANN,), "key", False)],
     ids=["own", "shared", "only one key"],
 )
-def test_a_key_clears_its_own_prefixes_where_there_are_others(
+async def test_a_key_clears_its_own_prefixes_where_there_are_others(
     keys: tuple[str, ...], sharing: str, is_own: bool
 ) -> None:
     house = House(api_keys=keys, prefix_sharing=sharing)
     house.line.serving("w")
     key = house.gateway.api_keys_store.find(ANN.encode())
     assert key is not None
-
-    async def talk() -> None:
-        answer = house.get("/v1/cache", "DELETE", x_api_key=ANN)
-        await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
-        [order] = [message for _, message in house.line.sent if isinstance(message, ClearCache)]
-        assert order.namespace == (key.prefix_namespace if is_own else "")
-        house.line.say("w", cleared("w", order.id))
-        assert (await answer.end()).status == 200
-
-    run(talk())
+    answer = house.get("/v1/cache", "DELETE", x_api_key=ANN)
+    await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+    [order] = [message for _, message in house.line.sent if isinstance(message, ClearCache)]
+    assert order.namespace == (key.prefix_namespace if is_own else "")
+    house.line.say("w", cleared("w", order.id))
+    assert (await answer.end()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -100,20 +85,16 @@ def test_a_key_clears_its_own_prefixes_where_there_are_others(
         ("absence", 503, "worker_unavailable"),
     ],
 )
-def test_a_cache_that_cannot_be_cleared_is_an_error_object(
+async def test_a_cache_that_cannot_be_cleared_is_an_error_object(
     how: str, status_code: int, code: str, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "silence":
         monkeypatch.setattr(cache, "CLEAR_WAIT_S_MAX", 0.01)
     if how == "absence":
         house.line.dispatcher.lost("w")
-
-    async def talk() -> None:
-        answer = house.get("/v1/cache", "DELETE")
-        if how == "death":
-            await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
-            house.line.dispatcher.lost("w")
-        await answer.end()
-        assert (answer.status, answer.error["code"]) == (status_code, code)
-
-    run(talk())
+    answer = house.get("/v1/cache", "DELETE")
+    if how == "death":
+        await until(lambda: any(isinstance(message, ClearCache) for _, message in house.line.sent))
+        house.line.dispatcher.lost("w")
+    await answer.end()
+    assert (answer.status, answer.error["code"]) == (status_code, code)

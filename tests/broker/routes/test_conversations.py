@@ -12,7 +12,7 @@ from broker.dialects.responses.encrypted_content import unseal
 from broker.dialects.responses.items import SUMMARY
 from protocol.conversation import unpack
 from tests.broker.application import RESPONSES, House
-from tests.broker.asgi import Exchange, run
+from tests.broker.asgi import Exchange
 from tests.factories import accepted, events, finished
 
 CONVERSATIONS = "/v1/conversations"
@@ -25,9 +25,7 @@ def user(text: str) -> dict[str, Any]:
 
 async def answered(house: House, exchange: Exchange, text: str = "all aboard") -> Any:
     """Serve the newest request, and return its document."""
-    id = await house.arrived(len(house.requests()) + 1)
-    house.line.say("w", accepted("w", id), events("w", id, text), finished("w", id, 1))
-    return (await exchange.end()).json
+    return (await house.serve(exchange, text)).json
 
 
 async def created(house: House, **body: Any) -> Any:
@@ -42,76 +40,54 @@ def texts(items: list[dict[str, Any]]) -> list[str]:
     return [item["content"][0]["text"] for item in items]
 
 
-def test_a_response_continues_its_conversation_and_extends_it(house: House) -> None:
-    async def talk() -> None:
-        made = await created(house, items=[user("1")], metadata={"topic": "rail"})
-        assert (made["object"], made["metadata"]) == ("conversation", {"topic": "rail"})
-        first = await answered(house, house.respond("2", conversation=made["id"]), "two")
-        assert first["conversation"] == {"id": made["id"]}
-        await answered(house, house.respond("3", conversation={"id": made["id"]}, store=False), "three")
-        spoken = [message["content"] for message in unpack(house.requests()[-1]).messages]
-        assert spoken == ["1\n\n2", "two", "3"]
-        assert texts((await items_of(house, made["id"]))["data"]) == ["1", "2", "two", "3", "three"]
-
-    run(talk())
+async def test_a_response_continues_its_conversation_and_extends_it(house: House) -> None:
+    made = await created(house, items=[user("1")], metadata={"topic": "rail"})
+    assert (made["object"], made["metadata"]) == ("conversation", {"topic": "rail"})
+    first = await answered(house, house.respond("2", conversation=made["id"]), "two")
+    assert first["conversation"] == {"id": made["id"]}
+    await answered(house, house.respond("3", conversation={"id": made["id"]}, store=False), "three")
+    spoken = [message["content"] for message in unpack(house.requests()[-1]).messages]
+    assert spoken == ["1\n\n2", "two", "3"]
+    assert texts((await items_of(house, made["id"]))["data"]) == ["1", "2", "two", "3", "three"]
 
 
-def test_an_unstored_response_of_a_conversation_cannot_be_read_again(house: House) -> None:
-    async def talk() -> None:
-        made = await created(house)
-        document = await answered(house, house.respond("1", conversation=made["id"], store=False))
-        assert document["store"] is False
-        assert (await house.get(f"{RESPONSES}/{document['id']}").end()).status == 404
-
-    run(talk())
-
-
-def test_items_are_listed_in_pages_added_read_and_deleted(house: House) -> None:
-    async def talk() -> None:
-        made = await created(house)
-        path = f"{CONVERSATIONS}/{made['id']}/items"
-        added = (await house.post(path, items=[user(str(number)) for number in range(5)]).end()).json
-        assert texts(added["data"]) == ["0", "1", "2", "3", "4"]
-        page = await items_of(house, made["id"], "limit=2")
-        assert (texts(page["data"]), page["has_more"]) == (["4", "3"], True)
-        after = await items_of(house, made["id"], f"limit=9&after={page['last_id']}")
-        assert (texts(after["data"]), after["has_more"]) == (["2", "1", "0"], False)
-        one = added["data"][2]
-        assert (await house.get(f"{path}/{one['id']}").end()).json == one
-        deleted = await house.get(f"{path}/{one['id']}", method="DELETE").end()
-        assert deleted.json["id"] == made["id"]
-        assert (await house.get(f"{path}/{one['id']}").end()).status == 404
-        assert texts((await items_of(house, made["id"]))["data"]) == ["0", "1", "3", "4"]
-
-    run(talk())
+async def test_items_are_listed_in_pages_added_read_and_deleted(house: House) -> None:
+    made = await created(house)
+    path = f"{CONVERSATIONS}/{made['id']}/items"
+    added = (await house.post(path, items=[user(str(number)) for number in range(5)]).end()).json
+    assert texts(added["data"]) == ["0", "1", "2", "3", "4"]
+    page = await items_of(house, made["id"], "limit=2")
+    assert (texts(page["data"]), page["has_more"]) == (["4", "3"], True)
+    after = await items_of(house, made["id"], f"limit=9&after={page['last_id']}")
+    assert (texts(after["data"]), after["has_more"]) == (["2", "1", "0"], False)
+    one = added["data"][2]
+    assert (await house.get(f"{path}/{one['id']}").end()).json == one
+    deleted = await house.get(f"{path}/{one['id']}", method="DELETE").end()
+    assert deleted.json["id"] == made["id"]
+    assert (await house.get(f"{path}/{one['id']}").end()).status == 404
+    assert texts((await items_of(house, made["id"]))["data"]) == ["0", "1", "3", "4"]
 
 
-def test_metadata_are_replaced_and_a_deleted_conversation_is_gone(house: House) -> None:
-    async def talk() -> None:
-        path = f"{CONVERSATIONS}/{(await created(house, metadata={'a': '1'}))['id']}"
-        await house.post(path, metadata={"b": "2"}).end()
-        assert (await house.get(path).end()).json["metadata"] == {"b": "2"}
-        deleted = (await house.get(path, method="DELETE").end()).json
-        assert (deleted["object"], deleted["deleted"]) == ("conversation.deleted", True)
-        again = await house.get(path).end()
-        assert (again.status, again.error["code"]) == (404, "conversation_not_found")
-
-    run(talk())
+async def test_metadata_are_replaced_and_a_deleted_conversation_is_gone(house: House) -> None:
+    path = f"{CONVERSATIONS}/{(await created(house, metadata={'a': '1'}))['id']}"
+    await house.post(path, metadata={"b": "2"}).end()
+    assert (await house.get(path).end()).json["metadata"] == {"b": "2"}
+    deleted = (await house.get(path, method="DELETE").end()).json
+    assert (deleted["object"], deleted["deleted"]) == ("conversation.deleted", True)
+    again = await house.get(path).end()
+    assert (again.status, again.error["code"]) == (404, "conversation_not_found")
 
 
-def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(house: House) -> None:
-    async def talk() -> None:
-        made = await created(house)
-        exchange = house.respond("1", conversation=made["id"])
-        await house.arrived()
-        await house.get(f"{CONVERSATIONS}/{made['id']}", method="DELETE").end()
-        house.line.say("w", *(say("w", house.requests()[-1].id) for say in (accepted,)))
-        id = house.requests()[-1].id
-        house.line.say("w", events("w", id, "late"), finished("w", id, 1))
-        assert (await exchange.end()).json["status"] == "completed"
-        assert (await house.get(f"{CONVERSATIONS}/{made['id']}").end()).status == 404
-
-    run(talk())
+async def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(house: House) -> None:
+    made = await created(house)
+    exchange = house.respond("1", conversation=made["id"])
+    await house.arrived()
+    await house.get(f"{CONVERSATIONS}/{made['id']}", method="DELETE").end()
+    house.line.say("w", *(say("w", house.requests()[-1].id) for say in (accepted,)))
+    id = house.requests()[-1].id
+    house.line.say("w", events("w", id, "late"), finished("w", id, 1))
+    assert (await exchange.end()).json["status"] == "completed"
+    assert (await house.get(f"{CONVERSATIONS}/{made['id']}").end()).status == 404
 
 
 @pytest.mark.parametrize(
@@ -124,80 +100,59 @@ def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(house
         ({"metadata": {"k": 1}}, "metadata[...]"),
     ],
 )
-def test_invalid_bodies_name_the_parameter(house: House, body: dict[str, Any], param: str) -> None:
-    async def talk() -> None:
-        exchange = await house.post(CONVERSATIONS, **body).end()
-        assert (exchange.status, exchange.error["param"]) == (400, param)
-
-    run(talk())
+async def test_invalid_bodies_name_the_parameter(house: House, body: dict[str, Any], param: str) -> None:
+    exchange = await house.post(CONVERSATIONS, **body).end()
+    assert (exchange.status, exchange.error["param"]) == (400, param)
 
 
-def test_unknown_conversations_and_two_histories_are_refused(house: House) -> None:
-    async def talk() -> None:
-        unknown = await house.respond("1", conversation="conv_none").end()
-        assert (unknown.status, unknown.error["code"]) == (404, "conversation_not_found")
-        made = await created(house)
-        both = await house.respond("1", conversation=made["id"], previous_response_id="resp_x").end()
-        assert (both.status, both.error["param"]) == (400, "conversation")
-        for path in (f"{RESPONSES}/{made['id']}", f"{CONVERSATIONS}/resp_{'a' * 24}"):
-            assert (await house.get(path).end()).status == 404
-        previous = await house.respond("1", previous_response_id=made["id"]).end()
-        assert (previous.status, previous.error["code"]) == (400, "previous_response_not_found")
-
-    run(talk())
+async def test_unknown_conversations_and_two_histories_are_refused(house: House) -> None:
+    unknown = await house.respond("1", conversation="conv_none").end()
+    assert (unknown.status, unknown.error["code"]) == (404, "conversation_not_found")
+    made = await created(house)
+    both = await house.respond("1", conversation=made["id"], previous_response_id="resp_x").end()
+    assert (both.status, both.error["param"]) == (400, "conversation")
+    for path in (f"{RESPONSES}/{made['id']}", f"{CONVERSATIONS}/resp_{'a' * 24}"):
+        assert (await house.get(path).end()).status == 404
+    previous = await house.respond("1", previous_response_id=made["id"]).end()
+    assert (previous.status, previous.error["code"]) == (400, "previous_response_not_found")
 
 
-def test_a_conversation_belongs_to_its_key() -> None:
+async def test_a_conversation_belongs_to_its_key() -> None:
     house = House(api_keys=(ANN, BOB))
-
-    async def talk() -> None:
-        body = json.dumps({"items": [user("1")]}).encode()
-        headers = [(b"x-api-key", ANN.encode())]
-        made = (await Exchange(house.app, "POST", CONVERSATIONS, body, headers=headers).end()).json
-        path = f"{CONVERSATIONS}/{made['id']}"
-        assert (await house.get(path, x_api_key=ANN).end()).status == 200
-        assert (await house.get(path, x_api_key=BOB).end()).status == 404
-
-    run(talk())
+    body = json.dumps({"items": [user("1")]}).encode()
+    headers = [(b"x-api-key", ANN.encode())]
+    made = (await Exchange(house.app, "POST", CONVERSATIONS, body, headers=headers).end()).json
+    path = f"{CONVERSATIONS}/{made['id']}"
+    assert (await house.get(path, x_api_key=ANN).end()).status == 200
+    assert (await house.get(path, x_api_key=BOB).end()).status == 404
     house.close()
 
 
 # --- compaction --------------------------------------------------------------------------------------
 
 
-def test_a_compacted_conversation_is_continued_from_its_summary(house: House) -> None:
-    async def talk() -> None:
-        first = await answered(house, house.respond("Where is the key?"), "Under the mat.")
-        exchange = house.post(f"{RESPONSES}/compact", previous_response_id=first["id"])
-        compacted = await answered(house, exchange, "The key is under the mat.")
-        asked = [message["content"] for message in unpack(house.requests()[-1]).messages]
-        assert asked == ["Where is the key?", "Under the mat.", REQUEST]
-        assert compacted["object"] == "response.compaction"
-        message, item = compacted["output"]
-        assert message["content"][0]["text"] == "Where is the key?"
-        assert unseal(item["encrypted_content"]) == "The key is under the mat."
-        assert compacted["usage"]["total_tokens"] > 0
-        await answered(house, house.respond([*compacted["output"], user("And now?")]))
-        [message] = unpack(house.requests()[-1]).messages
-        assert message["content"] == (
-            f"Where is the key?\n\n{SUMMARY}\n\nThe key is under the mat.\n\nAnd now?"
-        )
-
-    run(talk())
+async def test_a_compacted_conversation_is_continued_from_its_summary(house: House) -> None:
+    first = await answered(house, house.respond("Where is the key?"), "Under the mat.")
+    exchange = house.post(f"{RESPONSES}/compact", previous_response_id=first["id"])
+    compacted = await answered(house, exchange, "The key is under the mat.")
+    asked = [message["content"] for message in unpack(house.requests()[-1]).messages]
+    assert asked == ["Where is the key?", "Under the mat.", REQUEST]
+    assert compacted["object"] == "response.compaction"
+    message, item = compacted["output"]
+    assert message["content"][0]["text"] == "Where is the key?"
+    assert unseal(item["encrypted_content"]) == "The key is under the mat."
+    assert compacted["usage"]["total_tokens"] > 0
+    await answered(house, house.respond([*compacted["output"], user("And now?")]))
+    [message] = unpack(house.requests()[-1]).messages
+    assert message["content"] == (f"Where is the key?\n\n{SUMMARY}\n\nThe key is under the mat.\n\nAnd now?")
 
 
-def test_a_compaction_item_of_another_server_is_ignored(house: House) -> None:
-    async def talk() -> None:
-        await answered(house, house.respond([{"type": "compaction", "encrypted_content": "???"}, user("x")]))
-        [message] = unpack(house.requests()[-1]).messages
-        assert message["content"] == "x"
-
-    run(talk())
+async def test_a_compaction_item_of_another_server_is_ignored(house: House) -> None:
+    await answered(house, house.respond([{"type": "compaction", "encrypted_content": "???"}, user("x")]))
+    [message] = unpack(house.requests()[-1]).messages
+    assert message["content"] == "x"
 
 
-def test_there_is_nothing_to_compact_without_input_or_a_previous_response(house: House) -> None:
-    async def talk() -> None:
-        exchange = await house.post(f"{RESPONSES}/compact").end()
-        assert (exchange.status, exchange.error["param"]) == (400, "input")
-
-    run(talk())
+async def test_there_is_nothing_to_compact_without_input_or_a_previous_response(house: House) -> None:
+    exchange = await house.post(f"{RESPONSES}/compact").end()
+    assert (exchange.status, exchange.error["param"]) == (400, "input")

@@ -15,8 +15,8 @@ from broker.dialects import embeddings, rerank
 from broker.http.offload import LARGE_BODY_BYTES
 from protocol.messages import Embed, EmbeddingChunk, Rank
 from protocol.types import Capabilities
-from tests.broker.application import CHAT, MESSAGES, House
-from tests.broker.asgi import Exchange, run, until
+from tests.broker.application import CHAT, House
+from tests.broker.asgi import Exchange, until
 from tests.broker.dispatcher_line import ready
 from tests.factories import accepted, encoded, events, finished
 
@@ -61,45 +61,34 @@ def mixed() -> Iterator[House]:
     house.close()
 
 
-def test_vectors_come_back_in_one_document(mixed: House) -> None:
-    async def talk() -> None:
-        answer = post(mixed, "/v1/embeddings", model="embeds", input=["a", "b", "c"])
-        request = await arrived(mixed, "e")
-        mixed.line.say("e", accepted("e", request.id), part("e", request.id, 0, 2, 0))
-        mixed.line.say("e", part("e", request.id, 1, 1), finished("e", request.id, prompt=6))
-        document = (await answer.end()).json
-        assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0]]
-        assert document["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
-        assert "x-roundhouse-cache" not in answer.headers
-        assert len(mixed.line.dispatcher.flights) == 0
-
-    run(talk())
+async def test_vectors_come_back_in_one_document(mixed: House) -> None:
+    answer = post(mixed, "/v1/embeddings", model="embeds", input=["a", "b", "c"])
+    request = await arrived(mixed, "e")
+    mixed.line.say("e", accepted("e", request.id), part("e", request.id, 0, 2, 0))
+    mixed.line.say("e", part("e", request.id, 1, 1), finished("e", request.id, prompt=6))
+    document = (await answer.end()).json
+    assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0]]
+    assert document["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert "x-roundhouse-cache" not in answer.headers
+    assert len(mixed.line.dispatcher.flights) == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
-def test_documents_are_ranked_under_each_of_its_names(mixed: House, path: str) -> None:
-    async def talk() -> None:
-        answer = post(mixed, path, model="ranks", query="q", documents=["a", "b"])
-        request = await arrived(mixed, "r")
-        assert isinstance(request, Rank)
-        mixed.line.say("r", accepted("r", request.id), part("r", request.id, 0, 0, 1))
-        mixed.line.say("r", finished("r", request.id, prompt=6))
-        document = (await answer.end()).json
-        assert [result["index"] for result in document["results"]] == [1, 0]
-        assert document["id"] == request.id
-
-    run(talk())
+async def test_documents_are_ranked_under_each_of_its_names(mixed: House, path: str) -> None:
+    answer = post(mixed, path, model="ranks", query="q", documents=["a", "b"])
+    request = await arrived(mixed, "r")
+    assert isinstance(request, Rank)
+    mixed.line.say("r", accepted("r", request.id), part("r", request.id, 0, 0, 1))
+    mixed.line.say("r", finished("r", request.id, prompt=6))
+    document = (await answer.end()).json
+    assert [result["index"] for result in document["results"]] == [1, 0]
+    assert document["id"] == request.id
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "vectors of a chat model": (
         "/v1/embeddings",
         {"model": "chat", "input": "a"},
-        "does not compute embeddings",
-    ),
-    "vectors of a ranking one": (
-        "/v1/embeddings",
-        {"model": "ranks", "input": "a"},
         "does not compute embeddings",
     ),
     "ranks of an embedding one": (
@@ -112,76 +101,39 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"model": "embeds", "messages": [{"role": "user", "content": "a"}]},
         "does not generate text. It is an embedding model",
     ),
-    "text of a ranking one": ("/v1/completions", {"model": "ranks", "prompt": "a"}, "does not generate text"),
-    "a response of an embedding one": (
-        "/v1/responses",
-        {"model": "embeds", "input": "a"},
-        "does not generate text",
-    ),
-    "tokens of an embedding one": (
-        "/tokenize",
-        {"model": "embeds", "prompt": "a"},
-        "does not generate text",
-    ),
+    "tokens of an embedding one": ("/tokenize", {"model": "embeds", "prompt": "a"}, "does not generate text"),
 }
 
 
 @pytest.mark.parametrize(("path", "body", "why"), REFUSED.values(), ids=REFUSED)
-def test_a_model_is_not_asked_for_what_it_is_not_made_for(
+async def test_a_model_is_not_asked_for_what_it_is_not_made_for(
     mixed: House, path: str, body: dict[str, Any], why: str
 ) -> None:
-    async def talk() -> None:
-        answer = await post(mixed, path, **body).end()
-        assert answer.status == 400
-        assert (answer.error["code"], answer.error["param"]) == ("invalid_request", "model")
-        assert why in answer.error["message"]
-
-    run(talk())
+    answer = await post(mixed, path, **body).end()
+    assert answer.status == 400
+    assert (answer.error["code"], answer.error["param"]) == ("invalid_request", "model")
+    assert why in answer.error["message"]
     assert not any(isinstance(message, Embed | Rank) for _, message in mixed.line.sent)
 
 
-def test_a_message_to_one_that_ranks_is_refused_as_messages_are(mixed: House) -> None:
-    async def talk() -> None:
-        said = [{"role": "user", "content": "a"}]
-        answer = await post(mixed, MESSAGES, model="ranks", max_tokens=1, messages=said).end()
-        assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
-        assert "does not generate text" in answer.json["error"]["message"]
-
-    run(talk())
-
-
-def test_request_without_model_gets_a_model_for_its_task(mixed: House) -> None:
-    async def talk() -> None:
-        vectors = post(mixed, "/v1/embeddings", input="a")
-        request = await arrived(mixed, "e")
-        mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
-        assert (await vectors.end()).json["model"] == "embeds"
-        ranks = post(mixed, "/v1/rerank", query="q", documents=["a"])
-        request = await arrived(mixed, "r")
-        mixed.line.say("r", part("r", request.id, 0, 0), finished("r", request.id, prompt=6))
-        assert (await ranks.end()).json["model"] == "ranks"
-        chat = mixed.chat()
-        await until(lambda: mixed.requests("c"))
-        id = mixed.requests("c")[0].id
-        mixed.line.say("c", events("c", id, "x"), finished("c", id, 1))
-        assert (await chat.end()).json["model"] == "chat"
-
-    run(talk())
-
-
-def test_a_bad_body_reaches_no_worker(mixed: House) -> None:
-    async def talk() -> None:
-        answer = await post(mixed, "/v1/embeddings", model="embeds", input="a", dimensions=-1).end()
-        assert (answer.status, answer.error["param"]) == (400, "dimensions")
-        answer = await post(mixed, "/v1/rerank", query="q", documents=[]).end()
-        assert (answer.status, answer.error["param"]) == (400, "documents")
-
-    run(talk())
-    assert asked(mixed, "e") == asked(mixed, "r") == []
+async def test_request_without_model_gets_a_model_for_its_task(mixed: House) -> None:
+    vectors = post(mixed, "/v1/embeddings", input="a")
+    request = await arrived(mixed, "e")
+    mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
+    assert (await vectors.end()).json["model"] == "embeds"
+    ranks = post(mixed, "/v1/rerank", query="q", documents=["a"])
+    request = await arrived(mixed, "r")
+    mixed.line.say("r", part("r", request.id, 0, 0), finished("r", request.id, prompt=6))
+    assert (await ranks.end()).json["model"] == "ranks"
+    chat = mixed.chat()
+    await until(lambda: mixed.requests("c"))
+    id = mixed.requests("c")[0].id
+    mixed.line.say("c", events("c", id, "x"), finished("c", id, 1))
+    assert (await chat.end()).json["model"] == "chat"
 
 
 @pytest.mark.parametrize("size", [1, LARGE_BODY_BYTES])
-def test_a_large_body_is_read_beside_the_loop(
+async def test_a_large_body_is_read_beside_the_loop(
     mixed: House, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
@@ -196,98 +148,58 @@ def test_a_large_body_is_read_beside_the_loop(
     for dialect, steps in ((embeddings, ("read", "embed")), (rerank, ("read", "rank"))):
         for step in steps:
             monkeypatch.setattr(dialect, step, noting(getattr(dialect, step)))
-
-    async def talk() -> None:
-        vectors = post(mixed, "/v1/embeddings", model="embeds", input="a" * size)
-        request = await arrived(mixed, "e")
-        mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
-        assert (await vectors.end()).status == 200
-        ranks = post(mixed, "/v1/rerank", model="ranks", query="q", documents=["a" * size])
-        request = await arrived(mixed, "r")
-        mixed.line.say("r", part("r", request.id, 0, 0), finished("r", request.id, prompt=6))
-        assert (await ranks.end()).status == 200
-
-    run(talk())
+    vectors = post(mixed, "/v1/embeddings", model="embeds", input="a" * size)
+    request = await arrived(mixed, "e")
+    mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
+    assert (await vectors.end()).status == 200
+    ranks = post(mixed, "/v1/rerank", model="ranks", query="q", documents=["a" * size])
+    request = await arrived(mixed, "r")
+    mixed.line.say("r", part("r", request.id, 0, 0), finished("r", request.id, prompt=6))
+    assert (await ranks.end()).status == 200
     assert [thread != threading.get_ident() for thread in threads] == 4 * [size > 1]
 
 
-def test_after_a_death_the_next_worker_gets_the_texts_that_are_left() -> None:
+async def test_after_a_death_the_next_worker_gets_the_texts_that_are_left() -> None:
     house = House()
     serving(house, "w", "m", EMBEDS)
-
-    async def talk() -> None:
-        answer = post(house, "/v1/embeddings", input=["a"] * 4)
-        request = await arrived(house, "w")
-        house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 3, 1))
-        house.line.dispatcher.lost("w")
-        serving(house, "w2", "m", EMBEDS)
-        request = await arrived(house, "w2")
-        assert request.answered == [1, 3]
-        house.line.say("w2", accepted("w2", request.id), part("w2", request.id, 0, 0, 2))
-        house.line.say("w2", finished("w2", request.id, prompt=6))
-        document = (await answer.end()).json
-        assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0], [3.0]]
-
-    run(talk())
+    answer = post(house, "/v1/embeddings", input=["a"] * 4)
+    request = await arrived(house, "w")
+    house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 3, 1))
+    house.line.dispatcher.lost("w")
+    serving(house, "w2", "m", EMBEDS)
+    request = await arrived(house, "w2")
+    assert request.answered == [1, 3]
+    house.line.say("w2", accepted("w2", request.id), part("w2", request.id, 0, 0, 2))
+    house.line.say("w2", finished("w2", request.id, prompt=6))
+    document = (await answer.end()).json
+    assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0], [3.0]]
 
 
-def test_a_part_that_was_lost_has_the_rest_sent_again() -> None:
+async def test_a_part_that_was_lost_has_the_rest_sent_again() -> None:
     house = House()
     serving(house, "w", "m", EMBEDS)
-
-    async def talk() -> None:
-        answer = post(house, "/v1/embeddings", input=["a"] * 3)
-        request = await arrived(house, "w")
-        house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 0))
-        house.line.say("w", part("w", request.id, 2, 2))  # after a gap
-        again = await arrived(house, "w", 2)
-        assert (again.id, again.answered) == (f"{request.id}~2", [0])
-        house.line.say("w", accepted("w", again.id), finished("w", again.id, prompt=6))  # without any vectors
-        again = await arrived(house, "w", 3)
-        house.line.say("w", part("w", again.id, 0, 1, 2), finished("w", again.id, prompt=6))
-        assert len((await answer.end()).json["data"]) == 3
-
-    run(talk())
+    answer = post(house, "/v1/embeddings", input=["a"] * 3)
+    request = await arrived(house, "w")
+    house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 0))
+    house.line.say("w", part("w", request.id, 2, 2))  # after a gap
+    again = await arrived(house, "w", 2)
+    assert (again.id, again.answered) == (f"{request.id}~2", [0])
+    house.line.say("w", accepted("w", again.id), finished("w", again.id, prompt=6))  # without any vectors
+    again = await arrived(house, "w", 3)
+    house.line.say("w", part("w", again.id, 0, 1, 2), finished("w", again.id, prompt=6))
+    assert len((await answer.end()).json["data"]) == 3
 
 
-def test_a_full_house_says_so_at_once_and_a_client_who_leaves_makes_room() -> None:
+async def test_a_full_house_says_so_at_once_and_a_client_who_leaves_makes_room() -> None:
     house = House(waiting_max=0)
     serving(house, "w", "m", EMBEDS, rows=1)
-
-    async def talk() -> None:
-        first = post(house, "/v1/embeddings", input="a")
-        request = await arrived(house, "w")
-        second = await post(house, "/v1/embeddings", input="a").end()
-        assert (second.status, second.error["code"]) == (503, "text_generation_busy")
-        assert int(second.headers["retry-after"]) >= 1
-        assert second.error["running_ids"] + second.error["waiting_ids"] == [request.id]
-        first.leave()
-        await first.end()
-        assert house.cancels() == [request.id]
-        assert len(house.line.dispatcher.flights) == 0
-
-    run(talk())
-
-
-def test_a_key_has_its_share() -> None:
-    house = House(per_key_max=1, api_keys=(KEY,))
-    serving(house, "w", "m", EMBEDS)
-
-    async def talk() -> None:
-        first = post(house, "/v1/embeddings", input="a")
-        request = await arrived(house, "w")
-        second = await post(house, "/v1/embeddings", input="a").end()
-        assert (second.status, second.error["code"]) == (429, "rate_limit_exceeded")
-        house.line.say("w", part("w", request.id, 0, 0), finished("w", request.id, prompt=6))
-        assert (await first.end()).status == 200
-
-    run(talk())
-
-
-def test_models_say_what_they_are_made_for(mixed: House) -> None:
-    async def talk() -> None:
-        listed = (await mixed.get("/v1/models").end()).json["data"]
-        told = {model["id"]: model["tasks"] for model in listed}
-        assert told == {"chat": ["generate"], "embeds": ["embed"], "ranks": ["rerank"]}
-
-    run(talk())
+    first = post(house, "/v1/embeddings", input="a")
+    request = await arrived(house, "w")
+    second = await post(house, "/v1/embeddings", input="a").end()
+    assert (second.status, second.error["code"]) == (503, "text_generation_busy")
+    assert int(second.headers["retry-after"]) >= 1
+    assert second.error["running_ids"] + second.error["waiting_ids"] == [request.id]
+    first.leave()
+    await first.end()
+    assert house.cancels() == [request.id]
+    assert len(house.line.dispatcher.flights) == 0

@@ -6,50 +6,39 @@ import pytest
 
 from broker.dialects import chat_body
 from tests.broker.application import CHAT, House
-from tests.broker.asgi import run
 
 
 @pytest.mark.parametrize("path", ["/page", "/v1", "/v1/chat", "/nothing", "/v1/%00", "/v1/status/"])
-def test_an_address_without_anything_is_an_error_object(path: str, house: House) -> None:
-    async def talk() -> None:
-        answer = await house.get(path).end()
-        assert (answer.status, answer.error["code"]) == (404, "route_not_found")
-        assert answer.error["type"] == "invalid_request_error"
-        assert path in answer.error["message"]
-
-    run(talk())
+async def test_an_address_without_anything_is_an_error_object(path: str, house: House) -> None:
+    answer = await house.get(path).end()
+    assert (answer.status, answer.error["code"]) == (404, "route_not_found")
+    assert answer.error["type"] == "invalid_request_error"
+    assert path in answer.error["message"]
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/health")])
-def test_a_method_that_is_not_taken_is_an_error_object(method: str, path: str, house: House) -> None:
-    async def talk() -> None:
-        answer = await house.get(path, method).end()
-        assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
-        assert method in answer.error["message"]
-        assert method not in answer.headers["allow"]
-
-    run(talk())
+async def test_a_method_that_is_not_taken_is_an_error_object(method: str, path: str, house: House) -> None:
+    answer = await house.get(path, method).end()
+    assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    assert method in answer.error["message"]
+    assert method not in answer.headers["allow"]
 
 
-def test_an_unhandled_exception_is_an_error_object_and_says_nothing_of_itself(
+async def test_an_unhandled_exception_is_an_error_object_and_says_nothing_of_itself(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def break_down(*_: object) -> None:
         raise ZeroDivisionError("secret detail")
 
     monkeypatch.setattr(chat_body, "read", break_down)
-
-    async def talk() -> None:
-        answer = house.chat()
-        with pytest.raises(ZeroDivisionError):
-            await answer.end()
-        assert (answer.status, answer.error["code"]) == (500, "internal_error")
-        assert answer.headers["x-should-retry"] == "false"
-        assert answer.headers["x-request-id"].startswith("req_")
-        assert b"secret" not in answer.body
-        assert (await house.get("/health").end()).status == 200
-
-    run(talk())
+    answer = house.chat()
+    with pytest.raises(ZeroDivisionError):
+        await answer.end()
+    assert (answer.status, answer.error["code"]) == (500, "internal_error")
+    assert answer.headers["x-should-retry"] == "false"
+    assert answer.headers["x-request-id"].startswith("req_")
+    assert b"secret" not in answer.body
+    assert (await house.get("/health").end()).status == 200
     [record] = caplog.records
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)

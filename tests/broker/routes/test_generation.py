@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from tests.broker.application import CHAT, MESSAGES, RESPONSES, TEXT, House
+from tests.broker.application import BODIES, CHAT, TEXT, House
 from tests.broker.asgi import Exchange, run
 from tests.broker.dispatcher_line import ready
 from tests.factories import accepted, events, failed, finished, reused
@@ -17,199 +17,113 @@ from tests.factories import accepted, events, failed, finished, reused
 # --- several choices ---------------------------------------------------------------------------------
 
 
-def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) -> None:
-    async def talk() -> None:
-        answer = roomy.chat(n=3, seed=7, temperature=0)
-        await roomy.arrived(3)
-        first, *others = roomy.requests()
-        assert first.sampling.seed == 7
-        assert all(other.messages == first.messages for other in others)
-        assert len({request.sampling.seed for request in roomy.requests()}) == 3
-        for number, request in reversed([*enumerate(roomy.requests())]):
-            id = request.id
-            roomy.line.say("w", accepted("w", id), events("w", id, f"{number}", "!"), finished("w", id, 2))
-        document = (await answer.end()).json
-        assert [c["message"]["content"] for c in document["choices"]] == ["0!", "1!", "2!"]
-        assert [c["index"] for c in document["choices"]] == [0, 1, 2]
-        assert (document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]) == (3, 6)
-        assert document["id"] == first.id
-
-    run(talk())
+async def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) -> None:
+    answer = roomy.chat(n=3, seed=7, temperature=0)
+    await roomy.arrived(3)
+    first, *others = roomy.requests()
+    assert first.sampling.seed == 7
+    assert all(other.messages == first.messages for other in others)
+    assert len({request.sampling.seed for request in roomy.requests()}) == 3
+    for number, request in reversed([*enumerate(roomy.requests())]):
+        id = request.id
+        roomy.line.say("w", accepted("w", id), events("w", id, f"{number}", "!"), finished("w", id, 2))
+    document = (await answer.end()).json
+    assert [c["message"]["content"] for c in document["choices"]] == ["0!", "1!", "2!"]
+    assert [c["index"] for c in document["choices"]] == [0, 1, 2]
+    assert (document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]) == (3, 6)
+    assert document["id"] == first.id
     assert roomy.cancels() == []
     assert len(roomy.line.dispatcher.flights) == 0
 
 
 @pytest.mark.parametrize(("asked", "sent"), [({}, 512), ({"max_tokens": 2000}, 2000)])
-def test_operators_limit_answers_to_requests_without_max_tokens(asked: dict[str, int], sent: int) -> None:
+async def test_operators_limit_answers_to_requests_without_max_tokens(
+    asked: dict[str, int], sent: int
+) -> None:
     house = House(waiting_max=8, max_tokens_default=512)
     house.line.serving("w")
-
-    async def talk() -> None:
-        answer = house.chat(**asked)
-        await house.arrived(1)
-        [request] = house.requests()
-        assert request.max_tokens == sent
-        house.line.say("w", accepted("w", request.id), finished("w", request.id, 0))
-        await answer.end()
-
-    run(talk())
+    answer = house.chat(**asked)
+    await house.arrived(1)
+    [request] = house.requests()
+    assert request.max_tokens == sent
+    house.line.say("w", accepted("w", request.id), finished("w", request.id, 0))
+    await answer.end()
 
 
-def test_without_room_for_all_answers_none_is_begun(roomy: House) -> None:
-    async def talk() -> None:
-        assigned = [roomy.chat(stream=True) for _ in range(3)]
-        await roomy.arrived(3)
-        answer = await roomy.chat(n=3).end()
-        assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
-        assert len(roomy.requests()) == 3
-        never = await roomy.chat(n=6).end()
-        assert (never.status, never.error["param"]) == (400, "n")
-        for exchange in assigned:
-            exchange.leave()
-            await exchange.end()
-
-    run(talk())
+async def test_without_room_for_all_answers_none_is_begun(roomy: House) -> None:
+    assigned = [roomy.chat(stream=True) for _ in range(3)]
+    await roomy.arrived(3)
+    answer = await roomy.chat(n=3).end()
+    assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
+    assert len(roomy.requests()) == 3
+    never = await roomy.chat(n=6).end()
+    assert (never.status, never.error["param"]) == (400, "n")
+    for exchange in assigned:
+        exchange.leave()
+        await exchange.end()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_the_worker_refuses_is_one_400_and_the_copies_are_cancelled(
+async def test_a_prompt_the_worker_refuses_is_one_400_and_the_copies_are_cancelled(
     stream: bool, roomy: House
 ) -> None:
-    async def talk() -> None:
-        answer = roomy.chat(n=3, stream=stream)
-        await roomy.arrived(3)
-        a, b, c = [request.id for request in roomy.requests()]
-        roomy.line.say("w", accepted("w", a), failed("w", b, "context_length_exceeded"))
-        await answer.end()
-        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-        assert roomy.cancels() == [a, c]
-
-    run(talk())
+    answer = roomy.chat(n=3, stream=stream)
+    await roomy.arrived(3)
+    a, b, c = [request.id for request in roomy.requests()]
+    roomy.line.say("w", accepted("w", a), failed("w", b, "context_length_exceeded"))
+    await answer.end()
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert roomy.cancels() == [a, c]
 
 
-def test_one_answer_that_fails_on_the_way_ends_the_stream_and_cancels_the_others(roomy: House) -> None:
-    async def talk() -> None:
-        answer = roomy.chat(n=3, stream=True)
-        await roomy.arrived(3)
-        a, b, c = [request.id for request in roomy.requests()]
-        roomy.line.say("w", *(accepted("w", id) for id in (a, b, c)), events("w", a, "x"), finished("w", a))
-        await answer.holds(b'"x"')
-        roomy.line.say("w", events("w", b, "y"), failed("w", b))
-        await answer.end()
-        assert answer.body.count(b'"error"') == answer.body.count(b"[DONE]") == 1
-        assert answer.body.endswith(b"data: [DONE]\n\n")
-        assert roomy.cancels() == [c]
-
-    run(talk())
+async def test_one_answer_that_fails_on_the_way_ends_the_stream_and_cancels_the_others(roomy: House) -> None:
+    answer = roomy.chat(n=3, stream=True)
+    await roomy.arrived(3)
+    a, b, c = [request.id for request in roomy.requests()]
+    roomy.line.say("w", *(accepted("w", id) for id in (a, b, c)), events("w", a, "x"), finished("w", a))
+    await answer.holds(b'"x"')
+    roomy.line.say("w", events("w", b, "y"), failed("w", b))
+    await answer.end()
+    assert answer.body.count(b'"error"') == answer.body.count(b"[DONE]") == 1
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert roomy.cancels() == [c]
     assert len(roomy.line.dispatcher.flights) == 0
 
 
-def test_a_client_that_leaves_frees_the_rows_of_all_its_answers(roomy: House) -> None:
-    async def talk() -> None:
-        answer = roomy.chat(n=3, stream=True)
-        await roomy.arrived(3)
-        ids = [request.id for request in roomy.requests()]
-        roomy.line.say("w", *(accepted("w", id) for id in ids), events("w", ids[2], "x"))
-        await answer.holds(b'"x"')
-        answer.leave()
-        await answer.end()
-        assert roomy.cancels() == ids
-
-    run(talk())
+async def test_a_client_that_leaves_frees_the_rows_of_all_its_answers(roomy: House) -> None:
+    answer = roomy.chat(n=3, stream=True)
+    await roomy.arrived(3)
+    ids = [request.id for request in roomy.requests()]
+    roomy.line.say("w", *(accepted("w", id) for id in ids), events("w", ids[2], "x"))
+    await answer.holds(b'"x"')
+    answer.leave()
+    await answer.end()
+    assert roomy.cancels() == ids
     assert len(roomy.line.dispatcher.flights) == 0
-
-
-def test_a_worker_lost_for_good_under_several_answers_is_one_error(roomy: House) -> None:
-    async def talk() -> None:
-        answer = roomy.chat(n=2, stream=True)
-        await roomy.arrived(2)
-        for request in roomy.requests():
-            roomy.line.say("w", accepted("w", request.id), events("w", request.id, "x"))
-        await answer.holds(b'"index":1,"delta":{"content":"x"}')
-        roomy.line.lose_for_good("w")
-        await answer.end()
-        assert answer.body.count(b'"worker_unavailable"') == answer.body.count(b"[DONE]") == 1
-
-    run(talk())
 
 
 # --- refusals ----------------------------------------------------------------------------------------
 
 
-MESSAGE = [{"role": "user", "content": "hello"}]
-BODIES = {
-    CHAT: {"messages": MESSAGE},
-    TEXT: {"prompt": "hello"},
-    RESPONSES: {"input": "hello"},
-    MESSAGES: {"messages": MESSAGE, "max_tokens": 9},
-}
-
-
 @pytest.mark.parametrize("sharing", ["key", "all"])
 @pytest.mark.parametrize("path", BODIES)
-def test_the_salt_of_a_prompt_is_that_of_its_key_and_its_client(path: str, sharing: str) -> None:
+async def test_the_salt_of_a_prompt_is_that_of_its_key_and_its_client(path: str, sharing: str) -> None:
     house = House(api_keys=("ann", "bob"), prefix_sharing=sharing, waiting_max=8)
     house.line.serving("w", rows=8)
-
-    async def talk() -> None:
-        exchanges = []
-        for number, (key, salt) in enumerate(product(("ann", "bob"), (None, "tenant"))):
-            body = json.dumps({**BODIES[path], "cache_salt": salt}).encode()
-            exchanges.append(Exchange(house.app, "POST", path, body, headers=[(b"x-api-key", key.encode())]))
-            await house.arrived(number + 1)
-        salts = [request.cache_salt for request in house.requests()]
-        if sharing == "all":
-            assert salts == ["", "tenant"] * 2
-        else:
-            keys = [house.gateway.api_keys_store.find(key) for key in (b"ann", b"bob")]
-            assert salts == [
-                f"{key.prefix_namespace}/{salt}" for key in keys if key for salt in ("", "tenant")
-            ]
-        for exchange in exchanges:
-            exchange.leave()
-            await exchange.end()
-
-    run(talk())
-
-
-def test_a_bad_body_reaches_no_worker(house: House) -> None:
-    async def talk() -> None:
-        answer = await house.chat(temperature=9).end()
-        assert answer.status == 400
-        assert (answer.error["code"], answer.error["param"]) == ("invalid_request", "temperature")
-
-    run(talk())
-    assert house.requests() == []
-
-
-def test_a_model_nobody_serves_is_not_found(house: House) -> None:
-    async def talk() -> None:
-        answer = await house.chat(model="other").end()
-        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-        assert "org/model" in answer.error["message"]
-
-    run(talk())
-
-
-def test_beyond_capacity_the_answer_is_no_at_once(house: House) -> None:
-    async def talk() -> None:
-        assigned = [house.chat(stream=True) for _ in range(2)]
-        await house.arrived(2)
-        answer = await house.chat().end()
-        assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
-        assert (answer.error["running"], answer.error["waiting"]) == (0, 2)
-        assert answer.error["waiting_ids"] == [request.id for request in house.requests()]
-        assert int(answer.headers["retry-after"]) >= 1
-        assert "x-should-retry" not in answer.headers
-        for exchange in assigned:
-            exchange.leave()
-            await exchange.end()
-        following = house.chat()
-        await house.arrived(3)
-        following.leave()
-        await following.end()
-
-    run(talk())
+    exchanges = []
+    for number, (key, salt) in enumerate(product(("ann", "bob"), (None, "tenant"))):
+        body = json.dumps({**BODIES[path], "cache_salt": salt}).encode()
+        exchanges.append(Exchange(house.app, "POST", path, body, headers=[(b"x-api-key", key.encode())]))
+        await house.arrived(number + 1)
+    salts = [request.cache_salt for request in house.requests()]
+    if sharing == "all":
+        assert salts == ["", "tenant"] * 2
+    else:
+        keys = [house.gateway.api_keys_store.find(key) for key in (b"ann", b"bob")]
+        assert salts == [f"{key.prefix_namespace}/{salt}" for key in keys if key for salt in ("", "tenant")]
+    for exchange in exchanges:
+        exchange.leave()
+        await exchange.end()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -222,55 +136,32 @@ def test_beyond_capacity_the_answer_is_no_at_once(house: House) -> None:
         ("a_later_code", 500, False),
     ],
 )
-def test_failure_before_the_first_token_has_its_http_status(
+async def test_failure_before_the_first_token_has_its_http_status(
     stream: bool, code: str, status: int, retry: bool, house: House
 ) -> None:
-    async def talk() -> None:
-        answer = house.chat(stream=stream)
-        house.line.say("w", failed("w", await house.arrived(), code))
-        await answer.end()
-        assert answer.status == status
-        assert answer.headers.get("x-should-retry") == (None if retry else "false")
-        assert ("retry-after" in answer.headers) == retry
-        assert answer.error["type"] == "server_error"
-
-    run(talk())
+    answer = house.chat(stream=stream)
+    house.line.say("w", failed("w", await house.arrived(), code))
+    await answer.end()
+    assert answer.status == status
+    assert answer.headers.get("x-should-retry") == (None if retry else "false")
+    assert ("retry-after" in answer.headers) == retry
+    assert answer.error["type"] == "server_error"
     assert len(house.line.dispatcher.flights) == 0
 
 
-def test_a_stream_that_fails_late_ends_with_an_error_and_done(house: House) -> None:
-    async def talk() -> None:
-        answer = house.chat(stream=True)
-        id = await house.arrived()
-        house.line.say("w", accepted("w", id), events("w", id, "x"))
-        await answer.holds(b'"x"')
-        house.line.lose_for_good("w")
-        await answer.end()
-        assert answer.status == 200
-        assert answer.complete
-        *_, error, done, rest = answer.body.decode().split("\n\n")
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "worker_unavailable"
-        assert (done, rest) == ("data: [DONE]", "")
-
-    run(talk())
-
-
-def test_a_gateway_that_stops_says_so_to_newcomers_and_to_those_aboard(house: House) -> None:
-    async def talk() -> None:
-        answer = house.chat(stream=True)
-        id = await house.arrived()
-        house.line.say("w", accepted("w", id), reused("w", id))
-        await answer.started()
-        house.line.dispatcher.stop()
-        late = await house.chat().end()
-        assert (late.status, late.error["code"]) == (503, "shutting_down")
-        house.line.dispatcher.fail_all()
-        await answer.end()
-        assert b"shutting_down" in answer.body
-        assert answer.body.endswith(b"data: [DONE]\n\n")
-        assert house.cancels() == [id]
-
-    run(talk())
+async def test_a_gateway_that_stops_says_so_to_newcomers_and_to_those_aboard(house: House) -> None:
+    answer = house.chat(stream=True)
+    id = await house.arrived()
+    house.line.say("w", accepted("w", id), reused("w", id))
+    await answer.started()
+    house.line.dispatcher.stop()
+    late = await house.chat().end()
+    assert (late.status, late.error["code"]) == (503, "shutting_down")
+    house.line.dispatcher.fail_all()
+    await answer.end()
+    assert b"shutting_down" in answer.body
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert house.cancels() == [id]
 
 
 # --- fingerprint -------------------------------------------------------------------------------------

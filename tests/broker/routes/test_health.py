@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from protocol.messages import Loading
 from tests.broker.application import House
-from tests.broker.asgi import run
 from tests.broker.dispatcher_line import ready
 
 
-def test_the_gateway_is_healthy_without_any_worker() -> None:
-    async def talk() -> None:
-        answer = await House().get("/health").end()
-        assert (answer.status, answer.json) == (200, {"status": "ok"})
-
-    run(talk())
+async def test_the_gateway_is_healthy_without_any_worker() -> None:
+    answer = await House().get("/health").end()
+    assert (answer.status, answer.json) == (200, {"status": "ok"})
 
 
-def test_the_gateway_is_ready_as_long_as_a_worker_serves() -> None:
+async def test_the_gateway_is_ready_as_long_as_a_worker_serves() -> None:
     house = House()
-
-    async def talk() -> None:
-        absent = await house.get("/ready").end()
-        assert (absent.status, absent.error["code"]) == (503, "worker_unavailable")
-        assert int(absent.headers["retry-after"]) >= 1
-        house.line.hello("w")
-        house.line.dispatcher.on_message("w", Loading(incarnation="w", done=1, total=4))
-        loading = await house.get("/ready").end()
-        assert (loading.status, loading.error["code"]) == (503, "model_loading")
-        assert "25%" in loading.error["message"]
-        assert int(loading.headers["retry-after"]) >= 1
-        house.line.dispatcher.on_message("w", ready("w"))
-        serving = await house.get("/ready").end()
-        assert (serving.status, serving.json) == (200, {"status": "ready"})
-        house.line.dispatcher.lost("w")
-        assert (await house.get("/ready").end()).status == 503
-
-    run(talk())
+    absent = await house.get("/ready").end()
+    assert (absent.status, absent.error["code"]) == (503, "worker_unavailable")
+    assert int(absent.headers["retry-after"]) >= 1
+    house.line.hello("w")
+    house.line.dispatcher.on_message("w", Loading(incarnation="w", done=1, total=4))
+    loading = await house.get("/ready").end()
+    assert (loading.status, loading.error["code"]) == (503, "model_loading")
+    assert "25%" in loading.error["message"]
+    assert int(loading.headers["retry-after"]) >= 1
+    house.line.dispatcher.on_message("w", ready("w"))
+    serving = await house.get("/ready").end()
+    assert (serving.status, serving.json) == (200, {"status": "ready"})
+    house.line.dispatcher.lost("w")
+    assert (await house.get("/ready").end()).status == 503

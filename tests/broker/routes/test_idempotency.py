@@ -2,213 +2,167 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from broker.answers import answers
-from tests.broker.application import CHAT, MESSAGES, RESPONSES, TEXT, House
-from tests.broker.asgi import run, until
-from tests.factories import accepted, events, failed, finished, reused
+from tests.broker.application import BODIES, CHAT, MESSAGES, SAID, House
+from tests.broker.asgi import until
+from tests.factories import events, failed, finished
 
-SAID = [{"role": "user", "content": "hello"}]
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": SAID},
-    TEXT: {"prompt": "Once"},
-    MESSAGES: {"messages": SAID, "max_tokens": 16},
-    RESPONSES: {"input": "hello"},
-}
 ANN, BOB = "key-of-ann", "key-of-bob"
-
-
-def begin(house: House, id: str, *texts: str) -> None:
-    house.line.say("w", accepted("w", id), reused("w", id), events("w", id, *texts))
 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_retry_gets_the_same_bytes_and_is_computed_once(path: str, stream: bool, roomy: House) -> None:
-    async def talk() -> None:
-        body = BODIES[path] | {"stream": stream}
-        first = roomy.keyed(path, "k", **body)
-        id = await roomy.arrived()
-        begin(roomy, id, "all ")
-        if stream:
-            await first.holds(b"all ")
-        second = roomy.keyed(path, "k", **body)
-        if stream:
-            await second.holds(b"all ")
-        first.leave()
-        await first.end()
-        roomy.line.say("w", events("w", id, "aboard", first=1), finished("w", id, 2))
-        await second.end()
-        third = await roomy.keyed(path, "k", **body).end()
-        assert second.complete
-        assert third.complete
-        assert second.body == third.body
-        assert b"aboard" in third.body
-        assert second.headers["x-roundhouse-cache"] == third.headers["x-roundhouse-cache"]
-        assert second.body.startswith(first.body)
-
-    run(talk())
+async def test_a_retry_gets_the_same_bytes_and_is_computed_once(
+    path: str, stream: bool, roomy: House
+) -> None:
+    body = BODIES[path] | {"stream": stream}
+    first = roomy.keyed(path, "k", **body)
+    id = await roomy.arrived()
+    roomy.begin(id, "all ")
+    if stream:
+        await first.holds(b"all ")
+    second = roomy.keyed(path, "k", **body)
+    if stream:
+        await second.holds(b"all ")
+    first.leave()
+    await first.end()
+    roomy.line.say("w", events("w", id, "aboard", first=1), finished("w", id, 2))
+    await second.end()
+    third = await roomy.keyed(path, "k", **body).end()
+    assert second.complete
+    assert third.complete
+    assert second.body == third.body
+    assert b"aboard" in third.body
+    assert second.headers["x-roundhouse-cache"] == third.headers["x-roundhouse-cache"]
+    assert second.body.startswith(first.body)
     assert len(roomy.requests()) == 1
     assert len(roomy.line.dispatcher.flights) == 0
     assert roomy.gateway.answering == {}
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_another_body_with_the_key_is_a_conflict_in_the_shape_of_the_dialect(path: str, roomy: House) -> None:
-    async def talk() -> None:
-        body = BODIES[path]
-        roomy.keyed(path, "k", **body)
-        await roomy.arrived()
-        other = await roomy.keyed(path, "k", **body, temperature=0.5).end()
-        assert other.status == 409
-        assert other.headers["x-should-retry"] == "false"
-        if path == MESSAGES:
-            assert other.json["error"]["type"] == "invalid_request_error"
-        else:
-            assert other.error["code"] == "idempotency_key_reused"
+async def test_another_body_with_the_key_is_a_conflict_in_the_shape_of_the_dialect(
+    path: str, roomy: House
+) -> None:
+    body = BODIES[path]
+    roomy.keyed(path, "k", **body)
+    await roomy.arrived()
+    other = await roomy.keyed(path, "k", **body, temperature=0.5).end()
+    assert other.status == 409
+    assert other.headers["x-should-retry"] == "false"
+    if path == MESSAGES:
+        assert other.json["error"]["type"] == "invalid_request_error"
+    else:
+        assert other.error["code"] == "idempotency_key_reused"
 
-    run(talk())
 
-
-def test_keys_of_two_owners_are_apart() -> None:
+async def test_keys_of_two_owners_are_apart() -> None:
     house = House(api_keys=(ANN, BOB))
     house.line.serving("w")
-
-    async def talk() -> None:
-        for number, key in enumerate((ANN, BOB)):
-            answer = house.keyed(CHAT, "k", key, **BODIES[CHAT])
-            id = await house.arrived(number + 1)
-            begin(house, id, f"for {number}")
-            house.line.say("w", finished("w", id, 1))
-            assert (await answer.end()).json["choices"][0]["message"]["content"] == f"for {number}"
-
-    run(talk())
+    for number, key in enumerate((ANN, BOB)):
+        answer = house.keyed(CHAT, "k", key, **BODIES[CHAT])
+        id = await house.arrived(number + 1)
+        house.begin(id, f"for {number}")
+        house.line.say("w", finished("w", id, 1))
+        assert (await answer.end()).json["choices"][0]["message"]["content"] == f"for {number}"
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256, "k\nk"])
-def test_a_malformed_key_is_refused_by_name(key: str, roomy: House) -> None:
-    async def talk() -> None:
-        answer = await roomy.keyed(CHAT, key, **BODIES[CHAT]).end()
-        assert (answer.status, answer.error["param"]) == (400, "Idempotency-Key")
-
-    run(talk())
+async def test_a_malformed_key_is_refused_by_name(key: str, roomy: House) -> None:
+    answer = await roomy.keyed(CHAT, key, **BODIES[CHAT]).end()
+    assert (answer.status, answer.error["param"]) == (400, "Idempotency-Key")
 
 
-def test_an_answer_that_failed_is_computed_again(roomy: House) -> None:
-    async def talk() -> None:
-        first = roomy.keyed(CHAT, "k", **BODIES[CHAT])
-        second = roomy.keyed(CHAT, "k", **BODIES[CHAT])
-        id = await roomy.arrived()
-        roomy.line.say("w", failed("w", id, "engine_error"))
-        assert (await first.end()).status == (await second.end()).status == 500
-        third = roomy.keyed(CHAT, "k", **BODIES[CHAT])
-        id = await roomy.arrived(2)
-        begin(roomy, id, "now")
-        roomy.line.say("w", finished("w", id, 1))
-        assert (await third.end()).status == 200
-
-    run(talk())
+async def test_an_answer_that_failed_is_computed_again(roomy: House) -> None:
+    first = roomy.keyed(CHAT, "k", **BODIES[CHAT])
+    second = roomy.keyed(CHAT, "k", **BODIES[CHAT])
+    id = await roomy.arrived()
+    roomy.line.say("w", failed("w", id, "engine_error"))
+    assert (await first.end()).status == (await second.end()).status == 500
+    third = roomy.keyed(CHAT, "k", **BODIES[CHAT])
+    id = await roomy.arrived(2)
+    roomy.begin(id, "now")
+    roomy.line.say("w", finished("w", id, 1))
+    assert (await third.end()).status == 200
 
 
-def test_a_request_that_is_refused_leaves_nothing_behind(roomy: House) -> None:
-    async def talk() -> None:
-        refused = await roomy.keyed(CHAT, "k", messages=SAID, temperature=9).end()
-        assert (refused.status, refused.error["param"]) == (400, "temperature")
-        assert len(roomy.gateway.answers) == 0
-
-    run(talk())
+async def test_a_request_that_is_refused_leaves_nothing_behind(roomy: House) -> None:
+    refused = await roomy.keyed(CHAT, "k", messages=SAID, temperature=9).end()
+    assert (refused.status, refused.error["param"]) == (400, "temperature")
+    assert len(roomy.gateway.answers) == 0
 
 
-def test_an_answer_whose_client_does_not_come_back_is_given_up_after_the_window() -> None:
+async def test_an_answer_whose_client_does_not_come_back_is_given_up_after_the_window() -> None:
     house = House(reattach_window_s=0.001)
     house.line.serving("w")
-
-    async def talk() -> None:
-        first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
-        id = await house.arrived()
-        begin(house, id, "all ")
-        await first.holds(b"all ")
-        house.gateway.answers.sweep()
-        assert len(house.line.dispatcher.flights) == 1
-        first.leave()
-        await first.end()
-        await until(lambda: house.gateway.answers.sweep() or not len(house.line.dispatcher.flights))
-        assert house.cancels() == [id]
-        assert house.gateway.answers.counts["abandoned"] == 1
-
-    run(talk())
+    first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
+    id = await house.arrived()
+    house.begin(id, "all ")
+    await first.holds(b"all ")
+    house.gateway.answers.sweep()
+    assert len(house.line.dispatcher.flights) == 1
+    first.leave()
+    await first.end()
+    await until(lambda: house.gateway.answers.sweep() or not len(house.line.dispatcher.flights))
+    assert house.cancels() == [id]
+    assert house.gateway.answers.counts["abandoned"] == 1
 
 
-def test_a_retry_is_answered_although_the_server_is_full(house: House) -> None:
-    async def talk() -> None:
-        first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
-        id = await house.arrived()
-        house.chat()
-        await house.arrived(2)
-        assert (await house.chat().end()).status == 503
-        first.leave()
-        again = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
-        begin(house, id, "all ")
-        house.line.say("w", finished("w", id, 1))
-        assert b"all " in (await again.end()).body
-
-    run(talk())
+async def test_a_retry_is_answered_although_the_server_is_full(house: House) -> None:
+    first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
+    id = await house.arrived()
+    house.chat()
+    await house.arrived(2)
+    assert (await house.chat().end()).status == 503
+    first.leave()
+    again = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
+    house.begin(id, "all ")
+    house.line.say("w", finished("w", id, 1))
+    assert b"all " in (await again.end()).body
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up(roomy: House) -> None:
-    async def talk() -> None:
-        slow, quick = (roomy.keyed(CHAT, "k", **BODIES[CHAT], stream=True) for _ in range(2))
-        slow.stop_reading()
-        id = await roomy.arrived()
-        begin(roomy, id, *("x" * 10 for _ in range(3000)))
-        roomy.line.say("w", finished("w", id, 3000))
-        assert (await quick.end()).body.endswith(b"data: [DONE]\n\n")
-        slow.read_on()
-        assert (await slow.end()).body == quick.body
-
-    run(talk())
+async def test_a_reader_that_does_not_read_holds_nobody_up(roomy: House) -> None:
+    slow, quick = (roomy.keyed(CHAT, "k", **BODIES[CHAT], stream=True) for _ in range(2))
+    slow.stop_reading()
+    id = await roomy.arrived()
+    roomy.begin(id, *("x" * 10 for _ in range(3000)))
+    roomy.line.say("w", finished("w", id, 3000))
+    assert (await quick.end()).body.endswith(b"data: [DONE]\n\n")
+    slow.read_on()
+    assert (await slow.end()).body == quick.body
 
 
-def test_beyond_its_memory_the_largest_answer_fails_and_says_so(
+async def test_beyond_its_memory_the_largest_answer_fails_and_says_so(
     roomy: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roomy.gateway.answers, "_bytes_max", 2000)
-
-    async def talk() -> None:
-        small, large = (roomy.keyed(CHAT, key, **BODIES[CHAT], stream=True) for key in "ab")
-        await roomy.arrived(2)
-        one, other = (request.id for request in roomy.requests())
-        begin(roomy, one, "x")
-        begin(roomy, other, "y" * 4000)
-        await large.holds(b"yyyy")
-        await small.holds(b"x")
-        roomy.gateway.answers.sweep()
-        assert answers.FULL.encode() in (await large.end()).body
-        assert large.body.endswith(b"data: [DONE]\n\n")
-        assert roomy.cancels() == [other]
-        roomy.gateway.answers.sweep()
-        roomy.line.say("w", finished("w", one, 1))
-        assert (await small.end()).body.endswith(b"data: [DONE]\n\n")
-
-    run(talk())
+    small, large = (roomy.keyed(CHAT, key, **BODIES[CHAT], stream=True) for key in "ab")
+    await roomy.arrived(2)
+    one, other = (request.id for request in roomy.requests())
+    roomy.begin(one, "x")
+    roomy.begin(other, "y" * 4000)
+    await large.holds(b"yyyy")
+    await small.holds(b"x")
+    roomy.gateway.answers.sweep()
+    assert answers.FULL.encode() in (await large.end()).body
+    assert large.body.endswith(b"data: [DONE]\n\n")
+    assert roomy.cancels() == [other]
+    roomy.gateway.answers.sweep()
+    roomy.line.say("w", finished("w", one, 1))
+    assert (await small.end()).body.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_stream_that_waits_gets_keepalives_which_are_not_part_of_the_answer() -> None:
+async def test_a_stream_that_waits_gets_keepalives_which_are_not_part_of_the_answer() -> None:
     house = House(keepalive_s=0.01)
     house.line.serving("w", rows=4)
-
-    async def talk() -> None:
-        first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
-        id = await house.arrived()
-        begin(house, id, "all ")
-        await first.holds(b": keep-alive")
-        house.line.say("w", finished("w", id, 1))
-        await first.end()
-        second = await house.keyed(CHAT, "k", **BODIES[CHAT], stream=True).end()
-        assert second.body.count(b": keep-alive") < first.body.count(b": keep-alive")
-        assert first.body.replace(b": keep-alive\n\n", b"") == second.body.replace(b": keep-alive\n\n", b"")
-
-    run(talk())
+    first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
+    id = await house.arrived()
+    house.begin(id, "all ")
+    await first.holds(b": keep-alive")
+    house.line.say("w", finished("w", id, 1))
+    await first.end()
+    second = await house.keyed(CHAT, "k", **BODIES[CHAT], stream=True).end()
+    assert second.body.count(b": keep-alive") < first.body.count(b": keep-alive")
+    assert first.body.replace(b": keep-alive\n\n", b"") == second.body.replace(b": keep-alive\n\n", b"")

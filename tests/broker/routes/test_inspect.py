@@ -14,7 +14,6 @@ from broker.dispatch.flight import Flight
 from broker.dispatch.inspection import CapturedRequest, Inspection
 from protocol.types import TokenizeOptions
 from tests.broker.application import CHAT, House
-from tests.broker.asgi import run
 from tests.factories import accepted, events, finished, reused
 
 
@@ -37,77 +36,58 @@ async def answered(house: House, content: str, **fields: object) -> str:
     return id
 
 
-def test_the_status_names_the_requests_that_can_be_inspected(inspected: House) -> None:
-    async def talk() -> None:
-        id = await answered(inspected, "hello")
-        assert (await inspected.get("/v1/status").end()).json["gateway"]["captured"] == [id]
-
-    run(talk())
+async def test_the_status_names_the_requests_that_can_be_inspected(inspected: House) -> None:
+    id = await answered(inspected, "hello")
+    assert (await inspected.get("/v1/status").end()).json["gateway"]["captured"] == [id]
 
 
-def test_requests_are_not_captured_unless_inspection_is_enabled(house: House) -> None:
-    async def talk() -> None:
-        id = await answered(house, "secret")
-        told = (await house.get("/v1/inspect").end()).json
-        assert told == {"object": "list", "enabled": False, "data": []}
-        refused = await house.get(f"/v1/inspect/{id}").end()
-        assert (refused.status, refused.error["code"]) == (404, "route_not_found")
-
-    run(talk())
+async def test_requests_are_not_captured_unless_inspection_is_enabled(house: House) -> None:
+    id = await answered(house, "secret")
+    told = (await house.get("/v1/inspect").end()).json
+    assert told == {"object": "list", "enabled": False, "data": []}
+    refused = await house.get(f"/v1/inspect/{id}").end()
+    assert (refused.status, refused.error["code"]) == (404, "route_not_found")
 
 
-def test_the_last_requests_are_told_of_the_latest_first(inspected: House) -> None:
-    async def talk() -> None:
-        first, second = await answered(inspected, "one"), await answered(inspected, "two")
-        told = (await inspected.get("/v1/inspect").end()).json
-        assert [each["id"] for each in told["data"]] == [second, first]
-        latest = told["data"][0]
-        assert (latest["path"], latest["model"], latest["code"]) == (CHAT, "org/model", "stop")
-        assert (latest["prompt_tokens"], latest["answered"]) == (3, 2)
-        assert latest["reuse"] == {"tokens": 2, "tier": "ram", "miss": "diverged"}
-        assert "two" not in str(told)
-
-    run(talk())
+async def test_the_last_requests_are_told_of_the_latest_first(inspected: House) -> None:
+    first, second = await answered(inspected, "one"), await answered(inspected, "two")
+    told = (await inspected.get("/v1/inspect").end()).json
+    assert [each["id"] for each in told["data"]] == [second, first]
+    latest = told["data"][0]
+    assert (latest["path"], latest["model"], latest["code"]) == (CHAT, "org/model", "stop")
+    assert (latest["prompt_tokens"], latest["answered"]) == (3, 2)
+    assert latest["reuse"] == {"tokens": 2, "tier": "ram", "miss": "diverged"}
+    assert "two" not in str(told)
 
 
-def test_one_is_told_as_it_came_and_as_its_model_was_given_it(inspected: House) -> None:
-    async def talk() -> None:
-        id = await answered(inspected, "one", temperature=0.5)
-        asked = inspected.get(f"/v1/inspect/{id}")
-        wanted = await inspected.arrived(2)
-        original, again = inspected.requests()
-        assert again.tokenizing == TokenizeOptions(tokens=True)
-        assert again.messages == original.messages
-        said = accepted("w", wanted, tokens=[7, 8, 9])
-        inspected.line.say("w", said, finished("w", wanted))
-        told = (await asked.end()).json
-        assert msgspec.json.decode(told["body"])["temperature"] == 0.5
-        assert told["prompt"] == {"tokens": [7, 8, 9]}
-        assert told["answer"] == {"tokens": [0, 1]}
-        # The inspection request itself is not captured.
-        assert len((await inspected.get("/v1/inspect").end()).json["data"]) == 1
-
-    run(talk())
+async def test_one_is_told_as_it_came_and_as_its_model_was_given_it(inspected: House) -> None:
+    id = await answered(inspected, "one", temperature=0.5)
+    asked = inspected.get(f"/v1/inspect/{id}")
+    wanted = await inspected.arrived(2)
+    original, again = inspected.requests()
+    assert again.tokenizing == TokenizeOptions(tokens=True)
+    assert again.messages == original.messages
+    said = accepted("w", wanted, tokens=[7, 8, 9])
+    inspected.line.say("w", said, finished("w", wanted))
+    told = (await asked.end()).json
+    assert msgspec.json.decode(told["body"])["temperature"] == 0.5
+    assert told["prompt"] == {"tokens": [7, 8, 9]}
+    assert told["answer"] == {"tokens": [0, 1]}
+    # The inspection request itself is not captured.
+    assert len((await inspected.get("/v1/inspect").end()).json["data"]) == 1
 
 
-def test_scoring_request_is_not_captured(inspected: House) -> None:
-    async def talk() -> None:
-        scoring = inspected.text([7, 8], echo=True, logprobs=1, max_tokens=0)
-        await inspected.arrived()
-        assert (await inspected.get("/v1/inspect").end()).json["data"] == []
-        scoring.leave()
-
-    run(talk())
+async def test_scoring_request_is_not_captured(inspected: House) -> None:
+    scoring = inspected.text([7, 8], echo=True, logprobs=1, max_tokens=0)
+    await inspected.arrived()
+    assert (await inspected.get("/v1/inspect").end()).json["data"] == []
+    scoring.leave()
 
 
-def test_captured_requests_require_the_api_key() -> None:
+async def test_captured_requests_require_the_api_key() -> None:
     keyed = House(inspect=True, api_keys=("sesame",))
-
-    async def talk() -> None:
-        for path in ("/v1/inspect", "/v1/inspect/chatcmpl-1"):
-            assert (await keyed.get(path).end()).status == 401
-
-    run(talk())
+    for path in ("/v1/inspect", "/v1/inspect/chatcmpl-1"):
+        assert (await keyed.get(path).end()).status == 401
     keyed.close()
 
 

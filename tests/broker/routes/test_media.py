@@ -12,7 +12,7 @@ from broker.dialects.media import MediaError
 from broker.http.offload import LARGE_BODY_BYTES
 from broker.routes.media import FETCHES_PER_REQUEST_MAX
 from tests.broker.application import House
-from tests.broker.asgi import Exchange, run, until
+from tests.broker.asgi import Exchange, until
 from tests.factories import accepted, events, finished
 from tests.images import data_url, noise, picture
 
@@ -80,165 +80,118 @@ def finish(house: House) -> None:
         )
 
 
-def test_inline_and_remote_images_preserve_their_order(house: House, elsewhere: Elsewhere) -> None:
-    async def talk() -> None:
-        answer = seeing(house, "https://a/blue", data_url(RED), "https://a/red", "https://a/blue")
-        id = await house.arrived()
-        assert house.line.media[id] == [BLUE, RED, RED, BLUE]
-        [request] = house.requests()
-        assert [media.param for media in request.media] == [f"messages[0].content[{n}]" for n in range(4)]
-        assert sorted(elsewhere.asked) == ["https://a/blue", "https://a/red"]
-        assert house.gateway.media.held == len(RED) + len(BLUE)
-        finish(house)
-        assert (await answer.end()).status == 200
-
-    run(talk())
+async def test_inline_and_remote_images_preserve_their_order(house: House, elsewhere: Elsewhere) -> None:
+    answer = seeing(house, "https://a/blue", data_url(RED), "https://a/red", "https://a/blue")
+    id = await house.arrived()
+    assert house.line.media[id] == [BLUE, RED, RED, BLUE]
+    [request] = house.requests()
+    assert [media.param for media in request.media] == [f"messages[0].content[{n}]" for n in range(4)]
+    assert sorted(elsewhere.asked) == ["https://a/blue", "https://a/red"]
+    assert house.gateway.media.held == len(RED) + len(BLUE)
+    finish(house)
+    assert (await answer.end()).status == 200
 
 
-def test_all_answers_to_one_request_share_its_images(house: House) -> None:
-    async def talk() -> None:
-        answer = seeing(house, data_url(LARGE), n=4)
-        other = seeing(house, "https://a/large")
-        await house.arrived(5)
-        assert house.gateway.media.held == len(LARGE)
-        frames = [frame for flight in house.gateway.dispatcher.flights for frame in flight.media]
-        assert len(frames) == 5
-        assert {id(frame) for frame in frames} == {id(frames[0])}
-        finish(house)
-        assert (await answer.end()).status == (await other.end()).status == 200
-
-    run(talk())
+async def test_all_answers_to_one_request_share_its_images(house: House) -> None:
+    answer = seeing(house, data_url(LARGE), n=4)
+    other = seeing(house, "https://a/large")
+    await house.arrived(5)
+    assert house.gateway.media.held == len(LARGE)
+    frames = [frame for flight in house.gateway.dispatcher.flights for frame in flight.media]
+    assert len(frames) == 5
+    assert {id(frame) for frame in frames} == {id(frames[0])}
+    finish(house)
+    assert (await answer.end()).status == (await other.end()).status == 200
 
 
-def test_a_request_that_finds_no_room_for_its_images_is_refused_at_once(house: House) -> None:
+async def test_a_request_that_finds_no_room_for_its_images_is_refused_at_once(house: House) -> None:
     most = ROOM // len(LARGE)
     others = [noise((400, 300 - n)) for n in range(1, most + 1)]
-
-    async def talk() -> None:
-        assigned = [seeing(house, data_url(image)) for image in others]
-        await house.arrived(len(others))
-        refused = await seeing(house, data_url(LARGE)).end()
-        assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
-        assert "images" in refused.error["message"]
-        assert int(refused.headers["retry-after"]) >= 1
-        fetched = await seeing(house, "https://a/large").end()
-        assert fetched.status == 503
-        same = seeing(house, data_url(others[0]))
-        await house.arrived(len(others) + 1)
-        finish(house)
-        for exchange in (*assigned, same):
-            assert (await exchange.end()).status == 200
-        later = seeing(house, data_url(LARGE))
-        await house.arrived(len(others) + 2)
-        later.leave()
-        await later.end()
-
+    assigned = [seeing(house, data_url(image)) for image in others]
+    await house.arrived(len(others))
+    refused = await seeing(house, data_url(LARGE)).end()
+    assert (refused.status, refused.error["code"]) == (503, "text_generation_busy")
+    assert "images" in refused.error["message"]
+    assert int(refused.headers["retry-after"]) >= 1
+    fetched = await seeing(house, "https://a/large").end()
+    assert fetched.status == 503
+    same = seeing(house, data_url(others[0]))
+    await house.arrived(len(others) + 1)
+    finish(house)
+    for exchange in (*assigned, same):
+        assert (await exchange.end()).status == 200
+    later = seeing(house, data_url(LARGE))
+    await house.arrived(len(others) + 2)
+    later.leave()
+    await later.end()
     assert most >= 1
-    run(talk())
 
 
-def test_images_that_never_find_room_together_are_the_requests_own_fault(house: House) -> None:
+async def test_images_that_never_find_room_together_are_the_requests_own_fault(house: House) -> None:
     images = [data_url(noise((400, 300 - n))) for n in range(ROOM // len(LARGE) + 1)]
-
-    async def talk() -> None:
-        refused = await seeing(house, *images).end()
-        assert (refused.status, refused.error["code"]) == (400, "invalid_request")
-        assert refused.error["param"] == f"messages[0].content[{len(images) - 1}]"
-
-    run(talk())
+    refused = await seeing(house, *images).end()
+    assert (refused.status, refused.error["code"]) == (400, "invalid_request")
+    assert refused.error["param"] == f"messages[0].content[{len(images) - 1}]"
     assert house.requests() == []
 
 
-def test_a_client_that_leaves_lets_its_images_go(house: House) -> None:
-    async def talk() -> None:
-        answer = seeing(house, data_url(RED), stream=True)
-        await house.arrived()
-        assert house.gateway.media.held == len(RED)
-        answer.leave()
-        await answer.end()
-
-    run(talk())
-
-
-def test_an_image_is_held_over_the_death_of_its_worker(house: House) -> None:
-    async def talk() -> None:
-        answer = seeing(house, "https://a/red", stream=True)
-        first = await house.arrived()
-        house.line.say("w", accepted("w", first), events("w", first, "x"))
-        await answer.holds(b'"x"')
-        house.line.dispatcher.lost("w")
-        assert house.gateway.media.held == len(RED)
-        house.line.serving("v", rows=4, images=True)
-        await until(lambda: house.requests("v"))
-        [second] = house.requests("v")
-        assert house.line.media[second.id] == [RED]
-        assert second.resume != []
-        house.line.say("v", accepted("v", second.id), finished("v", second.id, 1))
-        assert (await answer.end()).status == 200
-
-    run(talk())
+async def test_an_image_is_held_over_the_death_of_its_worker(house: House) -> None:
+    answer = seeing(house, "https://a/red", stream=True)
+    first = await house.arrived()
+    house.line.say("w", accepted("w", first), events("w", first, "x"))
+    await answer.holds(b'"x"')
+    house.line.dispatcher.lost("w")
+    assert house.gateway.media.held == len(RED)
+    house.line.serving("v", rows=4, images=True)
+    await until(lambda: house.requests("v"))
+    [second] = house.requests("v")
+    assert house.line.media[second.id] == [RED]
+    assert second.resume != []
+    house.line.say("v", accepted("v", second.id), finished("v", second.id, 1))
+    assert (await answer.end()).status == 200
 
 
-def test_the_worst_of_several_fetches_is_told_and_the_others_end(house: House, elsewhere: Elsewhere) -> None:
-    async def talk() -> None:
-        for url in ("https://a/gone", "https://a/text"):
-            refused = await seeing(house, "https://a/red", url, "https://a/large").end()
-            assert (refused.status, refused.error["code"]) == (400, "invalid_media")
-            assert refused.error["param"] == "messages[0].content[1]"
-        assert elsewhere.under_way == 0
+async def test_the_worst_of_several_fetches_is_told_and_the_others_end(
+    house: House, elsewhere: Elsewhere
+) -> None:
+    for url in ("https://a/gone", "https://a/text"):
+        refused = await seeing(house, "https://a/red", url, "https://a/large").end()
+        assert (refused.status, refused.error["code"]) == (400, "invalid_media")
+        assert refused.error["param"] == "messages[0].content[1]"
+    assert elsewhere.under_way == 0
 
-    run(talk())
 
-
-def test_a_slow_fetch_ends_in_time_and_holds_nobody_up(elsewhere: Elsewhere) -> None:
+async def test_a_slow_fetch_ends_in_time_and_holds_nobody_up(elsewhere: Elsewhere) -> None:
     house = House(fetch=elsewhere, waiting_max=8, media_timeout_s=0.2)
     house.line.serving("w", images=True)
-
-    async def talk() -> None:
-        elsewhere.may_answer.clear()
-        slow = seeing(house, data_url(RED), "https://a/blue")
-        await until(lambda: elsewhere.under_way)
-        assert len(house.gateway.dispatcher.flights) == 0
-        quick = house.chat()
-        await house.arrived()
-        finish(house)
-        assert (await quick.end()).status == 200
-        await slow.end()
-        assert (slow.status, slow.error["code"]) == (400, "invalid_media")
-        assert slow.error["param"] == "messages[0].content[1]"
-        assert "0.2 s" in slow.error["message"]
-        assert (elsewhere.under_way, elsewhere.cancelled) == (0, 1)
-
-    run(talk())
+    elsewhere.may_answer.clear()
+    slow = seeing(house, data_url(RED), "https://a/blue")
+    await until(lambda: elsewhere.under_way)
+    assert len(house.gateway.dispatcher.flights) == 0
+    quick = house.chat()
+    await house.arrived()
+    finish(house)
+    assert (await quick.end()).status == 200
+    await slow.end()
+    assert (slow.status, slow.error["code"]) == (400, "invalid_media")
+    assert slow.error["param"] == "messages[0].content[1]"
+    assert "0.2 s" in slow.error["message"]
+    assert (elsewhere.under_way, elsewhere.cancelled) == (0, 1)
 
 
-def test_concurrent_fetches_of_one_request_are_limited(house: House, elsewhere: Elsewhere) -> None:
+async def test_concurrent_fetches_of_one_request_are_limited(house: House, elsewhere: Elsewhere) -> None:
     urls = [f"https://a/{n}" for n in range(3 * FETCHES_PER_REQUEST_MAX)]
     elsewhere.pages |= dict.fromkeys(urls, RED)
-
-    async def talk() -> None:
-        answer = seeing(house, *urls)
-        await house.arrived()
-        finish(house)
-        assert (await answer.end()).status == 200
-
-    run(talk())
+    answer = seeing(house, *urls)
+    await house.arrived()
+    finish(house)
+    assert (await answer.end()).status == 200
     assert 1 < elsewhere.most <= FETCHES_PER_REQUEST_MAX
 
 
-def test_without_hosts_nothing_is_fetched() -> None:
-    house = House()
-    house.line.serving("w", images=True)
-
-    async def talk() -> None:
-        refused = await seeing(house, "https://a/red").end()
-        assert (refused.status, refused.error["code"]) == (400, "invalid_media")
-        assert "not enabled" in refused.error["message"]
-
-    run(talk())
-
-
-def test_a_large_image_is_looked_at_beside_the_loop(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_image_is_looked_at_beside_the_loop(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
     work = house.gateway.offload.work
 
@@ -247,13 +200,9 @@ def test_a_large_image_is_looked_at_beside_the_loop(house: House, monkeypatch: p
         return await work(size, job)
 
     monkeypatch.setattr(type(house.gateway.offload), "work", lambda offload, size, job: watched(size, job))
-
-    async def talk() -> None:
-        answer = seeing(house, data_url(LARGE), "https://a/red")
-        await house.arrived()
-        finish(house)
-        await answer.end()
-
-    run(talk())
+    answer = seeing(house, data_url(LARGE), "https://a/red")
+    await house.arrived()
+    finish(house)
+    await answer.end()
     assert len(LARGE) > LARGE_BODY_BYTES
     assert [size >= LARGE_BODY_BYTES for size in sizes] == [True, True, True, False, True, True]

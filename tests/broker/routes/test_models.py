@@ -13,108 +13,85 @@ from protocol.messages import Loading
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import KVCacheQuantization
 from tests.broker.application import House
-from tests.broker.asgi import run
 from tests.broker.dispatcher_line import ready
 
 
-def test_models_are_those_that_workers_have_named() -> None:
+async def test_models_are_those_that_workers_have_named() -> None:
     house = House()
-
-    async def talk() -> None:
-        assert (await house.get("/v1/models").end()).json == {"object": "list", "data": []}
-        house.line.serving("w2", "org/small")
-        house.line.hello("w1", "a-model")
-        listed = (await house.get("/v1/models").end()).json["data"]
-        assert [model["id"] for model in listed] == ["a-model", "org/small"]
-        assert [model.get("context_length") for model in listed] == [None, 8192]
-        for model in listed:
-            assert (model["object"], model["owned_by"]) == ("model", "roundhouse")
-            assert abs(model["created"] - time.time()) < 60
-            assert (await house.get(f"/v1/models/{model['id']}").end()).json == model
-        house.line.dispatcher.lost("w2")
-        assert (await house.get("/v1/models/org/small").end()).status == 200
-
-    run(talk())
+    assert (await house.get("/v1/models").end()).json == {"object": "list", "data": []}
+    house.line.serving("w2", "org/small")
+    house.line.hello("w1", "a-model")
+    listed = (await house.get("/v1/models").end()).json["data"]
+    assert [model["id"] for model in listed] == ["a-model", "org/small"]
+    assert [model.get("context_length") for model in listed] == [None, 8192]
+    for model in listed:
+        assert (model["object"], model["owned_by"]) == ("model", "roundhouse")
+        assert abs(model["created"] - time.time()) < 60
+        assert (await house.get(f"/v1/models/{model['id']}").end()).json == model
+    house.line.dispatcher.lost("w2")
+    assert (await house.get("/v1/models/org/small").end()).status == 200
 
 
-def test_codex_finds_the_array_that_it_decodes_and_others_do_not(house: House) -> None:
-    async def talk() -> None:
-        plain = (await house.get("/v1/models").end()).json
-        assert plain.keys() == {"object", "data"}
-        assert (await house.get("/v1/models?client_version=0.169.0").end()).json == plain | {"models": []}
-
-    run(talk())
+async def test_codex_finds_the_array_that_it_decodes_and_others_do_not(house: House) -> None:
+    plain = (await house.get("/v1/models").end()).json
+    assert plain.keys() == {"object", "data"}
+    assert (await house.get("/v1/models?client_version=0.169.0").end()).json == plain | {"models": []}
 
 
-def test_quantized_and_capped_kv_caches_are_told() -> None:
+async def test_quantized_and_capped_kv_caches_are_told() -> None:
     house = House()
-
-    async def talk() -> None:
-        house.line.serving("w1", "exact")
-        house.line.serving("w2", "lossy")
-        settings = KVCacheQuantization(bits=8, group_size=64, start=5000)
-        house.line.dispatcher.on_message("w2", replace(ready("w2", "lossy"), kv_quantization=settings))
-        house.line.serving("w3", "short")
-        house.line.dispatcher.on_message("w3", replace(ready("w3", "short"), max_kv_size=4096))
-        exact, lossy, short = (await house.get("/v1/models").end()).json["data"]
-        assert "kv_cache" not in exact
-        assert lossy["kv_cache"] == {"bits": 8, "group_size": 64, "quantized_from": 5000}
-        assert short["kv_cache"] == {"max_size": 4096}
-
-    run(talk())
+    house.line.serving("w1", "exact")
+    house.line.serving("w2", "lossy")
+    settings = KVCacheQuantization(bits=8, group_size=64, start=5000)
+    house.line.dispatcher.on_message("w2", replace(ready("w2", "lossy"), kv_quantization=settings))
+    house.line.serving("w3", "short")
+    house.line.dispatcher.on_message("w3", replace(ready("w3", "short"), max_kv_size=4096))
+    exact, lossy, short = (await house.get("/v1/models").end()).json["data"]
+    assert "kv_cache" not in exact
+    assert lossy["kv_cache"] == {"bits": 8, "group_size": 64, "quantized_from": 5000}
+    assert short["kv_cache"] == {"max_size": 4096}
 
 
-def test_a_client_of_anthropics_is_shown_models_as_it_knows_them() -> None:
+async def test_a_client_of_anthropics_is_shown_models_as_it_knows_them() -> None:
     house = House()
     version = {"anthropic_version": "2023-06-01"}
-
-    async def talk() -> None:
-        empty = (await house.get("/v1/models", **version).end()).json
-        assert empty == {"data": [], "has_more": False, "first_id": None, "last_id": None}
-        house.line.serving("w2", "org/small")
-        house.line.hello("w1", "a-model")
-        document = (await house.get("/v1/models", **version).end()).json
-        assert (document["first_id"], document["last_id"]) == ("a-model", "org/small")
-        assert [model["max_input_tokens"] for model in document["data"]] == [None, 8192]
-        for model in document["data"]:
-            assert (model["type"], model["display_name"]) == ("model", model["id"])
-            seen_at = datetime.fromisoformat(model["created_at"])
-            assert abs(seen_at.timestamp() - time.time()) < 60
-            assert (await house.get(f"/v1/models/{model['id']}", **version).end()).json == model
-
-    run(talk())
+    empty = (await house.get("/v1/models", **version).end()).json
+    assert empty == {"data": [], "has_more": False, "first_id": None, "last_id": None}
+    house.line.serving("w2", "org/small")
+    house.line.hello("w1", "a-model")
+    document = (await house.get("/v1/models", **version).end()).json
+    assert (document["first_id"], document["last_id"]) == ("a-model", "org/small")
+    assert [model["max_input_tokens"] for model in document["data"]] == [None, 8192]
+    for model in document["data"]:
+        assert (model["type"], model["display_name"]) == ("model", model["id"])
+        seen_at = datetime.fromisoformat(model["created_at"])
+        assert abs(seen_at.timestamp() - time.time()) < 60
+        assert (await house.get(f"/v1/models/{model['id']}", **version).end()).json == model
 
 
-def test_a_model_that_is_not_there_is_not_found(house: House) -> None:
-    async def talk() -> None:
-        answer = await house.get("/v1/models/org/other").end()
-        assert answer.status == 404
-        assert (answer.error["code"], answer.error["param"]) == ("model_not_found", "model")
-
-    run(talk())
+async def test_a_model_that_is_not_there_is_not_found(house: House) -> None:
+    answer = await house.get("/v1/models/org/other").end()
+    assert answer.status == 404
+    assert (answer.error["code"], answer.error["param"]) == ("model_not_found", "model")
 
 
-def test_models_are_loaded_and_unloaded_on_order(house: House) -> None:
+async def test_models_are_loaded_and_unloaded_on_order(house: House) -> None:
     catalogue = house.line.dispatcher.catalogue
     catalogue.on_model_states(ModelStates(models=[ModelState(name="org/spare")], on_demand=True))
-
-    async def talk() -> None:
-        loaded = await house.post("/v1/models/load", model="org/spare").end()
-        assert (loaded.status, loaded.json["id"], loaded.json["state"]) == (200, "org/spare", "unloaded")
-        assert house.line.told[-1].wanted == ["org/spare"]
-        await house.post("/v1/models/unload", model="org/spare").end()
-        assert house.line.told[-1].wanted == []
-        unknown = await house.post("/v1/models/load", model="nope").end()
-        assert (unknown.status, unknown.error["param"]) == (404, "model")
-        kept = await house.post("/v1/models/unload", model="org/model").end()
-        assert (kept.status, kept.error["param"]) == (400, "model")
-        for body, param in (({}, "model"), ({"model": 7}, "model")):
-            refused = await house.post("/v1/models/load", **body).end()
-            assert (refused.status, refused.error["param"]) == (400, param)
-        large = await house.post("/v1/models/load", model="m" * CHOICE_BYTES_MAX).end()
-        assert large.status == 413
-
-    run(talk())
+    loaded = await house.post("/v1/models/load", model="org/spare").end()
+    assert (loaded.status, loaded.json["id"], loaded.json["state"]) == (200, "org/spare", "unloaded")
+    assert house.line.told[-1].wanted == ["org/spare"]
+    await house.post("/v1/models/unload", model="org/spare").end()
+    assert house.line.told[-1].wanted == []
+    unknown = await house.post("/v1/models/load", model="nope").end()
+    assert (unknown.status, unknown.error["param"]) == (404, "model")
+    kept = await house.post("/v1/models/unload", model="org/model").end()
+    assert (kept.status, kept.error["param"]) == (400, "model")
+    for body, param in (({}, "model"), ({"model": 7}, "model")):
+        refused = await house.post("/v1/models/load", **body).end()
+        assert (refused.status, refused.error["param"]) == (400, param)
+    large = await house.post("/v1/models/load", model="m" * CHOICE_BYTES_MAX).end()
+    assert large.status == 413
 
 
 def spare(house: House) -> House:
@@ -123,74 +100,58 @@ def spare(house: House) -> House:
     return house
 
 
-def test_a_pinned_model_stays_until_it_is_unpinned(house: House) -> None:
+async def test_a_pinned_model_stays_until_it_is_unpinned(house: House) -> None:
     spare(house)
-
-    async def talk() -> None:
-        for _ in range(2):
-            pinned = await house.post("/v1/models/pin", model="org/spare").end()
-            assert (pinned.status, pinned.json["pinned"]) == (200, True)
-        assert house.line.told[-1].wanted == ["org/spare"]
-        kept = await house.post("/v1/models/unload", model="org/spare").end()
-        assert (kept.status, kept.error["code"]) == (409, "model_in_use")
-        unpinned = await house.post("/v1/models/unpin", model="org/spare").end()
-        assert "pinned" not in unpinned.json
-        assert (await house.post("/v1/models/unload", model="org/spare").end()).status == 200
-        assert house.line.told[-1].wanted == []
-        unknown = await house.post("/v1/models/pin", model="nope").end()
-        assert (unknown.status, unknown.error["param"]) == (404, "model")
-
-    run(talk())
+    for _ in range(2):
+        pinned = await house.post("/v1/models/pin", model="org/spare").end()
+        assert (pinned.status, pinned.json["pinned"]) == (200, True)
+    assert house.line.told[-1].wanted == ["org/spare"]
+    kept = await house.post("/v1/models/unload", model="org/spare").end()
+    assert (kept.status, kept.error["code"]) == (409, "model_in_use")
+    unpinned = await house.post("/v1/models/unpin", model="org/spare").end()
+    assert "pinned" not in unpinned.json
+    assert (await house.post("/v1/models/unload", model="org/spare").end()).status == 200
+    assert house.line.told[-1].wanted == []
+    unknown = await house.post("/v1/models/pin", model="nope").end()
+    assert (unknown.status, unknown.error["param"]) == (404, "model")
 
 
-def test_a_streamed_order_reports_each_change_until_it_is_carried_out(
+async def test_a_streamed_order_reports_each_change_until_it_is_carried_out(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.routes.models.LOOK_S", 0.0)
     catalogue = spare(house).line.dispatcher.catalogue
-
-    async def talk() -> None:
-        loading = house.post("/v1/models/load", model="org/spare", stream=True)
-        await loading.holds(b'"state":"unloaded"')
-        assert len(house.gateway.watchers) == 1
-        running = ModelState(name="org/spare", stage="running")
-        catalogue.on_model_states(ModelStates(models=[running], on_demand=True))
-        house.line.hello("w2", "org/spare")
-        house.line.say("w2", Loading(incarnation="w2", done=1, total=4))
-        await loading.holds(b'"loading":{"done":1,"total":4}')
-        house.line.serving("w2", "org/spare")
-        await loading.end()
-        assert loading.body.count(b"event: model\n") >= 3
-        assert b'"state":"loaded"' in loading.body.split(b"\n\n")[-2]
-        assert loading.headers["content-type"].startswith("text/event-stream")
-        assert not house.gateway.watchers
-
-    run(talk())
+    loading = house.post("/v1/models/load", model="org/spare", stream=True)
+    await loading.holds(b'"state":"unloaded"')
+    assert len(house.gateway.watchers) == 1
+    running = ModelState(name="org/spare", stage="running")
+    catalogue.on_model_states(ModelStates(models=[running], on_demand=True))
+    house.line.hello("w2", "org/spare")
+    house.line.say("w2", Loading(incarnation="w2", done=1, total=4))
+    await loading.holds(b'"loading":{"done":1,"total":4}')
+    house.line.serving("w2", "org/spare")
+    await loading.end()
+    assert loading.body.count(b"event: model\n") >= 3
+    assert b'"state":"loaded"' in loading.body.split(b"\n\n")[-2]
+    assert loading.headers["content-type"].startswith("text/event-stream")
+    assert not house.gateway.watchers
 
 
-def test_a_streamed_order_ends_with_the_reason_of_a_failure_and_is_kept_alive(
+async def test_a_streamed_order_ends_with_the_reason_of_a_failure_and_is_kept_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("broker.routes.models.LOOK_S", 0.0)
     house = spare(House(keepalive_s=0.001))
-
-    async def talk() -> None:
-        loading = house.post("/v1/models/load", model="org/spare", stream=True)
-        await loading.holds(b": keep-alive")
-        failed = ModelState(name="org/spare", stage="failed", failure="It is not on this machine.")
-        house.line.dispatcher.catalogue.on_model_states(ModelStates(models=[failed], on_demand=True))
-        await loading.end()
-        assert b'"failure":"It is not on this machine."' in loading.body
-
-    run(talk())
+    loading = house.post("/v1/models/load", model="org/spare", stream=True)
+    await loading.holds(b": keep-alive")
+    failed = ModelState(name="org/spare", stage="failed", failure="It is not on this machine.")
+    house.line.dispatcher.catalogue.on_model_states(ModelStates(models=[failed], on_demand=True))
+    await loading.end()
+    assert b'"failure":"It is not on this machine."' in loading.body
 
 
-def test_a_streamed_order_ends_at_its_bound(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_streamed_order_ends_at_its_bound(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.routes.models.LOAD_ORDER_S_MAX", 0.0)
     spare(house)
-
-    async def talk() -> None:
-        answer = await house.post("/v1/models/load", model="org/spare", stream=True).end()
-        assert answer.body.count(b"event: model\n") == 1
-
-    run(talk())
+    answer = await house.post("/v1/models/load", model="org/spare", stream=True).end()
+    assert answer.body.count(b"event: model\n") == 1

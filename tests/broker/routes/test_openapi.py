@@ -14,7 +14,6 @@ from broker.http.probes import PROBES
 from broker.page import page
 from protocol.errors import Code, RequestError
 from tests.broker.application import House
-from tests.broker.asgi import run
 
 UNTOLD = {("GET", "/")} | {(method, path) for path in page.PATHS - {"/"} for method in ("GET", "HEAD")}
 """Undocumented routes: those of the page, except `HEAD /`, which programs use as a liveness check."""
@@ -29,39 +28,29 @@ def routed() -> set[tuple[str, str]]:
     return {(method, path) for method, path in found - UNTOLD if method != "HEAD" or path not in gets}
 
 
-def test_every_route_is_in_the_document_and_no_other_is(house: House) -> None:
-    async def talk() -> None:
-        exchange = await house.get("/openapi.json").end()
-        assert (exchange.status, exchange.headers["content-type"]) == (200, "application/json")
-        told = {(method.upper(), path) for path, of in exchange.json["paths"].items() for method in of}
-        assert told == routed()
-
-    run(talk())
+async def test_every_route_is_in_the_document_and_no_other_is(house: House) -> None:
+    exchange = await house.get("/openapi.json").end()
+    assert (exchange.status, exchange.headers["content-type"]) == (200, "application/json")
+    told = {(method.upper(), path) for path, of in exchange.json["paths"].items() for method in of}
+    assert told == routed()
 
 
 @pytest.mark.parametrize("keys", [(), ("sesame",)])
-def test_the_document_says_whether_a_key_is_needed_and_needs_one_then(keys: tuple[str, ...]) -> None:
+async def test_the_document_says_whether_a_key_is_needed_and_needs_one_then(keys: tuple[str, ...]) -> None:
     keyed = House(api_keys=keys)
-
-    async def talk() -> None:
-        refused = await keyed.get("/openapi.json").end()
-        assert refused.status == (401 if keys else 200)
-        document: Any = (await keyed.get("/openapi.json", x_api_key="sesame").end()).json
-        assert ({} in document["security"]) != bool(keys)
-        is_open = {path for path, of in document["paths"].items() if of.get("get", {}).get("security") == []}
-        assert is_open == PROBES
-
-    run(talk())
+    refused = await keyed.get("/openapi.json").end()
+    assert refused.status == (401 if keys else 200)
+    document: Any = (await keyed.get("/openapi.json", x_api_key="sesame").end()).json
+    assert ({} in document["security"]) != bool(keys)
+    is_open = {path for path, of in document["paths"].items() if of.get("get", {}).get("security") == []}
+    assert is_open == PROBES
     keyed.close()
 
 
-def test_a_head_tells_how_long_the_document_is(house: House) -> None:
-    async def talk() -> None:
-        whole = await house.get("/openapi.json").end()
-        head = await house.get("/openapi.json", method="HEAD").end()
-        assert (head.status, head.headers["content-length"]) == (200, str(len(whole.body)))
-
-    run(talk())
+async def test_a_head_tells_how_long_the_document_is(house: House) -> None:
+    whole = await house.get("/openapi.json").end()
+    head = await house.get("/openapi.json", method="HEAD").end()
+    assert (head.status, head.headers["content-length"]) == (200, str(len(whole.body)))
 
 
 def test_every_error_is_described_in_the_envelope_that_it_comes_in() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from protocol.supervisor_messages import ModelStates, PullStage, PullState
 from tests.broker.application import House
-from tests.broker.asgi import run
 
 PULL = "/v1/models/pull"
 
@@ -24,68 +23,53 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.routes.pulls.LOOK_S", 0.0)
 
 
-def test_a_download_is_ordered_reported_as_events_and_listed(house: House) -> None:
+async def test_a_download_is_ordered_reported_as_events_and_listed(house: House) -> None:
     report(house)
-
-    async def talk() -> None:
-        answer = house.post(PULL, model="org/a", stream=True)
-        await answer.holds(b'"status":"running"')
-        [ordered] = house.line.told[-1].pulls or []
-        assert ordered.model == "org/a"
-        report(house, state(ordered.id, done=1))
-        await answer.holds(b'"done_bytes":1,"total_bytes":4')
-        joined = (await house.post(PULL, model="org/a").end()).json
-        assert (joined["id"], joined["object"]) == (ordered.id, "model.pull")
-        report(house, state(ordered.id, "done", done=4))
-        await answer.end()
-        assert b'"status":"done"' in answer.body.split(b"\n\n")[-2]
-        assert house.line.told[-1].pulls == []
-        [listed] = (await house.get(PULL).end()).json["data"]
-        assert listed == (await house.get(f"{PULL}/{ordered.id}").end()).json
-        assert not house.gateway.watchers
-
-    run(talk())
+    answer = house.post(PULL, model="org/a", stream=True)
+    await answer.holds(b'"status":"running"')
+    [ordered] = house.line.told[-1].pulls or []
+    assert ordered.model == "org/a"
+    report(house, state(ordered.id, done=1))
+    await answer.holds(b'"done_bytes":1,"total_bytes":4')
+    joined = (await house.post(PULL, model="org/a").end()).json
+    assert (joined["id"], joined["object"]) == (ordered.id, "model.pull")
+    report(house, state(ordered.id, "done", done=4))
+    await answer.end()
+    assert b'"status":"done"' in answer.body.split(b"\n\n")[-2]
+    assert house.line.told[-1].pulls == []
+    [listed] = (await house.get(PULL).end()).json["data"]
+    assert listed == (await house.get(f"{PULL}/{ordered.id}").end()).json
+    assert not house.gateway.watchers
 
 
-def test_a_failed_download_says_why_and_a_cancelled_one_is_withdrawn(house: House) -> None:
+async def test_a_failed_download_says_why_and_a_cancelled_one_is_withdrawn(house: House) -> None:
     report(house)
-
-    async def talk() -> None:
-        id = (await house.post(PULL, model="org/a").end()).json["id"]
-        report(house, state(id, "failed", "org/a: the hub cannot be reached."))
-        failed = (await house.get(f"{PULL}/{id}").end()).json
-        assert (failed["status"], failed["failure"]) == ("failed", "org/a: the hub cannot be reached.")
-        again = (await house.post(PULL, model="org/a").end()).json["id"]
-        for _ in range(2):
-            cancelled = await house.post(f"{PULL}/{again}/cancel").end()
-            assert (cancelled.status, cancelled.json["status"]) == (200, "failed")
-        assert house.line.told[-1].pulls == []
-        unknown = await house.post(f"{PULL}/pull_0/cancel").end()
-        assert (unknown.status, unknown.error["param"]) == (404, "id")
-
-    run(talk())
+    id = (await house.post(PULL, model="org/a").end()).json["id"]
+    report(house, state(id, "failed", "org/a: the hub cannot be reached."))
+    failed = (await house.get(f"{PULL}/{id}").end()).json
+    assert (failed["status"], failed["failure"]) == ("failed", "org/a: the hub cannot be reached.")
+    again = (await house.post(PULL, model="org/a").end()).json["id"]
+    for _ in range(2):
+        cancelled = await house.post(f"{PULL}/{again}/cancel").end()
+        assert (cancelled.status, cancelled.json["status"]) == (200, "failed")
+    assert house.line.told[-1].pulls == []
+    unknown = await house.post(f"{PULL}/pull_0/cancel").end()
+    assert (unknown.status, unknown.error["param"]) == (404, "id")
 
 
-def test_what_is_no_model_or_cannot_be_downloaded_here_is_refused(house: House) -> None:
-    async def talk() -> None:
-        nowhere = await house.post(PULL, model="org/a").end()
-        assert (nowhere.status, "roundhouse pull" in nowhere.error["message"]) == (400, True)
-        report(house)
-        wrong = await house.post(PULL, model="../a").end()
-        assert (wrong.status, wrong.error["param"]) == (400, "model")
-
-    run(talk())
+async def test_what_is_no_model_or_cannot_be_downloaded_here_is_refused(house: House) -> None:
+    nowhere = await house.post(PULL, model="org/a").end()
+    assert (nowhere.status, "roundhouse pull" in nowhere.error["message"]) == (400, True)
+    report(house)
+    wrong = await house.post(PULL, model="../a").end()
+    assert (wrong.status, wrong.error["param"]) == (400, "model")
 
 
-def test_a_stream_is_kept_alive_and_its_client_may_leave() -> None:
+async def test_a_stream_is_kept_alive_and_its_client_may_leave() -> None:
     house = House(keepalive_s=0.001)
     report(house)
-
-    async def talk() -> None:
-        answer = house.post(PULL, model="org/a", stream=True)
-        await answer.holds(b": keep-alive")
-        answer.leave()
-        await answer.end()
-        assert [pull.model for pull in house.line.told[-1].pulls or []] == ["org/a"]
-
-    run(talk())
+    answer = house.post(PULL, model="org/a", stream=True)
+    await answer.holds(b": keep-alive")
+    answer.leave()
+    await answer.end()
+    assert [pull.model for pull in house.line.told[-1].pulls or []] == ["org/a"]

@@ -5,84 +5,70 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.application import House
-from tests.broker.asgi import run, until
-from tests.factories import accepted, events, reused
+from tests.broker.asgi import until
+from tests.factories import accepted
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_is_cancelled_at_its_client_and_at_its_worker(house: House, stream: bool) -> None:
-    async def talk() -> None:
-        asked = house.chat("hello", stream=stream)
-        id = await house.arrived()
-        house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "one "))
-        if stream:
-            await asked.holds(b"one ")
-        told = (await house.post(f"/v1/requests/{id}/cancel").end()).json
-        assert told == {"id": id, "object": "request", "cancelled": True}
-        answer = await asked.end()
-        assert answer.status == (200 if stream else 499)
-        assert b'"code":"request_cancelled"' in answer.body
-        assert house.cancels() == [id]
-        [end] = (await house.get("/v1/status").end()).json["recent"]["ends"]
-        assert (end["id"], end["code"]) == (id, "request_cancelled")
-        again = await house.post(f"/v1/requests/{id}/cancel").end()
-        assert (again.status, again.json) == (200, told)
-        assert house.cancels() == [id]
-        other = await house.post("/v1/requests/chatcmpl-0/cancel").end()
-        assert (other.status, other.error["code"], other.error["param"]) == (404, "route_not_found", "id")
-
-    run(talk())
+async def test_a_request_is_cancelled_at_its_client_and_at_its_worker(house: House, stream: bool) -> None:
+    asked = house.chat("hello", stream=stream)
+    id = await house.arrived()
+    house.begin(id, "one ")
+    if stream:
+        await asked.holds(b"one ")
+    told = (await house.post(f"/v1/requests/{id}/cancel").end()).json
+    assert told == {"id": id, "object": "request", "cancelled": True}
+    answer = await asked.end()
+    assert answer.status == (200 if stream else 499)
+    assert b'"code":"request_cancelled"' in answer.body
+    assert house.cancels() == [id]
+    [end] = (await house.get("/v1/status").end()).json["recent"]["ends"]
+    assert (end["id"], end["code"]) == (id, "request_cancelled")
+    again = await house.post(f"/v1/requests/{id}/cancel").end()
+    assert (again.status, again.json) == (200, told)
+    assert house.cancels() == [id]
+    other = await house.post("/v1/requests/chatcmpl-0/cancel").end()
+    assert (other.status, other.error["code"], other.error["param"]) == (404, "route_not_found", "id")
 
 
-def test_a_request_that_waits_for_a_worker_is_cancelled(house: House) -> None:
-    async def talk() -> None:
-        asked = house.chat("hello")
-        id = await house.arrived()
-        house.line.dispatcher.lost("w")
-        await until(lambda: house.line.dispatcher.flights.waiting())
-        assert (await house.post(f"/v1/requests/{id}/cancel").end()).status == 200
-        assert (await asked.end()).status == 499
-        assert not len(house.line.dispatcher.flights)
-
-    run(talk())
+async def test_a_request_that_waits_for_a_worker_is_cancelled(house: House) -> None:
+    asked = house.chat("hello")
+    id = await house.arrived()
+    house.line.dispatcher.lost("w")
+    await until(lambda: house.line.dispatcher.flights.waiting())
+    assert (await house.post(f"/v1/requests/{id}/cancel").end()).status == 200
+    assert (await asked.end()).status == 499
+    assert not len(house.line.dispatcher.flights)
 
 
-def test_a_key_cancels_only_its_own_requests() -> None:
+async def test_a_key_cancels_only_its_own_requests() -> None:
     keyed = House(api_keys=("sesame", "simsim"))
     keyed.line.serving("w", "org/model")
-
-    async def talk() -> None:
-        asked = keyed.respond(key="sesame")
-        path = f"/v1/requests/{await keyed.arrived()}/cancel"
-        assert (await keyed.post(path).end()).status == 401
-        refused = await keyed.get(path, "POST", x_api_key="simsim").end()
-        assert (refused.status, refused.error["param"]) == (404, "id")
-        for _ in range(2):
-            assert (await keyed.get(path, "POST", x_api_key="sesame").end()).status == 200
-        assert (await keyed.get(path, "POST", x_api_key="simsim").end()).status == 404
-        assert (await asked.end()).status == 499
-
-    run(talk())
+    asked = keyed.respond(key="sesame")
+    path = f"/v1/requests/{await keyed.arrived()}/cancel"
+    assert (await keyed.post(path).end()).status == 401
+    refused = await keyed.get(path, "POST", x_api_key="simsim").end()
+    assert (refused.status, refused.error["param"]) == (404, "id")
+    for _ in range(2):
+        assert (await keyed.get(path, "POST", x_api_key="sesame").end()).status == 200
+    assert (await keyed.get(path, "POST", x_api_key="simsim").end()).status == 404
+    assert (await asked.end()).status == 499
     keyed.close()
 
 
-def test_the_status_names_the_key_of_a_request_and_its_phases() -> None:
+async def test_the_status_names_the_key_of_a_request_and_its_phases() -> None:
     keyed = House(api_keys=("sesame",))
     keyed.line.serving("w", "org/model")
-
-    async def talk() -> None:
-        asked = keyed.respond(key="sesame")
-        id = await keyed.arrived()
-        keyed.line.say("w", accepted("w", id))
-        status = (await keyed.get("/v1/status", x_api_key="sesame").end()).json
-        [request] = status["requests"]
-        assert (request["id"], request["key"]) == (id, "key 1")
-        assert [phase for phase, _ in request["phases"]] == ["queued", "preparing", "waiting"]
-        assert abs(status["time"] - request["time"]) < 60
-        asked.leave()
-        await asked.end()
-        [end] = (await keyed.get("/v1/status", x_api_key="sesame").end()).json["recent"]["ends"]
-        assert (end["key"], end["phases"]) == ("key 1", request["phases"])
-
-    run(talk())
+    asked = keyed.respond(key="sesame")
+    id = await keyed.arrived()
+    keyed.line.say("w", accepted("w", id))
+    status = (await keyed.get("/v1/status", x_api_key="sesame").end()).json
+    [request] = status["requests"]
+    assert (request["id"], request["key"]) == (id, "key 1")
+    assert [phase for phase, _ in request["phases"]] == ["queued", "preparing", "waiting"]
+    assert abs(status["time"] - request["time"]) < 60
+    asked.leave()
+    await asked.end()
+    [end] = (await keyed.get("/v1/status", x_api_key="sesame").end()).json["recent"]["ends"]
+    assert (end["key"], end["phases"]) == ("key 1", request["phases"])
     keyed.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 from protocol.conversation import unpack
 from protocol.gateway_settings import GatewaySettings
 from tests.broker.application import RESPONSES, House
-from tests.broker.asgi import Exchange, run, until
-from tests.factories import accepted, events, failed, finished, reused
+from tests.broker.asgi import Exchange, until
+from tests.factories import accepted, events, finished, reused
 
 ANN, BOB = "key-of-ann", "key-of-bob"
 
@@ -25,103 +24,17 @@ def keyed() -> House:
 
 async def answered(house: House, text: str = "all aboard", **fields: Any) -> Any:
     """Serve a request of the responses API, and return the response document."""
-    sent = len(house.requests())
-    exchange = house.respond(**fields)
-    id = await house.arrived(sent + 1)
-    house.line.say("w", accepted("w", id), events("w", id, text), finished("w", id, 1))
-    return (await exchange.end()).json
+    return (await house.serve(house.respond(**fields), text)).json
 
 
 def post(house: House, path: str) -> Exchange:
     return house.get(path, method="POST")
 
 
-def test_a_document_has_the_answer_and_the_id_that_its_worker_knows(house: House) -> None:
-    async def talk() -> None:
-        document = await answered(house, model="org/model", instructions="Be terse.")
-        [request] = house.requests()
-        assert unpack(request).messages == [
-            {"role": "system", "content": "Be terse."},
-            {"role": "user", "content": "hello"},
-        ]
-        assert (document["id"], document["model"], document["status"]) == (
-            request.id,
-            "org/model",
-            "completed",
-        )
-        assert document["output"][0]["content"][0]["text"] == "all aboard"
-
-    run(talk())
-    assert len(house.line.dispatcher.flights) == 0
-    assert house.gateway.answering == {}
-
-
-def test_a_stream_is_sent_as_it_comes(house: House) -> None:
-    async def talk() -> None:
-        answer = house.respond(stream=True)
-        id = await house.arrived()
-        house.line.say("w", accepted("w", id), reused("w", id))
-        await answer.holds(b"response.in_progress")
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        house.line.say("w", events("w", id, "all "))
-        await answer.holds(b'"delta":"all "')
-        house.line.say("w", finished("w", id, 1))
-        await answer.end()
-        assert answer.complete
-        assert b"event: response.completed\n" in answer.body
-
-    run(talk())
-
-
-CODEX_IDLE_S = 300.0
-"""After this time without an event, Codex ends the stream and asks again (`stream_idle_timeout_ms`)."""
-
-
-def codex_idle_s(writes: list[bytes], interval_s: float) -> float:
-    """Return the longest time without an event, in a stream whose writes are `interval_s` apart.
-
-    Like Codex's parser: comments are no events, and an event is JSON with a `type`.
-    """
-    longest = idle = 0.0
-    for write in writes:
-        idle += interval_s
-        longest = max(longest, idle)
-        data = [line[6:] for line in write.splitlines() if line.startswith(b"data: ")]
-        if any(json.loads(line)["type"] for line in data):
-            idle = 0.0
-    return longest
-
-
-def test_codex_waits_six_minutes_for_a_prompt_without_asking_again() -> None:
-    interval_s = GatewaySettings().keepalive_s
-    keepalives = int(360 / interval_s)
-    house = House(keepalive_s=0.001)
-    house.line.serving("w")
-
-    async def talk() -> None:
-        answer = house.respond(stream=True)
-        id = await house.arrived()
-        house.line.say("w", accepted("w", id), reused("w", id))
-        await until(lambda: len(answer.sent) > keepalives)
-        house.line.say("w", events("w", id, "x"), finished("w", id, 1))
-        await answer.end()
-        writes = [message["body"] for message in answer.sent[1:]]
-        assert len(writes) * interval_s >= 360
-        assert codex_idle_s(writes, interval_s) < CODEX_IDLE_S
-        comments = [b": keep-alive\n\n" for _ in writes]
-        assert codex_idle_s(comments, interval_s) > CODEX_IDLE_S
-
-    run(talk())
-
-
 async def diagnosed(house: House, id: str, cached: int = 2, **fields: Any) -> Any:
     """Return the diagnostics of a response that is compared with another."""
-    sent = len(house.requests())
     exchange = house.respond(**{"prompt_cache_options": {"comparison_response_id": id}, **fields})
-    await house.arrived(sent + 1)
-    last = house.requests()[-1].id
-    house.line.say("w", accepted("w", last), events("w", last, "x"), finished("w", last, 1, cached))
-    document = (await exchange.end()).json
+    document = (await house.serve(exchange, "x", cached=cached)).json
     assert document["prompt_cache_options"] == {
         "mode": "implicit",
         "ttl": "30m",
@@ -130,41 +43,33 @@ async def diagnosed(house: House, id: str, cached: int = 2, **fields: Any) -> An
     return document["prompt_cache_diagnostics"]
 
 
-def test_why_a_prompt_missed_the_cache_is_told_relative_to_another_response(house: House) -> None:
-    async def talk() -> None:
-        first = (await answered(house, instructions="Be terse."))["id"]
-        same: dict[str, Any] = {"instructions": "Be terse.", "previous_response_id": first}
-        assert await diagnosed(house, first, **same) == {"type": "cache_hit"}
-        assert await diagnosed(house, first, cached=0, **same) == {"type": "unavailable"}
-        changed = await diagnosed(house, first, instructions="Be long.")
-        assert changed == {
-            "type": "cache_miss",
-            "reason": "input_changed",
-            "cache_missed_tokens": 3,
-            "comparison_reusable_tokens": 0,
-        }
-        tool = {"type": "function", "name": "get", "parameters": {}}
-        assert (await diagnosed(house, first, tools=[tool], **same))["reason"] == "tools_changed"
-        isolated = {"comparison_response_id": first, "isolated": True}
-        salted = await diagnosed(house, first, prompt_cache_options=isolated, prompt_cache_key="k", **same)
-        assert salted["reason"] == "prompt_cache_key_changed"
-        assert await diagnosed(house, "resp_no") == {"type": "comparison_response_not_found"}
-        assert "prompt_cache_diagnostics" not in await answered(house)
-
-    run(talk())
+async def test_why_a_prompt_missed_the_cache_is_told_relative_to_another_response(house: House) -> None:
+    first = (await answered(house, instructions="Be terse."))["id"]
+    same: dict[str, Any] = {"instructions": "Be terse.", "previous_response_id": first}
+    assert await diagnosed(house, first, **same) == {"type": "cache_hit"}
+    assert await diagnosed(house, first, cached=0, **same) == {"type": "unavailable"}
+    changed = await diagnosed(house, first, instructions="Be long.")
+    assert changed == {
+        "type": "cache_miss", "reason": "input_changed", "cache_missed_tokens": 3,
+        "comparison_reusable_tokens": 0,
+    }  # fmt: skip
+    tool = {"type": "function", "name": "get", "parameters": {}}
+    assert (await diagnosed(house, first, tools=[tool], **same))["reason"] == "tools_changed"
+    isolated = {"comparison_response_id": first, "isolated": True}
+    salted = await diagnosed(house, first, prompt_cache_options=isolated, prompt_cache_key="k", **same)
+    assert salted["reason"] == "prompt_cache_key_changed"
+    assert await diagnosed(house, "resp_no") == {"type": "comparison_response_not_found"}
+    assert "prompt_cache_diagnostics" not in await answered(house)
 
 
-def test_a_prompt_cache_key_isolates_only_where_that_is_wanted(house: House) -> None:
-    async def talk() -> None:
-        await answered(house, prompt_cache_key="k")
-        await answered(house, prompt_cache_key="k", prompt_cache_options={"isolated": True})
-        assert [request.cache_salt for request in house.requests()] == ["", "prompt_cache_key=k;"]
-        for options, param in (({"isolated": True}, "prompt_cache_key"), ({"prewarm": True}, "prewarm")):
-            refused = await house.respond(prompt_cache_options=options).end()
-            assert refused.status == 400
-            assert param in refused.error["param"]
-
-    run(talk())
+async def test_a_prompt_cache_key_isolates_only_where_that_is_wanted(house: House) -> None:
+    await answered(house, prompt_cache_key="k")
+    await answered(house, prompt_cache_key="k", prompt_cache_options={"isolated": True})
+    assert [request.cache_salt for request in house.requests()] == ["", "prompt_cache_key=k;"]
+    for options, param in (({"isolated": True}, "prompt_cache_key"), ({"prewarm": True}, "prewarm")):
+        refused = await house.respond(prompt_cache_options=options).end()
+        assert refused.status == 400
+        assert param in refused.error["param"]
 
 
 def numbered(body: bytes) -> list[tuple[int, str]]:
@@ -185,187 +90,123 @@ async def streamed(house: House, keepalives: int) -> Exchange:
     return await answer.end()
 
 
-def test_keepalives_repeat_a_number_so_that_the_others_never_depend_on_time() -> None:
+async def test_keepalives_repeat_a_number_so_that_the_others_never_depend_on_time() -> None:
     slow, fast = House(keepalive_s=0.001), House()
     for each in (slow, fast):
         each.line.serving("w")
-
-    async def talk() -> None:
-        late, soon = numbered((await streamed(slow, 3)).body), numbered((await streamed(fast, 0)).body)
-        assert [number for number, _ in soon] == list(range(len(soon)))
-        assert len(late) > len(soon)
-        repeated = {at for at in range(1, len(late)) if late[at][0] == late[at - 1][0]}
-        assert {late[at][1] for at in repeated} == {"response.in_progress"}
-        assert [each for at, each in enumerate(late) if at not in repeated] == soon
-
-    run(talk())
+    late, soon = numbered((await streamed(slow, 3)).body), numbered((await streamed(fast, 0)).body)
+    assert [number for number, _ in soon] == list(range(len(soon)))
+    assert len(late) > len(soon)
+    # Codex asks again after 300 s without an event (`stream_idle_timeout_ms`), and ignores comments.
+    assert GatewaySettings().keepalive_s < 300
+    repeated = {at for at in range(1, len(late)) if late[at][0] == late[at - 1][0]}
+    assert {late[at][1] for at in repeated} == {"response.in_progress"}
+    assert [each for at, each in enumerate(late) if at not in repeated] == soon
 
 
-def test_a_response_that_waits_for_a_worker_has_begun() -> None:
+async def test_a_response_that_waits_for_a_worker_has_begun() -> None:
     house = House(keepalive_s=0.001)
     house.line.serving("w")
-
-    async def talk() -> None:
-        answer = house.respond(stream=True)
-        await house.arrived()
-        house.line.dispatcher.lost("w")
-        await until(lambda: len(answer.sent) > 3)
-        begun = numbered(answer.body)
-        assert begun[:2] == [(0, "response.created"), (1, "response.in_progress")]
-        assert set(begun[2:]) == {(1, "response.in_progress")}
-        answer.leave()
-        await answer.end()
-
-    run(talk())
+    answer = house.respond(stream=True)
+    await house.arrived()
+    house.line.dispatcher.lost("w")
+    await until(lambda: len(answer.sent) > 3)
+    begun = numbered(answer.body)
+    assert begun[:2] == [(0, "response.created"), (1, "response.in_progress")]
+    assert set(begun[2:]) == {(1, "response.in_progress")}
+    answer.leave()
+    await answer.end()
 
 
-def test_a_conversation_goes_on_from_the_last_id(house: House) -> None:
-    async def talk() -> None:
-        first = await answered(house, "one", input="1", instructions="Be terse.")
-        second = await answered(house, "two", input="2", previous_response_id=first["id"])
-        third = await answered(house, "three", input="3", previous_response_id=second["id"])
-        assert third["previous_response_id"] == second["id"]
-        assert unpack(house.requests()[-1]).messages == [
-            {"role": "user", "content": "1"},
-            {"role": "assistant", "content": "one"},
-            {"role": "user", "content": "2"},
-            {"role": "assistant", "content": "two"},
-            {"role": "user", "content": "3"},
-        ]
-
-    run(talk())
+async def test_a_conversation_goes_on_from_the_last_id(house: House) -> None:
+    first = await answered(house, "one", input="1", instructions="Be terse.")
+    second = await answered(house, "two", input="2", previous_response_id=first["id"])
+    third = await answered(house, "three", input="3", previous_response_id=second["id"])
+    assert third["previous_response_id"] == second["id"]
+    assert unpack(house.requests()[-1]).messages == [
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "2"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "3"},
+    ]
 
 
-def test_a_response_can_be_asked_for_again_until_it_is_deleted(house: House) -> None:
-    async def talk() -> None:
-        document = await answered(house)
-        path = f"{RESPONSES}/{document['id']}"
-        assert (await house.get(path).end()).json == document
-        items = (await house.get(f"{path}/input_items").end()).json
-        assert items["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]
-        assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
-        deleted = (await house.get(path, method="DELETE").end()).json
-        assert deleted == {"id": document["id"], "object": "response", "deleted": True}
-        for exchange in (house.get(path), house.get(path, method="DELETE"), house.get(f"{path}/input_items")):
-            await exchange.end()
-            assert (exchange.status, exchange.error["code"]) == (404, "response_not_found")
-        again = await house.respond(previous_response_id=document["id"]).end()
-        assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
-        assert again.error["param"] == "previous_response_id"
-
-    run(talk())
+async def test_a_response_can_be_asked_for_again_until_it_is_deleted(house: House) -> None:
+    document = await answered(house)
+    path = f"{RESPONSES}/{document['id']}"
+    assert (await house.get(path).end()).json == document
+    items = (await house.get(f"{path}/input_items").end()).json
+    assert items["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]
+    assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
+    deleted = (await house.get(path, method="DELETE").end()).json
+    assert deleted == {"id": document["id"], "object": "response", "deleted": True}
+    for exchange in (house.get(path), house.get(path, method="DELETE"), house.get(f"{path}/input_items")):
+        await exchange.end()
+        assert (exchange.status, exchange.error["code"]) == (404, "response_not_found")
+    again = await house.respond(previous_response_id=document["id"]).end()
+    assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
+    assert again.error["param"] == "previous_response_id"
 
 
 @pytest.mark.parametrize("configured", [{"responses_max": 0}, {}])
-def test_response_is_not_stored_when_storing_is_disabled(configured: dict[str, Any]) -> None:
+async def test_response_is_not_stored_when_storing_is_disabled(configured: dict[str, Any]) -> None:
     house = House(**configured)
     house.line.serving("w")
-
-    async def talk() -> None:
-        document = await answered(house, **({} if configured else {"store": False}))
-        assert document["store"] is False
-        exchange = await house.get(f"{RESPONSES}/{document['id']}").end()
-        assert exchange.status == 404
-
-    run(talk())
+    document = await answered(house, **({} if configured else {"store": False}))
+    assert document["store"] is False
+    if configured:
+        refused = await house.respond(background=True).end()
+        assert (refused.status, refused.error["param"]) == (400, "background")
+    exchange = await house.get(f"{RESPONSES}/{document['id']}").end()
+    assert exchange.status == 404
     assert len(house.gateway.responses) == 0
 
 
-def test_a_key_never_sees_what_another_one_was_answered() -> None:
+async def test_a_key_never_sees_what_another_one_was_answered() -> None:
     house = keyed()
-
-    async def talk() -> None:
-        document = await answered(house, key=ANN)
-        path = f"{RESPONSES}/{document['id']}"
-        assert (await house.get(path, x_api_key=ANN).end()).status == 200
-        for method in ("GET", "DELETE"):
-            assert (await house.get(path, method, x_api_key=BOB).end()).status == 404
-        assert (await house.get(f"{path}/input_items", x_api_key=BOB).end()).status == 404
-        assert (await house.get(f"{path}/cancel", "POST", x_api_key=BOB).end()).status == 404
-        assert (await house.respond(key=BOB, previous_response_id=document["id"]).end()).status == 400
-        reference = [{"type": "item_reference", "id": document["output"][0]["id"]}]
-        assert (await house.respond(reference, key=BOB).end()).status == 404
-        assert (await house.get(path).end()).status == 401
-
-    run(talk())
+    document = await answered(house, key=ANN)
+    path = f"{RESPONSES}/{document['id']}"
+    assert (await house.get(path, x_api_key=ANN).end()).status == 200
+    for method in ("GET", "DELETE"):
+        assert (await house.get(path, method, x_api_key=BOB).end()).status == 404
+    assert (await house.get(f"{path}/input_items", x_api_key=BOB).end()).status == 404
+    assert (await house.get(f"{path}/cancel", "POST", x_api_key=BOB).end()).status == 404
+    assert (await house.respond(key=BOB, previous_response_id=document["id"]).end()).status == 400
+    reference = [{"type": "item_reference", "id": document["output"][0]["id"]}]
+    assert (await house.respond(reference, key=BOB).end()).status == 404
+    assert (await house.get(path).end()).status == 401
 
 
-def test_a_response_that_runs_can_be_seen_and_cancelled() -> None:
+async def test_a_response_that_runs_can_be_seen_and_cancelled() -> None:
     house = keyed()
-
-    async def talk() -> None:
-        stream = house.respond(key=ANN, stream=True)
-        id = await house.arrived()
-        path = f"{RESPONSES}/{id}"
-        house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "all "))
-        await stream.holds(b'"delta":"all "')
-        seen = (await house.get(path, x_api_key=ANN).end()).json
-        assert (seen["id"], seen["status"]) == (id, "in_progress")
-        assert (await house.get(f"{path}/cancel", "POST", x_api_key=BOB).end()).status == 404
-        document = (await house.get(f"{path}/cancel", "POST", x_api_key=ANN).end()).json
-        assert (document["status"], document["output"][0]["content"][0]["text"]) == ("cancelled", "all ")
-        await stream.end()
-        assert stream.complete
-        last = json.loads(stream.body.split(b"data: ")[-1])
-        assert (last["type"], last["response"]) == ("response.incomplete", document)
-        assert (await house.get(path, x_api_key=ANN).end()).json == document
-
-    run(talk())
+    stream = house.respond(key=ANN, stream=True)
+    id = await house.arrived()
+    path = f"{RESPONSES}/{id}"
+    house.begin(id, "all ")
+    await stream.holds(b'"delta":"all "')
+    seen = (await house.get(path, x_api_key=ANN).end()).json
+    assert (seen["id"], seen["status"]) == (id, "in_progress")
+    assert (await house.get(f"{path}/cancel", "POST", x_api_key=BOB).end()).status == 404
+    document = (await house.get(f"{path}/cancel", "POST", x_api_key=ANN).end()).json
+    assert (document["status"], document["output"][0]["content"][0]["text"]) == ("cancelled", "all ")
+    await stream.end()
+    assert stream.complete
+    last = json.loads(stream.body.split(b"data: ")[-1])
+    assert (last["type"], last["response"]) == ("response.incomplete", document)
+    assert (await house.get(path, x_api_key=ANN).end()).json == document
     assert house.cancels()
     assert len(house.line.dispatcher.flights) == 0
 
 
-def test_finished_response_cannot_be_cancelled(house: House) -> None:
-    async def talk() -> None:
-        document = await answered(house)
-        exchange = await post(house, f"{RESPONSES}/{document['id']}/cancel").end()
-        assert (exchange.status, exchange.error["code"]) == (400, "invalid_request")
-        assert (await post(house, f"{RESPONSES}/resp_none/cancel").end()).status == 404
-
-    run(talk())
+async def test_finished_response_cannot_be_cancelled(house: House) -> None:
+    document = await answered(house)
+    exchange = await post(house, f"{RESPONSES}/{document['id']}/cancel").end()
+    assert (exchange.status, exchange.error["code"]) == (400, "invalid_request")
+    assert (await post(house, f"{RESPONSES}/resp_none/cancel").end()).status == 404
 
 
-def test_a_client_that_leaves_keeps_nothing(house: House) -> None:
-    async def talk() -> None:
-        answer = house.respond(stream=True)
-        id = await house.arrived()
-        house.line.say("w", accepted("w", id), reused("w", id), events("w", id, "a"))
-        await answer.holds(b'"delta":"a"')
-        answer.leave()
-        await answer.end()
-
-    run(talk())
-    assert (len(house.gateway.responses), house.gateway.answering) == (0, {})
-
-
-def test_a_refusal_of_the_worker_is_a_status_code(house: House) -> None:
-    async def talk() -> None:
-        for stream in (True, False):
-            answer = house.respond(stream=stream)
-            id = await house.arrived(len(house.requests()) + 1)
-            house.line.say("w", failed("w", id, "context_length_exceeded"))
-            await answer.end()
-            assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-
-    run(talk())
-    assert len(house.gateway.responses) == 0
-
-
-def test_an_image_that_cannot_be_served_is_named(house: House) -> None:
-    url = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
-
-    async def talk() -> None:
-        picture = {"type": "input_image", "image_url": url}
-        answer = await house.respond([{"role": "user", "content": [picture]}]).end()
-        assert (answer.error["code"], answer.error["param"]) == ("unsupported_media", "input[0].content[0]")
-
-    run(talk())
-
-
-def test_stored_response_cannot_be_streamed(house: House) -> None:
-    async def talk() -> None:
-        document = await answered(house)
-        answer = await house.get(f"{RESPONSES}/{document['id']}?stream=true").end()
-        assert (answer.status, answer.error["param"]) == (400, "stream")
-
-    run(talk())
+async def test_stored_response_cannot_be_streamed(house: House) -> None:
+    document = await answered(house)
+    answer = await house.get(f"{RESPONSES}/{document['id']}?stream=true").end()
+    assert (answer.status, answer.error["param"]) == (400, "stream")

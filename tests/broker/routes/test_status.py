@@ -9,163 +9,117 @@ from broker.dispatch.traffic import PATH_CHARS_MAX
 from broker.routes.state import WATCHERS_MAX
 from protocol.types import RequestStatus
 from tests.broker.application import House
-from tests.broker.asgi import run, until
+from tests.broker.asgi import until
 from tests.factories import accepted, events, reused
 
 
-def test_the_status_names_workers_and_their_requests(house: House) -> None:
-    async def talk() -> None:
-        row = RequestStatus(id="chatcmpl-1", phase="prefill", prompt_tokens=100, prefilled=64, seconds=0.5)
-        house.line.beat("w", running=1, steps=3, rows=[row])
-        answer = (await house.get("/v1/status").end()).json
-        assert answer["gateway"]["uptime_s"] >= 0
-        [worker] = answer["workers"]
-        assert (worker["model"], worker["state"], worker["steps"]) == ("org/model", "ready", 3)
-        assert [(row["id"], row["prefilled"]) for row in worker["rows"]] == [("chatcmpl-1", 64)]
-
-    run(talk())
+async def test_the_status_has_the_last_minutes_unless_nobody_wants_them(house: House) -> None:
+    for _ in range(3):
+        house.line.clock.now += 1.0
+        house.line.dispatcher.history.tick(house.line.clock.now)
+    history = (await house.get("/v1/status").end()).json["history"]
+    assert history["every_s"] == 1.0
+    assert [len(row) for row in history["rows"]] == [len(history["columns"])] * 2
+    assert "history" not in (await house.get("/v1/status?history=false").end()).json
 
 
-def test_the_status_counts_what_went_wrong_on_the_line(house: House) -> None:
-    async def talk() -> None:
-        house.link.errors["decode"] += 1
-        answer = (await house.get("/v1/status").end()).json
-        assert answer["gateway"]["line_errors"] == {"decode": 1}
-
-    run(talk())
-
-
-def test_the_status_has_the_last_minutes_unless_nobody_wants_them(house: House) -> None:
-    async def talk() -> None:
-        for _ in range(3):
-            house.line.clock.now += 1.0
-            house.line.dispatcher.history.tick(house.line.clock.now)
-        history = (await house.get("/v1/status").end()).json["history"]
-        assert history["every_s"] == 1.0
-        assert [len(row) for row in history["rows"]] == [len(history["columns"])] * 2
-        assert "history" not in (await house.get("/v1/status?history=false").end()).json
-
-    run(talk())
-
-
-def test_a_stream_tells_the_last_minutes_once_and_then_what_is_new() -> None:
+async def test_a_stream_tells_the_last_minutes_once_and_then_what_is_new() -> None:
     house = House()
-
-    async def talk() -> None:
-        history = house.line.dispatcher.history
-        for _ in range(3):
-            house.line.clock.now += 1.0
-            history.tick(house.line.clock.now)
-        listening = house.get("/v1/status/stream")
-        await listening.holds(b"\n\n")
+    history = house.line.dispatcher.history
+    for _ in range(3):
         house.line.clock.now += 1.0
         history.tick(house.line.clock.now)
-        await until(lambda: listening.body.count(b"\n\n") >= 2)
-        assert listening.headers["content-type"].startswith("text/event-stream")
-        told = [
-            json.loads(event.removeprefix(b"event: status\ndata: "))
-            for event in listening.body.split(b"\n\n")[:2]
-        ]
-        assert [len(document["history"]["rows"]) for document in told] == [2, 1]
-        assert len(house.gateway.watchers) == 1
-        listening.leave()
-        await listening.end()
-        assert not house.gateway.watchers
-
-    run(talk())
+    listening = house.get("/v1/status/stream")
+    await listening.holds(b"\n\n")
+    house.line.clock.now += 1.0
+    history.tick(house.line.clock.now)
+    await until(lambda: listening.body.count(b"\n\n") >= 2)
+    assert listening.headers["content-type"].startswith("text/event-stream")
+    told = [
+        json.loads(event.removeprefix(b"event: status\ndata: "))
+        for event in listening.body.split(b"\n\n")[:2]
+    ]
+    assert [len(document["history"]["rows"]) for document in told] == [2, 1]
+    assert len(house.gateway.watchers) == 1
+    listening.leave()
+    await listening.end()
+    assert not house.gateway.watchers
     house.close()
 
 
-def test_a_stream_ends_when_the_gateway_stops_and_many_are_too_many(house: House) -> None:
-    async def talk() -> None:
-        listening = house.get("/v1/status/stream")
-        await listening.holds(b"\n\n")
-        house.gateway.watchers.update(object() for _ in range(WATCHERS_MAX - 1))
-        refused = await house.get("/v1/status/stream").end()
-        assert (refused.status, refused.error["code"]) == (503, "too_many_connections")
-        house.line.dispatcher.stop()
-        await listening.end()
-        assert listening.complete
-
-    run(talk())
+async def test_a_stream_ends_when_the_gateway_stops_and_many_are_too_many(house: House) -> None:
+    listening = house.get("/v1/status/stream")
+    await listening.holds(b"\n\n")
+    house.gateway.watchers.update(object() for _ in range(WATCHERS_MAX - 1))
+    refused = await house.get("/v1/status/stream").end()
+    assert (refused.status, refused.error["code"]) == (503, "too_many_connections")
+    house.line.dispatcher.stop()
+    await listening.end()
+    assert listening.complete
 
 
-def test_requests_are_told_wherever_they_stand(house: House) -> None:
-    async def talk() -> None:
-        asked = house.chat("secret", stream=True)
-        await until(lambda: house.line.dispatcher.flights)
-        [flight] = house.line.dispatcher.flights
-        await until(lambda: flight.attempt)
+async def test_requests_are_told_wherever_they_stand(house: House) -> None:
+    asked = house.chat("secret", stream=True)
+    await until(lambda: house.line.dispatcher.flights)
+    [flight] = house.line.dispatcher.flights
+    await until(lambda: flight.attempt)
 
-        async def told() -> dict[str, Any]:
-            [request] = (await house.get("/v1/status").end()).json["requests"]
-            return dict(request)
+    async def told() -> dict[str, Any]:
+        [request] = (await house.get("/v1/status").end()).json["requests"]
+        return dict(request)
 
-        assert (await told())["phase"] == "preparing"
-        house.line.say("w", accepted("w", flight.id))
-        assert ((await told())["phase"], (await told())["prompt_tokens"]) == ("waiting", 3)
-        row = RequestStatus(id=flight.id, phase="prefill", prompt_tokens=3, prefilled=2, preemptions=1)
-        house.line.beat("w", running=1, steps=1, rows=[row])
-        prefilling = await told()
-        assert (prefilling["phase"], prefilling["prefilled"], prefilling["preemptions"]) == ("prefill", 2, 1)
-        house.line.say("w", reused("w", flight.id, 2, "disk", "diverged"), events("w", flight.id, "a", "b"))
-        decoding = await told()
-        assert (decoding["phase"], decoding["prefilled"], decoding["answered"]) == ("decode", 3, 2)
-        assert decoding["reuse"] == {"tokens": 2, "tier": "disk", "miss": "diverged"}
-        assert decoding["time_to_first_token_s"] is not None
-        house.line.dispatcher.lost("w")
-        assert ((await told())["phase"], (await told())["worker"]) == ("queued", None)
-        house.line.serving("w2", "org/model")
-        house.line.say("w2", accepted("w2", f"{flight.id}~2"))
-        resumed = await told()
-        assert (resumed["resumes"], resumed["worker"], resumed["answered"]) == (1, "w2", 2)
-        assert "secret" not in str(resumed)
-        asked.leave()
-        await asked.end()
-        recent = (await house.get("/v1/status").end()).json["recent"]
-        assert [(end["id"], end["code"]) for end in recent["ends"]] == [(flight.id, "client_left")]
-        assert [event["what"] for event in recent["workers"]][:2] == ["ready", "connected"]
-
-    run(talk())
+    assert (await told())["phase"] == "preparing"
+    house.line.say("w", accepted("w", flight.id))
+    assert ((await told())["phase"], (await told())["prompt_tokens"]) == ("waiting", 3)
+    row = RequestStatus(id=flight.id, phase="prefill", prompt_tokens=3, prefilled=2, preemptions=1)
+    house.line.beat("w", running=1, steps=1, rows=[row])
+    prefilling = await told()
+    assert (prefilling["phase"], prefilling["prefilled"], prefilling["preemptions"]) == ("prefill", 2, 1)
+    house.line.say("w", reused("w", flight.id, 2, "disk", "diverged"), events("w", flight.id, "a", "b"))
+    decoding = await told()
+    assert (decoding["phase"], decoding["prefilled"], decoding["answered"]) == ("decode", 3, 2)
+    assert decoding["reuse"] == {"tokens": 2, "tier": "disk", "miss": "diverged"}
+    assert decoding["time_to_first_token_s"] is not None
+    house.line.dispatcher.lost("w")
+    assert ((await told())["phase"], (await told())["worker"]) == ("queued", None)
+    house.line.serving("w2", "org/model")
+    house.line.say("w2", accepted("w2", f"{flight.id}~2"))
+    resumed = await told()
+    assert (resumed["resumes"], resumed["worker"], resumed["answered"]) == (1, "w2", 2)
+    assert "secret" not in str(resumed)
+    asked.leave()
+    await asked.end()
+    recent = (await house.get("/v1/status").end()).json["recent"]
+    assert [(end["id"], end["code"]) for end in recent["ends"]] == [(flight.id, "client_left")]
+    assert [event["what"] for event in recent["workers"]][:2] == ["ready", "connected"]
 
 
-def test_a_probe_that_hears_not_yet_is_counted_and_is_no_error() -> None:
+async def test_a_probe_that_hears_not_yet_is_counted_and_is_no_error() -> None:
     house = House()
-
-    async def talk() -> None:
-        assert (await house.get("/ready").end()).status == 503
-        answer = (await house.get("/v1/status").end()).json
-        assert answer["recent"]["refusals"] == []
-        assert answer["gateway"]["responses"] == {"503": 1}
-        assert answer["gateway"]["errors"] == {}
-
-    run(talk())
+    assert (await house.get("/ready").end()).status == 503
+    answer = (await house.get("/v1/status").end()).json
+    assert answer["recent"]["refusals"] == []
+    assert answer["gateway"]["responses"] == {"503": 1}
+    assert answer["gateway"]["errors"] == {}
     house.close()
 
 
-def test_the_page_asking_whether_it_needs_a_key_is_no_refusal() -> None:
+async def test_the_page_asking_whether_it_needs_a_key_is_no_refusal() -> None:
     house = House(api_keys=("sesame",))
-
-    async def talk() -> None:
-        assert (await house.get("/v1/status/stream").end()).status == 401
-        assert (await house.get("/v1/models").end()).status == 401
-        answer = (await house.get("/v1/status", authorization="Bearer sesame").end()).json
-        assert [refusal["path"] for refusal in answer["recent"]["refusals"]] == ["/v1/models"]
-        assert answer["gateway"]["responses"] == {"401": 2}
-
-    run(talk())
+    assert (await house.get("/v1/status/stream").end()).status == 401
+    assert (await house.get("/v1/models").end()).status == 401
+    answer = (await house.get("/v1/status", authorization="Bearer sesame").end()).json
+    assert [refusal["path"] for refusal in answer["recent"]["refusals"]] == ["/v1/models"]
+    assert answer["gateway"]["responses"] == {"401": 2}
     house.close()
 
 
-def test_refusals_are_remembered_by_their_ids_without_what_was_asked(house: House) -> None:
-    async def talk() -> None:
-        refused = await house.get("/v1/models/secret%20model" + "x" * 300, x_request_id="mine").end()
-        assert refused.status == 404
-        answer = (await house.get("/v1/status").end()).json
-        [told] = answer["recent"]["refusals"]
-        assert (told["request_id"], told["status"], told["code"]) == ("mine", 404, "model_not_found")
-        assert len(told["path"]) == PATH_CHARS_MAX
-        assert answer["gateway"]["errors"] == {"model_not_found": 1}
-        assert answer["gateway"]["responses"] == {"404": 1}
-
-    run(talk())
+async def test_refusals_are_remembered_by_their_ids_without_what_was_asked(house: House) -> None:
+    refused = await house.get("/v1/models/secret%20model" + "x" * 300, x_request_id="mine").end()
+    assert refused.status == 404
+    answer = (await house.get("/v1/status").end()).json
+    [told] = answer["recent"]["refusals"]
+    assert (told["request_id"], told["status"], told["code"]) == ("mine", 404, "model_not_found")
+    assert len(told["path"]) == PATH_CHARS_MAX
+    assert answer["gateway"]["errors"] == {"model_not_found": 1}
+    assert answer["gateway"]["responses"] == {"404": 1}

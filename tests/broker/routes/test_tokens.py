@@ -8,7 +8,6 @@ from protocol.conversation import unpack
 from protocol.messages import Accepted
 from protocol.types import TokenizeOptions
 from tests.broker.application import House
-from tests.broker.asgi import run
 from tests.factories import accepted, failed, finished
 
 HI = [{"role": "user", "content": "hello"}]
@@ -19,51 +18,39 @@ def told(id: str, *tokens: int, pieces: tuple[str, ...] = (), prompt: str = "") 
     return accepted("w", id, prompt_tokens=len(tokens), **taken)
 
 
-def test_a_text_is_taken_apart(house: House) -> None:
-    async def talk() -> None:
-        answer = house.post("/tokenize", model="org/model", prompt="Hi there", add_special_tokens=False)
-        id = await house.arrived()
-        [asked] = house.requests()
-        assert asked.prompt == "Hi there"
-        assert asked.tokenizing == TokenizeOptions(tokens=True, special=False)
-        house.line.say("w", told(id, 5, 6), finished("w", id))
-        assert (await answer.end()).json == {
-            "count": 2,
-            "max_model_len": 8192,
-            "tokens": [5, 6],
-            "token_strs": None,
-        }
-
-    run(talk())
+async def test_a_text_is_taken_apart(house: House) -> None:
+    answer = house.post("/tokenize", model="org/model", prompt="Hi there", add_special_tokens=False)
+    id = await house.arrived()
+    [asked] = house.requests()
+    assert asked.prompt == "Hi there"
+    assert asked.tokenizing == TokenizeOptions(tokens=True, special=False)
+    house.line.say("w", told(id, 5, 6), finished("w", id))
+    assert (await answer.end()).json == {
+        "count": 2, "max_model_len": 8192, "tokens": [5, 6], "token_strs": None,
+    }  # fmt: skip
 
 
-def test_a_conversation_is_taken_apart_as_chat_would_run_it(house: House) -> None:
-    async def talk() -> None:
-        tool = {"type": "function", "function": {"name": "look"}}
-        wishes = {"return_token_strs": True, "add_generation_prompt": False}
-        answer = house.post("/tokenize", messages=HI, tools=[tool], **wishes)
-        id = await house.arrived()
-        [asked] = house.requests()
-        assert unpack(asked).messages == HI
-        assert unpack(asked).tools == [tool]
-        assert asked.tokenizing == TokenizeOptions(tokens=True, pieces=True, opens_turn=False)
-        house.line.say("w", told(id, 5, pieces=("Hi",)), finished("w", id))
-        document = (await answer.end()).json
-        assert (document["tokens"], document["token_strs"]) == ([5], ["Hi"])
-
-    run(talk())
+async def test_a_conversation_is_taken_apart_as_chat_would_run_it(house: House) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    wishes = {"return_token_strs": True, "add_generation_prompt": False}
+    answer = house.post("/tokenize", messages=HI, tools=[tool], **wishes)
+    id = await house.arrived()
+    [asked] = house.requests()
+    assert unpack(asked).messages == HI
+    assert unpack(asked).tools == [tool]
+    assert asked.tokenizing == TokenizeOptions(tokens=True, pieces=True, opens_turn=False)
+    house.line.say("w", told(id, 5, pieces=("Hi",)), finished("w", id))
+    document = (await answer.end()).json
+    assert (document["tokens"], document["token_strs"]) == ([5], ["Hi"])
 
 
-def test_tokens_become_text(house: House) -> None:
-    async def talk() -> None:
-        answer = house.post("/detokenize", tokens=[5, 6])
-        id = await house.arrived()
-        [asked] = house.requests()
-        assert (asked.tokens, asked.echo, asked.tokenizing) == ([5, 6], True, TokenizeOptions())
-        house.line.say("w", told(id, 5, 6, prompt="Hi there"), finished("w", id))
-        assert (await answer.end()).json == {"prompt": "Hi there"}
-
-    run(talk())
+async def test_tokens_become_text(house: House) -> None:
+    answer = house.post("/detokenize", tokens=[5, 6])
+    id = await house.arrived()
+    [asked] = house.requests()
+    assert (asked.tokens, asked.echo, asked.tokenizing) == ([5, 6], True, TokenizeOptions())
+    house.line.say("w", told(id, 5, 6, prompt="Hi there"), finished("w", id))
+    assert (await answer.end()).json == {"prompt": "Hi there"}
 
 
 @pytest.mark.parametrize(
@@ -79,20 +66,14 @@ def test_tokens_become_text(house: House) -> None:
         ("/detokenize", {"tokens": [1, -1]}, "tokens[1]"),
     ],
 )
-def test_a_wrong_body_is_refused_by_name(
+async def test_a_wrong_body_is_refused_by_name(
     path: str, body: dict[str, object], param: str, house: House
 ) -> None:
-    async def talk() -> None:
-        answer = await house.post(path, **body).end()
-        assert (answer.status, answer.error["param"]) == (400, param)
-
-    run(talk())
+    answer = await house.post(path, **body).end()
+    assert (answer.status, answer.error["param"]) == (400, param)
 
 
-def test_worker_refusal_is_returned_to_the_client(house: House) -> None:
-    async def talk() -> None:
-        answer = house.post("/detokenize", tokens=[99999])
-        house.line.say("w", failed("w", await house.arrived(), "invalid_request"))
-        assert (await answer.end()).error["code"] == "invalid_request"
-
-    run(talk())
+async def test_worker_refusal_is_returned_to_the_client(house: House) -> None:
+    answer = house.post("/detokenize", tokens=[99999])
+    house.line.say("w", failed("w", await house.arrived(), "invalid_request"))
+    assert (await answer.end()).error["code"] == "invalid_request"
