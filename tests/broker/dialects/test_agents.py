@@ -10,7 +10,6 @@ import pytest
 from broker.dialects import chat, chat_body
 from protocol.conversation import Conversation, unpack
 from protocol.messages import Generate
-from protocol.types import ToolCallConstraint
 from protocol.wire import decode_to_worker, encode
 
 INTEGER_MAX = 2**53 - 1  # JavaScript's, written by agents as the maximum of every integer
@@ -67,35 +66,6 @@ def turn(content: Any, result: Any) -> list[dict[str, Any]]:
 
 
 AGENTS: dict[str, dict[str, Any]] = {
-    "opencode": {
-        "model": "m",
-        "max_tokens": 32_000,
-        **STREAMED,
-        "tool_choice": "auto",
-        "messages": [
-            {"role": "system", "content": "s" * 9_600},
-            user("one"),
-            user("two"),
-            *turn("", "done"),
-        ],
-        "tools": functions(10, "d" * 300),
-    },
-    "opencode, for a title": {
-        "model": "m",
-        **STREAMED,
-        "messages": [{"role": "system", "content": "A title."}, user("one"), user("two")],
-    },
-    "qwen-code": {
-        "model": "m",
-        "max_tokens": 8_000,
-        **STREAMED,
-        "messages": [
-            {"role": "system", "content": "s" * 39_000},
-            user(part("one")),
-            *turn(None, part("done")),
-        ],
-        "tools": functions(15, "d" * 800),
-    },
     "pi": {
         "model": "m",
         "max_completion_tokens": 16_384,
@@ -173,13 +143,3 @@ def test_agent_request_is_translated_completely(agent: str) -> None:
     calls = [call for spoken in conversation.messages or [] for call in spoken.get("tool_calls", [])]
     arguments = [call["function"]["arguments"] for call in calls]
     assert arguments == [{"path": "a.py"}] * ("tools" in body)
-
-
-@pytest.mark.parametrize("agent", [agent for agent, body in AGENTS.items() if "tools" in body])
-def test_an_agent_may_insist_on_a_call(agent: str) -> None:
-    body = AGENTS[agent] | {"tool_choice": {"type": "function", "function": {"name": "read_1"}}}
-    assert sent(body).calling == ToolCallConstraint(required=True, name="read_1", single=True)
-
-
-def test_the_largest_of_them_brings_64_kilobytes_of_tools() -> None:
-    assert len(json.dumps(AGENTS["Claude Code"]["tools"])) > 64_000

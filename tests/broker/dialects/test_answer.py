@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from broker.dialects import answer, chat, completions, renderers
 from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
 from broker.dialects.parameters import copies, derived_seed
-from broker.dispatch.flight import Batch, Item
+from broker.dispatch.flight import Batch
 from protocol.errors import Code, RequestError
 from protocol.types import Delta, Sampling, Timings, TokenLogprob, Usage
 from tests import factories
@@ -81,19 +81,6 @@ def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index(
     assert reasons == [None, None, None, None, "length", None, "stop"]
 
 
-def test_a_document_has_its_choices_in_order_however_they_ended() -> None:
-    renderer = whole(chat.ChatChoiceRenderer(logprobs=False), 3)
-    assert renderer.feed([(2, [accepted(), delta("c"), finished(reason="length")])]) == b""
-    assert renderer.feed([(0, [accepted(), delta("a")]), (1, [accepted(), finished()])]) == b""
-    assert not renderer.over
-    document = json.loads(renderer.feed([(0, [delta("A"), finished()])]))
-    assert renderer.over
-    assert [
-        (choice["index"], choice["message"]["content"], choice["finish_reason"])
-        for choice in document["choices"]
-    ] == [(0, "aA", "stop"), (1, "", "stop"), (2, "c", "length")]
-
-
 def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
     for make in (stream, whole):
@@ -119,11 +106,9 @@ def test_usage_counts_each_prompt_once_and_every_answer(make: Any) -> None:
     sent = make(form, 4, prompts=2).feed([(choice, [end]) for choice, end in enumerate(ends)])
     document = json.loads(sent) if make is whole else documents(sent)[-2]
     assert document["usage"] == {
-        "prompt_tokens": 12,
-        "completion_tokens": 10,
-        "total_tokens": 22,
+        "prompt_tokens": 12, "completion_tokens": 10, "total_tokens": 22,
         "prompt_tokens_details": {"cached_tokens": 6},
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -145,13 +130,6 @@ def test_a_refusal_of_any_choice_before_the_first_word_has_its_status(make: Any)
     with pytest.raises(RequestError) as caught:
         renderer.feed([(0, [accepted()]), (1, [failed(code="context_length_exceeded")])])
     assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
-
-
-def test_a_dialect_without_an_opening_still_tells_that_the_request_was_taken() -> None:
-    renderer = stream(completions.CompletionChoiceRenderer(logprobs=False, choices=1), 1)
-    assert renderer.feed([(0, [accepted()])]) == b": keep-alive\n\n"
-    error, done = documents(renderer.feed([(0, [failed()])]))
-    assert (error["error"]["code"], done) == ("engine_error", "[DONE]")
 
 
 # --- messages to the worker --------------------------------------------------------------------------
@@ -211,11 +189,9 @@ def test_a_completion_has_four_lists_with_offsets_in_characters() -> None:
     tokens = [likely(b"ab", -1, (b"ab", -1), (b"x", -2)), likely(bear[:2]), likely(bear[2:]), likely(b"c")]
     first, second = logprobs.take(tokens[:2]), logprobs.take(tokens[2:])
     assert first == {
-        "tokens": ["ab", "\\xf0\\x9f"],
-        "token_logprobs": [-1, -0.5],
-        "top_logprobs": [{"ab": -1, "x": -2}, {"\\xf0\\x9f": -0.5}],
-        "text_offset": [0, 2],
-    }
+        "tokens": ["ab", "\\xf0\\x9f"], "token_logprobs": [-1, -0.5],
+        "top_logprobs": [{"ab": -1, "x": -2}, {"\\xf0\\x9f": -0.5}], "text_offset": [0, 2],
+    }  # fmt: skip
     assert (second["tokens"], second["text_offset"]) == (["\\x90\\xbb", "c"], [2, 3])
 
 
@@ -230,19 +206,11 @@ def test_a_token_whose_text_is_held_is_reported_at_once_and_only_once(name: str)
     assert "".join(map(text_of, choices)) == "é!"
 
 
-def test_an_answer_without_a_token_has_an_empty_list_where_one_was_asked_for() -> None:
-    items: list[Item] = [accepted(), delta(""), finished()]
-    asked = json.loads(whole(chat.ChatChoiceRenderer(logprobs=True), 1).feed([(0, items)]))
-    assert asked["choices"][0]["logprobs"] == {"content": [], "refusal": None}
-    plain = json.loads(whole(chat.ChatChoiceRenderer(logprobs=False), 1).feed([(0, items)]))
-    assert plain["choices"][0]["logprobs"] is None
-
-
 pieces = st.lists(st.tuples(st.text("aé🐻", max_size=3), st.binary(max_size=4)), max_size=6)
 
 
 @given(st.lists(pieces, min_size=1, max_size=3), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 @pytest.mark.parametrize("name", FORMS)
 def test_streamed_and_whole_answers_say_the_same(
     name: str, told: Sequence[Sequence[tuple[str, bytes]]], data: st.DataObject
@@ -283,18 +251,10 @@ def test_the_last_chunk_has_the_timings_of_llama_cpp(name: str, include_usage: b
     *chunks, last, _ = documents(renderer.feed(items))
     assert not any("timings" in chunk for chunk in chunks)
     assert last["timings"] == {
-        "cache_n": 60,
-        "prompt_n": 40,
-        "prompt_ms": 500.0,
-        "prompt_per_token_ms": 12.5,
-        "prompt_per_second": 80.0,
-        "predicted_n": 40,
-        "predicted_ms": 2000.0,
-        "predicted_per_token_ms": 50.0,
-        "predicted_per_second": 20.0,
-        "draft_n": 8,
-        "draft_n_accepted": 6,
-    }
+        "cache_n": 60, "prompt_n": 40, "prompt_ms": 500.0, "prompt_per_token_ms": 12.5,
+        "prompt_per_second": 80.0, "predicted_n": 40, "predicted_ms": 2000.0,
+        "predicted_per_token_ms": 50.0, "predicted_per_second": 20.0, "draft_n": 8, "draft_n_accepted": 6,
+    }  # fmt: skip
     assert json.loads(whole(FORMS[name](1), 1).feed(items))["timings"] == last["timings"]
 
 

@@ -35,37 +35,16 @@ def refusal(**fields: Any) -> RequestError:
         ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": ["a"] * 17}, "prompt"),
         ({"prompt": ["a"] * 6, "n": 3}, "prompt"),
-        ({"prompt": {}}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
-        ({"prompt": [[1], "a"]}, "prompt"),
         ({"prompt": [1.5]}, "prompt"),
-        ({"prompt": [1, "a"]}, "prompt[1]"),
-        ({"prompt": [1, [2]]}, "prompt[1]"),
         ({"prompt": [1, True]}, "prompt[1]"),
-        ({"prompt": [True]}, "prompt[0]"),
         ({"prompt": [1, -1]}, "prompt[1]"),
         ({"prompt": [2**31]}, "prompt[0]"),
-        ({"prompt": [[]]}, "prompt[0]"),
         ({"prompt": [[1], []]}, "prompt[1]"),
         ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]"),
-        ({"prompt": [["a"]]}, "prompt[0][0]"),
-        ({"prompt": [[1]] * 17}, "prompt"),
         ({"echo": True, "max_tokens": -1}, "max_tokens"),
-        ({"echo": "yes"}, "echo"),
-        ({"suffix": 1}, "suffix"),
-        ({"n": 17}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 6}, "logprobs"),
-        ({"logprobs": -1}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logit_bias": {"a": 1}}, "logit_bias"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"temperature": 3}, "temperature"),
-        ({"stop": [""]}, "stop[0]"),
-        ({"best_of": "2"}, "best_of"),
-        ({"cache_salt": 1}, "cache_salt"),
-        ({"cache_salt": "x" * 257}, "cache_salt"),
-        ({"cache_pin": "yes"}, "cache_pin"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
@@ -74,18 +53,11 @@ def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> N
     assert param in error.message
 
 
-def test_a_body_without_a_prompt_says_so() -> None:
-    with pytest.raises(RequestError) as caught:
-        completions.read(b"{}")
-    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "prompt")
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"echo": True, "suffix": "the end"}, "echo"),
         ({"best_of": 3}, "best_of"),
-        ({"best_of": 3, "n": 2}, "best_of"),
         ({"min_tokens": 5}, "min_tokens"),
     ],
 )
@@ -103,7 +75,7 @@ def test_unsupported_parameter_is_refused(fields: dict[str, Any], param: str) ->
         {"min_tokens": 0},
         {"user": "me", "later": [1]},
         {"prompt": ["Once"]},
-        *({name: None} for name in completions.Body.__struct_fields__ if name not in ("prompt", "seed")),
+        {name: None for name in completions.Body.__struct_fields__ if name not in ("prompt", "seed")},
     ],
     ids=str,
 )
@@ -124,25 +96,13 @@ def test_a_bare_request_leaves_every_choice_to_the_model_but_is_short() -> None:
 
 def test_every_parameter_arrives() -> None:
     fields = {
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.1,
-        "seed": 7,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-    }
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7, "repetition_penalty": 1.1,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5,
+    }  # fmt: skip
     raw = fields | {
-        "logit_bias": {"3": 1},
-        "logprobs": 5,
-        "stop": "a",
-        "max_tokens": 64,
-        "ignore_eos": True,
-        "priority": 2,
-        "cache_salt": "tenant",
-        "cache_pin": True,
-    }
+        "logit_bias": {"3": 1}, "logprobs": 5, "stop": "a", "max_tokens": 64, "ignore_eos": True,
+        "priority": 2, "cache_salt": "tenant", "cache_pin": True,
+    }  # fmt: skip
     assert sent(**raw) == [
         Generate(
             incarnation="gateway",
@@ -159,13 +119,9 @@ def test_every_parameter_arrives() -> None:
     ]
 
 
-def test_every_prompt_and_every_choice_has_the_salt_of_the_request() -> None:
-    requests = sent(prompt=["a", "b"], n=2, cache_salt="tenant", cache_pin=True)
-    assert [(request.cache_salt, request.cache_pin) for request in requests] == [("tenant", True)] * 4
-
-
 def test_each_prompt_has_its_choices_side_by_side_with_the_seeds_it_would_have_alone() -> None:
-    requests = sent(prompt=["a", "b"], n=2, best_of=2, seed=7)
+    requests = sent(prompt=["a", "b"], n=2, best_of=2, seed=7, cache_salt="tenant", cache_pin=True)
+    assert [(request.cache_salt, request.cache_pin) for request in requests] == [("tenant", True)] * 4
     assert [request.prompt for request in requests] == ["a", "a", "b", "b"]
     assert [request.sampling.seed for request in requests] == [7, derived_seed(7, 1)] * 2
     assert len({request.id for request in requests}) == 4
@@ -239,11 +195,9 @@ def test_an_echo_with_logprobs_has_the_prompts_tokens_before_the_answers() -> No
     [choice] = told(items, stream=False, logprobs=1)
     assert choice["text"] == "abc"
     assert choice["logprobs"] == {
-        "tokens": ["a", "b", "c"],
-        "token_logprobs": [None, -2, -3],
-        "top_logprobs": [None, {"B": -1.0, "b": -2}, {"c": -3}],
-        "text_offset": [0, 1, 2],
-    }
+        "tokens": ["a", "b", "c"], "token_logprobs": [None, -2, -3],
+        "top_logprobs": [None, {"B": -1.0, "b": -2}, {"c": -3}], "text_offset": [0, 1, 2],
+    }  # fmt: skip
     events = told(items, stream=True, logprobs=1)
     assert "".join(event["text"] for event in events) == "abc"
     parts = [event["logprobs"] for event in events if event["logprobs"]]
@@ -270,12 +224,10 @@ def test_an_answer_is_exactly_this() -> None:
     assert document == head | {
         "choices": [{"index": 0, "text": ' upon "a"', "logprobs": None, "finish_reason": "length"}],
         "usage": {
-            "prompt_tokens": 1,
-            "completion_tokens": 2,
-            "total_tokens": 3,
+            "prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
-    }
+    }  # fmt: skip
     stream = answer.ChoiceSseRenderer(head.copy, form, choices=1, include_usage=False)
     begin = (
         'data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"org/m","choices":'
@@ -288,10 +240,3 @@ def test_an_answer_is_exactly_this() -> None:
         f'{begin}"","logprobs":null,"finish_reason":"length"}}]}}\n\n'
         "data: [DONE]\n\n"
     )
-
-
-def test_each_choice_counts_its_own_offsets() -> None:
-    form = completions.CompletionChoiceRenderer(logprobs=True, choices=2)
-    one = delta("ab", likelihoods=[TokenLogprob(bytes=b"ab", logprob=-1)])
-    offsets = [json.loads(form.gain(choice, one))["logprobs"]["text_offset"] for choice in (0, 0, 1, 0, 1)]
-    assert offsets == [[0], [2], [0], [4], [2]]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects.echo import Echo
@@ -41,13 +41,6 @@ def test_a_text_is_said_as_it_was_sent_once() -> None:
     assert echo.take() == ("", None)
 
 
-def test_echo_of_token_ids_uses_the_workers_prompt_text() -> None:
-    echo = Echo(None, scored=False)
-    echo.hear(accepted(prompt_tokens=2, prompt="<s>駅"))
-    assert echo.characters == 4
-    assert echo.take() == ("<s>駅", None)
-
-
 def test_the_first_token_follows_nothing() -> None:
     echo = Echo("ab", scored=True)
     echo.hear(accepted(prompt_tokens=2))
@@ -56,21 +49,15 @@ def test_the_first_token_follows_nothing() -> None:
     assert echo.take() == (
         "ab",
         {
-            "tokens": ["a", "b"],
-            "token_logprobs": [None, -1.0],
-            "top_logprobs": [None, {"b": -1.0}],
+            "tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": [None, {"b": -1.0}],
             "text_offset": [0, 1],
         },
-    )
+    )  # fmt: skip
 
 
 def test_a_beginning_that_the_tokenizer_adds_takes_no_room() -> None:
     assert offsets("Once more", [b"<s>", b" Once", b" more"]) == [0, 0, 4]
     assert offsets(" Once", [b"<s>", b" Once"]) == [0, 0]
-
-
-def test_a_special_token_that_was_sent_takes_its_room() -> None:
-    assert offsets(None, [b"<s>", b"Once"], said="<s>Once") == [0, 3]
 
 
 def test_letters_that_the_tokenizer_writes_otherwise_put_nothing_after_them_out_of_place() -> None:
@@ -83,6 +70,7 @@ def test_the_parts_of_a_character_have_its_place() -> None:
     assert offsets("a駅b", [b"a", station[:1], station[1:], b"b"]) == [0, 1, 1, 2]
 
 
+@settings(max_examples=40)
 @given(st.text(min_size=1), st.data())
 def test_joined_pieces_are_the_prompt_however_it_is_cut(text: str, data: Any) -> None:
     raw = text.encode(errors="replace")

@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects import embeddings
@@ -33,11 +33,9 @@ def encoded(sequence: int, vectors: dict[int, list[float]]) -> EmbeddingChunk:
 
 
 TEXTS: dict[str, tuple[Any, list[Any]]] = {
-    "a text": ("駅 🚂", ["駅 🚂"]),
-    "texts": (["a", "b"], ["a", "b"]),
-    "ids": ([1, 2], [[1, 2]]),
+    "a text": ("駅 🚂", ["駅 🚂"]), "texts": (["a", "b"], ["a", "b"]), "ids": ([1, 2], [[1, 2]]),
     "lists of ids": ([[1, 2], [3]], [[1, 2], [3]]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "texts"), TEXTS.values(), ids=TEXTS)
@@ -55,28 +53,17 @@ def test_embedding_options_are_passed_to_the_worker() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no input": ({}, "input"),
     "nothing": ({"input": []}, "input"),
-    "null": ({"input": None}, "input"),
     "an empty text": ({"input": ""}, "input"),
     "one of several": ({"input": ["a", ""]}, "input[1]"),
     "no ids": ({"input": [[1], []]}, "input[1]"),
     "a mixture": ({"input": ["a", [1]]}, "input"),
-    "another one": ({"input": [[1], "a"]}, "input"),
     "objects": ({"input": [{"text": "a"}]}, "input"),
     "truth": ({"input": [[True]]}, "input[0]"),
-    "half an id": ({"input": [1, 2.5]}, "input[1]"),
     "a negative one": ({"input": [[1], [2, -1]]}, "input[1][1]"),
     "too many": ({"input": ["a"] * (INPUTS_MAX + 1)}, "input"),
     "a number": ({"input": 3}, "input"),
     "a format": ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-    "no format": ({"input": "a", "encoding_format": 3}, "encoding_format"),
-    "no dimensions": ({"input": "a", "dimensions": 0}, "dimensions"),
-    "words for dimensions": ({"input": "a", "dimensions": "64"}, "dimensions"),
-    "nothing left": ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    "a priority": ({"input": "a", "priority": 2**40}, "priority"),
-    "a model": ({"input": "a", "model": 3}, "model"),
-    "a user": ({"input": "a", "user": 3}, "user"),
 }
 
 
@@ -88,11 +75,6 @@ def test_invalid_request_error_names_the_param(body: dict[str, Any], param: str)
     assert caught.value.param == param
 
 
-def test_malformed_json_is_refused() -> None:
-    with pytest.raises(RequestError):
-        embeddings.read(b"{")
-
-
 # --- vectors -----------------------------------------------------------------------------------------
 
 
@@ -102,6 +84,7 @@ numbers = st.floats(-1, 1, width=32)
 lists = st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=9)
 
 
+@settings(max_examples=40)
 @given(lists, st.randoms(), st.booleans())
 def test_vectors_are_in_the_order_of_their_texts_whatever_the_order_of_work(
     vectors: list[list[float]], random: Any, in_base64: bool

@@ -50,10 +50,6 @@ def test_an_image_and_a_file_are_a_frame_each_and_a_list_one_for_each_image() ->
     assert [source.param for source in found[2]] == ["v.video[0]", "v.video[1]", "v.video[2]"]
 
 
-def test_a_list_of_one_image_is_still_a_video() -> None:
-    assert urls(sources([video(1)], LIMITS)) == [["data:,0", "data:,0"]]
-
-
 def test_a_long_list_is_looked_at_from_its_first_to_its_last() -> None:
     assert urls(sources([video(10)], LIMITS)) == [["data:,0", "data:,3", "data:,6", "data:,9"]]
 
@@ -143,14 +139,13 @@ def test_frames_are_numbered_through_and_a_list_is_known_by_all_of_its_bytes() -
     ]
     assert told[0].sha256 == sha256(FRAMES[0].data).hexdigest()
     assert told[1].sha256 == sha256(FRAMES[0].data + FRAMES[1].data).hexdigest()
+    pixels = FRAMES[0].pixels
+    assert [media.pixels for media in told] == [pixels, 2 * pixels, pixels]
+    [file] = described([Video(("a",), "v")], [[Frame("video/mp4", MP4, "00")]], LIMITS)
+    assert (file.mime, file.frames, file.sha256) == ("video/mp4", 1, "00")
     message = request(media=told)
     frames = [frame.data for count in (1, 2, 1) for frame in FRAMES[:count]]
     assert decode_to_worker(encode(message, frames)) == (message, frames)
-
-
-def test_a_file_is_told_by_its_own_type() -> None:
-    [told] = described([Video(("a",), "v")], [[Frame("video/mp4", MP4, "00")]], LIMITS)
-    assert (told.mime, told.frames, told.sha256) == ("video/mp4", 1, "00")
 
 
 @pytest.mark.parametrize(
@@ -165,11 +160,6 @@ def test_how_finely_an_image_is_looked_at(detail: str, limit: int | None, pixels
     limits = MediaLimits(bytes_max=1, pixels_max=1, image_pixels_max=limit, video_frames_max=2)
     assert tell(Image("a", "i", detail), limits=limits)[0].pixels_max == pixels
     assert tell(video(2), limits=limits)[0].pixels_max == limit
-
-
-def test_described_media_have_the_pixels_of_their_frames() -> None:
-    frames = [[replace(FRAMES[0], pixels=5)], [replace(FRAMES[0], pixels=5), replace(FRAMES[1], pixels=7)]]
-    assert [media.pixels for media in described([Image("a", "i"), video(2)], frames, LIMITS)] == [5, 12]
 
 
 def test_different_images_of_a_request_are_bounded_in_pixels() -> None:

@@ -8,21 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects import json_size
 from broker.dialects.body import decode
-from broker.dialects.json_size import DEPTH_MAX, KEYS_MAX, VALUES_MAX, check_size, is_too_deep
+from broker.dialects.json_size import CONTAINERS_MAX, DEPTH_MAX, KEYS_MAX, VALUES_MAX, check_size, is_too_deep
 from protocol.errors import Code, RequestError
-
-MOST_S = 5.0
-"""Far more than the pass takes, and far less than a quadratic one."""
 
 DOCUMENTS = st.recursive(
     st.none() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=30,
+    max_leaves=15,
 )
 
 
@@ -53,16 +50,6 @@ def depth(document: Any) -> int:
     return 1 + max(map(depth, inner), default=0)
 
 
-@given(DOCUMENTS)
-def test_depth_of_containers_is_exact(document: Any) -> None:
-    body = json.dumps(document).encode()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(json_size, "DEPTH_MAX", depth(document))
-        assert not is_too_deep(body)
-        patched.setattr(json_size, "DEPTH_MAX", depth(document) - 1)
-        assert is_too_deep(body) or not depth(document)
-
-
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"]": ', "}")], ids=["arrays", "objects"])
 def test_body_deeper_than_its_maximum_is_refused(opening: str, closing: str) -> None:
     decoder = msgspec.json.Decoder(Any)
@@ -71,8 +58,9 @@ def test_body_deeper_than_its_maximum_is_refused(opening: str, closing: str) -> 
         decode(decoder, (opening * (DEPTH_MAX + 1) + "1" + closing * (DEPTH_MAX + 1)).encode())
 
 
+@settings(max_examples=60)
 @given(DOCUMENTS, st.booleans())
-def test_exactly_the_values_keys_and_containers_count(document: Any, is_ascii: bool) -> None:
+def test_exactly_the_values_keys_containers_and_depth_count(document: Any, is_ascii: bool) -> None:
     body = json.dumps(document, ensure_ascii=is_ascii).encode(errors="replace")
     counts = dict(zip(("VALUES_MAX", "KEYS_MAX", "CONTAINERS_MAX"), sizes(document), strict=True))
     with pytest.MonkeyPatch.context() as patched:
@@ -83,23 +71,26 @@ def test_exactly_the_values_keys_and_containers_count(document: Any, is_ascii: b
             patched.setattr(json_size, name, count - 1)
             assert refusal(body)
             patched.setattr(json_size, name, count)
+        patched.setattr(json_size, "DEPTH_MAX", depth(document))
+        assert not is_too_deep(body)
+        patched.setattr(json_size, "DEPTH_MAX", depth(document) - 1)
+        assert is_too_deep(body) or not depth(document)
 
 
 @pytest.mark.parametrize(
-    ("item", "excess"),
+    ("item", "count", "excess"),
     [
-        (b"{}", "131072 JSON arrays and objects"),
-        (b"[]", "131072 JSON arrays and objects"),
-        (b"[[[0]]]", "131072 JSON arrays and objects"),
-        (b'{"a":"b"}', "131072 JSON arrays and objects"),
-        (b"0", "1048576 JSON values"),
-        (b'""', "1048576 JSON values"),
-        (b'"a,b"', "1048576 JSON values"),
+        (b"[[[0]]]", CONTAINERS_MAX, "131072 JSON arrays and objects"),
+        (b'{"a":"b"}', CONTAINERS_MAX, "131072 JSON arrays and objects"),
+        (b"0", VALUES_MAX, "1048576 JSON values"),
+        (b'"a,b"', VALUES_MAX, "1048576 JSON values"),
     ],
     ids=lambda item: item.decode() if isinstance(item, bytes) else "",
 )
-def test_body_of_millions_of_values_is_refused_before_it_is_decoded(item: bytes, excess: str) -> None:
-    body = b'{"x":[' + b",".join([item] * (VALUES_MAX + 2)) + b"]}"
+def test_body_of_millions_of_values_is_refused_before_it_is_decoded(
+    item: bytes, count: int, excess: str
+) -> None:
+    body = b'{"x":[' + b",".join([item] * (count + 2)) + b"]}"
     with pytest.raises(RequestError, match=excess) as caught:
         decode(msgspec.json.Decoder(), body)
     assert caught.value.code is Code.REQUEST_TOO_LARGE
@@ -110,14 +101,27 @@ def test_object_of_too_many_keys_is_refused() -> None:
         check_size(json.dumps(dict.fromkeys(map(str, range(KEYS_MAX + 1)))).encode())
 
 
-@pytest.mark.parametrize("text", ["1,2," * 600_000, "[{" * 1_200_000, '\\"{,' * 600_000, "," * 4_000_000])
+@pytest.mark.parametrize("text", ["1,2," * 530_000, "[{" * 70_000, '\\"{,' * 140_000, "," * 1_100_000])
 def test_text_does_not_count_whatever_it_contains(text: str) -> None:
     check_size(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
 
 
-@pytest.mark.parametrize("tail", [b'"', b'\\"' * 2_000_000, b"{}" * 2_000_000, b'"\\', b'""' * 2_000_000])
-def test_body_that_is_not_json_takes_no_longer(tail: bytes) -> None:
-    began = time.thread_time()
-    for body in (b"," * (VALUES_MAX + 1) + tail, b'"' + b"," * (VALUES_MAX + 1) + tail):
+def seconds(body: bytes) -> float:
+    """Return the CPU seconds of the fastest of some checks of a body."""
+    times = []
+    for _ in range(5):
+        began = time.thread_time()
         refusal(body)
-    assert time.thread_time() - began < MOST_S
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize("tail", [b'"', b'\\"', b"{}", b'"\\', b'""'])
+@pytest.mark.parametrize("head", [b"", b'"'])
+def test_time_for_a_body_that_is_not_json_is_proportional_to_its_length(
+    head: bytes, tail: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VALUES_MAX", "KEYS_MAX", "CONTAINERS_MAX"):
+        monkeypatch.setattr(json_size, name, 1000)
+    short, long = (head + b"," * 1001 + tail * count for count in (100_000, 400_000))
+    assert seconds(long) < 10 * seconds(short)

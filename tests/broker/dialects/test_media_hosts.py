@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 from hypothesis import given
@@ -58,20 +58,12 @@ def test_ambiguous_url_is_refused(url: str) -> None:
     assert refused(url) == "not a URL that can be fetched"
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "FTP://host/a", "gopher://host", "data:,x"])
-def test_other_schemes_are_refused_by_name(url: str) -> None:
-    assert refused(url) == f"{url.partition(':')[0].lower()}: URLs are not supported"
-
-
 def test_a_url_has_a_limit() -> None:
     assert refused("http://example.com/" + "a" * 8192) == "the URL is too long"
     with pytest.raises(MediaError, match="too long"):
         read_url("http://example.com/").redirected("/" + "a" * 8192)
-
-
-def test_wide_digits_are_the_address_that_others_read() -> None:
-    wide = "http://１２７.0.0.1/"
-    assert read_url(wide).address == IPv4Address("127.0.0.1")
+    with pytest.raises(MediaError, match="not a URL"):
+        read_url("http://example.com/").redirected("http://[::1")
 
 
 @pytest.mark.parametrize(
@@ -86,21 +78,6 @@ def test_wide_digits_are_the_address_that_others_read() -> None:
 )
 def test_a_redirect_leads_from_where_it_was_met(location: str, url: str) -> None:
     assert read_url("https://example.com:8443/a/x").redirected(location) == read_url(url)
-
-
-@pytest.mark.parametrize(
-    "location", ["file:///etc/passwd", "http://me@inside/", "http://[::1", "ftp:x", "http://0/"]
-)
-def test_a_redirect_is_held_to_the_same(location: str) -> None:
-    with pytest.raises(MediaError):
-        read_url("https://example.com/").redirected(location)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://example.com/a\ud800", "http://example.com/?a\ud800", "http://a\ud800.example/"]
-)
-def test_url_with_a_lone_surrogate_is_refused(url: str) -> None:
-    refused(url)
 
 
 @given(st.text("htps:/.@[]%#?\\0123456789abxl ßé\u3002\ud800\n", max_size=30))
@@ -156,8 +133,7 @@ def test_all_hosts_are_allowed_by_one_sign_and_none_by_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    ["", "*.", "**", "a*b", "*.*.com", "https://example.com", "example.com:80", "example.com/"],
+    "pattern", ["", "*.", "**", "a*b", "*.*.com", "https://example.com", "example.com:80", "example.com/"]
 )
 def test_invalid_host_pattern_is_refused_at_startup(pattern: str) -> None:
     with pytest.raises(ValueError, match="expected a host"):
@@ -182,21 +158,6 @@ def test_no_address_of_these_networks_is_public(
 ) -> None:
     place = data.draw(st.integers(0, network.num_addresses - 1))
     assert not is_public(network[place])
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "1.1.1.1",
-        "8.8.8.8",
-        "93.184.216.34",
-        "2606:4700:4700::1111",
-        "2a00:1450:4001:800::200e",
-        "64:ff9b::808:808",
-    ],
-)
-def test_the_others_are(address: str) -> None:
-    assert is_public(ip_address(address))
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -30,38 +30,16 @@ def refusal(data: bytes, pixels_max: int = PIXELS_MAX) -> str:
 
 
 @pytest.mark.parametrize("mime", FORMATS)
-def test_an_image_is_what_its_bytes_show_and_keeps_them(mime: str) -> None:
+def test_an_image_is_what_its_bytes_show_within_the_limit_of_pixels(mime: str) -> None:
     data = KINDS[mime]
-    assert image_in(data, pixels_max=PIXELS_MAX) == Frame(mime, data, sha256(data).hexdigest(), 1200)
+    assert image_in(data, pixels_max=1200) == Frame(mime, data, sha256(data).hexdigest(), 1200)
+    assert refusal(data, 1199) == "the image has too many pixels: 40 x 30, at most 1199 are allowed"
+    assert refusal(data[:20]) == BROKEN
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"secret",
-        b"<svg/>",
-        b"%PDF-1.7",
-        b"RIFF\x10\x00\x00\x00WAVE",
-        b"BM",
-        b"BMW is a car",
-        b"\x89PN",
-        MP4,
-    ],
-)
+@pytest.mark.parametrize("data", [b"", b"<svg/>", b"RIFF\x10\x00\x00\x00WAVE", b"BM", b"\x89PN", MP4])
 def test_non_image_data_is_refused(data: bytes) -> None:
     assert refusal(data) == NOT_AN_IMAGE
-
-
-@pytest.mark.parametrize("mime", FORMATS)
-def test_a_header_that_cannot_be_read_is_refused(mime: str) -> None:
-    assert refusal(KINDS[mime][:20]) == BROKEN
-
-
-@pytest.mark.parametrize("mime", FORMATS)
-def test_the_limit_of_pixels_is_exact(mime: str) -> None:
-    assert image_in(KINDS[mime], pixels_max=1200).mime == mime
-    assert refusal(KINDS[mime], 1199) == "the image has too many pixels: 40 x 30, at most 1199 are allowed"
 
 
 @pytest.mark.parametrize("data", [bomb(), png_header(2**31 - 1, 2**31 - 1)], ids=["whole", "said"])
@@ -76,8 +54,8 @@ def test_a_bomb_is_refused_without_its_pixels(data: bytes) -> None:
 
 
 def test_notes_that_inflate_cost_nothing() -> None:
-    """Compressed text chunks are not inflated; Pillow needs half a second for these 48 kB."""
-    notes = [(b"zTXt", b"k%d\0\0" % n + zlib.compress(bytes(2**20 - 16))) for n in range(46)]
+    """Compressed text chunks are not inflated; Pillow needs a tenth of a second for these 8 kB."""
+    notes = [(b"zTXt", b"k%d\0\0" % n + zlib.compress(bytes(2**20 - 16))) for n in range(8)]
     data = png(8, 8, [*notes, (b"IDAT", b"")])
     tracemalloc.start()
     try:
@@ -107,13 +85,7 @@ def test_animation_is_refused_and_single_frame_is_accepted(kind: str) -> None:
     assert image_in(picture(kind=kind), pixels_max=PIXELS_MAX).data == picture(kind=kind)
 
 
-def test_an_image_with_an_orientation_is_an_image() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = picture(kind="JPEG", exif=exif)
-    assert image_in(data, pixels_max=PIXELS_MAX).data == data
-
-
+@settings(max_examples=60)
 @given(
     st.sampled_from(sorted(FORMATS)),
     st.integers(1, 300),
@@ -133,7 +105,7 @@ def test_each_way_to_write_a_webp_tells_its_size(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns about damaged metadata
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.sampled_from([*KINDS.values(), animation("GIF"), animation("PNG"), animation("WEBP")]), st.data())
 def test_damaged_image_accepted_within_pixel_limit_as_decoded_by_pillow(
     data: bytes, draws: st.DataObject
@@ -161,10 +133,7 @@ def test_damaged_image_accepted_within_pixel_limit_as_decoded_by_pillow(
         (MP4, "video/mp4"),
         (b"\x00\x00\x00\x14ftypqt  \x00\x00\x02\x00", "video/quicktime"),
         (b"\x00\x00\x00\x08wide\x00\x00\x00\x00mdat", "video/quicktime"),
-        (
-            b"\x1a\x45\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81\x01B\xf3\x81\x08B\x82\x84webm",
-            "video/webm",
-        ),
+        (b"\x1a\x45\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81\x01B\xf3\x81\x08B\x82\x84webm", "video/webm"),
         (b"\x1a\x45\xdf\xa3\xa3B\x86\x81\x01B\xf7\x81\x01B\xf2\x81\x04B\x82\x88matroska", "video/x-matroska"),
         (b"RIFF\x10\x00\x00\x00AVI LIST", "video/x-msvideo"),
     ],

@@ -172,7 +172,7 @@ def test_agent_request_matches_the_schema(agent: str) -> None:
 
 
 @given(number=st.integers(0, 10**6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120)
 def test_accepted_requests_match_the_schema(number: int) -> None:
     dice = random.Random(number)
     path, right = dice.choice(VALID)
@@ -207,22 +207,8 @@ def test_an_item_is_valid_if_it_is_taken(item: dict[str, Any], fits: bool) -> No
     assert is_taken(responses.Body, fields) is fits
 
 
-def test_codex_request_matches_the_schema() -> None:
-    tools = [
-        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
-        {"type": "namespace", "name": "mcp__fs__", "tools": [{"type": "function", "name": "read"}]},
-        {"type": "web_search", "external_web_access": False},
-    ]
-    told = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]}
-    call = {"type": "function_call", "id": "fc_1", "name": "shell", "arguments": "{}", "call_id": "c1"}
-    output = {"type": "function_call_output", "call_id": "c1", "output": "ok"}
-    sealed = {"store": False, "stream": True, "include": ["reasoning.encrypted_content"]}
-    body = {"input": [told, told | {"id": "m1"}, call, output], "tools": tools, "tool_choice": "auto"}
-    assert is_valid(RESPONSES, body | sealed | {"client_metadata": {"a": "b"}, "text": {"verbosity": "low"}})
-
-
 def test_claude_code_request_matches_the_schema() -> None:
-    assert is_valid(MESSAGES, turn(1))
+    assert is_valid(MESSAGES, turn())
 
 
 @pytest.mark.parametrize(

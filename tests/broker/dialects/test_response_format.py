@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects import chat, chat_body, completions
@@ -61,6 +61,14 @@ def schema_at(place: str, *, strict: bool = True) -> StructuredOutput:
     return StructuredOutput(kind="json_schema", text=TEXT, param=place, strict=strict)
 
 
+def loose(place: str) -> StructuredOutput:
+    return schema_at(place, strict=False)
+
+
+def form(kind: Any, param: str, text: str = "") -> StructuredOutput:
+    return StructuredOutput(kind=kind, param=param, text=text)
+
+
 def described(**fields: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", **fields}}}
 
@@ -72,68 +80,37 @@ def structured(**fields: Any) -> dict[str, Any]:
 HELD: list[tuple[dict[str, Any], StructuredOutput | None]] = [
     ({}, None),
     ({"response_format": {"type": "text"}}, None),
-    (
-        {"response_format": {"type": "json_object"}},
-        StructuredOutput(kind="json_object", param="response_format"),
-    ),
-    (
-        {"response_format": {"type": "json_object", "schema": SCHEMA}},
-        schema_at("response_format.schema", strict=False),
-    ),
-    (
-        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
-        schema_at("response_format.schema", strict=False),
-    ),
+    ({"response_format": {"type": "json_object"}}, form("json_object", "response_format")),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, loose("response_format.schema")),
+    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, loose("response_format.schema")),
     (described(schema=SCHEMA, strict=True), schema_at("response_format.json_schema.schema")),
-    (
-        described(schema=SCHEMA, strict=False),
-        schema_at("response_format.json_schema.schema", strict=False),
-    ),
-    (described(schema=SCHEMA), schema_at("response_format.json_schema.schema", strict=False)),
-    ({"json_schema": SCHEMA}, schema_at("json_schema", strict=False)),
-    ({"json_schema": TEXT, "grammar": ""}, schema_at("json_schema", strict=False)),
-    ({"json_schema": None, "format": None}, None),
+    (described(schema=SCHEMA, strict=False), loose("response_format.json_schema.schema")),
+    (described(schema=SCHEMA), loose("response_format.json_schema.schema")),
+    ({"json_schema": SCHEMA}, loose("json_schema")),
+    ({"json_schema": TEXT, "grammar": ""}, loose("json_schema")),
     (structured(json=SCHEMA), schema_at("structured_outputs.json")),
-    (structured(json=TEXT), schema_at("structured_outputs.json")),
-    (structured(regex="a|b"), StructuredOutput(kind="regex", text="a|b", param="structured_outputs.regex")),
-    (
-        structured(choice=["rot", "駅", ""]),
-        StructuredOutput(kind="choice", text='["rot","駅",""]', param="structured_outputs.choice"),
-    ),
-    (
-        structured(grammar='start: "a"'),
-        StructuredOutput(kind="lark", text='start: "a"', param="structured_outputs.grammar"),
-    ),
-    (
-        structured(json_object=True),
-        StructuredOutput(kind="json_object", param="structured_outputs.json_object"),
-    ),
-    (
-        structured(json_object=False, regex="a"),
-        StructuredOutput(kind="regex", text="a", param="structured_outputs.regex"),
-    ),
-    (structured(json_object=False), None),
+    (structured(regex="a|b"), form("regex", "structured_outputs.regex", "a|b")),
+    (structured(choice=["rot", "駅", ""]), form("choice", "structured_outputs.choice", '["rot","駅",""]')),
+    (structured(grammar='start: "a"'), form("lark", "structured_outputs.grammar", 'start: "a"')),
+    (structured(json_object=True), form("json_object", "structured_outputs.json_object")),
+    (structured(json_object=False, regex="a"), form("regex", "structured_outputs.regex", "a")),
     ({"guided_json": SCHEMA}, schema_at("guided_json")),
-    ({"guided_json": TEXT}, schema_at("guided_json")),
-    ({"guided_regex": "[0-9]+"}, StructuredOutput(kind="regex", text="[0-9]+", param="guided_regex")),
-    ({"guided_choice": ["a", "b"]}, StructuredOutput(kind="choice", text='["a","b"]', param="guided_choice")),
-    (
-        {"guided_grammar": 'start: "a"'},
-        StructuredOutput(kind="lark", text='start: "a"', param="guided_grammar"),
-    ),
+    ({"guided_regex": "[0-9]+"}, form("regex", "guided_regex", "[0-9]+")),
+    ({"guided_choice": ["a", "b"]}, form("choice", "guided_choice", '["a","b"]')),
+    ({"guided_grammar": 'start: "a"'}, form("lark", "guided_grammar", 'start: "a"')),
     (
         {"guided_regex": "a", "response_format": {"type": "text"}, "guided_decoding_backend": "xgrammar"},
-        StructuredOutput(kind="regex", text="a", param="guided_regex"),
+        form("regex", "guided_regex", "a"),
     ),
 ]
 
 
 @pytest.mark.parametrize("dialect", SENT)
-@pytest.mark.parametrize(("fields", "form"), HELD, ids=[str(fields)[:60] for fields, _ in HELD])
+@pytest.mark.parametrize(("fields", "expected"), HELD, ids=[str(fields)[:60] for fields, _ in HELD])
 def test_a_form_is_taken_by_each_of_its_names(
-    dialect: str, fields: dict[str, Any], form: StructuredOutput | None
+    dialect: str, fields: dict[str, Any], expected: StructuredOutput | None
 ) -> None:
-    assert sent(dialect, fields) == form
+    assert sent(dialect, fields) == expected
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -141,43 +118,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {}}, "response_format.type"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
-    ({"response_format": {"type": "json_schema", "json_schema": []}}, "response_format.json_schema"),
-    ({"response_format": {"type": "json_object", "schema": 1}}, "response_format.schema"),
     (described(), "response_format.json_schema.schema"),
-    (described(schema=None), "response_format.json_schema.schema"),
-    (described(schema=[]), "response_format.json_schema.schema"),
     (described(schema=TEXT), "response_format.json_schema.schema"),
-    (described(schema=True), "response_format.json_schema.schema"),
     (described(schema=SCHEMA, strict="yes"), "response_format.json_schema.strict"),
-    (described(schema=SCHEMA, name=7), "response_format.json_schema.name"),
     ({"structured_outputs": "json"}, "structured_outputs"),
-    (structured(json=[]), "structured_outputs.json"),
     (structured(json="no json"), "structured_outputs.json"),
-    (structured(json='"text"'), "structured_outputs.json"),
-    (structured(json=""), "structured_outputs.json"),
     (structured(json="[" * 20_000), "structured_outputs.json"),
     (structured(json='{"a": ' + "[" * 20_000 + "]" * 20_000 + "}"), "structured_outputs.json"),
-    (structured(regex=7), "structured_outputs.regex"),
     (structured(regex=""), "structured_outputs.regex"),
-    (structured(choice="a"), "structured_outputs.choice"),
     (structured(choice=[]), "structured_outputs.choice"),
     (structured(choice=["a", 1]), "structured_outputs.choice[1]"),
-    (structured(grammar=[]), "structured_outputs.grammar"),
     (structured(grammar=""), "structured_outputs.grammar"),
-    (structured(json_object="yes"), "structured_outputs.json_object"),
-    (structured(whitespace_pattern=7), "structured_outputs.whitespace_pattern"),
-    ({"guided_json": 7}, "guided_json"),
     ({"json_schema": 7}, "json_schema"),
     ({"json_schema": SCHEMA} | structured(json=SCHEMA), "json_schema"),
     ({"guided_json": "{'a': 1}"}, "guided_json"),
-    ({"guided_regex": {}}, "guided_regex"),
     ({"guided_regex": ""}, "guided_regex"),
-    ({"guided_choice": {}}, "guided_choice"),
     ({"guided_choice": [None]}, "guided_choice[0]"),
-    ({"guided_grammar": 7}, "guided_grammar"),
     # Two constraints at once.
     (structured(json=SCHEMA, regex="a"), "structured_outputs.regex"),
-    (structured(choice=["a"], json_object=True), "structured_outputs.json_object"),
     (described(schema=SCHEMA) | {"guided_choice": ["a"]}, "guided_choice"),
     (described(schema=SCHEMA) | structured(json=SCHEMA), "structured_outputs.json"),
     ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
@@ -240,20 +198,13 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.sampled_from([*SENT]))
 def test_a_schema_arrives_as_it_was_written(schema: dict[str, Any], dialect: str) -> None:
     """White space, key order and numbers beyond any machine type are preserved."""
     text = json.dumps(schema, ensure_ascii=False, indent=1)
     raw = with_schema(dialect, b" %b " % text.encode())
     message = SENT[dialect](raw)
-    assert message.form == StructuredOutput(kind="json_schema", text=text, param="guided_json")
+    assert message.form == form("json_schema", "guided_json", text)
     arrived, _ = decode_to_worker(encode(message))
     assert arrived == message
-
-
-def test_every_answer_of_a_request_is_held_to_the_same_form() -> None:
-    raw = written("completions", {"prompt": ["a", "b"], "n": 2, "guided_regex": "a"})
-    requests = completions.generate(completions.read(raw), id="a", incarnation="gateway")
-    assert [request.form for request in requests] == [
-        StructuredOutput(kind="regex", text="a", param="guided_regex")
-    ] * 4

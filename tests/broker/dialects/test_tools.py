@@ -11,7 +11,7 @@ from broker.dialects import chat, chat_body
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.types import ToolCallConstraint
+from protocol.types import ToolCallConstraint as Calling
 
 F, G = ({"type": "function", "function": {"name": name}} for name in "fg")
 STRICT = {"type": "function", "function": {"name": "s", "strict": True, "parameters": {"type": "object"}}}
@@ -40,14 +40,14 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("choice", "names", "calling"),
     [
-        (None, "fg", ToolCallConstraint(single=True)),
-        ("auto", "fg", ToolCallConstraint(single=True)),
+        (None, "fg", Calling(single=True)),
+        ("auto", "fg", Calling(single=True)),
         ("none", "", None),
-        ({"name": "g"}, "fg", ToolCallConstraint(required=True, name="g", single=True)),
+        ({"name": "g"}, "fg", Calling(required=True, name="g", single=True)),
     ],
 )
 def test_functions_from_before_there_were_tools_are_offered_as_such(
-    choice: Any, names: str, calling: ToolCallConstraint | None
+    choice: Any, names: str, calling: Calling | None
 ) -> None:
     message = sent(functions=[F["function"], G["function"]], function_call=choice)
     assert ("".join(offered(message)), message.calling) == (names, calling)
@@ -78,53 +78,36 @@ def test_calls_of_functions_in_the_past_are_calls() -> None:
     assert (told["role"], told["name"], told["content"]) == ("tool", "f", "2")
 
 
-CALLED: list[tuple[dict[str, Any], str, ToolCallConstraint | None]] = [
+CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
     ({}, "", None),
-    ({"tool_choice": "none"}, "", None),
     ({"tool_choice": "auto", "parallel_tool_calls": False}, "", None),
-    ({"tools": [], "tool_choice": "auto"}, "", None),
     ({"tools": [F, G]}, "fg", None),
-    ({"tools": [F, G], "tool_choice": "auto", "parallel_tool_calls": True}, "fg", None),
     ({"tools": [F, G, STRICT], "tool_choice": "none", "parallel_tool_calls": False}, "", None),
-    ({"tools": [F, G], "parallel_tool_calls": False}, "fg", ToolCallConstraint(single=True)),
-    ({"tools": [F, STRICT]}, "fs", ToolCallConstraint(strict=["s"])),
-    ({"tools": [F, G], "tool_choice": "required"}, "fg", ToolCallConstraint(required=True)),
+    ({"tools": [F, G], "parallel_tool_calls": False}, "fg", Calling(single=True)),
+    ({"tools": [F, STRICT]}, "fs", Calling(strict=["s"])),
+    ({"tools": [F, G], "tool_choice": "required"}, "fg", Calling(required=True)),
     (
         {"tools": [F, STRICT], "tool_choice": "required", "parallel_tool_calls": False},
         "fs",
-        ToolCallConstraint(required=True, single=True, strict=["s"]),
+        Calling(required=True, single=True, strict=["s"]),
     ),
-    (
-        {"tools": [F, G], "tool_choice": named("g")},
-        "fg",
-        ToolCallConstraint(required=True, name="g", single=True),
-    ),
+    ({"tools": [F, G], "tool_choice": named("g")}, "fg", Calling(required=True, name="g", single=True)),
     (
         {"tools": [F, G], "tool_choice": {"type": "function", "name": "g"}},
         "fg",
-        ToolCallConstraint(required=True, name="g", single=True),
-    ),
-    (
-        {"tools": [F, G], "tool_choice": {"function": {"name": "g"}}},
-        "fg",
-        ToolCallConstraint(required=True, name="g", single=True),
+        Calling(required=True, name="g", single=True),
     ),
     ({"tools": [F, G, STRICT], "tool_choice": allowed("auto", named("g"))}, "g", None),
     (
         {"tools": [F, G, STRICT], "tool_choice": allowed("auto", named("s"), {"name": "f"})},
         "fs",
-        ToolCallConstraint(strict=["s"]),
+        Calling(strict=["s"]),
     ),
-    ({"tools": [F, G], "tool_choice": allowed("auto")}, "", None),
-    (
-        {"tools": [F, G], "tool_choice": allowed("required", named("f"))},
-        "f",
-        ToolCallConstraint(required=True),
-    ),
+    ({"tools": [F, G], "tool_choice": allowed("required", named("f"))}, "f", Calling(required=True)),
     (
         {"tools": [F, SEARCH], "tool_choice": allowed("required", named("f"), {"type": "mcp", "x": 1})},
         "f",
-        ToolCallConstraint(required=True),
+        Calling(required=True),
     ),
     ({"tools": [SEARCH, F]}, "f", None),
     ({"tools": [{"function": {"name": "f"}}, {"type": None, "function": {"name": "g"}}]}, "fg", None),
@@ -133,34 +116,24 @@ CALLED: list[tuple[dict[str, Any], str, ToolCallConstraint | None]] = [
 
 @pytest.mark.parametrize(("fields", "names", "calling"), CALLED)
 def test_tool_choice_determines_offered_tools_and_call_constraint(
-    fields: dict[str, Any], names: str, calling: ToolCallConstraint | None
+    fields: dict[str, Any], names: str, calling: Calling | None
 ) -> None:
     message = sent(**fields)
     assert (offered(message), message.calling) == ([*names], calling)
 
 
-def test_a_template_is_not_shown_that_a_tool_is_strict() -> None:
-    function = {"name": "s", "parameters": {"type": "object"}}
-    assert unpack(sent(tools=[STRICT])).tools == [{"type": "function", "function": function}]
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [F], "tool_choice": allowed("required")}, "tool_choice"),
+    ({"tools": [F], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
     ({"tools": [F], "tool_choice": "always"}, "tool_choice"),
-    ({"tools": [F], "tool_choice": 7}, "tool_choice"),
-    ({"tools": [F], "tool_choice": [named("f")]}, "tool_choice"),
     ({"tool_choice": named("f")}, "tool_choice.function.name"),
     ({"tools": [F], "tool_choice": named("nope")}, "tool_choice.function.name"),
-    ({"tools": [F], "tool_choice": named("")}, "tool_choice.function.name"),
     ({"tools": [F], "tool_choice": {"type": "function", "name": "nope"}}, "tool_choice.name"),
     ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice.name"),
-    ({"tools": [F], "tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
     ({"tools": [F], "tool_choice": {"type": "function", "function": "f"}}, "tool_choice.function"),
     ({"tools": [SEARCH], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
-    ({"tools": [F], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
     (
         {"tools": [F], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}},
         "tool_choice.allowed_tools.mode",

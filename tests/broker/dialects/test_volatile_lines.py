@@ -45,10 +45,6 @@ def test_the_prompt_is_that_of_a_request_without_the_line(told: tuple[Any, ...])
     assert system(*told) == system(PROMPT)
 
 
-def test_two_requests_that_differ_in_the_line_begin_alike() -> None:
-    assert system(parts(BILLING, PROMPT)) == system(parts(LATER, PROMPT))
-
-
 def test_other_lines_are_preserved() -> None:
     assert system(PROMPT)[0]["content"] == PROMPT
     assert without_head(f" {BILLING}\n{PROMPT}") == f" {BILLING}\n{PROMPT}"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jiter import from_json
 
@@ -27,12 +27,14 @@ values = st.recursive(
 objects = st.dictionaries(keys, values, max_size=4)
 
 
+@settings(max_examples=50)
 @given(objects, st.booleans())
 def test_a_whole_object_is_passed_on_as_it_was_written(value: dict[str, Any], ascii_only: bool) -> None:
     written = json.dumps(value, ensure_ascii=ascii_only, indent=1)
     assert bytes(object_of(written)) == written.encode()
 
 
+@settings(max_examples=60)
 @given(objects, st.booleans(), st.data())
 def test_of_an_object_that_is_cut_short_stays_what_the_sdk_keeps(
     value: dict[str, Any], ascii_only: bool, data: st.DataObject
@@ -59,11 +61,6 @@ def test_of_an_object_that_is_cut_short_stays_what_the_sdk_keeps(
 )
 def test_whatever_is_written_there_is_an_object(written: str, expected: Any) -> None:
     assert read(written) == expected
-
-
-@given(st.text('{}[]",:\\ 1tn', max_size=30))
-def test_arguments_always_parse_to_an_object(written: str) -> None:
-    assert isinstance(read(written), dict)
 
 
 def test_arguments_as_deep_as_they_are_long_take_no_time() -> None:

@@ -31,8 +31,8 @@ def text(text: str, **fields: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **fields}
 
 
-def turn(count: int) -> dict[str, Any]:
-    """Request in the middle of a task. `count` is the request count in the line before the system prompt."""
+def turn() -> dict[str, Any]:
+    """Request in the middle of a task."""
     thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     call = {"type": "tool_use", "id": "toolu_1", "name": "Tool0", "input": {"path": "a.py"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no such file", "is_error": True}
@@ -45,7 +45,7 @@ def turn(count: int) -> dict[str, Any]:
         "output_config": {"effort": "medium"},
         "metadata": {"user_id": '{"device_id":"d","session_id":"s"}'},
         "system": [
-            text(f"x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch={count:05x};"),
+            text("x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch=00001;"),
             text("You are Claude Code.", **CACHED),
             text("s" * 12_000, **CACHED),
         ],
@@ -59,9 +59,9 @@ def turn(count: int) -> dict[str, Any]:
     }
 
 
-def sent(told: dict[str, Any], system_in_place: bool = True) -> Generate:
+def sent(told: dict[str, Any]) -> Generate:
     read = body.read(json.dumps(told).encode())
-    messages = conversation(read, system_in_place=system_in_place).messages
+    messages = conversation(read, system_in_place=True).messages
     message = request.generate(read, messages, [], id="a", incarnation="gateway", thinks=True)
     arrived, _ = decode_to_worker(encode(message))
     assert arrived == message
@@ -70,7 +70,7 @@ def sent(told: dict[str, Any], system_in_place: bool = True) -> Generate:
 
 def test_a_turn_arrives_with_all_its_tools() -> None:
     assert len(json.dumps(TOOLS)) > 64_000
-    message = sent(turn(1))
+    message = sent(turn())
     told = unpack(message)
     shown = [tool["function"] for tool in told.tools or []]
     assert shown == [
@@ -80,26 +80,4 @@ def test_a_turn_arrives_with_all_its_tools() -> None:
     assert (message.max_tokens, message.thinking_budget, message.calling) == (32_000, None, None)
     roles = [spoken["role"] for spoken in told.messages or []]
     assert roles == ["system", "user", "system", "assistant", "tool"]
-
-
-def test_volatile_lines_before_the_system_prompt_do_not_change_the_prompt() -> None:
-    for in_place in (True, False):
-        first, second = (sent(turn(count), in_place) for count in (1, 2))
-        assert first.messages == second.messages
-        assert first.tools == second.tools
-
-
-def test_a_side_request_for_a_title_arrives() -> None:
-    title = {
-        "model": "m",
-        "max_tokens": 32_000,
-        "temperature": 1,
-        "system": [text("Make a title.")],
-        "messages": [{"role": "user", "content": [text("Read a.py")]}],
-        "tools": [],
-        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
-        "stream": True,
-    }
-    message = sent(title)
-    assert unpack(message).tools is None
-    assert message.form is not None
+    assert "billing" not in str(told.messages)

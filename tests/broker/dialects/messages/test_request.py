@@ -100,9 +100,7 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
             {"role": "system", "content": [text("You are a guide."), text("Be kind.")]},
             {"role": "user", "content": "Where is it?"},
             {
-                "role": "assistant",
-                "content": "Let me see.",
-                "reasoning_content": "I had better look.",
+                "role": "assistant", "content": "Let me see.", "reasoning_content": "I had better look.",
                 "tool_calls": [CALL],
             },
             {"role": "tool", "tool_call_id": "call_0", "content": "It\nis there."},
@@ -112,7 +110,7 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
         ],
         "tools": [{"type": "function", "function": function}],
         "reasoning_effort": "low",
-    }
+    }  # fmt: skip
     read, chatted = body.read(ours), chat_body.read(json.dumps(theirs).encode())
     for in_place in (True, False):
         spoken = conversation(read, system_in_place=in_place)
@@ -124,26 +122,11 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
             assert getattr(sent, field) == getattr(expected, field)
 
 
-def test_assistant_text_blocks_join_directly_and_user_text_blocks_by_newline() -> None:
-    said = [text("On"), text("ce")]
-    turns = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
-    assert [message["content"] for message in canonical(turns)] == ["On\nce", "Once"]
-
-
 def test_the_line_that_counts_requests_before_a_system_prompt_is_left_out() -> None:
     head = text("x-anthropic-billing-header: cc_version=2.1.0; cch=1f3e;")
     system = [head, text("You are Claude Code.", **CACHED)]
     assert canonical([HI], system=system)[0] == {"role": "system", "content": "You are Claude Code."}
     assert canonical([HI], system=[head]) == [HI]
-
-
-def test_a_late_system_message_stays_in_place_only_where_the_template_takes_it() -> None:
-    late = [HI, {"role": "assistant", "content": "Hello"}, {"role": "system", "content": "Be brief."}, HI]
-    roles = [message["role"] for message in canonical(late, system="S")]
-    assert roles == ["system", "user", "assistant", "system", "user"]
-    first, *rest = canonical(late, system_in_place=False, system="S")
-    assert first == {"role": "system", "content": "S\n\nBe brief."}
-    assert [message["role"] for message in rest] == ["user", "assistant", "user"]
 
 
 def test_results_come_before_what_the_user_says_beside_them() -> None:
@@ -228,22 +211,11 @@ def test_a_message_that_makes_no_sense_is_refused_by_name(role: str, content: An
 
 def test_a_body_with_everything_is_a_request_with_everything() -> None:
     sent = generated(
-        temperature=0.5,
-        top_p=0.9,
-        top_k=40,
-        seed=7,
-        stop_sequences=["\n\nHuman:", "END"],
-        priority=-1,
-        cache_salt="tenant",
-        cache_pin=True,
-        thinking={"type": "enabled", "budget_tokens": 2048},
-        metadata={"user_id": "u"},
-        service_tier="auto",
-        context_management={"edits": []},
-        mcp_servers=[],
-        container=None,
-        anything={"else": 1},
-    )
+        temperature=0.5, top_p=0.9, top_k=40, seed=7, stop_sequences=["\n\nHuman:", "END"], priority=-1,
+        cache_salt="tenant", cache_pin=True, thinking={"type": "enabled", "budget_tokens": 2048},
+        metadata={"user_id": "u"}, service_tier="auto", context_management={"edits": []}, mcp_servers=[],
+        container=None, anything={"else": 1},
+    )  # fmt: skip
     drawn = sent.sampling
     assert (drawn.seed, drawn.temperature, drawn.top_p, drawn.top_k) == (7, 0.5, 0.9, 40)
     assert (sent.stop, sent.max_tokens, sent.priority) == (["\n\nHuman:", "END"], 16, -1)
@@ -258,16 +230,11 @@ def test_nulls_are_absent() -> None:
     assert sent == generated(seed=3)
 
 
-def test_requests_without_a_seed_have_different_ones() -> None:
-    assert len({generated().sampling.seed for _ in range(8)}) == 8
-
-
 @pytest.mark.parametrize(
     ("thinking", "wishes", "budget"),
     [
         ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}, 1024),
         ({"type": "disabled"}, {"enable_thinking": False}, None),
-        ({"type": "adaptive", "display": "summarized"}, None, None),
         ({"type": "between_tools"}, None, None),
         (None, None, None),
     ],
@@ -275,11 +242,7 @@ def test_requests_without_a_seed_have_different_ones() -> None:
 def test_a_wish_to_think_is_told_to_the_template(thinking: Any, wishes: Any, budget: int | None) -> None:
     sent = generated(thinking=thinking)
     assert (unpacked(sent.template_kwargs), sent.thinking_budget) == (wishes, budget)
-
-
-def test_a_model_that_does_not_think_is_given_no_budget() -> None:
-    sent = generated(thinking={"type": "enabled", "budget_tokens": 1024}, thinks=False)
-    assert sent.thinking_budget is None
+    assert generated(thinking=thinking, thinks=False).thinking_budget is None
 
 
 @pytest.mark.parametrize(
@@ -295,19 +258,11 @@ def test_a_model_that_does_not_think_is_given_no_budget() -> None:
 )
 def test_how_tools_are_called_is_told(choice: Any, calling: ToolCallConstraint | None) -> None:
     sent = generated(tools=[LOOK], tool_choice=choice)
-    assert sent.calling == calling
-    assert len(unpacked(sent.tools)) == 1
-
-
-def test_tools_that_may_not_be_called_are_not_shown() -> None:
-    sent = generated(tools=[LOOK], tool_choice={"type": "none"})
-    assert (sent.tools, sent.calling) == (UNSET, None)
-
-
-def test_a_strict_tool_is_named() -> None:
-    assert generated(tools=[LOOK | {"strict": True, "type": "custom"}]).calling == ToolCallConstraint(
-        strict=["look"]
-    )
+    assert (sent.calling, len(unpacked(sent.tools))) == (calling, 1)
+    strict = LOOK | {"strict": True, "type": "custom"}
+    assert generated(tools=[strict]).calling == ToolCallConstraint(strict=["look"])
+    none = generated(tools=[LOOK], tool_choice={"type": "none"})
+    assert (none.tools, none.calling) == (UNSET, None)
 
 
 def test_tools_of_anthropics_own_are_passed_over() -> None:
@@ -333,37 +288,27 @@ def test_a_schema_is_what_the_answer_is_held_to(place: str) -> None:
     [
         ({"messages": []}, "messages"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": "8"}, "max_tokens"),
-        ({"temperature": 1.5}, "temperature"),
-        ({"top_p": -0.1}, "top_p"),
-        ({"top_k": -1}, "top_k"),
-        ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"system": 7}, "system"),
         ({"tools": [{"description": "no name"}]}, "tools[0].name"),
         ({"tools": [LOOK, {"name": "x", "input_schema": []}]}, "tools[1].input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tool_choice": {"type": "any"}, "tools": [{"type": "bash", "name": "bash"}]}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "leap"}, "tools": [LOOK]}, "tool_choice.name"),
         ({"tool_choice": "any", "tools": [LOOK]}, "tool_choice"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"output_config": {"effort": "all"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        ({"cache_salt": "x" * 257}, "cache_salt"),
     ],
 )
 def test_a_wrong_parameter_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     error = refused(**fields)
     assert error.param == param
     assert param in error.message
-
-
-def test_how_many_tokens_there_may_be_must_be_said() -> None:
-    with pytest.raises(RequestError) as caught:
-        body.read(json.dumps({"model": "m", "messages": [HI]}).encode())
-    assert caught.value.param == "max_tokens"
 
 
 # --- token counting ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects.responses.custom import InputReader
@@ -31,12 +31,14 @@ def read(pieces: list[str]) -> tuple[str, str]:
     return told, rest
 
 
+@settings(max_examples=50)
 @given(text=TEXTS, places=st.lists(st.integers(0, 400), max_size=6), is_ascii=st.booleans())
 def test_it_is_told_as_it_comes_however_it_is_cut(text: str, places: list[int], is_ascii: bool) -> None:
     arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
     assert read(cut(arguments, places)) == (text, "")
 
 
+@settings(max_examples=50)
 @given(text=TEXTS, place=st.integers(0, 400), end=st.integers(0, 400))
 def test_truncated_custom_tool_input_is_streamed_up_to_the_cut(text: str, place: int, end: int) -> None:
     arguments = json.dumps({"input": text})
@@ -66,6 +68,7 @@ def test_other_arguments_are_told_in_the_end(arguments: str, told: str, rest: st
     assert read(list(arguments)) == (told, rest)
 
 
+@settings(max_examples=50)
 @given(text=TEXTS, places=st.lists(st.integers(0, 400), max_size=4))
 def test_a_call_streamed_is_the_call_whole(text: str, places: list[int]) -> None:
     arguments = json.dumps({"input": text})
@@ -78,14 +81,9 @@ def test_a_call_streamed_is_the_call_whole(text: str, places: list[int]) -> None
     events = [event for delta in deltas for event in output.take(delta)] + list(output.close(complete=True))
     (item,) = output.items
     assert item == {
-        "id": f"ctc_{STEM}_0",
-        "type": "custom_tool_call",
-        "status": "completed",
-        "call_id": "call_1",
-        "name": "patch",
-        "namespace": "files",
-        "input": text,
-    }
+        "id": f"ctc_{STEM}_0", "type": "custom_tool_call", "status": "completed", "call_id": "call_1",
+        "name": "patch", "namespace": "files", "input": text,
+    }  # fmt: skip
     kinds = [event["type"].removeprefix("response.") for event in events]
     grown = [event["delta"] for event in events if "delta" in event]
     assert "".join(grown) == text

@@ -49,11 +49,6 @@ def test_previous_response_items_precede_new_input(store: ResponseStore) -> None
     assert items[3][1] == said(SECOND, "two")
 
 
-def test_an_earlier_one_is_gone_on_from_as_a_branch(store: ResponseStore) -> None:
-    items = placed(store, input=[{"role": "user", "content": "x"}], previous_response_id=response_id(FIRST))
-    assert [place for place, _ in items] == ["previous_response_id"] * 2 + ["input[0]"]
-
-
 def test_items_are_named_by_their_ids(store: ResponseStore) -> None:
     references = [
         {"type": "item_reference", "id": f"msg_{FIRST}_i0"},
@@ -70,15 +65,6 @@ def test_an_item_that_is_not_kept_is_not_found(store: ResponseStore, id: str) ->
     with pytest.raises(RequestError) as caught:
         placed(store, input=[{"role": "user", "content": "x"}, {"type": "item_reference", "id": id}])
     assert (caught.value.code, caught.value.param) == (Code.RESPONSE_NOT_FOUND, "input[1].id")
-
-
-def test_stored_response_is_not_found_for_another_api_key(store: ResponseStore) -> None:
-    with pytest.raises(RequestError) as caught:
-        placed(store, owner=b"bob", input="x", previous_response_id=response_id(FIRST))
-    assert caught.value.code is Code.PREVIOUS_RESPONSE_NOT_FOUND
-    assert caught.value.param == "previous_response_id"
-    with pytest.raises(RequestError):
-        placed(store, owner=b"bob", input=[{"type": "item_reference", "id": f"msg_{FIRST}_0"}])
 
 
 def test_recalled_history_size_is_limited(store: ResponseStore) -> None:

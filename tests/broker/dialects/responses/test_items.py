@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects import chat, chat_body
@@ -78,15 +78,13 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "function_call", "call_id": "call_2", "name": "read", "arguments": '{"path": "b"}'},
     {"type": "function_call_output", "call_id": "call_1", "output": "A"},
     {
-        "type": "function_call_output",
-        "call_id": "call_2",
-        "output": [{"type": "input_text", "text": "B"}],
-        "status": "completed",
+        "type": "function_call_output", "call_id": "call_2",
+        "output": [{"type": "input_text", "text": "B"}], "status": "completed",
     },
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Done."}]},
     message("assistant", "A and B."),
     message("user", "Thanks"),
-]
+]  # fmt: skip
 
 
 def test_a_conversation_with_tools_is_the_same_as_in_a_chat() -> None:
@@ -138,13 +136,10 @@ def test_texts_of_different_responses_are_told_apart() -> None:
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-turns = st.lists(
-    st.tuples(texts, texts, texts, st.lists(texts, max_size=2)),
-    min_size=1,
-    max_size=4,
-)
+turns = st.lists(st.tuples(texts, texts, texts, st.lists(texts, max_size=2)), min_size=1, max_size=4)
 
 
+@settings(max_examples=50)
 @given(turns)
 def test_any_conversation_is_the_same_as_in_a_chat(spoken: list[tuple[str, str, str, list[str]]]) -> None:
     items: list[dict[str, Any]] = []
@@ -168,10 +163,6 @@ def test_any_conversation_is_the_same_as_in_a_chat(spoken: list[tuple[str, str, 
 # --- accepted items ----------------------------------------------------------------------------------
 
 
-def test_text_alone_is_a_users_message() -> None:
-    assert by_responses("hi").messages == [message("user", "hi")]
-
-
 def test_instructions_and_what_developers_say_are_one_system_message() -> None:
     items = [message("developer", "b"), message("system", "c"), message("user", "x")]
     assert by_responses(items, instructions="a").messages[0] == message("system", "a\n\nb\n\nc")
@@ -184,7 +175,6 @@ def test_instructions_and_what_developers_say_are_one_system_message() -> None:
             {"summary": [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]},
             "a\n\nb",
         ),
-        ({"summary": [], "content": [{"type": "reasoning_text", "text": "c"}]}, "c"),
         ({"summary": [], "content": None, "encrypted_content": seal("d")}, "d"),
         ({"summary": [{"type": "summary_text", "text": "a"}], "encrypted_content": "gAAAAABo"}, "a"),
         ({"summary": [], "encrypted_content": "gAAAAABo"}, None),
@@ -198,15 +188,12 @@ def test_a_thought_is_read_as_far_as_it_can_be(fields: dict[str, Any], text: str
 def test_calls_of_namespaces_and_of_custom_tools_are_calls_of_functions() -> None:
     items = [
         {
-            "type": "function_call",
-            "call_id": "1",
-            "namespace": "mcp__fs__",
-            "name": "read",
+            "type": "function_call", "call_id": "1", "namespace": "mcp__fs__", "name": "read",
             "arguments": "{}",
         },
         {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "2", "output": "done"},
-    ]
+    ]  # fmt: skip
     [said, result] = by_responses(items).messages
     assert [call["function"] for call in said["tool_calls"]] == [
         {"name": "mcp__fs__read", "arguments": {}},
@@ -243,14 +230,12 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("item", "param"),
     [
+        ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0]"),
         ({"type": "nonsense"}, "input[0].type"),
         ({"role": "king", "content": "x"}, "input[0].role"),
-        ({"role": "user", "content": 3}, "input[0].content"),
         ({"type": "message", "content": "x"}, "input[0].role"),
         ({"role": "user", "content": [{"type": "input_video"}]}, "input[0].content[0]"),
-        ({"role": "user", "content": [{"type": ["input_text"]}]}, "input[0].content[0]"),
         ({"type": "", "role": "user", "content": "x"}, "input[0].type"),
-        ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0]"),
         ({"role": "user", "content": [{"type": "input_text", "text": 3}]}, "input[0].content[0].text"),
         (
             {"role": "user", "content": [{"type": "input_image", "file_id": "f"}]},
@@ -263,16 +248,12 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
         ({"type": "function_call_output", "output": "x"}, "input[0].call_id"),
         ({"type": "function_call_output", "call_id": "c", "output": {"a": 1}}, "input[0].output"),
-        ({"type": "reasoning", "summary": "x"}, "input[0].summary"),
         ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
     ],
 )
 def test_invalid_item_error_names_the_param(item: dict[str, Any], param: str) -> None:
-    assert refusal([item]).param == param
-
-
-def test_no_items_at_all_are_refused() -> None:
     assert refusal([]).param == "input"
+    assert refusal([item]).param == param
 
 
 # --- stored items ------------------------------------------------------------------------------------

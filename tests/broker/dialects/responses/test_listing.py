@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from broker.dialects.responses.listing import PAGE_ITEMS, page
 from protocol.errors import RequestError
@@ -21,16 +19,17 @@ def test_the_newest_come_first_unless_asked_otherwise() -> None:
     assert ids(shown) == [f"i{n}" for n in range(24, 24 - PAGE_ITEMS, -1)]
     assert (shown["first_id"], shown["last_id"], shown["has_more"]) == ("i24", "i5", True)
     assert ids(page(ITEMS, {"order": "asc", "limit": "2"})) == ["i0", "i1"]
-    assert page([], {}) == {
-        "object": "list",
-        "data": [],
+    between = page(ITEMS, {"order": "asc", "after": "i1", "before": "i4"})
+    assert (ids(between), between["has_more"]) == (["i2", "i3"], False)
+    assert page([], {}) == {"object": "list", "data": []} | {
         "first_id": None,
         "last_id": None,
         "has_more": False,
     }
 
 
-@given(st.integers(1, 100), st.sampled_from(["asc", "desc"]))
+@pytest.mark.parametrize("limit", [1, 7, 25, 100])
+@pytest.mark.parametrize("order", ["asc", "desc"])
 def test_page_after_page_is_all_of_them(limit: int, order: str) -> None:
     seen: list[str] = []
     query = {"limit": str(limit), "order": order}
@@ -42,11 +41,6 @@ def test_page_after_page_is_all_of_them(limit: int, order: str) -> None:
         query["after"] = shown["last_id"]
     wanted = [item["id"] for item in ITEMS]
     assert seen == (wanted if order == "asc" else wanted[::-1])
-
-
-def test_before_ends_where_it_says() -> None:
-    shown = page(ITEMS, {"order": "asc", "after": "i1", "before": "i4"})
-    assert (ids(shown), shown["has_more"]) == (["i2", "i3"], False)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects import renderers
@@ -77,39 +75,27 @@ def whole(*items: Item, style: OutputStyle = OutputStyle()) -> Any:  # noqa: B00
 def test_a_text_is_told_in_openais_order() -> None:
     told = stream(ACCEPTED, delta("all "), delta("aboard"), finished())
     assert [event["type"] for event in told] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
+        "response.created", "response.in_progress", "response.output_item.added",
+        "response.content_part.added", "response.output_text.delta", "response.output_text.delta",
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
         "response.completed",
-    ]
+    ]  # fmt: skip
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     assert told[0]["response"]["status"] == told[1]["response"]["status"] == "in_progress"
     message = told[2]["item"]
     assert message == {
-        "id": f"msg_{STEM}_0",
-        "type": "message",
-        "status": "in_progress",
-        "role": "assistant",
+        "id": f"msg_{STEM}_0", "type": "message", "status": "in_progress", "role": "assistant",
         "content": [],
-    }
+    }  # fmt: skip
     part = {"type": "output_text", "text": "all aboard", "annotations": [], "logprobs": []}
     assert told[7]["part"] == part
     assert told[8]["item"] == message | {"status": "completed", "content": [part]}
     assert told[9]["response"]["output"] == [told[8]["item"]]
     assert told[9]["response"]["completed_at"] == 99
     assert told[9]["response"]["usage"] == {
-        "input_tokens": 5,
-        "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
-        "output_tokens": 7,
-        "output_tokens_details": {"reasoning_tokens": 2},
-        "total_tokens": 12,
-    }
+        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+        "output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 12,
+    }  # fmt: skip
 
 
 def test_thought_text_and_calls_are_items_one_after_another() -> None:
@@ -117,52 +103,29 @@ def test_thought_text_and_calls_are_items_one_after_another() -> None:
     steps = [delta(reasoning="hm"), delta("so", calls=(first,)), delta(calls=(rest, call(1, "note", "{}")))]
     told = stream(ACCEPTED, *steps, finished(reason="tool_calls"))
     assert [event["type"].removeprefix("response.") for event in told[2:-1]] == [
-        "output_item.added",
-        "content_part.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-    ]
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done",
+        "content_part.done", "output_item.done", "output_item.added", "content_part.added",
+        "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done", "output_item.added",
+        "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+    ]  # fmt: skip
     [thought, message, one, two] = told[-1]["response"]["output"]
     assert (thought["summary"], thought["content"]) == ([], [{"type": "reasoning_text", "text": "hm"}])
     assert message["content"][0]["text"] == "so"
     assert one == {
-        "id": f"fc_{STEM}_2",
-        "type": "function_call",
-        "status": "completed",
-        "call_id": "call_0",
-        "name": "note",
-        "arguments": '{"a": 1}',
-    }
+        "id": f"fc_{STEM}_2", "type": "function_call", "status": "completed", "call_id": "call_0",
+        "name": "note", "arguments": '{"a": 1}',
+    }  # fmt: skip
     assert (two["call_id"], two["arguments"]) == ("call_1", "{}")
 
 
 def test_reasoning_is_streamed_as_summary_when_summaries_are_requested() -> None:
     told = stream(ACCEPTED, delta(reasoning="hm"), finished(), style=OutputStyle(summarized=True))
     assert [event["type"].removeprefix("response.") for event in told[2:-1]] == [
-        "output_item.added",
-        "reasoning_summary_part.added",
-        "reasoning_summary_text.delta",
-        "reasoning_summary_text.done",
-        "reasoning_summary_part.done",
-        "output_item.done",
-    ]
+        "output_item.added", "reasoning_summary_part.added", "reasoning_summary_text.delta",
+        "reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done",
+    ]  # fmt: skip
     assert all(event["summary_index"] == 0 for event in told[3:-2])
     [thought] = told[-1]["response"]["output"]
     assert thought["summary"] == [{"type": "summary_text", "text": "hm"}]
@@ -220,18 +183,10 @@ def test_an_answer_that_is_cut_off_says_so(steps: list[Delta], output: list[tupl
     assert document == whole(ACCEPTED, *steps, finished(reason="length"))
 
 
-def test_an_answer_of_nothing_is_an_empty_message() -> None:
-    [message] = whole(ACCEPTED, finished())["output"]
-    assert (message["status"], message["content"][0]["text"]) == ("completed", "")
-
-
-def test_a_failure_before_anything_is_a_status_code() -> None:
+def test_a_failure_is_a_status_code_and_within_a_stream_an_event_for_sdks_and_one_for_agents() -> None:
     for renderer in (ResponseSseRenderer(answer()), ResponseDocumentRenderer(answer())):
         with pytest.raises(RequestError, match="it broke"):
             renderer.feed([(0, [ACCEPTED, failed()])])
-
-
-def test_a_failure_in_a_stream_is_told_to_sdks_and_to_agents() -> None:
     *_, error, last = stream(ACCEPTED, delta("a"), failed())
     assert error == {
         "type": "error",
@@ -246,17 +201,11 @@ def test_a_failure_in_a_stream_is_told_to_sdks_and_to_agents() -> None:
     assert last["response"]["error"] == {"code": "engine_error", "message": "it broke"}
 
 
-def test_failed_response_is_not_stored() -> None:
+def test_a_failure_after_a_keepalive_ends_the_response_that_it_began() -> None:
     kept: list[Any] = []
     renderer = ResponseSseRenderer(answer(kept=kept))
-    renderer.feed([(0, [ACCEPTED])])
-    renderer.feed([(0, [failed()])])
-    assert kept == []
-
-
-def test_a_failure_after_a_keepalive_ends_the_response_that_it_began() -> None:
-    renderer = ResponseSseRenderer(answer())
     told = events(renderer.wait() + renderer.feed([(0, [failed()])]))
+    assert kept == []
     kinds = ["response.created", "response.in_progress", "error", "response.failed"]
     assert [event["type"] for event in told] == kinds
     assert [event["sequence_number"] for event in told] == [0, 1, 2, 3]
@@ -293,112 +242,63 @@ def test_a_response_that_is_cancelled_ends_with_what_it_has() -> None:
     assert renderer.over
     assert told[-1]["type"] == "response.incomplete"
     assert [event["sequence_number"] for event in told] == [5, 6, 7, 8]
-
-
-def test_a_document_that_is_cancelled_comes_at_once() -> None:
-    one = answer()
-    renderer = ResponseDocumentRenderer(one)
-    assert renderer.feed([(0, [ACCEPTED, delta("a")])]) == renderer.wait() == b""
-    one.cancel()
-    assert json.loads(renderer.feed([(0, [delta("b")])]))["output"][0]["content"][0]["text"] == "a"
-    assert renderer.over
+    document = answer()
+    whole_renderer = ResponseDocumentRenderer(document)
+    assert whole_renderer.feed([(0, [ACCEPTED, delta("a")])]) == whole_renderer.wait() == b""
+    document.cancel()
+    shown = json.loads(whole_renderer.feed([(0, [delta("b")])]))
+    assert shown["output"][0]["content"][0]["text"] == "a"
 
 
 # --- stream and document agree, however chunked ------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Piece:
-    """Text of one channel."""
-
-    channel: str
-    text: str
+TEXTS = st.text(max_size=4)
+GROWTHS = st.lists(st.tuples(TEXTS, TEXTS, st.none() | st.tuples(TEXTS, TEXTS)), max_size=6)
+"""Reasoning and text of each delta, and the arguments of the call that begins in it, in two parts."""
 
 
-pieces = st.lists(st.builds(Piece, st.sampled_from(["reasoning", "text", "call"]), st.text(min_size=1)))
-
-
-@st.composite
-def cut(draw: st.DrawFn) -> tuple[list[Piece], list[Delta]]:
-    """Draw an answer and the deltas that carry it."""
-    said = draw(pieces)
-    steps: list[Delta] = []
-    calls = 0
-    for piece in said:
-        ends = sorted(draw(st.sets(st.integers(1, len(piece.text)), max_size=3)) | {len(piece.text)})
-        for begin, end in zip([0, *ends], ends, strict=False):
-            text = piece.text[begin:end]
-            match piece.channel:
-                case "reasoning":
-                    steps.append(delta(reasoning=text))
-                case "text":
-                    steps.append(delta(text))
-                case _:
-                    steps.append(delta(calls=(call(calls, "" if begin else "note", text),)))
-        calls += piece.channel == "call"
-    return said, _joined(draw, steps)
-
-
-def _joined(draw: st.DrawFn, steps: list[Delta]) -> list[Delta]:
-    """Merge some adjacent deltas, where the channel order within one delta keeps the text's order."""
-    joined: list[Delta] = []
-    for step in steps:
-        last = joined[-1] if joined else delta()
-        in_order = not (last.calls and (step.text or step.reasoning)) and not (last.text and step.reasoning)
-        if joined and in_order and draw(st.booleans()):
-            joined[-1] = delta(
-                last.text + step.text,
-                reasoning=last.reasoning + step.reasoning,
-                calls=(*last.calls, *step.calls),
-            )
-        else:
-            joined.append(step)
-    return joined
-
-
-def expected(said: list[Piece]) -> list[tuple[str, str]]:
-    """Return the expected items: adjacent pieces of one channel form one item, except tool calls."""
+def expected(growths: list[Any]) -> list[tuple[str, str]]:
+    """Return type and text of each item: neighbours of one channel form one, except tool calls."""
     items: list[tuple[str, str]] = []
-    kinds = {"reasoning": "reasoning", "text": "message", "call": "function_call"}
-    for piece in said:
-        kind = kinds[piece.channel]
-        if items and kind != "function_call" and items[-1][0] == kind:
-            items[-1] = kind, items[-1][1] + piece.text
-        else:
-            items.append((kind, piece.text))
+    for reasoning, text, call in growths:
+        for kind, more in (("reasoning", reasoning), ("message", text)):
+            if more and items and items[-1][0] == kind:
+                items[-1] = kind, items[-1][1] + more
+            elif more:
+                items.append((kind, more))
+        if call is not None:
+            items.append(("function_call", "".join(call)))
     return items or [("message", "")]
 
 
 def text_of(item: dict[str, Any]) -> str:
-    match item["type"]:
-        case "function_call":
-            return str(item["arguments"])
-        case "message":
-            return str(item["content"][0]["text"])
-        case _:
-            return str((item.get("content") or item["summary"])[0]["text"])
+    if item["type"] == "function_call":
+        return str(item["arguments"])
+    return str((item.get("content") or item["summary"])[0]["text"])
 
 
-@given(cut(), st.booleans(), st.sampled_from(["stop", "length", "tool_calls"]))
-def test_streamed_is_whole_however_it_is_cut(
-    answered: tuple[list[Piece], list[Delta]], summarized: bool, reason: str
-) -> None:
-    said, steps = answered
+@settings(max_examples=60)
+@given(GROWTHS, st.booleans(), st.sampled_from(["stop", "length", "tool_calls"]))
+def test_streamed_is_whole_however_it_is_cut(growths: list[Any], summarized: bool, reason: str) -> None:
+    steps: list[Item] = [ACCEPTED]
+    for number, (reasoning, text, arguments) in enumerate(growths):
+        begun = () if arguments is None else (call(number, "note", arguments[0]),)
+        steps.append(delta(text, reasoning=reasoning, calls=begun))
+        steps += [delta(calls=(call(number, arguments=arguments[1]),))] if arguments else []
+    steps.append(finished(reason=reason))
     style = OutputStyle(summarized=summarized, sealed=True)
-    told = stream(ACCEPTED, *steps, finished(reason=reason), style=style)
+    told = stream(*steps, style=style)
     document = told[-1]["response"]
-    assert document == whole(ACCEPTED, *steps, finished(reason=reason), style=style)
-    assert [(item["type"], text_of(item)) for item in document["output"]] == expected(said)
+    assert document == whole(*steps, style=style)
+    assert [(item["type"], text_of(item)) for item in document["output"]] == expected(growths)
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    joined: Counter[int] = Counter()
-    texts = dict.fromkeys(range(len(document["output"])), "")
+    texts, current = dict.fromkeys(range(len(document["output"])), ""), -1
     for event in told[2:-1]:
-        index = event["output_index"]
-        assert index == max(joined, default=0) + (event["type"].endswith("item.added") and bool(joined))
-        joined[index] += 1
-        texts[index] += event.get("delta", "")
+        current += event["type"].endswith("item.added")
+        assert event["output_index"] == current
+        texts[current] += event.get("delta", "")
         if event["type"].endswith("item.done"):
-            assert event["item"] == document["output"][index]
+            assert event["item"] == document["output"][current]
         if "item_id" in event:
-            assert event["item_id"] == document["output"][index]["id"]
+            assert event["item_id"] == document["output"][current]["id"]
     assert list(texts.values()) == [text_of(item) for item in document["output"]]

@@ -43,15 +43,9 @@ def refusal(**fields: Any) -> RequestError:
 
 def test_parameters_are_passed_on() -> None:
     made = generate(
-        max_output_tokens=9,
-        temperature=0.5,
-        top_p=0.9,
-        seed=3,
-        top_k=4,
-        stop=["x"],
-        priority=-1,
+        max_output_tokens=9, temperature=0.5, top_p=0.9, seed=3, top_k=4, stop=["x"], priority=-1,
         cache_salt="s",
-    )
+    )  # fmt: skip
     assert (made.max_tokens, made.stop, made.priority, made.cache_salt) == (9, ["x"], -1, "s")
     sampling = made.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.9, 3, 4)
@@ -67,7 +61,6 @@ def test_parameters_are_passed_on() -> None:
         ({"top_logprobs": 3}, 3),
         ({"include": ["message.output_text.logprobs"]}, 0),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
-        ({"include": ["file_search_call.results"]}, None),
     ],
 )
 def test_likelihoods_are_asked_for_in_either_way(fields: dict[str, Any], logprobs: int | None) -> None:
@@ -113,37 +106,21 @@ def test_a_body_as_codex_sends_it_is_taken() -> None:
     input = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
         {
-            "type": "message",
-            "role": "developer",
-            "content": [{"type": "input_text", "text": "b"}],
+            "type": "message", "role": "developer", "content": [{"type": "input_text", "text": "b"}],
             "id": "m1",
         },
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "c"}]},
         {"type": "function_call", "id": "fc_1", "name": "shell", "arguments": "{}", "call_id": "c1"},
         {"type": "function_call_output", "call_id": "c1", "output": "ok"},
-    ]
+    ]  # fmt: skip
     made = generate(
-        instructions="You are Codex.",
-        input=input,
-        tools=tools,
-        tool_choice="auto",
-        parallel_tool_calls=True,
-        reasoning={"summary": "auto"},
-        store=False,
-        stream=True,
-        include=["reasoning.encrypted_content"],
-        prompt_cache_key="k",
-        client_metadata={"a": "b"},
-        text={"verbosity": "low"},
-        service_tier=None,
-    )
+        instructions="You are Codex.", input=input, tools=tools, tool_choice="auto",
+        parallel_tool_calls=True, reasoning={"summary": "auto"}, store=False, stream=True,
+        include=["reasoning.encrypted_content"], prompt_cache_key="k", client_metadata={"a": "b"},
+        text={"verbosity": "low"}, service_tier=None,
+    )  # fmt: skip
     assert [tool["function"]["name"] for tool in unpack(made).tools or []] == ["shell", "mcp__fs__read"]
     assert made.calling is None
-
-
-def test_nulls_and_unknown_fields_are_absent() -> None:
-    nulls = dict.fromkeys(body.Body.__struct_fields__)
-    assert generate(**{**nulls, "input": "hello"}, x_unknown={"a": [1]}).max_tokens is None
 
 
 # --- fields echoed in the response -------------------------------------------------------------------
@@ -162,19 +139,12 @@ def test_a_response_repeats_its_request_with_openais_defaults() -> None:
 def test_a_response_repeats_what_was_asked_for() -> None:
     schema = {"type": "json_schema", "name": "t", "strict": True, "schema": SCHEMA}
     shown = envelope(
-        instructions="i",
-        temperature=0,
-        metadata={"a": "b"},
+        instructions="i", temperature=0, metadata={"a": "b"},
         tools=[{"type": "function", "name": "f"}, {"type": "web_search", "x": 1}],
-        tool_choice={"type": "function", "name": "f"},
-        parallel_tool_calls=False,
-        max_output_tokens=20,
-        max_tool_calls=2,
-        text={"format": schema},
-        reasoning={"effort": "high", "generate_summary": "concise"},
-        user="u",
-        truncation="auto",
-    )
+        tool_choice={"type": "function", "name": "f"}, parallel_tool_calls=False, max_output_tokens=20,
+        max_tool_calls=2, text={"format": schema},
+        reasoning={"effort": "high", "generate_summary": "concise"}, user="u", truncation="auto",
+    )  # fmt: skip
     assert (shown["instructions"], shown["temperature"], shown["metadata"]) == ("i", 0, {"a": "b"})
     assert shown["tools"][0] == {
         "type": "function", "name": "f", "description": None, "parameters": None, "strict": None,
@@ -191,7 +161,6 @@ def test_a_response_repeats_what_was_asked_for() -> None:
     ("fields", "summarized", "sealed"),
     [
         ({}, False, False),
-        ({"reasoning": {"effort": "low"}}, False, False),
         ({"reasoning": {"summary": "none"}}, False, False),
         ({"reasoning": {"summary": "auto"}}, True, False),
         ({"reasoning": {"generate_summary": "detailed"}}, True, False),
@@ -213,25 +182,16 @@ def test_thoughts_are_told_as_they_were_asked_for(
     ("fields", "param"),
     [
         ({"input": None}, "input"),
-        ({"input": 3}, "input"),
         ({"input": ["x"]}, "input[0]"),
-        ({"background": True, "store": False}, "background"),
-        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": SCHEMA}, "guided_json"),
-        ({"json_schema": SCHEMA}, "json_schema"),
         ({"grammar": 'root ::= "a"'}, "grammar"),
+        ({"background": True, "store": False}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"temperature": 3}, "temperature"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-        ({"max_tool_calls": 0}, "max_tool_calls"),
-        ({"truncation": "some"}, "truncation"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
         ({"include": "all"}, "include"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "t"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_schema", "schema": [1]}}}, "text.format.schema"),
         ({"tools": [3]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
     ],
