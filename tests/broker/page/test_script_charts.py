@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.broker.page.scripts import Call
 from tests.broker.page.status import NOW, document, event, worker
@@ -43,9 +40,7 @@ def test_the_latest_value_is_one_that_is_known(call: Call) -> None:
     ("value", "base", "top"),
     [
         (0, 10, 0),
-        (7, 10, 10),
         (0.03, 10, 0.05),
-        (100, 10, 100),
         (2049, 1024, 5 * 1024),
         (70 * 2**20, 1024, 100 * 2**20),
     ],
@@ -54,20 +49,10 @@ def test_the_top_of_a_chart_is_a_round_number(call: Call, value: float, base: in
     assert call("charts.js", "ceiling", value, base) == pytest.approx(top)
 
 
-@given(value=st.floats(1e-6, 1e15))
-def test_the_top_is_never_below_the_value_nor_far_above(call: Call, value: float) -> None:
-    top = call("charts.js", "ceiling", value, 10)
-    assert value * 0.99999 <= top <= value * 2.5001
-
-
 @pytest.mark.parametrize(("age_s", "span_s"), [(0, 60), (61, 60), (100, 120), (290, 300), (1000, 300)])
 def test_a_chart_shows_as_many_minutes_as_are_known(call: Call, age_s: float, span_s: float) -> None:
     samples = [{"time": NOW - age_s}, {"time": NOW}] if age_s else []
     assert call("charts.js", "span", samples) == span_s
-
-
-def test_a_moment_has_its_place(call: Call) -> None:
-    assert [call("charts.js", "across", NOW - s, TIME) for s in (0, 30, 60)] == [300, 150, 0]
 
 
 def plotted(call: Call, place: int, samples: list[Any], pauses: list[Any]) -> Any:
@@ -87,6 +72,7 @@ def test_a_line_goes_through_its_values_and_ends_where_there_are_none(call: Call
     assert drawn["lines"] == ["M50.0 100.0L100.0 0.0M200.0 50.0h0.01"]
     assert drawn["area"].startswith("M50.0 100L50.0 100.0L100.0 0.0V100Z")
     assert drawn["top"] == "100"
+    assert [call("charts.js", "across", NOW - s, TIME) for s in (0, 30, 60)] == [300, 150, 0]
 
 
 def test_an_outlier_does_not_flatten_the_times_to_first_token(call: Call) -> None:
@@ -98,36 +84,12 @@ def test_an_outlier_does_not_flatten_the_times_to_first_token(call: Call) -> Non
     assert (drawn["now"], drawn["values"]) == ("200 ms", ["200 ms", "1 min 40 s"])
 
 
-def test_equal_times_to_first_token_are_apart_from_both_ends(call: Call) -> None:
-    drawn = plotted(call, 1, [sample(30, first_token_p50_s=0.3, first_token_p95_s=0.3)], [])
-    assert (drawn["top"], drawn["bottom"]) == ("500 ms", "50 ms")
-
-
 def test_a_reading_tells_the_values_of_one_sample(call: Call) -> None:
     told = call("charts.js", "reading", 3, sample(1, running=4, waiting=2))
     assert told == {"now": "4 + 2", "label": "running 4, waiting 2", "values": ["4", "2"]}
     assert call("charts.js", "reading", 4, sample(1))["now"] == "–"
-
-
-def test_numbers_at_the_head_tell_both_kinds_of_requests(call: Call) -> None:
-    assert plotted(call, 3, [sample(1, running=4, waiting=0)], [])["now"] == "4"
     drawn = plotted(call, 3, [sample(1, running=4, waiting=2)], [])
-    assert drawn["now"] == "4 + 2"
-    assert drawn["label"] == "running 4, waiting 2; at most 4 in 1 min"
-
-
-def test_a_chart_without_values_is_empty(call: Call) -> None:
-    for place in range(6):
-        drawn = plotted(call, place, [], [])
-        assert set(drawn["lines"]) == {""}
-        assert drawn["now"] == "–"
-
-
-def test_lines_stay_within_the_box(call: Call) -> None:
-    samples = [sample(ago, tokens_per_s=float(ago % 7)) for ago in range(300, 0, -1)]
-    numbers = [float(n) for n in re.findall(r"-?[\d.]+", plotted(call, 0, samples, [])["lines"][0])]
-    assert min(numbers) >= 0
-    assert max(numbers) <= 300
+    assert (drawn["now"], drawn["label"]) == ("4 + 2", "running 4, waiting 2; at most 4 in 1 min")
 
 
 # --- pauses ---
@@ -141,15 +103,11 @@ def test_a_pause_is_from_the_loss_to_the_next_that_is_ready(call: Call) -> None:
         event("is stalled", NOW - 30),
         event("ready", NOW - 90),
     ]
-    found = call("pauses.js", "pauses", told)
+    found = call("pauses.js", "pauses", [event("said goodbye: asked to stop", NOW - 1, "b"), *told])
     assert [(pause["from"], pause["to"], pause["how"]) for pause in found] == [
         (NOW - 30, NOW - 20, "is stalled"),
         (NOW - 2, None, "connection lost"),
     ]
-
-
-def test_an_intended_shutdown_is_no_pause(call: Call) -> None:
-    assert call("pauses.js", "pauses", [event("said goodbye: asked to stop", NOW - 2)]) == []
 
 
 def test_two_losses_in_a_row_are_one_pause_and_models_have_their_own(call: Call) -> None:

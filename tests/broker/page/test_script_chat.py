@@ -16,15 +16,9 @@ from tests.broker.page.scripts import ASSETS, Call
 
 USER = {"role": "user", "text": "hello", "images": []}
 EMPTY = {
-    "role": "assistant",
-    "id": "",
-    "model": "",
-    "text": "",
-    "thought": "",
-    "calls": [],
-    "finish": None,
+    "role": "assistant", "id": "", "model": "", "text": "", "thought": "", "calls": [], "finish": None,
     "usage": None,
-}
+}  # fmt: skip
 EMPTY |= {"problem": "", "askedAt": 10.0, "firstAt": None, "answerAt": None, "endedAt": None}
 
 
@@ -65,11 +59,6 @@ def test_events_are_read_however_they_were_cut(call: Call, events: Any, cuts: li
         found += [(event["event"], event["data"]) for event in told["events"]]
     assert found == events
     assert rest == ""
-
-
-def test_an_event_without_a_name_is_a_message(call: Call) -> None:
-    told = call("events.js", "read", "data: [DO", "NE]\n\ndata: half")
-    assert told == {"events": [{"event": "message", "data": "[DONE]"}], "rest": "data: half"}
 
 
 # --- streamed answers ---
@@ -122,6 +111,7 @@ def test_turns_are_messages(call: Call) -> None:
     calls = [{"id": "c1", "name": "note", "arguments": "{}"}]
     turns = [
         USER,
+        answer(problem="an answer that never was"),
         answer(text="Hm", calls=calls),
         {"role": "tool", "call": "c1", "name": "note", "text": "done"},
     ]
@@ -146,17 +136,6 @@ def test_images_stand_before_the_text(call: Call) -> None:
     assert told["content"] == [image]
 
 
-def test_an_answer_that_never_was_is_not_said_again(call: Call) -> None:
-    turns = [USER, answer(problem="no"), USER]
-    assert [told["role"] for told in call("chat.js", "messages", turns, "")] == ["user", "user"]
-
-
-def test_another_answer_is_asked_for_what_came_before_the_last(call: Call) -> None:
-    turns = [USER, answer(text="a"), USER, answer(text="b")]
-    assert call("chat.js", "before", turns) == turns[:3]
-    assert call("chat.js", "before", [USER]) == [USER]
-
-
 def test_calls_wait_until_all_have_a_reply(call: Call) -> None:
     calls = [{"id": id, "name": "note", "arguments": "{}"} for id in ("a", "b")]
     turns = [USER, answer(calls=calls), {"role": "tool", "call": "b", "name": "note", "text": ""}]
@@ -164,30 +143,15 @@ def test_calls_wait_until_all_have_a_reply(call: Call) -> None:
     assert call("chat.js", "unanswered", [USER]) == []
 
 
-def numbered(call: Call, *turns: dict[str, Any]) -> Any:
-    found: Any = []
-    for turn in turns:
-        found = call("chat.js", "added", found, turn)
-    return found
-
-
-def test_turns_keep_their_numbers_when_others_go(call: Call) -> None:
-    turns = numbered(call, USER, answer(text="a"), USER, answer(text="b"))
-    left = call("chat.js", "without", turns, 0)
-    assert [turn["number"] for turn in left] == [3, 4]
-    assert [turn["number"] for turn in call("chat.js", "added", left, USER)] == [3, 4, 5]
-
-
-def test_a_question_goes_with_all_that_followed_it(call: Call) -> None:
+def test_a_question_goes_with_all_that_followed_it_and_the_others_keep_their_numbers(call: Call) -> None:
     tool = {"role": "tool", "call": "c", "name": "note", "text": "done"}
     turns = [USER, answer(), tool, answer(text="b"), USER, answer(text="c")]
     assert call("chat.js", "without", turns, 0) == turns[4:]
     assert call("chat.js", "without", turns, 4) == turns[:4]
-
-
-def test_an_edited_question_is_the_last_turn(call: Call) -> None:
-    turns = [USER, answer(text="a"), USER, answer(text="b")]
+    assert call("chat.js", "before", turns) == turns[:5]
     assert call("chat.js", "edited", turns, 0, "other") == [USER | {"text": "other"}]
+    numbered = call("chat.js", "added", [USER | {"number": 3}], USER)
+    assert [turn["number"] for turn in numbered] == [3, 4]
 
 
 def test_a_stopped_answer_gets_its_figures_from_the_status(call: Call) -> None:
@@ -217,29 +181,16 @@ def test_sentences_are_read_aloud_when_they_are_whole(call: Call, text: str, who
 # --- settings ---
 
 
-def test_fields_that_are_empty_ask_for_nothing(call: Call) -> None:
-    fields = {
-        "temperature": "",
-        "stop": "",
-        "enable_thinking": "",
-        "response_format": "",
-        "system": "Be brief.",
-        "tools": " ",
-        "tool_choice": "required",
-    }
-    assert call("settings.js", "parameters", fields) == {"parameters": {}, "problem": ""}
-    assert call("settings.js", "chosen", fields) == 1
-
-
-def test_fields_are_parameters_of_the_api(call: Call) -> None:
+def test_fields_are_parameters_of_the_api_unless_they_are_empty(call: Call) -> None:
+    empty = dict.fromkeys(("temperature", "stop", "enable_thinking", "response_format"), "")
+    empty |= {"system": "Be brief.", "tools": " ", "tool_choice": "required"}
+    assert call("settings.js", "parameters", empty) == {"parameters": {}, "problem": ""}
+    assert call("settings.js", "chosen", empty) == 1
     schema = {"type": "object"}
     fields = {
-        "temperature": "0",
-        "max_tokens": "12",
-        "stop": "a\n\nb",
-        "enable_thinking": "false",
+        "temperature": "0", "max_tokens": "12", "stop": "a\n\nb", "enable_thinking": "false",
         "response_format": "json_schema",
-    }
+    }  # fmt: skip
     fields |= {"schema": json.dumps(schema), "tools": '[{"name": "note"}]', "tool_choice": "required"}
     told = call("settings.js", "parameters", fields)["parameters"]
     assert told == {
@@ -274,11 +225,8 @@ def test_every_field_of_the_form_is_understood(call: Call) -> None:
     form = text[text.index('id="settings-form"') : text.index("</form>")]
     names = set(re.findall(r'name="(\w+)"', form))
     values = dict.fromkeys(names, "1") | {
-        "response_format": "json_schema",
-        "schema": "{}",
-        "tools": "[{}]",
-        "enable_thinking": "true",
-    }
+        "response_format": "json_schema", "schema": "{}", "tools": "[{}]", "enable_thinking": "true",
+    }  # fmt: skip
     asked = set(call("settings.js", "parameters", values)["parameters"])
     assert names - {"schema"} == asked
     labels = set(re.findall(r"<label[^>]*><code>(\w+)</code>", form))

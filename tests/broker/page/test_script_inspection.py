@@ -13,16 +13,10 @@ from tests.broker.page.scripts import Call
 
 def kept(**told: Any) -> dict[str, Any]:
     return {
-        "id": "chatcmpl-1",
-        "path": "/v1/chat/completions",
-        "model": "org/model",
-        "code": "stop",
-        "prompt_tokens": 4,
-        "answered": 2,
-        "reuse": {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
-        "prompt": {"tokens": [1, 2, 3, 4]},
-        "answer": {"tokens": [5, 6]},
-    } | told
+        "id": "chatcmpl-1", "path": "/v1/chat/completions", "model": "org/model", "code": "stop",
+        "prompt_tokens": 4, "answered": 2, "reuse": {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
+        "prompt": {"tokens": [1, 2, 3, 4]}, "answer": {"tokens": [5, 6]},
+    } | told  # fmt: skip
 
 
 def test_cached_prompt_tokens_are_separated_from_computed_ones(call: Call) -> None:

@@ -38,10 +38,6 @@ def test_a_conversation_is_restored_as_it_was(call: Call) -> None:
     }
 
 
-def test_an_empty_playground_stores_nothing(call: Call) -> None:
-    assert call("saved.js", "packed", state(fields={"seed": " "})) == ""
-
-
 def test_an_answer_that_was_streaming_says_that_it_is_incomplete(call: Call) -> None:
     [_, found] = restored(call, state(question(1), answer(2, "Half", endedAt=None)))["turns"]
     assert (found["text"], found["problem"]) == (
