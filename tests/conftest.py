@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -37,6 +39,11 @@ _WAITING = ("faults", "e2e", "deploy")
 """Folders of tests that mostly wait for processes, those with the longest tests first."""
 _COMPUTING = ("worker", "models")
 """Folders of tests that compute for seconds; no other tests do."""
+
+
+_BUFFERS_BYTES_MAX = 2**25
+"""Size of MLX's cache of buffers between tests; it is also its default on CPUs."""
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def pytest_configure() -> None:
@@ -129,6 +136,25 @@ def nothing_leaks() -> Iterator[None]:
         within_s=_LEAK_WAIT_S,
         what="threads and child processes of the test have ended",
     )
+
+
+@pytest.fixture(autouse=True)
+def _small_buffer_cache() -> Iterator[None]:
+    """Limit MLX's cache of buffers, which each loaded model sets to a share of the machine's memory: several
+    test processes would fill them all."""
+    yield
+    if (mx := sys.modules.get("mlx.core")) is not None:
+        mx.set_cache_limit(_BUFFERS_BYTES_MAX)
+        if mx.get_cache_memory() > _BUFFERS_BYTES_MAX:
+            mx.clear_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freed_pages() -> Iterator[None]:
+    """Return the free pages of the heap to the system, which glibc keeps between large allocations."""
+    yield
+    if _trim is not None and "mlx.core" in sys.modules:
+        _trim(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
