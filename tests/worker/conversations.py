@@ -8,9 +8,7 @@ causes evictions. Whatever is reused, the answer must equal that of upstream alo
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +20,9 @@ from protocol.types import Delta
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
-from tests.worker.zoo import ARCHITECTURES, kv_of, load, settings_of
+from tests.worker.zoo import kv_of, main, settings_of
 from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.prefixes.index import PrefixIndex
-from worker.preload import preload_openblas
 from worker.schedule import prefix_sharing
 from worker.schedule.commands import Submit
 from worker.schedule.loop import Loop
@@ -152,34 +149,11 @@ def differences(
     return turns, wrong
 
 
-def _main() -> int:
-    """Return 1 if any answer differs."""
-    preload_openblas(sys.argv)
-    parser = argparse.ArgumentParser(description="Random conversations, held against upstream alone.")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--architecture", action="append", choices=ARCHITECTURES)
-    arguments = parser.parse_args()
-    wrong_answers = 0
-    with Oracle() as oracle:
-        for architecture in arguments.architecture or ARCHITECTURES:
-            model = load(architecture)
-            if model.engine.shape is None:
-                print(f"{architecture}: nothing can be reused", flush=True)
-                continue
-            count = cached = tokens = 0
-            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-                turns, wrong = differences(model, architecture, seed, oracle)
-                count += len(wrong)
-                cached += sum(turn.cached for turn in turns)
-                tokens += sum(len(turn.prompt) for turn in turns)
-                for turn in wrong:
-                    print(f"{architecture} seed {seed}: {turn}")
-            wrong_answers += count
-            share = cached / max(1, tokens)
-            print(f"{architecture}: {arguments.seeds} seeds, {count} differ, {share:.0%} cached", flush=True)
-    return 1 if wrong_answers else 0
+def _check(model: Model, architecture: str, seed: int, oracle: Oracle) -> list[str]:
+    if model.engine.shape is None:
+        return []  # nothing can be reused
+    return [str(turn) for turn in differences(model, architecture, seed, oracle)[1]]
 
 
 if __name__ == "__main__":
-    raise SystemExit(_main())
+    raise SystemExit(main("Random conversations, held against upstream alone.", _check))

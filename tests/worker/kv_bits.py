@@ -9,20 +9,38 @@ the same settings, and why an architecture is refused.
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tests.oracle import Oracle
 from tests.worker import conversations
-from tests.worker.zoo import ARCHITECTURES, load, play
-from worker.contract.engine import Model, ModelError
+from tests.worker.zoo import main, play
+from worker.contract.engine import Engine, Model
+from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import grouping
-from worker.preload import preload_openblas
+from worker.engine.engine import BatchEngine
 
 SWITCHES = ((0, 2048), (0, 32), (30, 32), (50, 16))
 """`start` and `step`: at the prompt's end, at a multiple of 32, in prompts or answers, mostly in answers."""
+
+
+def prefill(
+    engine: Engine, row: str, tokens: Sequence[int], kv: KVQuantization | KVCap, chunk: int, done: int = 0
+) -> None:
+    """Run a prompt in chunks, but for its last token, and quantize or cap it at its switch."""
+    switch = kv.switch(len(tokens))
+    while done < len(tokens) - 1:
+        end = min(done + chunk, len(tokens) - 1, switch if done < switch else len(tokens))
+        engine.prefill({row: tokens[done:end]})
+        done = end
+        if done == switch:
+            engine.quantize_cache(row)
+
+
+def network_of(model: Model) -> Any:
+    assert isinstance(model.engine, BatchEngine)
+    return model.engine._model
 
 
 def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> Iterator[str]:
@@ -34,39 +52,9 @@ def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> I
         yield from map(str, conversations.differences(model, architecture, seed, oracle)[1])
 
 
-def _run(architecture: str, kv: KVQuantization, seeds: range, oracle: Oracle) -> int:
-    model = load(architecture, kv_quantization=kv)
-    wrong = 0
-    for seed in seeds:
-        for found in differences(model, architecture, seed, oracle):
-            wrong += 1
-            print(f"{architecture} {kv} seed {seed}: {found}", flush=True)
-    return wrong
-
-
-def main() -> int:
-    """Return 1 if any answer differs."""
-    preload_openblas(sys.argv)
-    parser = argparse.ArgumentParser(description="Quantized KV caches, held against upstream alone.")
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--architecture", action="append", choices=ARCHITECTURES)
-    arguments = parser.parse_args()
-    grouping.COLUMNS_STEP = 16  # so that short rows outgrow their buffers
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    wrong = 0
-    with Oracle() as oracle:
-        for architecture in arguments.architecture or ARCHITECTURES:
-            settings = [KVQuantization(bits, 32, *switch) for bits in (8, 4) for switch in SWITCHES]
-            try:
-                found = sum(_run(architecture, kv, seeds, oracle) for kv in settings)
-            except ModelError as error:
-                print(f"{architecture}: refused: {error}", flush=True)
-                continue
-            wrong += found
-            print(f"{architecture}: {len(settings)} settings, {len(seeds)} seeds, {found} differ", flush=True)
-    return 1 if wrong else 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    settings = [
+        {"kv_quantization": KVQuantization(bits, 32, *switch)} for bits in (8, 4) for switch in SWITCHES
+    ]
+    grouping.COLUMNS_STEP = 16  # so that short rows outgrow their buffers
+    raise SystemExit(main("Quantized KV caches, held against upstream alone.", differences, settings))

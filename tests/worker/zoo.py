@@ -13,7 +13,7 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +24,19 @@ from tests.models.families import of_mlx_vlm
 from tests.models.fixtures import model_folder
 from tests.models.zoo import ZOO
 from tests.oracle import Oracle, open_whole
+from tests.system import Process
 from tests.worker.borders import distance
 from tests.worker.draft_checks import guessed
 from tests.worker.rules import RuleGrammar, allows
-from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec, Engine, Model, SamplingParams
+from worker.contract.engine import (
+    CacheSegment,
+    CacheSlice,
+    CacheSpec,
+    Engine,
+    Model,
+    ModelError,
+    SamplingParams,
+)
 from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.preload import preload_openblas
@@ -403,7 +412,7 @@ def load(
     kv_cap: KVCap | None = None,
 ) -> Model:
     """Load an architecture's tiny model by the worker's own loader, with that of `draft` as its draft
-    model."""
+    model. It is probed once for all tests of a run."""
     from worker.models.load import ModelLoader
 
     loader = ModelLoader(
@@ -412,6 +421,7 @@ def load(
         use_mtp=use_mtp,
         kv_quantization=kv_quantization,
         kv_cap=kv_cap,
+        probe_cache_folder=Process.cache,
     )
     model = loader.load(lambda done, total: None)
     assert isinstance(model, Model)
@@ -575,31 +585,51 @@ def _allowed(rule: tuple[int, int] | None, vocabulary: int) -> np.ndarray:
     return np.arange(vocabulary) % modulus == rest
 
 
-def _main() -> int:
-    """Return 1 if a row differs and rounding is not the cause."""
+Check = Callable[[Model, str, int, Oracle], Iterable[str]]
+"""Plays one seed on an architecture's model, and returns what is wrong."""
+
+
+def main(description: str, check: Check, settings: Sequence[Mapping[str, Any]] = ({},)) -> int:
+    """Run a check on the architectures of the command line, with each of `settings`, which are arguments of
+    `load`. Return 1 if anything is wrong."""
     preload_openblas(sys.argv)
-    parser = argparse.ArgumentParser(description="Random lives of rows, held against upstream alone.")
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--architecture", action="append", choices=ARCHITECTURES)
     arguments = parser.parse_args()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     faults = 0
     with Oracle() as oracle:
         for architecture in arguments.architecture or ARCHITECTURES:
-            model = load(architecture)
             count = 0
-            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-                for found in differences(model, architecture, seed, oracle):
-                    count += 1
-                    is_penalized = found.job.sampling.repetition_penalty != 1
-                    apart = 0.0 if is_penalized else gap(architecture, found)
-                    faults += apart > TIE
-                    told = "penalized" if is_penalized else f"gap {apart:.2g}"
-                    print(f"{architecture} seed {seed}: {found.job.name}, token {found.index}, {told}")
-            shape = model.engine.shape
-            print(f"{architecture}: {arguments.seeds} seeds, {count} rows differ; {shape}", flush=True)
+            for setting in settings:
+                try:
+                    model = load(architecture, **setting)
+                except ModelError as error:
+                    print(f"{architecture} {setting}: refused: {error}", flush=True)
+                    continue
+                for seed in seeds:
+                    for wrong in check(model, architecture, seed, oracle):
+                        count += 1
+                        print(f"{architecture} {setting} seed {seed}: {wrong}", flush=True)
+            faults += count
+            print(f"{architecture}: {len(seeds)} seeds, {count} wrong", flush=True)
     return 1 if faults else 0
 
 
+def _check(model: Model, architecture: str, seed: int, oracle: Oracle) -> Iterator[str]:
+    """Yield the rows that differ where rounding is not the cause, and print the others."""
+    for found in differences(model, architecture, seed, oracle):
+        is_penalized = found.job.sampling.repetition_penalty != 1
+        apart = 0.0 if is_penalized else gap(architecture, found)
+        told = "penalized" if is_penalized else f"gap {apart:.2g}"
+        line = f"{found.job.name}, token {found.index}, {told}"
+        if apart > TIE:
+            yield line
+        else:
+            print(f"{architecture} seed {seed}: {line}")
+
+
 if __name__ == "__main__":
-    raise SystemExit(_main())
+    raise SystemExit(main("Random lives of rows, held against upstream alone.", _check))
