@@ -1,25 +1,37 @@
-"""Engines with known batching capabilities, as at every start of a model except the first."""
+"""Networks that are loaded once, and engines on them with known capabilities, as at every start of a model
+except the first: a probe takes as long as a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
 from functools import cache
+from typing import Any
 
-import mlx.nn as nn
+from mlx_lm.utils import load_model
 
+from tests.models.fixtures import model_folder
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.engine.engine import BatchEngine
 
-Open = Callable[[str], nn.Module]
-"""Returns a network by name, the same object each time."""
-
-
-def engine(network: Open, name: str) -> BatchEngine:
-    """Return a new engine. Without cached capabilities each would probe the network, which takes as long as a
-    test."""
-    return BatchEngine(network(name), _abilities(network, name))
+MODELS = ("dense", "hybrid", "sliding")
+"""All tokens, states, and windows of 32 tokens."""
 
 
 @cache
-def _abilities(network: Open, name: str) -> BatchCapabilities:
+def network(name: str) -> Any:
+    return load_model(model_folder(name))[0]
+
+
+@cache
+def _capabilities(name: str) -> BatchCapabilities:
     return probe_capabilities(ProbeTarget(network(name)))
+
+
+def engine_of(name: str) -> BatchEngine:
+    """Return a new engine."""
+    return BatchEngine(network(name), _capabilities(name))
+
+
+def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(1, 2000) for _ in range(tokens))

@@ -15,20 +15,17 @@ import numpy as np
 import pytest
 from mlx_lm import stream_generate
 from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, make_prompt_cache
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import load_tokenizer
 
 from tests.models.fixtures import model_folder
-from tests.worker import probed_networks
+from tests.worker.probed_networks import MODELS, engine_of, network, prompt_of
 from worker.contract.engine import SamplingParams
 from worker.engine import engine as engine_module
 from worker.engine.caches.batch import prefill_abreast
 from worker.engine.engine import BatchEngine
 
-MODELS = ("dense", "hybrid", "sliding")
 WINDOW = 32
 """Attention window of the sliding model, in tokens."""
-
-
 GREEDY = SamplingParams()
 
 
@@ -38,15 +35,6 @@ class Job:
     prompt: tuple[int, ...]
     tokens: int
     sampling: SamplingParams = GREEDY
-
-
-@cache
-def network(name: str) -> nn.Module:
-    return load_model(model_folder(name))[0]
-
-
-def engine_of(name: str) -> BatchEngine:
-    return probed_networks.engine(network, name)
 
 
 @cache
@@ -112,14 +100,14 @@ def play_abreast(engine: BatchEngine, jobs: Sequence[Job], rng: random.Random) -
 
 def draw_jobs(rng: random.Random, draws: Iterable[SamplingParams] = (GREEDY,)) -> list[Job]:
     """Return jobs with prompts of one token, around the window and far beyond, and short and long answers."""
-    lengths = [1, 1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, *(rng.randint(3, 100) for _ in range(6))]
+    lengths = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, *(rng.randint(3, 100) for _ in range(3))]
     rng.shuffle(lengths)
     settings = list(draws)
     return [
         Job(
             name=f"row {index}",
             prompt=tuple(rng.randrange(2000) for _ in range(length)),
-            tokens=rng.choice([1, 2, rng.randint(3, 20), rng.randint(20, 60)]),
+            tokens=rng.choice([1, 2, rng.randint(3, 20), rng.randint(20, 45)]),
             sampling=settings[index % len(settings)],
         )
         for index, length in enumerate(lengths)
@@ -144,10 +132,9 @@ def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
         assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_rows_say_what_upstream_says_alone(name: str, seed: int) -> None:
-    rng = random.Random(seed)
+def test_greedy_rows_say_what_upstream_says_alone(name: str) -> None:
+    rng = random.Random(1)
     jobs = draw_jobs(rng)
     engine = engine_of(name)
     assert engine.is_batchable
@@ -157,47 +144,16 @@ def test_greedy_rows_say_what_upstream_says_alone(name: str, seed: int) -> None:
     assert engine.cache_bytes() == 0
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_rows_that_start_together_decode_past_the_window_together(name: str) -> None:
-    rng = random.Random(7)
-    jobs = [Job(f"{n}", tuple(rng.randrange(2000) for _ in range(n)), 80) for n in (1, 20, 33, 70)]
-    engine = engine_of(name)
+def test_rows_that_start_together_decode_past_the_window_together() -> None:
+    jobs = [Job(f"{n}", prompt_of(n, n), 70) for n in (1, 20, 33, 70)]
+    engine = engine_of("sliding")
     for job in jobs:
         if job.prompt[:-1]:
             engine.prefill({job.name: job.prompt[:-1]})
         engine.start(job.name, job.prompt, len(job.prompt), SamplingParams())
-    steps = [engine.step().tokens for _ in range(81)][1:]
+    steps = [engine.step().tokens for _ in range(71)][1:]
     for job in jobs:
-        assert [step[job.name] for step in steps] == alone(name, job)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_sampled_rows_say_the_same_alone_and_in_a_batch(name: str) -> None:
-    rng = random.Random(5)
-    draws = [
-        SamplingParams(seed=1, temperature=1.0),
-        SamplingParams(seed=2**62 + 5, temperature=0.8, top_p=0.9),
-        SamplingParams(),
-        SamplingParams(seed=3, temperature=1.5, top_k=40, min_p=0.02),
-    ]
-    jobs = draw_jobs(rng, draws)
-    engine = engine_of(name)
-    together = play(engine, jobs, rng)
-    for job in jobs:
-        assert play(engine, [job], rng) == {job.name: together[job.name]}
-    greedy = [job for job in jobs if job.sampling == SamplingParams()]
-    assert all(together[job.name] == alone(name, job) for job in greedy)
-
-
-def test_a_sampled_row_resumed_after_some_tokens_goes_on_the_same() -> None:
-    sampling = SamplingParams(seed=9, temperature=1.0, top_p=0.95)
-    job = Job("whole", (5, 6, 7, 8), 30, sampling)
-    whole = play(engine_of("hybrid"), [job], random.Random(0))["whole"]
-    engine = engine_of("hybrid")
-    tokens = (*job.prompt, *whole[:13])
-    engine.prefill({"rest": tokens[:-1]})
-    engine.start("rest", tokens, len(job.prompt), sampling)
-    assert [engine.step().tokens for _ in range(18)][1:] == [{"rest": token} for token in whole[13:]]
+        assert [step[job.name] for step in steps] == alone("sliding", job)
 
 
 def test_a_row_can_be_dropped_wherever_it_stands() -> None:
@@ -261,29 +217,19 @@ class Rewrapped(nn.Module):
         return [self._make() for _ in network("dense").layers]
 
 
-def test_caches_in_a_list_are_batched_by_what_they_can_do() -> None:
-    nested = Rewrapped(lambda: CacheList(KVCache(), KVCache()), lambda cache: cache[0])
-    rng = random.Random(3)
-    jobs = draw_jobs(rng)[:6]
-    engine = BatchEngine(nested)
-    assert engine.is_batchable
-    answers = play(engine, jobs, rng)
-    assert all(answers[job.name] == alone("dense", job) for job in jobs)
-
-
 @pytest.mark.parametrize(
-    ("make", "batched"),
+    ("network", "batched"),
     [
-        (lambda: QuantizedKVCache(group_size=32, bits=8), True),
-        (lambda: ChunkedKVCache(chunk_size=4096), False),  # stores its start position as one number
+        (Rewrapped(lambda: CacheList(KVCache(), KVCache()), lambda cache: cache[0]), True),
+        (Rewrapped(lambda: QuantizedKVCache(group_size=32, bits=8)), True),
+        (Rewrapped(lambda: ChunkedKVCache(chunk_size=4096)), False),  # its start position is one number
     ],
+    ids=["nested", "quantized", "chunked"],
 )
-def test_rows_whose_caches_upstream_cannot_merge(make: Any, batched: bool) -> None:
-    network = Rewrapped(make)
-    engine = BatchEngine(network)
+def test_rows_whose_caches_upstream_cannot_merge(network: Rewrapped, batched: bool) -> None:
+    engine, rng = BatchEngine(network), random.Random(4)
     assert engine.is_batchable == batched
-    rng = random.Random(4)
-    jobs = draw_jobs(rng)
+    jobs = draw_jobs(rng)[:6]
     answers = play(engine, jobs, rng)
     for job in jobs:
         assert answers[job.name] == loop_alone(network, job)

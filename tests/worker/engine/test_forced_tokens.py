@@ -8,19 +8,21 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 
 from protocol.types import Sampling, StructuredOutput
 from tests import factories
 from tests.models.fixtures import model_folder
+from tests.worker.engine.test_engine_parity import Job, endless_tokenizer
+from tests.worker.engine.test_grammar_masks import held_alone
 from tests.worker.folders import nothing
 from worker.contract.engine import NO_DRAFTS, Engine, EngineRequest, Model, SamplingParams, ThinkingBudget
 from worker.engine.engine import BatchEngine
 from worker.models.load import ModelLoader
 
 DRAFTED_MAX = 15
-TOKENS_MAX = 150
-NAMES = ("embedded", "dense", "hybrid")
+TOKENS_MAX, FREE_TOKENS = 150, 30
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -60,7 +62,7 @@ def engine_request(name: str, schema: dict[str, Any] | None, temperature: float 
     text = "The weather in Paris is fine, 21 degrees, and we have 14 wagons. Tell me as JSON."
     asked = factories.request(
         sampling=Sampling(seed=1, temperature=temperature),
-        max_tokens=TOKENS_MAX,
+        max_tokens=TOKENS_MAX if schema else FREE_TOKENS,
         messages=[{"role": "user", "content": text}],
         template_kwargs={"enable_thinking": False},
         form=StructuredOutput(kind="json_schema", text=json.dumps(schema)) if schema else None,
@@ -79,7 +81,7 @@ class Answer:
     @property
     def is_over(self) -> bool:
         last = self.tokens[-1] if self.tokens else None
-        return len(self.tokens) >= TOKENS_MAX or last in self.request.end_tokens
+        return len(self.tokens) >= self.request.max_tokens or last in self.request.end_tokens
 
     def gain(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -109,14 +111,13 @@ def said(engine: Engine, requests: Mapping[str, EngineRequest], *, drafted: bool
     return answers
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["embedded", "hybrid"])
 def test_answers_held_to_schemas_take_three_passes_for_four_tokens_at_most(name: str) -> None:
     requests = {
         "weather": engine_request(name, WEATHER),
         "free": engine_request(name, None),
         "stock": engine_request(name, STOCK),
         "drawn": engine_request(name, WEATHER, temperature=1.0),
-        "freely drawn": engine_request(name, None, temperature=1.0),
     }
     engine = fresh(name)
     plain, quick = said(engine, requests, drafted=False), said(engine, requests, drafted=True)
@@ -127,6 +128,13 @@ def test_answers_held_to_schemas_take_three_passes_for_four_tokens_at_most(name:
         # One pass more than tokens: the step after the first pass reads the first token.
         assert plain[row].passes == len(plain[row].tokens) + 1
         assert quick[row].passes <= 0.75 * len(quick[row].tokens), row
+    if name == "hybrid":  # upstream's tokenizer and network are those of a folder
+        for row, schema in (("weather", WEATHER), ("stock", STOCK), ("drawn", WEATHER)):
+            tokens, request = plain[row].tokens, requests[row]
+            job = Job(row, request.tokens, len(tokens), request.sampling)
+            assert row == "drawn" or tokens == held_alone(name, job)
+            assert tokens[-1] in request.end_tokens
+            jsonschema.validate(json.loads(endless_tokenizer(name).decode(tokens[:-1])), schema)
     alone = said(engine, {"stock": requests["stock"]}, drafted=True)["stock"]
     assert (alone.tokens, engine.cache_bytes()) == (plain["stock"].tokens, 0)
     assert alone.passes <= 0.75 * len(alone.tokens)

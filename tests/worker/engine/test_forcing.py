@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.engine.test_engine_parity import MODELS, Job, engine_of, play
+from tests.worker.engine.test_engine_parity import Job, play
+from tests.worker.probed_networks import engine_of
 from worker.contract.engine import SamplingParams, ThinkingBudget
 from worker.engine.engine import BatchEngine
 from worker.engine.sampling.state import ThinkingGuard
@@ -68,13 +70,18 @@ limits = st.builds(
 )
 
 
-@given(limits, st.lists(st.integers(4, 9), max_size=40))
+@settings(max_examples=50)
+@given(limits, st.lists(st.integers(4, 9), max_size=30))
 def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_answer_is_resumed(
     limit: ThinkingBudget, drawn: list[int]
 ) -> None:
     expected = closed(limit, drawn)
     assert guarded(limit, drawn) == expected
     for resumed in range(len(drawn) + 1):
+        guard = ThinkingGuard(limit, expected[:resumed])
+        coming, rest = guard.coming(), expected[resumed:]
+        assert tuple(rest[: len(coming)]) == coming[: len(rest)]
+        assert bool(coming) == (guard.forced(resumed) is not None)
         for is_prompt in (False, True):
             rest = [*expected[:resumed], *drawn[resumed:]]
             assert guarded(limit, rest, resumed, is_prompt=is_prompt) == expected
@@ -93,9 +100,12 @@ def test_a_call_that_begins_in_a_thought_is_not_broken_by_its_end() -> None:
     assert guarded(limit, [4, 4, 4, CALL, 4, 4]) == [4, 4, 4, END, BREAK, 4]
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(seed=4, temperature=1.0, repetition_penalty=1.1)]
+    ("name", "sampling"),
+    [
+        ("hybrid", SamplingParams()),
+        ("sliding", SamplingParams(seed=4, temperature=1.0, repetition_penalty=1.1)),
+    ],
 )
 def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(
     name: str, sampling: SamplingParams
@@ -107,11 +117,11 @@ def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(
         opened = ThinkingBudget(tokens, opening=(1998,), closing=(1999, 10), is_open=True)
         begun = ThinkingBudget(tokens, opening=(free[3],), closing=(1999, 10), is_open=False)
         jobs += [
-            Job(f"opened{tokens}", prompt, 40, _with(sampling, opened)),
-            Job(f"begun{tokens}", prompt, 40, _with(sampling, begun)),
+            Job(f"opened{tokens}", prompt, 40, replace(sampling, thinking_budget=opened)),
+            Job(f"begun{tokens}", prompt, 40, replace(sampling, thinking_budget=begun)),
         ]
     called = ThinkingBudget(5, opening=(1998,), closing=(1999, 10), is_open=True, calling=free[4])
-    jobs.append(Job("called", prompt, 40, _with(sampling, called)))
+    jobs.append(Job("called", prompt, 40, replace(sampling, thinking_budget=called)))
     together = play(engine_of(name), jobs, random.Random(1))
     assert together["free"] == free == together["called"]
     first = free.index(free[3]) + 1
@@ -140,23 +150,3 @@ def _resume(
         engine.prefill({str(number): tokens[:-1]})
         engine.start(str(number), tokens, len(prompt), job.sampling)
     return [dict(engine.step().tokens) for _ in range(15)][1:]
-
-
-def _with(sampling: SamplingParams, limit: ThinkingBudget) -> SamplingParams:
-    return SamplingParams(
-        seed=sampling.seed,
-        temperature=sampling.temperature,
-        repetition_penalty=sampling.repetition_penalty,
-        thinking_budget=limit,
-    )
-
-
-@given(limits, st.lists(st.integers(4, 9), max_size=40))
-def test_coming_tokens_match_the_forced_closing_sequence(limit: ThinkingBudget, drawn: list[int]) -> None:
-    answer = closed(limit, drawn)
-    for index in range(len(answer)):
-        guard = ThinkingGuard(limit, answer[:index])
-        coming = guard.coming()
-        rest = answer[index:]
-        assert tuple(rest[: len(coming)]) == coming[: len(rest)]
-        assert bool(coming) == (guard.forced(index) is not None)

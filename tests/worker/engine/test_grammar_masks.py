@@ -3,40 +3,29 @@ unaffected."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 from mlx_lm import stream_generate
 from mlx_lm.models.cache import ChunkedKVCache, KVCache
 
-from tests.models.fixtures import model_folder
-from tests.models.tokenizer import END_OF_TURN, SIZE
+from tests.models.tokenizer import SIZE
 from tests.worker.engine.test_engine_parity import (
-    MODELS,
     Job,
     Rewrapped,
     alone,
     draw_jobs,
     endless_tokenizer,
-    engine_of,
-    network,
     play,
 )
+from tests.worker.probed_networks import engine_of, network
 from tests.worker.rules import RuleGrammar, Unforeseeing, processor
 from worker.contract.engine import SamplingParams, StepOutput, ThinkingBudget
-from worker.contract.guides import Grammar
 from worker.engine.engine import BatchEngine
-
-END = 1989
-"""End-of-turn token of the test tokenizer."""
 
 
 def held_alone(name: str, job: Job, model: Any = None) -> list[int]:
@@ -65,10 +54,9 @@ def ruled_jobs(rng: random.Random, draws: Sequence[SamplingParams] = (SamplingPa
 # --- against upstream -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_rows_say_what_upstream_says_under_the_same_masks(name: str, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("name", ["hybrid", "sliding"])
+def test_greedy_rows_say_what_upstream_says_under_the_same_masks(name: str) -> None:
+    rng = random.Random(2)
     jobs = ruled_jobs(rng)
     answers = play(engine_of(name), jobs, rng)
     for job in jobs:
@@ -89,14 +77,14 @@ def test_so_do_rows_that_each_have_a_forward_pass_of_their_own() -> None:
 # --- rows compared with themselves ----------------------------------------------------------------------
 
 SAMPLED = [
-    SamplingParams(seed=1, temperature=1.0),
+    SamplingParams(seed=2**62 + 5, temperature=1.0),
     SamplingParams(seed=2, temperature=0.8, top_p=0.9, repetition_penalty=1.2),
     SamplingParams(seed=3, temperature=1.5, top_k=40, min_p=0.02),
     SamplingParams(seed=4, temperature=1.0, presence_penalty=0.5, logit_bias=((7, 3.0), (9, -3.0))),
 ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["hybrid", "sliding"])
 def test_sampled_rows_say_the_same_alone_in_a_batch_and_resumed(name: str) -> None:
     rng = random.Random(5)
     jobs = ruled_jobs(rng, SAMPLED)
@@ -105,12 +93,11 @@ def test_sampled_rows_say_the_same_alone_in_a_batch_and_resumed(name: str) -> No
     for job in jobs:
         whole = together[job.name]
         assert play(engine, [job], rng) == {job.name: whole}
-        cuts = {len(whole) // 3, 2 * len(whole) // 3}
-        for cut in cuts:
-            assert resumed(name, job, whole[:cut], len(whole) - cut) == whole[cut:]
+        cut = 2 * len(whole) // 3
+        assert resumed(name, job, whole[:cut], len(whole) - cut) == whole[cut:]
         if isinstance(job.sampling.grammar, RuleGrammar):
             job.sampling.grammar.check(whole)
-            assert {begun for begun, _ in job.sampling.grammar.opened} == {0, *cuts}
+            assert {begun for begun, _ in job.sampling.grammar.opened} == {0, cut}
 
 
 def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[int]:
@@ -124,11 +111,11 @@ def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[i
 
 
 def test_a_grammar_that_lets_everything_follow_changes_nothing() -> None:
-    rng = random.Random(8)
-    jobs = draw_jobs(rng, SAMPLED)
+    jobs = draw_jobs(random.Random(8), SAMPLED)[:5]
     free = [replace(job, sampling=replace(job.sampling, grammar=Free())) for job in jobs]
-    engine = engine_of("hybrid")
-    assert play(engine, jobs, random.Random(1)) == play(engine, free, random.Random(1))
+    assert play(engine_of("hybrid"), jobs, random.Random(1)) == play(
+        engine_of("hybrid"), free, random.Random(1)
+    )
 
 
 class Free(Unforeseeing):
@@ -231,11 +218,10 @@ class Failing(Unforeseeing):
         return True
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 4])
-@pytest.mark.parametrize("fails", ["saw", "fill", "empty", "beyond"])
+@pytest.mark.parametrize(
+    ("fails", "tokens"), [("saw", 1), ("saw", 4), ("fill", 0), ("fill", 4), ("empty", 1), ("beyond", 0)]
+)
 def test_a_guide_that_fails_fails_its_row_behind_the_tokens_it_let_pass(fails: str, tokens: int) -> None:
-    if fails == "saw" and not tokens:
-        tokens = 2
     prompt = (5, 6, 7)
     engine = BatchEngine(Narrow())
     for name, sampling in (
@@ -290,112 +276,3 @@ def test_a_grammar_that_does_not_open_fails_the_start() -> None:
     engine.drop("row")
     assert engine.step() == StepOutput({}, {})
     assert engine.cache_bytes() == 0
-
-
-# --- real grammars --------------------------------------------------------------------------------------
-
-SCHEMAS: list[dict[str, Any]] = [
-    {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},
-        "required": ["name", "age"],
-        "additionalProperties": False,
-    },
-    {"type": "array", "items": {"enum": ["red", "grün", "blue"]}, "minItems": 2, "maxItems": 4},
-    {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4}$"},
-    {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 5},
-]
-
-
-@cache
-def tokenizer() -> LLTokenizer:
-    return LLTokenizer(str(model_folder("dense") / "tokenizer.json"), eos_token=END)
-
-
-@dataclass(frozen=True)
-class Schema:
-    """`guides.Grammar` of a JSON schema."""
-
-    schema: str
-    opened: list[LLMatcher] = field(default_factory=list, compare=False)
-
-    def open(self, answered: Sequence[int]) -> SchemaGuide:
-        whitespace: Any = {"whitespace_flexible": False}
-        grammar = LLMatcher.grammar_from_json_schema(self.schema, overrides=whitespace)
-        guide = SchemaGuide(LLMatcher(tokenizer(), grammar))
-        for token in answered:
-            guide.accept_token(token)
-        return guide
-
-
-@dataclass
-class SchemaGuide(Unforeseeing):
-    """`guides.Guide`. After its end every token is allowed."""
-
-    matcher: LLMatcher
-    is_over: bool = False
-
-    def accept_token(self, token: int) -> None:
-        if not self.is_over:
-            assert self.matcher.consume_token(token), self.matcher.get_error()
-            self.is_over = token == END
-
-    def fill(self, mask: memoryview) -> bool:
-        if self.is_over:
-            return False
-        words = np.frombuffer(mask, np.uint32)[: -(-tokenizer().vocab_size // 32)]
-        self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        return True
-
-
-def test_the_end_of_a_turn_has_the_id_that_is_written_here() -> None:
-    assert tokenizer().tokenize_str(END_OF_TURN, parse_special=True) == [END]
-    assert tokenizer().vocab_size < network("dense").model.embed_tokens.weight.shape[0]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_answers_to_schemas_are_upstreams_and_sampled_ones_parse(name: str) -> None:
-    grammars: list[Grammar] = [Schema(json.dumps(schema)) for schema in SCHEMAS]
-    rng = random.Random(6)
-    jobs = [
-        Job(
-            f"{number} {temperature}",
-            (5, 6, number),
-            60,
-            SamplingParams(number, temperature, grammar=grammar),
-        )
-        for number, grammar in enumerate(grammars * 2)
-        for temperature in (0.0, 1.0)
-    ]
-    jobs += [Job(f"free {number}", (7, number), 40) for number in range(4)]
-    answers = play(engine_of(name), jobs, rng)
-    ended = 0
-    for job in jobs:
-        said = answers[job.name]
-        if job.sampling == SamplingParams():
-            assert said == alone(name, job)
-        elif job.sampling.temperature == 0:
-            assert said == held_alone(name, job)
-        if job.sampling.grammar and END in said:
-            ended += 1
-            check(json.loads(tokenizer().decode_str(said[: said.index(END)])), SCHEMAS[job.sampling.seed % 4])
-    assert ended > 10
-
-
-def check(value: Any, schema: dict[str, Any]) -> None:
-    match schema["type"]:
-        case "object":
-            assert list(value) == ["name", "age"]
-            assert len(value["name"]) <= 6
-            assert isinstance(value["age"], int)
-            assert value["age"] <= 99
-        case "string":
-            letters, _, digits = value.partition("-")
-            assert letters.isupper()
-            assert len(letters) == 3
-            assert digits.isdigit()
-            assert len(digits) == 4
-        case "array":
-            assert schema["minItems"] <= len(value) <= schema["maxItems"]
-            enum = schema["items"].get("enum", [True, False])
-            assert all(item in enum for item in value)

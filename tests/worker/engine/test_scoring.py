@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from functools import cache
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.utils import load_model
 
-from tests.models.fixtures import model_folder
-from tests.worker import probed_networks
+from tests.worker.probed_networks import MODELS, engine_of, network, prompt_of
 from worker.contract.engine import Logprob, LogprobTargets, SamplingParams
 from worker.engine.engine import BatchEngine
 from worker.engine.sampling import logprobs
 
-MODELS = ("dense", "hybrid", "sliding")
 TOLERANCE = 1e-4
-
-
-@cache
-def network(name: str) -> nn.Module:
-    return load_model(model_folder(name))[0]
-
-
-def engine_of(name: str) -> BatchEngine:
-    return probed_networks.engine(network, name)
-
-
-def prompt_of(seed: int, length: int) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(2000) for _ in range(length))
 
 
 def whole(name: str, tokens: Sequence[int]) -> mx.array:
@@ -71,9 +52,10 @@ def answered(engine: BatchEngine, row: str, prompt: Sequence[int], count: int) -
     return [step.tokens[row] for step in steps if row in step.tokens]
 
 
-@pytest.mark.parametrize("piece", [2**24, 7 * 2048], ids=["one piece", "pieces of seven"])
-@pytest.mark.parametrize("chunk", [1000, 33])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "chunk", "piece"),
+    [("dense", 1000, 2**24), ("dense", 33, 7 * 2048), ("hybrid", 33, 2**24), ("sliding", 33, 7 * 2048)],
+)
 def test_a_prompts_likelihoods_are_those_of_one_pass_however_it_is_cut(
     name: str, chunk: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,13 +82,13 @@ def test_rows_that_ask_and_rows_that_do_not_run_in_one_call(name: str) -> None:
         assert answered(engine, row, prompt, 8) == answered(plain, row, prompt, 8)
 
 
-@pytest.mark.parametrize("first", [2, 31, 60])
-def test_only_the_end_of_a_chunk_may_be_asked_for(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_chunk_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "LOGITS_MAX", 10 * 2048)
-    prompt = prompt_of(3, 61)
-    engine = engine_of("dense")
-    found = engine.prefill({"a": prompt[:-1]}, {"a": LogprobTargets(prompt[first:], 1)})["a"]
-    check("dense", prompt, found, top=1, first=first)
+    prompt, engine = prompt_of(3, 61), engine_of("dense")
+    for first in (2, 31, 60):
+        found = engine.prefill({"a": prompt[:-1]}, {"a": LogprobTargets(prompt[first:], 1)})["a"]
+        check("dense", prompt, found, top=1, first=first)
+        engine.drop("a")
 
 
 def test_the_logits_of_a_long_chunk_are_never_all_there() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
 
-from tests.models.fixtures import model_folder
-from tests.worker import probed_networks
+from tests.worker.probed_networks import engine_of, network, prompt_of
 from tests.worker.sparse import Sparse, begin, chunked, hidden, played
 from worker.contract.engine import CacheSegment, SamplingParams
 from worker.engine.caches import snapshots
@@ -23,23 +19,9 @@ from worker.engine.engine import BatchEngine
 
 WINDOWED = ("sliding", "gpt_oss", "gemma3n")
 ARCHITECTURES = (
-    *("dense", "hybrid", "llama_4bit", "deepseek_v3", "deepseek_v32", "falcon_h1", "kimi_linear"),
-    *(*WINDOWED, "recurrent_gemma"),
+    *("hybrid", "llama_4bit", "deepseek_v3", "deepseek_v32", "falcon_h1", "kimi_linear"),
+    *("sliding", "gpt_oss", "recurrent_gemma"),
 )
-
-
-@cache
-def network(name: str) -> Any:
-    return load_model(model_folder(name))[0]
-
-
-def engine_of(name: str) -> BatchEngine:
-    return probed_networks.engine(network, name)
-
-
-def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(1, 90) for _ in range(tokens))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
