@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+
+import pytest
 
 from worker.engine.sampling import grammar_masks
 from worker.engine.sampling.grammar_masks import MaskThreads
@@ -10,11 +13,16 @@ from worker.engine.sampling.grammar_masks import MaskThreads
 WAIT_S_MAX = 20.0
 
 
-def test_a_single_job_is_done_by_the_caller() -> None:
-    threads: list[str] = []
-    MaskThreads(4).run([lambda: threads.append(threading.current_thread().name)])
-    assert threads == [threading.current_thread().name]
-    MaskThreads(4).run([])
+@pytest.mark.parametrize(("threads", "jobs"), [(4, 0), (4, 1), (1, 5)])
+def test_a_single_job_or_all_jobs_of_a_single_thread_are_done_by_the_caller(threads: int, jobs: int) -> None:
+    done: list[tuple[str, int]] = []
+
+    def job(number: int) -> None:
+        done.append((threading.current_thread().name, number))
+        threading.Event().wait(2 * grammar_masks.ALONE_S_MAX if threads == 1 else 0)
+
+    MaskThreads(threads).run([partial(job, number) for number in range(jobs)])
+    assert done == [(threading.current_thread().name, number) for number in range(jobs)]
 
 
 def test_jobs_behind_a_long_one_are_done_at_the_same_time_and_each_once() -> None:
@@ -35,12 +43,3 @@ def test_jobs_behind_a_long_one_are_done_at_the_same_time_and_each_once() -> Non
         shared.run(jobs)
         assert sorted(done) == list(range(9))
         done.clear()
-
-
-def test_one_thread_does_all_there_is() -> None:
-    done: list[int] = []
-    long = threading.Event()
-    MaskThreads(1).run(
-        [lambda number=n: done.append(number) or (long.wait(0.002) and None) for n in range(5)]
-    )
-    assert done == list(range(5))

@@ -10,13 +10,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.worker.engine.test_sampling import VOCABULARY, WAYS, random_logits
+from tests.worker.engine.test_sampling import VOCABULARY, WAYS, drawn, random_logits
 from tests.worker.engine.test_sampling_filters import FILTERS, upstream_logprobs
 from tests.worker.rules import Unforeseeing
 from worker.contract.engine import SamplingParams
 from worker.engine.sampling.grammar_masks import GuidedRow, Masks
-from worker.engine.sampling.sampler import Sampler
-from worker.engine.sampling.state import SamplingState
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,6 @@ class Only(Unforeseeing):
         return True
 
 
-def drawn(draws: Sequence[SamplingParams], logits: mx.array, position: int = 3) -> list[int]:
-    sampler = Sampler([SamplingState(sampling, [1, 2, 3], 2) for sampling in draws])
-    tokens = sampler(logits, [position] * len(draws)).tokens
-    return list(map(int, np.array(tokens)))
-
-
 SOME = tuple(range(5, VOCABULARY, 7))
 
 
@@ -52,7 +44,7 @@ def test_only_what_may_follow_counts_for_filters() -> None:
     masked = mx.where(mx.array(may), logits, -mx.inf)
     for way in FILTERS:
         # At this temperature the remaining tokens are almost equally likely: every one of them is drawn.
-        draws = [replace(way, seed=seed, temperature=1e4, grammar=Only(SOME)) for seed in range(1500)]
+        draws = [replace(way, seed=seed, temperature=1e4, grammar=Only(SOME)) for seed in range(500)]
         tokens = drawn(draws, mx.broadcast_to(logits, (len(draws), VOCABULARY)))
         kept = np.flatnonzero(np.array(upstream_logprobs(masked, way))[0] > -np.inf)
         assert sorted(set(tokens)) == kept.tolist(), way
@@ -66,7 +58,8 @@ def test_greedy_rows_draw_the_likeliest_that_may_follow(dtype: mx.Dtype) -> None
         SamplingParams(grammar=Only(tuple(range(row, 4000, 64)))) if row % 3 else SamplingParams()
         for row in range(64)
     ]
-    may = mx.array([[row % 3 == 0 or token % 64 == row for token in range(4000)] for row in range(64)])
+    rows, tokens = np.arange(64)[:, None], np.arange(4000)
+    may = mx.array((rows % 3 == 0) | (tokens % 64 == rows))
     masked = mx.where(may, logits, -mx.inf)
     expected = mx.argmax(masked - mx.logsumexp(masked, axis=-1, keepdims=True), axis=-1)
     assert drawn(draws, logits) == expected.tolist()
@@ -82,7 +75,7 @@ def test_a_mask_is_set_behind_bias_and_penalties() -> None:
     assert drawn(draws, logits) == [7, 8, 3]
 
 
-@pytest.mark.parametrize("poison", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["all", "what may follow", "what may not"])
 def test_no_logits_make_a_row_draw_what_may_not_follow(poison: float, where: str) -> None:
     may = np.isin(np.arange(VOCABULARY), SOME)
@@ -111,15 +104,6 @@ def test_a_banned_token_is_drawn_only_where_no_other_may_follow() -> None:
         assert tokens[1] in (5, 12)
 
 
-def test_held_rows_draw_the_same_alone_and_free_rows_as_if_they_were() -> None:
-    held = [replace(way, grammar=Only(SOME[index:])) for index, way in enumerate(WAYS)]
-    draws = [*held, *WAYS]
-    logits = random_logits(len(draws))
-    together = drawn(draws, logits)
-    assert together == [drawn([sampling], logits[row : row + 1])[0] for row, sampling in enumerate(draws)]
-    assert together[len(held) :] == drawn(WAYS, logits[len(held) :])
-
-
 def test_there_is_no_mask_where_all_rows_are_free() -> None:
     masks = Masks(2)
     masks.clear(40)
@@ -132,7 +116,7 @@ def test_there_is_no_mask_where_all_rows_are_free() -> None:
     assert mask.keep(mx.array([3, 3], mx.uint32)).tolist() == [39, 3]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize("vocabulary", [1, 32, 33, 100])
 def test_a_mask_is_as_wide_as_the_logits_and_no_wider(vocabulary: int) -> None:
     class All(Only):
         def fill(self, mask: memoryview) -> bool:

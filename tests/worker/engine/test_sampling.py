@@ -35,6 +35,8 @@ def drawn(
     draws: Sequence[SamplingParams], logits: mx.array, positions: Sequence[int] | None = None
 ) -> list[int]:
     tokens = sampler(draws)(logits, positions or [3] * len(draws)).tokens
+    assert tokens.dtype == mx.uint32
+    assert tokens.shape == (len(draws),)
     return list(map(int, np.array(tokens)))
 
 
@@ -44,7 +46,7 @@ def random_logits(rows: int, seed: int = 0, vocabulary: int = VOCABULARY) -> mx.
 
 def test_draws_follow_the_distribution() -> None:
     logits = mx.array([2.0, 1.0, 0.0, -0.5, 1.5, -2.0, 0.3, 0.3])
-    temperature, rows = 0.7, 20_000
+    temperature, rows = 0.7, 10_000
     sampling = SamplingParams(seed=11, temperature=temperature)
     tokens = drawn([sampling] * rows, mx.broadcast_to(logits, (rows, 8)), range(rows))
     expected = np.array(mx.softmax(logits / temperature) * rows)
@@ -55,7 +57,7 @@ def test_draws_follow_the_distribution() -> None:
 
 @pytest.mark.parametrize("peak", [0.0, 12.0])
 def test_draws_from_a_large_vocabulary_follow_the_distribution_into_its_tail(peak: float) -> None:
-    rows, calls, bins, vocabulary = 500, 40, 20, 5000
+    rows, calls, bins, vocabulary = 500, 16, 20, 5000
     logits = np.array(random_logits(1, 7, vocabulary), np.float64)[0]
     logits[1234] += peak
     weights = np.exp(logits - logits.max())
@@ -94,17 +96,6 @@ def test_large_seeds_count_in_all_their_bits() -> None:
     seeds = [1 << bit for bit in range(63)] + [2**63 - 1, 0]
     draws = [SamplingParams(seed=seed, temperature=1.0) for seed in seeds]
     assert len(set(drawn(draws, mx.zeros((len(seeds), 10_000))))) > len(seeds) - 4
-
-
-def test_a_row_draws_the_same_alone_and_in_any_order() -> None:
-    positions = [3, 17, 4096, 9, 5, 2**20, 30]
-    logits = random_logits(len(WAYS))
-    together = drawn(WAYS, logits, positions)
-    again = drawn(WAYS, logits, positions)
-    backwards = drawn(WAYS[::-1], logits[::-1], positions[::-1])
-    alone = [drawn([sampling], logits[i : i + 1], [positions[i]])[0] for i, sampling in enumerate(WAYS)]
-    assert together == again == backwards[::-1] == alone
-    assert all(0 <= token < VOCABULARY for token in together)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
@@ -147,27 +138,3 @@ def test_a_row_without_finite_logits_disturbs_no_other(poison: float) -> None:
         tokens = drawn(draws, sick)
         assert 0 <= tokens[row] < VOCABULARY
         assert [t for i, t in enumerate(tokens) if i != row] == [t for i, t in enumerate(clean) if i != row]
-
-
-def test_tokens_are_unsigned_and_one_per_row() -> None:
-    for draws in (WAYS, *([way] * 2 for way in WAYS)):
-        sampled = sampler(draws)(random_logits(len(draws)), [3] * len(draws))
-        assert sampled.tokens.shape == (len(draws),)
-        assert sampled.tokens.dtype == mx.uint32
-
-
-def test_an_answer_begins_with_the_forced_tokens_and_then_draws() -> None:
-    forced = (7, 290, 7)
-    rows = [
-        SamplingState(SamplingParams(forced=forced), [5, 5], 2),
-        SamplingState(SamplingParams(), [5, 5], 2),
-        SamplingState(SamplingParams(forced=forced), [5, 5, 7], 2),
-    ]
-    sampling = Sampler(rows)
-    logits = random_logits(3)
-    best = list(map(int, np.array(mx.argmax(logits, axis=-1))))
-    assert not set(best) & set(forced)
-    steps = [np.array(sampling(logits, [2 + step, 2 + step, 3 + step]).tokens) for step in range(4)]
-    assert [step[0] for step in steps] == [*forced, best[0]]
-    assert [step[1] for step in steps] == [best[1]] * 4
-    assert [step[2] for step in steps] == [*forced[1:], best[2], best[2]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
@@ -18,7 +18,8 @@ from worker.engine.sampling.ranking import leading, normalizer, nucleus
 from worker.engine.sampling.sampler import Sampler
 from worker.engine.sampling.state import SamplingState
 
-VOCABULARY = 700
+VOCABULARY = 420
+ROWS = 500
 FILTERS = [
     SamplingParams(top_p=0.9),
     SamplingParams(top_p=0.4, top_k=7),
@@ -36,12 +37,6 @@ FILTERS = [
 ]
 
 
-def with_temperature(sampling: SamplingParams, seed: int, temperature: float) -> SamplingParams:
-    return SamplingParams(
-        seed=seed, temperature=temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
-    )
-
-
 def upstream_logprobs(logits: mx.array, sampling: SamplingParams) -> mx.array:
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     if sampling.top_p < 1:
@@ -54,8 +49,10 @@ def upstream_logprobs(logits: mx.array, sampling: SamplingParams) -> mx.array:
 
 
 def drawn_tokens(logits: mx.array, temperature: float, calls: int) -> list[list[int]]:
-    """Return for each filter the tokens of 1,000 rows in each of `calls` calls, all filters in one batch."""
-    draws = [with_temperature(sampling, seed, temperature) for sampling in FILTERS for seed in range(1000)]
+    """Return for each filter the tokens of `ROWS` rows in each of `calls` calls, all filters in one batch."""
+    draws = [
+        replace(sampling, seed=seed, temperature=temperature) for sampling in FILTERS for seed in range(ROWS)
+    ]
     sampler = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])
     batch = mx.broadcast_to(logits, (len(draws), VOCABULARY))
     tokens = [np.array(sampler(batch, [1 + call] * len(draws)).tokens) for call in range(calls)]
@@ -63,20 +60,19 @@ def drawn_tokens(logits: mx.array, temperature: float, calls: int) -> list[list[
     return result
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_rows_draw_every_token_that_upstream_keeps_and_no_other(seed: int) -> None:
+def test_rows_draw_every_token_that_upstream_keeps_and_no_other() -> None:
     # At this temperature the remaining tokens are almost equally likely: every one of them is drawn.
-    logits = 3 * mx.random.normal((1, VOCABULARY), key=mx.random.key(seed))
-    for sampling, tokens in zip(FILTERS, drawn_tokens(logits, 1e4, 8), strict=True):
+    logits = 3 * mx.random.normal((1, VOCABULARY), key=mx.random.key(0))
+    for sampling, tokens in zip(FILTERS, drawn_tokens(logits, 1e4, 9), strict=True):
         kept = np.flatnonzero(np.array(upstream_logprobs(logits, sampling))[0] > -np.inf)
         assert sorted(set(tokens)) == kept.tolist(), sampling
 
 
 def test_filtered_tokens_are_sampled_at_the_temperature() -> None:
-    calls, temperature = 4, 0.6
+    calls, temperature = 8, 0.6
     logits = mx.random.normal((1, VOCABULARY), key=mx.random.key(5))
     for sampling, tokens in zip(FILTERS, drawn_tokens(logits, temperature, calls), strict=True):
-        expected = 1000 * calls * np.array(mx.softmax(upstream_logprobs(logits, sampling) / temperature))[0]
+        expected = ROWS * calls * np.array(mx.softmax(upstream_logprobs(logits, sampling) / temperature))[0]
         counts = Counter(tokens)
         often = [token for token in range(VOCABULARY) if expected[token] > 5]
         chi_square = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in often)
@@ -93,7 +89,7 @@ def made(seed: int, rows: int, vocabulary: int, spread: float, is_coarse: bool) 
     return (np.round(logits) if is_coarse else logits).astype(np.float32)  # coarse: many equal values
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows_of_logits, st.integers(1, 300))
 def test_the_leading_tokens_are_the_first_of_a_sort_and_equals_stand_by_id(
     shape: tuple[int, int, int, float, bool], count: int
@@ -105,7 +101,7 @@ def test_the_leading_tokens_are_the_first_of_a_sort_and_equals_stand_by_id(
     assert np.array_equal(np.array(values), np.take_along_axis(logits, expected, axis=-1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows_of_logits, st.floats(0.0, 1.0, exclude_max=True))
 def test_the_nucleus_is_the_fewest_likeliest_tokens_with_enough_mass(
     shape: tuple[int, int, int, float, bool], top_p: float
@@ -122,7 +118,7 @@ def test_the_nucleus_is_the_fewest_likeliest_tokens_with_enough_mass(
         assert probabilities[probabilities > bar].sum() <= top_p + 1e-5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(rows_of_logits)
 def test_the_normalizer_is_the_logarithm_of_the_sum(shape: tuple[int, int, int, float, bool]) -> None:
     logits = made(*shape)
@@ -133,7 +129,7 @@ def test_the_normalizer_is_the_logarithm_of_the_sum(shape: tuple[int, int, int, 
 def test_a_row_without_filters_keeps_its_whole_tail_beside_one_with() -> None:
     # A sharp peak: the mass above the tail rounds to exactly 1.
     logits = mx.concatenate([mx.array([[60.0]]), mx.zeros((1, VOCABULARY - 1))], axis=1)
-    rows = 6000
+    rows = 4000
     draws = [
         SamplingParams(seed=seed, temperature=1e4, top_p=0.5 if seed % 2 else 1.0) for seed in range(rows)
     ]
