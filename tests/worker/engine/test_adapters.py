@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -72,64 +73,48 @@ def engine_with(name: str, folders: Mapping[str, Path]) -> BatchEngine:
     return engine
 
 
-def alone(name: str, folder: Path | None, jobs: Sequence[Job]) -> dict[str, list[int]]:
+def alone(name: str, folder: Path | None, job: Job) -> list[int]:
     """Return the tokens of upstream's generator with one adapter loaded."""
     network = network_of(name)
     if folder is not None:
         load_adapters(network, str(folder))
     network.eval()
     tokenizer = endless_tokenizer(name.partition(":")[0])
-    return {
-        job.name: [
-            answer.token
-            for answer in stream_generate(network, tokenizer, list(job.prompt), max_tokens=job.tokens)
-        ][: job.tokens]
-        for job in jobs
-    }
+    answers = stream_generate(network, tokenizer, list(job.prompt), max_tokens=job.tokens)
+    return [answer.token for answer in answers][: job.tokens]
 
 
-def jobs_for(adapters: Sequence[str], rng: random.Random) -> dict[str, list[Job]]:
-    """Return a job for each adapter."""
-    return {
-        adapter: [
-            Job(
-                f"{adapter} {number}",
-                tuple(rng.randrange(2000) for _ in range(rng.choice([1, 5, 40, 70]))),
-                rng.randint(5, 12),
-            )
-            for number in range(1)
-        ]
-        for adapter in adapters
-    }
-
-
-def check(name: str, recipes: Sequence[Recipe], tmp_path: Path, *, abreast: bool = False) -> None:
+@pytest.mark.parametrize(
+    ("name", "recipes", "run"),
+    [
+        ("hybrid", RECIPES, play),
+        ("sliding:4bit", RECIPES, play),
+        ("dense:bfloat16", RECIPES[:3], play),
+        ("qwen3_moe", EXPERTS, play_abreast),
+        ("mixtral:4bit", EXPERTS[:4], play_abreast),
+    ],
+)
+def test_rows_with_different_adapters_say_what_they_say_alone(
+    name: str, recipes: Sequence[Recipe], run: Any, tmp_path: Path
+) -> None:
     rng, folders = random.Random(7), folders_of(name, recipes, tmp_path)
     engine = engine_with(name, folders)
-    jobs = jobs_for([NO_ADAPTER, *folders], rng)
-    for adapter, own in jobs.items():
-        for job in own:
-            if adapter:
-                engine.set_adapter(job.name, adapter)
-    order = [job for own in jobs.values() for job in own]
+    jobs = {
+        adapter: Job(
+            adapter or "base",
+            tuple(rng.randrange(2000) for _ in range(rng.choice([1, 5, 40, 70]))),
+            rng.randint(5, 12),
+        )
+        for adapter in (NO_ADAPTER, *folders)
+    }
+    for adapter in folders:
+        engine.set_adapter(adapter, adapter)
+    order = [*jobs.values()]
     rng.shuffle(order)
-    answers = (play_abreast if abreast else play)(engine, order, rng)
-    texts = set()
-    for adapter, own in jobs.items():
-        expected = alone(name, folders.get(adapter), own)
-        assert {job.name: answers[job.name] for job in own} == expected, adapter
-        texts |= {tuple(expected[own[0].name][:4])}
-    assert len(texts) > len(recipes) // 2, "the adapters change the answers"
-
-
-@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding", "dense:4bit", "dense:bfloat16"])
-def test_rows_with_different_adapters_say_what_they_say_alone(name: str, tmp_path: Path) -> None:
-    check(name, RECIPES, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral:4bit"])
-def test_experts_are_changed_by_the_adapter_of_their_row(name: str, tmp_path: Path) -> None:
-    check(name, EXPERTS, tmp_path, abreast=True)
+    answers = run(engine, order, rng)
+    expected = {job.name: alone(name, folders.get(adapter), job) for adapter, job in jobs.items()}
+    assert answers == expected
+    assert len({tuple(said[:4]) for said in expected.values()}) > len(recipes) // 2, "adapters change answers"
 
 
 def test_drafts_copies_and_restored_rows_keep_their_adapter(tmp_path: Path) -> None:
@@ -137,7 +122,7 @@ def test_drafts_copies_and_restored_rows_keep_their_adapter(tmp_path: Path) -> N
     folders = folders_of("hybrid", RECIPES[3:4], tmp_path)
     engine, prompt = engine_with("hybrid", folders), tuple(range(3, 60))
     jobs = {name: Job(name or "base", prompt, 12) for name in ("", "adapter0")}
-    expected = {name: alone("hybrid", folders.get(name), [job])[job.name] for name, job in jobs.items()}
+    expected = {name: alone("hybrid", folders.get(name), job) for name, job in jobs.items()}
     engine.set_adapter("one", "adapter0")
     engine.prefill({"one": prompt[:30]})
     engine.fork("one", "two")
@@ -169,9 +154,7 @@ def test_adapters_come_and_go_while_rows_decode(tmp_path: Path) -> None:
     folders = folders_of("qwen3_moe", EXPERTS[:3], tmp_path)
     engine, prompt = engine_with("qwen3_moe", {"adapter0": folders["adapter0"]}), (5, 6, 7, 8, 9)
     classes = [type(module) for module in network_of("qwen3_moe").modules()]
-    expected = {
-        name: alone("qwen3_moe", folders.get(name), [Job("x", prompt, 24)])["x"] for name in ("", *folders)
-    }
+    expected = {name: alone("qwen3_moe", folders.get(name), Job("x", prompt, 24)) for name in ("", *folders)}
     answers: dict[str, list[int]] = {}
 
     def begin(adapter: str) -> None:

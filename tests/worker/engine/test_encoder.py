@@ -57,17 +57,12 @@ def test_a_network_that_sees_padding_gets_texts_of_equal_length() -> None:
     assert sorted(network.shapes[4:]) == [(1, 1), (1, 5), (2, 3)]
 
 
-def test_types_are_told_where_a_text_has_any() -> None:
-    network = Network()
-    encoder = BatchEncoder(network)
+def test_types_are_passed_and_each_text_is_cut_to_its_own_dimensions() -> None:
+    encoder = BatchEncoder(Network())
     typed = [Text((1, 2, 3), (0, 1, 1)), Text((1, 2))]
     assert [vector[2] for vector in vectors(encoder, typed)] == [2, 0]
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_each_text_is_cut_to_its_own_dimensions(dimensions: int) -> None:
-    encoder = BatchEncoder(Network())
-    cut, whole = vectors(encoder, [Text((3, 4), dimensions=dimensions), Text((3, 4))])
+    *cut, whole = vectors(encoder, [*(Text((3, 4), dimensions=count) for count in (1, 2, 3)), Text((3, 4))])
     assert whole == [7, 25, 0]
-    expected = np.array(whole[:dimensions]) / np.linalg.norm(whole[:dimensions])
-    assert cut == pytest.approx(expected.tolist(), abs=1e-6)
+    for count, vector in enumerate(cut, start=1):
+        expected = np.array(whole[:count]) / np.linalg.norm(whole[:count])
+        assert vector == pytest.approx(expected.tolist(), abs=1e-6)

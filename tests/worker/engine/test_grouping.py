@@ -77,26 +77,13 @@ def test_padding_within_the_slack_is_no_reason_for_another_pass() -> None:
     assert not fits([lengths], 2000, RATIO_JOINED)  # groups that exist are merged only below the bound
 
 
-def test_rows_of_like_length_share_one_batch() -> None:
-    assert is_fine([[1000, 1100, 900]])
-    assert place([[1000, 1100, 900]], 950) == 0
-    assert len(partition([900, 1000, 1100, 950])) == 1
-
-
-def test_one_long_row_does_not_widen_all_the_others() -> None:
-    assert place([[100] * 15], 30000) == 1
-    assert sorted(map(len, partition([100] * 15 + [30000]))) == [1, 15]
-
-
-def test_groups_are_joined_when_one_would_do() -> None:
-    assert not is_fine([[1000, 1000], [1100]])
-    assert is_fine([[100] * 15, [30000]])
+def test_rows_of_like_length_share_one_batch_and_a_long_one_has_its_own() -> None:
     assert is_fine([])
-
-
-def test_columns_are_counted_in_steps() -> None:
-    assert [columns_for(tokens) for tokens in (1, COLUMNS_STEP, COLUMNS_STEP + 1)] == [
-        COLUMNS_STEP,
-        COLUMNS_STEP,
-        2 * COLUMNS_STEP,
-    ]
+    assert is_fine([[1000, 1100, 900]])
+    assert is_fine([[100] * 15, [30000]])
+    assert not is_fine([[1000, 1000], [1100]]), "one would do"
+    assert place([[1000, 1100, 900]], 950) == 0
+    assert place([[100] * 15], 30000) == 1
+    assert len(partition([900, 1000, 1100, 950])) == 1
+    assert sorted(map(len, partition([100] * 15 + [30000]))) == [1, 15]
+    assert [columns_for(COLUMNS_STEP + more) for more in (0, 1)] == [COLUMNS_STEP, 2 * COLUMNS_STEP]

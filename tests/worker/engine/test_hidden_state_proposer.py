@@ -81,25 +81,12 @@ def ours(heads: HiddenStateProposer, network: Any, said: list[int], prompt: int,
     return rounds
 
 
-@pytest.mark.parametrize("prompt", PROMPTS[:3])
+@pytest.mark.parametrize("prompt", PROMPTS[:2])
 def test_guesses_are_those_of_upstreams_module(prompt: tuple[int, ...], folder: Path, network: Any) -> None:
     said = answer_of(network, prompt, ROUNDS * (COUNT + 1) + 1)
     alone = by_itself(folder, network, said, len(prompt))
     assert ours(loaded(folder, network), network, said, len(prompt), "row") == alone
     assert any(guesses[0] in said for guesses in alone)
-
-
-def test_some_guesses_are_right(folder: Path, network: Any) -> None:
-    heads = loaded(folder, network)
-    said = answer_of(network, PROMPTS[0], ROUNDS * (COUNT + 1) + 1)
-    network(mx.array([said[:20]]))
-    heads.on_hidden_states(["row"], [20])
-    right = 0
-    for known in range(21, 45):
-        right += heads.draft({"row": said[heads.length("row") : known]}, 1)["row"][0] == said[known]
-        network(mx.array([said[:known]]))
-        heads.on_hidden_states(["row"], [known], [0])
-    assert right > 6
 
 
 def test_behind_a_gap_it_begins_anew_and_keeps_no_more_than_it_may(

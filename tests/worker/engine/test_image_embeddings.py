@@ -10,7 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tests.worker.vision_models import NAMES, TOKENS_MAX, Job, jobs_of, loaded, open_row, play
-from worker.contract.engine import CacheSegment, CacheSlice, Engine, SamplingParams
+from worker.contract.engine import CacheSegment, Engine, SamplingParams
+
+OF_EACH_KIND = ("qwen3_5-eyes", "qwen3_vl-eyes", "gemma3-eyes", "gemma4-eyes")
+"""Positions in three axes with states and without, and images that see all of themselves."""
 
 
 @pytest.mark.parametrize("model", NAMES)
@@ -64,10 +67,12 @@ def with_images(model: str) -> Job:
     return Job(job.question, job.request, TOKENS_MAX)
 
 
-@pytest.mark.parametrize("model", NAMES)
-def test_a_fork_goes_on_from_within_an_image(model: str) -> None:
+@pytest.mark.parametrize("model", OF_EACH_KIND)
+def test_a_row_with_images_is_forked_resumed_and_restored(model: str) -> None:
+    """Forks and restores within an image and after it. Images whose tokens are restored are not encoded
+    again."""
     engine, job = loaded(model).engine, with_images(model)
-    second = job.request.images[1]
+    first, second = job.request.images[:2]
     cut = second.first + 1
     open_row(engine, job)
     engine.prefill({job.name: job.prompt[:cut]})
@@ -77,21 +82,12 @@ def test_a_fork_goes_on_from_within_an_image(model: str) -> None:
     assert finish(engine, copy, cut) == job.expected(model)
     assert finish(engine, job, second.end) == job.expected(model)
 
-
-@pytest.mark.parametrize("model", NAMES)
-def test_a_row_that_gave_way_goes_on_behind_its_answer(model: str) -> None:
-    engine, job = loaded(model).engine, with_images(model)
     open_row(engine, job)
     engine.set_images(job.name, (*job.prompt, *job.expected(model)[:5]), job.request.images)
     assert finish(engine, job, 0, job.expected(model)[:5]) == job.expected(model)
 
-
-@pytest.mark.parametrize("model", NAMES)
-def test_a_row_is_made_again_from_what_was_stored_of_another(model: str) -> None:
-    """Restores within an image and after it. Images whose tokens are restored are not encoded again."""
-    engine, job = loaded(model).engine, with_images(model)
     assert engine.shape is not None
-    for place in (job.request.images[0].first + 1, job.request.images[1].end):
+    for place in (first.first + 1, second.end):
         open_row(engine, job)
         engine.prefill({job.name: job.prompt[:place]})
         (columns,), states = engine.copy_cache(job.name, [(0, place)], states=engine.shape.has_states)
@@ -100,15 +96,12 @@ def test_a_row_is_made_again_from_what_was_stored_of_another(model: str) -> None
             if image.end <= place:
                 engine.evict_image(image.digest)
         engine.set_images(job.name, job.prompt, job.request.images)
-        engine.restore(job.name, [CacheSegment(columns.payload, 0, place, place)], payload_of(states))
+        pieces = [CacheSegment(columns.payload, 0, place, place)]
+        engine.restore(job.name, pieces, None if states is None else states.payload)
         assert finish(engine, job, place) == job.expected(model)
 
 
-def payload_of(cut: CacheSlice | None) -> object | None:
-    return None if cut is None else cut.payload
-
-
-@pytest.mark.parametrize("model", [name for name in NAMES if name.startswith("qwen")])
+@pytest.mark.parametrize("model", ["qwen3_5-eyes", "qwen2_5_vl-eyes"])
 def test_an_answer_may_name_an_image(model: str) -> None:
     """A sampled image placeholder token is treated as an ordinary token."""
     engine, job = loaded(model).engine, with_images(model)
