@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import mlx.core as mx
@@ -177,16 +177,12 @@ class Request:
     joins: int
     length: int
     renewed: int
-    answer: list[int]
-    likelihoods: list[Logprob | None]
-
-
-def request_of(sampling: SamplingParams, joins: int, length: int, renewed: int) -> Request:
-    return Request(sampling, joins, length, renewed, [], [])
+    answer: list[int] = field(default_factory=list)
+    likelihoods: list[Logprob | None] = field(default_factory=list)
 
 
 requests = st.lists(
-    st.builds(request_of, settings_of_rows, st.integers(0, 6), st.integers(1, 9), st.integers(1, 9)),
+    st.builds(Request, settings_of_rows, st.integers(0, 6), st.integers(1, 9), st.integers(1, 9)),
     min_size=1,
     max_size=5,
 )
@@ -242,7 +238,7 @@ def read(batch: dict[int, Request], rows: dict[int, SamplingState], sampled: Sam
 def test_a_row_draws_the_same_alone_and_among_rows_that_come_go_and_resume(batch: list[Request]) -> None:
     run(dict(enumerate(batch)))
     for name, request in enumerate(batch):
-        alone = request_of(request.sampling, 0, request.length, 100)
+        alone = Request(request.sampling, 0, request.length, 100)
         run({name: alone})
         assert request.answer == alone.answer
         assert request.likelihoods == alone.likelihoods
