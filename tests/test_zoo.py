@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import asdict
 
+import pytest
+
 from tests.worker.families import Outcome
-from tests.zoo import prove_all, table, tables
+from tests.zoo import main, prove_all, table, tables
 
 OUTCOMES = [
     Outcome("afm7", "equal", reuse="anywhere", why="cannot be batched: a|b"),
@@ -36,12 +37,13 @@ def test_outcomes_come_in_order_and_a_process_that_dies_is_one_of_them() -> None
     assert prove_all(names, [sys.executable, "-c", PROVER], lanes=3) == outcomes
 
 
-def test_a_family_is_proven_by_the_command_of_the_makefile() -> None:
+def test_a_family_is_proven_by_the_command_of_the_makefile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With a refused family; `tests.worker.test_families` tests others."""
-    command = [sys.executable, "-m", "tests.zoo", "--seeds", "1", "--lanes", "1", "olmo"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, last = done.stdout.splitlines()
+    monkeypatch.setattr(sys, "argv", ["tests.zoo", "--seeds", "1", "--lanes", "1", "olmo"])
+    assert main() == 0
+    first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("olmo: refused, ")
     assert re.fullmatch(r"1 families in \d+ s, 0 wrong", last)
 
