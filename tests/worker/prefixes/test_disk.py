@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import safetensors
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.system import eventually
@@ -135,14 +135,6 @@ class Gate:
 # --- round trips ---
 
 
-@pytest.mark.parametrize("dtype", ITEM_BYTES)
-@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (2, 0, 4), (1, 2, 3, 4)], ids=str)
-def test_every_kind_of_array_comes_back(tier: DiskTier, dtype: str, shape: tuple[int, ...]) -> None:
-    stored = record(x=blob(dtype, *shape))
-    assert write(tier, stored)
-    assert plain(read(tier, stored.digest)[stored.digest]) == plain(stored)
-
-
 def test_a_file_is_safetensors_to_others(tier: DiskTier, folder: Path) -> None:
     stored = record(
         a=blob("U8", 3), b=blob("F32", 2, 3), c=blob("BF16", 0, 7), d=blob("I64", 1), e=blob("BOOL")
@@ -182,7 +174,6 @@ _json = st.recursive(
 
 
 @given(st.dictionaries(_names, _json, max_size=5), st.dictionaries(_names, _arrays, max_size=5))
-@settings(max_examples=150)
 def test_whatever_is_stored_comes_back(about: dict[str, Any], blobs: dict[str, ArrayBytes]) -> None:
     stored = Record(digest_of("any"), about, blobs)
     with tempfile.TemporaryDirectory() as folder:
@@ -224,24 +215,16 @@ def test_an_item_can_be_replaced_and_removed(tier: DiskTier, folder: Path) -> No
     assert list(folder.iterdir()) == []
 
 
-def test_only_the_owner_can_open_what_is_stored(tier: DiskTier, folder: Path) -> None:
-    stored = record()
-    write(tier, stored)
+def test_only_the_owner_can_open_what_is_stored_whatever_the_folder_was(
+    folder: Path, open_tier: Open
+) -> None:
+    folder.mkdir(parents=True, mode=0o755)
+    tier, stored = open_tier(), record()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.rmdir()
+    assert write(tier, stored)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(path_of(folder, stored).stat().st_mode) == 0o600
-
-
-def test_a_folder_that_others_could_open_is_closed_to_them(folder: Path, open_tier: Open) -> None:
-    folder.mkdir(parents=True, mode=0o755)
-    open_tier()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-def test_a_folder_that_vanishes_is_made_again(tier: DiskTier, folder: Path) -> None:
-    folder.rmdir()
-    stored = record()
-    assert write(tier, stored)
-    assert plain(read(tier, stored.digest)[stored.digest]) == plain(stored)
 
 
 @pytest.mark.parametrize(
@@ -275,15 +258,22 @@ def small(tier: DiskTier, folder: Path) -> tuple[Record, bytes]:
     return stored, path_of(folder, stored).read_bytes()
 
 
-def assert_missed(tier: DiskTier, folder: Path, stored: Record, content: bytes) -> None:
-    """Check that neither a read nor a scan accepts such a file, and that both delete it."""
+def assert_missed(
+    tier: DiskTier, folder: Path, stored: Record, content: bytes, *, is_scanned: bool | None = None
+) -> None:
+    """Check that neither a read nor a scan accepts such a file, and that both delete it.
+
+    `is_scanned`: whether a scan, which reads headers only, takes it for whole; None: either.
+    """
     path = path_of(folder, stored)
     path.write_bytes(content)
     assert read(tier, stored.digest) == {stored.digest: None}
     assert not path.exists()
     path.write_bytes(content)
-    assert [f.digest for f in tier.scan()] in ([], [stored.digest])
-    if path.exists():  # its header was complete
+    found = [f.digest for f in tier.scan()]
+    assert found in ([], [stored.digest])
+    assert is_scanned in (None, bool(found))
+    if found:
         assert read(tier, stored.digest) == {stored.digest: None}
     assert not path.exists()
     assert tier.usage == 0
@@ -294,27 +284,20 @@ def test_a_file_cut_short_anywhere_or_grown_is_a_miss(
 ) -> None:
     stored, whole = small
     for length in range(len(whole)):
-        assert_missed(tier, folder, stored, whole[:length])
-    assert_missed(tier, folder, stored, whole + b"\0")
+        assert_missed(tier, folder, stored, whole[:length], is_scanned=False)
+    assert_missed(tier, folder, stored, whole + b"\0", is_scanned=False)
     assert_missed(tier, folder, stored, whole[:64] + bytes(len(whole) - 64))
 
 
-def test_a_flip_of_any_bit_is_a_miss(tier: DiskTier, folder: Path, small: tuple[Record, bytes]) -> None:
+def test_a_flip_of_a_bit_of_any_byte_is_a_miss(
+    tier: DiskTier, folder: Path, small: tuple[Record, bytes]
+) -> None:
     stored, whole = small
+    data = 8 + int.from_bytes(whole[:8], "little")
     for place in range(len(whole)):
-        for bit in range(8) if place % 16 == 0 else (place % 8,):
-            damaged = bytearray(whole)
-            damaged[place] ^= 1 << bit
-            assert_missed(tier, folder, stored, bytes(damaged))
-
-
-def test_a_scan_believes_no_damaged_header(tier: DiskTier, folder: Path, small: tuple[Record, bytes]) -> None:
-    stored, whole = small
-    for place in range(8 + int.from_bytes(whole[:8], "little")):
         damaged = bytearray(whole)
-        damaged[place] ^= 0x20
-        path_of(folder, stored).write_bytes(damaged)
-        assert tier.scan() == []
+        damaged[place] ^= 1 << place % 8
+        assert_missed(tier, folder, stored, bytes(damaged), is_scanned=place >= data)
 
 
 def test_a_file_under_the_name_of_another_item_is_a_miss(
@@ -379,15 +362,6 @@ def test_a_forged_header_is_a_miss(
     stored, whole = small
     assert resealed(whole, b'"v":{', b'"v":{') == whole
     assert_missed(tier, folder, stored, resealed(whole, old, new))
-
-
-def test_a_scan_believes_no_file_of_another_size_than_its_header_says(
-    tier: DiskTier, folder: Path, small: tuple[Record, bytes]
-) -> None:
-    stored, whole = small
-    for content in (whole[:-1], whole + b"\0"):
-        path_of(folder, stored).write_bytes(content)
-        assert tier.scan() == []
 
 
 def test_a_file_of_many_gigabytes_is_not_believed(
@@ -669,16 +643,6 @@ def test_a_removal_drops_what_was_queued_before_it_and_not_what_comes_after(tier
         (after.digest, True),
     ]
     assert plain(read(tier, after.digest)[after.digest]) == plain(after)
-
-
-def test_closing_waits_for_what_is_queued(tier: DiskTier, open_tier: Open) -> None:
-    answers = Answers()
-    items = [record(name) for name in range(10)]
-    for item in items:
-        assert tier.write(item, answers.on_written)
-    tier.close(wait=True)
-    assert [digest for digest, size in answers.written if size] == [item.digest for item in items]
-    assert {f.digest for f in open_tier().scan()} == {item.digest for item in items}
 
 
 def test_closing_without_waiting_drops_what_is_queued_and_says_so(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +11,9 @@ import pytest
 
 from protocol.prefix_namespace import salt_in
 from worker.contract.engine import CacheSpec
-from worker.contract.images import MEDIA_KEYS
 from worker.prefixes.eviction import FORGOTTEN_MAX
 from worker.prefixes.index import PrefixIndex
-from worker.prefixes.items import Block, Item, Snapshot, memory_of, snapshot_behind
+from worker.prefixes.items import Block, Item, memory_of, snapshot_behind
 from worker.prefixes.matching import Match
 
 Keys = tuple[int, ...]
@@ -82,62 +79,7 @@ def taken(items: Iterable[Item]) -> int:
     return sum(memory_of(item, NBYTES) for item in items)
 
 
-def in_tree(index: PrefixIndex, item: Item) -> bool:
-    return item.payload is not None or item.disk_bytes > 0
-
-
 # --- matches ---
-
-
-def test_empty_index_finds_no_prefix() -> None:
-    index = PrefixIndex(DENSE)
-    assert index.find(A, limit=39) == Match(miss="empty")
-    assert index.find((), limit=0) == Match()
-
-
-@pytest.mark.parametrize("size", [1, 3, 8, 40, 64])
-def test_all_that_is_stored_is_found_up_to_the_limit(size: int) -> None:
-    index = PrefixIndex(DENSE)
-    store(index, A, 40, size=size)
-    for limit in range(41):
-        match = index.find(A, limit=limit)
-        assert (match.length, match.known, match.miss) == (limit, limit, "")
-        assert match.tier == ("ram" if limit else "none")
-        assert match.missing == ()
-
-
-def test_a_prompt_that_is_the_beginning_of_a_stored_one_uses_a_part_of_its_block() -> None:
-    index = PrefixIndex(DENSE)
-    (block,) = store(index, A, 40, size=40)
-    assert index.find(A[:13], limit=100).pieces == ((block, 13),)
-
-
-def test_a_prompt_that_goes_on_behind_a_stored_one_diverges_at_its_end() -> None:
-    index = PrefixIndex(DENSE)
-    store(index, A, 24)
-    assert found(index, A) == (24, "diverged_at_24")
-    assert index.find(A, limit=24).miss == ""
-
-
-@pytest.mark.parametrize("at", [1, 4, 7, 8, 9, 15, 16, 23, 24, 39])
-def test_a_branch_hangs_where_it_parts_and_both_are_found(at: int) -> None:
-    index = PrefixIndex(DENSE)
-    other = branch(A, at, 900)
-    store(index, A, 40)
-    assert found(index, other) == (at, f"diverged_at_{at}")
-    first = store(index, other, 40)[0]
-    assert first.first == at
-    assert found(index, A) == found(index, other) == (40, "")
-    third = branch(A, at, 5000)
-    assert found(index, third) == (at, f"diverged_at_{at}")
-
-
-def test_a_prompt_with_another_first_key_has_nothing_in_common() -> None:
-    index = PrefixIndex(DENSE)
-    store(index, A, 40)
-    assert found(index, branch(A, 0, 900)) == (0, "diverged_at_0")
-    assert store(index, branch(A, 0, 900), 40)[0].first == 0
-    assert found(index, A) == found(index, branch(A, 0, 900)) == (40, "")
 
 
 def test_salts_never_see_each_other() -> None:
@@ -155,73 +97,6 @@ def test_salts_never_see_each_other() -> None:
     assert found(index, A, salt="never") == (0, "empty")
 
 
-def test_an_image_that_differs_is_said_to() -> None:
-    index = PrefixIndex(DENSE)
-    pictured = (*A[:5], *[MEDIA_KEYS + 7] * 10, *A[15:])
-    store(index, pictured, 40)
-    assert found(index, (*A[:5], *[MEDIA_KEYS + 8] * 10, *A[15:])) == (5, "media_differs")
-    assert found(index, A) == (5, "media_differs")
-    assert found(index, branch(pictured, 20, 900)) == (20, "diverged_at_20")
-    assert found(index, (*pictured, MEDIA_KEYS + 9)) == (40, "diverged_at_40")
-    store(index, branch(pictured, 8, 900), 40)  # a child that diverges at an image
-    assert found(index, branch(pictured, 8, 1900)) == (8, "media_differs")
-
-
-def test_a_row_with_states_goes_on_from_snapshots_only() -> None:
-    index = PrefixIndex(HYBRID)
-    store(index, A, 40, size=16)
-    assert found(index, A) == (0, "no_snapshot")
-    for at in (5, 16, 31):
-        index.add_snapshot(A, at, f"s{at}", NBYTES)
-    for limit in range(41):
-        match = index.find(A, limit=limit)
-        assert match.length == max(at for at in (0, 5, 16, 31) if at <= limit)
-        assert match.known == limit
-        assert match.miss == ("" if match.length == limit else "no_snapshot")
-        assert (match.snapshot and match.snapshot.payload) == (f"s{match.length}" if match.length else None)
-
-
-def test_a_snapshot_behind_the_fork_in_the_same_block_is_not_the_branch_s() -> None:
-    index = PrefixIndex(HYBRID)
-    store(index, A, 40, size=40)
-    index.add_snapshot(A, 20, "A", NBYTES)
-    other = branch(A, 10, 900)
-    store(index, other, 40, size=40)
-    assert found(index, other) == (0, "no_snapshot")
-    index.add_snapshot(other, 20, "other", NBYTES)
-    for keys, name in ((A, "A"), (other, "other")):
-        match = index.find(keys, limit=40)
-        assert match.snapshot is not None
-        assert match.snapshot.payload == name
-
-
-def test_a_sliding_layer_needs_its_window_before_a_position() -> None:
-    index = PrefixIndex(SLIDING)
-    store(index, A, 10, size=10)
-    index.add(A, 10, 30, "hole", NBYTES, window_from=20)  # 10 to 19 are missing
-    whole = {*range(10), *range(20, 30)}
-    for limit in range(31):
-        good = [p for p in range(limit + 1) if set(range(max(0, p - 4), p)) <= whole]
-        match = index.find(A, limit=limit)
-        assert match.length == max(good)
-        assert match.miss == ("" if match.length == limit else "no_window")
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_position_with_any_hole_in_its_window_is_passed_over(seed: int) -> None:
-    sampling = random.Random(seed)
-    window = sampling.randint(1, 12)
-    index = PrefixIndex(CacheSpec(window=window))
-    whole: set[int] = set()
-    for first in range(0, 40, 5):
-        window_from = sampling.choice([first, sampling.randint(first, first + 5)])
-        index.add(A, first, first + 5, "p", NBYTES, window_from=window_from)
-        whole |= set(range(window_from, first + 5))
-    for limit in range(41):
-        good = [p for p in range(limit + 1) if set(range(max(0, p - window), p)) <= whole]
-        assert index.find(A, limit=limit).length == max(good)
-
-
 def test_nothing_behind_missing_sinks_is_restored() -> None:
     index = PrefixIndex(CacheSpec(window=4, sinks=4))
     index.add(A, 0, 3, "p", NBYTES)
@@ -233,40 +108,6 @@ def test_nothing_behind_missing_sinks_is_restored() -> None:
     others.add(A, 0, 10, "p", NBYTES)
     others.add(A, 10, 40, "p", NBYTES, window_from=20)
     assert [others.find(A, limit=limit).length for limit in (10, 12, 24, 40)] == [10, 10, 24, 40]
-
-
-def test_a_branch_inside_of_a_hole_is_whole_a_window_later() -> None:
-    index = PrefixIndex(SLIDING)
-    index.add(A, 0, 20, "hole", NBYTES, window_from=16)
-    other = branch(A, 10, 900)
-    store(index, other, 40, size=6)
-    assert index.find(other, limit=13).length == 0
-    assert index.find(other, limit=14).length == 14
-    assert index.find(A, limit=19).length == 0
-    assert index.find(A, limit=20).length == 20
-
-
-def test_a_snapshot_without_its_window_is_no_use() -> None:
-    index = PrefixIndex(CacheSpec(window=4, has_states=True))
-    index.add(A, 0, 20, "hole", NBYTES, window_from=10)
-    index.add_snapshot(A, 12, "12", NBYTES)
-    assert found(index, A[:20]) == (0, "no_snapshot")
-    assert found(index, A[:12]) == (0, "no_window")
-    index.add_snapshot(A, 14, "14", NBYTES)
-    assert found(index, A[:14]) == (14, "")
-
-
-def test_reach_says_what_need_not_be_stored_again() -> None:
-    index = PrefixIndex(HYBRID)
-    assert index.reach(A, end=40) == (0, False)
-    store(index, A, 20, size=16)
-    index.add_snapshot(A, 20, "s", NBYTES)
-    assert index.reach(A, end=40) == (20, False)
-    assert index.reach(A, end=20) == (20, True)
-    assert index.reach(A, end=19) == (19, False)
-    assert index.reach(A, end=0) == (0, False)
-    assert index.reach(branch(A, 20, 900), end=20) == (20, True)
-    assert index.reach(branch(A, 18, 900), end=20) == (18, False)
 
 
 # --- storing ---
@@ -314,19 +155,6 @@ def test_block_that_is_only_on_disk_is_refilled_in_ram() -> None:
     assert index.find(A, limit=8).tier == "ram"
 
 
-def test_every_item_has_a_name_of_its_own() -> None:
-    index = PrefixIndex(CacheSpec(window=4, has_states=True))
-    items: list[Item] = []
-    for salt, keys in itertools.product(("", "a"), (A, branch(A, 9, 900), branch(A, 0, 900))):
-        items += store(index, keys, 40, salt=salt)
-        items += [index.add_snapshot(keys, at, "s", NBYTES, salt=salt) for at in (9, 16, 17)]
-    other = PrefixIndex(CacheSpec(window=4, has_states=True))
-    hole = other.add(A, 0, 8, "p", NBYTES, window_from=7)
-    distinct = {id(item) for item in items}
-    assert len({item.digest for item in [*items, hole]}) == len(distinct) + 1
-    assert all(len(item.digest) == 40 and int(item.digest, 16) >= 0 for item in items)
-
-
 def test_the_version_moves_when_something_else_can_be_found() -> None:
     index = PrefixIndex(HYBRID)
     seen = [index.version]
@@ -356,33 +184,6 @@ def test_the_version_moves_when_something_else_can_be_found() -> None:
 
 
 # --- eviction ---
-
-
-def test_leaves_go_before_what_they_hang_on() -> None:
-    index = PrefixIndex(DENSE)
-    blocks = store(index, A, 40)
-    while index.ram_bytes:
-        gone = index.shrink_ram(index.ram_bytes - 1)
-        assert gone == [blocks.pop()]
-        assert gone[0].payload is None
-        assert found(index, A)[0] == 8 * len(blocks)
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_branches_go_in_any_order_and_the_others_stay(order: tuple[int, ...]) -> None:
-    index = PrefixIndex(DENSE)
-    prompts = [A, branch(A, 12, 900), branch(A, 12, 1900)]
-    for keys in prompts:
-        store(index, keys, 40)
-    left = set(order)
-    for number in order:
-        for block, _ in reversed(index.find(prompts[number], limit=40).pieces):
-            if block.first >= 12:
-                index.lost(block)
-        left.discard(number)
-        for other in range(3):
-            assert found(index, prompts[other])[0] == (40 if other in left else 16 if other == 0 else 12)
-    assert index.ram_bytes == taken(block for block, _ in index.find(A, limit=40).pieces)
 
 
 def test_the_longest_unused_goes_first() -> None:
@@ -475,34 +276,6 @@ def test_a_snapshot_counts_again_when_the_later_one_is_gone() -> None:
     assert index.shrink_ram(index.ram_bytes - 1) == [other]
 
 
-def test_pinned_prefixes_go_last() -> None:
-    index = PrefixIndex(HYBRID)
-    pinned = store(index, A, 40)
-    snapshots = [index.add_snapshot(A, at, "s", NBYTES) for at in (8, 16, 40)]
-    index.pin(A, last=16)
-    store(index, branch(A, 0, 900), 40)
-    kept = {*pinned[:2], *snapshots[:2]}
-    for n in range(3):
-        use(index, branch(A, 0, 900)[: 8 + n])
-    limit = taken(kept)
-    index.shrink_ram(limit)
-    assert index.ram_bytes == limit
-    assert all(item.payload is not None for item in kept)
-    assert found(index, A)[0] == 16
-    index.shrink_ram(0)
-    assert index.ram_bytes == 0
-
-
-def test_a_pin_does_not_reach_beyond_the_fork_in_a_block() -> None:
-    index = PrefixIndex(HYBRID)
-    store(index, A, 40, size=40)
-    beyond = index.add_snapshot(A, 20, "s", NBYTES)
-    other = branch(A, 10, 900)
-    store(index, other, 40, size=40)
-    index.pin(other, last=40)
-    assert not beyond.is_pinned
-
-
 def test_the_queue_of_a_tier_does_not_grow_with_what_comes_and_goes() -> None:
     index = PrefixIndex(DENSE)
     (block,) = store(index, A, 8)
@@ -510,28 +283,6 @@ def test_the_queue_of_a_tier_does_not_grow_with_what_comes_and_goes() -> None:
         index.to_disk(block, 500)
     assert len(index._disk._queue) < 100
     assert index.shrink_disk(0) == [block]
-
-
-def test_held_items_and_what_they_hang_on_stay() -> None:
-    index = PrefixIndex(HYBRID)
-    blocks = store(index, A, 40)
-    snapshot = index.add_snapshot(A, 24, "s", NBYTES)
-    index.hold([snapshot])
-    index.hold([snapshot, blocks[1]])
-    kept = {*blocks[:3], snapshot}
-    index.shrink_ram(0)
-    assert {item for item in (*blocks, snapshot) if item.payload is not None} == kept
-    index.release([snapshot])
-    assert set(index.clear()) == set()
-    index.release([snapshot])
-    index.shrink_ram(0)
-    assert {item for item in (*blocks, snapshot) if item.payload is not None} == set(blocks[:2])
-    index.release([blocks[1]])
-    assert all(item.holds == 0 for item in (*blocks, snapshot))
-    index.shrink_ram(0)
-    assert index.ram_bytes == 0
-    with pytest.raises(AssertionError):
-        index.release([snapshot])
 
 
 def test_evicted_keys_are_remembered_for_a_while() -> None:
@@ -581,43 +332,6 @@ def test_prefix_on_disk_stays_findable() -> None:
     assert index.find(A, limit=16).tier == "ram"
 
 
-def test_in_memory_only_the_beginning_counts() -> None:
-    index = PrefixIndex(DENSE)
-    blocks = store(index, A, 40)
-    write(index, blocks)
-    index.shrink_ram(taken(blocks[:2]))
-    assert found(index, A, ram_only=True) == (16, "not_in_ram")
-    assert found(index, A) == (40, "")
-    assert found(index, branch(A, 14, 900), ram_only=True) == (14, "diverged_at_14")
-
-
-def test_in_memory_only_a_snapshot_that_is_there_counts() -> None:
-    index = PrefixIndex(HYBRID)
-    blocks = store(index, A, 24)
-    early, late = (index.add_snapshot(A, at, "s", NBYTES) for at in (10, 20))
-    write(index, [*blocks, early, late])
-    index.shrink_ram(0)
-    for item in (*blocks, early):
-        index.loaded(item, "back", NBYTES)
-    assert found(index, A, ram_only=True) == (10, "not_in_ram")
-    index.loaded(late, "back", NBYTES)
-    assert found(index, A, ram_only=True) == (20, "no_snapshot")
-
-
-def test_a_file_that_goes_leaves_what_is_in_memory() -> None:
-    index = PrefixIndex(DENSE)
-    blocks = store(index, A, 40)
-    write(index, blocks)
-    assert index.shrink_disk(1000) == [blocks[4], blocks[3], blocks[2]]
-    assert index.disk_bytes == 1000
-    assert found(index, A) == (40, "")
-    index.shrink_ram(0)
-    assert found(index, A) == (16, "evicted")
-    assert set(index.shrink_disk(0)) == set(blocks[:2])
-    assert found(index, A) == (0, "evicted")
-    assert index.disk_bytes == 0
-
-
 def test_a_damaged_file_takes_what_hangs_on_it_along() -> None:
     index = PrefixIndex(DENSE)
     blocks = store(index, A, 40)
@@ -636,80 +350,12 @@ def test_a_damaged_file_takes_what_hangs_on_it_along() -> None:
     assert index.shrink_disk(10_000) == []
 
 
-def test_a_file_that_is_written_late_is_that_of_the_same_block_stored_anew() -> None:
-    index = PrefixIndex(DENSE)
-    (old,) = store(index, A, 8)
-    index.shrink_ram(0)
-    assert not index.to_disk(old, 500)
-    (new,) = store(index, A, 8)
-    assert new is not old
-    assert index.to_disk(old, 500)
-    assert (old.disk_bytes, new.disk_bytes, index.disk_bytes) == (0, 500, 500)
-
-
-def test_the_file_of_what_was_forgotten_and_written_anew_is_kept() -> None:
-    index = PrefixIndex(DENSE)
-    (old,) = store(index, A, 8)
-    write(index, [old])
-    index.lost(old)
-    (new,) = store(index, A, 8)
-    write(index, [new])
-    assert index.shrink_disk(10_000) == []
-    index.lost(new)
-    assert index.shrink_disk(10_000) == [new]
-
-
 def test_a_block_with_another_hole_is_not_mistaken_for_a_file_written_late() -> None:
     index = PrefixIndex(SLIDING)
     old = index.add(A, 0, 8, "hole", NBYTES, window_from=7)
     index.lost(old)
     index.add(A, 0, 8, "whole", NBYTES)
     assert not index.to_disk(old, 500)
-
-
-def stored_files() -> tuple[list[File], list[Keys]]:
-    index = PrefixIndex(CacheSpec(window=4, has_states=True))
-    prompts = [A, branch(A, 12, 900), branch(A, 30, 1900), branch(A, 0, 2900)]
-    items: dict[str, Item] = {}
-    for salt, keys in itertools.product(("", "tenant"), prompts):
-        blocks = store(index, keys, 40, salt=salt, window_from=14)
-        snapshots = [index.add_snapshot(keys, at, "s", NBYTES, salt=salt) for at in (12, 20, 33)]
-        items |= {item.digest: item for item in (*blocks, *snapshots)}
-    return write(index, items.values()), prompts
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_files_are_found_again_in_any_order(seed: int) -> None:
-    files, prompts = stored_files()
-    random.Random(seed).shuffle(files)
-    index = PrefixIndex(CacheSpec(window=4, has_states=True))
-    assert index.restore_from_disk([*files]) == []
-    assert (index.disk_bytes, index.ram_bytes) == (500 * len(files), 0)
-    for salt, keys in itertools.product(("", "tenant"), prompts):
-        match = index.find(keys, salt=salt, limit=40)
-        assert (match.length, match.known, match.tier) == (33, 40, "disk")
-        assert found(index, keys, salt=salt, ram_only=True) == (0, "not_in_ram")
-    described = [index.describe(item) for item in index.clear()]
-    by_place = [json.dumps(about, sort_keys=True) for about in described]
-    assert sorted(by_place) == sorted(json.dumps(file.about, sort_keys=True) for file in files)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_files_whose_beginning_is_gone_are_orphans(seed: int) -> None:
-    files, _ = stored_files()
-    sampling = random.Random(seed)
-    sampling.shuffle(files)
-    gone = {file.digest for file in files[: sampling.randint(1, 8)]}
-    parents = {file.digest: file.about["parent"] for file in files}
-    places = {file.digest for file in files}
-
-    def is_cut_off(digest: str) -> bool:
-        return digest in places and (digest in gone or is_cut_off(parents[digest]))
-
-    index = PrefixIndex(CacheSpec(window=4, has_states=True))
-    orphans = index.restore_from_disk(file for file in files if file.digest not in gone)
-    assert sorted(orphans) == sorted(d for d in places if d not in gone and is_cut_off(d))
-    assert index.disk_bytes == 500 * (len(files) - len(gone) - len(orphans))
 
 
 @pytest.mark.parametrize(
@@ -764,23 +410,6 @@ def test_of_two_files_for_one_place_the_longer_is_taken() -> None:
 # --- counters ---
 
 
-def test_after_clear_nothing_is_left_but_what_is_held() -> None:
-    index = PrefixIndex(HYBRID)
-    items: list[Item] = [*store(index, A, 40), index.add_snapshot(A, 24, "s", NBYTES)]
-    other = store(index, A, 40, salt="tenant")
-    write(index, items[:3])
-    index.hold([items[0]])
-    assert set(index.clear()) == {*items[1:], *other}
-    assert (index.ram_bytes, index.disk_bytes) == (taken(items[:1]), 500)
-    index.release([items[0]])
-    assert index.clear() == [items[0]]
-    assert index.shrink_disk(0) == []
-    status = index.status()
-    assert (index.ram_bytes, index.disk_bytes, status.blocks, status.snapshots) == (0, 0, 0, 0)
-    assert found(index, A) == found(index, A, salt="tenant") == (0, "empty")
-    assert not any(in_tree(index, item) for item in (*items, *other))
-
-
 def test_clear_of_a_namespace_leaves_what_others_have_stored() -> None:
     index = PrefixIndex(HYBRID)
     mine, same, others, plain = salt_in("ann", ""), salt_in("ann", "tenant"), salt_in("bob", ""), "ann"
@@ -833,13 +462,6 @@ def test_the_top_prefixes_are_the_most_used_ones_and_where_they_part() -> None:
     assert [(top.tokens, top.uses, top.pinned) for top in others] == [(40, 1, False)] * 3
     index.clear()
     assert index.status().top == []
-
-
-def test_a_snapshot_is_no_block() -> None:
-    index = PrefixIndex(HYBRID)
-    store(index, A, 8)
-    assert isinstance(index.add_snapshot(A, 8, "s", 0), Snapshot)
-    assert (index.status().blocks, index.status().snapshots) == (1, 1)
 
 
 def test_index_overhead_counts_towards_ram_bytes() -> None:

@@ -427,8 +427,8 @@ class Histories(RuleBasedStateMachine):
 
 
 Histories.TestCase.settings = settings(
-    max_examples=200,
-    stateful_step_count=80,
+    max_examples=100,
+    stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -35,59 +35,38 @@ WAIT_S = 20.0
 # --- how a request ends ------------------------------------------------------------------------------
 
 
-def test_an_answer_ends_at_its_end_token() -> None:
+@pytest.mark.parametrize(
+    ("script", "max_tokens", "pipeline", "tokens", "text", "reason"),
+    [
+        ((5, 6), 99, {}, [5, 6, END], "<5><6>", "stop"),
+        ((5, 6, 7, 8), 3, {}, [5, 6, 7], "<5><6><7>", "length"),
+        ((5,), 2, {}, [5, END], "<5>", "stop"),
+        ((5, 6, 7, 8, 9), 99, {"stop": 7}, [5, 6, 7], "<5><6>", "stop"),
+        ((5, 6), 99, {"held": 6}, [5, 6, END], "<5><6>", "stop"),
+        ((5, 6), 2, {"held": 6}, [5, 6], "<5><6>", "length"),
+    ],
+    ids=["end", "length", "end in the last place", "stop string", "held until the end", "held, length"],
+)
+@pytest.mark.parametrize("prompt", [1, 3])
+def test_an_answer_ends_with_its_reason_and_all_its_text(
+    script: tuple[int, ...],
+    max_tokens: int,
+    pipeline: dict[str, int],
+    tokens: list[int],
+    text: str,
+    reason: str,
+    prompt: int,
+) -> None:
     house = House()
-    house.submit("a", 5, 6, prompt=3)
+    house.pipelines["a"] = lambda: ScriptedPipeline(**pipeline)
+    house.submit("a", *script, prompt=prompt, max_tokens=max_tokens)
     house.run()
-    assert house.text("a") == "<5><6>"
-    assert house.tokens("a") == [5, 6, END]
+    assert (house.tokens("a"), house.text("a")) == (tokens, text)
     end = house.end("a")
     assert isinstance(end, Finished)
-    assert end.reason == "stop"
-    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (3, 3)
-    assert end.incarnation == INCARNATION
-
-
-def test_an_answer_ends_at_its_longest() -> None:
-    house = House()
-    house.submit("a", 5, 6, 7, 8, max_tokens=3)
-    house.run()
-    assert (house.text("a"), house.reason("a")) == ("<5><6><7>", "length")
-    assert house.tokens("a") == [5, 6, 7]
-
-
-def test_an_end_token_in_the_last_place_is_a_stop_and_no_lack_of_length() -> None:
-    house = House()
-    house.submit("a", 5, max_tokens=2)
-    house.run()
-    assert (house.text("a"), house.reason("a")) == ("<5>", "stop")
-
-
-def test_an_answer_ends_where_a_stop_string_was_met() -> None:
-    house = House()
-    house.pipelines["a"] = lambda: ScriptedPipeline(stop=7)
-    house.submit("a", 5, 6, 7, 8, 9)
-    house.run()
-    assert (house.text("a"), house.reason("a")) == ("<5><6>", "stop")
-    assert house.tokens("a") == [5, 6, 7]
-
-
-@pytest.mark.parametrize("ending", ["end token", "length"])
-def test_text_that_was_held_back_comes_with_the_end(ending: str) -> None:
-    house = House()
-    house.pipelines["a"] = lambda: ScriptedPipeline(held=6)
-    house.submit("a", 5, 6, max_tokens=2 if ending == "length" else 9)
-    house.run()
-    assert house.text("a") == "<5><6>"
-    assert house.reason("a") == ("length" if ending == "length" else "stop")
-
-
-def test_a_prompt_of_one_token_needs_no_prefill() -> None:
-    house = House()
-    house.submit("a", 5, prompt=1)
-    house.run()
-    assert house.text("a") == "<5>"
-    assert "prefill" not in house.engine.calls
+    assert (end.reason, end.incarnation) == (reason, INCARNATION)
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (prompt, len(tokens))
+    assert ("prefill" in house.engine.calls) is (prompt > 1)
 
 
 def test_phases_are_timed() -> None:
@@ -174,17 +153,6 @@ def test_a_step_is_one_message_with_every_row() -> None:
     assert all(house.reason(id) == "stop" for id in "abcd")
 
 
-def test_more_requests_than_rows_are_served_in_their_order() -> None:
-    house = House(rows_max=2)
-    ids = [f"r{n}" for n in range(7)]
-    for id in ids:
-        house.submit(id, 5, 6)
-    house.run()
-    ends = [m.id for m in house.published if isinstance(m, Finished)]
-    assert ends == ids
-    assert all(house.text(id) == "<5><6>" for id in ids)
-
-
 def test_rows_decode_between_the_chunks_of_a_long_prompt() -> None:
     house = House(prefill_tokens=4)
     house.submit("quick", *range(1, 30), prompt=1, max_tokens=10)
@@ -228,16 +196,6 @@ def test_a_cancel_in_each_phase_ends_that_row_alone_and_says_nothing_of_it() -> 
     assert house.text("next") == "<7>"
 
 
-def test_a_cancel_makes_room_for_the_next_in_line() -> None:
-    house = House(rows_max=1)
-    house.submit("endless", *range(1, 1000), max_tokens=999)
-    house.submit("next", 7)
-    house.engine.at["step", 3] = lambda: house.drop("endless")
-    house.run()
-    assert len(house.tokens("endless")) == 3
-    assert house.text("next") == "<7>"
-
-
 def test_a_cancel_before_its_request_is_taken_does_not_reach_it() -> None:
     # The I/O thread forwards only requests that were not cancelled; a later one is another request.
     house = House()
@@ -259,82 +217,70 @@ def test_a_cancel_does_not_wait_for_the_prompts_before_it() -> None:
 # --- failures of one request -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["prefill", "start"])
-def test_a_prompt_that_fails_costs_its_own_row_only(kind: str) -> None:
+def broken_pipeline() -> ScriptedPipeline:
+    raise Broken("secret detail")
+
+
+def fail(house: House, kind: str, id: str, call: int) -> None:
+    """Let a request fail in this way; `call`: number of the engine's call for it."""
+    match kind:
+        case "pipeline":
+            house.pipelines[id] = broken_pipeline
+        case "output":
+            house.pipelines[id] = lambda: ScriptedPipeline(bad=6)
+        case "grammar":
+            house.engine.ill[id] = 1
+        case _:
+            house.engine.at[kind, call] = breaking("secret detail")
+
+
+FAULTS = pytest.mark.parametrize("kind", ["prefill", "start", "pipeline", "output", "grammar"])
+
+
+@FAULTS
+def test_a_request_that_fails_does_so_alone_and_without_details(kind: str) -> None:
     house = House(prefill_tokens=99)
     house.submit("before", *range(1, 9), prompt=3)
-    house.submit("bad", 5, prompt=30)
+    house.submit("bad", 5, 6, prompt=30)
     house.submit("after", 6, prompt=3)
     # The two short prompts are run and started together.
-    number = {"prefill": 1, "start": 2}[kind]
-    house.engine.at[kind, number] = breaking("out of memory")
+    fail(house, kind, "bad", {"prefill": 1, "start": 2}.get(kind, 0))
     house.run()
-    assert house.failed("bad")
-    assert house.deltas("bad") == []
+    end = house.end("bad")
+    assert isinstance(end, Failed)
+    assert end.code == "engine_error"
+    assert "Broken" in end.message
+    assert "secret" not in end.message
+    assert house.tokens("bad") == ([5] if kind in ("output", "grammar") else [])
     assert house.text("before") == "".join(f"<{n}>" for n in range(1, 9))
     assert house.text("after") == "<6>"
     assert house.engine.resets == 0
 
 
-def test_a_failure_is_told_without_its_details() -> None:
-    house = House()
-    house.submit("a", 5)
-    house.engine.at["prefill", 0] = breaking("secret detail")
+@FAULTS
+def test_requests_with_faults_of_their_own_never_end_the_thread(kind: str) -> None:
+    house, ids = House(rows_max=1), [f"r{n}" for n in range(3 * FAILURES_MAX)]
+    for n, id in enumerate(ids):
+        house.submit(id, 5, 6)
+        for call in (3 * n, 3 * n + 1, 3 * n + 2):
+            fail(house, kind, id, call)
     house.run()
-    end = house.end("a")
-    assert isinstance(end, Failed)
-    assert end.code == "engine_error"
-    assert "Broken" in end.message
-    assert "secret" not in end.message
+    assert all(house.failed(id) for id in ids)
+    assert house.engine.probes == (len(ids) if kind in ("prefill", "start") else 0)
 
 
-def test_a_request_without_a_pipeline_fails_alone() -> None:
-    house = House()
-
-    def broken() -> ScriptedPipeline:
-        raise Broken("the pipeline")
-
-    house.pipelines["bad"] = broken
-    house.submit("good", 5)
-    house.submit("bad", 5)
-    house.run()
-    assert house.failed("bad")
-    assert house.text("good") == "<5>"
-
-
-def test_output_that_fails_costs_its_own_row_only_even_in_a_shared_step() -> None:
-    house = House(prefill_tokens=99)
-    house.pipelines["bad"] = lambda: ScriptedPipeline(bad=6)
-    for id in ("one", "bad", "two"):
-        house.submit(id, 5, 6, 7)
-    house.run()
-    assert house.failed("bad")
-    assert house.text("bad") == "<5>"
-    assert house.text("one") == house.text("two") == "<5><6><7>"
-    assert house.engine.resets == 0
-
-
-def test_prompts_that_fail_together_are_run_again_apart() -> None:
+@pytest.mark.parametrize("again", [True, False])
+def test_prompts_that_fail_together_are_run_again_apart(again: bool) -> None:
     house = House(prefill_tokens=99)
     for id in ("one", "bad", "two"):
         house.submit(id, 5, 6)
     house.engine.at["prefill", 0] = breaking("one of them")
-    house.engine.at["prefill", 2] = breaking("this one")
+    if again:
+        house.engine.at["prefill", 2] = breaking("this one")
     house.run()
     assert house.engine.groups == [["one", "bad", "two"], ["one"], ["bad"], ["two"]]
-    assert house.failed("bad")
-    assert house.text("one") == house.text("two") == "<5><6>"
-    assert house.engine.probes == 1
-
-
-def test_prompts_that_fail_only_together_all_get_their_answers() -> None:
-    house = House(prefill_tokens=99)
-    for id in ("one", "two"):
-        house.submit(id, 5, 6)
-    house.engine.at["prefill", 0] = breaking("too much at once")
-    house.run()
-    assert house.text("one") == house.text("two") == "<5><6>"
-    assert house.engine.probes == 0
+    assert [id for id in ("one", "bad", "two") if house.text(id) != "<5><6>"] == ["bad"] * again
+    assert house.engine.probes == again
 
 
 def slow_house() -> House:
@@ -362,17 +308,6 @@ def test_prompts_that_fail_side_by_side_are_run_again_from_their_beginnings() ->
     assert all(house.text(id) == "<5><6>" for id in ("one", "two", "three", "four"))
 
 
-@pytest.mark.parametrize("kind", ["prefill", "start"])
-def test_no_client_ends_the_thread_with_prompts_of_its_own(kind: str) -> None:
-    house = House(rows_max=1)
-    for n in range(3 * FAILURES_MAX):
-        house.submit(f"r{n}", 5)
-    house.engine.at = {(kind, n): breaking("its own") for n in range(99)}
-    house.run()
-    assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
-    assert house.engine.probes == 3 * FAILURES_MAX
-
-
 def test_a_request_that_is_here_already_is_not_taken_twice() -> None:
     house = House()
     house.submit("a", 5, 6)
@@ -380,19 +315,6 @@ def test_a_request_that_is_here_already_is_not_taken_twice() -> None:
     house.run()
     assert house.text("a") == "<5><6>"
     assert house.reason("a") == "stop"
-
-
-def test_a_prompt_that_memory_cannot_hold_is_refused_with_what_it_can_hold() -> None:
-    house = House(bytes_max=200)
-    house.submit("long", 5, prompt=300)
-    house.submit("short", 5, prompt=100)
-    house.run()
-    end = house.end("long")
-    assert isinstance(end, Failed)
-    assert end.code == "context_length_exceeded"
-    assert "maximum context length is 191 tokens" in end.message
-    assert "300 tokens" in end.message
-    assert house.text("short") == "<5>"
 
 
 # --- failures of a step ------------------------------------------------------------------------------
@@ -473,15 +395,6 @@ def test_a_step_that_only_sets_out_makes_no_failure_bearable() -> None:
         house.loop.run()
 
 
-def test_a_requests_own_faults_never_end_the_thread() -> None:
-    house = House()
-    for n in range(3 * FAILURES_MAX):
-        house.pipelines[f"r{n}"] = lambda: ScriptedPipeline(bad=5)
-        house.submit(f"r{n}", 5)
-    house.run()
-    assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
-
-
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_a_grammar_that_fails_ends_its_row_behind_what_it_has_said_and_no_other(tokens: int) -> None:
     house = House()
@@ -493,15 +406,6 @@ def test_a_grammar_that_fails_ends_its_row_behind_what_it_has_said_and_no_other(
     assert house.tokens("ill") == list(range(1, 20))[:tokens]
     assert house.text("well") == "".join(f"<{token}>" for token in range(30, 40))
     assert house.reason("well") == "stop"
-
-
-def test_grammars_that_fail_never_end_the_thread() -> None:
-    house = House()
-    for n in range(3 * FAILURES_MAX):
-        house.submit(f"r{n}", 5)
-        house.engine.ill[f"r{n}"] = 0
-    house.run()
-    assert all(house.failed(f"r{n}") for n in range(3 * FAILURES_MAX))
 
 
 # --- back pressure and the end -----------------------------------------------------------------------
@@ -540,15 +444,6 @@ def test_a_stop_ends_the_thread_with_rows_aboard() -> None:
     assert not house.inbox.idle
     assert len(house.tokens("a")) == 3
     assert house.ends("a") == []
-
-
-def test_a_stop_ends_an_idle_thread_and_what_comes_behind_it_is_not_begun() -> None:
-    house = House()
-    house.inbox.put(Stop())
-    house.submit("a", 5)
-    house.loop.run()
-    assert house.published == []
-    assert len(house.inbox.commands) == 1
 
 
 # --- on a thread, with the real engine ---------------------------------------------------------------

@@ -170,14 +170,6 @@ def test_a_request_ends_at_its_deadline_wherever_it_stands(where: str) -> None:
     assert house.reason("a") == "stop"
 
 
-def test_a_more_important_request_goes_before_those_that_wait() -> None:
-    house = House(rows_max=1)
-    for id, priority in (("first", 0), ("second", 0), ("urgent", -1)):
-        house.submit(id, 5, priority=priority)
-    house.run()
-    assert [m.id for m in house.published if isinstance(m, Finished)] == ["urgent", "first", "second"]
-
-
 # --- logprobs ----------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from tests.factories import engine_request
 from worker.contract.engine import EngineRequest
 from worker.schedule.prefix_sharing import SHORT_TOKENS_MAX
 from worker.schedule.rows import Phase, SchedulerOutput
-from worker.schedule.scheduler import AHEAD_MAX, Scheduler, SchedulerConfig
+from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
 
 def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> EngineRequest:
@@ -59,39 +59,23 @@ def phases(s: Scheduler) -> dict[str, Phase]:
 # --- one group at a time -----------------------------------------------------------------------------
 
 
-def test_with_nothing_to_do_there_is_no_step() -> None:
-    assert not scheduler().plan().groups
-    assert not scheduler().decodes
-
-
-def test_a_prompt_is_run_but_for_its_last_token() -> None:
-    s = scheduler()
-    add(s, "a", 5)
-    [[chunk]] = s.plan().groups
-    assert chunk.tokens == (1000, 1, 2, 3)
-    assert run(s) == [[("a", 4, True)]]
+@pytest.mark.parametrize(
+    ("prompt", "budget", "steps"),
+    [
+        (1, 8, [("a", 0, True)]),
+        (5, 8, [("a", 4, True)]),
+        (5, 4, [("a", 4, True)]),
+        (10, 4, [("a", 4, False), ("a", 4, False), ("a", 1, True)]),
+    ],
+)
+def test_a_prompt_is_run_in_chunks_of_the_budget_but_for_its_last_token(
+    prompt: int, budget: int, steps: list[tuple[str, int, bool]]
+) -> None:
+    s = scheduler(prefill_tokens=budget)
+    add(s, "a", prompt)
+    assert [run(s) for _ in steps] == [[[step]] for step in steps]
     assert phases(s) == {"a": Phase.DECODE}
-    assert s.decodes
-    assert not s.plan().groups
-
-
-def test_a_prompt_of_one_token_starts_without_a_prefill() -> None:
-    s = scheduler()
-    add(s, "a", 1)
-    assert run(s) == [[("a", 0, True)]]
-    assert phases(s) == {"a": Phase.DECODE}
-
-
-def test_a_long_prompt_is_run_in_chunks_of_the_budget() -> None:
-    s = scheduler(prefill_tokens=4)
-    add(s, "a", 10)
-    assert [run(s) for _ in range(3)] == [[[("a", 4, False)]], [[("a", 4, False)]], [[("a", 1, True)]]]
-
-
-def test_a_prompt_that_fills_the_budget_exactly_is_done_with_it() -> None:
-    s = scheduler(prefill_tokens=4)
-    add(s, "a", 5)
-    assert run(s) == [[("a", 4, True)]]
+    assert run(s) == []
 
 
 def test_remaining_budget_goes_to_rows_that_fit() -> None:
@@ -100,44 +84,6 @@ def test_remaining_budget_goes_to_rows_that_fit() -> None:
         add(s, id, prompt)
     assert run(s) == [[("a", 32, True)], [("b", 16, True)]]
     assert run(s) == [[("c", 39, True)], [("d", 1, True)]]
-
-
-def test_no_more_rows_run_than_there_are_places() -> None:
-    s = scheduler(rows_max=2, prefill_tokens=100)
-    for id in "abc":
-        add(s, id, 1)
-    assert ids(s) == [["a"], ["b"]]
-    assert run(s) == []
-    assert phases(s)["c"] is Phase.WAITING
-    s.drop("a")
-    assert ids(s) == [["c"]]
-
-
-def test_a_row_in_prefill_holds_its_place() -> None:
-    s = scheduler(rows_max=1, prefill_tokens=2)
-    add(s, "a", 9)
-    add(s, "b", 1)
-    for _ in range(4):
-        assert ids(s) == [["a"]]
-    assert run(s) == []
-    assert phases(s) == {"a": Phase.DECODE, "b": Phase.WAITING}
-
-
-def test_decoding_goes_on_while_others_prefill() -> None:
-    s = scheduler(prefill_tokens=2)
-    add(s, "a", 1)
-    run(s)
-    add(s, "b", 9)
-    plan = s.plan()
-    assert s.decodes
-    assert [[chunk.row.id for chunk in group] for group in plan.groups] == [["b"]]
-
-
-def test_a_plan_that_was_not_carried_out_is_made_again() -> None:
-    s = scheduler(prefill_tokens=4)
-    add(s, "a", 10)
-    assert s.plan() == s.plan()
-    assert run(s) == [[("a", 4, False)]]
 
 
 # --- order -------------------------------------------------------------------------------------------
@@ -212,31 +158,11 @@ def test_short_prompts_without_a_place_run_along_and_start_when_there_is_one() -
     assert phases(s) == {"a": Phase.DECODE, "c": Phase.DECODE, "d": Phase.PREFILLED}
 
 
-def test_rows_prefilled_ahead_are_limited() -> None:
-    s = warm(rows_max=1)
-    for n in range(2 * AHEAD_MAX):
-        add(s, f"r{n}", 20)
-    assert [len(group) for group in run(s)] == [1 + AHEAD_MAX]
-    s.drop("r0")
-    assert run(s) == [[("r1", 0, True)]]
-
-
 def test_row_is_not_prefilled_ahead_of_one_that_cannot_be() -> None:
     s = warm(rows_max=1)
     for id, prompt in (("a", 20), ("b", 20), ("long", 300), ("c", 20)):
         add(s, id, prompt)
     assert ids(s) == [["a", "b"]]
-
-
-def test_row_prefilled_ahead_waits_for_a_higher_priority_row() -> None:
-    s = warm(rows_max=1)
-    for id in "ab":
-        add(s, id, 20)
-    run(s)
-    add(s, "urgent", 300, priority=-1)
-    s.drop("a")
-    assert ids(s) == [["urgent"]]
-    assert phases(s) == {"b": Phase.PREFILLED, "urgent": Phase.DECODE}
 
 
 def test_row_prefilled_ahead_is_preempted_by_a_higher_priority_row() -> None:
@@ -266,14 +192,6 @@ def test_row_prefilled_ahead_is_preempted_by_growing_rows() -> None:
     assert preempted == ["b"]
 
 
-def test_no_more_than_a_quarter_of_a_call_is_padding() -> None:
-    s = warm()
-    add(s, "a", 101)
-    add(s, "b", 52)  # 151 of 200
-    add(s, "c", 51)  # 201 of 300
-    assert ids(s) == [["a", "b"], ["c"]]
-
-
 def test_long_prompts_and_those_half_way_are_run_alone() -> None:
     s = warm()
     add(s, "half", SHORT_TOKENS_MAX * 2)
@@ -284,14 +202,6 @@ def test_long_prompts_and_those_half_way_are_run_alone() -> None:
     assert row is not None
     row.prefilled = SHORT_TOKENS_MAX
     assert ids(s) == [["half"], ["long"], ["short", "shorter"]]
-
-
-def test_no_more_run_together_than_the_budget_holds() -> None:
-    s = warm(prefill_tokens=64)
-    for id in "abcd":
-        add(s, id, 21)
-    assert ids(s) == [["a", "b", "c"]]
-    assert ids(s) == [["d"]]
 
 
 # --- short prompts beside a long one -----------------------------------------------------------------
@@ -319,34 +229,32 @@ def test_a_prompt_that_is_short_after_its_stored_part_overtakes_with_it() -> Non
     assert next(iter(ids(s))) == ["continued"]
 
 
-def test_short_prompts_of_a_lower_priority_do_not_overtake() -> None:
+@pytest.mark.parametrize(("length", "priority"), [(64 * 9 + 1, 1), (SHORT_TOKENS_MAX, 0)])
+def test_short_prompts_of_a_lower_priority_or_beside_a_short_one_do_not_overtake(
+    length: int, priority: int
+) -> None:
     s = scheduler(prefill_tokens=64)
-    add(s, "long", 64 * 9 + 1)
-    add(s, "short", 40, priority=1)
-    assert [ids(s) for _ in range(3)] == [[["long"]]] * 3
-
-
-def test_prompts_within_the_short_length_keep_their_order() -> None:
-    s = scheduler(prefill_tokens=64)
-    add(s, "first", SHORT_TOKENS_MAX)
-    add(s, "second", 40)
+    add(s, "first", length)
+    add(s, "short", 40, priority=priority)
     assert [ids(s) for _ in range(3)] == [[["first"]]] * 3
 
 
 # --- one prompt, several rows ------------------------------------------------------------------------
 
 
-def test_of_equal_prompts_one_is_run_and_the_others_are_copies() -> None:
-    s = scheduler(prefill_tokens=64)
+def test_of_equal_prompts_one_is_run_and_those_with_a_place_are_copies() -> None:
+    s = scheduler(rows_max=2, prefill_tokens=64)
     for id in "abc":
         s.add(request(id, 100), 0.0)
     assert ids(s) == [["a"]]
     assert phases(s)["b"] is Phase.WAITING
     [[chunk]] = s.plan().groups
     assert chunk.last
-    assert [row.id for row in chunk.copies] == ["b", "c"]
+    assert [row.id for row in chunk.copies] == ["b"]
     assert run(s) == [[("a", 35, True)]]
-    assert set(phases(s).values()) == {Phase.DECODE}
+    assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "c": Phase.WAITING}
+    s.drop("a")
+    assert run(s) == [[("c", 64, False)]]
 
 
 def test_late_duplicate_prompt_raises_the_priority_of_the_shared_prefill() -> None:
@@ -357,28 +265,6 @@ def test_late_duplicate_prompt_raises_the_priority_of_the_shared_prefill() -> No
     s.add(request("urgent", 150, priority=-2), 0.0)
     [[chunk]] = s.plan().groups
     assert (chunk.row.id, chunk.last) == ("a", False)
-
-
-def test_only_who_has_a_place_is_a_copy() -> None:
-    s = scheduler(rows_max=2, prefill_tokens=64)
-    for id in "abc":
-        s.add(request(id, 9), 0.0)
-    [[chunk]] = s.plan().groups
-    assert [row.id for row in chunk.copies] == ["b"]
-    run(s)
-    s.drop("a")
-    assert run(s) == [[("c", 8, True)]]
-
-
-def test_where_the_leader_leaves_another_one_leads() -> None:
-    s = scheduler(prefill_tokens=64)
-    for id in "abc":
-        s.add(request(id, 100), 0.0)
-    run(s)
-    s.drop("a")
-    assert run(s) == [[("b", 64, False)]]
-    [[chunk]] = s.plan().groups
-    assert [row.id for row in chunk.copies] == ["c"]
 
 
 def test_equal_prompts_with_different_salts_are_run_apart() -> None:
@@ -476,26 +362,6 @@ def test_the_youngest_of_the_least_important_makes_room() -> None:
     assert phases(s) == {"a": Phase.DECODE, "b": Phase.DECODE, "minor": Phase.WAITING}
 
 
-def test_preempted_row_keeps_its_output_and_queue_position() -> None:
-    s = limited(64 * 4)
-    for id in ("a", "b"):
-        add(s, id, 31)
-    run(s)
-    for id in ("a", "b"):
-        answer(s, id, 100)
-    add(s, "c", 10)
-    plan = s.plan()
-    assert [(row.id, row.preemptions) for row in plan.preempted] == [("b", 1)]
-    assert not plan.groups  # c would fit, but b comes first
-    s.drop("a")
-    [[chunk]] = s.plan().groups
-    assert chunk.row.id == "b"
-    assert chunk.row.tokens == (1001, *range(1, 31), *[7] * 100)
-    while phases(s)["b"] is not Phase.DECODE:
-        run(s)
-    assert answer(s, "b", 1)
-
-
 def test_caches_that_take_more_than_was_thought_cost_one_row_at_a_time() -> None:
     s = limited(64 * 9)
     for id in "abc":
@@ -531,31 +397,7 @@ def test_a_row_that_surprised_is_not_let_in_only_to_be_preempted_again() -> None
     assert s.plan(cache_bytes=0).groups
 
 
-def test_a_row_alone_goes_on_until_memory_ends() -> None:
-    s = limited(64 * 3)
-    add(s, "a", 10)
-    run(s)
-    assert answer(s, "a", 181)
-    assert not s.plan().preempted
-    assert not answer(s, "a", 1)
-
-
 # --- leaving -----------------------------------------------------------------------------------------
-
-
-def test_a_dropped_row_is_gone_whatever_its_phase() -> None:
-    s = scheduler(rows_max=2, prefill_tokens=4)
-    for id, prompt in (("decoding", 1), ("prefilling", 9), ("waiting", 9)):
-        add(s, id, prompt)
-    run(s)
-    assert list(phases(s).values()) == [Phase.DECODE, Phase.PREFILL, Phase.WAITING]
-    for id in list(phases(s)):
-        row = s.get(id)
-        assert s.drop(id) is row
-        assert s.drop(id) is None
-        assert s.get(id) is None
-    assert len(s) == 0
-    assert not s.plan().groups
 
 
 def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None:
@@ -566,38 +408,6 @@ def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None
     s.drop("a")
     add(s, "a", 3)
     assert run(s) == [[("a", 2, True)]]
-
-
-def test_a_row_is_overdue_from_its_deadline_until_it_leaves() -> None:
-    s = scheduler(rows_max=1)
-    s.add(request("runs", 5, first=1, deadline_s=3.0), 10.0)
-    s.add(request("waits", 5, first=2, deadline_s=2.0), 10.0)
-    s.add(request("never", 5, first=3), 10.0)
-    run(s)
-    assert s.overdue(11.9) == []
-    assert [row.id for row in s.overdue(12.0)] == ["waits"]
-    assert [row.id for row in s.overdue(13.0)] == ["runs", "waits"]
-    s.drop("waits")
-    assert [row.id for row in s.overdue(13.0)] == ["runs"]
-
-
-def test_after_a_rewind_a_prompt_begins_anew() -> None:
-    s = scheduler(prefill_tokens=4)
-    add(s, "a", 10)
-    run(s)
-    s.rewind()
-    [[chunk]] = s.plan().groups
-    assert chunk.tokens == (1000, 1, 2, 3)
-
-
-def test_rows_are_counted_by_phase() -> None:
-    s = scheduler(rows_max=2, prefill_tokens=4)
-    for id, prompt in (("a", 1), ("b", 9), ("c", 9), ("d", 9)):
-        add(s, id, prompt)
-    run(s)
-    assert s.count(Phase.WAITING) == 2
-    assert s.count(Phase.PREFILL, Phase.DECODE) == 2
-    assert s.count(*Phase) == len(s) == 4
 
 
 # --- streams of a lost worker --------------------------------------------------------------------------
