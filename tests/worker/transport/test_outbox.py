@@ -29,38 +29,17 @@ def readable(outbox: Outbox, within_s: float = 0.0) -> bool:
     return bool(select.select([outbox.fileno()], [], [], within_s)[0])
 
 
-def test_messages_come_out_in_order_and_once(outbox: Outbox) -> None:
+def test_messages_come_out_in_order_and_it_is_readable_until_the_last_is_taken(outbox: Outbox) -> None:
+    assert not readable(outbox)
     for number in range(5):
         outbox.put(word(number))
-    assert outbox.depth() == 5
-    assert outbox.take(99) == [word(number) for number in range(5)]
-    assert outbox.take(99) == []
-    assert outbox.depth() == 0
-
-
-def test_no_more_are_taken_than_asked_for(outbox: Outbox) -> None:
-    for number in range(5):
-        outbox.put(word(number))
+    assert readable(outbox)
     assert outbox.take(2) == [word(0), word(1)]
+    assert readable(outbox)
     assert outbox.depth() == 3
-    assert outbox.take(3) == [word(2), word(3), word(4)]
-
-
-def test_it_is_readable_from_a_message_until_it_is_taken(outbox: Outbox) -> None:
+    assert outbox.take(99) == [word(2), word(3), word(4)]
     assert not readable(outbox)
-    outbox.put(word(0))
-    assert readable(outbox)
-    outbox.take(99)
-    assert not readable(outbox)
-
-
-def test_it_stays_readable_while_messages_are_left(outbox: Outbox) -> None:
-    for number in range(4):
-        outbox.put(word(number))
-    outbox.take(2)
-    assert readable(outbox)
-    outbox.take(3)
-    assert not readable(outbox)
+    assert (outbox.take(99), outbox.depth()) == ([], 0)
 
 
 def test_it_can_be_woken_without_a_message(outbox: Outbox) -> None:

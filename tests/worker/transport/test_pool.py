@@ -17,15 +17,13 @@ from tests.system import eventually
 from worker.contract.engine import EngineRequest, Preparer, Tokenized
 from worker.contract.preparation import NEVER, CancelToken
 from worker.transport.pool import PREPARE_S_MAX, THREADS, Outcome, PreparerPool
-from worker.transport.preparation_queue import BYTES_MAX, SHORT_COST_MAX
+from worker.transport.preparation_queue import SHORT_COST_MAX
 
 WAIT_S = 20.0
 
 
 class Scripted:
     """A preparer that records its callers and does what the prompt says."""
-
-    opened: list[Scripted]
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -36,17 +34,38 @@ class Scripted:
     ) -> EngineRequest:
         self.threads.add(threading.get_ident())
         self.media.append(media)
-        match request.prompt:
-            case "refuse":
-                raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, "Too long.", param="messages")
-            case "break":
-                raise ZeroDivisionError("secret detail")
+        if request.prompt == "break":
+            raise ZeroDivisionError("secret detail")
         return engine_request(request.id)
 
     def tokenize(
         self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
     ) -> Tokenized:
         return Tokenized(id=request.id, count=len((request.prompt or "").split()))
+
+
+class Paused(Scripted):
+    """Holds each request whose prompt begins with "pause" until all may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.goes_on = threading.Semaphore(0), threading.Event()
+
+    def prepare(
+        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
+    ) -> EngineRequest:
+        if (request.prompt or "").startswith("pause"):
+            self.began.release()
+            deadline = time.monotonic() + WAIT_S
+            while not self.goes_on.wait(0.005):
+                assert time.monotonic() < deadline
+                cancel_token.check()
+        return super().prepare(request, media, cancel_token)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until this many more requests have begun."""
+        for _ in range(count):
+            assert self.began.acquire(timeout=WAIT_S)
 
 
 class Desk:
@@ -81,16 +100,12 @@ def open_desk() -> Iterator[Open]:
         desk.pool.close()
 
 
-def test_a_request_is_prepared_with_its_media(open_desk: Open) -> None:
+def test_a_request_is_prepared_with_its_media_or_only_counted(open_desk: Open) -> None:
     preparer = Scripted()
     desk = open_desk(lambda: preparer)
     desk.prepare("a", media=[b"image"])
     assert desk.next() == ("a", engine_request("a"))
     assert preparer.media == [[b"image"]]
-
-
-def test_a_request_that_is_only_counted_is_not_prepared(open_desk: Open) -> None:
-    desk = open_desk(Scripted)
     counted = request("a", prompt="one two three", tokenizing=TokenizeOptions())
     desk.pool.prepare(counted, [], lambda id, outcome: desk.outcomes.put((id, outcome)))
     assert desk.next() == ("a", Tokenized(id="a", count=3))
@@ -126,19 +141,6 @@ def test_every_thread_has_a_preparer_of_its_own_and_keeps_it(open_desk: Open) ->
     assert threading.get_ident() not in set.union(*(preparer.threads for preparer in opened))
 
 
-def test_request_error_is_passed_on_unchanged(open_desk: Open) -> None:
-    desk = open_desk(Scripted)
-    desk.prepare("a", "refuse")
-    id, outcome = desk.next()
-    assert id == "a"
-    assert isinstance(outcome, RequestError)
-    assert (outcome.code, outcome.message, outcome.param) == (
-        Code.CONTEXT_LENGTH_EXCEEDED,
-        "Too long.",
-        "messages",
-    )
-
-
 def test_unexpected_error_fails_its_request_and_reveals_only_its_type(open_desk: Open) -> None:
     desk = open_desk(Scripted)
     desk.prepare("bad", "break")
@@ -171,26 +173,16 @@ def test_a_preparer_that_cannot_be_opened_fails_its_request_and_is_tried_again(o
 
 
 def test_a_pool_that_closes_begins_nothing_more_and_waits_for_nobody(open_desk: Open) -> None:
-    busy, release = threading.Semaphore(0), threading.Event()
-
-    class Slow(Scripted):
-        def prepare(
-            self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
-        ) -> EngineRequest:
-            busy.release()
-            assert release.wait(WAIT_S)
-            return super().prepare(request, media, cancel_token)
-
-    desk = open_desk(Slow)
+    preparer = Paused()
+    desk = open_desk(lambda: preparer)
     for n in range(THREADS + 3):
-        desk.prepare(f"r{n}")
-    for _ in range(THREADS):
-        assert busy.acquire(timeout=WAIT_S)
+        desk.prepare(f"r{n}", "pause")
+    preparer.wait_for(THREADS)
     desk.pool.close()
-    release.set()
+    preparer.goes_on.set()
     assert {desk.next()[0] for _ in range(THREADS)} == {f"r{n}" for n in range(THREADS)}
     assert desk.outcomes.empty()
-    assert not busy.acquire(blocking=False)
+    assert not preparer.began.acquire(blocking=False)
 
 
 def test_a_warm_pool_opens_no_preparer_for_a_request(open_desk: Open) -> None:
@@ -209,95 +201,50 @@ def test_a_warm_pool_opens_no_preparer_for_a_request(open_desk: Open) -> None:
     assert len(opened) == THREADS
 
 
-def test_a_preparer_that_cannot_be_opened_beforehand_is_tried_again(open_desk: Open) -> None:
-    failures = [OSError("busy")] * THREADS
-
-    def open_preparer() -> Preparer:
-        if failures:
-            raise failures.pop()
-        return Scripted()
-
-    desk = open_desk(open_preparer)
-    desk.pool.warm()
-    desk.prepare("a")
-    assert desk.next() == ("a", engine_request("a"))
-
-
 def test_pool_is_stuck_when_every_thread_is_at_work_on_one_request_for_too_long(open_desk: Open) -> None:
-    began, goes_on = threading.Barrier(THREADS + 1), threading.Event()
-
-    class Slow(Scripted):
-        def prepare(
-            self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
-        ) -> EngineRequest:
-            if request.prompt == "hang":
-                began.wait(WAIT_S)
-                assert goes_on.wait(WAIT_S)
-            return super().prepare(request, media, cancel_token)
-
-    desk = open_desk(Slow)
+    preparer = Paused()
+    desk = open_desk(lambda: preparer)
     late = time.monotonic() + PREPARE_S_MAX + WAIT_S
     assert not desk.pool.is_stuck(late)
     for number in range(THREADS):
-        desk.prepare(f"r{number}", "hang")
-    began.wait(WAIT_S)
+        desk.prepare(f"r{number}", "pause")
+    preparer.wait_for(THREADS)
     assert not desk.pool.is_stuck(time.monotonic())
     assert desk.pool.is_stuck(late)
-    goes_on.set()
+    preparer.goes_on.set()
     for _ in range(THREADS):
         desk.next()
     eventually(lambda: not desk.pool.is_stuck(late), within_s=WAIT_S, what="the threads are free")
 
 
-class Waiting(Scripted):
-    """Prepares "wait" in pieces, until it is allowed to end; and everything else at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.began, self.may_end = threading.Semaphore(0), threading.Event()
-        self.pieces = 0
-
-    def prepare(
-        self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
-    ) -> EngineRequest:
-        if (request.prompt or "").startswith("wait"):
-            self.began.release()
-            deadline = time.monotonic() + WAIT_S
-            while not self.may_end.wait(0.005):
-                assert time.monotonic() < deadline
-                cancel_token.check()
-                self.pieces += 1
-        return super().prepare(request, media, cancel_token)
-
-
-LONG_WAIT = "wait" + " " * SHORT_COST_MAX
+LONG = "pause" + " " * SHORT_COST_MAX
 
 
 def test_short_request_does_not_wait_behind_long_ones(open_desk: Open) -> None:
-    preparer = Waiting()
+    preparer = Paused()
     desk = open_desk(lambda: preparer)
     for number in range(5):
-        desk.prepare(f"long-{number}", LONG_WAIT)
-    assert preparer.began.acquire(timeout=WAIT_S)
+        desk.prepare(f"long-{number}", LONG)
+    preparer.wait_for(1)
     for number in range(20):
         desk.prepare(f"short-{number}")
         assert desk.next()[0] == f"short-{number}"
     assert desk.pool.status().running == 1
     assert desk.pool.status().waiting == 4
-    preparer.may_end.set()
+    preparer.goes_on.set()
     assert {desk.next()[0] for _ in range(5)} == {f"long-{number}" for number in range(5)}
 
 
 def test_cancelled_request_leaves_the_queue_and_its_thread(open_desk: Open) -> None:
-    preparer = Waiting()
+    preparer = Paused()
     desk = open_desk(lambda: preparer)
     for number in range(3):
-        desk.prepare(f"r{number}", LONG_WAIT)
-    assert preparer.began.acquire(timeout=WAIT_S)
+        desk.prepare(f"r{number}", LONG)
+    preparer.wait_for(1)
     desk.pool.cancel("r2")
     assert desk.pool.status().waiting == 1
     desk.pool.cancel("r0")
-    assert preparer.began.acquire(timeout=WAIT_S)  # the thread took the next one
+    preparer.wait_for(1)  # the thread took the next one
     desk.pool.cancel("r1")
     eventually(lambda: desk.pool.status().running == 0, within_s=WAIT_S, what="the thread is free")
     status = desk.pool.status()
@@ -306,17 +253,3 @@ def test_cancelled_request_leaves_the_queue_and_its_thread(open_desk: Open) -> N
     desk.prepare("good", " " * SHORT_COST_MAX)
     assert desk.next() == ("good", engine_request("good"))
     assert desk.outcomes.empty()
-
-
-def test_full_pool_refuses_at_once(open_desk: Open) -> None:
-    preparer = Waiting()
-    desk = open_desk(lambda: preparer)
-    desk.prepare("a", "wait", media=[bytes(BYTES_MAX)])
-    with pytest.raises(RequestError) as caught:
-        desk.prepare("b")
-    assert caught.value.code is Code.TEXT_GENERATION_BUSY
-    preparer.may_end.set()
-    assert desk.next()[0] == "a"
-    eventually(lambda: desk.pool.status().bytes == 0, within_s=WAIT_S, what="the pool is empty")
-    desk.prepare("b")
-    assert desk.next()[0] == "b"

@@ -46,33 +46,14 @@ def drain(queue: PreparationQueue, *, short_only: bool = False) -> list[str]:
     return ids
 
 
-def test_queue_lane_for_short_requests_takes_no_long_one() -> None:
-    queue = filled(entry("long", cost=LONG), entry("short"))
-    assert drain(queue, short_only=True) == ["short"]
-    assert drain(queue) == ["long"]
-
-
 def test_queue_other_lane_takes_long_requests_first() -> None:
     assert drain(filled(entry("short"), entry("long", cost=LONG))) == ["long", "short"]
-
-
-def test_queue_takes_the_shortest_request_of_a_client_first() -> None:
-    queue = filled(entry("c", cost=3 * LONG), entry("a", cost=LONG), entry("b", cost=2 * LONG))
-    assert drain(queue) == ["a", "b", "c"]
 
 
 def test_queue_lets_no_request_pass_a_long_one_that_has_waited_its_own_cost() -> None:
     late = [entry(f"late-{n}", cost=LONG, arrived_at=10.0 + n) for n in range(50)]
     queue = filled(entry("longest", cost=10 * COST_PER_S), *late)
     assert drain(queue).index("longest") <= 1
-
-
-def test_queue_gives_clients_turns_whatever_they_send() -> None:
-    flood = [entry(f"flood-{n}", "flood", LONG) for n in range(100)]
-    queue = filled(*flood, entry("b1", "b", 9 * LONG, 5.0), entry("b2", "b", 9 * LONG, 5.0))
-    order = drain(queue)
-    assert order.index("b1") == 1
-    assert order.index("b2") == 3
 
 
 def test_queue_refuses_a_request_beyond_its_number() -> None:
