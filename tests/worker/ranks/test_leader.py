@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from mlx_lm.utils import load_model
@@ -15,7 +13,7 @@ from tests.oracle import Oracle
 from tests.worker.engines import Broken, ScriptedEngine
 from tests.worker.ranks.pair import Pair
 from tests.worker.ranks.sparse import differing
-from tests.worker.zoo import Life, draw_jobs, play
+from tests.worker.zoo import play
 from worker.contract.engine import CacheSpec, Model, ModelInfo, SamplingParams
 from worker.engine.draft_model import DraftModelProposer
 from worker.engine.engine import BatchEngine
@@ -46,15 +44,13 @@ def pair(architecture: str, *, drafts: bool = False) -> Pair:
 def test_rows_of_random_lives_are_the_same_on_both(architecture: str, oracle: Oracle) -> None:
     both = pair(architecture)
     model = Model(ModelInfo("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
-    seen: set[str] = set()
-    for seed in range(2):  # `make soak LANES=sets` runs more of these on all families
-        played = play(model, architecture, seed, oracle, 9)
-        assert played.differences == []
-        seen |= played.seen
+    # `make soak LANES=sets` runs more of these on all families.
+    played = play(model, architecture, 0, oracle, 9)
+    assert played.differences == []
     both.flush()
     assert both.own.steps == both.other.steps
     assert sum(map(len, both.own.steps)) > 100
-    assert {"forked", "dropped"} <= seen
+    assert {"forked", "dropped"} <= played.seen
     gc.collect()
     both.leader.reset()  # releases the remaining rows
     both.flush()
@@ -62,23 +58,11 @@ def test_rows_of_random_lives_are_the_same_on_both(architecture: str, oracle: Or
     assert both.other.cache_bytes() == both.own.cache_bytes() == 0
 
 
-def test_drafts_are_run_by_both(oracle: Oracle) -> None:
-    both = pair("dense")
-    jobs = [replace(job, sampling=SamplingParams()) for job in draw_jobs(random.Random(1), 6)]
-    alone = {job.name: Life(both.leader, [job], random.Random(2)).play(calm=True)[job.name] for job in jobs}
-    said = Life(both.leader, jobs, random.Random(3), expected=alone).play(calm=True)
-    both.flush()
-    assert said == alone
-    assert both.own.steps == both.other.steps
-    assert any(isinstance(call, rpc.RunStep) and call.drafts for call in both.called)
-
-
-@pytest.mark.parametrize("architecture", ["dense", "hybrid"])
-def test_one_guesses_and_both_try_it(architecture: str, oracle: Oracle) -> None:
-    both = pair(architecture, drafts=True)
+def test_one_guesses_and_both_try_it(oracle: Oracle) -> None:
+    both = pair("dense", drafts=True)
     assert both.other.drafter is None
     model = Model(ModelInfo("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
-    assert play(model, architecture, 1, oracle, 6, drafted=True).differences == []
+    assert play(model, "dense", 1, oracle, 4, drafted=True).differences == []
     both.flush()
     assert both.own.steps == both.other.steps
     assert any(isinstance(call, rpc.RunStep) and call.drafts for call in both.called)

@@ -15,7 +15,7 @@ from tests.models.families import REFUSED
 from tests.worker.ranks import ssh_stand_in
 from tests.worker.ranks.lives import PIPELINE, TENSOR, Case, live
 
-ROWS = 5
+ROWS = 3
 """Rows per scenario; `make soak LANES=sets` runs more scenarios with more rows."""
 HERITAGE = {"qwen3_5_moe"}
 """Families that inherit their sharding method."""
@@ -23,10 +23,9 @@ NO_ROOM = {"bailing_hybrid"}
 """Families sharded between groups of layers, of which a tiny model has one."""
 
 
-@pytest.mark.parametrize("case", ["qwen3:tensor:2:itself", "qwen3_5:pipeline:2"])
 @pytest.mark.timeout(200)
-def test_two_ranks_say_what_one_process_says(case: str) -> None:
-    assert live(Case.of(case), range(1), rows=ROWS).wrong == []
+def test_two_ranks_say_what_one_process_says() -> None:
+    assert live(Case.of("qwen3:tensor:2:itself"), range(1), rows=ROWS).wrong == []
 
 
 @pytest.mark.timeout(200)
@@ -37,7 +36,7 @@ def test_a_rank_over_ssh_is_started_as_mlx_launch_would(
     shutil.copy(ssh_stand_in.__file__, ssh)
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert live(Case.of("qwen3_moe:pipeline:2"), range(1), host="mac-2", rows=ROWS).wrong == []
+    assert live(Case.of("qwen3_5:pipeline:2"), range(1), host="mac-2", rows=ROWS).wrong == []
     said = {name: (tmp_path / name).read_text() for name in ("host", "command", "input", "output")}
     assert said["host"] == "mac-2"
     assert "follows rank 0" in said["output"]
@@ -66,5 +65,7 @@ def test_every_family_that_upstream_can_split_is_named() -> None:
 
 
 def _has_method(text: str, name: str) -> bool:
+    if f"def {name}(" not in text:  # parsing takes longer than all else
+        return False
     classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     return any(isinstance(part, ast.FunctionDef) and part.name == name for c in classes for part in c.body)

@@ -155,14 +155,6 @@ def test_connection_to_the_leader_is_lost_only_once_it_was_made() -> None:
     assert connection.is_lost
 
 
-def test_peer_monitor_reports_a_phase_that_takes_too_long() -> None:
-    with meeting() as (met, _):
-        watch, reasons = watched(met.line)
-        watch.allow(0.05, "trying the model")
-        assert reasons.get(timeout=WAIT_S) == "trying the model takes too long"
-        watch.close()
-
-
 class Knocked:
     """A stand-in for a socket monitor: a stranger connects and leaves over and over."""
 
