@@ -88,19 +88,14 @@ def test_without_an_openblas_it_says_what_to_install(
     assert "OpenBLAS not found, so prefill is slower; try apt install libopenblas0-pthread" in caplog.text
 
 
-def test_it_can_be_switched_off(linux: pytest.MonkeyPatch) -> None:
-    linux.setenv(preload.SWITCH, "off")
-    preload.preload_openblas(ARGV)
-
-
-@pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_other_systems_bring_their_own(linux: pytest.MonkeyPatch, platform: str) -> None:
-    linux.setattr(sys, "platform", platform)
-    preload.preload_openblas(ARGV)
-
-
-def test_a_cuda_build_needs_none(linux: pytest.MonkeyPatch) -> None:
-    linux.setattr("importlib.metadata.version", lambda name: "0.32.4")
+@pytest.mark.parametrize("what", ["switched off", "darwin", "win32", "a CUDA build"])
+def test_where_it_does_not_help_the_process_goes_on(linux: pytest.MonkeyPatch, what: str) -> None:
+    if what == "switched off":
+        linux.setenv(preload.SWITCH, "off")
+    elif what == "a CUDA build":
+        linux.setattr("importlib.metadata.version", lambda name: "0.32.4")
+    else:
+        linux.setattr(sys, "platform", what)
     preload.preload_openblas(ARGV)
 
 

@@ -350,14 +350,6 @@ def test_a_damaged_file_takes_what_hangs_on_it_along() -> None:
     assert index.shrink_disk(10_000) == []
 
 
-def test_a_block_with_another_hole_is_not_mistaken_for_a_file_written_late() -> None:
-    index = PrefixIndex(SLIDING)
-    old = index.add(A, 0, 8, "hole", NBYTES, window_from=7)
-    index.lost(old)
-    index.add(A, 0, 8, "whole", NBYTES)
-    assert not index.to_disk(old, 500)
-
-
 @pytest.mark.parametrize(
     "change",
     [

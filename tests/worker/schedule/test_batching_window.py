@@ -128,13 +128,6 @@ def test_requests_that_arrive_during_the_next_step_belong_to_the_burst_however_l
     assert burst.said() == {"a": 1, "b": 1, "c": 1}
 
 
-def test_long_prompts_do_not_delay_decoding() -> None:
-    burst = Burst(token_s=1.1 * GATHERED_ROW_S * 3 / PROMPT)
-    burst.come("a", "b", "c")
-    burst.until_begun("a")
-    assert burst.said() == {"a": 1, "b": 0, "c": 0}
-
-
 def test_of_a_burst_that_takes_too_long_the_first_prompts_are_gathered() -> None:
     burst = Burst(token_s=0.26 * GATHERED_ROW_S * 6 / PROMPT)
     burst.come(*"abcdef")

@@ -38,16 +38,6 @@ def test_texts_of_several_requests_share_a_batch() -> None:
     assert all(isinstance(house.end(id), Finished) for id in "abc")
 
 
-def test_a_single_text_does_not_wait_for_a_long_list() -> None:
-    house = House()
-    house.submit(prepared_texts("list", *[40] * 200))
-    house.run(steps=5)
-    house.submit(prepared_texts("one", 3))
-    house.run(steps=3)
-    assert isinstance(house.end("one"), Finished)
-    assert house.end("list") is None
-
-
 def test_texts_answered_by_another_worker_are_not_run_again() -> None:
     house = House()
     house.submit(prepared_texts("a", 3, 4, 5, answered=frozenset({0, 2})))
@@ -77,16 +67,6 @@ def test_a_cancel_is_heard_between_two_batches() -> None:
     assert len(house.encoder.batches) <= 2
 
 
-def test_a_gateway_that_is_gone_leaves_nothing_to_do() -> None:
-    house = House()
-    house.submit(prepared_texts("a", *[40] * 50), prepared_texts("b", 3))
-    house.encoder.at = {0: lambda: [house.cancel(id) for id in "ab"]}
-    house.run()
-    assert len(house.encoder.batches) == 1
-    assert (house.loop.counters.running, house.loop.counters.waiting) == (0, 0)
-    assert house.loop.counters.rows == []
-
-
 def test_a_request_that_comes_twice_is_answered_once() -> None:
     house = House()
     house.submit(prepared_texts("a", 3), prepared_texts("a", 3))
@@ -110,15 +90,6 @@ def test_request_past_its_deadline_fails_alone() -> None:
     assert isinstance(house.end("b"), Finished)
 
 
-def test_request_in_a_batch_counts_as_running() -> None:
-    house = House()
-    seen: list[tuple[int, int]] = []
-    house.encoder.at = {0: lambda: seen.append((house.loop.counters.running, house.loop.counters.waiting))}
-    house.submit(prepared_texts("a", 30), prepared_texts("b", 2))
-    house.run()
-    assert seen == [(1, 1)]
-
-
 def test_rows_say_how_far_they_are() -> None:
     house = House(tokens_max=16)
 
@@ -135,22 +106,15 @@ def test_rows_say_how_far_they_are() -> None:
 # --- failures ----------------------------------------------------------------------------------------
 
 
-def test_a_text_that_fails_fails_its_own_request_alone() -> None:
-    house = House()
-    house.submit(prepared_texts("a", 3), failing("b"), prepared_texts("c", 3))
+def test_texts_that_fail_fail_their_own_requests_alone_and_never_end_the_worker() -> None:
+    house, bad = House(), [str(number) for number in range(3 * FAILURES_MAX)]
+    house.submit(prepared_texts("a", 3), *map(failing, bad), prepared_texts("c", 3))
     house.run()
-    end = house.end("b")
-    assert isinstance(end, Failed)
-    assert end.code == Code.ENGINE_ERROR
-    assert isinstance(house.end("a"), Finished)
-    assert isinstance(house.end("c"), Finished)
-
-
-def test_no_client_ends_the_worker_with_texts_of_its_own() -> None:
-    house = House()
-    house.submit(*(failing(str(number)) for number in range(3 * FAILURES_MAX)))
-    house.run()
-    assert all(isinstance(house.end(str(number)), Failed) for number in range(3 * FAILURES_MAX))
+    for id in bad:
+        end = house.end(id)
+        assert isinstance(end, Failed)
+        assert end.code == Code.ENGINE_ERROR
+    assert all(isinstance(house.end(id), Finished) for id in "ac")
 
 
 def test_a_model_that_fails_on_everything_ends_the_thread() -> None:

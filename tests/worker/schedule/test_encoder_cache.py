@@ -86,12 +86,6 @@ def test_row_that_begins_at_or_within_an_image_needs_it_encoded_first() -> None:
         assert encoder_cache.missing(asking, begin) is asking.images[0]
 
 
-def test_an_image_wholly_behind_what_is_reused_is_not_missed() -> None:
-    encoder_cache, asking = EncoderCacheManager(None), row(("cat", 10, 5))
-    assert encoder_cache.missing(asking, 15) is None
-    assert encoder_cache.reach(asking, 15) == 99
-
-
 # --- eviction ----------------------------------------------------------------------------------------
 
 
@@ -110,14 +104,6 @@ def test_images_that_a_prefilling_row_still_needs_are_evicted_last() -> None:
     assert encoder_cache.make_room(2, [asking]) == []
     assert encoder_cache.make_room(4, [asking]) == digests("dog")
     assert encoder_cache.make_room(8, [asking]) == digests("cat")
-
-
-def test_an_image_that_is_larger_than_was_thought_drives_others_out_and_never_itself() -> None:
-    encoder_cache = EncoderCacheManager(10)
-    encode(encoder_cache, row(("cat", 0, 4)))
-    asking = row(("dog", 0, 4))
-    assert encoder_cache.encoded(asking, asking.images[0], 50) == digests("cat")
-    assert counts(encoder_cache)[:2] == (1, 50)
 
 
 def test_an_image_for_which_there_is_never_room_is_refused() -> None:

@@ -51,10 +51,6 @@ def test_where_it_spares_too_little_for_the_first_to_wait_prompts_run_one_after_
     assert span(pace_of(column=2e-4, token=8e-4), [500] * 12, CallShape(1, 48)) is None
 
 
-def test_a_prompt_that_is_alone_has_nobody_beside_it() -> None:
-    assert span(pace_of(column=1e-3, token=2e-5), [500], CallShape(1, 48)) is None
-
-
 def test_lockstep_cost_is_probed_now_and_then_within_the_budget() -> None:
     pace = pace_of(column=0.0, token=1e-3)
     for _ in range(CALLS_ALONE_MAX):
@@ -74,7 +70,7 @@ def test_lockstep_cost_is_probed_now_and_then_within_the_budget() -> None:
     st.integers(1, 4),
     st.integers(1, 256),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50)
 def test_lockstep_shape_fits_the_remaining_prompts_and_the_step_budget(
     column: float, token: float, rooms: list[int], rows: int, width: int
 ) -> None:

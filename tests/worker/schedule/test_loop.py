@@ -395,19 +395,6 @@ def test_a_step_that_only_sets_out_makes_no_failure_bearable() -> None:
         house.loop.run()
 
 
-@pytest.mark.parametrize("tokens", [0, 3])
-def test_a_grammar_that_fails_ends_its_row_behind_what_it_has_said_and_no_other(tokens: int) -> None:
-    house = House()
-    house.submit("ill", *range(1, 20), prompt=5)
-    house.submit("well", *range(30, 40), prompt=5)
-    house.engine.ill["ill"] = tokens
-    house.run()
-    assert house.failed("ill")
-    assert house.tokens("ill") == list(range(1, 20))[:tokens]
-    assert house.text("well") == "".join(f"<{token}>" for token in range(30, 40))
-    assert house.reason("well") == "stop"
-
-
 # --- back pressure and the end -----------------------------------------------------------------------
 
 

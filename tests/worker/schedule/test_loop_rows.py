@@ -43,15 +43,6 @@ def test_a_running_stream_is_kept_waiting_no_longer_than_the_target() -> None:
     assert sorted(gaps)[-2] < 0.1
 
 
-def test_chunks_grow_with_what_is_known_while_nobody_decodes() -> None:
-    house = House(prefill_tokens=2048)
-    paced(house)
-    house.submit("long", 5, prompt=1500)
-    house.run()
-    # Each chunk is at most four times the previous one, and takes no longer than a second.
-    assert house.engine.sizes == [64, 256, 768, 411]
-
-
 def test_the_time_of_a_prefill_that_fails_is_no_measure() -> None:
     house = House(prefill_tokens=2048)
     paced(house)
@@ -88,17 +79,6 @@ def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:
 
 
 # --- several rows with one prompt --------------------------------------------------------------------
-
-
-def test_copies_of_a_prompt_are_made_of_the_row_that_runs_it() -> None:
-    house = House(prefill_tokens=16)
-    house.submit("a", 5, 6, prompt=41)
-    for n, id in enumerate("bc"):
-        house.submit(id, 7 + n, like="a")
-    house.run()
-    assert house.engine.groups == [["a"]] * 3
-    assert house.engine.forks == [("a", "b"), ("a", "c")]
-    assert [house.text(id) for id in "abc"] == ["<5><6>", "<7>", "<8>"]
 
 
 @pytest.mark.parametrize("what", ["cancelled", "failed"])

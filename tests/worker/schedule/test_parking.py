@@ -21,7 +21,7 @@ def stepped(house: House) -> list[list[str]]:
     return [[d.id for d in m.deltas] for m in house.published if isinstance(m, StepOutputs)]
 
 
-@pytest.mark.parametrize("step", range(3, 12, 3))
+@pytest.mark.parametrize("step", [3, 9])
 def test_batch_rows_give_way_within_a_step_and_go_on_with_the_same_text(step: int) -> None:
     house = House(engine=ScriptedEngine(shape=CacheSpec()), store_bytes=10**9, prefill_tokens=2048)
     scripts = {f"line{n}": tuple(range(100 * n + 1, 100 * n + 40)) for n in range(3)}

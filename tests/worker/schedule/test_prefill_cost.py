@@ -83,14 +83,6 @@ def run(pace: PrefillCostModel, speed: Speed, context: int, *, factor: float = 1
 # --- planning ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("decoding", [True, False])
-def test_as_long_as_nothing_is_known_chunks_are_small(decoding: bool) -> None:
-    pace = PrefillCostModel(target_s=TARGET_S, tokens_max=2048)
-    budget = pace.budget(decoding=decoding)
-    assert budget.chunk_length(5000, 0) == CHUNK_TOKENS_FIRST
-    assert budget.chunk_length(CHUNK_TOKENS_FIRST - 7, 0) == CHUNK_TOKENS_FIRST - 7
-
-
 def test_sizes_that_were_never_tried_are_approached_in_steps() -> None:
     pace = PrefillCostModel(target_s=TARGET_S, tokens_max=2048)
     sizes = []
@@ -253,20 +245,14 @@ def test_a_target_above_the_bound_of_a_gap_is_kept() -> None:
     assert pace.budget(decoding=True).room_s > 1.0
 
 
-def test_prefill_pauses_until_a_decode_step_is_measured() -> None:
+def test_prefill_pauses_a_few_times_until_a_decode_step_is_measured() -> None:
     pace = PrefillCostModel(target_s=TARGET_S, tokens_max=2048)
     assert not pace.pauses_prefill()  # a first prompt runs at once
     pace.learn(0.1, decoded=False, work=PrefillWork.call(1, 64, 0))
-    assert pace.pauses_prefill()
+    assert [pace.pauses_prefill() for _ in range(PAUSES_MAX + 1)] == [True] * PAUSES_MAX + [False]
     pace.learn(0.05, decoded=True, work=PrefillWork())
     assert not pace.pauses_prefill()
     assert pace.decode_s == 0.05
-
-
-def test_prefill_pauses_a_few_times_at_most() -> None:
-    pace = PrefillCostModel(target_s=TARGET_S, tokens_max=2048)
-    pace.learn(0.1, decoded=False, work=PrefillWork.call(1, 64, 0))
-    assert [pace.pauses_prefill() for _ in range(PAUSES_MAX + 1)] == [True] * PAUSES_MAX + [False]
 
 
 @pytest.mark.parametrize("factor", [2.0, 20.0])
@@ -282,7 +268,7 @@ seen = st.tuples(times, st.booleans(), st.integers(0, 5), st.integers(1, 5000))
 
 
 @given(st.lists(seen, max_size=60), st.integers(1, 4096), st.integers(1, 10**6), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 def test_whatever_was_measured_a_prompt_gets_on_and_no_bound_is_passed(
     history: list[tuple[float, bool, int, int]], tokens_max: int, left: int, decoding: bool
 ) -> None:
@@ -392,8 +378,7 @@ class Streams:
         return sum(gap > limit for gap, limit, calm in pairs if calm)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("spikes", [0.0, 0.02])
+@pytest.mark.parametrize(("spikes", "seed"), [(0.0, 0), (0.02, 1)])
 @pytest.mark.parametrize("name", SPEEDS)
 def test_running_streams_hardly_ever_wait_longer_than_the_target(name: str, spikes: float, seed: int) -> None:
     streams = Streams(SPEEDS[name], seed, spikes)
@@ -439,11 +424,3 @@ def test_cost_of_further_rows_is_learned(column: float, token: float) -> None:
         work = PrefillWork.call(rows, 64, 0)
         took = 0.003 + column * work.width + token * work.tokens
         assert pace.seconds(work) == pytest.approx(took, rel=0.35)
-
-
-def test_calls_of_one_row_say_nothing_of_further_ones() -> None:
-    pace = PrefillCostModel(target_s=TARGET_S, tokens_max=2048)
-    for _ in range(20):
-        pace.learn(0.002 + 1e-3 * 64, decoded=False, work=PrefillWork.call(1, 64, 0))
-    four = pace.seconds(PrefillWork.call(4, 16, 0))
-    assert four == pytest.approx(pace.seconds(PrefillWork.call(1, 64, 0)), rel=0.01)

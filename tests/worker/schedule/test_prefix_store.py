@@ -57,17 +57,6 @@ def test_the_next_turn_begins_behind_the_last_answer(shape: CacheSpec) -> None:
     assert house.text("second") == "<8>"
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_the_same_prompt_runs_its_last_token_only(shape: CacheSpec) -> None:
-    house = _house(shape)
-    house.submit("first", 5, prompt=600)
-    house.run()
-    house.submit("again", 5, like="first")
-    house.run()
-    assert _cached(house, "again") == 599
-    assert _reused(house, "again").reuse.miss == ""
-
-
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_the_ends_of_prompts_with_one_stored_prefix_run_in_one_call(*, is_broken: bool) -> None:
     house = _house(DENSE)
@@ -97,27 +86,6 @@ def test_states_are_kept_at_the_boundaries_of_a_prompt() -> None:
     house.run()
     assert _cached(house, "other") == 500
     assert _reused(house, "other").reuse.miss == "diverged_at_500"
-
-
-def test_without_a_state_there_the_rest_is_computed_and_told_why() -> None:
-    house = _house(HYBRID)
-    system = _tokens(1, 500)
-    house.submit("one", 5, tokens=(*system, *_tokens(2, 300)))
-    house.run()
-    house.submit("other", 5, tokens=(*system, *_tokens(3, 300)))
-    house.run()
-    assert _cached(house, "other") == 0
-    assert _reused(house, "other").reuse.miss == "no_snapshot"
-
-
-def test_salts_share_nothing() -> None:
-    house = _house(DENSE)
-    prompt = _tokens(1, 600)
-    for salt in ("a", "b"):
-        house.submit(f"in {salt}", 5, tokens=prompt, salt=salt)
-        house.run()
-    assert _cached(house, "in b") == 0
-    assert _reused(house, "in b").reuse.miss == "empty"
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -204,7 +172,7 @@ def test_rows_get_memory_before_prefixes() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_histories_of_conversations(shape: CacheSpec, seed: int) -> None:
     """Random conversations: turns grow, branch, are cut short and repeated, with little memory and cancels at
     any time."""

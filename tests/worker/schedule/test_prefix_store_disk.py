@@ -196,7 +196,7 @@ class SlidingStoreOnDisk(StoreOnDisk):
     shape_name = "sliding"
 
 
-_SETTINGS = settings(max_examples=40, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(max_examples=20, stateful_step_count=40)
 for _machine in (StoreOnDisk, HybridStoreOnDisk, SlidingStoreOnDisk):
     _machine.TestCase.settings = _SETTINGS
 TestDense = StoreOnDisk.TestCase

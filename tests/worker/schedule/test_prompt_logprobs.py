@@ -49,7 +49,7 @@ def check_order(house: House, id: str) -> None:
     assert first is None or last < first
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 8, 9, 10, 40])
+@pytest.mark.parametrize("length", [1, 2, 9, 40])
 def test_each_token_of_a_prompt_is_told_once_before_the_answer(length: int) -> None:
     house = House()
     house.submit("a", 5, 6, prompt=length, sampling=ASKS, echo=True)
@@ -144,14 +144,6 @@ def test_a_resumed_row_tells_only_what_its_client_has_not(scored: int) -> None:
     assert len(house.engine.scored.get("a", [])) == (30 - max(scored, 1))
 
 
-def test_an_echo_alone_whose_prompt_was_told_ends_where_its_worker_died() -> None:
-    house = House()
-    house.submit("a", 5, prompt=30, sampling=ASKS, echo=True, scored=30, max_tokens=0)
-    house.run()
-    assert told(house, "a") == []
-    assert house.reason("a") == "length"
-
-
 def test_a_row_that_goes_on_with_an_answer_tells_nothing_of_it_as_its_prompt() -> None:
     house = House()
     house.submit("a", 5, 6, 7, prompt=3, sampling=ASKS, echo=True, resume=(5, 6))
@@ -174,7 +166,7 @@ class Swelling(ScriptedEngine):
 def test_rows_that_are_preempted_tell_each_token_once() -> None:
     rng = random.Random(6)
     run_again = 0
-    for _ in range(30):
+    for _ in range(12):
         house = House(bytes_max=4096, prefill_tokens=16, engine=Swelling())
         asking = {f"row {n}": rng.random() < 0.7 for n in range(5)}
         for name, asks in asking.items():
@@ -188,7 +180,7 @@ def test_rows_that_are_preempted_tell_each_token_once() -> None:
             assert told(house, name) == (expected(prompt) if asks else [])
             assert len(house.engine.scored.get(name, [])) == (len(prompt) - 1 if asks else 0)
             assert house.text(name) == "".join(f"<{token}>" for token in answer)
-    assert run_again > 20
+    assert run_again > 8
 
 
 @pytest.mark.parametrize("shape", [CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=31)], ids=str)

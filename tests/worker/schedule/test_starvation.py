@@ -166,16 +166,6 @@ def test_row_whose_tokens_never_come_is_restarted_once_and_then_the_worker_ends(
     assert house.loop.counters.starved == 2
 
 
-def test_busy_queue_starves_nobody() -> None:
-    house = _house(rows_max=2)
-    house.loop.watch = ProgressWatch(1.0)
-    for number in range(12):
-        house.submit(f"row {number}", *range(1, 60), prompt=40)
-    house.run()
-    assert house.loop.counters.starved == 0
-    assert all(house.reason(f"row {number}") == "stop" for number in range(12))
-
-
 def test_bound_follows_a_short_stall_timeout() -> None:
     assert starved_after_s(None) == STARVED_S_MAX
     assert starved_after_s(4.0) == 1.0
