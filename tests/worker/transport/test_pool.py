@@ -154,15 +154,15 @@ def test_unexpected_error_fails_its_request_and_reveals_only_its_type(open_desk:
 
 
 def test_a_preparer_that_cannot_be_opened_fails_its_request_and_is_tried_again(open_desk: Open) -> None:
-    attempts: list[int] = []
+    failures = [OSError("no tokenizer")] * (THREADS + 3)
 
     def open_preparer() -> Preparer:
-        attempts.append(1)
-        if len(attempts) <= 3:
-            raise OSError("no tokenizer")
+        if failures:
+            raise failures.pop()
         return Scripted()
 
     desk = open_desk(open_preparer)
+    desk.pool.warm()  # fails without a word: a request tells
     for n in range(3):
         desk.prepare(f"r{n}")
         outcome = desk.next()[1]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import Code, RequestError
@@ -96,6 +96,7 @@ CLIENTS = st.sampled_from("abc")
 COSTS = st.integers(1, 4 * SHORT_COST_MAX)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(CLIENTS, COSTS, st.booleans(), st.booleans()), max_size=60))
 def test_queue_takes_every_request_once_and_in_the_order_that_it_promises(
     steps: Sequence[tuple[str, int, bool, bool]],
@@ -121,6 +122,7 @@ def test_queue_takes_every_request_once_and_in_the_order_that_it_promises(
     assert (len(queue), queue.status(0.0).bytes) == (0, 0)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(CLIENTS, COSTS), min_size=1, max_size=60))
 def test_queue_never_gives_a_client_two_turns_while_another_waits(jobs: Sequence[tuple[str, int]]) -> None:
     entries = [
