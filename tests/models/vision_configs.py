@@ -90,6 +90,7 @@ def gemma4(ids: Ids) -> Config:
     }
     named = {
         "audio_token_id": ids["<|audio|>"],
+        "audio_config": None,  # else upstream adds an audio tower of 300M parameters
         "boi_token_id": ids["<|image>"],
         "eoi_token_id": ids["<image|>"],
         "hidden_size": 64,
