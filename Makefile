@@ -7,6 +7,7 @@ SEEDS ?=
 SECONDS ?=
 FAMILIES ?=
 LANES ?=
+TENTH ?=
 CLIENTS ?=
 BENCH ?= gateway
 
@@ -22,7 +23,7 @@ SMOLLM2 := .venv/models/smollm2
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test lint fmt bench fuzz soak zoo exactness conformance browser smollm2 lock formula
+.PHONY: serve test busy lint fmt bench fuzz soak zoo exactness conformance browser smollm2 lock formula
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -31,6 +32,10 @@ serve: $(INSTALLED)
 # All of it on every core; what ARGS names in one process, which starts sooner (ARGS="-n auto …": on every core).
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest $(or $(ARGS),-n auto)
+
+# No test may depend on the machine's speed: a tenth of them with two busy processes beside them.
+busy: $(INSTALLED)
+	@$(BIN)/python -m tests.busy $(if $(TENTH),--tenth $(TENTH)) $(ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check --quiet .
