@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import Mask, Words, draw, small, wide
 from worker.contract.guides import Grammar, Guide
-from worker.grammars import guide as bodies
 from worker.grammars import guide as guides
-from worker.grammars.calls import CallForm as CallForm
-from worker.grammars.calls import CallsGrammar, ToolSchema
+from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
 from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar, GuideError
 from worker.grammars.response_formats import grammar_of
 from worker.grammars.trigger import Edges, Markup
@@ -38,16 +36,11 @@ TOOLS = [ToolSchema("add", SCHEMA), ToolSchema("now")]
 
 
 def held(
-    words: Words,
-    form: StructuredOutput,
-    *,
-    opening: str = CONTENT,
-    thinks: bool = False,
-    has_blanks: bool = False,
+    words: Words, form: StructuredOutput, opening: str = CONTENT, *, thinks: bool = False, **more: bool
 ) -> AnswerGrammar:
     body = words.compiler.compile(grammar_of(form))
     hidden = (words.lexicon.names["<think>"],) if thinks else ()
-    return AnswerGrammar((body,), words.lexicon, Markup(EDGES, words.lexicon), opening, hidden, has_blanks)
+    return AnswerGrammar((body,), words.lexicon, Markup(EDGES, words.lexicon), opening, hidden, **more)
 
 
 def strict(words: Words, *, single: bool = False) -> CallGrammar:
@@ -74,12 +67,21 @@ def in_thought(words: Words) -> set[str]:
 
 
 def test_content_is_held_from_its_first_token_and_then_ends() -> None:
-    grammar = held(small(), DIGITS)
-    first = allowed(small(), grammar, "")
-    assert first is not None
+    grammar, words = held(small(), DIGITS), small()
+    first = allowed(words, grammar, "")
+    assert first
     assert all(re.fullmatch("[0-9]+", text) for text in first)
-    assert allowed(small(), grammar, "1234") == {END}
-    assert END in (allowed(small(), grammar, "12") or set())
+    assert allowed(words, grammar, "1234") == {END}
+    assert END in (allowed(words, grammar, "12") or set())
+    # A request with `ignore_eos` may continue after an end token, with anything.
+    assert allowed(words, grammar, "12" + END) == {END}
+    assert allowed(words, grammar, "12" + END + "x") is None
+    one, other, mask = grammar.open(()), grammar.open(()), Mask(words.lexicon.width)
+    before = mask.of(other)
+    for token in words.spell_out("1234"):
+        one.accept_token(token)
+        mask.of(one)
+    assert mask.of(other) == before == mask.of(grammar.open(())), "guides do not see each other"
 
 
 def test_special_tokens_never_stand_for_text() -> None:
@@ -94,13 +96,8 @@ def test_a_thought_that_the_prompt_opens_may_be_anything_but_the_end() -> None:
     for text in ("", "Let me <think>", "so: 12", "</thin", "</tool_call>"):
         assert allowed(small(), grammar, text) == in_thought(small())
     assert allowed(small(), grammar, "hm</think>12") == allowed(small(), held(small(), DIGITS), "12")
-
-
-def test_a_marker_in_plain_tokens_ends_a_thought_as_well() -> None:
-    words = small()
-    plain = [words.pieces.index(bytes([byte])) for byte in b"hm</think>7"]
-    grammar = held(words, DIGITS, opening=REASONING)
-    assert allowed(words, grammar, plain) == allowed(words, held(words, DIGITS), "7")
+    plain = [small().pieces.index(bytes([byte])) for byte in b"hm</think>7"]
+    assert allowed(small(), grammar, plain) == allowed(small(), held(small(), DIGITS), "7")
 
 
 def test_text_in_one_token_with_a_marker_belongs_to_the_body() -> None:
@@ -154,6 +151,9 @@ def test_an_exact_form_has_none_but_passes_over_what_was_forced() -> None:
     assert allowed(small(), grammar, "</think>\n\n12") == allowed(small(), grammar, "</think>12")
     spaced = held(small(), StructuredOutput(kind="regex", text="\n[0-9]"), opening=REASONING)
     assert allowed(small(), spaced, "</think>\n") != {"\n"}
+    most = "</think>" + " " * guides.BLANKS_MAX
+    assert allowed(small(), grammar, most + "12") is not None
+    assert allowed(small(), grammar, most + " 12") is None
 
 
 @pytest.mark.parametrize("text", ["x", "12x", '</think>{"x', "1\n"])
@@ -161,12 +161,6 @@ def test_a_token_that_does_not_fit_frees_what_follows(text: str) -> None:
     opening = REASONING if text.startswith("</think>") else CONTENT
     assert allowed(small(), held(small(), DIGITS, opening=opening), text) is None
     assert allowed(small(), held(small(), DIGITS, opening=opening), text + "12") is None
-
-
-def test_tokens_after_an_end_token_are_not_constrained() -> None:
-    """A request with `ignore_eos` may continue after an end token."""
-    assert allowed(small(), held(small(), DIGITS), "12" + END) == {END}
-    assert allowed(small(), held(small(), DIGITS), "12" + END + "x") is None
 
 
 def test_either_of_two_bodies_may_come() -> None:
@@ -183,25 +177,15 @@ def test_either_of_two_bodies_may_come() -> None:
 def test_a_call_is_held_from_its_marker_to_its_end_and_all_else_is_free() -> None:
     words, grammar = small(), strict(small())
     call = '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>'
-    for text in (
-        "",
-        "I <think> <tool_call> </think> see",
-        call,
-        call + " and",
-        "<tool_call",
-        "<think><tool_call>",
-    ):
+    free = ("", "I <think> <tool_call> </think> see", call, call + " and", "<tool_call", "<think><tool_call>")
+    forced = ("<tool_call>nonsense", "<tool_call>nonsense<tool_call>")  # off the grammar
+    for text in (*free, *forced):
         assert allowed(words, grammar, text) is None, text
     for begun in ("", call, "well, " + call + " and ", "<think></think>"):
         assert allowed(words, grammar, begun + "<tool_call>") == {"\n"}
         assert allowed(words, grammar, begun + call[: -len("</tool_call>")]) == {"</tool_call>"}
     plain = [words.pieces.index(bytes([byte])) for byte in b"<tool_call>\n{"]
     assert allowed(words, grammar, plain) == allowed(words, grammar, "<tool_call>\n{")
-
-
-def test_a_call_that_was_forced_off_its_grammar_is_free() -> None:
-    assert allowed(small(), strict(small()), "<tool_call>nonsense") is None
-    assert allowed(small(), strict(small()), "<tool_call>nonsense<tool_call>") is None
 
 
 def thinking(words: Words) -> list[Grammar]:
@@ -228,7 +212,7 @@ def spoken(words: Words, rng: random.Random) -> int:
 def test_a_resumed_answer_stands_where_it_stood(which: int, is_wide: bool) -> None:
     words = wide() if is_wide else small()
     grammar, mask = thinking(words)[which], Mask(words.lexicon.width)
-    for seed in range(2 if is_wide else 12):
+    for seed in range(1 if is_wide else 4):
         tokens, _ = draw(words, grammar, seed, lambda rng: spoken(words, rng), limit=60)
         guide = grammar.open(())
         for place in range(len(tokens) + 1):
@@ -245,16 +229,6 @@ def test_whatever_comes_something_may_follow(tokens: list[int], which: int) -> N
     assert found is None or found.size
 
 
-def test_guides_of_one_grammar_do_not_see_each_other() -> None:
-    grammar, mask = held(small(), DIGITS), Mask(small().lexicon.width)
-    one, other = grammar.open(()), grammar.open(())
-    before = mask.of(other)
-    for token in small().spell_out("1234"):
-        one.accept_token(token)
-        mask.of(one)
-    assert mask.of(other) == before == mask.of(grammar.open(()))
-
-
 def fed(lark: str, text: str) -> Guide:
     words = small()
     return held(words, StructuredOutput(kind="lark", text=lark)).open(words.spell_out(text))
@@ -267,14 +241,7 @@ def test_a_grammar_that_llguidance_gives_up_fails_its_row() -> None:
 
 
 def test_a_grammar_that_takes_ever_longer_fails_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SLOW_S", 0.002)
+    monkeypatch.setattr(guides, "SLOW_S", 0.002)
     guide = fed('start: e\ne: e e | e e e | "x"', "x" * 300)
     with pytest.raises(GuideError, match="per token"):
         Mask(small().lexicon.width).of(guide)
-
-
-def test_no_more_white_space_is_passed_over_than_is_offered() -> None:
-    grammar = held(small(), DIGITS, opening=REASONING)
-    most = "</think>" + " " * guides.BLANKS_MAX
-    assert allowed(small(), grammar, most + "12") is not None
-    assert allowed(small(), grammar, most + " 12") is None

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import small
-from worker.grammars.calls import CallForm as CallForm
-from worker.grammars.calls import CallsGrammar, ToolSchema
+from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
 from worker.grammars.compiler import GrammarError
 from worker.grammars.relaxation import compile_relaxed
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
@@ -26,27 +25,9 @@ KEYWORDS = [
     "multipleOf", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "required", "type",
     "x-guidance",
 ]  # fmt: skip
-WORDS = [
-    "#",
-    "#/$defs/a",
-    "#/properties/a",
-    "object",
-    "string",
-    "null",
-    "^a",
-    "a$|b",
-    "[",
-    "\x00",
-    "\ud800",
-    "",
-]
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 3),
-    st.sampled_from([2**70, -0.5, 1e300]),
-    st.sampled_from(WORDS),
-)
+POINTERS = ["#", "#/$defs/a", "#/properties/a"]
+WORDS = [*POINTERS, "object", "string", "null", "^a", "a$|b", "[", "\x00", "\ud800", ""]
+SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([2**70, -0.5, 1e300, *WORDS])
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
@@ -68,7 +49,7 @@ def refusal(compiled: Callable[[], object]) -> str:
 
 
 @given(schema=SCHEMAS)
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_a_malformed_schema_breaks_nothing(schema: Any) -> None:
     form = StructuredOutput(kind="json_schema", text=json.dumps(schema))
     compile = small().compiler.compile
@@ -76,9 +57,9 @@ def test_a_malformed_schema_breaks_nothing(schema: Any) -> None:
     assert "cannot be compiled" not in refusal(lambda: compile_relaxed(form, compile))
 
 
-@pytest.mark.parametrize("kind", [None, "mistral", "qwen3_coder", "glm47", "muse_spark", "longcat"])
+@pytest.mark.parametrize("kind", [None, "mistral", "qwen3_coder", "muse_spark"])
 @given(schema=SCHEMAS | VALUES, name=st.sampled_from(["a", 'q"uo\\te', "</tool_call>", "日"]))
-@settings(max_examples=80)
+@settings(max_examples=30)
 def test_malformed_parameters_of_a_tool_break_nothing(kind: str | None, schema: Any, name: str) -> None:
     form, tools = CallForm(kind, names=small().lexicon.names), [ToolSchema(name, schema)]
     compile = small().compiler.compile

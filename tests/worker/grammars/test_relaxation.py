@@ -95,7 +95,7 @@ def test_enforceable_schema_is_not_relaxed(schema: dict[str, Any]) -> None:
 
 
 @given(schema=schemas())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_random_enforceable_schema_is_not_relaxed(schema: Any) -> None:
     assert relaxed(schema)[1] == ()
 

@@ -69,20 +69,20 @@ def words_by(tokenizer: Any, width: int, end: int) -> Words:
 def test_sampled_tokens_decode_to_valid_structured_output(kind: str) -> None:
     words, decode = slow() if kind == "slow" else byte_fallback(DECODERS[kind]())
     form = StructuredOutput(kind="json_schema", text=json.dumps(SCHEMA))
-    drawn = [draw(words, words.grammar(grammar_of(form)), seed) for seed in range(30)]
+    grammar = words.grammar(grammar_of(form))
+    drawn = [draw(words, grammar, seed) for seed in range(20)]
     ended = [decode(tokens) for tokens, has_ended in drawn if has_ended]
-    assert len(ended) > 10
+    assert len(ended) > 6
     for text in ended:
         jsonschema.validate(json.loads(text), SCHEMA)
 
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_character_may_be_several_tokens(kind: str) -> None:
-    words, decode = slow() if kind == "slow" else byte_fallback(DECODERS[kind]())
-    for seed in range(20):
-        tokens, has_ended = draw(
-            words, words.grammar(grammar_of(StructuredOutput(kind="regex", text="[à-ü]{2}本"))), seed
-        )
+    words, decode = byte_fallback(DECODERS[kind]())
+    grammar = words.grammar(grammar_of(StructuredOutput(kind="regex", text="[à-ü]{2}本")))
+    for seed in range(10):
+        tokens, has_ended = draw(words, grammar, seed)
         assert has_ended
         assert re.fullmatch("[à-ü]{2}本", decode(tokens))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from types import SimpleNamespace
 
@@ -30,7 +29,6 @@ ALPHABET = [
     "</think>",
     "<tool_call>",
 ]
-STRINGS = 10_000
 
 
 @cache
@@ -76,15 +74,20 @@ def pushed(output_processor: TextProcessor, tokens: Iterable[int]) -> Iterator[s
     return (output_processor.push(token).text for token in tokens)
 
 
+def spelled(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
+    output_processor = TextProcessor(vocabulary, ())
+    return b"".join(map(output_processor.spell, tokens))
+
+
 def random_text(rng: random.Random) -> str:
     return "".join(rng.choices(ALPHABET, k=rng.randint(0, 30)))
 
 
-def test_ten_thousand_random_strings_stream_to_their_whole_text() -> None:
+def test_random_strings_stream_to_their_whole_text() -> None:
     """Half are tokenized normally; half have random ids in between: special, unknown, broken UTF-8."""
     rng = random.Random(0)
     tokenizer, vocabulary = byte_level(), Vocabulary(byte_level())
-    for index in range(STRINGS):
+    for index in range(1500):
         text = random_text(rng)
         tokens = tokenizer.encode(text, add_special_tokens=False)
         if index % 2:
@@ -94,20 +97,28 @@ def test_ten_thousand_random_strings_stream_to_their_whole_text() -> None:
         assert streamed(vocabulary, tokens) == whole
         if index % 2 == 0:
             assert whole == text
+            assert spelled(vocabulary, tokens) == text.encode()
 
 
 @pytest.mark.parametrize("name", FALLBACK_DECODERS)
-def test_byte_fallback_tokens_stream_to_their_whole_text(name: str) -> None:
+def test_byte_fallback_tokens_stream_and_spell_their_whole_text(name: str) -> None:
     rng = random.Random(1)
     backend = byte_fallback()
     vocabulary = vocabulary_of(backend, FALLBACK_DECODERS[name]())
     size = backend.get_vocab_size()
-    for _ in range(3000):
+    for _ in range(400):
         tokens = backend.encode(random_text(rng).replace(" ", "▁")).ids
+        if name == "metaspace":  # has no byte tokens
+            own = [token for token in tokens if token not in vocabulary.byte_tokens]
+        else:
+            own = tokens
+        text = backend.decode(own)
+        assert spelled(vocabulary, own).decode() in (text, " " + text)  # decoders drop the first space
         for _ in range(rng.randint(0, 6)):
             place, token = rng.randint(0, len(tokens)), rng.choice([rng.randrange(size + 2), size - 1])
             tokens.insert(place, token)
         assert streamed(vocabulary, tokens) == backend.decode(tokens)
+    assert vocabulary.spell(0xE4 + 1) == b"\xe4"
 
 
 def test_a_valid_run_of_bytes_that_turns_out_invalid_is_never_half_given() -> None:
@@ -123,7 +134,7 @@ def test_a_tokenizer_without_a_fast_backend_streams_to_its_whole_text() -> None:
     rng = random.Random(2)
     tokenizer = ByT5Tokenizer()
     vocabulary = Vocabulary(tokenizer)
-    for _ in range(300):
+    for _ in range(100):
         tokens = tokenizer.encode(random_text(rng), add_special_tokens=True)
         for _ in range(rng.randint(0, 3)):
             tokens.insert(rng.randint(0, len(tokens)), rng.randrange(259))
@@ -144,39 +155,23 @@ def test_text_is_given_out_with_the_token_that_completes_it() -> None:
 def test_a_long_run_of_broken_bytes_is_given_out_on_the_way_and_in_linear_time() -> None:
     tokenizer = byte_level()
     broken = [token for token in range(256) if tokenizer.decode([token]) == "\ufffd"]
-    tokens = random.Random(3).choices(broken, k=20_000)
-    stream = TextStream(Vocabulary(tokenizer))
-    began = time.monotonic()
-    given = 0
-    for token in tokens:
-        given += len(stream.push(token))
-    assert time.monotonic() - began < 20
+    tokens = random.Random(3).choices(broken, k=4000)
+    vocabulary = Vocabulary(tokenizer)
+    decode, decoded = vocabulary.decode, list[int]()
+
+    def counted(window: Sequence[int]) -> str:
+        decoded.append(len(window))
+        return decode(window)
+
+    vocabulary.decode = counted
+    stream = TextStream(vocabulary)
+    given = sum(len(stream.push(token)) for token in tokens)
+    assert sum(decoded) < 4 * WINDOW_TOKENS_MAX * len(tokens)
     assert len(stream.rest()) <= 2 * WINDOW_TOKENS_MAX
-    assert given > 10_000
-
-
-def test_an_unfinished_character_is_flushed_as_the_whole_text_has_it() -> None:
-    tokenizer = byte_level()
-    tokens = tokenizer.encode("ok😀")[:-1]
-    output_processor = TextProcessor(Vocabulary(tokenizer), ())
-    assert "".join(pushed(output_processor, tokens)) == "ok"
-    assert "ok" + output_processor.flush().text == tokenizer.decode(tokens)
+    assert given > 2000
 
 
 # --- spelling ------------------------------------------------------------------------------------------
-
-
-def spelled(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
-    output_processor = TextProcessor(vocabulary, ())
-    return b"".join(map(output_processor.spell, tokens))
-
-
-def test_byte_level_tokens_spell_the_text_whatever_they_divide() -> None:
-    rng = random.Random(4)
-    tokenizer, vocabulary = byte_level(), Vocabulary(byte_level())
-    for _ in range(500):
-        text = random_text(rng)
-        assert spelled(vocabulary, tokenizer.encode(text, add_special_tokens=False)) == text.encode()
 
 
 def test_every_byte_level_token_is_spelled_as_its_own_bytes() -> None:
@@ -186,20 +181,6 @@ def test_every_byte_level_token_is_spelled_as_its_own_bytes() -> None:
     assert [vocabulary.spell(token) for token in range(len(expected))] == expected
     assert {bytes([byte]) for byte in range(256)} <= {*expected}
     assert vocabulary.spell(len(expected)) == b""
-
-
-@pytest.mark.parametrize("name", FALLBACK_DECODERS)
-def test_byte_fallback_tokens_spell_the_text_and_the_space_it_began_with(name: str) -> None:
-    rng = random.Random(5)
-    backend = byte_fallback()
-    vocabulary = vocabulary_of(backend, FALLBACK_DECODERS[name]())
-    for _ in range(500):
-        tokens = backend.encode(random_text(rng).replace(" ", "▁")).ids
-        if name == "metaspace":  # has no byte tokens
-            tokens = [token for token in tokens if token not in vocabulary.byte_tokens]
-        text = backend.decode(tokens)
-        assert spelled(vocabulary, tokens).decode() in (text, " " + text)
-    assert vocabulary.spell(0xE4 + 1) == b"\xe4"
 
 
 def test_plain_vocabularies_spell_their_words_and_what_is_between() -> None:
@@ -264,10 +245,7 @@ def test_text_is_cut_at_the_first_stop_string_wherever_its_pieces_end(
     assert matcher.found in (stops if matched else [""])
 
 
-@given(
-    text=st.text("abn \né你😀\u200d", max_size=20),
-    data=st.data(),
-)
+@given(text=st.text("abn \né你😀\u200d", max_size=20), data=st.data())
 def test_streamed_tokens_are_cut_as_the_whole_text_is(text: str, data: st.DataObject) -> None:
     starts = st.integers(0, max(0, len(text) - 1))
     pieces = st.builds(lambda start, length: text[start : start + length], starts, st.integers(1, 4))
@@ -281,28 +259,6 @@ def test_streamed_tokens_are_cut_as_the_whole_text_is(text: str, data: st.DataOb
     given_out += output_processor.flush().text
     assert (given_out, output_processor.stopped) == cut(text, stops)
     assert output_processor.push(5).text == "" if output_processor.stopped else True
-
-
-def test_a_stop_string_across_tokens_is_never_half_given() -> None:
-    tokenizer = byte_level()
-    output_processor = TextProcessor(Vocabulary(tokenizer), ["\n\nHuman:"])
-    given_out = ""
-    for token in tokenizer.encode("Fine.\n\nHuman: and you?"):
-        given_out += output_processor.push(token).text
-        assert given_out in "Fine."
-        if output_processor.stopped:
-            break
-    assert output_processor.stopped
-    assert given_out + output_processor.flush().text == "Fine."
-    assert output_processor.stop_string == "\n\nHuman:"
-
-
-def test_partial_stop_string_match_is_emitted() -> None:
-    tokenizer = byte_level()
-    output_processor = TextProcessor(Vocabulary(tokenizer), ["ends here!"])
-    text = "it ends here?"
-    assert "".join(pushed(output_processor, tokenizer.encode(text))) + output_processor.flush().text == text
-    assert (output_processor.stopped, output_processor.stop_string) == (False, "")
 
 
 def test_a_stop_string_may_show_itself_only_at_the_end() -> None:

@@ -112,6 +112,19 @@ def in_pieces(
     return said
 
 
+def either_way(tools: Mapping[str, Any], text: str, **options: bool) -> ParsedAnswer:
+    """Parse the text by characters and at once, and check that the results are equal."""
+    whole = in_pieces(tools, [text], **options)
+    assert in_pieces(tools, text, **options) == whole
+    return whole
+
+
+def only_call(said: ParsedAnswer) -> Any:
+    """Return the arguments of the only call, which must be complete and without text around it."""
+    assert (said.text, said.whole) == ("", [0])
+    return json.loads(said.calls[0][2])
+
+
 def grown(growths: Iterable[OutputDelta]) -> ParsedAnswer:
     """Collect the deltas of an output processor."""
     said = ParsedAnswer()

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.worker.output.calls.parsed_answers import ParsedAnswer, in_pieces, model, named
+from tests.worker.output.calls.parsed_answers import (
+    ParsedAnswer,
+    either_way,
+    in_pieces,
+    model,
+    named,
+    only_call,
+)
 from worker.output.calls.objects import UNDECIDED_CHARACTERS_MAX
 from worker.output.calls.tagged import HEAD_CHARACTERS_MAX
 from worker.output.calls.writer import CallNumbering
@@ -21,18 +28,12 @@ TOOLS: dict[str, Any] = {
 CALL = '<tool_call>\n{"name": "get", "arguments": {"city": "Quito"}}\n</tool_call>'
 
 
-def said(text: str, tools: dict[str, Any] = TOOLS, *, single: bool = False) -> ParsedAnswer:
-    """Parse the text by characters and at once, and check that the results are equal."""
-    whole = in_pieces(tools, [text], single=single)
-    assert in_pieces(tools, text, single=single) == whole
-    return whole
+def said(text: str, tools: dict[str, Any] = TOOLS) -> ParsedAnswer:
+    return either_way(tools, text)
 
 
 def called(text: str) -> Any:
-    """Return the arguments of the only call, which must be complete and without text around it."""
-    result = said(text)
-    assert (result.text, result.whole) == ("", [0])
-    return json.loads(result.calls[0][2])
+    return only_call(said(text))
 
 
 def is_text(text: str) -> bool:
@@ -63,18 +64,16 @@ def test_strings_between_tags_stream_and_other_values_come_whole() -> None:
     assert growing[-1] == '{"city": "Quito", "days": 12}'
 
 
-@pytest.mark.parametrize("text", ["a < b", "x = [TOOL", "<tool", "f(x)", "call: me"])
-def test_ordinary_text_waits_for_nothing_but_possible_markers(text: str) -> None:
-    assert in_pieces(TOOLS, [text]).text == text
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"{text} and so on" for text in ("a < b", "x = [TOOL", "<tool", "f(x)", "call: me")),
+        *('<tool_call>{"name": "x', "<function=x", "<tool_call>gex", "<|tool_call>call:x"),  # no such names
+    ],
+)
+def test_ordinary_text_waits_for_nothing_but_possible_markers_and_names(text: str) -> None:
     reading = model().form.open(CONTENT, CallNumbering(TOOLS, named, single=False))
-    given_out = "".join(str(grown) for _, grown in reading.split(text + " and so on"))
-    assert given_out == text + " and so on"
-
-
-def test_no_prefix_of_an_unknown_name_is_waited_for() -> None:
-    for text in ('<tool_call>{"name": "x', "<function=x", "<tool_call>gex", "<|tool_call>call:x"):
-        reading = model().form.open(CONTENT, CallNumbering(TOOLS, named, single=False))
-        assert "".join(str(grown) for _, grown in reading.split(text)) == text
+    assert "".join(str(grown) for _, grown in reading.split(text)) == text
 
 
 # --- white space -----------------------------------------------------------------------------------------
@@ -85,6 +84,7 @@ def test_no_prefix_of_an_unknown_name_is_waited_for() -> None:
     [
         (f"\n\n{CALL}\n", ""),
         (f"{CALL}\n\n{CALL} \n", ""),
+        ('{"name": "get", "parameters": {}}\n{"name": "get_weather", "parameters": {}}', ""),
         (f"Hm.\n\n{CALL}", "Hm.\n\n"),
         (f"{CALL}\n\nDone. ", "\n\nDone. "),
         ("\n\nYes. ", "\n\nYes. "),
@@ -143,6 +143,8 @@ def test_a_marker_within_what_was_no_call_is_one() -> None:
     assert (result.text, len(result.whole)) == ("<function= ", 1)
     result = said(f'<tool_call>{{"name": "no{CALL}')
     assert (result.text, len(result.whole)) == ('<tool_call>{"name": "no', 1)
+    result = said(f'<tool_call>{{"name": "get", "arguments": {{"a": ?{CALL}')  # behind one that broke
+    assert (result.text, result.whole) == ("?", [1])
 
 
 def test_an_unknown_tool_in_a_section_stays_text_and_the_others_are_called() -> None:
@@ -178,12 +180,6 @@ def test_a_call_that_breaks_stays_unfinished_and_text_goes_on_from_there(
     result = said(text)
     assert (result.calls, result.whole) == ([("call-0", "get", arguments)], [])
     assert result.text == content
-
-
-def test_behind_a_call_that_broke_others_are_called() -> None:
-    result = said(f'<tool_call>{{"name": "get", "arguments": {{"a": ?{CALL}')
-    assert result.whole == [1]
-    assert result.text == "?"
 
 
 # --- calls in other formats than the model's -------------------------------------------------------------
@@ -232,11 +228,6 @@ def test_the_forms_that_models_fall_back_to_are_understood(text: str) -> None:
 )
 def test_a_call_may_have_no_arguments(text: str) -> None:
     assert called(text) == {}
-
-
-def test_a_bare_object_may_follow_another() -> None:
-    result = said('{"name": "get", "parameters": {}}\n{"name": "get_weather", "parameters": {}}')
-    assert (len(result.whole), result.text) == (2, "")
 
 
 def test_a_models_own_ids_are_kept_where_its_template_needs_them() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.output.calls.parsed_answers import ParsedAnswer, in_pieces
+from tests.worker.output.calls.parsed_answers import ParsedAnswer, either_way, in_pieces, only_call
 from tests.worker.output.calls.test_formats import check_unfinished, cuts_of
-from tests.worker.output.calls.written import FORMATS, WORDS, calls_in, tools_for
+from tests.worker.output.calls.written import WORDS
 from worker.output.calls.formats import READERS
 from worker.output.calls.literals import LOOSE_JSON, transcode
 from worker.output.calls.repairs import CLOSINGS, REPEATS_MAX, closing_of
@@ -23,17 +23,11 @@ FUNCTION = "<function=get>\n<parameter=city>\nQuito\n</parameter>\n</function>"
 
 
 def said(text: str, *, has_ended: bool = True) -> ParsedAnswer:
-    """Parse the text by characters and at once, and check that the results are equal."""
-    whole = in_pieces(TOOLS, [text], has_ended=has_ended)
-    assert in_pieces(TOOLS, text, has_ended=has_ended) == whole
-    return whole
+    return either_way(TOOLS, text, has_ended=has_ended)
 
 
 def called(text: str) -> Any:
-    """Return the arguments of the only call, which must be complete and without text around it."""
-    result = said(text)
-    assert (result.text, result.whole) == ("", [0])
-    return json.loads(result.calls[0][2])
+    return only_call(said(text))
 
 
 @pytest.mark.parametrize(
@@ -123,12 +117,8 @@ UNCLOSED = [
 
 
 @pytest.mark.parametrize("text", UNCLOSED)
-def test_a_call_that_only_lacks_its_closing_is_complete_if_the_model_has_ended_the_answer(text: str) -> None:
+def test_a_call_that_only_lacks_its_closing_is_complete_only_if_the_model_has_ended_it(text: str) -> None:
     assert called(text) == {"city": "Quito"}
-
-
-@pytest.mark.parametrize("text", UNCLOSED)
-def test_a_call_that_was_cut_off_is_never_completed(text: str) -> None:
     result = said(text, has_ended=False)
     assert (len(result.calls), result.whole) == (1, [])
     check_unfinished(result)
@@ -169,14 +159,11 @@ def test_text_without_a_call_is_never_eaten(text: str) -> None:
     assert (result.text, result.calls) == (text, [])
 
 
-def test_text_behind_a_call_is_kept() -> None:
+def test_text_and_calls_behind_a_call_are_kept() -> None:
     result = said(f"<tool_call>{OBJECT}</tool_call></tool_call>\nDone}} </tool_call>")
     assert (result.text, result.whole) == ("\nDone} </tool_call>", [0])
     result = said(f"<tool_call>{OBJECT}}}]")
     assert (result.text, result.whole) == ("}]", [0])
-
-
-def test_a_call_follows_one_that_lacked_its_closing() -> None:
     result = said(f"<tool_call>{OBJECT[:-1]}</tool_call>\n<tool_call>{OBJECT}</tool_call>")
     assert (result.text, result.whole) == ("", [0, 1])
 
@@ -215,7 +202,7 @@ botched = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
 @given(botched, st.booleans(), st.data())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_any_text_gives_the_same_however_it_is_cut(text: str, has_ended: bool, data: st.DataObject) -> None:
     whole = in_pieces(TOOLS, [text], has_ended=has_ended)
     assert in_pieces(TOOLS, text, has_ended=has_ended) == whole
@@ -225,21 +212,3 @@ def test_any_text_gives_the_same_however_it_is_cut(text: str, has_ended: bool, d
     assert all(character in rest for character in whole.text)
     if not whole.calls:
         assert whole.text == text
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@given(data=st.data())
-@settings(max_examples=10)
-def test_an_ended_answer_loses_no_text_and_completes_no_value(name: str, data: st.DataObject) -> None:
-    form = FORMATS[name]
-    calls = data.draw(calls_in(form, 2))
-    text = form.write(calls)
-    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools_for(calls)}
-    place = data.draw(st.integers(0, len(text)))
-    ended = in_pieces(tools, [text[:place]], has_ended=True)
-    cut = in_pieces(tools, [text[:place]])
-    assert in_pieces(tools, text[:place], has_ended=True) == ended
-    check_unfinished(ended)
-    for (_, name_ended, arguments), (_, name_cut, cut_arguments) in zip(ended.calls, cut.calls, strict=True):
-        assert name_ended == name_cut
-        assert re.fullmatch(re.escape(cut_arguments) + r"[}\]]*", arguments)
