@@ -8,9 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,11 +29,12 @@ from worker.schedule.scheduler import SchedulerConfig
 from worker.startup_timer import StartupTimer
 from worker.transport.ready import ready_of
 
-NAMES = ("dense", "hybrid", "sliding")
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_folder_is_loaded_warmed_up_and_described(name: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding"])
+def test_a_folder_is_loaded_warmed_up_and_described(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "GROUP_BYTES", 200_000)
     reports: list[tuple[int, int]] = []
     loader = ModelLoader(str(model_folder(name)))
     assert loader.name == name
@@ -50,7 +48,10 @@ def test_a_folder_is_loaded_warmed_up_and_described(name: str, caplog: pytest.Lo
     assert not facts.capabilities.images
     assert facts.capabilities.tools
     assert model.engine.cache_bytes() == 0
-    assert reports[0][0] == 0
+    done = [done for done, _ in reports]
+    assert done[0] == 0
+    assert done == sorted(done)
+    assert len(done) > 4  # weights are evaluated and reported in groups
     assert reports[-1] == (reports[-1][1], reports[-1][1])
     pattern = (
         rf"loaded {name}: text model, \w+, \d+\.\dK parameters, \d\.\d MB, [\d.]+ GB left for caches, "
@@ -74,16 +75,8 @@ def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
 ) -> None:
     timer = StartupTimer()
     first = ModelLoader(None, probe_cache_folder=tmp_path, timer=timer).load(nothing)
-    assert list(timer.seconds) == [
-        "start",
-        "imports",
-        "eyes",
-        "weights",
-        "trial",
-        "tokenizer",
-        "warm-up",
-        "fingerprint",
-    ]
+    parts = ["start", "imports", "eyes", "weights", "trial", "tokenizer", "warm-up", "fingerprint"]
+    assert list(timer.seconds) == parts
     assert isinstance(first, Model)
     monkeypatch.setattr(capability_probe, "probe_capabilities", None)  # must not be called
     monkeypatch.setattr(vision, "try_eyes", None)
@@ -103,16 +96,6 @@ def test_the_log_says_what_a_model_cannot_do_and_why(caplog: pytest.LogCaptureFi
         for line in caplog.messages
     )
     assert any("requests not batched" in line for line in caplog.messages)
-
-
-def test_weights_are_evaluated_and_reported_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "GROUP_BYTES", 200_000)
-    reports: list[tuple[int, int]] = []
-    weights.load_weights(model_folder("dense"), lambda done, total: reports.append((done, total)))
-    done = [done for done, _ in reports]
-    assert len(done) > 4
-    assert done == sorted(done)
-    assert reports[-1][0] == reports[-1][1]
 
 
 def test_a_vision_models_text_half_runs_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,14 +148,6 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
     assert "its weights" in failure(folder, memory_limit_bytes=2 * size, memory_headroom=0.6)
     monkeypatch.setattr(memory, "read_memory", lambda: AvailableMemory(total=1000, free=1000))
     assert "0.0 MB" in failure(folder)
-
-
-def test_a_share_of_the_memory_holds_however_much_there_is() -> None:
-    folder = model_folder("dense")
-    size = (folder / "model.safetensors").stat().st_size
-    model = ModelLoader(str(folder), memory_budget=size + 7, memory_headroom=0.0).load(nothing)
-    assert model.info.cache_bytes_max == 7
-    assert "its weights" in failure(folder, memory_budget=size - 1)
 
 
 def test_a_model_is_called_as_it_is_told_and_is_what_it_is() -> None:
@@ -229,6 +204,8 @@ def test_available_memory_depends_on_the_machine(
     device: dict[str, int], wired: int, found: AvailableMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = SimpleNamespace(total=64 * 2**30, available=50 * 2**30, wired=wired * 2**30)
+    real = memory.read_memory()
+    assert 2**20 < real.free <= real.total
     monkeypatch.setattr(memory.mx, "device_info", lambda: device)
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: machine)
     assert memory.read_memory() == found
@@ -237,13 +214,10 @@ def test_available_memory_depends_on_the_machine(
 def test_a_model_that_just_fits_is_loaded() -> None:
     folder = model_folder("dense")
     size = (folder / "model.safetensors").stat().st_size
-    model = ModelLoader(str(folder), memory_limit_bytes=size + 7, memory_headroom=0.0).load(nothing)
-    assert model.info.cache_bytes_max == 7
-
-
-def test_the_machine_has_memory() -> None:
-    found = memory.read_memory()
-    assert 2**20 < found.free <= found.total
+    for limit in ("memory_limit_bytes", "memory_budget"):
+        model = ModelLoader(str(folder), **{limit: size + 7}, memory_headroom=0.0).load(nothing)
+        assert model.info.cache_bytes_max == 7
+    assert "its weights" in failure(folder, memory_budget=size - 1)
 
 
 # --- compilers -----------------------------------------------------------------------------------------
@@ -275,33 +249,19 @@ def run_with_path(path: str, temporary: Path) -> tuple[str, str]:
     return ran.stdout, ran.stderr
 
 
-def broken_compiler(folder: Path) -> None:
-    compiler = folder / "g++"
+def test_a_model_runs_without_a_working_compiler(tmp_path: Path) -> None:
+    without, broken = tmp_path / "none", tmp_path / "broken"
+    without.mkdir()
+    broken.mkdir()
+    compiler = broken / "g++"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no headers >&2\nexit 1\n')
     compiler.chmod(0o755)
-
-
-@cache
-def with_a_compiler() -> tuple[str, str]:
-    with tempfile.TemporaryDirectory() as folder:
-        return run_with_path(os.environ["PATH"], Path(folder) / "with")
-
-
-@pytest.mark.parametrize(
-    ("prepare", "words"),
-    [(lambda folder: None, "no C++ compiler"), (broken_compiler, "compiler does not work")],
-)
-def test_a_model_runs_without_a_working_compiler(
-    tmp_path: Path, prepare: Callable[[Path], None], words: str
-) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    prepare(folder)
-    answer, log = run_with_path(str(folder), tmp_path / "without")
-    assert words in log
-    expected, log = with_a_compiler()
+    expected, log = run_with_path(os.environ["PATH"], tmp_path / "with")
     assert "compiler" not in log
-    assert answer == expected
+    for folder, words in ((without, "no C++ compiler"), (broken, "compiler does not work")):
+        answer, log = run_with_path(str(folder), tmp_path / f"with {folder.name}")
+        assert words in log
+        assert answer == expected
 
 
 def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits() -> None:
@@ -323,4 +283,4 @@ def test_exact_refuses_a_draft_model_whose_drafts_would_not_be_verified(
     monkeypatch.setattr("worker.models.probes.row_counts.find_limits", lambda engine: none)
     folder = str(model_folder("dense"))
     with pytest.raises(ModelError, match="leave --exact or --draft-model out"):
-        ModelLoader(folder, draft_model=folder, measurement="exact").load(nothing)
+        ModelLoader(folder, draft_model=folder, measurement="exact", probe_cache_folder=None).load(nothing)

@@ -21,10 +21,6 @@ def test_a_lock_that_is_free_is_held_and_released_again() -> None:
     with pytest.raises(ValueError, match="own"), acquired(lock, "it", 0.05):
         raise ValueError("own")
     assert not lock.locked()
-
-
-def test_a_lock_that_another_thread_holds_for_too_long_is_given_up() -> None:
-    lock = threading.Lock()
     with (
         acquired(lock, "it", 0.05),
         pytest.raises(TimeoutError, match=r"the processor was not opened within 0.05 s"),

@@ -47,36 +47,25 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> Metal:
     return metal
 
 
-def test_only_the_weights_are_wired_and_in_whole_pages(metal: Metal) -> None:
-    assert wire("weights", [4 * GIB, 100, 20000]) == 10 * GIB + 2**20 + 16384 - 100
-    assert metal.calls == ["clear", ("wired", 10 * GIB + 2**20 + 16384 - 100)]
-
-
-def test_weights_are_not_wired_beyond_the_working_set(metal: Metal) -> None:
+def test_only_the_weights_are_wired_in_whole_pages_and_within_the_working_set(metal: Metal) -> None:
+    expected = 10 * GIB + 2**20 + 16384 - 100
+    assert whole_pages(5, [16384, 16385, 0]) == 5 + 2**20
+    assert wire("weights", [4 * GIB, 100, 20000]) == expected
+    assert wire("none", [1]) == 0
+    assert metal.calls == ["clear", ("wired", expected)]
+    assert wire("all", [1]) == 48 * GIB
+    assert metal.calls[2:] == ["clear", ("wired", 48 * GIB)]
     metal.active = 48 * GIB - 5
     assert wire("weights", [4 * GIB]) == 48 * GIB
 
 
-def test_all_wires_the_working_set_and_none_touches_nothing(metal: Metal) -> None:
-    assert wire("none", [1]) == 0
-    assert metal.calls == []
-    assert wire("all", [1]) == 48 * GIB
-    assert metal.calls == ["clear", ("wired", 48 * GIB)]
-
-
-def test_nothing_is_wired_without_metal(metal: Metal) -> None:
+def test_nothing_is_wired_without_metal_or_before_the_load(metal: Metal) -> None:
     metal.working_set = None
     assert wire("weights", [1]) == wire("all", [1]) == 0
     assert metal.calls == []
-
-
-def test_limits_before_the_load_wire_nothing(metal: Metal) -> None:
+    metal.working_set = 48 * GIB
     memory.apply(MemoryBudget(40 * GIB, 0.1))
     assert metal.calls == [("cache", 2 * GIB)]
-
-
-def test_pages_of_arrays_of_a_page_and_more_are_counted_by_mlx() -> None:
-    assert whole_pages(5, [16384, 16385, 0]) == 5 + 2**20
 
 
 def test_sizes_of_tensors_are_those_of_the_arrays() -> None:

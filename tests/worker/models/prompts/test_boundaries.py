@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -196,11 +196,14 @@ def test_an_agents_prompt_is_shared_up_to_its_tools_its_last_question_and_its_en
 
 
 def test_a_prompt_without_system_and_tools_is_shared_up_to_its_end() -> None:
-    check_ends("pocket", prepare("pocket", [user(LONG)]), "bay?<|im_end|>\n<|im_start|>assistant")
-
-
-def test_short_prompt_has_no_boundary() -> None:
-    assert prepare("pocket", [user("Hello!")]).boundaries == ()
+    end = "bay?<|im_end|>\n<|im_start|>assistant"
+    check_ends("pocket", prepare("pocket", [user(LONG)]), end)
+    grows = assistant("It is high at noon, and again at midnight. " * 3)  # an answer at the end
+    check_ends("pocket", prepare("pocket", [user(LONG), grows]), end)
+    short = prepare("pocket", [user("Hello!")], cache_salt="tenant", cache_pin=True)
+    assert (short.boundaries, short.salt, short.pin) == ((), "tenant", True)
+    assert prepare("single", [user(LONG)]).boundaries == ()  # a template for one question only
+    assert preparer("pocket").prepare(request(prompt=LONG), ()).boundaries == ()
 
 
 def test_thoughts_that_are_dropped_later_are_behind_one_boundary_and_before_another() -> None:
@@ -226,18 +229,8 @@ def test_tools_that_move_to_the_last_question_are_left_out_where_they_move() -> 
 
 def test_a_date_is_part_of_what_is_shared() -> None:
     engine_request = prepare("llama", [system(), user(LONG)])
-    check_ends(
-        "llama", engine_request, "<|header|>user<|end_header|>\n\n", "<|header|>assistant<|end_header|>"
-    )
-
-
-def test_an_answer_at_the_end_may_grow() -> None:
-    messages = [user(LONG), assistant("It is high at noon, and again at midnight. " * 3)]
-    check_ends("pocket", prepare("pocket", messages), "bay?<|im_end|>\n<|im_start|>assistant")
-
-
-def test_a_template_that_takes_one_question_only_has_no_boundaries() -> None:
-    assert prepare("single", [user(LONG)]).boundaries == ()
+    ends = ("<|header|>user<|end_header|>\n\n", "<|header|>assistant<|end_header|>")
+    check_ends("llama", engine_request, *ends)
 
 
 def test_a_renderer_that_asserts_gives_the_boundaries_it_can() -> None:
@@ -251,35 +244,13 @@ def test_a_renderer_that_asserts_gives_the_boundaries_it_can() -> None:
     check_ends("pocket", engine_request, "language of the user.<|im_start|>user")
 
 
-def test_a_raw_prompt_has_no_boundaries() -> None:
-    assert preparer("pocket").prepare(request(prompt=LONG), ()).boundaries == ()
-
-
-def test_salt_and_pin_are_passed_on() -> None:
-    engine_request = prepare("pocket", [user("Hello!")], cache_salt="tenant", cache_pin=True)
-    assert (engine_request.salt, engine_request.pin) == ("tenant", True)
-    assert (prepare("pocket", [user("Hello!")]).salt, prepare("pocket", [user("Hello!")]).pin) == ("", False)
-
-
 # --- the guarantee -------------------------------------------------------------------------------------
 
 # Difficult at a boundary: line breaks and blanks, which merge with the template's own; partly common
 # beginnings; combining characters, which normalization merges; the template's own words.
 _AWKWARD = (
-    "\n",
-    "\n\n",
-    " ",
-    "x",
-    "y",
-    "\u0301",
-    "é",
-    "。",
-    "🧑🏽‍🚀",
-    "</think>",
-    "<think>",
-    "<|im_end|>",
-    "[INST]",
-)
+    "\n", "\n\n", " ", "x", "y", "\u0301", "é", "。", "🧑🏽‍🚀", "</think>", "<think>", "<|im_end|>", "[INST]"
+)  # fmt: skip
 _texts = st.lists(
     st.one_of(st.sampled_from(_AWKWARD), st.sampled_from(LONG.split()), st.text(max_size=3)), max_size=12
 ).map(" ".join)
@@ -317,8 +288,10 @@ before the first one that cannot grow."""
 
 @pytest.mark.parametrize("template", TALKATIVE)
 @given(data=st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_the_next_prompt_begins_with_the_tokens_up_to_a_boundary(template: str, data: st.DataObject) -> None:
+@settings(max_examples=25)
+def test_the_next_prompt_and_an_edited_one_begin_with_the_tokens_up_to_a_boundary(
+    template: str, data: st.DataObject
+) -> None:
     messages, fields = data.draw(conversations(template))
     engine_request = prepare(template, messages, **fields)
     called = fields["tools"] is not None and data.draw(st.booleans())
@@ -326,27 +299,25 @@ def test_the_next_prompt_begins_with_the_tokens_up_to_a_boundary(template: str, 
     shared = common(engine_request, prepare(template, [*messages, *more], **fields))
     boundaries = engine_request.boundaries
     assert shared - max((b for b in boundaries if b <= shared), default=0) < SLACK
+    marks = [0, *boundaries]
+    assert len(marks) <= 5
+    assert all(later - earlier >= GAP_MIN for earlier, later in pairwise(marks))
+    assert marks[-1] < len(engine_request.tokens)
+    while messages[-1]["role"] != "user":
+        messages.pop()
+    engine_request = prepare(template, messages, **fields)
+    edited = prepare(template, [*messages[:-1], user("Another question altogether")], **fields)
+    near = common(engine_request, edited)
+    assert near - max((b for b in engine_request.boundaries if b <= near), default=0) < SLACK
     # Some boundaries are for other continuations: a call, or (Mistral moves the system prompt) another
     # conversation.
     if called or not (fields["tools"] or template == "mistral"):
         assert max(boundaries, default=0) <= shared
 
 
-@pytest.mark.parametrize("template", TALKATIVE)
-@given(data=st.data())
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-def test_boundaries_are_few_in_order_and_inside_the_prompt(template: str, data: st.DataObject) -> None:
-    messages, fields = data.draw(conversations(template))
-    engine_request = prepare(template, messages, **fields)
-    marks = [0, *engine_request.boundaries]
-    assert len(marks) <= 5
-    assert all(later - earlier >= GAP_MIN for earlier, later in pairwise(marks))
-    assert marks[-1] < len(engine_request.tokens)
-
-
 @pytest.mark.parametrize("template", SYSTEM_FIRST)
 @given(data=st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_another_conversation_shares_the_first_boundary(template: str, data: st.DataObject) -> None:
     (one, fields), (other, _) = data.draw(conversations(template)), data.draw(conversations(template))
     one, other = ([system(), *(m for m in messages if m["role"] != "system")] for messages in (one, other))
@@ -355,19 +326,6 @@ def test_another_conversation_shares_the_first_boundary(template: str, data: st.
     assert first <= common(engine_request, prepare(template, other, **fields))
     bare = prepare(template, [system(), user("")], **fields)
     assert len(bare.tokens) - first < 2 * GAP_MIN
-
-
-@pytest.mark.parametrize("template", TALKATIVE)
-@given(data=st.data())
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-def test_another_last_question_shares_a_boundary_near_it(template: str, data: st.DataObject) -> None:
-    messages, fields = data.draw(conversations(template))
-    while messages[-1]["role"] != "user":
-        messages.pop()
-    engine_request = prepare(template, messages, **fields)
-    edited = prepare(template, [*messages[:-1], user("Another question altogether")], **fields)
-    shared = common(engine_request, edited)
-    assert shared - max((b for b in engine_request.boundaries if b <= shared), default=0) < SLACK
 
 
 # --- comparison of renderings --------------------------------------------------------------------------
@@ -387,7 +345,7 @@ def prompt(template: str, text: str, *, split: bool = True, spy: list[int] | Non
 
 @pytest.mark.parametrize("template", ["pocket", "mistral"])
 @given(shared=_texts, ours=_texts, theirs=_texts)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=50)
 def test_tokenizing_the_end_alone_finds_what_tokenizing_all_finds(
     template: str, shared: str, ours: str, theirs: str
 ) -> None:
@@ -409,17 +367,12 @@ def test_of_a_long_conversation_only_the_end_is_tokenized_again() -> None:
     assert sum(tokenized) < 50
 
 
-def test_an_added_token_that_is_not_cut_out_everywhere_is_no_place_to_split() -> None:
+def test_texts_without_a_place_to_split_are_compared_all_the_same() -> None:
     def encode(text: str) -> list[int]:  # "<a>" is one token only at the start of a text
         return [0, *map(ord, text[3:])] if text.startswith("<a>") else list(map(ord, text))
 
-    text = "<a>one<a>two"
-    other = "<a>one<a>three"
-    assert RenderedPrompt(text, encode(text), {0: "<a>"}, encode).shared_with(other) == len(
-        encode("<a>one<a>t")
-    )
-
-
-def test_empty_or_undecodable_text_shares_no_prefix() -> None:
+    text, other = "<a>one<a>two", "<a>one<a>three"
+    shared = RenderedPrompt(text, encode(text), {0: "<a>"}, encode).shared_with(other)
+    assert shared == len(encode("<a>one<a>t"))
     assert prompt("pocket", LONG).shared_with("") == 0
     assert prompt("pocket", "\n" + LONG).shared_with("\n\ud83d") == 0

@@ -55,30 +55,20 @@ def prepare(tokenizer: TokenizerWrapper, text: str = "Hello!", **fields: Any) ->
         ("{{ messages[0].content }}<think>\n", REASONING),  # whether or not it is to reason
     ],
 )
-@pytest.mark.parametrize("text", ["Hello!", "What does </think> mean?"])
-def test_an_answer_begins_within_the_thought_that_the_template_opens(
-    tmp_path: Path, template: str, opening: str, text: str
+def test_an_answer_begins_within_the_thought_that_the_template_opens_whatever_users_say(
+    tmp_path: Path, template: str, opening: str
 ) -> None:
-    assert prepare(with_template(tmp_path, template), text).opening == opening
-
-
-@pytest.mark.parametrize("template", [TURNS, TURNS + CLOSED])
-def test_a_user_who_speaks_of_the_marker_opens_no_thought(tmp_path: Path, template: str) -> None:
-    for text in ("What does <think> mean?", "<think>", "</think><think>\n"):
-        assert prepare(with_template(tmp_path, template), text).opening == CONTENT
-
-
-def test_a_raw_prompt_has_no_channels() -> None:
-    tokenizer = open_tokenizer(MODEL_PATH, [])
-    assert prepare(tokenizer, messages=None, prompt="<think>\n").opening is None
+    tokenizer = with_template(tmp_path, template)
+    for text in ("Hello!", "What does </think> mean?", "What does <think> mean?", "</think><think>\n"):
+        assert prepare(tokenizer, text).opening == opening
 
 
 def test_the_embedded_model_opens_its_thoughts_when_asked() -> None:
     tokenizer = open_tokenizer(MODEL_PATH, [])
-    asked = {True: REASONING, False: CONTENT}
-    for thinks, opening in asked.items():
+    for thinks, opening in ((True, REASONING), (False, CONTENT)):
         assert prepare(tokenizer, template_kwargs={"enable_thinking": thinks}).opening == opening
     assert prepare(tokenizer).opening == CONTENT
+    assert prepare(tokenizer, messages=None, prompt="<think>\n").opening is None
 
 
 # --- reasoning in the history --------------------------------------------------------------------------
@@ -106,12 +96,6 @@ def test_an_effort_that_a_renderer_does_not_take_is_left_out(tmp_path: Path) -> 
 # --- thinking budgets ----------------------------------------------------------------------------------
 
 
-def test_a_thought_is_closed_as_the_template_closes_it() -> None:
-    tokenizer = open_tokenizer(MODEL_PATH, [])
-    closing = closing_of(tokenizer, template_of(tokenizer))
-    assert tokenizer.decode(list(closing)) == "</think>\n\n"
-
-
 @pytest.mark.parametrize(
     ("template", "closing"),
     [
@@ -132,7 +116,8 @@ def test_reasoning_closing_is_found_in_history_or_in_empty_reasoning(
 
 def test_a_budget_becomes_part_of_how_the_row_is_drawn() -> None:
     tokenizer = open_tokenizer(MODEL_PATH, [])
-    closing = tuple(tokenizer.encode("</think>\n\n", add_special_tokens=False))
+    closing = closing_of(tokenizer, template_of(tokenizer))
+    assert tokenizer.decode(list(closing)) == "</think>\n\n"
     for thinks in (True, False):
         engine_request = prepare(tokenizer, thinking_budget=5, template_kwargs={"enable_thinking": thinks})
         opening = tuple(tokenizer.encode("<think>", add_special_tokens=False))

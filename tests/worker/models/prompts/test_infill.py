@@ -25,17 +25,11 @@ def prepare(folder: Path, **fields: Any) -> EngineRequest:
 @pytest.mark.parametrize(
     ("markers", "expected"),
     [
-        (QWEN, f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>"),
-        (
-            ("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
-            f"<fim_prefix>{PREFIX}<fim_suffix>{SUFFIX}<fim_middle>",
-        ),
-        (
-            ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-            f"<｜fim▁begin｜>{PREFIX}<｜fim▁hole｜>{SUFFIX}<｜fim▁end｜>",
-        ),
-        (("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"), f"▁<PRE>{PREFIX}▁<SUF>{SUFFIX}▁<MID>"),
-        (("[PREFIX]", "[SUFFIX]"), f"[SUFFIX]{SUFFIX}[PREFIX]{PREFIX}"),
+        (QWEN, "<|fim_prefix|>{P}<|fim_suffix|>{S}<|fim_middle|>"),
+        (("<fim_prefix>", "<fim_middle>", "<fim_suffix>"), "<fim_prefix>{P}<fim_suffix>{S}<fim_middle>"),
+        (("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"), "{0}{P}{1}{S}{2}"),
+        (("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"), "{0}{P}{1}{S}{2}"),
+        (("[PREFIX]", "[SUFFIX]"), "[SUFFIX]{S}[PREFIX]{P}"),
     ],
     ids=["qwen", "starcoder", "deepseek", "codellama", "codestral"],
 )
@@ -45,28 +39,25 @@ def test_a_gap_is_marked_as_the_models_family_wants_it(
     folder = infill_folder(tmp_path, markers)
     engine_request = prepare(folder, prompt=PREFIX, suffix=SUFFIX)
     tokenizer = open_tokenizer(folder, [])
-    assert tokenizer.decode(list(engine_request.tokens)) == expected
+    marked = expected.format(*markers, P=PREFIX, S=SUFFIX)
+    assert tokenizer.decode(list(engine_request.tokens)) == marked
     assert engine_request.end_tokens >= {tokenizer.convert_tokens_to_ids(marker) for marker in markers}
     assert 1987 in engine_request.end_tokens
 
 
-def test_a_prompt_without_a_suffix_is_no_gap(tmp_path: Path) -> None:
+def test_a_gap_is_one_only_with_a_suffix_and_its_prefix_may_be_token_ids(tmp_path: Path) -> None:
     folder = infill_folder(tmp_path)
-    engine_request = prepare(folder, prompt=PREFIX)
-    assert open_tokenizer(folder, []).decode(list(engine_request.tokens)) == PREFIX
-    assert len(engine_request.end_tokens) == len(open_tokenizer(folder, [1987]).eos_token_ids)
-
-
-def test_infill_prefix_may_be_token_ids(tmp_path: Path) -> None:
-    folder = infill_folder(tmp_path)
-    as_text = prepare(folder, prompt=PREFIX, suffix=SUFFIX)
-    ids = open_tokenizer(folder, []).encode(PREFIX, add_special_tokens=False)
+    tokenizer = open_tokenizer(folder, [1987])
+    plain = prepare(folder, prompt=PREFIX)
+    assert tokenizer.decode(list(plain.tokens)) == PREFIX
+    assert len(plain.end_tokens) == len(tokenizer.eos_token_ids)
+    as_text = prepare(folder, prompt=PREFIX, suffix=SUFFIX, ignore_eos=True)
+    assert as_text.end_tokens == frozenset()
+    ids = tokenizer.encode(PREFIX, add_special_tokens=False)
     assert prepare(folder, tokens=ids, suffix=SUFFIX).tokens == as_text.tokens
-
-
-def test_infill_with_ignore_eos_has_no_end_tokens(tmp_path: Path) -> None:
-    engine_request = prepare(infill_folder(tmp_path), prompt=PREFIX, suffix=SUFFIX, ignore_eos=True)
-    assert engine_request.end_tokens == frozenset()
+    with pytest.raises(RequestError) as caught:
+        prepare(folder, prompt="a", suffix="b c " * 100)
+    assert (caught.value.code, caught.value.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt")
 
 
 @pytest.mark.parametrize("markers", [(), QWEN[:2]], ids=["none", "not all"])
@@ -74,12 +65,6 @@ def test_a_model_that_fills_no_gaps_refuses_the_suffix(tmp_path: Path, markers: 
     with pytest.raises(RequestError) as caught:
         prepare(infill_folder(tmp_path, markers), prompt=PREFIX, suffix=SUFFIX)
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_PARAMETER, "suffix")
-
-
-def test_a_gap_counts_with_all_its_tokens_against_the_context(tmp_path: Path) -> None:
-    with pytest.raises(RequestError) as caught:
-        prepare(infill_folder(tmp_path), prompt="a", suffix="b c " * 100)
-    assert (caught.value.code, caught.value.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt")
 
 
 def test_where_every_text_gets_a_space_a_suffix_gets_none() -> None:

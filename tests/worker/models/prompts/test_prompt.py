@@ -87,11 +87,6 @@ def test_a_message_that_goes_on_ends_the_prompt_as_upstream_has_it(content: str)
     assert engine_request.opening == (REASONING if "<think>" in content else CONTENT)
 
 
-def test_a_prompt_can_end_before_the_models_turn() -> None:
-    opened, closed = (text(prepare(template_kwargs=ends)) for ends in ({}, {PROMPT_ENDS: BEFORE_TURN}))
-    assert opened == closed + "<|im_start|>assistant\n"
-
-
 @pytest.mark.parametrize(
     "last",
     [USER, {"role": "assistant", "content": ""}, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
@@ -118,11 +113,11 @@ def test_messages_are_rendered_up_to_where_the_model_speaks() -> None:
     engine_request = prepare()
     assert text(engine_request) == "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n"
     assert engine_request.id == "a"
-
-
-def test_an_answer_at_the_end_is_followed_by_another_turn() -> None:
     messages = [USER, {"role": "assistant", "content": "Hi."}]
     assert text(prepare(messages=messages)).endswith("Hi.<|im_end|>\n<|im_start|>assistant\n")
+    assert text(prepare(messages=None, prompt="Once <|im_end|> upon")) == "Once <|im_end|> upon"
+    bare = text(prepare(template_kwargs={PROMPT_ENDS: BEFORE_TURN}))
+    assert text(engine_request) == bare + "<|im_start|>assistant\n"
 
 
 def test_tools_and_template_arguments_reach_the_template() -> None:
@@ -151,10 +146,6 @@ def test_thinking_is_left_as_the_template_has_it(tmp_path: Path) -> None:
     preparer = TextPreparer(with_template(tmp_path, template), RULES)
     asked = request(messages=[USER])
     assert tokenizer().decode(list(preparer.prepare(asked, ()).tokens)) == "untold"
-
-
-def test_a_raw_prompt_is_encoded_as_it_is() -> None:
-    assert text(prepare(messages=None, prompt="Once <|im_end|> upon")) == "Once <|im_end|> upon"
 
 
 @pytest.mark.parametrize(
@@ -213,14 +204,11 @@ def test_messages_without_a_template_are_refused_with_advice(tmp_path: Path) -> 
     assert preparer.prepare(request(prompt="Hello!"), ()).tokens
 
 
-@pytest.mark.parametrize("prompt", ["", None])
-def test_an_empty_prompt_is_refused(prompt: str | None) -> None:
-    error = refused(messages=None, prompt=prompt)
-    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
-
-
-def test_half_a_character_is_refused() -> None:
-    error = refused(messages=None, prompt="\ud83d")
+@pytest.mark.parametrize(
+    "fields", [{"prompt": ""}, {"prompt": None}, {"prompt": "\ud83d"}, {"tokens": []}], ids=repr
+)
+def test_an_empty_prompt_and_half_a_character_are_refused(fields: dict[str, Any]) -> None:
+    error = refused(messages=None, **fields)
     assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
 
 
@@ -246,6 +234,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
         f"This model's maximum context length is 100 tokens. However, your messages resulted in {count} "
         "tokens. Please reduce the length of the messages."
     )
+    assert error.details == {"prompt_tokens": count, "context_length": 100}
     raw = refused(messages=None, prompt="one two three " * 50)
     assert raw.param == "prompt"
     assert "your prompt resulted in" in raw.message
@@ -264,40 +253,19 @@ def test_the_answer_takes_what_the_context_has_left() -> None:
 # --- defaults ------------------------------------------------------------------------------------------
 
 
-def test_unset_sampling_params_take_the_model_defaults() -> None:
-    rules = PromptRules(100, 2048, SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1))
-    assert prepare(rules).sampling == SamplingParams(seed=7, temperature=0.6, top_p=0.95, top_k=20, min_p=0.1)
-    chosen = Sampling(seed=8, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+def test_unset_sampling_params_take_the_model_defaults_and_set_ones_reach_the_draw() -> None:
+    defaults = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.05)
+    rules = PromptRules(100, 2048, defaults)
+    assert prepare(rules).sampling == replace(defaults, seed=7)
+    chosen = Sampling(seed=8, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
     assert prepare(rules, sampling=chosen).sampling == SamplingParams(seed=8)
-
-
-def test_a_repetition_penalty_is_the_models_own_where_none_is_chosen() -> None:
-    rules = PromptRules(100, 2048, SamplingParams(repetition_penalty=1.05))
-    assert prepare(rules).sampling.repetition_penalty == 1.05
-    assert (
-        prepare(rules, sampling=Sampling(seed=1, repetition_penalty=1.0)).sampling.repetition_penalty == 1.0
-    )
-
-
-def test_penalties_biases_and_logprobs_reach_the_draw() -> None:
-    sampling = Sampling(
-        seed=7,
-        temperature=0.0,
-        repetition_penalty=1.2,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        logit_bias={2047: 1.5, 3: -100.0, 5: 0.0},
-        logprobs=0,
-    )
-    assert prepare(sampling=sampling).sampling == SamplingParams(
-        seed=7,
-        repetition_penalty=1.2,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        logit_bias=((3, -100.0), (2047, 1.5)),
-        logprobs=0,
-    )
-    assert prepare().sampling == SamplingParams(seed=7, temperature=1.0)
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": -0.5, "logprobs": 0}
+    sampling = Sampling(seed=7, temperature=0.0, logit_bias={2047: 1.5, 3: -100.0, 5: 0.0}, **penalties)
+    expected = SamplingParams(seed=7, logit_bias=((3, -100.0), (2047, 1.5)), **penalties)
+    assert prepare(sampling=sampling).sampling == expected
+    # A top_k as large as the vocabulary is off.
+    assert prepare(sampling=Sampling(seed=1, top_k=2047)).sampling.top_k == 2047
+    assert prepare(sampling=Sampling(seed=1, top_k=2048)).sampling.top_k == 0
 
 
 @pytest.mark.parametrize("token", [-1, 2048, 2**40])
@@ -308,15 +276,14 @@ def test_a_bias_for_a_token_that_the_model_has_not_is_refused(token: int) -> Non
     assert "0 to 2047" in error.message
 
 
-def test_priority_and_deadline_are_passed_on() -> None:
-    engine_request = prepare(priority=-3, deadline_s=2.5)
+def test_other_fields_are_passed_on() -> None:
+    engine_request = prepare(priority=-3, deadline_s=2.5, stop=["END", "", "\n"])
     assert (engine_request.priority, engine_request.deadline_s) == (-3, 2.5)
+    assert engine_request.stop == ("END", "\n")
+    assert engine_request.end_tokens == {1987, 1989}, "the model's and the tokenizer's"
+    assert prepare(ignore_eos=True).end_tokens == frozenset()
     assert (prepare().priority, prepare().deadline_s) == (0, None)
-
-
-def test_a_top_k_as_large_as_the_vocabulary_is_off() -> None:
-    assert prepare(sampling=Sampling(seed=1, top_k=2047)).sampling.top_k == 2047
-    assert prepare(sampling=Sampling(seed=1, top_k=2048)).sampling.top_k == 0
+    assert prepare(messages=None, tokens=[5, 6, 7], echo=True, scored=2).scored == 2
 
 
 @pytest.mark.parametrize(
@@ -342,20 +309,7 @@ def test_defaults_are_those_of_the_models_makers(
     assert read_defaults(tmp_path) == sampling
 
 
-def test_end_tokens_are_the_models_and_the_tokenizers() -> None:
-    assert prepare().end_tokens == {1987, 1989}
-    assert prepare(ignore_eos=True).end_tokens == frozenset()
-
-
-def test_stop_strings_are_kept_and_empty_ones_dropped() -> None:
-    assert prepare(stop=["END", "", "\n"]).stop == ("END", "\n")
-
-
 # --- capabilities of a template ------------------------------------------------------------------------
-
-
-def test_the_test_models_template_does_everything() -> None:
-    assert probe(tokenizer()) == Capabilities(tools=True, thinking=True, system_in_place=True)
 
 
 @pytest.mark.parametrize(
@@ -387,6 +341,7 @@ def test_the_test_models_template_does_everything() -> None:
 def test_capabilities_are_found_by_trying(
     tmp_path: Path, template: str | None, capabilities: Capabilities
 ) -> None:
+    assert probe(tokenizer()) == Capabilities(tools=True, thinking=True, system_in_place=True)
     assert probe(with_template(tmp_path, template)) == capabilities
 
 
@@ -405,11 +360,6 @@ def test_a_token_that_the_model_has_not_is_named_with_its_place() -> None:
     assert "2048" in error.message
     assert "0 to 2047" in error.message
     assert refused(messages=None, tokens=[-1 % 2**31]).param == "prompt[0]"
-
-
-def test_no_token_ids_are_refused() -> None:
-    error = refused(messages=None, tokens=[])
-    assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt")
 
 
 def test_token_ids_beyond_the_context_are_refused_as_a_text_is() -> None:
@@ -434,10 +384,6 @@ def test_echo_of_token_ids_includes_special_token_names() -> None:
     assert prepare(messages=None, prompt=text, echo=True).echo_text == ""
 
 
-def test_an_echo_says_how_much_its_client_has() -> None:
-    assert prepare(messages=None, tokens=[5, 6, 7], echo=True, scored=2).scored == 2
-
-
 # --- tokenization only ---------------------------------------------------------------------------------
 
 ALL = TokenizeOptions(tokens=True, pieces=True)
@@ -454,25 +400,14 @@ def test_a_conversation_is_counted_as_it_is_run() -> None:
     )
 
 
-def test_a_turn_that_is_not_opened_is_counted_without_its_opening() -> None:
+def test_a_turn_that_is_not_opened_and_a_prompt_beyond_the_context_are_counted() -> None:
     opened, bare = (
         tokenize(TokenizeOptions(tokens=True, opens_turn=on), messages=[USER]) for on in (True, False)
     )
     assert 0 < bare.count < opened.count
     assert opened.tokens[: bare.count] == bare.tokens
-
-
-def test_a_prompt_longer_than_the_context_is_counted() -> None:
     assert tokenize(TokenizeOptions(), prompt="word " * 500).count > RULES.context_length
     assert tokenize(TokenizeOptions(), prompt="").count == 0
-
-
-@pytest.mark.parametrize("special", [True, False])
-def test_special_tokens_are_added_only_on_request(special: bool) -> None:
-    wanted = TokenizeOptions(tokens=True, special=special)
-    assert list(tokenize(wanted, prompt="Hello!").tokens) == tokenizer().encode(
-        "Hello!", add_special_tokens=special
-    )
 
 
 def test_tokens_are_told_as_text() -> None:
@@ -481,10 +416,3 @@ def test_tokens_are_told_as_text() -> None:
     with pytest.raises(RequestError) as caught:
         tokenize(TokenizeOptions(), tokens=[1, 99999], source="tokens")
     assert caught.value.param == "tokens[1]"
-
-
-def test_a_refusal_for_length_tells_its_numbers() -> None:
-    error = refused(messages=[{"role": "user", "content": "word " * 500}])
-    assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
-    assert error.details["context_length"] == RULES.context_length
-    assert f"resulted in {error.details['prompt_tokens']} tokens" in error.message

@@ -38,31 +38,25 @@ def spin() -> None:
         pass
 
 
-def test_endless_loop_is_interrupted_about_when_its_time_is_over() -> None:
-    began = time.monotonic()
-    with pytest.raises(RenderTimeout, match=r"longer than 0\.1 s"):
-        within(0.1, spin)
-    assert 0.1 <= time.monotonic() - began < 5
-
-
-def test_renderer_that_catches_every_exception_is_interrupted_too() -> None:
+def test_endless_loop_is_interrupted_when_its_time_is_over_even_if_it_catches_every_exception() -> None:
     def stubborn() -> None:
         while True:
             with contextlib.suppress(Exception):
                 spin()
 
-    with pytest.raises(RenderTimeout):
-        within(0.1, stubborn)
+    for render in (spin, stubborn):
+        with pytest.raises(RenderTimeout, match=r"longer than 0\.1 s"):
+            within(0.1, render)
 
 
 def test_render_in_time_is_never_interrupted_even_at_the_edge() -> None:
     interrupted = 0
-    for number in range(40):
+    for number in range(20):
         try:
-            within(0.02, partial(time.sleep, 0.001 * number))
+            within(0.02, partial(time.sleep, 0.002 * number))
         except RenderTimeout:
             interrupted += 1
-    assert interrupted < 40
+    assert interrupted < 20
     # An interruption that came too late would be raised here.
     for _ in range(200_000):
         pass
@@ -94,12 +88,9 @@ def test_each_thread_is_interrupted_for_its_own_render_only() -> None:
     }
 
 
-@pytest.mark.parametrize("template", [ENDLESS, MACRO], ids=["loop", "macro"])
-def test_model_whose_template_does_not_end_fails_to_load_with_the_reason(
-    tmp_path: Path, template: str
-) -> None:
+def test_model_whose_template_does_not_end_fails_to_load_with_the_reason(tmp_path: Path) -> None:
     folder = copied(tmp_path)
-    (folder / "chat_template.jinja").write_text(template)
+    (folder / "chat_template.jinja").write_text(MACRO)
     assert "its chat template does not end: it takes longer than" in failure(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cache
 
 import pytest
@@ -45,62 +44,57 @@ def preparer(context_length: int = CONTEXT) -> TextPreparer:
     return TextPreparer(tokenizer(), PromptRules(context_length, 2048, SamplingParams()))
 
 
-class Counting:
-    """Counts the characters that are encoded."""
-
-    def __init__(self) -> None:
-        self.characters = 0
-
-    def __call__(self, text: str) -> list[int]:
-        self.characters += len(text)
-        return encode(text)
-
-
-def test_long_prompt_that_fits_has_the_tokens_of_one_encode() -> None:
-    text = LINE * 5000
+def test_long_prompt_that_fits_is_never_refused_and_has_the_tokens_of_one_encode() -> None:
+    text = LINE * 4200
     expected = encode(text)
     assert len(text.encode()) > WHOLE_BYTES_MAX
+    for share in (0.5, 0.99, 1.0):
+        TokenLimit(round(len(expected) / share)).check_text(text, "prompt", encode)
     exact = preparer(len(expected) + 1).prepare(request(prompt=text), ())
     assert list(exact.tokens) == expected
     with pytest.raises(RequestError, match=f"resulted in {len(expected)} tokens"):
         preparer(len(expected)).prepare(request(prompt=text), ())
 
 
-@pytest.mark.parametrize("share", [0.5, 0.99, 1.0])
-def test_text_within_the_limit_is_never_refused_by_its_slices(share: float) -> None:
-    text = LINE * 3000
-    count = len(encode(text))
-    TokenLimit(round(count / share)).check_text(text, "prompt", encode)
-
-
 def test_text_far_beyond_the_limit_is_refused_after_a_part_of_it() -> None:
-    counting = Counting()
+    characters = list[int]()
+
+    def counted(text: str) -> list[int]:
+        characters.append(len(text))
+        return encode(text)
+
     with pytest.raises(RequestError, match=f"resulted in more than {CONTEXT} tokens") as caught:
-        TokenLimit(CONTEXT).check_text(LINE * 100_000, "prompt", counting)
+        TokenLimit(CONTEXT).check_text(LINE * 100_000, "prompt", counted)
     assert (caught.value.code, caught.value.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt")
     assert caught.value.details == {"prompt_tokens": CONTEXT + 1, "context_length": CONTEXT}
-    assert counting.characters < 4 * SLICE_CHARACTERS
+    assert sum(characters) < 4 * SLICE_CHARACTERS
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"prompt": "x y" * 3_000_000},
-        {"messages": [{"role": "user", "content": "x y" * 3_000_000}]},
         {"messages": [{"role": "user", "content": "x y" * 300_000}] * 10},
         {"prompt": "x y" * 3_000_000, "tokenizing": TokenizeOptions()},
     ],
-    ids=["prompt", "message", "messages", "tokenize"],
+    ids=["prompt", "messages", "tokenize"],
 )
-def test_megabytes_are_refused_in_a_fraction_of_the_time_that_their_tokens_take(
-    fields: dict[str, object],
+def test_of_megabytes_only_a_part_is_tokenized_to_refuse_them(
+    fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    inner, characters = tokenizer()._tokenizer, list[int]()
+    encode = inner.encode
+
+    def counted(text: str, **options: bool) -> list[int]:
+        characters.append(len(text))
+        return list(encode(text, **options))
+
+    monkeypatch.setattr(inner, "encode", counted)
     asked, prepared = request(**fields), preparer()
-    began = time.thread_time()
     with pytest.raises(RequestError) as caught:
         (prepared.tokenize if "tokenizing" in fields else prepared.prepare)(asked, ())
     assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
-    assert time.thread_time() - began < 2.0
+    assert 0 < sum(characters) < 1_000_000
 
 
 def test_prompt_beyond_the_context_can_still_be_counted() -> None:
@@ -142,7 +136,7 @@ def test_slices_are_the_text(text: str, repeats: int) -> None:
 
 
 def test_beginning_of_a_text_has_the_tokens_that_are_kept() -> None:
-    text, kept = LINE * 20_000, 5000
+    text, kept = LINE * 12_000, 3000
     part = beginning(text, kept, encode, CancelToken())
     assert len(part) < len(text) / 10
     assert encode(part)[:kept] == encode(text[: 2 * len(part)])[:kept]
@@ -152,7 +146,7 @@ def test_beginning_of_a_text_has_the_tokens_that_are_kept() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_cutting_a_text_changes_its_count_by_far_less_than_the_margin(kind: str) -> None:
     own = trained(kind)
-    text = LINE * 3000 + "a" * 200_000 + " " * 100_000 + "\U0001f300" * 50_000
+    text = LINE * 1000 + "a" * 70_000 + " " * 70_000 + "\U0001f300" * 20_000
     whole = len(own.encode(text, add_special_tokens=False).ids)
     pieces = list(slices(text))
     parts = sum(len(own.encode(piece, add_special_tokens=False).ids) for piece in pieces)
