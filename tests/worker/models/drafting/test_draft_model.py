@@ -10,19 +10,13 @@ import pytest
 from tests.models.fixtures import model_folder
 from tests.models.make import make_model
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import EmbeddingModel, Model
+from worker.contract.engine import Model
 from worker.engine.draft_model import DraftModelProposer
 from worker.models.load import ModelLoader
 from worker.models.source import bytes_of, weight_files
 
 
-def loaded(model: str, draft: str | Path) -> Model:
-    model_ = ModelLoader(str(model_folder(model)), draft_model=str(draft)).load(nothing)
-    assert not isinstance(model_, EmbeddingModel)
-    return model_
-
-
-def test_it_is_loaded_beside_its_model_and_shares_its_memory() -> None:
+def test_it_is_loaded_beside_its_model_and_shares_its_memory_and_rows() -> None:
     alone = ModelLoader(str(model_folder("dense")), memory_limit_bytes=2**30).load(nothing)
     folder = model_folder("sliding")
     both = ModelLoader(str(model_folder("dense")), memory_limit_bytes=2**30, draft_model=str(folder))
@@ -36,18 +30,14 @@ def test_it_is_loaded_beside_its_model_and_shares_its_memory() -> None:
     assert (alone.info.cache_bytes_max or 0) - (model.info.cache_bytes_max or 0) == weights
     assert model.engine.row_bytes(100) == alone.engine.row_bytes(100) + drafter.row_bytes(100)
     assert model.info.fingerprint == alone.info.fingerprint
-
-
-def test_its_rows_go_with_those_of_the_engine() -> None:
-    engine = loaded("dense", model_folder("dense")).engine
-    assert engine.drafter is not None
+    engine = model.engine
     for row in ("a", "b"):
-        engine.drafter.read(row, [1, 2, 3])
+        drafter.read(row, [1, 2, 3])
     engine.drop("a")
-    assert (engine.drafter.length("a"), engine.drafter.length("b")) == (0, 3)
+    assert (drafter.length("a"), drafter.length("b")) == (0, 3)
     assert engine.cache_bytes() > 0
     engine.reset()
-    assert engine.drafter.length("b") == engine.cache_bytes() == 0
+    assert drafter.length("b") == engine.cache_bytes() == 0
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -85,20 +85,16 @@ def test_drafter_that_does_not_fit_its_target_model_is_refused(
     assert words in failure(model_folder("dense"), draft_model=str(folder))
 
 
-def test_hidden_states_of_another_width_are_refused(tmp_path: Path) -> None:
-    folder = changed(tmp_path, "dense_eagle3", target_hidden_size=96)
-    weights = dict(mx.load(str(folder / "model.safetensors")))
-    weights["fc.weight"] = mx.zeros((64, 3 * 96))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    assert "of size 96, its target's have 64" in failure(model_folder("dense"), draft_model=str(folder))
-
-
-def test_a_vocabulary_that_leads_beyond_its_models_is_refused(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_the_target_are_refused(tmp_path: Path) -> None:
     folder = changed(tmp_path, "dense_eagle3")
     weights = dict(mx.load(str(folder / "model.safetensors")))
-    weights["d2t"] = weights["d2t"] + 2000
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    beyond = weights | {"d2t": weights["d2t"] + 2000}
+    mx.save_safetensors(str(folder / "model.safetensors"), beyond, metadata={"format": "mlx"})
     assert "leads beyond the tokens of its target" in failure(model_folder("dense"), draft_model=str(folder))
+    folder = changed(tmp_path / "wide", "dense_eagle3", target_hidden_size=96)
+    wide = weights | {"fc.weight": mx.zeros((64, 3 * 96))}
+    mx.save_safetensors(str(folder / "model.safetensors"), wide, metadata={"format": "mlx"})
+    assert "of size 96, its target's have 64" in failure(model_folder("dense"), draft_model=str(folder))
 
 
 @pytest.mark.parametrize("model", ["gemma3n", "jamba"])

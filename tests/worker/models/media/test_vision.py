@@ -7,21 +7,21 @@ import logging
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.utils import get_total_parameters
 
+from tests.models.drawings import COLOURS, SHAPES, drawn, plain
 from tests.models.fixtures import model_folder
-from tests.models.test_pocket_eyes import COLOURS, SHAPES, drawn, plain
 from tests.models.vision_models import EYES
 from tests.worker import vision_models
 from tests.worker.folders import failure, nothing
 from tests.worker.image_questions import POCKET, Question, answer, draw_question, encoded, upstream
-from tests.worker.vision_models import engine_request, loaded
+from tests.worker.vision_models import engine_request, folder_of, loaded
 from worker.contract.engine import Model, SamplingParams
 from worker.engine.image_embeddings import VisionNetwork
 from worker.models.config import read_config
@@ -47,25 +47,12 @@ def test_a_model_that_sees_says_so(name: str) -> None:
     assert facts.parameters == _count(name)
     assert facts.batched
     assert facts.context_length > 0
+    config = read_config(folder_of(name), name)
+    assert (config.kind, config.vocabulary) == ("vision", 2048)
 
 
 def _count(name: str) -> int:
-    from mlx_lm.utils import get_total_parameters
-
     return int(get_total_parameters(upstream(name)[0]))
-
-
-@pytest.mark.parametrize("name", EYES)
-def test_its_config_says_that_it_sees(name: str) -> None:
-    config = read_config(model_folder(name), name)
-    assert config.kind == "vision"
-    assert config.vocabulary == 2048
-
-
-def test_the_log_says_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        ModelLoader(str(model_folder("gemma3-eyes"))).load(nothing)
-    assert any("vision model, gemma3" in line for line in caplog.messages)
 
 
 def test_of_one_that_is_to_read_only_the_text_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
@@ -159,7 +146,7 @@ def test_a_network_that_sees_otherwise_in_parts_is_not_shown_images(
         return features
 
     monkeypatch.setattr(vision.VisionNetwork, "embed", embed_backwards)
-    model = ModelLoader(str(model_folder("qwen3_5-eyes"))).load(nothing)
+    model = ModelLoader(str(model_folder("qwen3_5-eyes")), probe_cache_folder=None).load(nothing)
     assert not model.info.capabilities.images
     assert any("its logits change when an image is run in chunks" in line for line in caplog.messages)
 
@@ -186,16 +173,11 @@ def test_fingerprint_changes_with_the_image_preprocessor_config(tmp_path: Path) 
     other = ModelLoader(str(folder), served_name=name).load(nothing).info
     assert other.fingerprint != same.fingerprint
     assert other.identity == same.identity
-
-
-def test_its_weights_are_in_memory_once() -> None:
-    model = loaded("gemma3-eyes")
-    network = model.engine._model  # type: ignore[attr-defined]
+    network = loaded(name).engine._model  # type: ignore[attr-defined]
     bytes_ = sum(array.nbytes for _, array in tree_flatten(network.parameters()))
-    file = model_folder("gemma3-eyes") / "model.safetensors"
-    # Its output layer is tied to the embedding, and named twice.
-    assert bytes_ < file.stat().st_size * 2
-    assert json.loads((model_folder("gemma3-eyes") / "config.json").read_text())["tie_word_embeddings"]
+    # Its output layer is tied to the embedding, and named twice; its weights are in memory once.
+    assert bytes_ < (folder / "model.safetensors").stat().st_size * 2
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
 
 
 # --- the pocket model ---
@@ -220,18 +202,11 @@ def say(question: str, *images: Any) -> str:
             text += output_processor.push(token).text
 
 
-@cache
-def _answers() -> list[str]:
-    return [say("What colour is this image?", plain(colour)) for colour in COLOURS]
-
-
-def test_the_pocket_model_names_colours() -> None:
-    assert _answers() == [f"The image is {colour}." for colour in COLOURS]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_pocket_model_names_shapes(shape: str) -> None:
-    assert say("Which shape is this?", drawn(shape)) == f"It is a {shape}."
+def test_the_pocket_model_names_colours_and_shapes() -> None:
+    for colour in COLOURS:
+        assert say("What colour is this image?", plain(colour)) == f"The image is {colour}."
+    for shape in SHAPES:
+        assert say("Which shape is this?", drawn(shape)) == f"It is a {shape}."
 
 
 def test_the_pocket_model_knows_which_image_is_which() -> None:

@@ -21,8 +21,6 @@ KV = KVQuantization(8, 32)
     ("name", "reason"),
     [
         ("sliding", "mlx-lm cannot quantize those of its sliding-window layers"),
-        ("gpt_oss", "mlx-lm cannot quantize those of its sliding-window layers"),
-        ("deepseek_v32", "none of its layers has a KV cache that mlx-lm can quantize"),
         ("mamba2", "none of its layers has a KV cache that mlx-lm can quantize"),
     ],
 )
