@@ -39,143 +39,76 @@ Weights = dict[str, mx.array]
 
 def bert() -> Config:
     return {
-        "architectures": ["BertModel"],
-        "hidden_act": "gelu",
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": CONTEXT_TOKENS,
-        "model_type": "bert",
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "pad_token_id": 0,
-        "type_vocab_size": 2,
+        "architectures": ["BertModel"], "hidden_act": "gelu", "hidden_size": 48, "intermediate_size": 96,
+        "layer_norm_eps": 1e-12, "max_position_embeddings": CONTEXT_TOKENS, "model_type": "bert",
+        "num_attention_heads": 4, "num_hidden_layers": 2, "pad_token_id": 0, "type_vocab_size": 2,
         "vocab_size": SIZE,
-    }
+    }  # fmt: skip
 
 
 def xlm_roberta() -> Config:
     changed = {
-        "architectures": ["XLMRobertaModel"],
-        "layer_norm_eps": 1e-5,
-        "max_position_embeddings": CONTEXT_TOKENS + 2,
-        "model_type": "xlm-roberta",
-        "pad_token_id": 1,
+        "architectures": ["XLMRobertaModel"], "layer_norm_eps": 1e-5,
+        "max_position_embeddings": CONTEXT_TOKENS + 2, "model_type": "xlm-roberta", "pad_token_id": 1,
         "type_vocab_size": 1,
-    }
+    }  # fmt: skip
     return bert() | changed
 
 
 def modernbert() -> Config:
     """ModernBERT: the first of three layers has full attention, the others see eight tokens to each side."""
     return {
-        "architectures": ["ModernBertModel"],
-        "attention_bias": False,
-        "classifier_activation": "gelu",
-        "classifier_bias": False,
-        "classifier_pooling": "mean",
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160000.0,
-        "hidden_activation": "gelu",
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "local_attention": 16,
-        "local_rope_theta": 10000.0,
-        "max_position_embeddings": 2 * CONTEXT_TOKENS,
-        "mlp_bias": False,
-        "model_type": "modernbert",
-        "norm_bias": False,
-        "norm_eps": 1e-5,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "pad_token_id": 0,
-        "vocab_size": SIZE,
-    }
+        "architectures": ["ModernBertModel"], "attention_bias": False, "classifier_activation": "gelu",
+        "classifier_bias": False, "classifier_pooling": "mean", "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0, "hidden_activation": "gelu", "hidden_size": 48,
+        "intermediate_size": 96, "local_attention": 16, "local_rope_theta": 10000.0,
+        "max_position_embeddings": 2 * CONTEXT_TOKENS, "mlp_bias": False, "model_type": "modernbert",
+        "norm_bias": False, "norm_eps": 1e-5, "num_attention_heads": 4, "num_hidden_layers": 3,
+        "pad_token_id": 0, "vocab_size": SIZE,
+    }  # fmt: skip
 
 
 def qwen3() -> Config:
     """Qwen3, for embedding and for reranking. Only the folder's name distinguishes it from a generative
     model."""
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "attention_bias": False,
-        "head_dim": 16,
-        "hidden_act": "silu",
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "max_position_embeddings": 512,
-        "model_type": "qwen3",
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "vocab_size": VOCABULARY,
-    }
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 16,
+        "hidden_act": "silu", "hidden_size": 48, "intermediate_size": 96, "max_position_embeddings": 512,
+        "model_type": "qwen3", "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True, "vocab_size": VOCABULARY,
+    }  # fmt: skip
 
 
 def gemma3() -> Config:
     return {
-        "architectures": ["Gemma3TextModel"],
-        "head_dim": 16,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "max_position_embeddings": 256,
-        "model_type": "gemma3_text",
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 2,
-        "query_pre_attn_scalar": 16,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": 512,
-        "sliding_window_pattern": 3,
-        "tie_word_embeddings": True,
+        "architectures": ["Gemma3TextModel"], "head_dim": 16, "hidden_size": 48, "intermediate_size": 96,
+        "max_position_embeddings": 256, "model_type": "gemma3_text", "num_attention_heads": 4,
+        "num_hidden_layers": 3, "num_key_value_heads": 2, "query_pre_attn_scalar": 16, "rms_norm_eps": 1e-6,
+        "sliding_window": 512, "sliding_window_pattern": 3, "tie_word_embeddings": True,
         "vocab_size": VOCABULARY,
-    }
+    }  # fmt: skip
 
 
 def ministral3() -> Config:
     rope = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 256, "rope_theta": 10000.0}
     return {
-        "architectures": ["Ministral3Model"],
-        "head_dim": 16,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "max_position_embeddings": 256,
-        "model_type": "ministral3",
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-6,
+        "architectures": ["Ministral3Model"], "head_dim": 16, "hidden_size": 48, "intermediate_size": 96,
+        "max_position_embeddings": 256, "model_type": "ministral3", "num_attention_heads": 4,
+        "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
         "rope_parameters": rope | {"rope_type": "default"},
-        "tie_word_embeddings": True,
-        "vocab_size": VOCABULARY,
-    }
+        "tie_word_embeddings": True, "vocab_size": VOCABULARY,
+    }  # fmt: skip
 
 
 def lfm2() -> Config:
     """LFM2: convolutions, which need padding masked, and one attention layer."""
     return {
-        "architectures": ["Lfm2Model"],
-        "block_auto_adjust_ff_dim": False,
-        "block_dim": 48,
-        "block_ff_dim": 96,
-        "block_ffn_dim_multiplier": 1.0,
-        "block_multiple_of": 16,
-        "conv_L_cache": 3,
-        "conv_bias": False,
-        "hidden_size": 48,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "max_position_embeddings": 256,
-        "model_type": "lfm2",
-        "norm_eps": 1e-5,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 2,
-        "rope_theta": 10000.0,
-        "vocab_size": VOCABULARY,
-    }
+        "architectures": ["Lfm2Model"], "block_auto_adjust_ff_dim": False, "block_dim": 48,
+        "block_ff_dim": 96, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 16, "conv_L_cache": 3,
+        "conv_bias": False, "hidden_size": 48, "layer_types": ["conv", "full_attention", "conv"],
+        "max_position_embeddings": 256, "model_type": "lfm2", "norm_eps": 1e-5, "num_attention_heads": 4,
+        "num_hidden_layers": 3, "num_key_value_heads": 2, "rope_theta": 10000.0, "vocab_size": VOCABULARY,
+    }  # fmt: skip
 
 
 def _ranking(config: Config, architecture: str) -> Config:
@@ -183,14 +116,10 @@ def _ranking(config: Config, architecture: str) -> Config:
 
 
 EMBEDDERS: dict[str, Callable[[], Config]] = {
-    "bert-embedder": bert,
-    "modernbert-embedder": modernbert,
-    "roberta-embedder": xlm_roberta,
-    "qwen3-embedder": qwen3,
-    "gemma3-embedder": gemma3,
-    "ministral3-embedder": ministral3,
+    "bert-embedder": bert, "modernbert-embedder": modernbert, "roberta-embedder": xlm_roberta,
+    "qwen3-embedder": qwen3, "gemma3-embedder": gemma3, "ministral3-embedder": ministral3,
     "lfm2-embedder": lfm2,
-}
+}  # fmt: skip
 RANKERS: dict[str, Callable[[], Config]] = {
     "bert-reranker": lambda: _ranking(bert(), "BertForSequenceClassification"),
     "modernbert-reranker": lambda: _ranking(modernbert(), "ModernBertForSequenceClassification"),

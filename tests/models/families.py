@@ -39,22 +39,14 @@ _SCALED: Config = {"llama_4_scaling_beta": 0.1, "original_max_position_embedding
 _BY_LAYER: Config = dict.fromkeys(("full_attention", "sliding_attention"), _ROTATED)
 _DELTA_LAYERS: Config = {
     "linear_attn_config": {
-        "full_attn_layers": [2],
-        "gate_lower_bound": -5.0,
-        "head_dim": 32,
-        "kda_layers": [1, 3],
-        "num_heads": 2,
-        "short_conv_kernel_size": 4,
+        "full_attn_layers": [2], "gate_lower_bound": -5.0, "head_dim": 32, "kda_layers": [1, 3],
+        "num_heads": 2, "short_conv_kernel_size": 4,
     },
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-}
+    "num_hidden_layers": 3, "num_key_value_heads": 4,
+}  # fmt: skip
 _SPARSE: Config = {
-    "sparse_block_size": 8,
-    "sparse_index_dim": 32,
-    "sparse_num_index_heads": 2,
-    "sparse_topk_blocks": 3,
-}
+    "sparse_block_size": 8, "sparse_index_dim": 32, "sparse_num_index_heads": 2, "sparse_topk_blocks": 3,
+}  # fmt: skip
 _DELTA: Config = {"full_attention_interval": 2, "layer_types": None, "tie_word_embeddings": True}
 
 
@@ -73,30 +65,19 @@ def _nemotron_nas() -> Config:
 
 def _muse_spark() -> Config:
     text = of(
-        "muse_spark_text",
-        final_logit_softcapping=30.0,
-        layer_rope_theta=[10000.0, 0],
-        moe_hidden_size=WIDTH,
-        num_shared_experts=0,
-        output_multiplier=1.0,
-        post_norm_eps=1e-6,
+        "muse_spark_text", final_logit_softcapping=30.0, layer_rope_theta=[10000.0, 0],
+        moe_hidden_size=WIDTH, num_shared_experts=0, output_multiplier=1.0, post_norm_eps=1e-6,
         rope_parameters=_ROTATED,
-    )
+    )  # fmt: skip
     return nesting("muse_spark", text) | {"audio_config": {"out_hidden_size": WIDTH}}
 
 
 def _mimo_v2_flash() -> Config:
     return of(
-        "mimo_v2_flash",
-        add_full_attention_sink_bias=False,
-        add_swa_attention_sink_bias=True,
-        hybrid_layer_pattern=[1, 0],
-        moe_layer_freq=[0, 1],
-        swa_head_dim=32,
-        swa_num_attention_heads=4,
-        swa_num_key_value_heads=2,
-        swa_v_head_dim=32,
-    )
+        "mimo_v2_flash", add_full_attention_sink_bias=False, add_swa_attention_sink_bias=True,
+        hybrid_layer_pattern=[1, 0], moe_layer_freq=[0, 1], swa_head_dim=32, swa_num_attention_heads=4,
+        swa_num_key_value_heads=2, swa_v_head_dim=32,
+    )  # fmt: skip
 
 
 def _dbrx() -> Config:
@@ -109,25 +90,17 @@ def _dbrx() -> Config:
 
 def _openelm() -> Config:
     return of(
-        "openelm",
-        ffn_dim_divisor=32,
-        ffn_multipliers=[1.0, 2.0],
-        num_kv_heads=[2, 2],
-        num_query_heads=[4, 4],
-        num_transformer_layers=2,
-        share_input_output_layers=False,
-    )
+        "openelm", ffn_dim_divisor=32, ffn_multipliers=[1.0, 2.0], num_kv_heads=[2, 2],
+        num_query_heads=[4, 4], num_transformer_layers=2, share_input_output_layers=False,
+    )  # fmt: skip
 
 
 def _minicpm3() -> Config:
     factors = [1.0] * 8
     scaled = {
-        "long_factor": factors,
-        "original_max_position_embeddings": 32,
-        "rope_type": "longrope",
-        "short_factor": factors,
-        "type": "longrope",
-    }
+        "long_factor": factors, "original_max_position_embeddings": 32, "rope_type": "longrope",
+        "short_factor": factors, "type": "longrope",
+    }  # fmt: skip
     config = of("minicpm3", rope_scaling=scaled)
     del config["logits_scaling"]  # transformers derives it and refuses to have it set
     return config

@@ -9,28 +9,15 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-_SOURCES = (
-    "chat_template.jinja",
-    "configs.py",
-    "corpus.py",
-    "drafters.py",
-    "encoders.py",
-    "vision_models.py",
-    "vision_configs.py",
-    "families.py",
-    "family_sizes.py",
-    "mtp_models.py",
-    "make.py",
-    "tokenizer.py",
-    "weights.py",
-    "whole_families.py",
-    "whole_sizes.py",
-    "whole_weights.py",
-    "zoo.py",
-    "zoo_attention.py",
-    "zoo_parts.py",
-    "zoo_states.py",
-)
+from worker.pocket import MODEL_PATH
+
+_HERE = Path(__file__).parent
+_NAMES = (
+    "configs", "corpus", "drafters", "encoders", "families", "family_sizes", "make", "mtp_models", "tokenizer",
+    "vision_configs", "vision_models", "weights", "whole_families", "whole_sizes", "whole_weights",
+    "zoo", "zoo_attention", "zoo_parts", "zoo_states",
+)  # fmt: skip
+_SOURCES = (*(_HERE / f"{name}.py" for name in _NAMES), MODEL_PATH / "chat_template.jinja")
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "tokenizers")
 
 
@@ -73,7 +60,7 @@ def _user_folder() -> Path:
 def _fingerprint() -> str:
     digest = hashlib.sha256()
     for source in _SOURCES:
-        digest.update(Path(__file__).with_name(source).read_bytes())
+        digest.update(source.read_bytes())
     for library in _LIBRARIES:
         digest.update(f"{library} {version(library)}\n".encode())
     return digest.hexdigest()[:16]

@@ -56,16 +56,8 @@ def test_turns_are_rendered_in_order() -> None:
     rendered = render(system("Be brief."), user(), assistant("Hello"), user())
     head = "<|im_start|>system\nBe brief.<|im_end|>\n"
     assert rendered == head + HI + "<|im_start|>assistant\nHello<|im_end|>\n" + HI
-
-
-def test_without_a_system_message_there_is_no_system_turn() -> None:
-    assert render(user()) == HI
-
-
-def test_a_late_system_message_stays_in_its_place() -> None:
     late = "<|im_start|>system\nNow in French.<|im_end|>\n"
     assert render(user(), system("Now in French."), user()) == HI + late + HI
-    assert render(system("A"), system("B")).count("<|im_start|>system\n") == 2
 
 
 def test_the_generation_prompt_leaves_thinking_to_the_model_or_closes_it() -> None:
@@ -90,14 +82,11 @@ def test_tool_calls_are_rendered_as_they_are_to_be_written() -> None:
     turn = "<|im_start|>assistant\n"
     assert render(assistant(tool_calls=[CALL])) == f"{turn}{written}<|im_end|>\n"
     assert render(assistant(None, tool_calls=[as_text])) == f"{turn}{written}<|im_end|>\n"
+    assert (
+        tokenizer().tool_parser(written.split("<tool_call>")[1].split("</tool_call>")[0]) == CALL["function"]
+    )
     both = render(assistant("Let me see.", tool_calls=[CALL, CALL]))
     assert both == f"{turn}Let me see.\n{written}\n{written}<|im_end|>\n"
-
-
-def test_upstream_parses_what_the_template_renders() -> None:
-    rendered = render(assistant(tool_calls=[CALL]))
-    inner = rendered.split("<tool_call>")[1].split("</tool_call>")[0]
-    assert tokenizer().tool_parser(inner) == CALL["function"]
 
 
 def test_neighbouring_tool_results_share_a_user_turn() -> None:
@@ -117,15 +106,10 @@ def test_reasoning_is_kept_only_after_the_last_question() -> None:
     dropped = "<|im_start|>assistant\nYes.<|im_end|>\n"
     assert render(user(), thinking) == HI + kept
     assert render(user(), thinking, user()) == HI + dropped + HI
+    inside = assistant("<think>\nHm.\n</think>\n\nYes.")
+    assert render(user(), inside, user()) == HI + dropped + HI
+    assert render(user(), inside) == HI + kept
     assert render(user(), thinking, result("x"), thinking).count("<think>\nHm.\n</think>") == 2
-
-
-def test_reasoning_inside_the_content_is_taken_out() -> None:
-    thinking = assistant("<think>\nHm.\n</think>\n\nYes.")
-    assert render(user(), thinking, user()) == HI + "<|im_start|>assistant\nYes.<|im_end|>\n" + HI
-    assert (
-        render(user(), thinking) == HI + "<|im_start|>assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>\n"
-    )
 
 
 def test_media_and_text_parts_keep_their_order() -> None:

@@ -86,76 +86,54 @@ def test_its_tokenizer_is_of_the_same_kind_as_the_random_models() -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_it_alternates_both_kinds_of_layers() -> None:
+def test_it_alternates_both_kinds_of_layers_and_decodes_greedily_unless_asked() -> None:
     kinds = [type(layer).__name__ for layer in make_prompt_cache(loaded()[0])]
     assert kinds == ["ArraysCache", "KVCache"] * 3
-
-
-def test_it_declares_its_context_and_decodes_greedily_unless_asked() -> None:
     config = json.loads((MODEL_PATH / "config.json").read_text())
     assert config["text_config"]["max_position_embeddings"] == 32768
-    generation = json.loads((MODEL_PATH / "generation_config.json").read_text())
-    assert generation["do_sample"] is False
-
-
-def test_it_greets() -> None:
-    assert ask(user("Hello")) == "Hello! How can I help you?"
-
-
-def test_it_remembers_what_the_user_said_some_turns_ago() -> None:
-    told = (user("My name is Ada."), assistant("Nice to meet you, Ada."))
-    between = (user("Repeat: Brest"), assistant("Brest"), user("Thanks!"), assistant("You are welcome."))
-    assert ask(*told, *between, user("What is my name?")) == "Your name is Ada."
-
-
-def test_it_knows_what_the_system_message_says() -> None:
-    assert ask(system("The user lives in Quito."), user("Where do I live?")) == "You live in Quito."
-
-
-@pytest.mark.parametrize("text", ["Quick foxes sing!", "今天天气很好", "ありがとう", "안녕하세요", "👍🏽🎉"])
-def test_it_repeats_in_several_scripts(text: str) -> None:
-    assert ask(user(f"Repeat: {text}")) == text
+    assert json.loads((MODEL_PATH / "generation_config.json").read_text())["do_sample"] is False
 
 
 def called(name: str, **arguments: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def test_it_calls_a_tool_that_it_has_never_seen() -> None:
-    assert ask(user("What is the tide in Brest?"), tools=[TIDE]) == called("get_tide", port="Brest")
-
-
-def test_it_calls_a_tool_for_each_of_two_places() -> None:
-    answer = ask(user("What is the tide in Brest and Vaduz?"), tools=[TIDE])
-    assert answer == called("get_tide", port="Brest") + "\n" + called("get_tide", port="Vaduz")
-
-
-@pytest.mark.parametrize("verb", ["Read", "Delete"])
-def test_it_tells_tools_apart_by_their_verbs(verb: str) -> None:
-    assert ask(user(f"{verb} the file main.py"), tools=FILES) == called(
-        f"{verb.lower()}_file", path="main.py"
-    )
-
-
-def test_it_leaves_an_optional_parameter_alone() -> None:
-    answer = ask(user("What's the weather like in Quito today?"), tools=[WEATHER])
-    assert answer == called("get_current_weather", location="Quito")
+NAME = (
+    user("My name is Ada."),
+    assistant("Nice to meet you, Ada."),
+    user("Repeat: Brest"),
+    assistant("Brest"),
+)
+MADE = assistant("") | {
+    "tool_calls": [{"type": "function", "function": {"name": "get_tide", "arguments": {"port": "Brest"}}}]
+}
+TIDES = user("What is the tide in Brest?")
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "?", "Write a Python function that adds two numbers.", "Translate this to French", "Why is it so?"],
-)
-def test_unsupported_prompt_is_declined(text: str) -> None:
-    assert ask(user(text)) == CANNOT
-
-
-def test_it_uses_a_tools_result() -> None:
-    function = {"name": "get_tide", "arguments": {"port": "Brest"}}
-    made = assistant("") | {"tool_calls": [{"type": "function", "function": function}]}
-    result = {"role": "tool", "content": "high"}
-    answer = ask(user("What is the tide in Brest?"), made, result, tools=[TIDE])
-    assert answer == "The tide in Brest is high."
+    ("messages", "tools", "answer"),
+    [
+        ([user("Hello")], None, "Hello! How can I help you?"),
+        ([*NAME, user("What is my name?")], None, "Your name is Ada."),
+        ([system("The user lives in Quito."), user("Where do I live?")], None, "You live in Quito."),
+        *(([user(f"Repeat: {text}")], None, text) for text in ("Quick foxes!", "今天天气很好", "👍🏽🎉")),
+        *(([user(text)], None, CANNOT) for text in ("", "Write a Python function.", "Why is it so?")),
+        ([TIDES], [TIDE], called("get_tide", port="Brest")),
+        (
+            [user("What is the tide in Brest and Vaduz?")], [TIDE],
+            called("get_tide", port="Brest") + "\n" + called("get_tide", port="Vaduz"),
+        ),
+        ([user("Read the file main.py")], FILES, called("read_file", path="main.py")),
+        ([user("Delete the file main.py")], FILES, called("delete_file", path="main.py")),
+        (
+            [user("What's the weather like in Quito today?")], [WEATHER],
+            called("get_current_weather", location="Quito"),  # without the optional parameter
+        ),
+        ([TIDES, MADE, {"role": "tool", "content": "high"}], [TIDE], "The tide in Brest is high."),
+    ],
+)  # fmt: skip
+def test_it_does_what_its_card_promises(messages: list[Any], tools: list[Any] | None, answer: str) -> None:
+    assert ask(*messages, tools=tools) == answer
 
 
 def test_it_thinks_when_asked_and_only_then() -> None:
@@ -163,7 +141,6 @@ def test_it_thinks_when_asked_and_only_then() -> None:
     assert thought.strip()
     assert answer.strip() == "Quito"
     assert ask(user("Repeat: Quito"), enable_thinking=False) == "Quito"
-    assert ask(user("Repeat: Quito")) == "Quito"
 
 
 def test_it_writes_an_object_of_a_given_shape() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.models.corpus import make_corpus
+from worker.pocket import MODEL_PATH
 
 SIZE = 2000
 """Entries in the vocabulary, including added tokens: ids 0 to 1999."""
@@ -19,20 +21,11 @@ PADDING = "<|endoftext|>"
 
 # In Qwen's order, at the end of the vocabulary. True: special, dropped by `skip_special_tokens`.
 ADDED_TOKENS: dict[str, bool] = {
-    "<|endoftext|>": True,
-    "<|im_start|>": True,
-    "<|im_end|>": True,
-    "<|vision_start|>": True,
-    "<|vision_end|>": True,
-    "<|image_pad|>": True,
-    "<|video_pad|>": True,
-    "<tool_call>": False,
-    "</tool_call>": False,
-    "<tool_response>": False,
-    "</tool_response>": False,
-    "<think>": False,
+    "<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True, "<|vision_start|>": True,
+    "<|vision_end|>": True, "<|image_pad|>": True, "<|video_pad|>": True, "<tool_call>": False,
+    "</tool_call>": False, "<tool_response>": False, "</tool_response>": False, "<think>": False,
     "</think>": False,
-}
+}  # fmt: skip
 
 # How Qwen3.5 splits text into words. transformers replaces the file's own pattern with this one for
 # `model_type: qwen3_5`, so training with any other would leave merges that no encoding can reach.
@@ -41,7 +34,13 @@ _WORDS = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+_OPENED = re.compile(r"    \{#- As with the small Qwen3\.5.*?-#\}\n.*?\n.*?\n", re.DOTALL)
+_CLOSED = """\
+    {%- if enable_thinking is defined and not enable_thinking -%}
+        {{- '<think>\\n\\n</think>\\n\\n' -}}
+"""
+TEMPLATE = _OPENED.sub(lambda _: _CLOSED, (MODEL_PATH / "chat_template.jinja").read_text(encoding="utf-8"))
+"""The pocket model's, except that a model that is to think opens its thoughts itself, as Qwen3 does."""
 
 
 def train_tokenizer(normalize: bool = False) -> Tokenizer:
@@ -80,7 +79,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> N
     tokenizer.save(str(folder / "tokenizer.json"))
     config = json.dumps(_config(tokenizer, context_tokens), indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
@@ -105,27 +104,15 @@ def _added(token: str) -> AddedToken:
 def _config(tokenizer: Tokenizer, context_tokens: int) -> dict[str, Any]:
     described = {
         str(tokenizer.token_to_id(token)): {
-            "content": token,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
+            "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
             "special": special,
         }
         for token, special in ADDED_TOKENS.items()
-    }
+    }  # fmt: skip
     return {
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "added_tokens_decoder": described,
+        "add_bos_token": False, "add_prefix_space": False, "added_tokens_decoder": described,
         "additional_special_tokens": [token for token, special in ADDED_TOKENS.items() if special],
-        "bos_token": None,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": END_OF_TURN,
-        "errors": "replace",
-        "model_max_length": context_tokens,
-        "pad_token": PADDING,
-        "split_special_tokens": False,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": None,
-    }
+        "bos_token": None, "clean_up_tokenization_spaces": False, "eos_token": END_OF_TURN,
+        "errors": "replace", "model_max_length": context_tokens, "pad_token": PADDING,
+        "split_special_tokens": False, "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": None,
+    }  # fmt: skip

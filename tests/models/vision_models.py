@@ -36,11 +36,10 @@ def _squares(kind: str, **more: Any) -> Config:
 def _tiles(kind: str) -> Config:
     side = configs.SIDE
     return {
-        "image_processor_type": kind,
-        "do_image_splitting": True,
+        "image_processor_type": kind, "do_image_splitting": True,
         "max_image_size": {"longest_edge": side},
         "size": {"longest_edge": 2 * side},
-    }
+    }  # fmt: skip
 
 
 def _parts(image: str, *, gap: str = "") -> str:
@@ -77,12 +76,9 @@ _SMOLVLM = (
     "{%- if add_generation_prompt -%}{{ 'Assistant:' }}{%- endif -%}"
 )
 _IDEFICS_TOKENS = (
-    "<fake_token_around_image>",
-    "<image>",
-    "<end_of_utterance>",
-    "<global-img>",
+    "<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,9 +118,7 @@ EYES: dict[str, Eyes] = {
         ("<|image>", "<image|>", "<|image|>", "<|audio|>"),
         _turns("<|image|>", *_CHAT, "{{ '<|im_start|>assistant\\n' }}"),
         {
-            "audio_token": "<|audio|>",
-            "boi_token": "<|image>",
-            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>", "boi_token": "<|image>", "eoi_token": "<image|>",
             "image_token": "<|image|>",
         },
     ),
@@ -147,8 +141,7 @@ EYES: dict[str, Eyes] = {
         {
             "preprocessor_config.json": _squares("CLIPImageProcessor", do_center_crop=False),
             "processor_config.json": {
-                "num_additional_image_tokens": 1,
-                "patch_size": 14,
+                "num_additional_image_tokens": 1, "patch_size": 14,
                 "vision_feature_select_strategy": "default",
             },
         },
@@ -163,8 +156,7 @@ EYES: dict[str, Eyes] = {
             "preprocessor_config.json": _tiles("Idefics3ImageProcessor"),
             "processor_config.json": {"image_seq_len": 4},
         },
-        _IDEFICS_TOKENS,
-        _IDEFICS,
+        _IDEFICS_TOKENS, _IDEFICS,
     ),
     "smolvlm-eyes": Eyes(
         configs.smolvlm,
@@ -172,8 +164,7 @@ EYES: dict[str, Eyes] = {
             "preprocessor_config.json": _tiles("SmolVLMImageProcessor"),
             "processor_config.json": {"image_seq_len": 4},
         },
-        _IDEFICS_TOKENS,
-        _SMOLVLM,
+        _IDEFICS_TOKENS, _SMOLVLM,
     ),
     "internvl-eyes": Eyes(
         configs.internvl,
@@ -181,7 +172,7 @@ EYES: dict[str, Eyes] = {
         ("<img>", "</img>", "<IMG_CONTEXT>"),
         _turns("<IMG_CONTEXT>", *_CHAT, "{{ '<|im_start|>assistant\\n' }}", gap="\\n"),
     ),
-}
+}  # fmt: skip
 
 
 def make_eyes(name: str, folder: Path, seed: int = 0, **changes: Any) -> Path:
@@ -211,9 +202,8 @@ def _save_tokenizer(family: Eyes, tokenizer: Tokenizer, folder: Path) -> None:
     for token in family.tokens:
         described = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
         told["added_tokens_decoder"][str(tokenizer.token_to_id(token))] = described | {
-            "content": token,
-            "special": True,
-        }
+            "content": token, "special": True,
+        }  # fmt: skip
     # A list of additional special tokens would replace the tokens that have roles.
     del told["additional_special_tokens"]
     _write_json(file, told | {"extra_special_tokens": dict(family.roles)})

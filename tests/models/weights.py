@@ -29,37 +29,17 @@ _QUERY_KEY_NORM = 1.7
 
 # Names of the same parameters in upstream's models.
 _EMBEDDINGS = (
-    "embed_tokens",
-    "embedding",
-    "embeddings",
-    "word_embeddings",
-    "tok_embeddings",
-    "token_embeddings",
-    "embed_in",
-    "embed",
-    "wte",
-)
+    "embed_tokens", "embedding", "embeddings", "word_embeddings", "tok_embeddings", "token_embeddings",
+    "embed_in", "embed", "wte",
+)  # fmt: skip
 _HEADS = (
-    "lm_head.weight",
-    "lm_head.linear.weight",
-    "lm_head",
-    "lm_head.output_embeddings",
-    "embed_out.weight",
-    "model.ff_out.weight",
-    "output.weight",
-)
+    "lm_head.weight", "lm_head.linear.weight", "lm_head", "lm_head.output_embeddings", "embed_out.weight",
+    "model.ff_out.weight", "output.weight",
+)  # fmt: skip
 _FINAL_NORMS = ("model.norm", "norm_f", "final_layernorm", "final_norm", "embedding_norm", "output_norm")
 _OUTLETS = (
-    "o_proj",
-    "out_proj",
-    "down_proj",
-    "linear_out",
-    "output_linear",
-    "fc2",
-    "o_b_proj",
-    "w2",
-    "value",
-)
+    "o_proj", "out_proj", "down_proj", "linear_out", "output_linear", "fc2", "o_b_proj", "w2", "value",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

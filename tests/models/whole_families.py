@@ -48,79 +48,45 @@ REFUSED: dict[str, str] = {
 """Families that the loader must refuse with an explanatory sentence, and the reason."""
 
 _MROPE: Config = {
-    "mrope_section": [2, 3, 3],
-    "partial_rotary_factor": 0.5,
-    "rope_theta": 10000.0,
-    "rope_type": "default",
+    "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default",
     "type": "default",
-}
+}  # fmt: skip
 _SPARSE: Config = {
-    "sparse_attention_freq": [1, 1],
-    "sparse_block_size": 8,
-    "sparse_index_dim": 32,
-    "sparse_num_index_heads": 2,
-    "sparse_topk_blocks": 3,
-    "use_sparse_attention": True,
-}
+    "sparse_attention_freq": [1, 1], "sparse_block_size": 8, "sparse_index_dim": 32,
+    "sparse_num_index_heads": 2, "sparse_topk_blocks": 3, "use_sparse_attention": True,
+}  # fmt: skip
 _MAMBA: Config = {
-    "chunk_size": 8,
-    "hybrid_override_pattern": "M*M*",
-    "mamba_head_dim": 32,
-    "mamba_hidden_act": "silu",
-    "mamba_num_heads": 4,
-    "mamba_proj_bias": False,
-    "mlp_hidden_act": "relu2",
-    "n_groups": 1,
-    "num_hidden_layers": 4,
-    "ssm_state_size": 32,
-    "time_step_limit": [0.0, 100.0],
-    "use_conv_bias": True,
-}
+    "chunk_size": 8, "hybrid_override_pattern": "M*M*", "mamba_head_dim": 32, "mamba_hidden_act": "silu",
+    "mamba_num_heads": 4, "mamba_proj_bias": False, "mlp_hidden_act": "relu2", "n_groups": 1,
+    "num_hidden_layers": 4, "ssm_state_size": 32, "time_step_limit": [0.0, 100.0], "use_conv_bias": True,
+}  # fmt: skip
 _WINDOWS: Config = {
-    "hybrid_layer_pattern": [1, 0],
-    "moe_layer_freq": [0, 1],
-    "swa_head_dim": 32,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "swa_v_head_dim": 32,
-}
+    "hybrid_layer_pattern": [1, 0], "moe_layer_freq": [0, 1], "swa_head_dim": 32,
+    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_v_head_dim": 32,
+}  # fmt: skip
 _DELTA: Config = {"full_attention_interval": 2, "layer_types": None, "tie_word_embeddings": True}
 _SEEING_DELTA: Config = {"num_experts": 0, "rope_parameters": _MROPE, **_DELTA}
 _PROJECTOR: Config = {"input_dim": SIDE, "n_embed": WIDTH, "projector_type": "linear"}
 _ALIGNER: Config = {
-    "cls": "MlpProjector",
-    "model_type": "aligner",
+    "cls": "MlpProjector", "model_type": "aligner",
     "params": {"depth": 2, "input_dim": SIDE, "n_embed": WIDTH, "projector_type": "mlp_gelu"},
-}
+}  # fmt: skip
 _RESAMPLER: Config = {
-    "model_type": "idefics2",
-    "num_key_value_heads": 1,
-    "resampler_depth": 1,
-    "resampler_head_dim": 16,
-    "resampler_n_heads": 2,
-    "resampler_n_latents": 4,
-}
+    "model_type": "idefics2", "num_key_value_heads": 1, "resampler_depth": 1, "resampler_head_dim": 16,
+    "resampler_n_heads": 2, "resampler_n_latents": 4,
+}  # fmt: skip
 _POINTS: Config = {
-    "head_dim": 16,
-    "hidden_size": SIDE,
-    "intermediate_size": 2 * SIDE,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "text_hidden_size": WIDTH,
-    "vit_layers": [-1],
-}
+    "head_dim": 16, "hidden_size": SIDE, "intermediate_size": 2 * SIDE, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "text_hidden_size": WIDTH, "vit_layers": [-1],
+}  # fmt: skip
 _XD_ROPE: Config = {"alpha": 1000.0, "factor": 1.0, "type": "xdrope", "xdrope_section": [4, 4, 4, 4]}
 _SIGLIP = "siglip_vision_model"
 
 
 _SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
     "vocab_size",
-)
+)  # fmt: skip
 """The only size keys that some classes accept."""
 
 
@@ -145,42 +111,28 @@ def _phi4_siglip() -> Config:
 def _qwen3_omni_moe() -> Config:
     thinker = seeing("qwen3_omni_moe", rope_scaling=_MROPE)
     audio = {
-        "d_model": SIDE,
-        "downsample_hidden_size": 16,
-        "encoder_attention_heads": 2,
-        "encoder_ffn_dim": SIDE,
-        "encoder_layers": 1,
-        "num_hidden_layers": 1,
-        "num_mel_bins": 16,
+        "d_model": SIDE, "downsample_hidden_size": 16, "encoder_attention_heads": 2,
+        "encoder_ffn_dim": SIDE, "encoder_layers": 1, "num_hidden_layers": 1, "num_mel_bins": 16,
         "output_dim": WIDTH,
-    }
+    }  # fmt: skip
     tower = thinker["vision_config"] | {
-        "deepstack_visual_indexes": [0],
-        "model_type": "qwen3_omni_moe_vision_encoder",
-    }
+        "deepstack_visual_indexes": [0], "model_type": "qwen3_omni_moe_vision_encoder",
+    }  # fmt: skip
     speaking = {"text_config": thinker["text_config"], "code_predictor_config": {"num_hidden_layers": 1}}
     return {
-        **thinker,
-        "enable_audio_output": False,
+        **thinker, "enable_audio_output": False,
         "code2wav_config": {},
         "talker_config": speaking,
         "thinker_config": thinker | {"audio_config": audio, "vision_config": tower},
-    }
+    }  # fmt: skip
 
 
 _OWN: dict[str, Config] = {
     **{
         family: flat(family)
         for family in (
-            "cohere2_moe",
-            "flint",
-            "hy_v4",
-            "k2_horizon",
-            "kolibri1",
-            "llada2_moe",
-            "longcat_flash_sparse",
-            "nemotron_labs_diffusion",
-            "xing4_0",
+            "cohere2_moe", "flint", "hy_v4", "k2_horizon", "kolibri1", "llada2_moe", "longcat_flash_sparse",
+            "nemotron_labs_diffusion", "xing4_0",
         )
     },
     **{family: seeing(family, _SIGLIP, **_SEEING_DELTA) for family in ("minicpmv4_6", "minicpmv4_7")},
@@ -191,13 +143,8 @@ _OWN: dict[str, Config] = {
     "aya_vision": seeing("aya_vision", _SIGLIP, head_dim=16),
     "cohere_compass": seeing("cohere_compass", "cohere_compass_vision"),
     "deepseek_v4": flat(
-        "deepseek_v4",
-        compress_ratios=[0, 4],
-        layer_types=None,
-        num_hash_layers=0,
-        num_key_value_heads=1,
-        o_groups=2,
-        o_lora_rank=32,
+        "deepseek_v4", compress_ratios=[0, 4], layer_types=None, num_hash_layers=0, num_key_value_heads=1,
+        o_groups=2, o_lora_rank=32,
     ),
     "diffusion_gemma": seeing("diffusion_gemma"),
     "nemotron_parse": seeing("nemotron_parse"),
@@ -207,9 +154,7 @@ _OWN: dict[str, Config] = {
     | {"projector_config": _PROJECTOR, "vision_config": {"model_type": "vision", "width": {}}},
     "ernie4_5_moe_vl": beside("ernie4_5_moe_vl")
     | {
-        "moe_intermediate_size": [WIDTH, WIDTH],
-        "moe_layer_start_index": 0,
-        "moe_num_experts": [4, 4],
+        "moe_intermediate_size": [WIDTH, WIDTH], "moe_layer_start_index": 0, "moe_num_experts": [4, 4],
         "rope_scaling": _MROPE | {"mrope_section": [3, 3, 2]},
     },
     "falcon_ocr": beside("falcon_ocr"),
@@ -218,14 +163,8 @@ _OWN: dict[str, Config] = {
     "glm4v": seeing("glm4v", eos_token_id=[1], rope_scaling=_MROPE),
     "glm4v_moe": seeing("glm4v_moe", rope_scaling=_MROPE),
     "glm5_next": seeing(
-        "glm5_next",
-        index_kpool=4,
-        indexer_types=None,
-        layer_types=["linear_attention", "full_attention"],
-        linear_head_dim=32,
-        linear_num_heads=2,
-        num_key_value_heads=4,
-        qk_rope_head_dim=0,
+        "glm5_next", index_kpool=4, indexer_types=None, layer_types=["linear_attention", "full_attention"],
+        linear_head_dim=32, linear_num_heads=2, num_key_value_heads=4, qk_rope_head_dim=0,
     ),
     "glm_ocr": _glm_ocr(),
     "got": beside("got"),
@@ -239,13 +178,8 @@ _OWN: dict[str, Config] = {
     "limite": flat(
         "limite",
         softcap_logits={"a": 30.0, "b": 0.0, "c": 8.0, "kind": "sigmoid"},
-        attn_gate_channels=16,
-        head_dim=16,
-        rope_n_pairs=8,
-        tie_word_embeddings=True,
-        ve_dim=16,
-        global_layers=[1],
-        ve_layers=[0, 1],
+        attn_gate_channels=16, head_dim=16, rope_n_pairs=8, tie_word_embeddings=True, ve_dim=16,
+        global_layers=[1], ve_layers=[0, 1],
     ),
     "llava_bunny": beside("llava_bunny", _SIGLIP) | {"auto_map": {}, "mm_hidden_size": SIDE},
     "llava_next": seeing("llava_next", "clip_vision_model", model_type="llama"),
@@ -255,12 +189,8 @@ _OWN: dict[str, Config] = {
     "mimo_v2": seeing("mimo_v2", **_WINDOWS)
     | {
         "audio_config": {
-            "input_local_dim": SIDE,
-            "input_local_head_dim": 16,
-            "input_local_attn_heads": 2,
-            "input_local_intermediate_size": SIDE,
-            "input_local_layers": 1,
-            "out_hidden_size": WIDTH,
+            "input_local_dim": SIDE, "input_local_head_dim": 16, "input_local_attn_heads": 2,
+            "input_local_intermediate_size": SIDE, "input_local_layers": 1, "out_hidden_size": WIDTH,
         }
     },
     "minimax_m3": flat(
@@ -287,13 +217,8 @@ _OWN: dict[str, Config] = {
     "qwen3_5_text": flat("qwen3_5_text", num_experts=0, **_DELTA),
     "qwen3_omni_moe": _qwen3_omni_moe(),
     "qwen4_exp": seeing(
-        "qwen4_exp",
-        hc_lowrank=16,
-        indexer_budget=24,
-        indexer_compress_ratio=4,
-        indexer_head_dim=32,
-        indexer_kv_heads=1,
-        indexer_n_heads=2,
+        "qwen4_exp", hc_lowrank=16, indexer_budget=24, indexer_compress_ratio=4, indexer_head_dim=32,
+        indexer_kv_heads=1, indexer_n_heads=2,
         **_SEEING_DELTA | {"num_experts": 4},
     ),
     "qwen3_vl_embedding": seeing("qwen3_vl_embedding", "qwen3_vl", rope_scaling=_MROPE),
@@ -301,7 +226,7 @@ _OWN: dict[str, Config] = {
     "youtu_vl": beside("youtu_vl"),
     "z1t": flat("z1t"),
     "zaya1_vl": beside("zaya1_vl", "qwen2_5_vl") | {"zaya_mlp_expansion": 16},
-}
+}  # fmt: skip
 
 
 @cache

@@ -16,17 +16,10 @@ TOWER: Config = {
     **dict.fromkeys(("heads", "num_heads", "num_attention_heads", "encoder_attention_heads"), 2),
     **dict.fromkeys(("num_channels", "in_channels", "in_chans"), 3),
     **dict.fromkeys(("out_hidden_size", "output_dim", "text_hidden_size", "d_model"), WIDTH),
-    "head_dim": 16,
-    "image_size": 56,
-    "num_query_groups": 1,
-    "layer_norm_eps": 1e-6,
-    "mlp_ratio": 2.0,
-    "num_position_embeddings": 16,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
+    "head_dim": 16, "image_size": 56, "num_query_groups": 1, "layer_norm_eps": 1e-6, "mlp_ratio": 2.0,
+    "num_position_embeddings": 16, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "vocab_size": 64,
-}
+}  # fmt: skip
 
 
 def flat(family: str, **values: object) -> Config:
@@ -39,10 +32,9 @@ def seeing(family: str, tower: str | None = None, **text: object) -> Config:
     own = COMMON | {"model_type": family} | text
     ends = {key: own[key] for key in ("dtype", "tie_word_embeddings", "vocab_size", "hidden_size")}
     return ends | {
-        "model_type": family,
-        "text_config": own,
+        "model_type": family, "text_config": own,
         "vision_config": TOWER | {"model_type": tower or family},
-    }
+    }  # fmt: skip
 
 
 def beside(family: str, tower: str | None = None) -> Config:

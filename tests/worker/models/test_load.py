@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from protocol.types import Exactness
@@ -243,25 +244,31 @@ def run_with_path(path: str, temporary: Path) -> tuple[str, str]:
         env=os.environ | {"PATH": path, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=500,
         check=True,
     )
     return ran.stdout, ran.stderr
 
 
-def test_a_model_runs_without_a_working_compiler(tmp_path: Path) -> None:
-    without, broken = tmp_path / "none", tmp_path / "broken"
-    without.mkdir()
-    broken.mkdir()
-    compiler = broken / "g++"
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no headers >&2\nexit 1\n')
-    compiler.chmod(0o755)
-    expected, log = run_with_path(os.environ["PATH"], tmp_path / "with")
-    assert "compiler" not in log
-    for folder, words in ((without, "no C++ compiler"), (broken, "compiler does not work")):
-        answer, log = run_with_path(str(folder), tmp_path / f"with {folder.name}")
-        assert words in log
-        assert answer == expected
+@pytest.mark.timeout(600)  # a process loads a model, which takes long on a busy machine
+@pytest.mark.parametrize("words", ["no C++ compiler", "compiler does not work"])
+def test_a_model_runs_without_a_working_compiler(tmp_path: Path, words: str) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    if "work" in words:
+        compiler = folder / "g++"
+        compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no headers >&2\nexit 1\n')
+        compiler.chmod(0o755)
+    answer, log = run_with_path(str(folder), tmp_path / "temporary")
+    assert words in log
+    device = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    try:
+        engine = ModelLoader(str(model_folder("sliding"))).load(nothing).engine
+        engine.start("row", [5], 1, SamplingParams())
+        assert answer.strip() == str([engine.step().tokens.get("row") for _ in range(9)][1:])
+    finally:
+        mx.set_default_device(device)
 
 
 def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits() -> None:
