@@ -13,9 +13,9 @@ from worker.pocket import MODEL_PATH
 
 _HERE = Path(__file__).parent
 _NAMES = (
-    "configs", "corpus", "drafters", "encoders", "families", "family_sizes", "make", "mtp_models", "tokenizer",
-    "vision_configs", "vision_models", "weights", "whole_families", "whole_sizes", "whole_weights",
-    "zoo", "zoo_attention", "zoo_parts", "zoo_states",
+    "configs", "corpus", "drafters", "encoders", "families", "family_sizes", "make", "mtp_models",
+    "tokenizer", "vision_configs", "vision_models", "weights", "whole_families", "whole_sizes",
+    "whole_weights", "zoo", "zoo_attention", "zoo_parts", "zoo_states",
 )  # fmt: skip
 _SOURCES = (*(_HERE / f"{name}.py" for name in _NAMES), MODEL_PATH / "chat_template.jinja")
 _LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "tokenizers")

@@ -82,9 +82,8 @@ def test_tool_calls_are_rendered_as_they_are_to_be_written() -> None:
     turn = "<|im_start|>assistant\n"
     assert render(assistant(tool_calls=[CALL])) == f"{turn}{written}<|im_end|>\n"
     assert render(assistant(None, tool_calls=[as_text])) == f"{turn}{written}<|im_end|>\n"
-    assert (
-        tokenizer().tool_parser(written.split("<tool_call>")[1].split("</tool_call>")[0]) == CALL["function"]
-    )
+    inner = written.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    assert tokenizer().tool_parser(inner) == CALL["function"]
     both = render(assistant("Let me see.", tool_calls=[CALL, CALL]))
     assert both == f"{turn}Let me see.\n{written}\n{written}<|im_end|>\n"
 
@@ -113,12 +112,8 @@ def test_reasoning_is_kept_only_after_the_last_question() -> None:
 
 
 def test_media_and_text_parts_keep_their_order() -> None:
-    parts = [
-        {"type": "text", "text": "a"},
-        {"type": "image"},
-        {"type": "text", "text": "b"},
-        {"type": "video"},
-    ]
+    texts = [{"type": "text", "text": text} for text in "ab"]
+    parts = [texts[0], {"type": "image"}, texts[1], {"type": "video"}]
     image, video = (f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video"))
     assert render(user(parts)) == f"<|im_start|>user\na{image}b{video}<|im_end|>\n"
 

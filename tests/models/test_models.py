@@ -8,17 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm import stream_generate
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model, load_tokenizer
-from tokenizers import Tokenizer
 
 from tests.models import make
-from tests.models.configs import CONFIGS
 from tests.models.fixtures import model_folder
 from tests.models.tokenizer import SIZE
-from tests.models.weights import draw_weights, new_model
 
 PROMPTS = ("Hello!", "What is the capital of France?", "今天天气很好。", "def main():\n    return 1\n")
 
@@ -73,23 +69,6 @@ def test_the_first_token_of_a_long_prompt_counts_and_ids_without_text_stay_silen
     ordinary_rows = tokenizer.vocab_size
     assert ordinary_rows < SIZE < logits.size
     assert float(mx.abs(logits[ordinary_rows:]).max()) < 0.25 * float(logits.max())
-
-
-def test_loading_leaves_the_weights_as_they_were_drawn(name: str, loaded: tuple[Any, Any]) -> None:
-    model, tokenizer = loaded
-    config = CONFIGS[name](tokenizer.get_vocab())
-    trained = Tokenizer.from_file(str(model_folder(name) / "tokenizer.json"))
-    drawn = draw_weights(config, trained, seed=0)
-    original = new_model(config)
-    unchanged = original.sanitize(dict(drawn))
-    assert unchanged.keys() == drawn.keys()
-    assert all(unchanged[key] is drawn[key] for key in drawn)
-
-    original.load_weights(list(drawn.items()))
-    original.eval()
-    assert all(array.dtype == mx.float32 for _, array in tree_flatten(model.parameters()))
-    tokens = chat(tokenizer, "Hello!")
-    assert mx.array_equal(last_logits(original, tokens), last_logits(model, tokens))
 
 
 def test_each_model_has_the_caches_it_is_made_for(name: str, loaded: tuple[Any, Any]) -> None:

@@ -99,10 +99,8 @@ def called(name: str, **arguments: str) -> str:
 
 
 NAME = (
-    user("My name is Ada."),
-    assistant("Nice to meet you, Ada."),
-    user("Repeat: Brest"),
-    assistant("Brest"),
+    *(user("My name is Ada."), assistant("Nice to meet you, Ada.")),
+    *(user("Thanks!"), assistant("You are welcome.")),
 )
 MADE = assistant("") | {
     "tool_calls": [{"type": "function", "function": {"name": "get_tide", "arguments": {"port": "Brest"}}}]

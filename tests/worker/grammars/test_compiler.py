@@ -126,8 +126,6 @@ def regex(pattern: str) -> StructuredOutput:
     return StructuredOutput(kind="regex", text=pattern)
 
 
-HUNDRED = {f"p{number}": INTEGER for number in range(100)}
-CLOSED = {"type": "object", "additionalProperties": False}
 EITHER = [{"anyOf": [{"required": [f"{side}{place}"]} for side in "ab"]} for place in range(20)]
 EXPLODING: dict[str, Callable[[], StructuredOutput]] = {
     "nesting": lambda: schema_of(nested(300)),

@@ -140,18 +140,12 @@ def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
     assert output_processor.stopped
     assert output_processor.has_called
     assert (said.text, said.parsed()) == ("Se", [("get", {"city": "Quito"})])
+    half = it.open(TOOLS)
+    for token in it.encode(CALL[: CALL.index("}}") + 1]):
+        half.push(token)
+    assert not half.has_called, "half a call is none"
     stopped_at = len(it.encode("Se" + CALL[: CALL.index("\n</")]))
     assert not any(growth.calls or growth.text for growth in growths[stopped_at:])
-
-
-def test_half_a_call_is_none() -> None:
-    it = model()
-    output_processor = it.open(TOOLS)
-    for token in it.encode(CALL[: CALL.index("}}") + 1]):
-        output_processor.push(token)
-    assert not output_processor.has_called
-    assert output_processor.push(it.encode("}")[0]).calls[0].arguments == "}"
-    assert output_processor.has_called
 
 
 # --- reasoning -------------------------------------------------------------------------------------------

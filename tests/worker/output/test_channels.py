@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from hypothesis import strategies as st
 from mlx_lm.chat_templates.muse_spark import RESPONSE_FORMAT
 from mlx_lm.generate import TextStateMachine, make_text_state_machine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from tests.models.fixtures import model_folder
+from tests.worker.output.calls.parsed_answers import bare_tokenizer
 from worker.contract.engine import OutputDelta, OutputProcessor
 from worker.models.prompts.format import Format
 from worker.output.channels import CONTENT, REASONING, SIGNS_MAX, ChannelProcessor, signs_of
@@ -85,18 +84,13 @@ class Kind:
 
 @cache
 def _byte_tokens() -> dict[int, int]:
-    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=_bare()))
+    vocabulary = Vocabulary(PreTrainedTokenizerFast(tokenizer_object=bare_tokenizer()))
     return {vocabulary.spell(token)[0]: token for token in range(300) if len(vocabulary.spell(token)) == 1}
-
-
-def _bare() -> Tokenizer:
-    document = json.loads((model_folder("dense") / "tokenizer.json").read_text())
-    return Tokenizer.from_str(json.dumps(document | {"added_tokens": []}))
 
 
 @cache
 def kind(name: str) -> Kind:
-    backend = _bare()
+    backend = bare_tokenizer()
     if name == "ordinary":
         backend.add_tokens([AddedToken(marker, normalized=False) for marker in MARKERS[name]])
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL[name]])
@@ -286,14 +280,14 @@ def test_thoughts_are_counted_without_their_markers_and_only_content_has_likelih
 
 
 def test_a_model_without_markers_needs_no_channels() -> None:
-    tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=_bare()))
+    tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=bare_tokenizer()))
     assert Format(tokenizer, Vocabulary(tokenizer._tokenizer)).is_plain
 
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_format_of_headers_is_followed_as_upstream_describes_it(plain: bool) -> None:
     """In Muse Spark's format, whose answers begin with their recipient."""
-    backend = _bare()
+    backend = bare_tokenizer()
     names = ["<|message|>", "<|eom|>", "<|eot|>"]
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
     inner = PreTrainedTokenizerFast(tokenizer_object=backend)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.factories import engine_request
 from tests.worker.output.calls.parsed_answers import (
     ParsedAnswer,
     either_way,
@@ -16,9 +19,10 @@ from tests.worker.output.calls.parsed_answers import (
     named,
     only_call,
 )
+from worker.contract.engine import SamplingParams
 from worker.output.calls.objects import UNDECIDED_CHARACTERS_MAX
 from worker.output.calls.tagged import HEAD_CHARACTERS_MAX
-from worker.output.calls.writer import CallNumbering
+from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import CONTENT
 
 TOOLS: dict[str, Any] = {
@@ -300,3 +304,15 @@ def test_tool_call_that_upstream_fails_to_parse_is_parsed(
     end = "</longcat_tool_call>" if parser == "longcat" else ""
     result = said(start + body + end, {"get": {"properties": {"a": {"type": "integer"}}}})
     assert json.loads(result.calls[0][2]) == ours
+
+
+# --- ids -------------------------------------------------------------------------------------------------
+
+
+def test_ids_belong_to_the_prompt_the_seed_and_the_place_wherever_a_stream_resumes() -> None:
+    own = engine_request("a", (5, 6), sampling=SamplingParams(seed=2**63 - 1))
+    others = [replace(own, tokens=(5, 6, 7)), replace(own, sampling=SamplingParams(seed=3))]
+    ids = [namer_of(each)(index) for each in (own, *others) for index in range(3)]
+    assert len({*ids}) == 9
+    assert all(re.fullmatch("call_[0-9a-f]{24}", id) for id in ids)
+    assert namer_of(replace(own, id="a~2", resume=(9,)))(1) == ids[1]
