@@ -27,6 +27,11 @@ PROMPTS = [tuple((7 * row + 3 * place) % 90 + 1 for place in range(3 + row)) for
 TOKENS = 8
 
 
+def stopped() -> float:
+    """A clock that stands still: a trial is never cut short on a slow machine."""
+    return 0.0
+
+
 @cache
 def _llama() -> Any:
     network = load_model(model_folder("llama"))[0]
@@ -88,7 +93,10 @@ def alone() -> list[list[int]]:
 def test_the_trial_finds_a_network_whose_results_depend_on_the_number_of_rows(alone: list[list[int]]) -> None:
     engine = BatchEngine(RowDependent(rows=5, tokens=3), ABLE)
     assert answers(engine, PROMPTS) != alone, "otherwise this network shows nothing"
-    found = {(check.kind, check.rows, check.tokens): check for check in measure(engine).checks}
+    found = {
+        (check.kind, check.rows, check.tokens): check
+        for check in measure(engine, LOAD_CHECKS, AT_LOAD, stopped).checks
+    }
     assert len(found) == len(LOAD_CHECKS)
     assert found["decode", 2, 1].is_exact
     assert found["decode", 4, 1].is_exact
@@ -103,7 +111,7 @@ def test_the_trial_finds_a_network_whose_results_depend_on_the_number_of_rows(al
 def test_exact_keeps_to_the_passes_that_agree(alone: list[list[int]], drafts: bool) -> None:
     network = RowDependent(rows=5, tokens=3)
     engine = BatchEngine(network, ABLE)
-    limits = find_limits(engine)
+    limits = find_limits(engine, stopped)
     assert (limits.rows_max, limits.draft_tokens_max, limits.is_complete) == (5, 3, True)
     engine.limit_passes(5, 3)
     assert answers(engine, PROMPTS, drafts=drafts) == alone
@@ -111,7 +119,7 @@ def test_exact_keeps_to_the_passes_that_agree(alone: list[list[int]], drafts: bo
 
 def test_exact_runs_each_row_by_itself_where_no_other_pass_agrees(alone: list[list[int]]) -> None:
     engine = BatchEngine(RowDependent(rows=1, tokens=1), ABLE)
-    limits = find_limits(engine)
+    limits = find_limits(engine, stopped)
     assert (limits.rows_max, limits.draft_tokens_max) == (1, 0)
     engine.limit_passes(1, 0)
     assert not engine.is_batchable
