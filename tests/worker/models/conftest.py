@@ -19,5 +19,5 @@ def probe_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _probes_are_kept(probe_results: Path) -> Iterator[None]:
     """Make it the default folder of probe results. A test of a probe says `probe_cache_folder=None`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ModelLoader.__init__.__kwdefaults__, "probe_cache_folder", probe_results)
+        patch.setitem(vars(ModelLoader)["__init__"].__kwdefaults__, "probe_cache_folder", probe_results)
         yield
