@@ -34,7 +34,7 @@ class Scripted:
     """A model of the scripted engine. `flags`: of its worker. `weight_bytes`: simulated size."""
 
     name: str
-    flags: str = "--step-ms 5"
+    flags: str = "--step-ms 20"
     aliases: list[str] = field(default_factory=list)
     resident: bool = False
     weight_bytes: int = 0
