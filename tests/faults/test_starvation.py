@@ -6,10 +6,9 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.faults.forgetful import FORGOTTEN_TOKENS
-from tests.faults.streams import ask, scripted, wait_until_flowing
+from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
 from tests.system import Process, System, eventually, running_system
 from worker.transport.exit_codes import EXIT_BROKEN
 
@@ -17,9 +16,9 @@ STALL_S = 4
 """The worker restarts a starved row after a quarter of this, and ends itself after another quarter."""
 IDLE_CPU_MAX = 0.2
 """Maximum share of a core while the only request is not scheduled; a spinning loop uses a whole core."""
-OTHER_TOKENS = 600
+OTHER_TOKENS = 150
 QUESTION = f"who was forgotten? !tokens={FORGOTTEN_TOKENS}"
-OTHERS = f"somebody else !tokens={OTHER_TOKENS} !slow=5"
+OTHERS = f"somebody else !tokens={OTHER_TOKENS} !slow=20"
 
 
 def _start(system: System, how: str, *flags: str) -> Process:
@@ -34,22 +33,22 @@ def _phases(system: System) -> dict[str, str]:
     return {row["id"]: row["phase"] for worker in workers for row in worker["rows"]}
 
 
-@pytest.mark.parametrize("beside", [0, 2], ids=["alone", "beside streams"])
-def test_worker_restarts_a_request_that_its_scheduler_has_lost(tmp_path: Path, beside: int) -> None:
+def test_worker_restarts_a_request_that_its_scheduler_has_lost_alone_or_beside_streams(
+    tmp_path: Path,
+) -> None:
     with running_system(tmp_path) as system:
         worker = _start(system, "once", f"--stall-timeout={STALL_S}")
         system.wait_ready()
-        others = [ask(system.url, OTHERS, max_tokens=OTHER_TOKENS) for _ in range(beside)]
-        wait_until_flowing(others)
-        lost = ask(system.url, QUESTION, max_tokens=FORGOTTEN_TOKENS)
-        lost.join(20)
-        assert lost.texts == [scripted(QUESTION, FORGOTTEN_TOKENS)]
+        for count, beside in enumerate((0, 2), start=1):
+            others = [ask(system.url, OTHERS, max_tokens=OTHER_TOKENS) for _ in range(beside)]
+            wait_until_flowing(others)
+            lost = ask(system.url, QUESTION, max_tokens=FORGOTTEN_TOKENS)
+            wait_for([lost, *others], 60)
+            assert lost.texts == [scripted(QUESTION, FORGOTTEN_TOKENS)]
+            assert [other.reasons for other in others] == [["length"]] * beside
+            eventually(lambda n=count: _starved(system) == n, within_s=5, what="the starvation is counted")
         assert worker.running
         assert "no progress" in worker.log()
-        eventually(lambda: _starved(system) == 1, within_s=5, what="the starvation is counted")
-        for other in others:
-            other.join(60)
-            assert other.reasons == ["length"]
 
 
 def test_worker_ends_itself_when_a_restart_is_in_vain_and_the_next_one_answers(tmp_path: Path) -> None:
