@@ -13,7 +13,7 @@ from tests.faults.bodies import Answer, judge
 from tests.faults.malformed import Request
 from tests.system import eventually, running_system
 
-COUNT = 800
+COUNT = 400
 
 
 def test_whatever_is_sent_the_answer_is_orderly_and_nobody_else_notices(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ def test_stalled_and_disconnected_clients_leave_no_residue_in_the_gateway(tmp_pa
     with running_system(tmp_path, flags) as system:
         clients.start(system)
         crowd = clients.Crowd(system, seed=3, text="x" * 20_000)
-        outcome = on_uvloop(crowd.run(unread=4, leaving=60, window_s=1.0))
-    assert sum(outcome.left.values()) == 60
+        outcome = on_uvloop(crowd.run(unread=4, leaving=30, window_s=0.5))
+    assert sum(outcome.left.values()) == 30
     assert outcome.growth <= clients.GROWTH_BYTES_MAX
 
 

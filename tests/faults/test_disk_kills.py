@@ -10,7 +10,7 @@ from tests.faults import disk_kills
 from worker.prefixes.disk import DiskTier
 from worker.prefixes.files import Record
 
-KILLS = 20
+KILLS = 8
 WITHIN_S = 20.0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.faults import frames
 
-FRAMES = 10_000
+FRAMES = 4000
 
 
 def test_a_gateway_lives_on_whatever_a_worker_says(tmp_path: Path) -> None:

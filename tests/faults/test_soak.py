@@ -15,7 +15,7 @@ from tests.soak import LANES, Lane
 
 WITHOUT_OPTIONS = ("simulation", "schedules")
 """Lanes whose programs take two numbers and have no parser."""
-RUN = ("schedules", "decoders", "reloads", "disk")
+RUN = ("reloads",)
 """Lanes that take a few seconds; for the others, other tests run the same code."""
 RUN_S_MAX = 100
 
