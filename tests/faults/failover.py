@@ -8,7 +8,7 @@ answer must equal that of an undisturbed run. While no worker is ready, clients 
 as the cause of the crashes.
 
 `--fault`: the worker is killed or stopped, its model thread hangs, or the connection to the gateway loses,
-duplicates and reorders messages (then `--faults` is in seconds). `--model`: scripted, or embedded, which uses
+duplicates and reorders messages (a fault is one that is lost). `--model`: scripted, or embedded, which uses
 the real engine.
 """
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults import stalling
-from tests.faults.line import Kind, harmed
+from tests.faults.line import Kind, Line, harmed
 from tests.faults.questions import Question, Source, of_the_embedded, of_the_scripted
 from tests.faults.runner import run_program
 from tests.faults.streams import Client
@@ -36,7 +36,7 @@ CLIENTS = 32
 STEP_MS = 5
 KNOWN_ANSWERS = 40
 UNDISTURBED_S_MAX = 2.0
-REFUSED_S = 0.05
+REFUSED_S = 0.25
 """Delay before a refused client retries."""
 SHARE_HARMED = 0.02
 HARMED_HOW: tuple[Kind, ...] = ("lost", "doubled", "swapped")
@@ -142,12 +142,12 @@ def asking(
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A system whose workers are replaced. `known`: the number of questions whose answers are recorded first.
-    `drafts`: workers speculate."""
+    `line`: the faulty connection of the workers. `drafts`: workers speculate."""
 
     system: System
     model: str = "scripted"
     known: int = KNOWN_ANSWERS
-    endpoint: str | None = None
+    line: Line | None = None
     stall_timeout_s: float | None = None
     drafts: bool = False
 
@@ -163,7 +163,8 @@ class Stage:
                 "tests.scripted_worker.__main__" if self.model == "scripted" else "worker.__main__"
             )
             module = stalling.__name__
-        worker = self.system.start_worker(*flags, module=module, env=env, endpoint=self.endpoint)
+        endpoint = None if self.line is None else self.line.endpoint
+        worker = self.system.start_worker(*flags, module=module, env=env, endpoint=endpoint)
         eventually(lambda: worker.pid in self.pids("ready"), within_s=90, what="the worker is ready")
         return worker
 
@@ -206,7 +207,11 @@ def stall(stage: Stage, worker: Process) -> Process:
 
 
 def disturb(stage: Stage, worker: Process) -> Process:
-    """Do nothing: the connection itself is faulty."""
+    """Wait until the connection, which is faulty itself, has lost another message."""
+    line = stage.line
+    assert line is not None
+    lost = line.counts["lost"]
+    eventually(lambda: line.counts["lost"] > lost, within_s=90, what="a message is lost")
     return worker
 
 
@@ -227,8 +232,7 @@ def staged(
     with running_system(folder, ["--silent-after", "1"] if fault == "stop" else []) as system:
         if fault == "line":
             with harmed(folder, system.endpoint, seed, HARMED_HOW, SHARE_HARMED) as line:
-                yield Stage(system, model, known, endpoint=line.endpoint, drafts=drafts)
-                assert line.counts["lost"] > 0
+                yield Stage(system, model, known, line=line, drafts=drafts)
                 for worker in system.workers:
                     worker.stop()
         else:

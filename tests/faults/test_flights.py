@@ -16,9 +16,11 @@ from tests.faults.questions import image_url, seeing_body, seen_in
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing, wait_until_taken
 from tests.system import Process, System, chat_body, eventually, running_system
 
-STEP = ("--step-ms", "5", "--images")
+STEP = ("--step-ms", "20", "--images")
+TOKENS = 75
 POISON = "a poisoned one !die=7 !tokens=20"
 POISON_AT_ONCE = "a poisoned one !burst"
+CLIENTS = 8
 
 
 class Supervisor(threading.Thread):
@@ -49,9 +51,9 @@ class Supervisor(threading.Thread):
 
 
 @contextlib.contextmanager
-def supervised(folder: Path, *gateway_flags: str) -> Iterator[tuple[System, Supervisor]]:
+def supervised(folder: Path) -> Iterator[tuple[System, Supervisor]]:
     """Run a gateway with a worker that is restarted."""
-    with running_system(folder, gateway_flags) as system:
+    with running_system(folder) as system:
         supervisor = Supervisor(system, *STEP)
         supervisor.start()
         try:
@@ -59,6 +61,13 @@ def supervised(folder: Path, *gateway_flags: str) -> Iterator[tuple[System, Supe
             yield system, supervisor
         finally:
             supervisor.stop()
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Supervisor]]:
+    """Run a system for kills from outside. For poison it needs a gateway that knows of no such kills."""
+    with supervised(tmp_path_factory.mktemp("flights")) as found:
+        yield found
 
 
 def prompt(number: int, tokens: int) -> str:
@@ -87,73 +96,61 @@ def assert_undisturbed(clients: list[Client], tokens: int) -> None:
         assert client.completion_tokens == tokens + 1
 
 
-@pytest.mark.parametrize(("fault", "faults"), [("kill", 3), ("stop", 1), ("stall", 1), ("line", 3)])
-def test_whatever_befalls_workers_and_the_line_at_random_instants_costs_32_clients_a_pause(
+@pytest.mark.parametrize(("fault", "faults"), [("kill", 1), ("stop", 1), ("stall", 1), ("line", 1)])
+def test_whatever_befalls_workers_and_the_line_at_random_instants_costs_clients_a_pause(
     tmp_path: Path, fault: str, faults: int
 ) -> None:
     with failover.staged(tmp_path, fault, seed=7) as stage:
-        outcome = failover.run(stage, failover.HARMS[fault], faults, seed=7)
+        outcome = failover.run(stage, failover.HARMS[fault], faults, seed=7, clients=CLIENTS)
     assert outcome.wrong == []
-    assert outcome.answers >= failover.CLIENTS
+    assert outcome.answers >= CLIENTS
 
 
 @pytest.mark.timeout(300)
 def test_the_embedded_model_goes_on_with_the_same_text_whatever_is_asked(tmp_path: Path) -> None:
-    with failover.staged(tmp_path, "kill", "embedded", known=6) as stage:
-        outcome = failover.run(stage, failover.kill, 1, seed=3, clients=6)
+    with failover.staged(tmp_path, "kill", "embedded", known=4) as stage:
+        outcome = failover.run(stage, failover.kill, 1, seed=3, clients=4)
     assert outcome.wrong == []
-    assert outcome.answers >= 6
+    assert outcome.answers >= 4
 
 
-@pytest.mark.parametrize("direction", ["!look=1000", "!prefill=1000"])
-def test_a_worker_killed_while_it_encodes_or_runs_an_image_costs_nobody_an_answer(
-    tmp_path: Path, direction: str
+@pytest.mark.parametrize("direction", ["!look=1000", "!prefill=1000", ""], ids=["encode", "run", "decode"])
+def test_a_worker_killed_while_it_encodes_or_runs_an_image_or_answers_costs_nobody_an_answer(
+    stage: tuple[System, Supervisor], direction: str
 ) -> None:
-    with supervised(tmp_path) as (system, supervisor):
-        streams = [ask(system.url, prompt(n, 300)) for n in range(8)]
-        wait_until_flowing(streams)
-        text = f"look {direction} !tokens=60"
-        seeing = Client(system.url, seeing_body(text, [image_url(1), image_url(2)]))
-        seeing.start()
+    system, supervisor = stage
+    system.wait_ready()
+    before, tokens = supervisor.crashes, 60 if direction else TOKENS
+    streams = [ask(system.url, prompt(n, TOKENS)) for n in range(4)]
+    wait_until_flowing(streams)
+    text, images = f"look {direction} !tokens={tokens}", [image_url(1), image_url(2)]
+    seeing = Client(system.url, seeing_body(text, images, stream=not direction))
+    seeing.start()
+    if direction:
         eventually(lambda: running(system) > len(streams), within_s=20, what="the image is begun")
         assert not seeing.read
-        supervisor.worker.kill()
-        wait_for([*streams, seeing], 60)
-        assert supervisor.crashes == 1
-        assert_undisturbed(streams, 300)
-        assert seeing.texts == [scripted(text, 60, seen=[seen_in(image_url(1)), seen_in(image_url(2))])]
+    else:
+        wait_until_flowing([seeing])
+    supervisor.worker.kill()
+    wait_for([*streams, seeing], 60)
+    assert supervisor.crashes == before + 1
+    assert_undisturbed(streams, TOKENS)
+    assert seeing.texts == [scripted(text, tokens, seen=[*map(seen_in, images)])]
 
 
-def test_a_worker_killed_in_the_middle_of_answers_about_images_costs_nobody_an_answer(tmp_path: Path) -> None:
-    with supervised(tmp_path) as (system, supervisor):
-        texts = [f"look {'now ' * number}!tokens=300" for number in range(8)]
-        fields = {"stream": True, "stream_options": {"include_usage": True}}
-        seeing = [
-            Client(system.url, seeing_body(text, [image_url(number)], **fields))
-            for number, text in enumerate(texts)
-        ]
-        for client in seeing:
-            client.start()
-        wait_until_flowing(seeing)
-        supervisor.worker.kill()
-        wait_for(seeing, 60)
-        for number, client in enumerate(seeing):
-            assert client.texts == [scripted(texts[number], 300, seen=[seen_in(image_url(number))])]
-
-
-def test_log_probabilities_go_on_too(tmp_path: Path) -> None:
-    with supervised(tmp_path) as (system, supervisor):
-        fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": 200}
-        before, after = (ask(system.url, "!tokens=300", **fields) for _ in range(2))
-        wait_for([before], 30)
-        again = ask(system.url, "!tokens=300", **fields)
-        wait_until_flowing([again])
-        supervisor.worker.kill()
-        wait_for([again, after], 30)
-        reported = [_reported(client) for client in (before, again)]
-        assert reported[0] == reported[1]
-        assert len(reported[0]) == 200
-        assert supervisor.crashes >= 1
+def test_log_probabilities_go_on_too(stage: tuple[System, Supervisor]) -> None:
+    system, supervisor = stage
+    system.wait_ready()
+    fields = {"logprobs": True, "top_logprobs": 2, "max_tokens": TOKENS}
+    crashes, alone = supervisor.crashes, ask(system.url, "!tokens=100", **fields)
+    wait_for([alone], 30)
+    again = ask(system.url, "!tokens=100", **fields)
+    wait_until_flowing([again])
+    supervisor.worker.kill()
+    wait_for([again], 30)
+    assert _reported(alone) == _reported(again)
+    assert len(_reported(alone)) == TOKENS
+    assert supervisor.crashes > crashes
 
 
 def _reported(client: Client) -> list[object]:
@@ -161,39 +158,50 @@ def _reported(client: Client) -> list[object]:
     return [entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]]
 
 
-def test_a_stopped_worker_is_replaced_and_says_nothing_twice_when_it_wakes(tmp_path: Path) -> None:
+def test_a_stopped_worker_is_replaced_or_goes_on_and_says_nothing_twice_when_it_wakes(tmp_path: Path) -> None:
     with running_system(tmp_path, ["--silent-after", "1"]) as system:
         stopped = system.start_worker(*STEP)
         system.wait_ready()
-        clients = ask_many(system.url, 8, 400)
-        wait_until_flowing(clients[::2])
-        stopped.kill(signal.SIGSTOP)
-        eventually(lambda: "is silent" in system.gateway.log(), within_s=30, what="the worker is silent")
-        refused = system.http.post("/v1/chat/completions", json=chat_body("hi"))
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_unavailable")
-        system.start_worker(*STEP)
-        system.wait_ready()
-        stopped.kill(signal.SIGCONT)
-        wait_for(clients, 60)
-        assert_undisturbed(clients, 400)
+        for replaced in (False, True):
+            clients, said = ask_many(system.url, 4, 2 * TOKENS), len(system.gateway.log())
+            wait_until_flowing(clients[::2])
+            stopped.kill(signal.SIGSTOP)
+            eventually(
+                lambda said=said: "is silent" in system.gateway.log()[said:],
+                within_s=30,
+                what="the worker is silent",
+            )
+            refused = system.http.post("/v1/chat/completions", json=chat_body("hi"))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_unavailable")
+            if replaced:
+                system.start_worker(*STEP)
+                system.wait_ready()
+            stopped.kill(signal.SIGCONT)
+            wait_for(clients, 60)
+            assert_undisturbed(clients, 2 * TOKENS)
+            system.wait_ready()
 
 
 def test_a_worker_that_stays_stopped_is_killed_for_its_supervisor_to_start_another(tmp_path: Path) -> None:
-    with supervised(tmp_path, "--silent-after", "1", "--hung-timeout", "0.5") as (system, supervisor):
-        clients = ask_many(system.url, 4, 300)
+    with running_system(tmp_path, ["--silent-after", "1", "--hung-timeout", "0.5"]) as system:
+        stopped = system.start_worker(*STEP)
+        system.wait_ready()
+        clients = ask_many(system.url, 4, TOKENS)
         wait_until_flowing(clients[::2])
-        stopped = supervisor.worker
         stopped.kill(signal.SIGSTOP)
-        wait_for(clients, 60)
-        assert_undisturbed(clients, 300)
         assert stopped.wait() == -signal.SIGKILL
+        system.start_worker(*STEP)
+        wait_for(clients, 60)
+        assert_undisturbed(clients, TOKENS)
 
 
 def test_requests_fail_when_no_worker_returns_within_the_failover_timeout(tmp_path: Path) -> None:
     with running_system(tmp_path, ["--failover-timeout", "1", "--keepalive", "0.2"]) as system:
         worker = system.start_worker(*STEP)
         system.wait_ready()
-        streamed, whole = clients = ask_many(system.url, 2, 2000)
+        clients = [ask(system.url, "!tokens=2000", stream=stream) for stream in (True, False)]
+        streamed, whole = clients
+        wait_until_taken(system.url, clients)
         wait_until_flowing([streamed])
         worker.kill()
         wait_for(clients, 30)
@@ -207,27 +215,28 @@ def test_a_client_that_leaves_while_it_waits_for_a_worker_is_forgotten(tmp_path:
     with running_system(tmp_path) as system:
         worker = system.start_worker(*STEP)
         system.wait_ready()
-        with system.http.stream(
-            "POST", "/v1/chat/completions", json=chat_body("!tokens=5000", stream=True)
-        ) as answer:
+        body = chat_body("!tokens=2000", stream=True)
+        with system.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
             worker.kill()
             worker.wait()
             eventually(lambda: "connection lost" in system.gateway.log(), within_s=10)
             assert in_flight(system) == 1
-
         eventually(lambda: in_flight(system) == 0, within_s=10, what="the flight is closed")
 
 
-@pytest.mark.parametrize("text", [POISON, POISON_AT_ONCE])
-def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path, text: str) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("text", "innocents"), [(POISON, 50), (POISON_AT_ONCE, 8)])
+def test_a_request_that_kills_its_worker_takes_nobody_with_it(
+    tmp_path: Path, text: str, innocents: int
+) -> None:
     with supervised(tmp_path) as (system, supervisor):
-        innocents = ask_many(system.url, 50, 120)
-        wait_until_flowing(innocents[:16:2])
+        beside = ask_many(system.url, innocents, TOKENS)
+        wait_until_flowing(beside[:8:2])
         poison = ask(system.url, text, seed=1)
-        wait_for([poison, *innocents], 120)
-        assert_undisturbed(innocents, 120)
+        wait_for([poison, *beside], 120)
+        assert_undisturbed(beside, TOKENS)
         assert poison.error == "worker_crashed"
         assert supervisor.crashes <= 3
 
@@ -242,12 +251,13 @@ def test_a_request_that_kills_its_worker_takes_nobody_with_it(tmp_path: Path, te
         assert supervisor.crashes == crashes
 
 
+@pytest.mark.timeout(300)
 def test_several_answers_to_a_request_that_kills_are_not_tried_one_by_one(tmp_path: Path) -> None:
     with supervised(tmp_path) as (system, supervisor):
         supervisor.worker.kill(signal.SIGSTOP)  # so the first cannot crash it before the second is sent
         poison = [ask(system.url, POISON, stream=stream, n=3) for stream in (True, False)]
         eventually(lambda: in_flight(system) == 2 * 3, within_s=30, what="both are in flight")
         supervisor.worker.kill(signal.SIGCONT)
-        wait_for(poison, 60)
+        wait_for(poison, 120)
         assert [client.error for client in poison] == ["worker_crashed"] * 2
         assert supervisor.crashes <= 3
