@@ -5,22 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from protocol import sockets
 from tests.faults.several import Scripted, Several, several
-from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
+from tests.faults.streams import Client, wait_for, wait_until_flowing
 from tests.faults.test_flights import ask_many, assert_undisturbed
 from tests.system import Process, System, eventually, free_port, running_system
 
-STREAMS, TOKENS = 16, 300
-SLOW_START = "--step-ms 5 --images --load 6"
-"""Slow enough that streams which wait for its start are recognizable."""
+STREAMS, TOKENS = 8, 75
+FLAGS = "--step-ms 20 --images --load 2"
+"""So slow to start that whether streams wait for that is seen."""
 KEYS = "gateway.key", "worker.key", "worker.key_secret"
 """The key files that a worker on another machine needs."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+    flags = "--silent-after 1 --hung-timeout 3"
+    folder = tmp_path_factory.mktemp("replicas")
+    with several(folder, Scripted("m", FLAGS, replicas=2), gateway_flags=flags) as served:
+        yield served
 
 
 def ready(served: Several) -> list[int]:
@@ -35,24 +43,19 @@ def both_ready(served: Several) -> list[int]:
     return eventually(two, within_s=60, what="two workers are ready") or []
 
 
-def assigned(served: Several) -> dict[int, int]:
-    return {worker["pid"]: worker["assigned"] for worker in served.status()["workers"]}
-
-
-def told(served: Several) -> tuple[object, ...]:
-    """Return the supervisor's and the gateway's counters of the model."""
-    [model] = served.status()["models"]
-    return model["replicas"], model["restarts"], model["losses"]
+def assigned(served: Several) -> list[int]:
+    return [worker["assigned"] for worker in served.status()["workers"]]
 
 
 def all_aboard(served: Several) -> list[int]:
     """Return the numbers of requests assigned to the workers, or an empty list until all are assigned."""
-    counts = list(assigned(served).values())
-    return counts if sum(counts) == STREAMS else []
+    return counts if sum(counts := assigned(served)) == STREAMS else []
 
 
 def streams_on_both(served: Several) -> list[Client]:
     """Start clients, alternately streaming, distributed evenly over both workers."""
+    both_ready(served)
+    served.http.delete("/v1/cache").raise_for_status()  # otherwise they would follow their prefixes
     clients = ask_many(served.url, STREAMS, TOKENS)
     # Count as soon as all are assigned: when the last one flows, the first may have ended.
     counts = eventually(lambda: all_aboard(served), within_s=60, what="all are assigned")
@@ -61,91 +64,92 @@ def streams_on_both(served: Several) -> list[Client]:
     return clients
 
 
-def test_when_one_of_two_is_killed_its_streams_go_on_at_once_with_the_other(tmp_path: Path) -> None:
-    with several(tmp_path, Scripted("m", SLOW_START, replicas=2)) as served:
-        victim, survivor = both_ready(served)
+def failovers(served: Several) -> tuple[int, int]:
+    """Return how many requests have lost their worker, and how many have gone on."""
+    counts = served.status()["gateway"]["failover"]
+    return counts.get("grounded", 0), counts.get("resumed", 0)
+
+
+def lose(served: Several, number: signal.Signals) -> None:
+    """Send a signal to one of the workers: its streams must go on with the other one, without waiting for a
+    new one, and it is replaced."""
+    victim, survivor = both_ready(served)
+    clients, before = streams_on_both(served), failovers(served)
+    os.kill(victim, number)
+
+    def moved() -> bool:
+        grounded, resumed = failovers(served)
+        return grounded == resumed > before[1]
+
+    eventually(moved, within_s=60, what="its streams go on")
+    assert ready(served) == [survivor], "no stream waited for the new worker"
+    wait_for(clients, 60)
+    assert_undisturbed(clients, TOKENS)
+    replaced = both_ready(served)
+    assert survivor in replaced
+    assert victim not in replaced
+
+
+def told(served: Several) -> tuple[int, dict[str, int]]:
+    """Return the supervisor's and the gateway's counters of the model."""
+    [model] = served.status()["models"]
+    assert model["replicas"] == 2
+    return model["restarts"], model["losses"]
+
+
+def test_when_one_of_two_is_killed_its_streams_go_on_at_once_with_the_other(served: Several) -> None:
+    restarts, losses = told(served)
+    lose(served, signal.SIGKILL)
+    counts = restarts + 1, losses | {"dead": losses.get("dead", 0) + 1}
+    eventually(lambda: told(served) == counts, within_s=30, what="one restart and one loss are counted")
+    clients = ask_many(served.url, STREAMS, TOKENS)
+    eventually(
+        lambda: min(assigned(served)) > 0,
+        within_s=60,
+        what="the new worker gets some, although the other one has all prefixes",
+    )
+    wait_for(clients, 60)
+
+
+def test_when_one_of_two_hangs_its_streams_go_on_with_the_other_and_it_is_replaced(served: Several) -> None:
+    lose(served, signal.SIGSTOP)
+    assert "is unresponsive: killed" in served.process.log()
+
+
+def test_a_reload_takes_one_after_the_other_and_no_request_is_lost(served: Several) -> None:
+    before, over, least = both_ready(served), threading.Event(), [2]
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            least.append(len(ready(served)))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
         clients = streams_on_both(served)
-        os.kill(victim, signal.SIGKILL)
-        wait_for(clients, 60)
-        assert ready(served) == [survivor], "no stream waited for the new worker"
-        assert_undisturbed(clients, TOKENS)
-        failover = served.status()["gateway"]["failover"]
-        assert failover["resumed"] == failover["grounded"] > 0
-        replaced = both_ready(served)
-        assert survivor in replaced
-        assert victim not in replaced
-        counts = 2, 1, {"dead": 1}
-        eventually(lambda: told(served) == counts, within_s=30, what="one restart and one loss are counted")
-        clients = ask_many(served.url, STREAMS, TOKENS)
-        eventually(
-            lambda: min(assigned(served).values()) > 0,
-            within_s=60,
-            what="the new worker gets some, although the other one has all prefixes",
-        )
-        wait_for(clients, 60)
-
-
-def test_when_one_of_two_hangs_its_streams_go_on_with_the_other_and_it_is_replaced(tmp_path: Path) -> None:
-    flags = "--silent-after 1 --hung-timeout 1"
-    with several(tmp_path, Scripted("m", SLOW_START, replicas=2), gateway_flags=flags) as served:
-        victim, survivor = both_ready(served)
-        clients = streams_on_both(served)
-        os.kill(victim, signal.SIGSTOP)
-        wait_for(clients, 60)
-        assert ready(served) == [survivor]
-        assert_undisturbed(clients, TOKENS)
-        eventually(lambda: "is unresponsive: killed" in served.process.log(), within_s=30, what="the kill")
-        assert victim not in both_ready(served)
-
-
-def test_a_reload_takes_one_after_the_other_and_no_request_is_lost(tmp_path: Path) -> None:
-    with several(tmp_path, Scripted("m", "--step-ms 5 --images --load 0.5", replicas=2)) as served:
-        before = both_ready(served)
-        over = threading.Event()
-        least = [2]
-
-        def watch() -> None:
-            while not over.is_set():
-                least.append(len(ready(served)))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
-            clients = streams_on_both(served)
-            done, text = served.reload()
-        finally:
-            over.set()
-            watcher.join()
-        assert done, text
-        assert text.count("has taken over from") == 2
-        assert not set(both_ready(served)) & set(before)
-        assert min(least) >= 2, "each starts before the worker that it replaces ends"
-        wait_for(clients, 60)
-        assert_undisturbed(clients, TOKENS)
+        done, text = served.reload()
+    finally:
+        over.set()
+        watcher.join()
+    assert done, text
+    assert text.count("has taken over from") == 2
+    assert not set(both_ready(served)) & set(before)
+    assert min(least) >= 2, "each starts before the worker that it replaces ends"
+    wait_for(clients, 60)
+    assert_undisturbed(clients, TOKENS)
 
 
 def test_both_get_the_spare_by_turns_and_no_two_have_one_incarnation(tmp_path: Path) -> None:
     with several(tmp_path, Scripted("m", "--step-ms 5", replicas=2), spare=True) as served:
-        first, second = both_ready(served)
+        victims = both_ready(served)
         incarnations = {worker["incarnation"] for worker in served.status()["workers"]}
-        for victim in (first, second):
+        for victim in victims:
             spare = eventually(served.there, within_s=60, what="a spare")
             os.kill(victim, signal.SIGKILL)
             eventually(lambda spare=spare: spare in ready(served), within_s=60, what="it serves")
             both_ready(served)
             incarnations |= {worker["incarnation"] for worker in served.status()["workers"]}
         assert len(incarnations) == 4
-
-
-def test_replicas_are_loaded_and_unloaded_together_where_models_run_on_demand(tmp_path: Path) -> None:
-    models = Scripted("kept", resident=True), Scripted("pair", replicas=2)
-    with several(tmp_path, *models, gateway_flags="--unload-after 1") as served:
-        served.wait_for(kept="loaded", pair="unloaded")
-        client = ask(served.url, "!tokens=10", model="pair")
-        wait_for([client], 60)
-        assert client.texts == [scripted("!tokens=10", 10)]
-        served.wait_for(pair="unloaded")
-        eventually(lambda: served.pids("pair") == [], within_s=30, what="both processes are gone")
 
 
 # --- workers of other machines -----------------------------------------------------------------------
@@ -166,14 +170,15 @@ def worker_keys(folder: Path, keys: Path) -> Path:
     return copied
 
 
-def states(system: System) -> dict[int, str]:
-    return {worker["pid"]: worker["state"] for worker in system.http.get("/v1/status").json()["workers"]}
-
-
 def wait_until(system: System, workers: Sequence[Process]) -> None:
     """Wait until exactly these workers are connected and ready."""
     wanted = {worker.pid: "ready" for worker in workers}
-    eventually(lambda: states(system) == wanted, within_s=60, what=f"workers are {wanted}")
+
+    def found() -> bool:
+        workers = system.http.get("/v1/status").json()["workers"]
+        return {worker["pid"]: worker["state"] for worker in workers} == wanted
+
+    eventually(found, within_s=60, what=f"workers are {wanted}")
 
 
 @pytest.mark.timeout(180)
@@ -182,8 +187,8 @@ def test_a_worker_joins_over_tcp_with_keys_is_cut_off_when_it_hangs_and_comes_ba
     sockets.write_keys(keys)
     flags = ["--join", join, "--curve-keys", str(keys), "--silent-after", "1", "--hung-timeout", "1"]
     with running_system(tmp_path, flags) as system:
-        here = system.start_worker("--curve-keys", str(keys), "--step-ms", "5", "--images")
-        there = joining(system, join, worker_keys(tmp_path, keys), "--step-ms", "5", "--images")
+        here = system.start_worker("--curve-keys", str(keys), "--step-ms", "20", "--images")
+        there = joining(system, join, worker_keys(tmp_path, keys), "--step-ms", "20", "--images")
         sockets.write_keys(tmp_path / "others")
         stranger = joining(system, join, tmp_path / "others")
         keyless = system.start_worker(endpoint=join)
