@@ -168,9 +168,9 @@ def run(stage: Stage, seconds: float, kills: int, seed: int, clients: int = CLIE
     return outcome
 
 
-def staged(system: System, folder: Path) -> Stage:
+def staged(system: System, folder: Path, lasting: int = LASTING, visitors: int = VISITORS) -> Stage:
     """Make the adapters of a run."""
-    names = [f"lasting{n}" for n in range(LASTING)] + [f"visitor{n}" for n in range(VISITORS)]
+    names = [f"lasting{n}" for n in range(lasting)] + [f"visitor{n}" for n in range(visitors)]
     folders = {
         name: make_adapter(model_folder(MODEL), folder / name, Recipe(2 + place, 3.0, place))
         for place, name in enumerate(names)

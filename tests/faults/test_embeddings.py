@@ -14,8 +14,8 @@ from tests.models.fixtures import model_folder
 from tests.system import System, eventually, running_system
 
 NAME = "bert-embedder"
-TEXTS = [f"signal {number} at the old station " * (1 + number % 7) for number in range(700)]
-DEATHS = 2
+TEXTS = [f"signal {number} at the old station " * (1 + number % 7) for number in range(300)]
+DEATHS = 1
 TOLERANCE = 1e-5
 WAIT_S = 90.0
 
@@ -59,6 +59,7 @@ def prefilled(system: System) -> int:
     return sum(row["prefilled"] for worker in workers for row in worker["rows"])
 
 
+@pytest.mark.timeout(300)
 def test_a_list_is_answered_whole_however_often_its_worker_dies(system: System) -> None:
     undisturbed = Client(system)
     undisturbed.start()
