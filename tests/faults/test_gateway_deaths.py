@@ -7,16 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.faults.gateway_deaths import kill_gateways
 from tests.faults.questions import image_url
 from tests.faults.retrying import RetryingClient
 from tests.faults.streams import scripted
 from tests.system import System, eventually, running_system
 
-STEP = ("--step-ms", "5", "--images")
-TOKENS = 150
+STEP = ("--step-ms", "20", "--images")
+TOKENS = 60
 PROMPT = f"go !tokens={TOKENS}"
 
 
@@ -39,8 +37,8 @@ def events(
     return found
 
 
-def begin(system: System, prompt: str = PROMPT, **fields: Any) -> str:
-    body = {"model": "fake", "input": prompt, "background": True, **fields}
+def begin(system: System, **fields: Any) -> str:
+    body = {"model": "fake", "background": True, **fields}
     return str(system.http.post("/v1/responses", json=body).raise_for_status().json()["id"])
 
 
@@ -61,55 +59,40 @@ def text_of(document: dict[str, Any]) -> str:
 
 
 def test_clients_that_retry_with_their_key_get_undisturbed_answers(tmp_path: Path) -> None:
-    given = argparse.Namespace(kills=2, clients=6, tokens=80, interval=0.5, seed=1)
+    given = argparse.Namespace(kills=1, clients=6, tokens=40, interval=0.5, seed=1)
     assert kill_gateways(tmp_path, given) == []
 
 
-@pytest.mark.parametrize("with_worker", [False, True])
-def test_responses_in_the_background_go_on_and_their_events_have_the_same_numbers(
-    tmp_path: Path, with_worker: bool
-) -> None:
+def test_responses_in_the_background_go_on_with_their_media_and_event_numbers(tmp_path: Path) -> None:
+    media = [{"type": "input_text", "text": PROMPT}, {"type": "input_image", "image_url": image_url(1)}]
+    inputs = [PROMPT, [{"role": "user", "content": media}], PROMPT]
     with running_system(tmp_path) as system:
         worker = system.start_worker(*STEP, "--max-running", "2")
         system.wait_ready()
-        ids = [begin(system) for _ in range(4)]
-        first = events(system, ids[0], until=30)
-        if with_worker:
-            worker.kill()
+        undisturbed = [begin(system, input=input) for input in inputs]
+        texts = [text_of(ended(system, id)) for id in undisturbed]
+        assert texts[0] == texts[2] == scripted(PROMPT, TOKENS)
+        for with_worker in (False, True):
+            system.wait_ready()
+            ids = [begin(system, input=input) for input in inputs]
+            told = events(system, ids[0], until=20)
+            if with_worker:
+                worker.kill()
+            system.restart_gateway()
+            if with_worker:
+                system.start_worker(*STEP, "--max-running", "2")
+            told += events(system, ids[0], after=20)
+            assert [event["sequence_number"] for event in told] == list(range(len(told)))
+            deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
+            assert "".join(deltas) == texts[0]
+            documents = [ended(system, id) for id in ids]
+            assert {document["status"] for document in documents} == {"completed"}
+            assert [*map(text_of, documents)] == texts
         system.restart_gateway()
-        if with_worker:
-            system.start_worker(*STEP, "--max-running", "2")
-        rest = events(system, ids[0], after=30)
-        told = [*first, *rest]
-        assert [event["sequence_number"] for event in told] == list(range(len(told)))
-        deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
-        assert "".join(deltas) == scripted(PROMPT, TOKENS)
-        for id in ids:
-            document = ended(system, id)
-            assert (document["status"], text_of(document)) == ("completed", scripted(PROMPT, TOKENS))
-        system.restart_gateway()
-        assert [text_of(ended(system, id)) for id in ids] == [scripted(PROMPT, TOKENS)] * 4
+        assert [text_of(ended(system, id)) for id in ids] == texts
         follow = {"model": "fake", "input": "and?", "previous_response_id": ids[0]}
         system.wait_ready()
         assert system.http.post("/v1/responses", json=follow).status_code == 200
-
-
-def test_media_of_a_response_are_there_after_the_death_of_everything(tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-        worker = system.start_worker(*STEP)
-        system.wait_ready()
-        parts = [
-            {"type": "input_text", "text": PROMPT},
-            {"type": "input_image", "image_url": image_url(1)},
-        ]
-        content = [{"role": "user", "content": parts}]
-        undisturbed = text_of(ended(system, begin(system, input=content)))
-        id = begin(system, input=content)
-        events(system, id, until=20)
-        worker.kill()
-        system.restart_gateway()
-        system.start_worker(*STEP)
-        assert text_of(ended(system, id)) == undisturbed
 
 
 def test_an_answer_is_computed_once_for_a_client_that_comes_back_to_the_next_gateway(tmp_path: Path) -> None:
@@ -122,7 +105,7 @@ def test_an_answer_is_computed_once_for_a_client_that_comes_back_to_the_next_gat
         ]
         for client in clients:
             client.start()
-        eventually(lambda: len(clients[0].read) > 2000, within_s=20)
+        eventually(lambda: len(clients[0].read) > 1500, within_s=20)
         system.restart_gateway()
         for client in clients:
             client.join()
