@@ -9,7 +9,7 @@ hold that
 * each request of a batch is in its results once, in order, with the text that it has alone.
 
 A response whose creation was answered without the disk, after `DISK_S_MAX`, may be lost; it is counted, and
-not checked. `--victims gateway,worker` kills one of these instead, and the supervisor starts it again.
+not checked. `--victims`: in turn, all processes, or one that the supervisor starts again.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Failures:
     def run(self) -> None:
         """Make all kills, and check everything."""
         victims = self._given.victims.split(",")
-        for _ in range(self._given.kills):
+        for number in range(self._given.kills):
             self._create_batches()
-            self._disturb(self._dice.choice(victims))
+            self._disturb(victims[number % len(victims)])
             self._look()
         for id in list(self._batches):
             eventually(partial(self._is_checked, id), within_s=END_S_MAX, what=f"{id} is over")
@@ -306,7 +306,7 @@ if __name__ == "__main__":
         "--lines": {"type": int, "default": 40, "help": "of each batch"},
         "--interval": 2.5,
         "--frozen": {"type": float, "default": 0.7, "help": "share of the kills after which logs are cut"},
-        "--victims": "everything",
+        "--victims": ",".join(VICTIMS),
         "--seed": 1,
     }
     run_program(__doc__, check, options)
