@@ -10,88 +10,81 @@ import pytest
 
 from deploy.supervisor import control
 from deploy.supervisor.reloading import ReloadOrder
-from tests.faults.serving import serving
+from tests.faults.serving import Served, serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.faults.test_flights import ask_many, assert_undisturbed
 from tests.system import chat_body, eventually, running_system
 
-STEP = "--step-ms 5"
+STEP = "--step-ms 20"
 NO_TIME = f"{STEP} --drain-timeout 0"
-TOKENS = 400
-MANY_TOKENS = 700
-"""Answers outlast the start of another worker, on which they continue."""
+CLIENTS = 4
+SHORT, TOKENS = 100, 600
+"""Short answers end while their worker drains; others outlast the start of another, on which they go on."""
 
 
-def ask_16(url: str, tokens: int = TOKENS) -> list[Client]:
-    """Start 16 clients, alternately streaming, and wait until the streams have begun."""
-    clients = ask_many(url, 16, tokens)
+def ask_all(url: str, count: int = CLIENTS, tokens: int = TOKENS) -> list[Client]:
+    """Start clients, alternately streaming, and wait until the streams have begun."""
+    clients = ask_many(url, count, tokens)
     wait_until_flowing(clients[::2])
     return clients
 
 
-@pytest.mark.parametrize("flags", [STEP, NO_TIME], ids=["drained", "handed over"])
-@pytest.mark.parametrize("fits", [True, False], ids=["beside", "after"])
-def test_a_reload_costs_16_clients_nothing(tmp_path: Path, flags: str, fits: bool) -> None:
-    tokens = MANY_TOKENS if flags is NO_TIME else TOKENS
-    with serving(tmp_path, flags, fits=fits) as served:
-        clients = ask_16(served.url, tokens)
-        (old,) = served.workers("ready")
-        done, text = served.reload()
-        assert done, text
-        assert served.workers("ready") != [old]
-        wait_for(clients, 60)
-        assert_undisturbed(clients, tokens)
-        resumed = served.status()["gateway"]["failover"].get("resumed", 0)
-        assert resumed == (16 if flags is NO_TIME else 0)
+def reload_under_streams(served: Served, resumed: int) -> None:
+    """Reload, which must cost clients nothing; `resumed` of them go on with the new worker."""
+    before, tokens = resumed_by(served), TOKENS if resumed else SHORT
+    clients, old = ask_all(served.url, tokens=tokens), served.workers("ready")
+    late = ask(served.url, "!tokens=30")
+    done, text = served.reload()
+    assert done, text
+    assert not {*old} & {*served.workers("ready")}
+    wait_for([late, *clients], 60)
+    assert late.texts == [scripted("!tokens=30", 30)]
+    assert_undisturbed(clients, tokens)
+    assert resumed_by(served) - before in (resumed, resumed + bool(resumed))  # the late one may be
 
 
-def test_requests_are_served_during_consecutive_reloads(tmp_path: Path) -> None:
-    with serving(tmp_path, NO_TIME) as served:
-        clients = ask_16(served.url)
-        pids = served.workers("ready")
-        for _ in range(3):
-            late = ask(served.url, "!tokens=100")
-            done, text = served.reload()
-            assert done, text
-            pids += served.workers("ready")
-            wait_for([late], 30)
-            assert late.texts == [scripted("!tokens=100", 100)]
-        wait_for(clients, 60)
-        assert_undisturbed(clients, TOKENS)
-        assert len(set(pids)) == 4
+def resumed_by(served: Served) -> int:
+    return int(served.status()["gateway"]["failover"].get("resumed", 0))
 
 
-@pytest.mark.parametrize(
-    ("flags", "why", "ready_timeout_s"),
-    [("--broken", "exited with status 78", 30), ("--load 60", "was not ready within 3 s", 3)],
-)
-def test_a_worker_that_does_not_get_ready_leaves_the_old_one_in_place(
-    tmp_path: Path, flags: str, why: str, ready_timeout_s: float
-) -> None:
-    with serving(tmp_path, STEP, ready_timeout_s=ready_timeout_s) as served:
-        clients = ask_16(served.url)
+def test_consecutive_reloads_cost_clients_nothing_drained_or_handed_over(tmp_path: Path) -> None:
+    with serving(tmp_path, STEP) as served:
+        served.set_worker(NO_TIME)
+        reload_under_streams(served, 0)
+        reload_under_streams(served, CLIENTS)
+
+
+def test_a_reload_without_memory_for_two_costs_clients_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path, NO_TIME, fits=False) as served:
+        reload_under_streams(served, CLIENTS)
+
+
+def fails_to_reload(served: Served, flags: str, why: str) -> None:
+    """Reload with flags of a worker that does not get ready: the old one must stay."""
+    clients, old = ask_all(served.url, tokens=SHORT), served.workers("ready")
+    served.set_worker(flags)
+    done, text = served.reload()
+    assert not done
+    assert why in text
+    wait_for(clients, 60)
+    assert_undisturbed(clients, SHORT)
+    assert served.workers("ready") == old
+    eventually(lambda: len(served.status()["workers"]) == 1, within_s=30, what="the new one is gone")
+
+
+def test_a_worker_that_does_not_get_ready_leaves_the_old_one_in_place(tmp_path: Path) -> None:
+    with serving(tmp_path, STEP, ready_timeout_s=0.5) as served:
+        fails_to_reload(served, "--load 60", "was not ready within 0.5 s")
+
+
+def test_one_that_is_broken_too_and_a_reload_under_way_when_all_stops_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path, STEP) as served:
+        fails_to_reload(served, "--broken", "exited with status 78")
         old = served.workers("ready")
-        served.set_worker(flags)
-        done, text = served.reload()
-        assert not done
-        assert why in text
-        wait_for(clients, 60)
-        assert_undisturbed(clients, TOKENS)
-        assert served.workers("ready") == old
-        eventually(lambda: len(served.status()["workers"]) == 1, within_s=30, what="the new one is gone")
-
         served.set_worker(STEP)
         eventually(lambda: served.reload()[0], within_s=60, what="the next reload succeeds")
         assert served.workers("ready") != old
 
-
-def test_reload_without_a_running_server_fails(tmp_path: Path) -> None:
-    with pytest.raises(control.ControlError, match="no `roundhouse serve` is listening"):
-        control.order(tmp_path / "control")
-
-
-def test_a_reload_that_is_under_way_when_all_stops_is_answered(tmp_path: Path) -> None:
-    with serving(tmp_path) as served:
         served.set_worker("--load 60")
         with socket.socket(socket.AF_UNIX) as line:
             line.connect(str(tmp_path / "control"))
@@ -104,12 +97,19 @@ def test_a_reload_that_is_under_way_when_all_stops_is_answered(tmp_path: Path) -
         assert not (tmp_path / "control").exists()
 
 
+def test_reload_without_a_running_server_fails(tmp_path: Path) -> None:
+    with pytest.raises(control.ControlError, match="no `roundhouse serve` is listening"):
+        control.order(tmp_path / "control")
+
+
+# --- SIGTERM -------------------------------------------------------------------------------------------
+
+
 def test_a_worker_that_is_told_to_stop_ends_its_requests_and_takes_no_others(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
         worker = system.start_worker(*STEP.split())
         system.wait_ready()
-        clients = ask_many(system.url, 4, TOKENS)
-        wait_until_flowing(clients[::2])
+        clients = ask_all(system.url, 4, SHORT)
         worker.kill(signal.SIGTERM)
         eventually(lambda: system.http.get("/ready").status_code == 503, within_s=10, what="not ready")
         refused = system.http.post("/v1/chat/completions", json=chat_body("hi"))
@@ -117,40 +117,38 @@ def test_a_worker_that_is_told_to_stop_ends_its_requests_and_takes_no_others(tmp
         assert "retry-after" in refused.headers
         assert worker.running
         wait_for(clients, 30)
-        assert_undisturbed(clients, TOKENS)
+        assert_undisturbed(clients, SHORT)
         assert worker.wait() == 0
         assert "resumed" not in system.http.get("/v1/status").json()["gateway"]["failover"]
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["out of time", "told again"])
-def test_requests_that_outlast_the_drain_timeout_resume_on_another_worker(
-    tmp_path: Path, again: bool
+def test_requests_that_outlast_the_drain_timeout_or_a_second_signal_resume_on_another_worker(
+    tmp_path: Path,
 ) -> None:
     with running_system(tmp_path) as system:
-        flags = STEP.split()
-        worker = system.start_worker(*flags, "--drain-timeout", "3600" if again else "0.3")
+        worker = system.start_worker(*STEP.split(), "--drain-timeout", "0.3")
         system.wait_ready()
-        clients = ask_many(system.url, 4, MANY_TOKENS)
-        wait_until_flowing(clients[::2])
-        other = system.start_worker(*flags)
-        eventually(lambda: system.gateway.log().count("is ready:") == 2, within_s=30, what="two are ready")
-        worker.kill(signal.SIGTERM)
-        if again:
-            eventually(lambda: "draining:" in worker.log(), within_s=10, what="it drains")
+        for again in (False, True):
+            clients, ready = ask_all(system.url, 4, TOKENS), system.gateway.log().count("is ready:")
+            other = system.start_worker(*STEP.split(), "--drain-timeout", "3600")
+            eventually(
+                lambda ready=ready: system.gateway.log().count("is ready:") > ready,
+                within_s=30,
+                what="two are ready",
+            )
             worker.kill(signal.SIGTERM)
-        assert worker.wait() == 0
-        wait_for(clients, 60)
-        assert_undisturbed(clients, MANY_TOKENS)
-        assert system.http.get("/v1/status").json()["gateway"]["failover"]["resumed"] == 4
-        assert other.running
-
-
-def test_a_worker_that_drains_does_not_outstay_its_gateway(tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-        worker = system.start_worker(*STEP.split(), "--drain-timeout", "3600")
-        system.wait_ready()
-        clients = ask_many(system.url, 2, 5000)
-        wait_until_flowing(clients[:1])
+            if again:
+                eventually(lambda w=worker: "draining:" in w.log(), within_s=10, what="it drains")
+                worker.kill(signal.SIGTERM)
+            assert worker.wait() == 0
+            wait_for(clients, 60)
+            assert_undisturbed(clients, TOKENS)
+            failover = system.http.get("/v1/status").json()["gateway"]["failover"]
+            assert failover["resumed"] == (8 if again else 4)
+            worker = other
+        assert worker.running
+        # One that drains does not outstay its gateway.
+        clients = ask_all(system.url, 2, 2000)
         worker.kill(signal.SIGTERM)
         eventually(lambda: "draining:" in worker.log(), within_s=10, what="it drains")
         assert worker.running
