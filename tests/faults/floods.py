@@ -35,20 +35,13 @@ def flood_of(kind: str, name: str) -> list[bytes]:
     match kind:
         case "heartbeats":
             return wire.encode(Heartbeat(incarnation=name, running=0, waiting=0, steps=1))
-        case "deltas":
-            return useless(name, 1)
         case "steps":
             return useless(name, 1000)
         case "megabytes of deltas":
             return useless(name, 150_000)
-        case "garbage":
-            return [b"\xc1" * 50]
         case "megabytes of garbage":
             return [b"\xc1" * 2**20]
     raise ValueError(kind)
-
-
-KINDS = ("heartbeats", "deltas", "steps", "megabytes of deltas", "garbage", "megabytes of garbage")
 
 
 def main(endpoint: str, model: str, kind: str, *options: str) -> None:
