@@ -13,14 +13,15 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.faults.serving import serving
 from tests.faults.streams import scripted
 from tests.system import NO_TLS, System, chat_body, eventually, running_system, sse_documents
 
-CLIENTS = 16
-TOKENS = 400
-DELTAS_BEFORE = 60
+CLIENTS = 6
+TOKENS = 150
+DELTAS_BEFORE = 30
 
 
 def ask_for_health(url: str) -> int:
@@ -28,24 +29,17 @@ def ask_for_health(url: str) -> int:
 
 
 def test_clients_that_come_while_there_is_no_gateway_wait_for_the_next_one(tmp_path: Path) -> None:
-    with serving(tmp_path) as served, ThreadPoolExecutor(CLIENTS) as pool:
-        for killed in range(1, 3):
-            os.kill(served.gateway_pids()[-1], signal.SIGKILL)
-            statuses = list(pool.map(ask_for_health, [served.url] * CLIENTS))
-            assert statuses == [200] * CLIENTS
-            assert len(served.gateway_pids()) == killed + 1
+    with serving(tmp_path, "--drain-timeout 5") as served, ThreadPoolExecutor(CLIENTS) as pool:
+        os.kill(served.gateway_pids()[-1], signal.SIGKILL)
+        statuses = list(pool.map(ask_for_health, [served.url] * CLIENTS))
+        assert statuses == [200] * CLIENTS
+        assert len(served.gateway_pids()) == 2
         assert len(eventually(lambda: served.workers("ready"), within_s=30, what="the worker is back")) == 1
-
-
-def test_clients_are_refused_once_the_server_stops(tmp_path: Path) -> None:
-    with serving(tmp_path, "--drain-timeout 5") as served:
+        # Once the server stops, there is no next one.
         served.process.kill(signal.SIGTERM)
         assert served.process.wait() == 0
-        try:
-            status = ask_for_health(served.url)
-        except httpx.ConnectError:
-            status = 0
-        assert status == 0
+        with pytest.raises(httpx.ConnectError):
+            ask_for_health(served.url)
 
 
 # --- requests that go on --------------------------------------------------------------------------------
@@ -121,7 +115,7 @@ def begin(system: System, count: int, body: dict[str, object], prefix: str) -> l
 
 def test_requests_of_a_killed_gateway_go_on_where_they_were(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        system.start_worker("--step-ms", "10", "--max-running", str(CLIENTS))
+        system.start_worker("--step-ms", "20", "--max-running", str(CLIENTS))
         system.wait_ready()
         clients = begin(system, CLIENTS, chat_body(f"!tokens={TOKENS}", stream=True), "key")
         system.restart_gateway()
@@ -132,6 +126,7 @@ def test_requests_of_a_killed_gateway_go_on_where_they_were(tmp_path: Path) -> N
         assert failovers(system) == {"restored": CLIENTS, "adopted": CLIENTS}
 
 
+@pytest.mark.timeout(300)
 def test_a_real_model_computes_each_token_once_with_and_without_a_gateway(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
         system.start_worker("--speculation", "off", module="worker")
