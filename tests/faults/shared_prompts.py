@@ -56,7 +56,7 @@ PAIR_SHARE = 0.25
 """Share of kills after a restart whose streams the next kill may hit again. A third kill must not hit them:
 a request present at three crashes is quarantined."""
 REFUSED = {"worker_unavailable", "model_loading"}
-REFUSED_S = 0.05
+REFUSED_S = 0.25
 IDLE_S, IDLE_SHARE_MAX = 10.0, 0.05
 REUSED_TOKENS_MIN = 256
 LOG_ERROR = re.compile(r"^.* error: .*$|^Traceback.*$|^.*stored prefix .* cannot be .*$", re.MULTILINE)
