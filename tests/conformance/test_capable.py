@@ -35,35 +35,26 @@ def asked(text: str) -> dict[str, Any]:
 TOOLS = [tool("get_time", "The time of day"), tool("get_weather"), tool("look", "Look at the forecast")]
 
 
-@pytest.mark.parametrize(
-    ("question", "call"),
-    [
-        ("The weather in Paris for 3 days, please.", Call("get_weather", {"city": "Paris", "days": 3})),
-        ("What is the forecast?", Call("look", {"city": "Rome", "days": 1})),
-        ("Good day.", None),
-    ],
-)
-def test_the_tool_is_called_that_the_question_is_about(question: str, call: Call | None) -> None:
-    done = decide(Conversation([asked(question)], TOOLS))
-    assert done == call if call else "Good day." in str(done)
+def decided(*said: dict[str, Any], must: ToolCallConstraint | None = None) -> Call | str | None:
+    return decide(Conversation(list(said), TOOLS), *([must] if must else []))
 
 
-def test_a_call_that_must_be_is_made_whatever_is_asked() -> None:
-    conversation = Conversation([asked("Good day.")], TOOLS)
-    assert isinstance(decide(conversation, ToolCallConstraint(required=True)), Call)
-    named = decide(conversation, ToolCallConstraint(name="look"))
+def test_the_tool_is_called_that_the_question_is_about_or_that_must_be() -> None:
+    weather = decided(asked("The weather in Paris for 3 days, please."))
+    assert weather == Call("get_weather", {"city": "Paris", "days": 3})
+    assert decided(asked("What is the forecast?")) == Call("look", {"city": "Rome", "days": 1})
+    assert "Good day." in str(decided(asked("Good day.")))
+    assert isinstance(decided(asked("Good day."), must=ToolCallConstraint(required=True)), Call)
+    named = decided(asked("Good day."), must=ToolCallConstraint(name="look"))
     assert isinstance(named, Call)
     assert named.name == "look"
 
 
 def test_a_result_is_told_and_not_asked_for_again() -> None:
     said = [asked("The weather?"), {"role": "assistant", "content": ""}, {"role": "tool", "content": "21 C"}]
-    assert str(decide(Conversation(said, TOOLS))).endswith("21 C")
-    further = [*said, {"role": "assistant", "content": "21 C"}, asked("And the weather in Rome?")]
-    assert isinstance(decide(Conversation(further, TOOLS)), Call)
-
-
-def test_without_a_conversation_nothing_is_known() -> None:
+    assert str(decided(*said)).endswith("21 C")
+    again = decided(*said, {"role": "assistant", "content": "21 C"}, asked("And the weather in Rome?"))
+    assert isinstance(again, Call)
     assert decide(Conversation()) is None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -18,58 +17,60 @@ def tool(name: str, *arguments: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
 
 
+def result(content: str) -> dict[str, str]:
+    return {"role": "tool", "content": content}
+
+
+READ = tool("read", "path")
+PARTS = [{"type": "text", "text": "Not /a.txt"}, {"type": "text", "text": "but /b.txt."}]
+PATH = "/some/project/secret.txt"
+
+
 @pytest.mark.parametrize(
-    ("tools", "call"),
+    ("said", "tools", "answer"),
     [
-        ([tool("bash", "command"), tool("read", "filePath", "limit")], ("read", "filePath")),  # opencode
-        ([tool("Bash", "command"), tool("Read", "file_path")], ("Read", "file_path")),  # Claude Code
-        ([tool("read_file", "file_path")], ("read_file", "file_path")),  # qwen-code
-        ([tool("read", "path")], ("read", "path")),  # pi
+        (
+            [ASKED],
+            [tool("bash", "command"), tool("read", "filePath", "limit")],
+            Call("read", f'{{"filePath": "{PATH}"}}'),
+        ),
+        (
+            [ASKED],
+            [tool("Bash", "command"), tool("Read", "file_path")],
+            Call("Read", f'{{"file_path": "{PATH}"}}'),
+        ),
+        ([ASKED], [tool("read_file", "file_path")], Call("read_file", f'{{"file_path": "{PATH}"}}')),
+        ([ASKED], [READ], Call("read", f'{{"path": "{PATH}"}}')),
+        (
+            [ASKED],
+            [tool("exec_command", "cmd", "workdir")],
+            Call("exec_command", f'{{"cmd": "cat {PATH}"}}'),
+        ),
+        ([{"role": "user", "content": PARTS}], [READ], Call("read", '{"path": "/b.txt"}')),
+        (
+            [ASKED, result("1: The password is heliotrope-42.\n")],
+            [READ],
+            "The password is heliotrope-42.",
+        ),
+        ([ASKED, result("no such file")], [READ], "That is not in the file."),
+        ([ASKED], [], TITLE),
+        ([{"role": "user", "content": "Hi"}], [READ], TITLE),
+        ([ASKED], [tool("weather", "city")], TITLE),
     ],
-)
-def test_the_tool_that_reads_files_is_called_by_its_own_names(
-    tools: list[dict[str, Any]], call: tuple[str, str]
+    ids=["opencode", "claude", "qwen", "pi", "codex", "parts", "told", "none", "no tool", "no path", "other"],
+)  # fmt: skip
+def test_the_tool_that_reads_files_is_called_and_its_result_told(
+    said: list[dict[str, Any]], tools: list[dict[str, Any]], answer: Call | str
 ) -> None:
-    name, argument = call
-    expected = Call(name, json.dumps({argument: "/some/project/secret.txt"}))
-    assert decide(Conversation([ASKED], tools)) == expected
+    assert decide(Conversation(said, tools)) == answer
 
 
-def test_where_there_is_none_a_command_is_run() -> None:
-    tools = [tool("exec_command", "cmd", "workdir")]  # Codex
-    expected = Call("exec_command", '{"cmd": "cat /some/project/secret.txt"}')
-    assert decide(Conversation([ASKED], tools)) == expected
-
-
-def test_parts_are_read_and_the_last_path_counts() -> None:
-    content = [{"type": "text", "text": "Not /a.txt"}, {"type": "text", "text": "but /b.txt."}]
-    said = Conversation([{"role": "user", "content": content}], [tool("read", "path")])
-    assert decide(said) == Call("read", '{"path": "/b.txt"}')
-
-
-def test_the_result_is_told() -> None:
-    result = {"role": "tool", "content": "1: The password is heliotrope-42.\n"}
-    assert decide(Conversation([ASKED, result], [tool("read", "path")])) == "The password is heliotrope-42."
-    empty = {"role": "tool", "content": "no such file"}
-    assert decide(Conversation([ASKED, empty], [tool("read", "path")])) == "That is not in the file."
-
-
-def test_without_a_tool_or_a_path_it_is_a_title() -> None:
-    assert decide(Conversation([ASKED])) == TITLE
-    assert decide(Conversation([{"role": "user", "content": "Hi"}], [tool("read", "path")])) == TITLE
-    assert decide(Conversation([ASKED], [tool("weather", "city")])) == TITLE
-
-
-def test_a_call_comes_in_pieces_that_join_to_it() -> None:
+def test_a_call_and_words_come_in_pieces_that_join_to_them() -> None:
     grown = growths(Call("read", '{"path": "/b.txt"}'), "call_1")
     pieces = [delta for growth in grown for delta in growth.calls]
     assert (pieces[0].id, pieces[0].name) == ("call_1", "read")
     assert len(pieces) > 2
     assert "".join(piece.arguments for piece in pieces) == '{"path": "/b.txt"}'
     assert all(piece.index == 0 and not piece.id for piece in pieces[1:])
-
-
-def test_words_come_one_by_one_and_join_to_what_is_said() -> None:
-    said = [growth.text for growth in growths("The password is x.", "call_1")]
-    assert len(said) == 4
-    assert "".join(said) == "The password is x."
+    words = [growth.text for growth in growths("The password is x.", "call_1")]
+    assert (len(words), "".join(words)) == (4, "The password is x.")

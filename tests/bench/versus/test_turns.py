@@ -18,18 +18,14 @@ def test_everybody_has_a_turn_in_each_round_and_another_one_begins() -> None:
     def noting(name: str) -> object:
         return lambda number: order.append((number, name)) or {"rate": float(number)}
 
-    taken = take_turns({"a": noting("a"), "b": noting("b")}, 2)  # type: ignore[dict-item]
+    sides = {name: noting(name) for name in "ab"}
+    taken = take_turns(sides, 2)  # type: ignore[arg-type]
     assert order == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
     assert taken["a"].rounds == [{"rate": 1.0}, {"rate": 2.0}]
+    assert take_turns(sides, 1, warm=False)["b"].rounds == [{"rate": 1.0}]  # type: ignore[arg-type]
 
 
-def test_where_nothing_is_to_be_warmed_the_first_round_counts() -> None:
-    numbers: list[int] = []
-    take_turns({"a": lambda number: numbers.append(number) or {}}, 2, warm=False)
-    assert numbers == [1, 2]
-
-
-def test_a_side_that_fails_costs_its_own_figures_and_has_no_more_turns() -> None:
+def test_a_side_that_fails_or_hangs_costs_its_own_figures_and_has_no_more_turns() -> None:
     asked: list[int] = []
 
     def failing(number: int) -> Values:
@@ -38,12 +34,24 @@ def test_a_side_that_fails_costs_its_own_figures_and_has_no_more_turns() -> None
             raise ConnectionError("gone")
         return {"rate": 1.0}
 
-    taken = take_turns({"fails": failing, "stays": lambda number: {"rate": 2.0}}, 3)
+    async def hang() -> Values:
+        await asyncio.Event().wait()
+        return {}
+
+    sides = {
+        "fails": failing,
+        "hangs": lambda number: within(hang(), 0.01),
+        "stays": lambda number: {"rate": 2.0},
+    }
+    taken = take_turns(sides, 3)
     assert asked == [0, 1, 2]
     assert taken["fails"].rounds == [{"rate": 1.0}]
-    assert taken["fails"].note == "round 2: ConnectionError: gone"
+    assert {name: side.note for name, side in taken.items()} == {
+        "fails": "round 2: ConnectionError: gone",
+        "hangs": "round 0: TimeoutError",
+        "stays": None,
+    }
     assert len(taken["stays"].rounds) == 3
-    assert taken["stays"].note is None
 
 
 def test_a_mistake_of_our_own_is_no_failure_of_a_side() -> None:
@@ -52,15 +60,6 @@ def test_a_mistake_of_our_own_is_no_failure_of_a_side() -> None:
 
     with pytest.raises(TypeError):
         take_turns({"a": mistaken}, 1)
-
-
-def test_a_side_that_hangs_has_failed() -> None:
-    async def hang() -> Values:
-        await asyncio.Event().wait()
-        return {}
-
-    taken = take_turns({"a": lambda number: within(hang(), 0.01)}, 1)
-    assert taken["a"].note == "round 0: TimeoutError"
 
 
 def test_a_failure_is_told_in_a_line_by_its_first_cause() -> None:
@@ -72,14 +71,10 @@ def test_a_failure_is_told_in_a_line_by_its_first_cause() -> None:
     assert len(describe(RuntimeError("x" * 1000))) == NOTE_MAX
 
 
-def test_figures_become_entries_with_all_sides() -> None:
+def test_figures_become_entries_with_all_sides_and_what_each_has_measured() -> None:
     figure = Figure("rate", "tokens/s", "", "more", 4)
-    taken = {OURS: Taken([{"rate": 1.0, "gap": 5.0}]), "other": Taken(note="not installed")}
+    taken = {OURS: Taken([{"rate": 1.0, "gap": 5.0}, {}]), "other": Taken(note="not installed")}
     [entry] = entries("dense", "throughput", [figure], taken, "run")
     assert entry.key == "dense/throughput/rate/4"
     assert entry.sides[OURS].rounds == [1.0]
     assert (entry.sides["other"].rounds, entry.sides["other"].note) == ([], "not installed")
-
-
-def test_a_figure_that_a_side_does_not_tell_is_left_out() -> None:
-    assert Taken([{"rate": 1.0}, {}]).side("rate").rounds == [1.0]
