@@ -20,27 +20,19 @@ def check(message: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "refusal"),
     [
-        "Merge the modules of the spawn channel\n",
-        "“é”" * 24 + "\n\nCharacters are counted, not bytes.\n",
-        "# a comment of git\nSay why\n\n# " + "x" * 100 + "\n",
-    ],
-    ids=["subject", "72-characters", "comments"],
-)
-def test_commit_hook_accepts_short_subjects(message: str, tmp_path: Path) -> None:
-    ended = check(message, tmp_path)
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
+        ("Merge the modules of the spawn channel\n", ""),
+        ("“é”" * 24 + "\n\nCharacters are counted, not bytes.\n", ""),
+        ("# a comment of git\nSay why\n\n# " + "x" * 100 + "\n", ""),
         ("x" * 73 + "\n\nThe body.\n", "has 73 characters"),
         ("The subject\nand at once the body\n", "must be empty"),
     ],
+    ids=["subject", "72-characters", "comments", "long", "without a gap"],
 )
-def test_commit_hook_refuses_with_the_reason(message: str, reason: str, tmp_path: Path) -> None:
+def test_commit_hook_accepts_short_subjects_and_refuses_others_with_the_reason(
+    message: str, refusal: str, tmp_path: Path
+) -> None:
     ended = check(message, tmp_path)
-    assert ended.returncode == 1
-    assert reason in ended.stderr
+    assert ended.returncode == bool(refusal)
+    assert refusal in ended.stderr if refusal else ended.stderr == ""

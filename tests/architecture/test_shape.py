@@ -53,71 +53,51 @@ EXCUSED = {
     "worker/models/vlm_text.py",
 }
 
-MAY_SLEEP = {
-    "worker/models/memory.py",
-    "protocol/lifeline.py",
-    "bench/processes.py",
-}
+MAY_SLEEP = {"worker/models/memory.py", "protocol/lifeline.py", "bench/processes.py"}
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def catches_everything(handler: ast.ExceptHandler) -> bool:
-    named = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+def catches_everything(tree: ast.AST) -> bool:
+    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    named = [each for node in handlers for each in getattr(node.type, "elts", [node.type])]
     return any(
         name is None or (isinstance(name, ast.Name) and name.id in ("Exception", "BaseException"))
         for name in named
     )
 
 
-def called(tree: ast.AST, module: str, name: str) -> bool:
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == name
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == module
-        for node in ast.walk(tree)
-    )
+def sleeps(tree: ast.AST) -> bool:
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return any(ast.unparse(function) == "time.sleep" for function in calls)
 
 
-def test_there_is_code_to_look_at() -> None:
-    assert {path.split("/")[0] for path in BY_NAME} == set(PACKAGES)
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    found = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in BY_NAME.items()}
+    assert {name.split("/")[0] for name in found} == set(PACKAGES)
     assert len(TESTS) > 20
+    return found
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_a_module_has_the_shape_of_the_house(name: str) -> None:
-    text = BY_NAME[name].read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    assert text.count("\n") <= FILE_LINES_MAX
-    assert ast.get_docstring(tree), "the module has no docstring"
-    for function in functions(tree):
-        assert (function.end_lineno or 0) - function.lineno < FUNCTION_LINES_MAX, function.name
-    assert not UNFINISHED.search(text), "unfinished work belongs in an issue"
+def test_modules_have_the_shape_of_the_house(trees: dict[str, ast.Module]) -> None:
+    for name, tree in trees.items():
+        text = BY_NAME[name].read_text(encoding="utf-8")
+        assert text.count("\n") <= FILE_LINES_MAX, name
+        assert ast.get_docstring(tree), f"{name} has no docstring"
+        for function in functions(tree):
+            assert (function.end_lineno or 0) - function.lineno < FUNCTION_LINES_MAX, (name, function.name)
+        assert not UNFINISHED.search(text), f"{name}: unfinished work belongs in an issue"
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in BOUNDARIES | EXCUSED])
-def test_everything_is_caught_at_boundaries_only(name: str) -> None:
-    tree = ast.parse(BY_NAME[name].read_text(encoding="utf-8"))
-    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
-    assert not any(catches_everything(handler) for handler in handlers)
+def test_everything_is_caught_at_boundaries_only(trees: dict[str, ast.Module]) -> None:
+    assert {name for name, tree in trees.items() if catches_everything(tree)} == BOUNDARIES | EXCUSED
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in MAY_SLEEP])
-def test_modules_do_not_call_time_sleep(name: str) -> None:
-    assert not called(ast.parse(BY_NAME[name].read_text(encoding="utf-8")), "time", "sleep")
-
-
-def test_the_exceptions_from_these_rules_are_still_needed() -> None:
-    for name in BOUNDARIES | EXCUSED:
-        tree = ast.parse(BY_NAME[name].read_text(encoding="utf-8"))
-        handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
-        assert any(catches_everything(handler) for handler in handlers), name
-    for name in MAY_SLEEP:
-        assert called(ast.parse(BY_NAME[name].read_text(encoding="utf-8")), "time", "sleep"), name
+def test_modules_do_not_call_time_sleep(trees: dict[str, ast.Module]) -> None:
+    assert {name for name, tree in trees.items() if sleeps(tree)} == MAY_SLEEP
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:

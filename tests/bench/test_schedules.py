@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from bench.schedules import MACHINES, ROWS_MAX, SCENARIOS, Figures, Machine, measure
@@ -16,6 +18,7 @@ ANYTHING_S = 60.0
 """A target that never limits a chunk."""
 
 
+@cache
 def figures(machine: Machine, scenario: str, target_s: float = TARGET_S) -> Figures:
     config = SchedulerConfig(rows_max=ROWS_MAX, inter_token_target_s=target_s)
     return measure(machine, SCENARIOS[scenario], config, seeds=3)

@@ -14,8 +14,7 @@ from bench.timing import Work, alternate, compare, fit_slope, median_rate, perce
 
 
 @pytest.mark.parametrize(
-    ("names", "rounds", "turns", "order"),
-    [("abc", 2, 1, "abc bca cab"), ("ab", 1, 3, "abbaab baabba")],
+    ("names", "rounds", "turns", "order"), [("abc", 2, 1, "abc bca cab"), ("ab", 1, 3, "abbaab baabba")]
 )
 def test_sides_take_turns_which_are_summed_and_the_first_round_is_left_out(
     names: str, rounds: int, turns: int, order: str

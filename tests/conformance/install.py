@@ -35,15 +35,7 @@ def by_pip(wheel: Path, folder: Path) -> None:
 def by_uv(wheel: Path, folder: Path) -> None:
     uv = os.environ.get("UV", "uv")
     _run(uv, "venv", "--quiet", folder)
-    _run(
-        uv,
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        folder / "bin" / "python",
-        wheel,
-    )
+    _run(uv, "pip", "install", "--quiet", "--python", folder / "bin" / "python", wheel)
 
 
 WAYS: Mapping[str, Callable[[Path, Path], None]] = {"pip": by_pip, "uv": by_uv}

@@ -61,8 +61,7 @@ def test_all_of_something_and_status_0_have_passed(
 
 
 @pytest.mark.parametrize(
-    ("came", "status"),
-    [([PASSED, NOT_RUN], 0), ([PASSED, FAILED], 1), ([NOT_RUN], 1), ([], 1)],
+    ("came", "status"), [([PASSED, NOT_RUN], 0), ([PASSED, FAILED], 1), ([NOT_RUN], 1), ([], 1)]
 )
 def test_the_status_is_0_if_something_was_run_and_all_of_it_passed(
     came: list[Outcome | NotRun], status: int

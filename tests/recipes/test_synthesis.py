@@ -27,29 +27,26 @@ def names(dialogue: Dialogue) -> list[str]:
 def test_a_seed_names_one_dialogue() -> None:
     first, again = draw_dialogue("7", "long"), draw_dialogue("7", "long")
     assert (first.messages, first.tools, first.thinking) == (again.messages, again.tools, again.thinking)
-
-
-def test_every_mixture_names_families_that_exist() -> None:
     assert all(mixture.keys() <= MAKERS.keys() for mixture in MIXTURES.values())
 
 
 @pytest.mark.parametrize("family", MAKERS)
 def test_a_dialogue_ends_with_an_answer(family: str) -> None:
-    for seed in range(20):
+    for seed in range(5):
         dialogue = MAKERS[family](fillers(seed))
         assert dialogue.messages[-1]["role"] == "assistant"
         assert dialogue.answer
 
 
 def test_training_and_evaluation_share_no_invented_filler() -> None:
-    trained = {fillers(seed).name() for seed in range(2000)}
-    held_out = {fillers(seed, held_out=True).name() for seed in range(2000)}
+    trained = {fillers(seed).name() for seed in range(500)}
+    held_out = {fillers(seed, held_out=True).name() for seed in range(500)}
     assert not trained & held_out
 
 
 @pytest.mark.parametrize("maker", TEXT_MAKERS)
 def test_training_never_shows_a_held_out_name_or_place(maker: Callable[[Fillers], Dialogue]) -> None:
-    for seed in range(300):
+    for seed in range(60):
         written = json.dumps(maker(fillers(seed)).messages, ensure_ascii=False).split()
         assert not {*HELD_OUT_NAMES, *HELD_OUT_PLACES} & {word.strip('".,!?') for word in written}
 
@@ -62,7 +59,7 @@ def test_a_copy_is_in_its_question(script: str) -> None:
 
 
 def test_a_call_fits_one_of_the_schemas() -> None:
-    for seed in range(200):
+    for seed in range(60):
         dialogue = tools.tools(fillers(seed))
         offered = {schema["function"]["name"]: schema["function"] for schema in dialogue.tools}
         for message in dialogue.messages:
@@ -74,7 +71,7 @@ def test_a_call_fits_one_of_the_schemas() -> None:
 
 
 def test_question_without_a_matching_tool_names_no_offered_tool() -> None:
-    for seed in range(300):
+    for seed in range(60):
         dialogue = tools.tools(fillers(seed, held_out=True), counts=(4,))
         assert len(names(dialogue)) == len(set(names(dialogue)))
         for question, answer in zip(dialogue.messages, dialogue.messages[1:], strict=False):
@@ -85,5 +82,5 @@ def test_question_without_a_matching_tool_names_no_offered_tool() -> None:
 
 
 def test_an_answer_in_json_can_be_read() -> None:
-    for seed in range(100):
+    for seed in range(60):
         assert isinstance(json.loads(objects.objects(fillers(seed)).answer), dict)

@@ -34,26 +34,26 @@ def test_malformed_model_list_is_an_error(body: bytes) -> None:
         read(body)
 
 
-def test_without_a_name_it_is_one_that_need_not_be_loaded_first() -> None:
+def test_a_model_is_chosen_by_name_or_alias_or_else_needs_no_loading() -> None:
     assert choose([LARGE, SMALL], None) is SMALL
     assert choose([LARGE], None) is LARGE
+    for name in ("small", "gpt-4o-mini"):
+        assert choose([LARGE, SMALL], name) is SMALL
 
 
-@pytest.mark.parametrize("name", ["small", "gpt-4o-mini"])
-def test_a_name_and_an_alias_are_found(name: str) -> None:
-    assert choose([LARGE, SMALL], name) is SMALL
-
-
-def test_an_unknown_name_is_answered_with_the_one_that_may_be_meant_or_all() -> None:
-    with pytest.raises(LaunchError, match=r"does not serve a model smal; did you mean small\?"):
-        choose([LARGE, SMALL], "smal")
-    with pytest.raises(LaunchError, match="available: large, small, gpt-4o-mini"):
-        choose([LARGE, SMALL], "qwen")
-
-
-def test_an_endpoint_without_models_is_not_ready_yet() -> None:
-    with pytest.raises(LaunchError, match="serves no model yet"):
-        choose([], None)
+@pytest.mark.parametrize(
+    ("models", "name", "said"),
+    [
+        ([LARGE, SMALL], "smal", r"does not serve a model smal; did you mean small\?"),
+        ([LARGE, SMALL], "qwen", "available: large, small, gpt-4o-mini"),
+        ([], None, "serves no model yet"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_what_there_is(
+    models: list[Model], name: str | None, said: str
+) -> None:
+    with pytest.raises(LaunchError, match=said):
+        choose(models, name)
 
 
 def test_models_are_asked_for_with_the_key() -> None:
@@ -92,18 +92,13 @@ def test_invalid_endpoint_url_is_refused(url: str) -> None:
         ask(Endpoint(url))
 
 
-@pytest.mark.parametrize(
-    ("url", "near"),
-    [
-        ("http://127.0.0.1:8000", True),
-        ("http://[::1]:8000", True),
-        ("http://localhost", True),
-        ("http://192.168.1.2:8000", False),
-        ("https://models.example.com", False),
-    ],
-)
-def test_no_proxy_leads_to_this_machine(url: str, near: bool) -> None:
-    assert is_near(url) is near
+def test_no_proxy_leads_to_this_machine() -> None:
+    here, there = (
+        ["http://127.0.0.1:8000", "http://[::1]:8000", "http://localhost"],
+        ["http://192.168.1.2:8000"],
+    )
+    assert all(map(is_near, here))
+    assert not any(map(is_near, [*there, "https://models.example.com"]))
 
 
 def test_an_endpoint_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

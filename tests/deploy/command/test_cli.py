@@ -50,20 +50,6 @@ def test_wrong_settings_end_it_with_78_and_one_line_each() -> None:
     ]
 
 
-def test_misspelt_settings_of_models_that_start_much_later_end_it_at_once_with_78(
-    begin: Begin, tmp_path: Path
-) -> None:
-    file = tmp_path / "roundhouse.toml"
-    file.write_text("[models.small]\nmax_runing = 8\n[models.large]\nprefix_cache_ram = 'much'\n")
-    told = begin([sys.executable, "-m", "deploy", "serve", "--config", str(file)])
-    assert told.wait() == 78
-    small, large = told.lines
-    assert small == (
-        f"roundhouse serve: [models.small] max_runing: unknown key; did you mean max_running? (from {file})"
-    )
-    assert large.startswith("roundhouse serve: [models.large] prefix_cache_ram: Expected ")
-
-
 @pytest.mark.parametrize("missing", ["folder", "file"])
 def test_operating_system_error_exits_with_78(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,18 +129,7 @@ def test_a_single_process_takes_the_place_of_the_command_and_gets_every_word(
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_serve_runs_both_processes_and_stops_them(begin: Begin, tmp_path: Path) -> None:
-    told = begin([sys.executable, "-m", "deploy", "serve", "--model", "pocket"], cwd=tmp_path)
-    lines = {line.split()[0]: line for line in (told.wait_line("--endpoint="), told.wait_line("--endpoint="))}
-    assert sorted(lines) == ["broker", "worker"]
-    assert "--model=pocket" in lines["worker"]
-    told.signal(signal.SIGTERM)
-    assert told.wait() == 0
-    assert "Traceback" not in "\n".join(told.lines)
-
-
-@pytest.mark.usefixtures("stand_ins")
-def test_a_reload_is_answered_by_the_serve_at_that_port(begin: Begin, tmp_path: Path) -> None:
+def test_serve_runs_both_processes_answers_a_reload_and_stops(begin: Begin, tmp_path: Path) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     flags = ["--port", "8765"]
 
@@ -165,10 +140,11 @@ def test_a_reload_is_answered_by_the_serve_at_that_port(begin: Begin, tmp_path: 
     nobody, status = reload()
     assert status == 78
     assert "no `roundhouse serve` is listening at" in "".join(nobody.lines)
-    serve = begin(
-        [sys.executable, "-m", "deploy", "serve", "--ready-timeout", "0.5", *flags], cwd=tmp_path, env=env
-    )
-    serve.wait_line("broker", "--endpoint=")
+    words = ["serve", "--model", "pocket", "--ready-timeout", "0.5", *flags]
+    serve = begin([sys.executable, "-m", "deploy", *words], cwd=tmp_path, env=env)
+    started = sorted(serve.wait_line("--endpoint=") for _ in range(2))
+    assert [line.split()[0] for line in started] == ["broker", "worker"]
+    assert "--model=pocket" in started[1]
     # The stand-in for the gateway never reports a ready worker.
     failed, status = reload()
     assert status == 1
@@ -179,6 +155,7 @@ def test_a_reload_is_answered_by_the_serve_at_that_port(begin: Begin, tmp_path: 
     serve.signal(signal.SIGTERM)
     assert serve.wait() == 0
     assert not (tmp_path / "roundhouse" / "serve-8765").exists()
+    assert "Traceback" not in "\n".join(serve.lines)
 
 
 def test_a_model_that_the_machine_cannot_hold_ends_serve_for_good(begin: Begin, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deploy.console.chat_input import (
@@ -31,10 +31,6 @@ def everything(path: Path) -> bool:
     return True
 
 
-def test_words_are_to_be_answered_as_they_are() -> None:
-    assert read("what's 2 * 3?", nothing) == ChatMessage("what's 2 * 3?")
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_command_is_known_and_told_of(verb: str) -> None:
     order = read(f"/{verb}  some words ", nothing)
@@ -43,18 +39,12 @@ def test_every_command_is_known_and_told_of(verb: str) -> None:
     assert verb == "help" or f"/{verb}" in HELP
 
 
-def test_a_command_that_is_not_there_is_wrong_and_not_asked() -> None:
-    assert isinstance(read("/nwe", nothing), InvalidInput)
-
-
-def test_aliases_of_commands_mean_the_same() -> None:
+def test_aliases_mean_the_same_and_what_is_no_command_or_lacks_its_file_is_wrong() -> None:
     for alias, verb in ALIASES.items():
         assert read(f"/{alias}", nothing) == ChatCommand(verb)
-
-
-@pytest.mark.parametrize("verb", ["save", "image"])
-def test_command_without_its_file_says_how_to_write_it(verb: str) -> None:
-    assert read(f"/{verb} ", nothing) == InvalidInput(f"write /{verb} FILE")
+    assert isinstance(read("/nwe", nothing), InvalidInput)
+    for verb in ("save", "image"):
+        assert read(f"/{verb} ", nothing) == InvalidInput(f"write /{verb} FILE")
 
 
 @pytest.mark.parametrize(
@@ -82,12 +72,8 @@ def test_images_are_named_among_the_words_if_they_are_there() -> None:
     text = "what is in 'my photo.PNG' and b.jpg but not c.txt?"
     assert read(text, everything) == ChatMessage(text, (Path("my photo.PNG"), Path("b.jpg")))
     assert read(text, nothing) == ChatMessage(text)
-
-
-def test_a_path_that_is_dropped_here_is_no_command() -> None:
-    assert read("/tmp/cat.png is what?", everything) == ChatMessage(
-        "/tmp/cat.png is what?", (Path("/tmp/cat.png"),)
-    )
+    dropped = "/tmp/cat.png is what?"
+    assert read(dropped, everything) == ChatMessage(dropped, (Path("/tmp/cat.png"),))
 
 
 @given(st.text(max_size=400))
@@ -103,13 +89,7 @@ def test_lines_go_on_behind_a_backslash() -> None:
     assert not lines.open
 
 
-def test_a_text_between_quotes_has_all_its_lines() -> None:
-    lines = LineAssembler()
-    assert [lines.add(line) for line in ('"""', "one", "", "two\\")] == [None] * 4
-    assert lines.open
-    assert lines.add('"""') == "one\n\ntwo\\"
-
-
+@example(["one", "", "two\\"])
 @given(st.lists(st.text(alphabet=st.characters(exclude_characters='"\n\r'), max_size=20), max_size=6))
 def test_quoted_lines_come_back_as_they_went_in(given_lines: list[str]) -> None:
     lines = LineAssembler()

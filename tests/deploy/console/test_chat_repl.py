@@ -166,28 +166,16 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(
     assert talking.conversation.messages[-1]["content"] == "half of "
 
 
-def test_an_answer_that_is_cut_off_says_so(talking: ChatRepl, played: Played) -> None:
-    played.will_say("long", reason="length")
-    assert "cut off" in converse(talking, "Hi")
-
-
 def test_where_nothing_is_drawn_there_is_the_text_and_nothing_else(talking: ChatRepl, played: Played) -> None:
     played.will_say("# A *title*\n\n- [x]", thought="hm")
     talking.say("Hi", draw=False)
     assert talking.console.export_text() == "# A *title*\n\n- [x]\n"
 
 
-def test_history_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "chat_history"
-    with lines_with_history(path):
-        pass
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
 def test_history_of_the_last_run_is_there_in_the_next_and_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "chat_history"
+    path = tmp_path / "state" / "chat_history"
     monkeypatch.setattr(chat_repl, "HISTORY_LINES_MAX", 3)
     readline.clear_history()
     with lines_with_history(path):
@@ -223,16 +211,10 @@ def test_messages_are_sent_in_order_after_the_system_prompt() -> None:
     assert said.told() == [{"role": "system", "content": "be brief"}]
 
 
-def test_unanswered_message_is_dropped_by_the_next_one() -> None:
-    said = Conversation()
-    said.ask("lost")
-    said.ask("two?")
-    assert [message["content"] for message in said.told()] == ["two?"]
-
-
-def test_an_answer_can_be_had_anew() -> None:
+def test_an_answer_can_be_had_anew_and_an_unanswered_message_is_dropped() -> None:
     said = Conversation()
     assert not said.take_back()
+    said.ask("lost")
     said.ask("one?")
     said.answered("1")
     assert said.take_back()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -49,11 +49,7 @@ def test_an_answer_comes_in_pieces_thoughts_apart() -> None:
     with client(answer) as asking:
         pieces = list(http.stream(asking, {"model": "m"}))
     assert pieces == [AnswerDelta("thought", "hm"), AnswerDelta("text", "駅"), AnswerDelta("end", "stop")]
-    assert json.loads(asked[0]) == {
-        "model": "m",
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    assert json.loads(asked[0]) == {"model": "m", "stream": True, "stream_options": {"include_usage": True}}
 
 
 def test_an_error_in_the_middle_of_an_answer_is_told() -> None:
@@ -94,25 +90,18 @@ def test_client_with_api_key_sends_it() -> None:
         assert "authorization" not in bare.headers
 
 
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """Endpoint that accepts connections and never answers."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
-def test_an_endpoint_that_says_nothing_is_not_waited_for(
-    silent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "DOCUMENT_S_MAX", 0.05)
     monkeypatch.setattr(http, "SILENCE_S_MAX", 0.05)
-    with http.open_client(Endpoint(silent)) as client:
-        with pytest.raises(ConsoleError, match="timed out"):
-            http.get(client, "/v1/status")
-        with pytest.raises(ConsoleError, match="timed out"):
-            list(http.stream(client, {}))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with http.open_client(endpoint) as client:
+            with pytest.raises(ConsoleError, match="timed out"):
+                http.get(client, "/v1/status")
+            with pytest.raises(ConsoleError, match="timed out"):
+                list(http.stream(client, {}))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 from deploy.machine import facts as facts_module
 from deploy.machine.doctor import Finding, Verdict, examine
 from deploy.machine.facts import MachineFacts, MachineMemory, listening_process
+from tests.deploy.agents.endpoints import endpoint_that_answers
 from tests.ports import free_port
 
 GB = 10**9
@@ -87,30 +85,10 @@ def test_whatever_is_wrong_is_named_with_what_to_do(
     assert others == {Verdict.WELL}
 
 
-class _Other(BaseHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{"status": "ok"}')
-
-
-@pytest.fixture
-def other_server() -> Iterator[int]:
-    server = HTTPServer(("127.0.0.1", 0), _Other)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_a_port_is_free_or_somebodys(other_server: int) -> None:
+def test_a_port_is_free_or_somebodys() -> None:
     assert listening_process("127.0.0.1", free_port()) == ""
-    assert listening_process("127.0.0.1", other_server) == "another program"
+    with endpoint_that_answers({}) as other:
+        assert listening_process("127.0.0.1", int(other.url.rpartition(":")[2])) == "another program"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

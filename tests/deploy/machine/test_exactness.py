@@ -45,34 +45,22 @@ def test_each_kind_of_pass_has_a_line() -> None:
     ]
 
 
-def test_a_model_is_loaded_and_measured_in_a_process_of_its_own() -> None:
-    report = exactness.measure(str(model_folder("llama")), [], os.environ)
+def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(tmp_path: Path) -> None:
+    """By flags, or by the model's table of the settings file."""
+    model, file = str(model_folder("dense")), tmp_path / "roundhouse.toml"
+    limit = "[worker]\nmemory_limit_bytes = 9_000_000\n"
+    file.write_text(f'{limit}[models.short]\nmodel = "{model}"\nmax_kv_size = 500\n')
+    quantized = ["--kv-bits=8", "--quantized-kv-start=0"]
+    report = exactness.measure(model, [f"--config={file}"], os.environ)
     assert report.exactness.is_complete
     assert {check.kind for check in report.exactness.checks} == {"decode", "verify", "prompts", "chunks"}
-    assert report.context is not None
-    assert report.context.tokens == report.context.context_length
-
-
-def test_the_context_that_fits_counts_the_bytes_of_its_kv_caches(tmp_path: Path) -> None:
-    """By flags, or by the model's table of the settings file."""
-    model = str(model_folder("dense"))
-    text = f"""
-[worker]
-memory_limit_bytes = 9_000_000
-[models.short]
-model = "{model}"
-max_kv_size = 500
-"""
-    file = tmp_path / "roundhouse.toml"
-    file.write_text(text)
-    environ = {**os.environ, "ROUNDHOUSE_MEMORY_LIMIT_BYTES": "9000000"}
-    quantized = ["--kv-bits=8", "--quantized-kv-start=0"]
-    found = [
-        exactness.measure(model, [], environ).context,
-        exactness.measure(model, quantized, environ).context,
-        exactness.measure("short", [f"--config={file}"], os.environ).context,
-    ]
-    exact, lossy, short = [fit for fit in found if fit is not None]
+    lossy = exactness.measure(
+        model, quantized, {**os.environ, "ROUNDHOUSE_MEMORY_LIMIT_BYTES": "9000000"}
+    ).context
+    short, exact = exactness.measure("short", [f"--config={file}"], os.environ).context, report.context
+    assert exact is not None
+    assert lossy is not None
+    assert short is not None
     assert exact.tokens < lossy.tokens <= exact.context_length
     assert exact.row_bytes <= exact.cache_bytes < 9_000_000
     assert (short.tokens, short.row_bytes) == (4096, exact.row_bytes * 500 // (exact.tokens + 1))

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+from typer.testing import CliRunner
 
+from deploy.command.cli import app
 from deploy.machine import hub
 from deploy.machine.hub import HubError
 from tests.deploy.machine.hub_played import SHA, hub_that_has
@@ -61,36 +63,31 @@ def command(tmp_path: Path, asked: list[str]) -> Iterator[Command]:
         yield run
 
 
-def test_a_model_is_fetched_shown_and_removed(command: Command, asked: list[str], tmp_path: Path) -> None:
+def test_a_model_is_fetched_once_shown_and_removed(
+    command: Command, asked: list[str], tmp_path: Path
+) -> None:
+    def fetched() -> bool:
+        return any(each.startswith("GET") and each.endswith("model.safetensors") for each in asked)
+
     pulled = command("pull", MODEL)
     assert pulled.returncode == 0, pulled.stderr
     assert f"roundhouse serve --model {MODEL}" in pulled.stdout
+    assert fetched()
     snapshot = tmp_path / "hub" / "models--org--small-4bit" / "snapshots" / SHA
     assert {path.name for path in snapshot.iterdir()} == FILES.keys() - {"original.bin"}
     assert (snapshot / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    again = command("pull", MODEL)
+    assert again.returncode == 0, again.stderr
+    assert not fetched()
+    for words in (["pull", "org/small-4bt"], ["rm", "org/smal-4bit", "--yes"]):
+        wrong = command(*words)
+        assert (wrong.returncode, f"did you mean {MODEL}?" in wrong.stderr.splitlines()[-1]) == (78, True)
     assert MODEL in command("ls").stdout
     assert command("rm", MODEL, typed="n\n").returncode == 1
     assert snapshot.exists()
     assert command("rm", MODEL, "--yes").returncode == 0
     assert not snapshot.exists()
     assert "no models in" in command("ls").stdout
-
-
-def test_downloaded_model_is_not_downloaded_again(command: Command, asked: list[str]) -> None:
-    command("pull", MODEL)
-    assert any(each.startswith("GET") and each.endswith("model.safetensors") for each in asked)
-    again = command("pull", MODEL)
-    assert again.returncode == 0, again.stderr
-    assert not any(each.startswith("GET") and each.endswith("model.safetensors") for each in asked)
-
-
-def test_a_name_that_the_hub_does_not_know_is_said_so_with_one_that_is_here(command: Command) -> None:
-    command("pull", MODEL)
-    wrong = command("pull", "org/small-4bt")
-    assert wrong.returncode == 78
-    assert wrong.stderr.splitlines()[-1].endswith(f"did you mean {MODEL}?")
-    gone = command("rm", "org/smal-4bit", "--yes")
-    assert (gone.returncode, f"did you mean {MODEL}?" in gone.stderr) == (78, True)
 
 
 def test_a_hub_that_cannot_be_reached_is_said_so(command: Command) -> None:
@@ -108,15 +105,11 @@ def test_a_hub_that_hangs_up_is_said_not_to_be_reached(command: Command) -> None
     assert "it is not on this machine, and " in line
 
 
-def test_invalid_repository_name_is_refused(command: Command) -> None:
-    told = command("pull", "not a name/at all/here")
-    assert (told.returncode, "OWNER/NAME" in told.stderr) == (78, True)
-
-
-def test_without_a_name_those_that_fit_are_told(command: Command) -> None:
-    told = command("pull")
-    assert told.returncode == 0
-    assert "for a model and its caches" in told.stdout
+def test_without_a_name_those_that_fit_are_told_and_an_invalid_one_is_refused() -> None:
+    told = CliRunner().invoke(app, ["pull", "not a name/at all/here"])
+    assert (told.exit_code, "OWNER/NAME" in told.stderr) == (78, True)
+    told = CliRunner().invoke(app, ["pull"])
+    assert (told.exit_code, "for a model and its caches" in told.stdout) == (0, True)
 
 
 def test_the_files_that_are_fetched_are_those_that_upstream_loads() -> None:

@@ -48,20 +48,6 @@ def test_more_memory_never_means_less(room: int, more: int) -> None:
     assert all(context <= after[id] for id, context in before.items())
 
 
-@pytest.mark.parametrize(
-    ("machine", "id"),
-    [
-        (8 * GIB, "mlx-community/Qwen3-4B-4bit"),
-        (16 * GIB, "mlx-community/Qwen3-14B-4bit"),
-        (24 * GIB, "mlx-community/gpt-oss-20b-MXFP4-Q8"),
-        (128 * GIB, "mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit"),
-    ],
-)
-def test_macs_are_suggested_the_largest_that_leaves_room_to_talk(machine: int, id: str) -> None:
-    memory = MachineMemory(machine, machine, usable_of_mac(machine, None))
-    assert models_that_fit(memory.for_model)[0].model.id == id
-
-
 def test_the_largest_comes_first_and_each_is_an_id() -> None:
     assert [each.weight_bytes for each in SUGGESTIONS] == sorted(each.weight_bytes for each in SUGGESTIONS)
     assert not any(is_folder(each.id) for each in SUGGESTIONS)

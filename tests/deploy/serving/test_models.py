@@ -43,11 +43,9 @@ def wrong(file: str) -> list[str]:
     return errors
 
 
-def test_where_none_is_named_the_embedded_one_is_served() -> None:
-    assert found((), None) == [ServedModel(name="pocket")]
-
-
-def test_one_is_called_by_its_id_its_folder_or_the_name_it_is_given(tmp_path: Path) -> None:
+def test_one_is_called_by_its_id_its_folder_or_the_name_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = weights(tmp_path / "large", 1)
     models = found(("org/a", folder, "small=org/b", f"big={folder}"), None)
     assert [(model.name, model.model) for model in models] == [
@@ -56,14 +54,10 @@ def test_one_is_called_by_its_id_its_folder_or_the_name_it_is_given(tmp_path: Pa
         ("small", "org/b"),
         ("big", folder),
     ]
-
-
-def test_a_folder_whose_name_has_an_equals_sign_is_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert found((), None) == [ServedModel(name="pocket")]
     weights(tmp_path / "a=b", 1)
     monkeypatch.chdir(tmp_path)
-    assert found(("a=b",), None) == [ServedModel(name="a=b", model="a=b")]
+    assert found(("a=b",), None) == [ServedModel(name="a=b", model="a=b")], "it is a folder"
 
 
 def test_command_line_models_precede_and_override_those_of_the_file(tmp_path: Path) -> None:
@@ -211,16 +205,6 @@ def test_the_worker_of_a_set_is_told_all_of_it_and_can_be_no_spare(tmp_path: Pat
     assert child.is_set
     assert not child.can_become(child)
     assert child.fallback is None
-
-
-def test_a_second_plan_is_one_process_alone_unless_it_has_hosts(tmp_path: Path) -> None:
-    file = hostfile(tmp_path)
-    child = worker("--model=m", f"--hosts={file}", "--fallback=small", "--fallback-after=7")
-    assert words(child.fallback) == ["--model=small", "--served-name=m", "--stands-in"]
-    assert child.fallback_after_s == 7
-    both = worker("--model=m", f"--hosts={file}", "--split=tensor", f"--fallback=@{file}")
-    told = ["--model=m", "--served-name=m", f"--hosts={file}", "--stands-in"]
-    assert words(both.fallback) == told
 
 
 def test_plans_follow_one_another_in_the_order_in_which_they_are_named(tmp_path: Path) -> None:

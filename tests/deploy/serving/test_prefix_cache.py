@@ -91,9 +91,7 @@ def test_worker_takes_a_file_that_was_cleared_for_a_miss(folder: Path) -> None:
     assert opened.read("0123abcd") is not None
 
 
-def test_commands_show_and_clear_the_cache_where_no_server_runs(
-    folder: Path,
-) -> None:
+def test_commands_show_and_clear_the_cache_where_no_server_runs(folder: Path) -> None:
     shown = CliRunner().invoke(app, ["cache", "--port", str(free_port())])
     assert shown.exit_code == 0, shown.output
     assert ", at most 4.0 GiB for each model; " in shown.stdout

@@ -94,22 +94,6 @@ def test_keys_that_were_created_are_required_unless_settings_name_others_or_none
     assert not any("api-keys" in word for word in flags(argv, environ)["worker"])
 
 
-def test_the_gateway_comes_first_so_that_it_stops_first() -> None:
-    given, children = serve.read(["--stop-timeout", "3"], {})
-    assert [child.name for child in children] == ["gateway", "worker"]
-    assert given.stop_timeout_s == 3.0
-
-
-def test_each_child_gets_the_flags_that_are_its_own() -> None:
-    common = ["--endpoint=ipc:///run/x.sock"]
-    logs = ["--log-format=json", "--log-level=debug"]
-    limits = ["--max-running=4", "--max-waiting=0"]
-    assert flags(["--model=some/model", "--host=0.0.0.0", "--port=9", *limits, *common, *logs]) == {
-        "gateway": [*common, "--host=0.0.0.0", "--port=9", "--max-waiting=0", *logs],
-        "worker": [*common, "--model=some/model", "--max-running=4", *logs],
-    }
-
-
 def a_value_for(name: str, kind: msgspec.inspect.Type) -> str:
     """Return a valid command-line value of a setting."""
     match kind:
@@ -200,14 +184,14 @@ def test_replicas_are_told_the_same_and_the_gateway_where_others_join() -> None:
     }
 
 
-def test_a_budget_without_room_for_the_spare_has_none_and_keeps_its_bytes() -> None:
-    given, _ = serve.read(["--memory-budget=200MB"], {})
-    assert (given.memory_budget, given.spare) == (200_000_000, 0)
-
-
-def test_without_a_spare_the_whole_budget_is_the_models() -> None:
-    given, _ = serve.read(["--memory-budget=1GiB", "--spare=0"], {})
-    assert (given.memory_budget, given.spare) == (2**30, 0)
+@pytest.mark.parametrize(
+    ("argv", "budget"),
+    [(["--memory-budget=200MB"], 200_000_000), (["--memory-budget=1GiB", "--spare=0"], 2**30)],
+    ids=["no room for it", "not wanted"],
+)
+def test_without_a_spare_the_whole_budget_is_the_models(argv: list[str], budget: int) -> None:
+    given, _ = serve.read(argv, {})
+    assert (given.memory_budget, given.spare) == (budget, 0)
 
 
 def test_a_budget_counts_only_the_experts_that_stay_in_memory(tmp_path: Path) -> None:
@@ -246,6 +230,7 @@ resident = true
 """
     file = config(tmp_path, text)
     given, children = serve.read(["--config", file, "--memory-budget=1GiB"], {})
+    assert [child.name for child in children] == ["gateway", "worker[small]", "worker[pocket]"]
     assert (given.memory_budget, given.spare) == (2**30 - SPARE_BYTES, 1)
     _, small, pocket = children
     assert small.model is not None
@@ -266,20 +251,6 @@ def test_one_model_may_have_a_name_too_and_gets_what_memory_there_is(tmp_path: P
     assert told["worker"][2:] == ["--model=org/small"]
 
 
-def test_where_prefixes_are_kept_and_how_many_is_for_the_worker(tmp_path: Path) -> None:
-    file = config(tmp_path, '[serve]\nprefix_cache_ram = "2GiB"\nprefix_cache_disk = "1GB"')
-    environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_PREFIX_CACHE_DISK": "0"}
-    told = flags(["--prefix-cache-dir", "/var/prefixes"], environ)
-    assert told["worker"][2:] == [
-        f"--prefix-cache-ram={2 * 2**30}",
-        "--prefix-cache-disk=0",
-        "--prefix-cache-dir=/var/prefixes",
-    ]
-    assert len(told["gateway"]) == 2
-    with pytest.raises(SettingsError, match="prefix_cache_ram: Expected a size"):
-        flags(["--prefix-cache-ram", "plenty"])
-
-
 @pytest.mark.parametrize("way", ["flag", "variable", "file"])
 def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str, tmp_path: Path) -> None:
     argv = ["--api-key", "rh-one", "--api-key", "rh-two"] if way == "flag" else []
@@ -291,30 +262,6 @@ def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str,
     assert gateway.env["ROUNDHOUSE_API_KEYS"] == "rh-one,rh-two"
     assert "ROUNDHOUSE_API_KEYS" not in worker.env
     assert not any("rh-" in word for child in (gateway, worker) for word in child.argv)
-
-
-def test_access_flags_go_to_the_gateway_and_curve_keys_to_both(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    argv = ["--api-keys-file", str(file), "--max-per-key=2", "--queue-timeout=9", "--max-connections=10"]
-    told = flags(
-        [
-            *argv,
-            "--cors-origin=https://a",
-            "--cors-origin=https://b",
-            "--curve-keys=/curve",
-            "--allowed-host=a",
-        ]
-    )
-    assert told["gateway"][1:] == [
-        f"--api-keys-file={file}",
-        "--max-per-key=2",
-        "--cors-origins=https://a,https://b",
-        "--allowed-hosts=a",
-        "--curve-keys=/curve",
-        "--queue-timeout=9.0",
-        "--max-connections=10",
-    ]
-    assert told["worker"][1:] == ["--curve-keys=/curve"]
 
 
 @pytest.mark.parametrize("flag", ["--insecure-no-keys", "--no-insecure-no-keys"])
@@ -354,13 +301,6 @@ def test_the_endpoint_is_named_by_the_port_that_the_gateway_will_have(
 def test_an_endpoint_set_for_the_gateway_alone_is_where_the_worker_goes_too(tmp_path: Path) -> None:
     file = config(tmp_path, '[gateway]\nendpoint = "tcp://127.0.0.1:5555"')
     assert "--endpoint=tcp://127.0.0.1:5555" in flags(["--config", file])["worker"]
-
-
-def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
-    file = config(tmp_path, "[serve]\nmax_runing = 1")
-    with pytest.raises(SettingsError) as caught:
-        serve.read(["--config", file, "--port", "x"], {"ROUNDHOUSE_STOP_TIMEOUT": "-1"})
-    assert len(str(caught.value).splitlines()) == 3
 
 
 def refused(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:

@@ -98,17 +98,13 @@ def test_whatever_else_answers_nothing_is_said(
     assert not caplog.records
 
 
-def test_a_load_of_unknown_size_is_none_to_tell_of() -> None:
-    assert loading({"workers": [{"model": "m", "loading": {"done": 0, "total": 0}}, {"model": "n"}]}) == []
-
-
 @pytest.mark.parametrize(("share", "full"), [(-1.0, 0), (0.0, 0), (0.5, 5), (1.0, 10), (2.0, 10)])
 def test_a_bar_is_as_full_as_can_be(share: float, full: int) -> None:
     assert bar(share) == "█" * full + "░" * (10 - full)
 
 
-def test_it_says_where_and_what_is_loaded() -> None:
-    assert announcement(URL, [ServedModel(name="pocket")]) == f"opening {URL}/v1, loading pocket (3.4 MB)"
+def test_a_load_of_unknown_size_is_none_to_tell_of() -> None:
+    assert loading({"workers": [{"model": "m", "loading": {"done": 0, "total": 0}}, {"model": "n"}]}) == []
 
 
 def test_of_several_it_says_what_is_loaded_first_and_what_when_asked_for(tmp_path: Path) -> None:
@@ -118,4 +114,5 @@ def test_of_several_it_says_what_is_loaded_first_and_what_when_asked_for(tmp_pat
         ServedModel(name="c", model="org/never-fetched-model", resident=True),
     ]
     line = announcement(URL, models)
+    assert announcement(URL, [ServedModel(name="pocket")]) == f"opening {URL}/v1, loading pocket (3.4 MB)"
     assert line == (f"opening {URL}/v1, loading b (2.5 GB), c (not downloaded yet); on demand: a")

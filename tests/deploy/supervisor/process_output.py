@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 
 
 class ProcessOutput:
@@ -43,9 +43,9 @@ class ProcessOutput:
             if all(part in line for part in parts):
                 return line
 
-    def wait_silence(self, deadline_s: float = DEADLINE_S) -> None:
+    def wait_silence(self) -> None:
         """Wait until this process and all that inherited its stdout have ended."""
-        until = time.monotonic() + deadline_s
+        until = time.monotonic() + DEADLINE_S
         while self._next(until) is not None:
             pass
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.supervisor.children import ChildEntry, ChildState
 from deploy.supervisor.events import (
     ChildMessage,
-    Decision,
     Died,
     Idle,
     Kill,
     ReloadAsked,
-    Reloaded,
-    Report,
     Serving,
     Start,
     StopAsked,
@@ -27,6 +23,7 @@ from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from protocol.settings import EXIT_CONFIGURATION
+from tests.deploy.supervisor.policies import DONE, REFUSED, follow, reports
 
 AFTER_S = 60.0
 READY_S = 600.0
@@ -47,30 +44,27 @@ def lifecycle(limits: RestartLimits | None = None, plans: int = 1) -> Lifecycle:
     return children
 
 
-def deeds(decisions: Collection[Decision]) -> list[Decision]:
-    return [decision for decision in decisions if not isinstance(decision, Report)]
-
-
 def died(status: int = 70) -> Died:
     return Died("set", 7, status)
 
 
+FALL = [UseFallback("set"), Kill("set")]
+FALL_AND_START = [UseFallback("set"), Start("set")]
+LOADED = ChildMessage("set", 7, "loaded")
+WRONG = died(EXIT_CONFIGURATION)
+
+
 def test_child_not_loaded_in_time_is_killed_and_restarts_with_its_fallback_plan() -> None:
-    children = lifecycle()
-    children.handle(ChildMessage("set", 7, "loaded"), 10.0)
-    assert deeds(children.handle(died(), 100.0)) == [Start("set")]
+    children = follow(lifecycle(), (LOADED, 10.0, []), (died(), 100.0, [Start("set")]))
     assert children.wake_at() == 100.0 + AFTER_S
-    assert deeds(children.handle(None, 159.0)) == []
-    assert deeds(children.handle(None, 160.0)) == [UseFallback("set"), Kill("set")]
-    assert deeds(children.handle(died(-9), 160.5)) == [Start("set")]
+    follow(children, (None, 159.0, []), (None, 160.0, FALL), (died(-9), 160.5, [Start("set")]))
     assert children.wake_at() is None
-    assert deeds(children.handle(None, 1000.0)) == []
+    follow(children, (None, 1000.0, []))
 
 
 def test_child_waiting_for_restart_uses_its_fallback_without_a_kill() -> None:
-    children = lifecycle(RestartLimits(deaths_max=1000, delay_s=100.0, delay_s_max=100.0))
-    assert deeds(children.handle(died(), 1.0)) == []
-    assert deeds(children.handle(None, 61.0)) == [UseFallback("set"), Start("set")]
+    limits = RestartLimits(deaths_max=1000, delay_s=100.0, delay_s_max=100.0)
+    follow(lifecycle(limits), (died(), 1.0, []), (None, 61.0, FALL_AND_START))
 
 
 def test_deaths_on_the_way_back_do_not_put_it_off_and_a_good_start_does() -> None:
@@ -80,76 +74,62 @@ def test_deaths_on_the_way_back_do_not_put_it_off_and_a_good_start_does() -> Non
     for now in range(11, 69):
         assert UseFallback("set") not in children.handle(died(), float(now))
         children.handle(None, now + 0.9)
-    children.handle(ChildMessage("set", 7, "loaded"), 69.5)
-    assert deeds(children.handle(None, 90.0)) == []
+    follow(children, (LOADED, 69.5, []), (None, 90.0, []))
     assert children.wake_at() is None
 
 
-def test_configuration_error_starts_the_fallback_plan() -> None:
-    children = lifecycle()
-    assert deeds(children.handle(died(EXIT_CONFIGURATION), 1.0)) == [UseFallback("set"), Start("set")]
+@pytest.mark.parametrize(
+    ("limits", "death", "status"),
+    [(RestartLimits(), WRONG, EXIT_CONFIGURATION), (RestartLimits(deaths_max=0), died(), EXIT_GAVE_UP)],
+    ids=["configuration error", "crash loop"],
+)
+def test_the_fallback_comes_before_the_end_of_everything(
+    limits: RestartLimits, death: Died, status: int
+) -> None:
+    children = follow(lifecycle(limits), (death, 1.0, FALL_AND_START))
     assert children.status is None
-    children.handle(died(EXIT_CONFIGURATION), 2.0)
+    children.handle(death, 2.0)
     children.handle(Died("gateway", 1, 0), 3.0)
-    assert children.status == EXIT_CONFIGURATION
-
-
-def test_crash_loop_uses_the_fallback_before_giving_up() -> None:
-    children = lifecycle(RestartLimits(deaths_max=0))
-    assert deeds(children.handle(died(), 1.0)) == [UseFallback("set"), Start("set")]
-    children.handle(died(), 2.0)
-    children.handle(Died("gateway", 1, 0), 3.0)
-    assert children.status == EXIT_GAVE_UP
+    assert children.status == status
 
 
 def test_each_plan_has_its_time_to_load_and_then_the_next_one_takes_over() -> None:
-    children = lifecycle(plans=3)
-    children.handle(died(), 10.0)
-    assert deeds(children.handle(None, 15.0)) == [Start("set")]
-    assert deeds(children.handle(None, 70.0)) == [UseFallback("set"), Kill("set")]
-    assert deeds(children.handle(died(-9), 71.0)) == [Start("set")]
-    assert deeds(children.handle(None, 129.0)) == []
-    assert deeds(children.handle(None, 130.0)) == [UseFallback("set"), Kill("set")]
-    children.handle(died(-9), 131.0)
-    assert deeds(children.handle(died(EXIT_CONFIGURATION), 140.0)) == [UseFallback("set"), Start("set")]
-    told = [
-        each.text for each in children.handle(died(EXIT_CONFIGURATION), 150.0) if isinstance(each, Report)
-    ]
-    assert "stopping everything" in told[0]
+    children = follow(
+        lifecycle(plans=3),
+        (died(), 10.0, []),
+        (None, 15.0, [Start("set")]),
+        (None, 70.0, FALL),
+        (died(-9), 71.0, [Start("set")]),
+        (None, 129.0, []),
+        (None, 130.0, FALL),
+        (died(-9), 131.0, [Start("set")]),
+        (WRONG, 140.0, FALL_AND_START),
+    )
+    assert "stopping everything" in reports(children.handle(WRONG, 150.0))[0].text
 
 
 def test_loaded_fallback_still_has_its_remaining_plans() -> None:
-    children = lifecycle(plans=2)
-    assert deeds(children.handle(died(EXIT_CONFIGURATION), 1.0)) == [UseFallback("set"), Start("set")]
-    children.handle(ChildMessage("set", 7, "loaded"), 5.0)
-    assert deeds(children.handle(None, 500.0)) == []
+    children = follow(lifecycle(plans=2), (WRONG, 1.0, FALL_AND_START), (LOADED, 5.0, []), (None, 500.0, []))
     children.handle(died(), 600.0)
-    assert deeds(children.handle(None, 660.0)) == [UseFallback("set"), Kill("set")]
+    follow(children, (None, 660.0, FALL))
 
 
-def test_a_reload_that_succeeds_begins_with_all_plans_again() -> None:
-    children = lifecycle()
-    children.handle(died(EXIT_CONFIGURATION), 1.0)
-    children.handle(ChildMessage("set", 7, "loaded"), 5.0)
-    back = ReloadAsked("set", beside=False, swap=True, plans=1)
-    assert deeds(children.handle(back, 10.0)) == []
-    assert deeds(children.handle(Idle("set"), 11.0)) == [Terminate("set")]
-    assert deeds(children.handle(Died("set", 7, 0), 12.0)) == [Start("set")]
-    assert isinstance(deeds(children.handle(Serving("set"), 20.0))[0], Reloaded)
-    assert deeds(children.handle(died(EXIT_CONFIGURATION), 30.0)) == [UseFallback("set"), Start("set")]
+def test_a_reload_that_succeeds_begins_with_all_plans_again_and_one_that_fails_does_not() -> None:
+    swap = ReloadAsked("set", beside=False, swap=True, plans=1)
 
+    def swapped() -> Lifecycle:
+        return follow(
+            lifecycle(),
+            (WRONG, 1.0, FALL_AND_START),
+            (LOADED, 5.0, []),
+            (swap, 10.0, []),
+            (Idle("set"), 11.0, [Terminate("set")]),
+            (Died("set", 7, 0), 12.0, [Start("set")]),
+        )
 
-def test_a_reload_that_fails_leaves_what_has_taken_over_where_it_was() -> None:
-    children = lifecycle()
-    children.handle(died(EXIT_CONFIGURATION), 1.0)
-    children.handle(ReloadAsked("set", beside=False, swap=True, plans=1), 10.0)
-    children.handle(Idle("set"), 11.0)
-    children.handle(Died("set", 7, 0), 12.0)
-    failed, started = deeds(children.handle(died(), 20.0))
-    assert isinstance(failed, Reloaded)
-    assert not failed.done
-    assert started == Start("set")
-    assert children.handle(died(EXIT_CONFIGURATION), 30.0)[-1] != Start("set")
+    follow(swapped(), (Serving("set"), 20.0, [DONE]), (WRONG, 30.0, FALL_AND_START))
+    children = follow(swapped(), (died(), 20.0, [REFUSED, Start("set")]))
+    assert children.handle(WRONG, 30.0)[-1] != Start("set")
 
 
 def test_parked_child_schedules_no_wakeup() -> None:

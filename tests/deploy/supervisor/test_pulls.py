@@ -95,11 +95,11 @@ def test_a_download_whose_order_is_withdrawn_ends(line: int) -> None:
 
 
 def test_downloads_are_bounded_and_end_with_the_supervisor(line: int) -> None:
-    downloads = Downloads(*HANGS)
-    downloads.pulls.order([Pull(id=str(number), model=MODEL) for number in range(PULLS_MAX + 2)], line)
-    assert len(downloads.pulls.states()) == PULLS_MAX
-    downloads.pulls.close()
-    assert downloads.pulls.states() == []
+    pulls = Downloads(*HANGS).pulls
+    pulls.order([Pull(id=str(number), model=MODEL) for number in range(PULLS_MAX + 2)], line)
+    assert len(pulls.states()) == PULLS_MAX
+    pulls.close()
+    assert pulls.states() == []
 
 
 def test_a_process_that_dies_without_a_word_is_a_failure(line: int) -> None:

@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from deploy.supervisor.events import (
     AssignSpare,
     ChildMessage,
-    Decision,
     Died,
     Event,
     Kill,
@@ -17,7 +16,6 @@ from deploy.supervisor.events import (
     NotStarted,
     ReloadAsked,
     Reloaded,
-    Report,
     Serving,
     Start,
     StopAsked,
@@ -28,6 +26,7 @@ from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import IDLE_WAIT_S_MAX, SPARE, TAKE_S_MAX, THERE_S_MAX, Spares
 from protocol.supervisor_messages import Word
+from tests.deploy.supervisor.policies import HISTORIES, deeds, follow
 
 IDLE = WorkersIdle()
 READY = ChildMessage(SPARE, 9, "there")
@@ -60,8 +59,9 @@ def after(*events: Event, children: Lifecycle | None = None) -> Lifecycle:
     return children
 
 
-def deeds(decisions: list[Decision]) -> list[Decision]:
-    return [decision for decision in decisions if not isinstance(decision, Report)]
+def ready(children: Lifecycle | None = None) -> Lifecycle:
+    """Return the policy with a worker that has loaded its model, and a spare that is ready."""
+    return after(said("a", "loaded"), IDLE, READY, children=children)
 
 
 def test_it_is_begun_once_the_worker_has_loaded_its_model_and_is_idle_and_once_only() -> None:
@@ -88,102 +88,25 @@ def test_workers_that_are_never_idle_get_it_after_a_bound() -> None:
 def test_without_takers_there_is_none() -> None:
     limits = RestartLimits()
     children = Lifecycle(["a"], RestartPolicy(limits), stop_timeout_s=1.0, now=0.0, loading=["a"])
-    assert children.handle(None, 0.0) == [Start("a")]
-    assert children.handle(said("a", "loaded"), 2.0) == []
+    follow(children, (None, 0.0, [Start("a")]), (said("a", "loaded"), 2.0, []))
 
 
 def test_a_worker_that_dies_after_a_good_life_is_at_once_what_the_spare_was() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
+    children = ready()
     decisions = children.handle(Died("a", 1, -9), 60.0)
     assert deeds(decisions) == [AssignSpare("a")]
     assert "restarting at once" in str(decisions[0])
-
-
-def test_the_next_one_is_begun_when_that_worker_has_loaded_and_not_before() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
-    children.handle(Died("a", 1, -9), 60.0)
-    assert children.handle(said("a", "taken"), 60.1) == []
-    assert children.handle(IDLE, 70.0) == []
-    assert children.handle(said("a", "loaded"), 71.0) == []
-    assert children.handle(IDLE, 72.0) == [Start(SPARE)]
-
-
-def test_spare_that_is_not_ready_is_not_assigned() -> None:
-    children = after(said("a", "loaded"), IDLE)
-    assert deeds(children.handle(Died("a", 1, -9), 60.0)) == [Start("a")]
-    # No second spare is started when the worker has loaded.
-    assert children.handle(said("a", "loaded"), 65.0) == []
-    children.handle(READY, 66.0)
-    assert deeds(children.handle(Died("a", 2, -9), 90.0)) == [AssignSpare("a")]
-
-
-def test_spare_not_ready_in_time_is_killed_and_replaced() -> None:
-    children = after(said("a", "loaded"), IDLE)
-    assert children.wake_at() == pytest.approx(0.2 + THERE_S_MAX)
-    assert deeds(children.handle(None, 1.0 + THERE_S_MAX)) == [Kill(SPARE)]
-    assert children.wake_at() is None
-    assert deeds(children.handle(Died(SPARE, 9, -9), 2.0 + THERE_S_MAX)) == []
-    assert deeds(children.handle(IDLE, 3.0 + THERE_S_MAX)) == [Start(SPARE)]
-    children.handle(READY, 4.0 + THERE_S_MAX)
-    assert children.wake_at() is None
-
-
-def test_the_gateway_cannot_be_what_the_spare_is() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
-    assert deeds(children.handle(Died("gateway", 1, -9), 60.0)) == [Start("gateway")]
-
-
-def test_crashed_spare_is_replaced_with_backoff() -> None:
-    children = after(said("a", "loaded"), IDLE)
-    assert deeds(children.handle(Died(SPARE, 9, 1), 1.0)) == []
-    assert children.wake_at() == pytest.approx(1.2)
-    assert children.handle(IDLE, 1.2) == [Start(SPARE)]
-    children.handle(NotStarted(SPARE, "no such file"), 1.2)
-    assert children.wake_at() == pytest.approx(1.6)
-    assert children.handle(IDLE, 1.6) == [Start(SPARE)]
-    children.handle(READY, 3.0)
-    # After a long run, it is restarted as soon as the workers are idle.
-    assert deeds(children.handle(Died(SPARE, 9, -9), 60.0)) == []
-    assert deeds(children.handle(IDLE, 60.1)) == [Start(SPARE)]
-
-
-def test_crash_looping_spare_is_abandoned_while_the_worker_runs() -> None:
-    children = after(said("a", "loaded"), IDLE, children=lifecycle(RestartLimits(deaths_max=1)))
-    children.handle(Died(SPARE, 9, 1), 1.0)
-    assert children.handle(IDLE, 1.2) == [Start(SPARE)]
-    (line,) = children.handle(Died(SPARE, 9, 1), 1.3)
-    assert "workers start without a spare" in str(line)
-    assert children.wake_at() is None
-    assert deeds(children.handle(Died("a", 1, -9), 60.0)) == [Start("a")]
-
-
-def test_unreachable_spare_falls_back_to_a_normal_start() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
-    children.handle(Died("a", 1, -9), 60.0)
-    assert deeds(children.handle(NotStarted("a", "the spare cannot be reached"), 60.0)) == [Start("a")]
-    # The spare's own end is reported later and ignored.
-    assert children.handle(Died(SPARE, 9, -9), 60.1) == []
-    children.handle(said("a", "loaded"), 65.0)
-    assert children.handle(IDLE, 66.0) == [Start(SPARE)]
-
-
-def test_spare_that_crashes_during_assignment_falls_back_to_a_normal_start() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
-    children.handle(Died("a", 1, -9), 60.0)
-    assert deeds(children.handle(Died("a", 9, -9), 60.1)) == [Start("a")]
-
-
-def test_unresponsive_spare_is_killed_and_the_worker_starts_normally() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
-    children.handle(Died("a", 1, -9), 60.0)
-    assert children.wake_at() == 60.0 + TAKE_S_MAX
-    assert deeds(children.handle(None, 60.0 + TAKE_S_MAX)) == [Kill("a")]
-    assert deeds(children.handle(Died("a", 9, -9), 62.1)) == [Start("a")]
-    assert children.wake_at() is None
+    follow(
+        children,  # the next one is begun when that worker has loaded, and not before
+        (said("a", "taken"), 60.1, []),
+        (IDLE, 70.0, []),
+        (said("a", "loaded"), 71.0, []),
+        (IDLE, 72.0, [Start(SPARE)]),
+    )
 
 
 def test_assigned_spare_is_an_ordinary_worker() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
+    children = ready()
     children.handle(Died("a", 1, -9), 60.0)
     children.handle(said("a", "taken"), 60.1)
     assert children.wake_at() is None
@@ -192,31 +115,104 @@ def test_assigned_spare_is_an_ordinary_worker() -> None:
     assert "restarting in 0.2 s" in str(decisions)
 
 
+def test_spare_that_is_not_ready_is_not_assigned() -> None:
+    follow(
+        after(said("a", "loaded"), IDLE),
+        (Died("a", 1, -9), 60.0, [Start("a")]),
+        (said("a", "loaded"), 65.0, []),  # no second spare
+        (READY, 66.0, []),
+        (Died("a", 2, -9), 90.0, [AssignSpare("a")]),
+    )
+
+
+def test_spare_not_ready_in_time_is_killed_and_replaced() -> None:
+    children = after(said("a", "loaded"), IDLE)
+    assert children.wake_at() == pytest.approx(0.2 + THERE_S_MAX)
+    follow(children, (None, 1.0 + THERE_S_MAX, [Kill(SPARE)]))
+    assert children.wake_at() is None
+    follow(
+        children,
+        (Died(SPARE, 9, -9), 2.0 + THERE_S_MAX, []),
+        (IDLE, 3.0 + THERE_S_MAX, [Start(SPARE)]),
+        (READY, 4.0 + THERE_S_MAX, []),
+    )
+    assert children.wake_at() is None
+
+
+def test_the_gateway_cannot_be_what_the_spare_is() -> None:
+    follow(ready(), (Died("gateway", 1, -9), 60.0, [Start("gateway")]))
+
+
+def test_crashed_spare_is_replaced_with_backoff_and_at_once_after_a_long_run() -> None:
+    children = follow(after(said("a", "loaded"), IDLE), (Died(SPARE, 9, 1), 1.0, []))
+    assert children.wake_at() == pytest.approx(1.2)
+    follow(children, (IDLE, 1.2, [Start(SPARE)]), (NotStarted(SPARE, "no such file"), 1.2, []))
+    assert children.wake_at() == pytest.approx(1.6)
+    follow(
+        children,
+        (IDLE, 1.6, [Start(SPARE)]),
+        (READY, 3.0, []),
+        (Died(SPARE, 9, -9), 60.0, []),
+        (IDLE, 60.1, [Start(SPARE)]),
+    )
+
+
+def test_crash_looping_spare_is_abandoned_while_the_worker_runs() -> None:
+    children = after(said("a", "loaded"), IDLE, children=lifecycle(RestartLimits(deaths_max=1)))
+    follow(children, (Died(SPARE, 9, 1), 1.0, []), (IDLE, 1.2, [Start(SPARE)]))
+    [line] = children.handle(Died(SPARE, 9, 1), 1.3)
+    assert "workers start without a spare" in str(line)
+    assert children.wake_at() is None
+    follow(children, (Died("a", 1, -9), 60.0, [Start("a")]))
+
+
+def test_spare_that_cannot_be_reached_or_dies_or_hangs_falls_back_to_a_normal_start() -> None:
+    taken = (Died("a", 1, -9), 60.0, [AssignSpare("a")])
+    follow(
+        ready(),
+        taken,
+        (NotStarted("a", "the spare cannot be reached"), 60.0, [Start("a")]),
+        (Died(SPARE, 9, -9), 60.1, []),
+        (said("a", "loaded"), 65.0, []),
+        (IDLE, 66.0, [Start(SPARE)]),
+    )
+    follow(ready(), taken, (Died("a", 9, -9), 60.1, [Start("a")]))
+    children = follow(ready(), taken)
+    assert children.wake_at() == 60.0 + TAKE_S_MAX
+    follow(children, (None, 60.0 + TAKE_S_MAX, [Kill("a")]), (Died("a", 9, -9), 62.1, [Start("a")]))
+    assert children.wake_at() is None
+
+
 def test_a_reload_takes_it_and_a_broken_one_does_not_end_the_reload() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
-    assert deeds(children.handle(ReloadAsked("a", beside=True), 60.0)) == [AssignSpare("a-2")]
-    assert deeds(children.handle(Died("a-2", 9, -9), 60.1)) == [Start("a-2")]
-    assert children.handle(said("a-2", "loaded"), 65.0) == []  # the old worker is still ending
-    assert deeds(children.handle(Serving("a-2"), 65.1)) == [Terminate("a")]
-    decisions = deeds(children.handle(Died("a", 1, 0), 66.0))
-    assert decisions == [Reloaded(True, "a-2 has taken over from a")]
-    assert deeds(children.handle(IDLE, 67.0)) == [Start(SPARE)]
+    follow(
+        ready(),
+        (ReloadAsked("a", beside=True), 60.0, [AssignSpare("a-2")]),
+        (Died("a-2", 9, -9), 60.1, [Start("a-2")]),
+        (said("a-2", "loaded"), 65.0, []),  # the old worker is still ending
+        (Serving("a-2"), 65.1, [Terminate("a")]),
+        (Died("a", 1, 0), 66.0, [Reloaded(True, "a-2 has taken over from a")]),
+        (IDLE, 67.0, [Start(SPARE)]),
+    )
 
 
 def test_a_model_on_demand_takes_it() -> None:
-    children = after(said("a", "loaded"), IDLE, READY, children=lifecycle(on_demand=True))
-    assert deeds(children.handle(ModelsWanted(frozenset("b")), 60.0)) == [Terminate("a"), AssignSpare("b")]
-    assert children.handle(said("b", "loaded"), 61.0) == []
-    assert deeds(children.handle(Died("a", 1, 0), 62.0)) == []
-    assert deeds(children.handle(IDLE, 63.0)) == [Start(SPARE)]
+    follow(
+        ready(lifecycle(on_demand=True)),
+        (ModelsWanted(frozenset("b")), 60.0, [Terminate("a"), AssignSpare("b")]),
+        (said("b", "loaded"), 61.0, []),
+        (Died("a", 1, 0), 62.0, []),
+        (IDLE, 63.0, [Start(SPARE)]),
+    )
 
 
 def test_it_is_killed_when_everything_stops() -> None:
-    children = after(said("a", "loaded"), IDLE, READY)
-    assert deeds(children.handle(StopAsked("SIGTERM"), 60.0)) == [Kill(SPARE), Terminate("gateway")]
-    assert deeds(children.handle(Died(SPARE, 9, -9), 60.1)) == []
-    children.handle(Died("gateway", 2, 0), 61.0)
-    children.handle(Died("a", 1, 0), 62.0)
+    children = follow(
+        ready(),
+        (StopAsked("SIGTERM"), 60.0, [Kill(SPARE), Terminate("gateway")]),
+        (Died(SPARE, 9, -9), 60.1, []),
+        (Died("gateway", 2, 0), 61.0, [Terminate("a")]),
+        (Died("a", 1, 0), 62.0, []),
+    )
     assert children.status == 0
 
 
@@ -288,3 +284,4 @@ class Kills(RuleBasedStateMachine):
 
 
 TestKills = Kills.TestCase
+TestKills.settings = HISTORIES

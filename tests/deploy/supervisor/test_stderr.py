@@ -114,15 +114,6 @@ def test_a_log_that_is_not_read_just_now_does_not_hold_the_child_up() -> None:
         os.close(writer)
 
 
-def test_a_death_is_told_with_the_last_words(supervise: Supervise) -> None:
-    script = f"import os, sys; print({METAL!r}, file=sys.stderr, flush=True); os.abort()"
-    told = supervise(worker=script, limits={"deaths_max": 0})
-    line = told.wait_line("worker (pid", "SIGABRT")
-    assert f"last output '{METAL}'" in line
-    assert told.lines.count(METAL) == 1
-    assert told.wait() == 1
-
-
 def test_a_helper_that_holds_the_stderr_does_not_hide_the_death(supervise: Supervise, tmp_path: Path) -> None:
     note = tmp_path / "helper"
     helper = "import signal; signal.pause()"
@@ -141,11 +132,12 @@ os._exit(3)
         os.kill(int(note.read_text()), signal.SIGKILL)
 
 
-def test_child_stderr_precedes_the_report_of_its_exit(supervise: Supervise) -> None:
-    script = f"import sys; sys.stderr.write('line\\n' * {10 * LINES_KEPT}); sys.exit(3)"
-    told = supervise(worker=script, limits={"deaths_max": 0})
-    told.wait_line("exited with status 3")
-    assert told.lines.count("line") == 10 * LINES_KEPT
+def test_child_stderr_precedes_the_report_of_its_exit_with_the_last_words(supervise: Supervise) -> None:
+    lines = 10 * LINES_KEPT
+    script = f"import os, sys; sys.stderr.write('line\\n' * {lines} + {METAL!r} + '\\n'); os.abort()"
+    told = supervise(worker=f"{script}", limits={"deaths_max": 0})
+    assert f"last output '{METAL}'" in told.wait_line("worker (pid", "SIGABRT")
+    assert (told.lines.count("line"), told.lines.count(METAL)) == (lines, 1)
     assert told.wait() == 1
 
 

@@ -47,6 +47,11 @@ class Installed:
     def wait_ready(self) -> None:
         eventually(self.worker_pid, within_s=START_S_MAX, what=f"the worker is ready:\n{self.logs()}")
 
+    def wait_for_another(self, worker: int | None) -> None:
+        eventually(
+            lambda: self.worker_pid() not in (None, worker), within_s=START_S_MAX, what="another worker"
+        )
+
     def logs(self) -> str:
         return "".join(path.read_text() for path in self.home.rglob("*.log"))
 
@@ -66,13 +71,6 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
 
 
-@pytest.fixture
-def installed(tmp_path: Path, environ: dict[str, str]) -> Iterator[Installed]:
-    """Installation without a spare, in which the worker is the job itself."""
-    with installing(tmp_path, environ, "--spare=0") as system:
-        yield system
-
-
 @contextlib.contextmanager
 def installing(tmp_path: Path, environ: dict[str, str], *flags: str) -> Iterator[Installed]:
     """Install the service, wait until it is ready, and remove it afterwards."""
@@ -87,116 +85,113 @@ def installing(tmp_path: Path, environ: dict[str, str], *flags: str) -> Iterator
         yield system
 
 
-def test_a_worker_that_is_killed_comes_back_and_the_gateway_stays(installed: Installed) -> None:
-    gateway, worker = installed.agent("gateway").pid, installed.agent("worker").pid
+def killed(system: Installed) -> None:
+    """Kill the ready worker, and wait until another one is ready."""
+    worker = system.worker_pid()
     assert worker is not None
-    assert installed.worker_pid() == worker
     os.kill(worker, signal.SIGKILL)
-    eventually(
-        lambda: installed.worker_pid() not in (None, worker), within_s=START_S_MAX, what="a new worker"
-    )
-    assert installed.agent("gateway").pid == gateway
-    assert installed.agent("worker").starts == 2
+    system.wait_for_another(worker)
 
 
 def test_a_worker_with_a_spare_comes_back_within_its_job(tmp_path: Path, environ: dict[str, str]) -> None:
     with installing(tmp_path, environ) as system:
         agent, worker = system.agent("worker"), system.worker_pid()
-        assert agent.pid is not None
-        assert worker is not None
         assert psutil.Process(worker).ppid() == agent.pid
         eventually(lambda: "spare is ready" in system.logs(), within_s=START_S_MAX, what="the spare is ready")
-        os.kill(worker, signal.SIGKILL)
-        eventually(
-            lambda: system.worker_pid() not in (None, worker), within_s=START_S_MAX, what="a new worker"
-        )
+        killed(system)
         assert "which was the spare" in system.logs()
         assert agent.starts == 1
 
 
-def test_a_gateway_that_is_killed_comes_back_refuses_nobody_and_finds_its_worker(
-    installed: Installed,
+def test_what_is_killed_comes_back_and_the_other_stays_until_all_is_removed(
+    tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    gateway, worker = installed.agent("gateway").pid, installed.agent("worker").pid
+    with installing(tmp_path, environ, "--spare=0") as system:
+        gateway, worker = system.agent("gateway"), system.agent("worker")
+        first = gateway.pid
+        assert system.worker_pid() == worker.pid
+        killed(system)
+        assert (gateway.pid, worker.starts) == (first, 2)
+
+        _kill_gateway(system)
+        assert (system.worker_pid(), worker.starts) == (worker.pid, 2)
+
+        _reload_the_gateway(system)
+        _reload_and_reinstall(system)
+        _stop_and_remove(system)
+
+
+def _kill_gateway(system: Installed) -> None:
+    gateway = system.agent("gateway").pid
     assert gateway is not None
     os.kill(gateway, signal.SIGKILL)
-    eventually(lambda: not psutil.pid_exists(gateway), within_s=10, what="the gateway is gone")
+    eventually(lambda: not psutil.pid_exists(gateway), within_s=START_S_MAX, what="the gateway is gone")
     # Sent while no gateway runs: the connection waits for the next one.
-    assert httpx.get(installed.http.base_url.join("/health"), timeout=START_S_MAX).status_code == 200
-    installed.wait_ready()
-    assert installed.worker_pid() == worker == installed.agent("worker").pid
-    assert installed.agent("worker").starts == 1
+    assert httpx.get(system.http.base_url.join("/health"), timeout=START_S_MAX).status_code == 200
+    system.wait_ready()
 
 
-def test_a_worker_that_is_asked_to_stop_stays_stopped_and_status_says_so(installed: Installed) -> None:
-    worker = installed.agent("worker")
+def _reload_the_gateway(system: Installed) -> None:
+    """A reload of the gateway finishes its streams, and clients that come wait."""
+    agent, worker, text = system.agent("gateway"), system.worker_pid(), "!tokens=100 !slow=20"
+    gateway, url = agent.pid, str(system.http.base_url).rstrip("/")
+    client = streams.ask(url, text)
+    streams.wait_until_flowing([client])
+    reload = threading.Thread(target=service.reload, args=(system.manager,), kwargs={"gateway": True})
+    reload.start()
+    late = streams.ask(url, "!tokens=5")
+    streams.wait_for([client, late], START_S_MAX)
+    reload.join(START_S_MAX)
+    assert [*client.texts, *late.texts] == [streams.scripted(text, 100), streams.scripted("!tokens=5", 5)]
+    eventually(lambda: agent.pid not in (None, gateway), within_s=START_S_MAX, what="another gateway runs")
+    system.wait_ready()
+    assert system.worker_pid() == worker
+
+
+def _reload_and_reinstall(system: Installed) -> None:
+    """A reload lets the worker end its requests; an installation restarts only what has changed."""
+    gateway, worker, text = system.agent("gateway").pid, system.worker_pid(), "!tokens=100 !slow=20"
+    client = streams.ask(str(system.http.base_url).rstrip("/"), text)
+    streams.wait_until_flowing([client])
+    assert service.reload(system.manager) == [f"{PREFIX}worker.plist"]
+    streams.wait_for([client], START_S_MAX)
+    assert client.texts == [streams.scripted(text, 100)]
+    system.wait_for_another(worker)
+
+    worker = system.worker_pid()
+    system.agents.commands.clear()
+    assert service.install(system.manager, system.jobs) == []
+    assert system.agents.commands == []
+    changed = [
+        replace(job, argv=[*job.argv, "--step-ms=1"]) if job.name == "worker" else job for job in system.jobs
+    ]
+    assert service.install(system.manager, changed) == [f"{PREFIX}worker.plist"]
+    system.wait_for_another(worker)
+    assert system.agent("gateway").pid == gateway
+
+
+def _stop_and_remove(system: Installed) -> None:
+    """A worker that is asked to stop stays stopped; after the removal nothing is left."""
+    worker = system.agent("worker")
     assert worker.pid is not None
-    lines, runs = service.status(installed.manager)
+    lines, runs = service.status(system.manager)
     assert runs
     assert f"worker     is running as pid {worker.pid} since " in lines[1]
     os.kill(worker.pid, signal.SIGTERM)
-    eventually(lambda: worker.pid is None, within_s=10, what="the worker has ended")
-    lines, runs = service.status(installed.manager)
+    eventually(lambda: worker.pid is None, within_s=START_S_MAX, what="the worker has ended")
+    lines, runs = service.status(system.manager)
     assert (lines[1], runs, worker.starts) == ("worker     is not running; last exit: 0", False, 1)
 
-
-def test_a_reload_lets_the_worker_end_its_requests_and_starts_it_anew(installed: Installed) -> None:
-    gateway, worker = installed.agent("gateway").pid, installed.agent("worker").pid
-    text = "!tokens=100 !slow=20"
-    client = streams.ask(str(installed.http.base_url).rstrip("/"), text)
-    streams.wait_until_flowing([client])
-    assert service.reload(installed.manager) == [f"{PREFIX}worker.plist"]
-    streams.wait_for([client], 30)
-    assert client.texts == [streams.scripted(text, 100)]
-    installed.wait_ready()
-    assert installed.worker_pid() not in (None, worker)
-    assert installed.agent("gateway").pid == gateway
-
-
-def test_a_reload_of_the_gateway_finishes_its_streams_and_lets_clients_wait(installed: Installed) -> None:
-    gateway, worker = installed.agent("gateway").pid, installed.agent("worker").pid
-    url, text = str(installed.http.base_url).rstrip("/"), "!tokens=100 !slow=20"
-    client = streams.ask(url, text)
-    streams.wait_until_flowing([client])
-    reload = threading.Thread(target=service.reload, args=(installed.manager,), kwargs={"gateway": True})
-    reload.start()
-    late = streams.ask(url, "!tokens=5")
-    streams.wait_for([client, late], 30)
-    reload.join(30)
-    assert [*client.texts, *late.texts] == [streams.scripted(text, 100), streams.scripted("!tokens=5", 5)]
-    agent = installed.agent("gateway")
-    eventually(lambda: agent.pid not in (None, gateway), within_s=30, what="another gateway runs")
-    assert installed.agent("worker").pid == worker
-
-
-def test_installing_again_restarts_what_has_changed_and_nothing_else(installed: Installed) -> None:
-    gateway, worker = installed.agent("gateway").pid, installed.agent("worker").pid
-    installed.agents.commands.clear()
-    assert service.install(installed.manager, installed.jobs) == []
-    assert installed.agents.commands == []
-    changed = [
-        replace(job, argv=[*job.argv, "--step-ms=1"]) if job.name == "worker" else job
-        for job in installed.jobs
-    ]
-    assert service.install(installed.manager, changed) == [f"{PREFIX}worker.plist"]
-    assert installed.agent("gateway").pid == gateway
-    eventually(
-        lambda: installed.worker_pid() not in (None, worker), within_s=START_S_MAX, what="a new worker"
-    )
-    assert service.install(installed.manager, changed[:1]) == []
-    assert list(installed.agents.loaded) == [f"{PREFIX}gateway"]
-
-
-def test_removed_it_leaves_no_process_no_socket_and_no_file(installed: Installed) -> None:
-    pids = [installed.agent(name).pid for name in ("gateway", "worker")]
-    assert sorted(service.remove(installed.manager)) == [f"{PREFIX}gateway.plist", f"{PREFIX}worker.plist"]
-    assert not any(psutil.pid_exists(pid) for pid in pids if pid is not None)
-    assert [path for path in installed.home.rglob("*") if not path.is_dir()] == []
-    assert not (installed.home / "Library" / "Logs" / "roundhouse").exists()
+    gateway = system.agent("gateway").pid
+    assert sorted(service.remove(system.manager)) == [f"{PREFIX}gateway.plist", f"{PREFIX}worker.plist"]
+    assert gateway is not None
+    assert not psutil.pid_exists(gateway)
+    assert [path for path in system.home.rglob("*") if not path.is_dir()] == []
+    assert not (system.home / "Library" / "Logs" / "roundhouse").exists()
     with pytest.raises(httpx.ConnectError):
-        installed.http.get("/health")
-    assert service.status(installed.manager) == (["nothing is installed"], False)
-    assert service.remove(installed.manager) == []
+        system.http.get("/health")
+    assert service.status(system.manager) == (["nothing is installed"], False)
+    assert service.remove(system.manager) == []
 
 
 def test_misconfigured_agent_gives_up_after_the_crash_limit(tmp_path: Path, environ: dict[str, str]) -> None:

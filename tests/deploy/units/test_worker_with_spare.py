@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -74,67 +74,67 @@ class Job:
         )
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with running_system(tmp_path) as system:
-        found = Job(system, tmp_path)
+@contextlib.contextmanager
+def running_job(folder: Path, flags: str = "--step-ms 10") -> Iterator[Job]:
+    with running_system(folder) as system:
+        job = Job(system, folder, flags)
         try:
-            yield found
+            yield job
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found.process.stop()
+                job.process.stop()
 
 
-def test_a_worker_that_dies_is_what_the_spare_was_within_the_one_job(job: Job) -> None:
-    spare = job.spare()
-    (worker,) = job.serving()
-    stream = ask(job.system.url, "!tokens=60")
-    wait_until_flowing([stream])
-    os.kill(worker, signal.SIGKILL)
-    wait_for([stream], 60)
-    assert stream.texts == [scripted("!tokens=60", 60)]
-    assert job.serving() == [spare]
-    assert {process.ppid() for process in job.family()} == {job.process.pid}
-
-
-def test_a_reload_finds_it_and_costs_no_request(job: Job) -> None:
-    spare = job.spare()
-    stream = ask(job.system.url, "!tokens=100")
-    wait_until_flowing([stream])
-    done, text = control.order(sockets.runtime_directory() / f"serve-{job.system.port}")
-    assert (done, text) == (True, "worker-2 has taken over from worker")
-    wait_for([stream], 60)
-    assert stream.texts == [scripted("!tokens=100", 100)]
-    assert job.serving() == [spare]
-
-
-def test_told_to_stop_it_ends_all_and_with_status_0(job: Job) -> None:
-    job.spare()
-    family = job.family()
-    job.process.kill(signal.SIGTERM)
-    assert job.process.wait(WITHIN_S) == 0
-    assert not any(process.is_running() for process in family)
-
-
-def test_none_outlives_it(job: Job) -> None:
-    job.spare()
-    family = job.family()
-    job.process.kill()
-    job.process.wait(WITHIN_S)
-    eventually(
-        lambda: not any(map(psutil.Process.is_running, family)),
-        within_s=WITHIN_S,
-        what="the job has ended",
-    )
-
-
-@pytest.mark.parametrize(("flags", "status"), [("--crowded", 0), ("--broken", 78)])
-def test_incurable_failure_exits_so_that_the_manager_does_not_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, status: int
-) -> None:
+@pytest.fixture(autouse=True)
+def _runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with running_system(tmp_path) as system:
-        job = Job(system, tmp_path, flags)
-        assert job.process.wait(WITHIN_S) == status
-        assert ("giving up; `roundhouse service install`" in job.process.log()) == (status == 0)
+
+
+def test_the_spare_takes_over_from_a_dead_worker_and_at_a_reload_until_all_are_told_to_stop(
+    tmp_path: Path,
+) -> None:
+    with running_job(tmp_path) as job:
+        _spare_takes_over(job, lambda: os.kill(job.serving()[0], signal.SIGKILL), tokens=60)
+        assert {process.ppid() for process in job.family()} == {job.process.pid}
+        folder = sockets.runtime_directory() / f"serve-{job.system.port}"
+        answers: list[tuple[bool, str]] = []
+        _spare_takes_over(job, lambda: answers.append(control.order(folder)), tokens=100)
+        assert answers == [(True, "worker-2 has taken over from worker")]
+        job.spare()
+        family = job.family()
+        job.process.kill(signal.SIGTERM)
+        assert job.process.wait(WITHIN_S) == 0
+        assert not any(process.is_running() for process in family)
+
+
+def _spare_takes_over(job: Job, act: Callable[[], object], tokens: int) -> None:
+    """Act while a request runs, and assert that it is answered whole, and that the spare serves."""
+    spare, text = job.spare(), f"!tokens={tokens}"
+    stream = ask(job.system.url, text)
+    wait_until_flowing([stream])
+    act()
+    wait_for([stream], WITHIN_S)
+    assert stream.texts == [scripted(text, tokens)]
+    assert job.serving() == [spare]
+
+
+def test_none_outlives_it(tmp_path: Path) -> None:
+    with running_job(tmp_path) as job:
+        job.spare()
+        family = job.family()
+        job.process.kill()
+        job.process.wait(WITHIN_S)
+        eventually(
+            lambda: not any(map(psutil.Process.is_running, family)),
+            within_s=WITHIN_S,
+            what="the job has ended",
+        )
+
+
+def test_incurable_failure_exits_so_that_the_manager_does_not_restart(tmp_path: Path) -> None:
+    with running_job(tmp_path, "--broken") as broken:
+        assert broken.process.wait(WITHIN_S) == 78
+        assert "giving up" not in broken.process.log()
+        crowded = Job(broken.system, tmp_path, "--crowded")
+        assert crowded.process.wait(WITHIN_S) == 0
+        assert "giving up; `roundhouse service install`" in crowded.process.log()
