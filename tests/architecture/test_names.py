@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ BANNED = {
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
+@cache
 def classes(path: Path) -> list[str]:
     tree = ast.parse(path.read_text())
     return [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]

@@ -38,9 +38,8 @@ def protocols() -> list[Methods]:
     return [methods(each) for each in found if any("Protocol" in ast.unparse(base) for base in each.bases)]
 
 
-def implements(node: ast.ClassDef, protocol: Methods) -> bool:
-    """Return whether a method of the class shares its name and first parameter with one of `protocol`."""
-    own = methods(node)
+def implements(own: Methods, protocol: Methods) -> bool:
+    """Return whether a method of a class shares its name and first parameter with one of `protocol`."""
     shared = own.keys() & protocol.keys()
     return any(len(own[name]) > 1 and own[name][:2] == protocol[name][:2] for name in shared)
 
@@ -57,7 +56,7 @@ def implementing() -> list[str]:
     return [
         path.relative_to(ROOT).as_posix()
         for path in files
-        if any(implements(node, protocol) for node in classes(path) for protocol in known)
+        if any(implements(own, protocol) for own in map(methods, classes(path)) for protocol in known)
     ]
 
 
