@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageFunctionToolCall
-
-from tests.system import System, running_system
 
 NOTE: dict[str, Any] = {
     "type": "function",
@@ -27,14 +24,6 @@ NOTE: dict[str, Any] = {
 }
 THREE = "!think=3 !call=3 !tokens=30"
 """Three reasoning tokens, two words, three calls of five tokens each, and ten more words."""
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running_system(tmp_path_factory.mktemp("calls")) as system:
-        system.start_worker()
-        system.wait_ready()
-        yield system
 
 
 def whole(client: openai.OpenAI, text: str, **fields: Any) -> Any:
@@ -58,33 +47,24 @@ def calls_of(message: Any) -> list[tuple[str, dict[str, Any]]]:
     return read
 
 
-def test_a_document_has_each_call_with_arguments_that_parse(client: openai.OpenAI) -> None:
+def test_streamed_and_whole_are_the_same_calls_with_arguments_that_parse(client: openai.OpenAI) -> None:
     choice = whole(client, THREE).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    calls = calls_of(choice.message)
+    calls, message = calls_of(choice.message), choice.message
     assert [name for name, _ in calls] == ["note"] * 3
     assert [len(arguments["words"].split()) for _, arguments in calls] == [4, 4, 4]
-    assert len({call.id for call in choice.message.tool_calls}) == 3
-    assert len(choice.message.content.split()) == 12
-
-
-def test_streamed_and_whole_are_the_same_objects(client: openai.OpenAI) -> None:
+    assert len({call.id for call in message.tool_calls}) == 3
+    assert len(message.content.split()) == 12
     chunks = streamed(client, THREE)
     entries = [entry for chunk in chunks for entry in chunk.choices[0].delta.tool_calls or []]
     assert [entry.index for entry in entries] == [0] * 5 + [1] * 5 + [2] * 5
     named = [entry for entry in entries if entry.id or entry.type or (entry.function and entry.function.name)]
     assert named == entries[::5]
-    joined = [
-        "".join(
-            entry.function.arguments or "" for entry in entries if entry.index == index and entry.function
-        )
-        for index in range(3)
-    ]
-    message = whole(client, THREE).choices[0].message
+    joined = ["", "", ""]
+    for entry in entries:
+        joined[entry.index] += (entry.function and entry.function.arguments) or ""
     assert joined == [call.function.arguments for call in message.tool_calls]
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert said == message.content
-    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == message.content
+    assert chunks[-1].choices[0].finish_reason == choice.finish_reason == "tool_calls"
 
 
 def test_each_choice_has_calls_of_its_own(client: openai.OpenAI) -> None:
@@ -113,22 +93,15 @@ def test_the_stream_helper_of_openais_client_parses_the_calls(client: openai.Ope
     assert [len(arguments["words"].split()) for arguments in parsed if isinstance(arguments, dict)] == [4] * 3
 
 
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "note"}}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tool_choice": "auto", "parallel_tool_calls": False},
-        {"tool_choice": {"type": "function", "function": {"name": "note"}}},
-        {
-            "tool_choice": {
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "required",
-                    "tools": [{"type": "function", "function": {"name": "note"}}],
-                },
-            }
-        },
+        {"tool_choice": NAMED, "parallel_tool_calls": False},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
         {"response_format": {"type": "json_object"}},
-        {"extra_body": {"structured_outputs": {"choice": ["a", "b"]}}},
         {"extra_body": {"guided_grammar": 'start: "a"'}},
     ],
     ids=lambda fields: "-".join(fields),
@@ -146,13 +119,6 @@ def test_tool_calls_and_results_can_be_sent_back(client: openai.OpenAI) -> None:
     history: Any = [{"role": "user", "content": "hi"}, message.model_dump(exclude_none=True), *results]
     answer = client.chat.completions.create(model="fake", messages=history, tools=[NOTE])
     assert answer.choices[0].finish_reason == "stop"
-
-
-def test_a_completion_is_held_to_a_form_too(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model="fake", prompt="a b", max_tokens=4, extra_body={"guided_regex": "[a-z ]+"}
-    )
-    assert len(answer.choices[0].text.split()) == 4
 
 
 def test_functions_are_called_as_they_were_before_there_were_tools(client: openai.OpenAI) -> None:

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.system import System, running_system
+from tests.system import System
 
 WORDS = " ".join(f"word{n}" for n in range(150))
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 ARGUMENTS = {"path": "a.txt"}
 SYSTEM, ASKED, THOUGHT, SAID, RESULT, THEN = "You are an agent.", WORDS, "A file.", "I will.", "steam", "Now?"
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running_system(tmp_path_factory.mktemp("dialects")) as system:
-        system.start_worker(module="worker")
-        system.wait_ready()
-        yield system
 
 
 def by_chat(system: System) -> tuple[int, int]:
@@ -67,7 +56,11 @@ def by_messages(system: System) -> tuple[int, int]:
         {"role": "user", "content": [result, {"type": "text", "text": THEN}]},
     ]
     tools = [{"name": "read", "description": "Reads.", "input_schema": SCHEMA}]
-    body = {"model": "pocket", "system": SYSTEM, "messages": messages, "tools": tools, "max_tokens": 1}
+    system_blocks = [
+        {"type": "text", "text": "x-anthropic-billing-header: cch=1;"},
+        {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}},
+    ]
+    body = {"system": system_blocks, "messages": messages, "tools": tools, "max_tokens": 1}
     usage = ask(system, "/v1/messages", body)
     cached = usage["cache_read_input_tokens"]
     return usage["input_tokens"] + usage.get("cache_creation_input_tokens", 0) + cached, cached
@@ -75,7 +68,7 @@ def by_messages(system: System) -> tuple[int, int]:
 
 def ask(system: System, path: str, body: dict[str, Any]) -> Any:
     """Send a request and return the usage in the answer."""
-    answer = system.http.post(path, json=body)
+    answer = system.http.post(path, json=body | {"model": "pocket"})
     assert answer.status_code == 200, answer.text
     return answer.json()["usage"]
 
@@ -83,6 +76,6 @@ def ask(system: System, path: str, body: dict[str, Any]) -> Any:
 def test_a_conversation_is_the_same_prompt_in_every_dialect(system: System) -> None:
     asked = [by_chat, by_responses, by_messages, by_chat]
     (prompt, cached), *others = [by(system) for by in asked]
-    assert cached == 0
+    assert cached < 20, "other prompts of the server share no more than their first words"
     assert prompt > len(WORDS.split())
     assert others == [(prompt, prompt - 1)] * len(others)

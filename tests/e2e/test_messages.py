@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 
-from tests.system import System, running_system
+from tests.system import System
 
 NOTE: dict[str, Any] = {
     "name": "note",
@@ -19,38 +17,6 @@ NOTE: dict[str, Any] = {
 THREE = "!think=3 !call=3 !tokens=30"
 """Three reasoning tokens, two words, three calls of five tokens each, and ten more words."""
 QUESTION = "Repeat: Quito"
-
-
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running_system(tmp_path_factory.mktemp("messages")) as system:
-        system.start_worker()
-        system.wait_ready()
-        yield system
-
-
-@pytest.fixture(scope="module")
-def pocket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running_system(tmp_path_factory.mktemp("pocket")) as system:
-        system.start_worker(module="worker")
-        system.wait_ready()
-        yield system
-
-
-def client_of(system: System) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=system.url, api_key="none", max_retries=0, timeout=60)
-
-
-@pytest.fixture(scope="module")
-def script(scripted: System) -> Iterator[anthropic.Anthropic]:
-    with client_of(scripted) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(pocket: System) -> Iterator[anthropic.Anthropic]:
-    with client_of(pocket) as client:
-        yield client
 
 
 def asked(text: str, **fields: Any) -> dict[str, Any]:
@@ -69,42 +35,37 @@ def blocks(message: Any) -> list[dict[str, Any]]:
 # --- scripted worker -----------------------------------------------------------------------------------
 
 
-def test_thoughts_texts_and_calls_are_blocks_in_their_order(script: anthropic.Anthropic) -> None:
-    message = script.messages.create(**asked(THREE, tools=[NOTE]))
-    assert message.stop_reason == "tool_use"
-    kinds = ["thinking", "text", *["tool_use"] * 3, "text"]
-    assert [block.type for block in message.content] == kinds
-    for block in message.content:
+def test_thoughts_texts_and_calls_are_blocks_in_their_order_streamed_and_whole(
+    claude: anthropic.Anthropic,
+) -> None:
+    whole = claude.messages.create(**asked(THREE, tools=[NOTE]))
+    assert [block.type for block in whole.content] == ["thinking", "text", *["tool_use"] * 3, "text"]
+    for block in whole.content:
         if block.type == "tool_use":
             assert block.name == "note"
             assert len(str(block.input["words"]).split()) == 4
-    assert message.usage.output_tokens == 31  # including the end token
-    assert message._request_id
-
-
-def test_a_stream_makes_the_message_that_a_document_is(script: anthropic.Anthropic) -> None:
-    whole = script.messages.create(**asked(THREE, tools=[NOTE]))
-    with script.messages.stream(**asked(THREE, tools=[NOTE])) as stream:
+    assert whole._request_id
+    with claude.messages.stream(**asked(THREE, tools=[NOTE])) as stream:
         kinds = [event.type for event in stream]
         streamed = stream.get_final_message()
     assert blocks(streamed) == blocks(whole)
-    assert (streamed.stop_reason, streamed.model) == (whole.stop_reason, whole.model)
-    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    assert (streamed.stop_reason, streamed.model) == (whole.stop_reason, whole.model) == ("tool_use", "fake")
+    assert streamed.usage.output_tokens == whole.usage.output_tokens == 31  # including the end token
     assert {"text", "thinking", "signature", "input_json"} <= set(kinds)
 
 
-def test_a_call_cut_short_is_an_object_all_the_same(script: anthropic.Anthropic) -> None:
-    for tokens in range(6, 11):
-        whole = script.messages.create(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens})
-        with script.messages.stream(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens}) as stream:
+def test_a_call_cut_short_is_an_object_all_the_same(claude: anthropic.Anthropic) -> None:
+    for tokens in (6, 7, 10):
+        whole = claude.messages.create(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens})
+        with claude.messages.stream(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens}) as stream:
             streamed = stream.get_final_message()
         assert whole.stop_reason == streamed.stop_reason == "max_tokens"
         assert blocks(whole) == blocks(streamed)
         assert isinstance(blocks(whole)[-1]["input"], dict)
 
 
-def test_assistant_message_with_tool_calls_can_be_sent_back(script: anthropic.Anthropic) -> None:
-    message = script.messages.create(**asked(THREE, tools=[NOTE]))
+def test_assistant_message_with_tool_calls_can_be_sent_back(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(**asked(THREE, tools=[NOTE]))
     calls = [block.id for block in message.content if block.type == "tool_use"]
     results = [{"type": "tool_result", "tool_use_id": id, "content": "done"} for id in calls]
     history: Any = [
@@ -112,7 +73,7 @@ def test_assistant_message_with_tool_calls_can_be_sent_back(script: anthropic.An
         message.to_param(),
         {"role": "user", "content": results},
     ]
-    answer = script.messages.create(model="fake", max_tokens=8, messages=history, tools=[NOTE])
+    answer = claude.messages.create(model="fake", max_tokens=8, messages=history, tools=[NOTE])
     assert answer.stop_reason == "max_tokens"
 
 
@@ -125,41 +86,39 @@ def test_assistant_message_with_tool_calls_can_be_sent_back(script: anthropic.An
     ],
 )
 def test_errors_are_those_that_the_client_knows(
-    script: anthropic.Anthropic, body: dict[str, Any], error: type[anthropic.APIStatusError]
+    claude: anthropic.Anthropic, body: dict[str, Any], error: type[anthropic.APIStatusError]
 ) -> None:
     with pytest.raises(error) as caught:
-        script.messages.create(**asked("hi") | body)
+        claude.messages.create(**asked("hi") | body)
     told: Any = caught.value.body
     assert told["type"] == "error"
     assert told["request_id"] == caught.value.request_id
 
 
-def test_a_stream_that_fails_raises(script: anthropic.Anthropic) -> None:
+def test_a_stream_that_fails_raises(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.APIStatusError, match="api_error"):
-        list(script.messages.create(**asked("!fail=3"), stream=True))
+        list(claude.messages.create(**asked("!fail=3"), stream=True))
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/health", "/ready", "/v1/models", "/v1/models/fake", "/v1/status", "/openapi.json"]
-)
-def test_a_head_is_answered_where_a_get_is(scripted: System, path: str) -> None:
-    answer = scripted.http.head(path)
-    assert (answer.status_code, answer.content) == (200, b"")
+def test_a_head_is_answered_where_a_get_is(system: System) -> None:
+    for path in ("/", "/health", "/ready", "/v1/models", "/v1/models/fake", "/v1/status", "/openapi.json"):
+        answer = system.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b""), path
 
 
-def test_models_are_listed(script: anthropic.Anthropic) -> None:
-    [model] = script.models.list()
-    assert (model.id, model.type, model.max_input_tokens) == ("fake", "model", 8192)
-    assert script.models.retrieve("fake") == model
+def test_models_are_listed(claude: anthropic.Anthropic) -> None:
+    fake, pocket = claude.models.list()
+    assert (fake.id, fake.type, fake.max_input_tokens) == ("fake", "model", 8192)
+    assert (pocket.id, claude.models.retrieve("fake")) == ("pocket", fake)
 
 
 # --- embedded model ------------------------------------------------------------------------------------
 
 
-def test_why_it_ended_is_told(client: anthropic.Anthropic) -> None:
+def test_why_it_ended_is_told(claude: anthropic.Anthropic) -> None:
     def ends(**fields: Any) -> tuple[str | None, str | None]:
-        whole = client.messages.create(**asked(QUESTION, **fields) | {"model": "pocket"})
-        with client.messages.stream(**asked(QUESTION, **fields) | {"model": "pocket"}) as stream:
+        whole = claude.messages.create(**asked(QUESTION, **fields) | {"model": "pocket"})
+        with claude.messages.stream(**asked(QUESTION, **fields) | {"model": "pocket"}) as stream:
             streamed = stream.get_final_message()
         assert blocks(streamed) == blocks(whole)
         assert (streamed.stop_reason, streamed.stop_sequence) == (whole.stop_reason, whole.stop_sequence)
@@ -170,100 +129,46 @@ def test_why_it_ended_is_told(client: anthropic.Anthropic) -> None:
     assert ends(max_tokens=1) == ("max_tokens", None)
 
 
-def test_thoughts_are_blocks_of_their_own_when_they_are_asked_for(client: anthropic.Anthropic) -> None:
+def test_thoughts_are_blocks_of_their_own_when_they_are_asked_for(claude: anthropic.Anthropic) -> None:
     body = asked(QUESTION, thinking={"type": "enabled", "budget_tokens": 1024}) | {"model": "pocket"}
-    message = client.messages.create(**body)
+    message = claude.messages.create(**body)
     assert [block.type for block in message.content] == ["thinking", "text"]
     assert message.usage.output_tokens_details is not None
     assert message.usage.output_tokens_details.thinking_tokens == 10
     for thinking in ({"type": "disabled"}, {"type": "adaptive"}):
-        silent = client.messages.create(**body | {"thinking": thinking})
+        silent = claude.messages.create(**body | {"thinking": thinking})
         assert [block.type for block in silent.content] == ["text"]
-    limited = client.messages.create(**body | {"thinking": {"type": "enabled", "budget_tokens": 4}})
+    limited = claude.messages.create(**body | {"thinking": {"type": "enabled", "budget_tokens": 4}})
     assert limited.usage.output_tokens_details is not None
     assert limited.usage.output_tokens_details.thinking_tokens == 4
 
 
-def test_tokens_are_counted_as_they_are_run(client: anthropic.Anthropic) -> None:
+def test_tokens_are_counted_as_they_are_run(claude: anthropic.Anthropic) -> None:
     prompt: dict[str, Any] = {
         "model": "pocket",
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         "messages": [{"role": "user", "content": "How long is this?"}],
         "tools": [NOTE],
     }
-    counted = client.messages.count_tokens(**prompt).input_tokens
-    usage = client.messages.create(max_tokens=4, **prompt).usage
+    counted = claude.messages.count_tokens(**prompt).input_tokens
+    usage = claude.messages.create(max_tokens=4, **prompt).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-    assert counted > client.messages.count_tokens(**prompt | {"tools": []}).input_tokens > 10
+    assert counted > claude.messages.count_tokens(**prompt | {"tools": []}).input_tokens > 10
 
 
-def test_a_prompt_that_is_too_long_is_counted_and_refused_by_its_number(client: anthropic.Anthropic) -> None:
+def test_a_prompt_that_is_too_long_is_counted_and_refused_by_its_number(claude: anthropic.Anthropic) -> None:
     body = asked("word " * 40_000) | {"model": "pocket"}
     messages = body["messages"]
-    tokens = client.messages.count_tokens(model="pocket", messages=messages).input_tokens
+    tokens = claude.messages.count_tokens(model="pocket", messages=messages).input_tokens
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**body)
+        claude.messages.create(**body)
     told: Any = caught.value.body
     assert told["error"]["message"] == f"prompt is too long: {tokens} tokens > 32768 maximum"
 
 
-def test_a_conversation_goes_on_from_what_another_dialect_has_stored(
-    pocket: System, client: anthropic.Anthropic
-) -> None:
-    """Alternate turns of chat and messages: each must restore the prefix stored by the other."""
-    system = "You are a guide. " * 20
-    described = {"name": NOTE["name"], "description": NOTE["description"]}
-    function = {"type": "function", "function": described | {"parameters": NOTE["input_schema"]}}
-    called = {"name": "note", "arguments": '{"words":"a b"}'}
-    result = {"type": "text", "text": "noted", "cache_control": {"type": "ephemeral"}}
-    theirs: list[Any] = [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "Note a b."},
-        {
-            "role": "assistant",
-            "content": "Well.",
-            "tool_calls": [{"id": "call_0", "type": "function", "function": called}],
-        },
-        {"role": "tool", "tool_call_id": "call_0", "content": "noted"},
-    ]
-    ours: list[Any] = [
-        {"role": "user", "content": "Note a b."},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "text", "text": "Well."},
-                {"type": "tool_use", "id": "call_0", "name": "note", "input": {"words": "a b"}},
-            ],
-        },
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "call_0", "content": [result]}],
-        },
-    ]
-    shared: dict[str, Any] = {"model": "pocket", "max_tokens": 8}
-    with openai.OpenAI(base_url=pocket.url + "/v1", api_key="none", max_retries=0) as chat:
-        answer = chat.chat.completions.create(messages=theirs, tools=[function], **shared)
-    assert answer.usage is not None
-    message = client.messages.create(
-        system=[
-            {"type": "text", "text": "x-anthropic-billing-header: cch=1;"},
-            {"type": "text", "text": system, "cache_control": {"type": "ephemeral"}},
-        ],
-        messages=ours,
-        tools=[NOTE],
-        **shared,
-    )
-    prompt_tokens = answer.usage.prompt_tokens
-    cached = message.usage.cache_read_input_tokens or 0
-    assert message.usage.input_tokens + cached == prompt_tokens
-    # All but the end of the prompt, which is prefilled again for the logits.
-    assert prompt_tokens - cached <= 16
-    assert "".join(b.text for b in message.content if b.type == "text") == answer.choices[0].message.content
-
-
-def test_tokens_are_told_as_vllm_tells_them(pocket: System) -> None:
+def test_tokens_are_told_as_vllm_tells_them(system: System) -> None:
     def ask(path: str, **body: object) -> Any:
-        answer = pocket.http.post(path, json={"model": "pocket", **body})
+        answer = system.http.post(path, json={"model": "pocket", **body})
         assert answer.status_code == 200, answer.text
         return answer.json()
 

@@ -1,30 +1,27 @@
-"""The embedded model over HTTP: tests would show a lost message or system prompt, or half a character."""
+"""The embedded model over HTTP: tests would show a lost message or system prompt, or half a character; and
+reasoning, also of a model whose prompts start it."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jsonschema
+import openai
 import pytest
 
 from recipes.pocket.fillers import Fillers
 from recipes.pocket.objects import objects
-from tests.system import System, chat_body, running_system
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running_system(tmp_path_factory.mktemp("pocket")) as system:
-        system.start_worker(module="worker")
-        system.wait_ready()
-        yield system
+from tests.models.fixtures import model_folder
+from tests.system import System, chat_body, running_system, sse_documents
 
 
 def chosen(system: System, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    reply = system.http.post("/v1/chat/completions", json={"messages": messages, **fields})
+    reply = system.http.post("/v1/chat/completions", json={"model": "pocket", "messages": messages, **fields})
     assert reply.status_code == 200, reply.text
     choice: dict[str, Any] = reply.json()["choices"][0]
     return choice
@@ -41,27 +38,31 @@ def user(text: str) -> dict[str, Any]:
 
 
 def test_it_is_called_pocket_and_answers_without_being_told_how(system: System) -> None:
-    reply = system.http.post("/v1/chat/completions", json=chat_body("Hello")).json()
+    reply = system.http.post("/v1/chat/completions", json=chat_body("Hello", model="pocket")).json()
     assert reply["model"] == "pocket"
     assert "Hello" in reply["choices"][0]["message"]["content"]
 
 
-def test_a_fact_from_earlier_turns_is_remembered(system: System) -> None:
-    said = {"role": "assistant", "content": "Nice to meet you!"}
-    assert "Brynhild" in answer(system, user("My name is Brynhild."), said, user("What is my name?"))
+MY_NAME, ASKED = user("My name is Brynhild."), user("What is my name?")
 
 
-def test_a_developer_message_in_the_conversation_reaches_the_model(system: System) -> None:
-    told = {"role": "developer", "content": "The user lives in Reykjavik."}
-    assert "Reykjavik" in answer(system, told, user("Where do I live?"))
-
-
-def test_two_messages_in_a_row_are_both_read(system: System) -> None:
-    assert "Brynhild" in answer(system, user("My name is Brynhild."), user("What is my name?"))
-
-
-def test_other_scripts_and_emoji_come_back_as_they_went(system: System) -> None:
-    assert answer(system, user("Repeat: the quick brown fox 🦊 駅")) == "the quick brown fox 🦊 駅"
+@pytest.mark.parametrize(
+    ("messages", "word"),
+    [
+        ([MY_NAME, {"role": "assistant", "content": "Nice to meet you!"}, ASKED], "Brynhild"),
+        ([MY_NAME, ASKED], "Brynhild"),
+        (
+            [{"role": "developer", "content": "The user lives in Reykjavik."}, user("Where do I live?")],
+            "Reykjavik",
+        ),
+        ([user("Repeat: the quick brown fox 🦊 駅")], "the quick brown fox 🦊 駅"),
+    ],
+    ids=["an earlier turn", "two in a row", "a developer message", "other scripts"],
+)
+def test_what_the_messages_say_reaches_the_model(
+    system: System, messages: list[dict[str, Any]], word: str
+) -> None:
+    assert word in answer(system, *messages)
 
 
 def schema(*names: str, required: int | None = None) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def test_it_is_made_to_call_one_tool_of_several_and_none_other(system: System) -
     assert isinstance(json.loads(call["function"]["arguments"])["path"], str)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_objects_are_made_as_their_schemas_say(system: System, seed: int) -> None:
     dialogue = objects(Fillers(random.Random(seed), held_out=True))
     expected = json.loads(dialogue.answer)
@@ -135,18 +136,15 @@ def test_objects_are_made_as_their_schemas_say(system: System, seed: int) -> Non
 
 TAGS = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "maxItems": 3}
 LOOSE: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [user("Hi")], "json_schema": TAGS},
+    "/v1/chat/completions": {"messages": [user("Hi")], "json_schema": TAGS, "stream": True},
     "/v1/completions": {"prompt": "Hi", "json_schema": json.dumps(TAGS)},
     "/v1/responses": {"input": "Hi", "text": {"format": {"type": "json_schema", "schema": TAGS}}},
 }
 
 
 @pytest.mark.parametrize("path", LOOSE)
-@pytest.mark.parametrize("stream", [False, True])
-def test_schema_is_relaxed_and_the_response_header_names_what_was(
-    path: str, stream: bool, system: System
-) -> None:
-    reply = system.http.post(path, json=LOOSE[path] | {"stream": stream})
+def test_schema_is_relaxed_and_the_response_header_names_what_was(path: str, system: System) -> None:
+    reply = system.http.post(path, json=LOOSE[path] | {"model": "pocket"})
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-roundhouse-schema-relaxed"] == "uniqueItems"
 
@@ -161,7 +159,7 @@ def test_strict_schema_that_cannot_be_enforced_is_refused_with_its_keyword(syste
         ("/v1/completions", {"prompt": "Hi", "guided_json": TAGS}),
         ("/v1/messages", anthropics),
     ):
-        reply = system.http.post(path, json=body)
+        reply = system.http.post(path, json=body | {"model": "pocket"})
         assert reply.status_code == 400, path
         assert "uniqueItems" in reply.json()["error"]["message"]
 
@@ -180,7 +178,159 @@ def test_an_answer_that_is_begun_is_gone_on_with(system: System) -> None:
 
 
 def test_the_tokens_of_an_answer_that_is_begun_end_with_it(system: System) -> None:
-    body = {"messages": [user("Hello"), {"role": "assistant", "content": "Good day"}]}
-    body |= {"continue_final_message": True, "add_generation_prompt": False}
+    messages = [user("Hello"), {"role": "assistant", "content": "Good day"}]
+    body: dict[str, Any] = {"messages": messages}
+    body |= {"model": "pocket", "continue_final_message": True, "add_generation_prompt": False}
     tokens = system.http.post("/tokenize", json=body).json()["tokens"]
-    assert system.http.post("/detokenize", json={"tokens": tokens}).json()["prompt"].endswith("Good day")
+    assert (
+        system.http.post("/detokenize", json={"model": "pocket", "tokens": tokens})
+        .json()["prompt"]
+        .endswith("Good day")
+    )
+
+
+# --- reasoning -----------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+QUESTION = "Repeat: Quito"
+THOUGHT, CONTENT = "I repeat the text as it is.\n", "\n\nQuito"
+
+
+@dataclass
+class Answer:
+    """A choice, from a stream or a document."""
+
+    reasoning: str = ""
+    content: str = ""
+    reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    entries: list[Any] = field(default_factory=list)
+
+    def take(self, choice: dict[str, Any]) -> None:
+        said = choice.get("delta") or choice.get("message") or {}
+        assert said.get("reasoning") == said.get("reasoning_content")
+        self.reasoning += said.get("reasoning_content") or ""
+        self.content += said.get("content") or ""
+        self.reason = choice["finish_reason"] or self.reason
+        self.entries += (choice["logprobs"] or {}).get("content", [])
+
+
+def ask(system: System, text: str = QUESTION, **fields: Any) -> Answer:
+    """Return the answer, which must be equal in a stream and a document."""
+    fields = {"model": "pocket"} | fields
+    reply = system.http.post("/v1/chat/completions", json=chat_body(text, **fields))
+    assert reply.status_code == 200, reply.text
+    whole = Answer(usage=reply.json()["usage"])
+    whole.take(reply.json()["choices"][0])
+    streamed = Answer()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    reply = system.http.post("/v1/chat/completions", json=chat_body(text, **fields, **options))
+    *events, done = sse_documents(iter(reply.text.split("\n")))
+    assert done == "[DONE]"
+    for event in map(json.loads, events):
+        streamed.usage = event["usage"] or streamed.usage
+        for choice in event["choices"]:
+            streamed.take(choice)
+    for usage in (whole.usage, streamed.usage):
+        del usage["prompt_tokens_details"]  # the second is served from the cache
+    assert streamed == whole
+    return whole
+
+
+def thought_tokens(answer: Answer) -> int:
+    return int(answer.usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0))
+
+
+def test_a_thought_is_told_apart_when_it_is_asked_for(system: System) -> None:
+    answer = ask(system, enable_thinking=True)
+    assert (answer.reasoning, answer.content, answer.reason) == (THOUGHT, CONTENT, "stop")
+    assert 0 < thought_tokens(answer) < answer.usage["completion_tokens"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True},
+        {"reasoning_effort": "high"},
+    ],
+)
+def test_reasoning_is_absent_when_not_enabled(system: System, fields: dict[str, Any]) -> None:
+    answer = ask(system, **fields)
+    assert (answer.reasoning, answer.content) == ("", "Quito")
+    assert "completion_tokens_details" not in answer.usage
+
+
+def test_a_reply_cut_within_its_thought_is_well_formed(system: System) -> None:
+    for tokens in (1, 2, 9, 10):
+        answer = ask(system, enable_thinking=True, max_tokens=tokens)
+        assert THOUGHT.startswith(answer.reasoning)
+        assert (answer.content, answer.reason, thought_tokens(answer)) == ("", "length", tokens)
+
+
+def test_stop_strings_count_in_the_content_only(system: System) -> None:
+    answer = ask(system, enable_thinking=True, stop=["text", "ito"])
+    assert (answer.reasoning, answer.content, answer.reason) == (THOUGHT, "\n\nQu", "stop")
+
+
+def test_log_probabilities_are_those_of_the_content(system: System) -> None:
+    answer = ask(system, enable_thinking=True, logprobs=True)
+    assert "".join(entry["token"] for entry in answer.entries) == answer.content == CONTENT
+
+
+def test_a_thought_is_closed_when_it_has_its_tokens(system: System) -> None:
+    whole = ask(system, enable_thinking=True)
+    for budget in (1, 2, 5, thought_tokens(whole) - 1):
+        answer = ask(system, enable_thinking=True, thinking_budget=budget)
+        assert thought_tokens(answer) == budget
+        assert THOUGHT.startswith(answer.reasoning)
+        assert answer.content.startswith("\n\n")
+    assert ask(system, enable_thinking=True, thinking_token_budget=thought_tokens(whole)) == whole
+
+
+def test_a_thought_that_the_prompt_opens_is_one(tmp_path: Path) -> None:
+    shutil.copytree(model_folder("dense"), tmp_path / "thinker")
+    (tmp_path / "thinker" / "chat_template.jinja").write_text(TEMPLATE)
+    fields: dict[str, Any] = {"model": "thinker", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
+    with running_system(tmp_path) as system:
+        system.start_worker("--model", str(tmp_path / "thinker"), module="worker")
+        system.wait_ready()
+        answer = ask(system, "Hello", **fields)
+        assert answer.reasoning
+        assert (answer.content, answer.reason) == ("", "length")
+        limited = ask(system, "Hello", **fields, thinking_budget=7)
+    assert answer.reasoning.startswith(limited.reasoning)
+    assert limited.content
+    assert thought_tokens(limited) == 7
+
+
+def test_raw_completions_have_no_channels(system: System) -> None:
+    prompt = "<|im_start|>user\nRepeat: Quito<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    body = {"model": "pocket", "prompt": prompt, "max_tokens": 40, "temperature": 0}
+    choice = system.http.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["text"] == f"{THOUGHT}</think>{CONTENT}"
+
+
+def test_reasoning_can_be_sent_back_under_either_name(system: System) -> None:
+    def prompt_tokens(**thought: str) -> int:
+        messages = [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": "Quito", **thought},
+        ]
+        reply = system.http.post("/v1/chat/completions", json={"model": "pocket", "messages": messages})
+        return int(reply.json()["usage"]["prompt_tokens"])
+
+    assert prompt_tokens(reasoning_content=THOUGHT) == prompt_tokens(reasoning=THOUGHT) > prompt_tokens()
+
+
+def test_the_openai_client_reads_the_thought(client: openai.OpenAI) -> None:
+    messages: list[Any] = [user(QUESTION)]
+    thinking = {"enable_thinking": True}
+    reply = client.chat.completions.create(model="pocket", messages=messages, extra_body=thinking)
+    assert getattr(reply.choices[0].message, "reasoning_content", None) == THOUGHT
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens_details is not None
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 10
