@@ -1,42 +1,63 @@
-"""Request parameters over HTTP with a real model."""
+"""Request parameters and adapters over HTTP with a real model, compared with upstream."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionTokenLogprob
+from typer.testing import CliRunner
 
 from broker.dialects.parameters import derived_seed
+from deploy.command import cli
+from tests.models.adapters import Recipe, make_adapter
 from tests.models.fixtures import model_folder
-from tests.system import System, running_system
+from tests.oracle import Oracle
+from tests.system import System, eventually, running_system
 
+MODEL = "dense"
 PROMPT: list[Any] = [{"role": "user", "content": "The turntable at 駅 🚂 turns."}]
 TOKENS = 24
+RECIPES = {"first": Recipe(4, 3.0, 1), "second": Recipe(8, 2.0, 2, kind="dora"), "late": Recipe(2, 4.0, 3)}
+"""Adapters; `late` is loaded while the worker runs."""
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter(model_folder(MODEL), folder / name, each) for name, each in RECIPES.items()}
+
+
+@pytest.fixture(scope="module")
+def flags(folders: dict[str, Path]) -> list[str]:
+    named = [word for name in ("first", "second") for word in ("--adapter", f"{name}={folders[name]}")]
+    return ["--model", str(model_folder(MODEL)), "--prefill-tokens", "48", *named]
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, flags: list[str]) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("parameters")) as system:
-        system.start_worker("--model", str(model_folder("dense")), module="worker")
+        system.start_worker(*flags, module="worker")
         system.wait_ready()
         yield system
 
 
 def whole(client: openai.OpenAI, **fields: Any) -> ChatCompletion:
     fields = {"messages": PROMPT, "max_tokens": TOKENS, "temperature": 0} | fields
-    answer = client.chat.completions.create(model="dense", **fields)
+    answer = client.chat.completions.create(model=MODEL, **fields)
     assert isinstance(answer, ChatCompletion)
     return answer
 
 
 def streamed(client: openai.OpenAI, **fields: Any) -> list[ChatCompletionChunk]:
     fields = {"messages": PROMPT, "max_tokens": TOKENS, "temperature": 0} | fields
-    return list(client.chat.completions.create(model="dense", stream=True, **fields))
+    return list(client.chat.completions.create(model=MODEL, stream=True, **fields))
 
 
 def texts(answer: ChatCompletion) -> list[str]:
@@ -76,16 +97,13 @@ def test_each_answer_is_the_one_its_seed_gives_alone(client: openai.OpenAI) -> N
     assert sorted(ends) == [0, 1, 2]
 
 
-def test_greedy_answers_to_one_request_are_equal(client: openai.OpenAI) -> None:
-    assert texts(whole(client, n=4)) == texts(whole(client)) * 4
-
-
 def test_many_answers_in_company_are_those_alone(client: openai.OpenAI) -> None:
+    assert texts(whole(client, n=4)) == texts(whole(client)) * 4
     first = client.completions.create(
-        model="dense", prompt=["steam", "雨 🚂"], n=2, seed=3, temperature=1, max_tokens=12
+        model=MODEL, prompt=["steam", "雨 🚂"], n=2, seed=3, temperature=1, max_tokens=12
     )
     alone = [
-        client.completions.create(model="dense", prompt=prompt, seed=seed, temperature=1, max_tokens=12)
+        client.completions.create(model=MODEL, prompt=prompt, seed=seed, temperature=1, max_tokens=12)
         for prompt in ("steam", "雨 🚂")
         for seed in (3, derived_seed(3, 1))
     ]
@@ -93,14 +111,6 @@ def test_many_answers_in_company_are_those_alone(client: openai.OpenAI) -> None:
     assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
     assert first.usage is not None
     assert first.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone[::2] if one.usage)
-
-
-def test_a_prompt_beyond_the_context_is_one_refusal(client: openai.OpenAI) -> None:
-    messages: list[Any] = [{"role": "user", "content": "word " * 5000}]
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(model="dense", messages=messages, n=3, stream=stream)
-        assert caught.value.code == "context_length_exceeded"
 
 
 # --- biases and penalties ----------------------------------------------------------------------------
@@ -119,27 +129,23 @@ def test_a_bias_for_a_token_that_the_model_has_not_is_refused(client: openai.Ope
         whole(client, logit_bias=bias, n=2)
     assert caught.value.param == "logit_bias"
     with pytest.raises(openai.BadRequestError, match="999999") as caught:
-        client.completions.create(model="dense", prompt="a", logit_bias=bias)
+        client.completions.create(model=MODEL, prompt="a", logit_bias=bias)
     assert caught.value.param == "logit_bias"
 
 
-@pytest.mark.parametrize(
-    "penalty",
-    [
+def test_a_penalty_changes_the_text_alike_however_it_is_sent(client: openai.OpenAI) -> None:
+    # A bias that repeats one token in greedy decoding, unless there is a repetition penalty.
+    fields = {"logit_bias": {"300": 3, "301": 2.5, "302": 2}, "max_tokens": 12}
+    plain = texts(whole(client, **fields))[0]
+    penalties: tuple[dict[str, Any], ...] = (
         {"presence_penalty": 2.0},
         {"frequency_penalty": 2.0},
         {"extra_body": {"repetition_penalty": 2.0}},
-    ],
-    ids=str,
-)
-def test_a_penalty_changes_the_text_alike_however_it_is_sent(
-    client: openai.OpenAI, penalty: dict[str, Any]
-) -> None:
-    # A bias that repeats one token in greedy decoding, unless there is a repetition penalty.
-    fields = {"logit_bias": {"300": 3, "301": 2.5, "302": 2}, "max_tokens": 12}
-    plain, penalized = (texts(whole(client, **fields, **more))[0] for more in ({}, penalty))
-    assert plain != penalized
-    assert text_of(streamed(client, **fields, **penalty)) == penalized
+    )
+    for penalty in penalties:
+        penalized = texts(whole(client, **fields, **penalty))[0]
+        assert plain != penalized
+        assert text_of(streamed(client, **fields, **penalty)) == penalized
 
 
 # --- logprobs ----------------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ def test_the_end_of_an_answer_is_no_token_of_it(client: openai.OpenAI) -> None:
 
 
 def test_a_completion_has_the_four_lists(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "dense", "prompt": "雨 🚂", "temperature": 0, "max_tokens": TOKENS}
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "雨 🚂", "temperature": 0, "max_tokens": TOKENS}
     answer = client.completions.create(logprobs=3, **asked).choices[0]
     lists = answer.logprobs
     assert lists is not None
@@ -201,3 +207,121 @@ def test_a_completion_has_the_four_lists(client: openai.OpenAI) -> None:
     parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
     assert [offset for part in parts for offset in part.text_offset or []] == lists.text_offset
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.text
+
+
+# --- adapters ----------------------------------------------------------------------------------------
+
+PROMPTS = ("steam", "signal wagon signal wagon", "turntable " * 40)
+
+
+def requests() -> list[dict[str, Any]]:
+    return [
+        {"messages": [{"role": "user", "content": text}], "max_tokens": 12 + number}
+        for number, text in enumerate(PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(oracle: Oracle, folders: dict[str, Path]) -> dict[str, list[str]]:
+    """Return upstream's answers, by adapter."""
+    names = ["", *folders]
+    for name in names:
+        oracle.ask(model_folder(MODEL), requests(), folders.get(name))
+    answers = {name: [answer["text"] for answer in oracle.hear()] for name in names}
+    assert len({tuple(texts) for texts in answers.values()}) == len(names)
+    return answers
+
+
+def ask_all(system: System, names: Sequence[str]) -> dict[str, list[str]]:
+    """Ask everything at once; return the answers by adapter. Half of the requests name it in a field."""
+
+    def ask(name: str, number: int, body: dict[str, Any]) -> str:
+        in_field = {"model": MODEL, "adapter": name}
+        named = in_field if name and number % 2 else {"model": f"{MODEL}:{name}" if name else MODEL}
+        answer = system.http.post("/v1/chat/completions", json={"temperature": 0, **body, **named})
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    with ThreadPoolExecutor(len(names) * len(PROMPTS)) as pool:
+        asked = {
+            name: [pool.submit(ask, name, number, body) for number, body in enumerate(requests())]
+            for name in names
+        }
+    return {name: [each.result() for each in answers] for name, answers in asked.items()}
+
+
+def test_streams_with_different_adapters_equal_upstream_with_each_alone(
+    system: System, expected: dict[str, list[str]]
+) -> None:
+    names = ["", "first", "second"]
+    for _ in range(2):  # the second time from the prefix cache
+        assert ask_all(system, names) == {name: expected[name] for name in names}
+
+
+def test_adapters_are_listed_as_models(system: System, folders: dict[str, Path]) -> None:
+    listed = {each["id"]: each for each in system.http.get("/v1/models").json()["data"]}
+    assert {MODEL, f"{MODEL}:first", f"{MODEL}:second"} <= listed.keys()
+    assert listed[f"{MODEL}:first"]["parent"] == listed[f"{MODEL}:first"]["root"] == MODEL
+    assert system.http.get(f"/v1/models/{MODEL}:second").json()["rank"] == 8
+    assert system.http.get(f"/v1/models/{MODEL}:none").status_code == 404
+    for path in ("/v1/models", "/v1/adapters", "/v1/status"):
+        assert str(folders["first"].parent) not in system.http.get(path).text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 4}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 4}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+    ],
+)
+def test_every_dialect_knows_adapters(system: System, path: str, body: dict[str, Any]) -> None:
+    answer = system.http.post(path, json=body | {"model": f"{MODEL}:first", "temperature": 0})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["model"] == f"{MODEL}:first"
+    for wrong in ({"model": f"{MODEL}:none"}, {"model": MODEL, "adapter": "none"}):
+        refused = system.http.post(path, json=body | wrong)
+        assert refused.status_code == 404
+        assert "none" in refused.json()["error"]["message"]
+    both = system.http.post(path, json=body | {"model": f"{MODEL}:first", "adapter": "second"})
+    assert both.status_code == 400
+
+
+def command(system: System, *words: str) -> tuple[int, str]:
+    """Run `roundhouse adapters`; return its exit status and what it printed."""
+    done = CliRunner().invoke(cli.app, ["adapters", *words, "--url", system.url])
+    return done.exit_code, done.stdout
+
+
+def test_an_adapter_comes_survives_its_worker_and_goes(
+    system: System, folders: dict[str, Path], expected: dict[str, list[str]], flags: list[str], tmp_path: Path
+) -> None:
+    """Must be the last test of the module's system, because it kills the worker."""
+    broken = system.http.post("/v1/adapters", json={"name": "late", "folder": str(tmp_path)})
+    assert broken.status_code == 400
+    assert "adapter_config.json" in broken.json()["error"]["message"]
+    assert command(system, "add", "late", str(folders["late"])) == (0, f"{MODEL}:late is served\n")
+    assert command(system, "add", "late", str(folders["late"]))[0] == 78
+    assert f"{MODEL}:late  rank 2" in command(system, "list")[1]
+    assert ask_all(system, ["", *folders]) == expected
+    assert command(system, "rm", "first") == (0, f"{MODEL}:first is removed\n")
+    system.workers[0].kill()
+    system.workers[0].wait()
+    successor = system.start_worker(*flags, module="worker")
+    system.wait_ready()
+    late = ["late", "second"]
+    assert ask_all(system, late) == {name: expected[name] for name in late}
+    # The successor has loaded it from its own settings, and was told to remove it.
+    gone = system.http.post("/v1/chat/completions", json=requests()[0] | {"model": f"{MODEL}:first"})
+    assert gone.status_code == 404
+    system.http.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).raise_for_status()
+    again = {"lora_name": "first", "lora_path": str(folders["first"])}
+    eventually(
+        lambda: system.http.post("/v1/load_lora_adapter", json=again).status_code == 200,
+        within_s=20,
+        what="the adapter is loaded again",
+    )
+    assert ask_all(system, ["first"]) == {"first": expected["first"]}
+    successor.stop()
