@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import accessibility, chromium
+from tests.browser import accessibility
 from tests.browser.chromium import Browser, Page
 from tests.browser.playground import answer_of, ask, choose, settle, wait_answered
 from tests.system import System, eventually, running_system
@@ -33,12 +33,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         system.start_worker("--served-name", "other")
         system.wait_loaded(2)
         yield system
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium.running() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -117,21 +111,12 @@ def test_connect_copies_the_snippet_of_the_chosen_client_and_model(page: Page, s
     page.run("document.querySelector('#connect-clients button').click()")
     page.click("#connect-copy")
     page.wait("document.querySelector('#connect-copy').innerText === 'Copied'")
-    done = subprocess.run(["bash", "-euc", read()], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-euc", read()], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout)["model"] == "other"
     page.click("#connect-copy-openai")
     page.wait("document.querySelector('#connect-copy-openai').innerText === 'Copied'")
     assert read() == f"{system.url}/v1"
     page.wait("document.querySelector('#connect-copy').innerText === 'Copy'", "the label returns")
-
-
-def test_connect_copies_without_a_clipboard(page: Page) -> None:
-    page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    page.run("document.addEventListener('copy', event => { window.copied = event.target.value; })")
-    page.click("#connect-copy")
-    page.wait("document.querySelector('#connect-copy').innerText === 'Copied'")
-    assert page.run("window.copied") == page.run("document.querySelector('#connect-snippet').textContent")
-    assert page.run("document.activeElement.id") == "connect-copy"
 
 
 def test_clients_of_connect_are_tabs_that_arrow_keys_move_between(page: Page) -> None:
@@ -211,13 +196,19 @@ def test_a_page_without_storage_works(page: Page, storage: str) -> None:
 # --- edit, retry, delete ---
 
 
-def test_an_edited_question_is_answered_anew_and_replaces_what_followed(page: Page, system: System) -> None:
+def test_a_question_is_edited_or_deleted_with_its_answer(page: Page, system: System) -> None:
     ask(page, "!tokens=4 one")
     wait_answered(page)
     ask(page, "!tokens=4 two")
-    wait_answered(page)
+    second = wait_answered(page)
+    page.click(".turn:nth-child(1) .drop")
+    wait_turns(page, 2)
+    assert page.text(f"{LAST} .text").strip() == second
+    ask(page, "!tokens=3 three")
+    assert wait_answered(page) == chat(system, "!tokens=4 two", second, "!tokens=3 three")
+
     page.click(".turn:nth-child(1) .change")
-    page.wait("document.activeElement.value === '!tokens=4 one'", "the editor has the focus")
+    page.wait("document.activeElement.value === '!tokens=4 two'", "the editor has the focus")
     assert page.text(".edit .hint") == "Replaces the turns that follow."
     page.press("Escape")
     page.wait("!document.querySelector('.edit')")
@@ -228,20 +219,8 @@ def test_an_edited_question_is_answered_anew_and_replaces_what_followed(page: Pa
     page.click(".edit [type=submit]")
     wait_turns(page, 2)
     answered = wait_answered(page)
-    assert page.text(".turn:first-child .text") == "!tokens=4 one and a half"
-    assert answered == answer_of(system, "!tokens=4 one and a half")
-
-
-def test_a_question_is_deleted_with_its_answer(page: Page, system: System) -> None:
-    ask(page, "!tokens=4 one")
-    wait_answered(page)
-    ask(page, "!tokens=4 two")
-    second = wait_answered(page)
-    page.click(".turn:nth-child(1) .drop")
-    wait_turns(page, 2)
-    assert page.text(f"{LAST} .text").strip() == second
-    ask(page, "!tokens=3 three")
-    assert wait_answered(page) == chat(system, "!tokens=4 two", second, "!tokens=3 three")
+    assert page.text(".turn:first-child .text") == "!tokens=4 two and a half"
+    assert answered == answer_of(system, "!tokens=4 two and a half")
 
 
 def test_a_retry_asks_for_another_answer_with_the_settings_of_now(page: Page) -> None:
@@ -284,7 +263,7 @@ def test_a_conversation_is_exported(page: Page, system: System, tmp_path: Path) 
     page.click("#export summary")
     page.click("#export-curl")
     page.wait("document.querySelector('#export-curl').innerText === 'Copied'")
-    done = subprocess.run(["bash", "-euc", read()], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-euc", read()], capture_output=True, text=True, timeout=60, check=True)
     chunks = [json.loads(text) for text in re.findall(r"^data: (\{.*)$", done.stdout, re.MULTILINE)]
     told = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if chunk["choices"])
     assert told.strip() == answered
@@ -292,7 +271,7 @@ def test_a_conversation_is_exported(page: Page, system: System, tmp_path: Path) 
     page.click("#export-markdown")
     page.click("#export-json")
     files = [tmp_path / "conversation.md", tmp_path / "conversation.json"]
-    eventually(lambda: all(file.exists() and file.stat().st_size for file in files), within_s=10)
+    eventually(lambda: all(file.exists() and file.stat().st_size for file in files), within_s=60)
     assert files[0].read_text().strip() == f"## User\n\n!tokens=5 It's\n\n## Assistant\n\n{answered}"
     body = json.loads(files[1].read_text())
     assert [message["content"].strip() for message in body["messages"]] == ["!tokens=5 It's", answered]
@@ -316,10 +295,9 @@ def test_code_has_its_language_and_a_button_that_copies_it(page: Page, system: S
 # --- accessibility and layout ---
 
 
-@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESKTOP, False)], ids=["phone", "desktop"])
 def test_names_headings_contrast_and_focus_order_are_in_order(
-    page: Page, dark: bool, size: tuple[int, int]
+    page: Page, size: tuple[int, int], dark: bool
 ) -> None:
     page.size(*size)
     page.dark(dark=dark)
