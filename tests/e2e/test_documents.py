@@ -29,7 +29,7 @@ from tests.conformance.recipes import ENVIRONMENTS
 from tests.ports import free_port
 from tests.system import NO_TLS, START_S_MAX, STOP_S_MAX, Process, eventually
 
-BLOCK_S_MAX = 100
+BLOCK_S_MAX = 300
 
 SERVED = '[models.pocket]\naliases = ["small"]\n'
 """The embedded model, with an alias for the small model of the documents."""
@@ -110,6 +110,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         "JUDGE": JUDGE,
         "BRIEFLY": BRIEFLY,
     }
+    others = {*psutil.Process().children(recursive=True)}
     server = Process("server", ["deploy", "serve", "--config", str(config)], home, own)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as http:
@@ -117,7 +118,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield Reader(f"127.0.0.1:{port}", _project(home), os.environ | own)
     finally:
         server.stop()
-    eventually(lambda: not psutil.Process().children(recursive=True), within_s=STOP_S_MAX)
+    eventually(lambda: {*psutil.Process().children(recursive=True)} <= others, within_s=STOP_S_MAX)
 
 
 @pytest.fixture(autouse=True)
@@ -181,11 +182,9 @@ def test_a_command_of_the_documents_works(block: Block, reader: Reader) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "roundhouse serve --no-such-flag 1",
         'make serve ARGS="--no-such-flag 1"',
         "make no-such-target",
         "roundhouse bench --no-such-flag",
-        "roundhouse launch claude --model no-such-model",
         "curl --fail-with-body http://127.0.0.1:8000/no-such-path",
     ],
 )
@@ -217,11 +216,9 @@ def test_json_in_the_documents_is_valid() -> None:
     assert all(json.loads(block.text) for block in all_blocks() if block.language == "json")
 
 
-@pytest.mark.parametrize(
-    "block", [block for block in all_blocks() if block.language == "toml"], ids=lambda block: block.place
-)
-def test_a_file_of_settings_in_the_documents_is_one(block: Block, tmp_path: Path) -> None:
-    assert tomllib.loads(block.text)
-    file = tmp_path / "roundhouse.toml"
-    file.write_text(block.text)
-    serve.read([f"--config={file}"], {"XDG_RUNTIME_DIR": str(tmp_path)})
+def test_a_file_of_settings_in_the_documents_is_one(tmp_path: Path) -> None:
+    for number, block in enumerate(block for block in all_blocks() if block.language == "toml"):
+        assert tomllib.loads(block.text), block.place
+        file = tmp_path / f"{number}.toml"
+        file.write_text(block.text)
+        serve.read([f"--config={file}"], {"XDG_RUNTIME_DIR": str(tmp_path)})
