@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from tests.factories import accepted, events, finished
 from tests.models.fixtures import model_folder
 from tests.system import System, eventually, running_system
 
-ANN, BOB, CAY, NEW = "rh-ann", "rh-bob", "rh-cay", "rh-new"
+ANN, AGAIN, BOB, CAY, NEW = "rh-ann", "rh-ann-too", "rh-bob", "rh-cay", "rh-new"
 DIGITS = "0123456789"
 BEFORE = "The card ends in 4711 and was issued in Lisbon on the second of May. Its PIN is "
 LONG = " ".join(f"line {number} of the contract" for number in range(100))
@@ -64,79 +64,63 @@ def start_worker(system: System) -> None:
     system.wait_ready()
 
 
-@pytest.fixture(scope="module", params=["key", "all"])
-def sharing(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def system(sharing: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Yield a system with two keys."""
-    folder = tmp_path_factory.mktemp(sharing)
-    write_keys(folder, ann=ANN, bob=BOB)
-    flags = ["--api-keys-file", str(folder / "keys"), "--prefix-sharing", sharing]
-    with running_system(folder, flags) as system:
+def test_a_key_finds_its_own_prefixes_and_never_those_of_another_owner(tmp_path: Path) -> None:
+    # Two keys of one owner, whose prefixes are the same.
+    write(tmp_path / "keys", f"{ANN} ann\n{AGAIN} ann\n{BOB} bob\n")
+    with running_system(tmp_path, ["--api-keys-file", str(tmp_path / "keys")]) as system:
         start_worker(system)
-        yield system
+        guess_a_pin(system)
+        clear_what_is_shared(system)
+        rotate_keys_and_restart(system)
 
 
-def test_cached_tokens_reveal_the_pin_of_another_key_only_where_keys_share_prefixes(
-    sharing: str, system: System
-) -> None:
-    pin = "".join(random.choices(DIGITS[1:], k=4))
+def guess_a_pin(system: System) -> None:
+    """Cached tokens reveal the PIN to another key of its owner, and nothing to another owner's."""
+    pin = "".join(random.choices(DIGITS[1:], k=3))
     ask(system, ANN, f"{BEFORE}{pin}. Do not pass it on.")
     best = ""
     for place in range(len(pin)):
         told = guess_next_digit(system, BOB, BEFORE + pin[:place])
-        if sharing == "key":
-            assert len(set(told)) == 1, told
+        assert len(set(told)) == 1, told
+        # With another key of its owner the same requests find it: the experiment can tell the difference.
+        told = guess_next_digit(system, AGAIN, BEFORE + pin[:place])
         best += DIGITS[told.index(max(told))]
-    # Where keys share prefixes the same forty requests find it: the experiment can tell the difference.
-    assert (best == pin) == (sharing == "all")
+    assert best == pin
 
 
-def test_clearing_the_cache_clears_what_is_shared_and_leaves_what_is_another_keys(
-    sharing: str, system: System
-) -> None:
-    text = f"Of the cache of {sharing}: all of these words are in the prompts of two keys, and stay there."
+def clear_what_is_shared(system: System) -> None:
+    text = "All of these words are in the prompts of two keys, and stay there until their owner clears them."
     for key in (ANN, BOB, BOB):
         told = ask(system, key, text)
     assert told.cached > 0
     freed = system.http.delete("/v1/cache", headers=bearer(BOB)).json()["data"]
     assert freed[0]["ram_bytes"] > 0
-    assert (ask(system, ANN, text).cached > 0) == (sharing == "key")
-    if sharing == "key":
-        assert ask(system, BOB, text).cached == 0
-        assert ask(system, ANN, text).cached == told.cached
+    assert ask(system, ANN, text).cached == told.cached
+    assert ask(system, BOB, text).cached == 0
 
 
-def test_prefixes_stay_with_their_owner_when_keys_are_added_and_rotated_and_the_worker_restarts(
-    tmp_path: Path,
-) -> None:
-    write_keys(tmp_path, ann=ANN)
-    with running_system(tmp_path, ["--api-keys-file", str(tmp_path / "keys")]) as system:
-        start_worker(system)
-        assert ask(system, ANN, LONG).cached == 0
-        write_keys(tmp_path, ann=ANN, bob=BOB)
-        assert ask(system, BOB, LONG).cached == 0
-        warm = ask(system, ANN, LONG)
-        assert warm.cached > 512
-        disk = system.folder / "prefixes"
-        eventually(lambda: files_in(disk), within_s=30, what="prefixes are on disk")
-        system.workers[-1].stop()
-        start_worker(system)
-        write_keys(tmp_path, ann=NEW, bob=BOB, cay=CAY)
-        assert ask(system, CAY, LONG).cached == 0
-        read = ask(system, NEW, LONG)
-        assert read.cached == warm.cached
-        assert "tier=disk" in read.header
-        stored = files_in(disk)
-        assert not any(key.encode() in path.read_bytes() for path in stored for key in (ANN, BOB, NEW))
-        freed = system.http.delete("/v1/cache", headers=bearer(BOB)).json()["data"]
-        assert freed[0]["disk_bytes"] > 0
-        eventually(lambda: {*stored} - {*files_in(disk)}, within_s=30, what="files are removed")
-        assert ask(system, BOB, LONG).cached == 0
-        assert ask(system, NEW, LONG).cached == warm.cached
+def rotate_keys_and_restart(system: System) -> None:
+    """Prefixes stay with their owner when keys are added and replaced, and the worker restarts."""
+    assert ask(system, ANN, LONG).cached == 0
+    assert ask(system, BOB, LONG).cached == 0
+    warm = ask(system, ANN, LONG)
+    assert warm.cached > 512
+    disk = system.folder / "prefixes"
+    eventually(lambda: files_in(disk), within_s=60, what="prefixes are on disk")
+    system.workers[-1].stop()
+    start_worker(system)
+    write_keys(system.folder, ann=NEW, bob=BOB, cay=CAY)
+    assert ask(system, CAY, LONG).cached == 0
+    read = ask(system, NEW, LONG)
+    assert read.cached == warm.cached
+    assert "tier=disk" in read.header
+    stored = files_in(disk)
+    assert not any(key.encode() in path.read_bytes() for path in stored for key in (ANN, BOB, NEW))
+    freed = system.http.delete("/v1/cache", headers=bearer(BOB)).json()["data"]
+    assert freed[0]["disk_bytes"] > 0
+    eventually(lambda: {*stored} - {*files_in(disk)}, within_s=60, what="files are removed")
+    assert ask(system, BOB, LONG).cached == 0
+    assert ask(system, NEW, LONG).cached == warm.cached
 
 
 # --- routing -----------------------------------------------------------------------------------------
