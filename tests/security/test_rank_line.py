@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import socket
 import stat
 import threading
@@ -28,7 +27,7 @@ from worker.ranks import rpc
 from worker.ranks.line import FollowerLine, LeaderLine
 from worker.ranks.peer_monitor import PeerMonitor
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 QUIET_S = 0.5
 OTHERS = {"mlx", f"roundhouse-{os.getuid()}"}
 """What upstream keeps among temporary files, and the runtime directory of a running server."""
@@ -147,7 +146,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_strangers_at_a_set_read_nothing_and_the_set_lives(tmp_path: Path, temporary: Path) -> None:
     served = Set(tmp_path)
     try:
@@ -169,14 +168,13 @@ def test_strangers_at_a_set_read_nothing_and_the_set_lives(tmp_path: Path, tempo
         assert {path.name for path in temporary.iterdir()} <= OTHERS
     finally:
         served.process.stop()
+    assert {path.name for path in temporary.iterdir()} <= OTHERS
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_set_that_ends_while_its_ranks_meet_leaves_no_folder(
-    number: signal.Signals, tmp_path: Path, temporary: Path
+@pytest.mark.timeout(600)
+def test_a_set_whose_supervisor_is_killed_while_its_ranks_meet_leaves_no_folder(
+    tmp_path: Path, temporary: Path
 ) -> None:
-    """Its supervisor is stopped, or killed."""
     served = Set(tmp_path)
     try:
         eventually(
@@ -184,7 +182,7 @@ def test_a_set_that_ends_while_its_ranks_meet_leaves_no_folder(
         )
         members = served.members()
     finally:
-        served.process.kill(number)
+        served.process.kill()
         served.process.wait()
     assert_gone(members)
     # A compiler of MLX's kernels that is killed leaves its assembler file.
@@ -196,7 +194,7 @@ def test_a_set_that_ends_while_its_ranks_meet_leaves_no_folder(
     assert left <= OTHERS
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_ranks_that_are_started_by_hand_meet_at_a_private_socket_and_remove_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,9 +23,10 @@ BODY = json.dumps(chat_body("hello !tokens=1"))
 HTML = b"<!doctype html><title>a page</title><body>a page</body>"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium.running(f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1") as browser:
+        browser.open("data:text/html,started").close()  # then all its processes are there
         yield browser
 
 
@@ -101,7 +102,7 @@ def test_a_page_of_another_origin_asks_nothing_blindly(
         "form.append(field); document.body.append(form); form.submit(); })()"
     )
     eventually(
-        lambda: refusals(system, "origin_not_allowed") == refused + 6, within_s=30, what="the form is refused"
+        lambda: refusals(system, "origin_not_allowed") == refused + 6, within_s=60, what="the form is refused"
     )
     assert requests_seen(system) == before
     page.close()
@@ -117,7 +118,7 @@ def test_a_page_without_an_origin_is_refused(browser: Browser, elsewhere: Images
         f"{{sandbox: 'allow-scripts', srcdoc: {source}}}))"
     )
     eventually(
-        lambda: refusals(system, "origin_not_allowed") == refused + 1, within_s=30, what="null is refused"
+        lambda: refusals(system, "origin_not_allowed") == refused + 1, within_s=60, what="null is refused"
     )
     assert "the origin `null`" in system.gateway.log()
     page.close()
