@@ -122,20 +122,24 @@ def test_a_second_question_about_images_neither_encodes_nor_runs_them_again(
 
     def encoded(lookups: int) -> int:
         """Return how many images the worker has encoded, once it has counted so many lookups."""
-        workers = system.http.get("/v1/status").json()["workers"]
-        [worker] = [worker for worker in workers if worker["model"] == "pocket"]
-        counted = worker["prefix"]["lookups"] >= lookups and not worker["running"]
-        return int(worker["images"]["encoded"]) if counted else 0
+        now = pocket(system)
+        counted = now["prefix"]["lookups"] >= lookups and not now["running"]
+        return int(now["images"]["encoded"]) if counted else 0
 
-    [before] = [
-        w["prefix"]["lookups"] for w in system.http.get("/v1/status").json()["workers"] if w["prefix"]
-    ]
+    before = pocket(system)["prefix"]["lookups"]
     answer, first = told()
     once = eventually(lambda: encoded(before + 1), within_s=60, what="the first is counted")
     said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Thank you."}]
     _, second = told()
     assert second.prompt_tokens_details.cached_tokens >= first.prompt_tokens
     assert eventually(lambda: encoded(before + 2), within_s=60, what="both are counted") == once
+
+
+def pocket(system: System) -> dict[str, Any]:
+    """Return the status of the embedded model's worker."""
+    workers = system.http.get("/v1/status").json()["workers"]
+    [worker] = [worker for worker in workers if worker["model"] == "pocket"]
+    return dict(worker)
 
 
 def test_another_image_in_the_same_words_is_another_prompt(client: openai.OpenAI) -> None:

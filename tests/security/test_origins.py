@@ -24,7 +24,7 @@ from broker.http.origins import (
 )
 from protocol.errors import Code, RequestError
 from protocol.settings import EXIT_CONFIGURATION
-from tests.system import Process, System, chat_body, running_system
+from tests.system import START_S_MAX, Process, System, chat_body, running_system
 
 HERE = "127.0.0.1:8000"
 PAGE = "https://page.example"
@@ -469,5 +469,5 @@ def test_configured_origins_and_hosts_are_served_and_administer_nothing(configur
 
 def test_an_invalid_pattern_ends_the_gateway_with_its_name(tmp_path: Path) -> None:
     process = Process("gateway", ["broker", "--allowed-hosts", "https://a.example"], tmp_path)
-    assert process.wait() == EXIT_CONFIGURATION
+    assert process.wait(START_S_MAX) == EXIT_CONFIGURATION
     assert "allowed_hosts: expected a host" in process.log()
