@@ -30,27 +30,17 @@ def roster(number: int) -> ModelStates:
     return ModelStates(models=models, on_demand=True, memory_budget=number)
 
 
-def test_message_arrives_complete(pair: Pair) -> None:
+def test_messages_arrive_as_they_were_sent_and_none_twice(pair: Pair) -> None:
     ours, theirs = pair
-    orders = DesiredModels(wanted=["a"], serving=[1, 2], idle=[3])
-    ChannelWriter(ours).send(orders)
-    assert ChannelReader(DesiredModels).feed(theirs.recv(4096)) == orders
-
-
-def test_no_wish_is_another_thing_than_none_wanted() -> None:
-    for orders in (DesiredModels(), DesiredModels(wanted=[])):
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            ChannelWriter(ours).send(orders)
-            assert ChannelReader(DesiredModels).feed(theirs.recv(4096)) == orders
-
-
-def test_the_same_is_not_said_twice(pair: Pair) -> None:
-    ours, theirs = pair
-    outlet = ChannelWriter(ours)
-    for orders in (DesiredModels(serving=[1]), DesiredModels(serving=[1]), DesiredModels(serving=[2])):
+    outlet, inlet = ChannelWriter(ours), ChannelReader(DesiredModels)
+    whole = DesiredModels(wanted=["a"], serving=[1, 2], idle=[3])
+    # No wish is another thing than none wanted.
+    for orders in (whole, DesiredModels(), DesiredModels(wanted=[])):
         outlet.send(orders)
-    assert theirs.recv(4096).count(b"\n") == 2
+        outlet.send(orders)
+        data = theirs.recv(4096)
+        assert data.count(b"\n") == 1
+        assert inlet.feed(data) == orders
 
 
 def test_of_several_lines_the_last_counts_and_pieces_are_put_together() -> None:
@@ -92,9 +82,13 @@ def test_write_to_a_closed_channel_is_ignored(pair: Pair) -> None:
     ChannelWriter(ours).send(DesiredModels(serving=[1]))
 
 
-def test_a_process_without_one_finds_none() -> None:
+def test_what_is_not_of_a_channel_is_refused_or_none() -> None:
     assert SpawnChannel.find({}) is None
     assert SpawnChannel.find({channel.SPAWN_FD: "x"}) is None
+    with pytest.raises(ValueError, match="command line"):
+        channel.encode_words(["x" * channel.WORDS_BYTES_MAX])
+    words = [channel.decode_word(line) for line in (b"there", b"loaded", b"", b"There", b"\xff")]
+    assert words == ["there", "loaded", None, None, None]
 
 
 def test_spawn_channel_is_claimed_once_and_not_inherited() -> None:
@@ -137,18 +131,3 @@ def test_waiting_spare_gets_eof_when_the_supervisor_exits() -> None:
         line.read_assignment()
     line.send("there")  # the other end is closed, which is not an error
     line.close()
-
-
-def test_too_many_words_are_refused() -> None:
-    with pytest.raises(ValueError, match="command line"):
-        channel.encode_words(["x" * channel.WORDS_BYTES_MAX])
-
-
-def test_unknown_message_decodes_to_none() -> None:
-    assert [channel.decode_word(line) for line in (b"there", b"loaded", b"", b"There", b"\xff")] == [
-        "there",
-        "loaded",
-        None,
-        None,
-        None,
-    ]

@@ -48,60 +48,36 @@ def documents(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines(capsys)]
 
 
-def test_a_line_for_a_person_has_clock_process_and_message(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("gateway")
+def test_a_line_for_a_person_has_clock_process_level_and_the_name_of_the_request(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.setup("gateway", "text", "debug")
     log.info("listening at %s", "http://here")
-    assert re.fullmatch(r"\d\d:\d\d:\d\d gateway  listening at http://here", lines(capsys)[0])
-
-
-def test_a_line_for_a_person_names_its_level_unless_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("worker", "text", "debug")
     log.debug("a")
-    log.info("b")
-    log.warning("c")
-    log.critical("d")
-    ends = [line.split("worker   ")[1] for line in lines(capsys)]
-    assert ends == ["debug: a", "b", "warning: c", "critical: d"]
+    log.warning("b", extra=about("b"))
+    log.critical("c 200", extra=about("c", request_id="req_1", seconds=0.5))
+    first, *others = lines(capsys)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d gateway  listening at http://here", first)
+    ends = [line.split("gateway  ")[1] for line in others]
+    assert ends == ["debug: a", "warning: b", "critical: c 200 [req_1]"]
 
 
 def test_a_line_for_a_machine_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("gateway", "json")
+    logs.setup("gateway")
+    logs.setup("gateway", "json", "warning")  # only the second counts
     before = time.time()
-    log.warning('said "%s"\nand went', "駅 \x00 \u2028")
-    [line] = documents(capsys)
+    log.info("below the level")
+    log.warning('said "%s"\nand went', "駅 \x00 \u2028", extra=about())
+    log.warning("folder %s", "caf\udce9")  # how Python spells a name in Latin-1
+    log.warning("a 200", extra=about("chatcmpl-1", request_id="req_1", seconds=0.5, message="another"))
+    line, folder, request = documents(capsys)
     assert line.keys() == {"time", "level", "process", "message"}
-    assert line["level"] == "warning"
-    assert line["process"] == "gateway"
+    assert (line["level"], line["process"]) == ("warning", "gateway")
     assert line["message"] == 'said "駅 \x00 \u2028"\nand went'
     assert before - 0.001 <= line["time"] <= time.time() + 0.001
-
-
-def test_log_context_is_added_to_json_without_replacing_the_message(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    logs.setup("gateway", "json")
-    log.info("a 200", extra=about("chatcmpl-1", request_id="req_1", seconds=0.5, message="another"))
-    log.info("nobody's", extra=about())
-    first, second = documents(capsys)
-    assert (first["id"], first["request_id"], first["seconds"]) == ("chatcmpl-1", "req_1", 0.5)
-    assert first["message"] == "a 200"
-    assert second.keys() == {"time", "level", "process", "message"}
-
-
-def test_people_are_told_what_a_client_was_told_its_request_is_called(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    logs.setup("gateway")
-    log.info("a 200", extra=about("a", request_id="req_1", seconds=0.5))
-    log.info("b 200", extra=about("b"))
-    assert [line.split("gateway  ")[1] for line in lines(capsys)] == ["a 200 [req_1]", "b 200"]
-
-
-def test_a_file_name_that_is_no_unicode_does_not_cost_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("gateway", "json")
-    log.info("folder %s", "caf\udce9")  # how Python spells a name in Latin-1
-    [line] = documents(capsys)
-    assert line["message"].startswith("folder caf")
+    assert folder["message"].startswith("folder caf")
+    assert (request["id"], request["request_id"], request["seconds"]) == ("chatcmpl-1", "req_1", 0.5)
+    assert request["message"] == "a 200"
 
 
 def fail() -> None:
@@ -134,42 +110,22 @@ def test_a_log_that_is_not_read_just_now_holds_nobody_up(monkeypatch: pytest.Mon
     assert re.search(r"warning: \d+ bytes of log lines were dropped", told[1])
 
 
-def test_a_traceback_follows_the_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("worker")
-    try:
-        fail()
-    except RuntimeError:
-        log.exception("step failed")
-    first, *rest = lines(capsys)
+def test_a_traceback_follows_the_line_for_a_person_and_is_a_field_for_a_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for form in ("text", "json"):
+        logs.setup("worker", form)
+        try:
+            fail()
+        except RuntimeError:
+            log.exception("step failed")
+    first, *traceback, last = lines(capsys)
     assert first.endswith("error: step failed")
-    assert rest[0] == "Traceback (most recent call last):"
-    assert rest[-1] == "RuntimeError: it broke"
-
-
-def test_a_traceback_is_a_field_of_the_line_for_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("worker", "json")
-    try:
-        fail()
-    except RuntimeError as error:
-        log.error("step failed", exc_info=error)
-    [line] = documents(capsys)
-    assert line["message"] == "step failed"
-    assert line["traceback"].startswith("Traceback (most recent call last):")
-    assert line["traceback"].endswith("RuntimeError: it broke")
-
-
-def test_lines_below_the_level_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("worker", "json", "warning")
-    log.info("a")
-    log.warning("b")
-    assert [line["message"] for line in documents(capsys)] == ["b"]
-
-
-def test_setting_up_again_does_not_double_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("worker")
-    logs.setup("worker", "json")
-    log.info("once")
-    assert [line["message"] for line in documents(capsys)] == ["once"]
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[-1] == "RuntimeError: it broke"
+    document = json.loads(last)
+    assert document["message"] == "step failed"
+    assert document["traceback"].splitlines() == traceback
 
 
 def test_libraries_are_heard_only_when_something_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +148,7 @@ def said_of(
 
 def test_one_wording_is_let_through_a_few_times_and_then_counted() -> None:
     now = 100.0
-    sparse = logs.RateLimitFilter(clock=lambda: now)
+    sparse = logs.RateLimitFilter(logging.WARNING, clock=lambda: now)
     assert said_of(sparse, 1000) == [f"dropped {number}" for number in range(logs.LINES_MAX)]
     assert said_of(sparse, 1, "another %s") == ["another 0"]
     now += logs.PERIOD_S
@@ -200,36 +156,21 @@ def test_one_wording_is_let_through_a_few_times_and_then_counted() -> None:
     assert said_of(sparse, 2) == [f"dropped 0 (and {left_out} more like it before)", "dropped 1"]
     now += logs.PERIOD_S
     assert said_of(sparse, 1) == ["dropped 0"]
-
-
-def test_lines_below_the_level_are_never_left_out() -> None:
-    sparse = logs.RateLimitFilter(logging.WARNING, clock=lambda: 0.0)
     assert len(said_of(sparse, 1000, level=logging.INFO)) == 1000
-
-
-def test_wordings_without_end_are_forgotten() -> None:
-    sparse = logs.RateLimitFilter(clock=lambda: 0.0)
+    # Old wordings are forgotten.
     assert all(said_of(sparse, 1, f"wording {number} %s") for number in range(2 * logs.WORDINGS_MAX))
 
 
-def test_warnings_of_a_process_are_sparse_and_other_lines_are_not(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup("gateway")
-    for number in range(logs.LINES_MAX + 30):
-        log.warning("again %d", number)
-        log.info("a request %d", number)
-    found = lines(capsys)
-    assert sum("again" in line for line in found) == logs.LINES_MAX
-    assert sum("a request" in line for line in found) == logs.LINES_MAX + 30
-
-
-def test_other_lines_are_sparse_where_their_logger_or_one_above_it_is_named(
+def test_warnings_are_sparse_and_other_lines_where_their_logger_or_one_above_it_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     logs.setup("gateway", sparse=["house.named"])
     names = ("house.named", "house.named.below", "house.named_alike", "house")
     for number in range(logs.LINES_MAX + 30):
+        log.warning("a warning %d", number)
         for name in names:
             logging.getLogger(name).info("%s again %d", name, number)
     found = lines(capsys)
+    assert sum("a warning" in line for line in found) == logs.LINES_MAX
     counts = [sum(f" {name} again" in line for line in found) for name in names]
     assert counts == [logs.LINES_MAX] * 2 + [logs.LINES_MAX + 30] * 2

@@ -44,13 +44,9 @@ def test_invalid_size_is_refused(text: str) -> None:
         settings.parse_size(text)
 
 
-@given(st.integers(0, 2**62))
-def test_a_size_that_is_spelled_is_read_as_itself(size: int) -> None:
+@given(st.integers(0, 2**62), st.integers(1, 1023), st.sampled_from("KMGT"))
+def test_a_size_that_is_spelled_is_read_as_itself(size: int, count: int, unit: str) -> None:
     assert settings.parse_size(settings.spell_size(size)) == size
-
-
-@given(st.integers(1, 1023), st.sampled_from("KMGT"))
-def test_whole_units_are_spelled_as_such(count: int, unit: str) -> None:
     assert settings.spell_size(count * 1024 ** ("KMGT".index(unit) + 1)) == f"{count}{unit}iB"
 
 

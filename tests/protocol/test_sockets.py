@@ -109,17 +109,16 @@ def test_an_endpoint_that_others_can_reach_needs_keys(endpoint: str, keys: Path)
     "endpoint",
     ["", "line", "/somewhere/line", "inproc://line", "udp://127.0.0.1:1", "http://127.0.0.1:1", "tcp://[::1"],
 )
-def test_an_endpoint_of_another_kind_is_refused_with_or_without_keys(endpoint: str, keys: Path) -> None:
+def test_an_endpoint_of_another_kind_is_refused_with_or_without_keys(
+    endpoint: str, keys: Path, line: Line
+) -> None:
     for curve in (None, Curve.load(keys, "gateway")):
         with pytest.raises(EndpointError):
             sockets.check_endpoint(endpoint, curve)
-
-
-def test_neither_end_uses_an_endpoint_that_is_refused(line: Line) -> None:
-    with pytest.raises(EndpointError):
-        line.router("tcp://0.0.0.0:5555")
-    with pytest.raises(EndpointError):
-        line.dealer("tcp://10.0.0.1:5555", "worker")
+        with pytest.raises(EndpointError):
+            line.router(endpoint, curve)
+        with pytest.raises(EndpointError):
+            line.dealer(endpoint, "worker", curve)
 
 
 # --- the runtime directory ---------------------------------------------------------------------------
@@ -138,9 +137,10 @@ def test_the_runtime_directory_is_made_for_its_owner_alone(
         folder = sockets.runtime_directory()
     finally:
         os.umask(before)
-    assert folder == tmp_path / "roundhouse"
+    assert folder == sockets.runtime_directory() == tmp_path / "roundhouse"
     assert mode(folder) == 0o700
-    assert sockets.runtime_directory() == folder
+    assert sockets.default_endpoint(8123) == f"ipc://{folder}/8123.sock"
+    sockets.check_endpoint(sockets.default_endpoint(8123), None)
 
 
 @pytest.fixture
@@ -186,60 +186,31 @@ def test_runtime_directory_lies_with_temporary_files_where_the_home_cannot_hold_
     assert sockets.runtime_directory() == home / "temporary" / f"roundhouse-{os.getuid()}"
 
 
-@pytest.mark.parametrize("permissions", [0o701, 0o710, 0o755, 0o770, 0o777])
-def test_a_runtime_directory_that_others_can_enter_is_refused(
-    permissions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trouble", ["open", "theirs", "a link", "a file", "no place"])
+def test_a_runtime_directory_that_is_not_ours_alone_is_refused(
+    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "roundhouse").mkdir()
-    (tmp_path / "roundhouse").chmod(permissions)
-    with pytest.raises(EndpointError, match="0700"):
-        sockets.runtime_directory()
-
-
-def test_a_runtime_directory_of_somebody_else_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    sockets.runtime_directory()
-    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    with pytest.raises(EndpointError, match="owned by you"):
-        sockets.runtime_directory()
-
-
-def test_a_link_in_place_of_the_runtime_directory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (tmp_path / "roundhouse").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(EndpointError):
-        sockets.runtime_directory()
-
-
-def test_a_file_in_place_of_the_runtime_directory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "roundhouse").touch(mode=0o700)
-    with pytest.raises(EndpointError):
-        sockets.runtime_directory()
-
-
-def test_a_runtime_directory_that_cannot_be_made_is_an_endpoint_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    with pytest.raises(EndpointError):
-        sockets.runtime_directory()
-
-
-def test_the_default_endpoint_is_named_after_the_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert sockets.default_endpoint(8123) == f"ipc://{tmp_path}/roundhouse/8123.sock"
-    sockets.check_endpoint(sockets.default_endpoint(8123), None)
+    folder = tmp_path / "roundhouse"
+    match trouble:
+        case "open":
+            folder.mkdir()
+        case "theirs":
+            sockets.runtime_directory()
+            monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+        case "a link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700)
+            folder.symlink_to(tmp_path / "elsewhere")
+        case "a file":
+            folder.touch(mode=0o700)
+        case "no place":
+            monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    wording = {"open": "0700", "theirs": "owned by you"}.get(trouble)
+    for permissions in (0o701, 0o710, 0o770) if trouble == "open" else (None,):
+        if permissions is not None:
+            folder.chmod(permissions)
+        with pytest.raises(EndpointError, match=wording):
+            sockets.runtime_directory()
 
 
 def test_a_socket_is_its_owners_alone_wherever_it_was_asked_for(tmp_path: Path, line: Line) -> None:
@@ -272,23 +243,17 @@ def test_messages_pass_both_ways_under_the_workers_incarnation(
     assert wire.decode_to_worker(receive(dealer))[0] == answer
 
 
-def test_a_message_to_a_worker_that_is_not_there_fails_at_once(tmp_path: Path, line: Line) -> None:
-    router = line.router(f"ipc://{tmp_path}/line")
+def test_messages_are_not_queued_for_a_peer_that_is_absent_and_a_worker_finds_a_later_gateway(
+    tmp_path: Path, line: Line
+) -> None:
+    endpoint = f"ipc://{tmp_path}/line"
+    dealer = line.dealer(endpoint, "worker")
+    with pytest.raises(zmq.Again):
+        dealer.send_multipart([b"x"], zmq.NOBLOCK)
+    router = line.router(endpoint)
     with pytest.raises(zmq.ZMQError) as caught:
         router.send_multipart([b"nobody", b"x"], zmq.NOBLOCK)
     assert caught.value.errno == zmq.EHOSTUNREACH
-
-
-def test_messages_are_not_queued_for_an_absent_gateway(tmp_path: Path, line: Line) -> None:
-    dealer = line.dealer(f"ipc://{tmp_path}/line", "worker")
-    with pytest.raises(zmq.Again):
-        dealer.send_multipart([b"x"], zmq.NOBLOCK)
-
-
-def test_a_worker_finds_a_gateway_that_starts_later(tmp_path: Path, line: Line) -> None:
-    endpoint = f"ipc://{tmp_path}/line"
-    dealer = line.dealer(endpoint, "worker")
-    router = line.router(endpoint)
     assert dealer.poll(int(1000 * WAIT_S), zmq.POLLOUT)
     dealer.send_multipart(wire.encode(hello("worker")))
     assert receive(router)[0] == b"worker"
@@ -319,46 +284,43 @@ def next_event(monitor: Socket) -> int:
 # --- CURVE -------------------------------------------------------------------------------------------
 
 
-def test_keys_are_readable_by_their_owner_only(keys: Path) -> None:
+def test_keys_are_made_for_their_owner_and_a_worker_needs_no_secret_of_the_gateways(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    sockets.write_keys(keys)
+    gateway, worker = Curve.load(keys, "gateway"), Curve.load(keys, "worker")
     assert mode(keys) == 0o700
     assert mode(keys / "gateway.key_secret") == mode(keys / "worker.key_secret") == 0o600
-    assert Curve.load(keys, "gateway").secret != Curve.load(keys, "worker").secret
-    assert Curve.load(keys, "gateway").gateway_public == Curve.load(keys, "worker").gateway_public
+    assert gateway.secret != worker.secret
+    assert gateway.gateway_public == worker.gateway_public
+    (keys / "gateway.key_secret").unlink()
+    assert Curve.load(keys, "worker") == worker
 
 
-@pytest.mark.parametrize("missing", ["gateway.key", "worker.key", "worker.key_secret"])
-def test_a_missing_key_is_an_endpoint_error(missing: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "trouble", "said"),
+    [
+        ("gateway.key", "missing", "CURVE keys"),
+        ("worker.key", "missing", "CURVE keys"),
+        ("worker.key_secret", "missing", "CURVE keys"),
+        ("gateway.key", "garbage", "CURVE keys"),
+        ("worker.key_secret", "readable", "0600"),
+        ("worker.key_secret", "public", "contains no secret"),
+    ],
+)
+def test_keys_that_are_missing_or_no_secret_are_refused(
+    file: str, trouble: str, said: str, tmp_path: Path
+) -> None:
     sockets.write_keys(tmp_path)
-    (tmp_path / missing).unlink()
-    with pytest.raises(EndpointError, match="CURVE keys"):
-        Curve.load(tmp_path, "worker")
-
-
-@pytest.mark.parametrize("permissions", [0o640, 0o604, 0o644])
-def test_a_secret_key_that_others_can_read_is_refused(permissions: int, tmp_path: Path) -> None:
-    sockets.write_keys(tmp_path)
-    (tmp_path / "worker.key_secret").chmod(permissions)
-    with pytest.raises(EndpointError, match="0600"):
-        Curve.load(tmp_path, "worker")
-
-
-def test_a_machine_with_a_worker_needs_no_secret_of_the_gateways(tmp_path: Path) -> None:
-    sockets.write_keys(tmp_path)
-    (tmp_path / "gateway.key_secret").unlink()
-    assert len(Curve.load(tmp_path, "worker").secret) == 40
-
-
-def test_a_secret_key_that_holds_no_secret_is_an_endpoint_error(tmp_path: Path) -> None:
-    sockets.write_keys(tmp_path)
-    (tmp_path / "worker.key_secret").write_bytes((tmp_path / "worker.key").read_bytes())
-    with pytest.raises(EndpointError, match="contains no secret"):
-        Curve.load(tmp_path, "worker")
-
-
-def test_a_key_file_that_is_no_key_is_an_endpoint_error(tmp_path: Path) -> None:
-    sockets.write_keys(tmp_path)
-    (tmp_path / "gateway.key").write_bytes(b"\xff\xfe nothing of the sort")
-    with pytest.raises(EndpointError, match="CURVE keys"):
+    match trouble:
+        case "missing":
+            (tmp_path / file).unlink()
+        case "garbage":
+            (tmp_path / file).write_bytes(b"\xff\xfe nothing of the sort")
+        case "readable":
+            (tmp_path / file).chmod(0o640)
+        case "public":
+            (tmp_path / file).write_bytes((tmp_path / "worker.key").read_bytes())
+    with pytest.raises(EndpointError, match=said):
         Curve.load(tmp_path, "worker")
 
 
