@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
-from broker.dispatch.fleet import MODELS_MAX, HealthState
+from broker.dispatch.fleet import MODELS_MAX, HealthState, Worker
 from broker.dispatch.flight import LONG_S, Flight
 from protocol.errors import Code, RequestError
 from protocol.messages import (
@@ -45,12 +46,17 @@ def text_of(flight: Flight) -> str:
     return "".join(getattr(item, "text", "") for item in flight.take())
 
 
+def refusal(line: Line, worker: Worker, *ids: str) -> RequestError:
+    """Return the error of requests that are refused, of which nothing stays behind."""
+    before = len(line.dispatcher.flights)
+    requests = [request(id) for id in ids]
+    with pytest.raises(RequestError) as caught, line.dispatcher.submit(worker, requests, ()):
+        raise AssertionError("the request was dispatched")
+    assert len(line.dispatcher.flights) == before
+    return caught.value
+
+
 # --- workers come and go -----------------------------------------------------------------------------
-
-
-def test_a_worker_that_introduces_itself_is_welcomed(line: Line) -> None:
-    line.hello("w")
-    assert line.sent_to("w") == [welcome()]
 
 
 @pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
@@ -82,27 +88,19 @@ def test_a_worker_nobody_knows_is_asked_who_it_is_and_not_heard(line: Line) -> N
     assert line.dispatcher.dropped["unknown_sender"] == 2
 
 
-def test_a_message_signed_with_another_name_than_its_connections_is_dropped(line: Line) -> None:
-    line.serving("w1")
-    line.serving("w2")
-    worker = line.dispatcher.fleet.get("w1")
-    assert worker is not None
-    with line.dispatcher.submit(worker, [request("a")], ()) as [flight]:
-        line.say("w2", events("w1", "a", "no"), finished("w1", "a"))
-        assert flight.take() == []
-    assert line.dispatcher.dropped["forged"] == 2
-
-
 def test_messages_about_a_flight_from_another_worker_are_dropped(line: Line) -> None:
     line.serving("w1")
     line.serving("w2")
+    assert line.told[0].serving == [1]
     worker = line.dispatcher.fleet.get("w1")
     assert worker is not None
     with line.dispatcher.submit(worker, [request("a")], ()) as [flight]:
         line.say("w2", accepted("w2", "a"), events("w2", "a", "no"), finished("w2", "a"), failed("w2", "a"))
         line.say("w2", reused("w2", "a"))
+        # Signed with another name than their connection's.
+        line.say("w2", events("w1", "a", "no"), finished("w1", "a"))
         assert flight.take() == []
-    assert line.dispatcher.dropped["no_flight"] == 5
+    assert line.dispatcher.dropped == {"no_flight": 5, "forged": 2}
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5000])
@@ -152,39 +150,34 @@ def test_a_worker_that_introduces_itself_again_has_dropped_what_it_ran(line: Lin
 def test_choices_board_together_or_not_at_all(line: Line) -> None:
     line.serving("w", rows=1)  # eight may wait
     worker = line.dispatcher.find("m")
+    never = refusal(line, worker, *(str(number) for number in range(10)))
+    assert (never.code, never.param) == (Code.INVALID_REQUEST, "n")
+    assert "room for 9" in never.message
     with line.dispatcher.submit(worker, [request(id) for id in "abcdefg"], ()):
         line.sent_to("w")
-        with (
-            pytest.raises(RequestError) as caught,
-            line.dispatcher.submit(worker, [request(id) for id in "hij"], ()),
-        ):
-            pass
-        assert caught.value.code is Code.TEXT_GENERATION_BUSY
+        assert refusal(line, worker, *"hij").code is Code.TEXT_GENERATION_BUSY
         assert line.sent_to("w") == []
-        assert len(line.dispatcher.flights) == 7
         with line.dispatcher.submit(worker, [request(id) for id in "hi"], ()) as flights:
             assert [flight.id for flight in flights] == ["h", "i"]
 
 
-def test_more_choices_than_there_is_room_for_are_refused_for_good(line: Line) -> None:
-    line.serving("w", rows=1)
-    requests = [request(str(number)) for number in range(10)]
-    with (
-        pytest.raises(RequestError) as caught,
-        line.dispatcher.submit(line.dispatcher.find("m"), requests, ()),
-    ):
-        pass
-    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, "n")
-    assert "room for 9" in caught.value.message
-
-
-def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(line: Line) -> None:
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(
+    error: type[Exception] | None, line: Line
+) -> None:
     line.serving("w")
     requests = [request(id) for id in "abcd"]
-    with line.dispatcher.submit(line.dispatcher.find("m"), requests, ()) as flights:
+    with (
+        pytest.raises(error) if error else nullcontext(),
+        line.dispatcher.submit(line.dispatcher.find("m"), requests, ()) as flights,
+    ):
         assert line.sent_to("w") == [welcome(), *requests]
         line.say("w", events("w", "b", "x"), finished("w", "b"), failed("w", "c"))
+        line.say("w", failed("w", "b"), events("w", "b", "y"), finished("w", "c"))  # behind their ends
         assert [type(flight.terminal) for flight in flights] == [type(None), Finished, Failed, type(None)]
+        assert text_of(flights[1]) == "x"
+        if error:
+            raise error
     assert line.sent_to("w") == [cancel("a"), cancel("d")]
     assert len(line.dispatcher.flights) == 0
 
@@ -192,29 +185,11 @@ def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(
 def test_a_choice_that_cannot_be_sent_takes_the_others_back(line: Line) -> None:
     line.serving("w")
     line.unsendable.add("b")
-    requests = [request(id) for id in "abc"]
-    with (
-        pytest.raises(RequestError) as caught,
-        line.dispatcher.submit(line.dispatcher.find("m"), requests, ()),
-    ):
-        pass
-    assert caught.value.code is Code.INVALID_REQUEST
+    assert refusal(line, line.dispatcher.find("m"), *"abc").code is Code.INVALID_REQUEST
     assert cancel("a") in line.sent_to("w")
-    assert len(line.dispatcher.flights) == 0
 
 
 # --- one flight --------------------------------------------------------------------------------------
-
-
-def test_a_flight_collects_what_its_worker_says_until_the_end(line: Line) -> None:
-    line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.say("w", accepted("w", "a"), events("w", "a", "al", "l"), events("w", "a", " aboard", first=2))
-        line.say("w", finished("w", "a", tokens=3))
-        assert text_of(flight) == "all aboard"
-        assert isinstance(flight.terminal, Finished)
-    assert line.sent_to("w") == [welcome(), request("a")]
-    assert len(line.dispatcher.flights) == 0
 
 
 def test_a_client_that_leaves_early_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
@@ -227,40 +202,12 @@ def test_a_client_that_leaves_early_frees_its_slot_and_its_worker_is_told(line: 
     assert line.dispatcher.dropped["no_flight"] == 2
 
 
-def test_a_handler_that_breaks_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
-    line.serving("w")
-    with (
-        pytest.raises(ZeroDivisionError),
-        line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()),
-    ):
-        raise ZeroDivisionError
-    assert len(line.dispatcher.flights) == 0
-    assert line.sent_to("w")[-1] == cancel("a")
-
-
 def test_a_worker_that_cannot_be_reached_is_unavailable_and_nothing_stays_behind(line: Line) -> None:
     line.serving("w")
     line.unreachable.add("w")
-    with (
-        pytest.raises(RequestError) as caught,
-        line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()),
-    ):
-        raise AssertionError("the request was dispatched")
-    assert caught.value.code is Code.WORKER_UNAVAILABLE
-    assert caught.value.retry_after_s is not None
-    assert len(line.dispatcher.flights) == 0
-
-
-def test_a_request_that_cannot_be_put_on_the_wire_is_its_clients_fault(line: Line) -> None:
-    line.serving("w")
-    line.unsendable.add("a")
-    with (
-        pytest.raises(RequestError) as caught,
-        line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()),
-    ):
-        raise AssertionError("the request was dispatched")
-    assert caught.value.code is Code.INVALID_REQUEST
-    assert len(line.dispatcher.flights) == 0
+    refused = refusal(line, line.dispatcher.find("m"), "a")
+    assert refused.code is Code.WORKER_UNAVAILABLE
+    assert refused.retry_after_s is not None
 
 
 def test_a_flight_of_which_something_was_lost_is_sent_again_alone(line: Line) -> None:
@@ -280,80 +227,20 @@ def test_a_flight_of_which_something_was_lost_is_sent_again_alone(line: Line) ->
     assert line.dispatcher.dropped == {"gap": 1}
 
 
-def test_messages_after_the_terminal_are_ignored(line: Line) -> None:
-    line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.say("w", finished("w", "a"), failed("w", "a"), events("w", "a", "x"), finished("w", "a"))
-        assert flight.take() == [finished("w", "a")]
-
-
 def test_a_full_worker_refuses_and_a_place_that_becomes_free_is_given(line: Line) -> None:
     line = Line(waiting_max=1)
     line.serving("w", rows=1)
     worker = line.dispatcher.find("m")
     with line.dispatcher.submit(worker, [request("a")], ()):
         with line.dispatcher.submit(worker, [request("b")], ()):
-            with pytest.raises(RequestError) as caught, line.dispatcher.submit(worker, [request("c")], ()):
-                raise AssertionError("the request was dispatched")
-            assert caught.value.code is Code.TEXT_GENERATION_BUSY
-            assert caught.value.details["waiting_ids"] == ["a", "b"]
+            refused = refusal(line, worker, "c")
+            assert refused.code is Code.TEXT_GENERATION_BUSY
+            assert refused.details["waiting_ids"] == ["a", "b"]
         with line.dispatcher.submit(worker, [request("c")], ()):
             pass
 
 
-def test_how_long_a_request_took_is_what_later_ones_are_told(line: Line) -> None:
-    line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
-        line.clock.now += 7.0
-        line.beat("w")
-        line.say("w", finished("w", "a"))
-    assert line.dispatcher.admission.retry_after_s(1) == 7.0
-
-
-@pytest.mark.parametrize("end", ["failed", "left"])
-def test_a_request_that_did_not_finish_says_nothing_about_how_long_one_takes(end: str, line: Line) -> None:
-    line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
-        line.clock.now += 7.0
-        if end == "failed":
-            line.say("w", failed("w", "a"))
-    assert line.dispatcher.admission.retry_after_s(1) == 1.0
-
-
 # --- health states -----------------------------------------------------------------------------------
-
-
-def test_a_dead_worker_costs_its_own_flights_only(line: Line) -> None:
-    line.serving("w1", "m1")
-    line.serving("w2", "m2")
-    with (
-        line.dispatcher.submit(line.dispatcher.find("m1"), [request("a")], ()) as [lost],
-        line.dispatcher.submit(line.dispatcher.find("m2"), [request("b")], ()) as [other],
-    ):
-        line.dispatcher.lost("w1")
-        line.dispatcher.lost("w1")
-        assert lost.attempt is None
-        assert other.attempt is not None
-        line.say("w2", finished("w2", "b"))
-        assert isinstance(other.terminal, Finished)
-
-
-def test_messages_received_before_a_worker_crash_are_processed(line: Line) -> None:
-    line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.say("w", events("w", "a", "x"), finished("w", "a"))
-        line.dispatcher.lost("w")
-        assert isinstance(flight.terminal, Finished)
-
-
-def test_a_dead_incarnation_is_not_heard(line: Line) -> None:
-    line.serving("w1")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.dispatcher.lost("w1")
-        line.serving("w2")
-        flight.take()
-        line.say("w1", events("w1", "a", "late"), finished("w1", "a"))
-        assert flight.take() == []
 
 
 def test_a_worker_that_is_turned_away_is_told_so_and_another_one_has_its_flights(line: Line) -> None:
@@ -397,13 +284,20 @@ def test_tokens_of_a_prompt_are_of_use_once(line: Line) -> None:
         assert [type(item) for item in flight.take()] == [Accepted, Finished]
 
 
-def test_tokenize_requests_do_not_affect_retry_after(line: Line) -> None:
+def test_how_long_a_finished_request_took_is_what_later_ones_are_told(line: Line) -> None:
     line.serving("w")
-    for id, tokenizing, expected in (("a", TokenizeOptions(), 1), ("b", None, 50)):
+    for id, tokenizing, end in (
+        ("failed", None, [failed("w", "failed")]),
+        ("left", None, []),
+        ("tokenized", TokenizeOptions(), [finished("w", "tokenized")]),
+        ("generated", None, [finished("w", "generated")]),
+    ):
         asked = request(id, tokenizing=tokenizing)
         with line.dispatcher.submit(line.dispatcher.find("m"), [asked], ()):
-            line.clock.now += 50
-            line.say("w", accepted("w", id), finished("w", id))
+            line.clock.now += 7.0
+            line.beat("w")
+            line.say("w", accepted("w", id), *end)
+        expected = 7.0 if id == "generated" else 1.0
         assert line.dispatcher.admission.retry_after_s(1) == expected
 
 
@@ -430,16 +324,9 @@ def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_
         assert line.killed == [("w", 1)]
     with pytest.raises(RequestError):
         line.dispatcher.find("m")
-
-
-def test_a_silent_worker_that_speaks_again_gets_requests_again(line: Line) -> None:
-    line.serving("w")
-    line.clock.now += SILENT_S + 1
-    line.dispatcher.sweep()
-    with pytest.raises(RequestError):
-        line.dispatcher.find("m")
-    line.beat("w")
-    assert line.dispatcher.find("m").incarnation == "w"
+    if verdict is HealthState.SILENT:
+        line.beat("w")  # it speaks again
+        assert line.dispatcher.find("m").incarnation == "w"
 
 
 # --- the end -----------------------------------------------------------------------------------------
@@ -569,9 +456,3 @@ def test_draining_worker_finishes_its_requests_and_gets_no_new_ones(line: Line) 
     line.say("w1", Goodbye(incarnation="w1", reason="out of time"))
     assert line.attempts_sent_to("w2") == ["a~2"]
     assert not assigned.suspect
-
-
-def test_ready_worker_is_reported_to_the_supervisor() -> None:
-    line = Line()
-    line.serving("w1")
-    assert [orders.serving for orders in line.told] == [[1]]
