@@ -65,19 +65,28 @@ def test_a_request_goes_to_a_worker_that_has_its_adapter() -> None:
     assert line.attempts_sent_to("w") == ["b"]
 
 
-def test_a_successor_gets_the_adapters_and_then_the_requests() -> None:
+@pytest.mark.parametrize("successor", ["loads it", "cannot load it", "stands in"])
+def test_a_successor_gets_the_adapters_and_then_the_requests(successor: str) -> None:
     line = Line()
     serving(line, "w", FIRST)
     flight = asked(line, "a")
     line.say("w", events("w", "a", "one"))
     line.dispatcher.lost("w")
-    serving(line, "x")
+    serving(line, "x", stands_in=successor == "stands in")
     messages = line.sent_to("x")
-    assert [m.folder for m in messages if isinstance(m, LoadAdapter)] == ["/a/first"]
     assert not any(isinstance(m, Generate) for m in messages)
-    changed(line, "x", "first", FIRST)
-    assert line.attempts_sent_to("x") == ["a~2"]
-    assert flight.terminal is None
+    folders = [m.folder for m in messages if isinstance(m, LoadAdapter)]
+    assert folders == ([] if successor == "stands in" else ["/a/first"])
+    if successor == "loads it":
+        changed(line, "x", "first", FIRST)
+        assert line.attempts_sent_to("x") == ["a~2"]
+        assert flight.terminal is None
+        return
+    if successor == "cannot load it":
+        assert flight.terminal is None
+        changed(line, "x", "first", error="its folder is gone")
+    assert isinstance(flight.terminal, Failed)
+    assert flight.terminal.code == "adapter_not_found"
 
 
 def test_an_answer_is_not_continued_with_other_weights_of_the_adapter() -> None:
@@ -90,28 +99,6 @@ def test_an_answer_is_not_continued_with_other_weights_of_the_adapter() -> None:
     assert line.attempts_sent_to("x") == ["b~2"]
     assert isinstance(begun.terminal, Failed)
     assert waiting.terminal is None
-
-
-def test_requests_for_an_adapter_fail_where_no_worker_can_have_it() -> None:
-    line = Line()
-    serving(line, "w", FIRST)
-    flight = asked(line, "a")
-    line.dispatcher.lost("w")
-    serving(line, "stand-in", stands_in=True)
-    assert orders(line, "stand-in") == []
-    assert isinstance(flight.terminal, Failed)
-    assert flight.terminal.code == "adapter_not_found"
-
-
-def test_a_successor_that_cannot_load_it_fails_the_request() -> None:
-    line = Line()
-    serving(line, "w", FIRST)
-    flight = asked(line, "a")
-    line.dispatcher.lost("w")
-    serving(line, "x")
-    assert flight.terminal is None
-    changed(line, "x", "first", error="its folder is gone")
-    assert isinstance(flight.terminal, Failed)
 
 
 def test_a_removed_adapter_is_unloaded_behind_its_last_request() -> None:
@@ -144,6 +131,13 @@ def test_an_adapter_is_served_once_all_workers_have_it() -> None:
     line = Line()
     serving(line, "w")
     serving(line, "x")
+    with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
+        changed(line, "w", "first", FIRST)
+        changed(line, "x", "first", error="it has no weights")
+        assert order.error == "it has no weights"
+    assert orders(line, "w") == [("LoadAdapter", "first"), ("UnloadAdapter", "first")]
+    changed(line, "w", "first")
+    assert line.dispatcher.adapters.known("m") == []
     over = []
     with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
         order.on_over = lambda: over.append(True)
@@ -157,18 +151,6 @@ def test_an_adapter_is_served_once_all_workers_have_it() -> None:
     assert line.dispatcher.adapters.known("m") == [FIRST]
     with pytest.raises(RequestError, match="exists"), line.dispatcher.adapters.load("m", "first", "/a"):
         pass
-
-
-def test_what_one_worker_refuses_is_removed_from_the_others() -> None:
-    line = Line()
-    serving(line, "w")
-    serving(line, "x")
-    with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
-        changed(line, "w", "first", FIRST)
-        changed(line, "x", "first", error="it has no weights")
-        assert order.error == "it has no weights"
-    assert orders(line, "w") == [("LoadAdapter", "first"), ("UnloadAdapter", "first")]
-    assert line.dispatcher.adapters.known("m") == []
 
 
 def test_a_worker_lost_while_it_loads_is_not_waited_for() -> None:

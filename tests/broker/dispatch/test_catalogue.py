@@ -66,12 +66,23 @@ def refusal(depot: Depot, model: str | None) -> RequestError:
 
 def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
     depot = Depot()
-    line = depot.line
+    line, dispatcher = depot.line, depot.line.dispatcher
     assert depot.wanted() == []
-    found = line.dispatcher.find("b")
+    assert dispatcher.find(None).model == "a"
+    unknown = refusal(depot, "c")
+    assert unknown.code is Code.MODEL_NOT_FOUND
+    assert "Available: a, b." in unknown.message
+    found = dispatcher.find("alias")
     assert isinstance(found, UnloadedModel)
-    with line.dispatcher.submit(found, [request("x")], ()) as [flight]:
+    assert found.capabilities.images, "unknown before the first load"
+    with pytest.raises(RequestError) as caught, dispatcher.clear("alias", "c0"):
+        pass
+    assert caught.value.code is Code.WORKER_UNAVAILABLE
+    with dispatcher.submit(found, [request("x")], ()) as [flight]:
         assert depot.wanted() == ["b"]
+        with pytest.raises(RequestError) as caught:
+            dispatcher.catalogue.unload("b")
+        assert (caught.value.code, caught.value.param) == (Code.MODEL_IN_USE, "model")
         depot.tell(b="running")
         assert flight.attempt is None
         depot.serving("w", "b", pid=7)
@@ -79,27 +90,14 @@ def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
         line.say("w", accepted("w", "x"), events("w", "x", "hi"), finished("w", "x", tokens=1))
         assert flight.terminal is not None
     assert depot.wanted() == ["b"]
-    assert isinstance(line.dispatcher.find("b"), Worker)
-
-
-def test_an_alias_and_no_name_at_all_stand_for_a_model() -> None:
-    depot = Depot()
-    assert depot.line.dispatcher.find("alias").model == "b"
-    assert depot.line.dispatcher.find(None).model == "a"
-    error = refusal(depot, "c")
-    assert error.code is Code.MODEL_NOT_FOUND
-    assert "Available: a, b." in error.message
-
-
-def test_model_capabilities_outlive_the_worker() -> None:
-    depot = Depot()
-    assert depot.line.dispatcher.find("a").capabilities.images, "unknown before the first load"
-    depot.tell(a="running")
-    depot.serving("w", "a", pid=1)
-    depot.line.dispatcher.lost("w")
-    found = depot.line.dispatcher.find("a")
+    assert isinstance(dispatcher.find("b"), Worker)
+    for name in ("alias", None):
+        with dispatcher.clear(name, f"clear {name}") as cache_clear:
+            assert set(cache_clear.awaited) == {"w"}
+    dispatcher.lost("w")
+    found = dispatcher.find("b")
     assert isinstance(found, UnloadedModel)
-    assert not found.capabilities.images
+    assert not found.capabilities.images, "as of the worker that is lost"
     assert found.ready.running_max == 4
 
 
@@ -119,46 +117,37 @@ def test_cache_limits_of_loaded_models_sum_to_the_memory_budget() -> None:
     assert depot.line.dispatcher.catalogue.cache_bytes_max(first) == 4
 
 
-def test_no_more_wait_than_may() -> None:
+def test_waiting_requests_are_bounded_and_fail_when_the_model_cannot_be_loaded_or_not_in_time() -> None:
     depot = Depot(waiting_max=2)
     dispatcher = depot.line.dispatcher
-    with (
-        dispatcher.submit(dispatcher.find("a"), [request("1"), request("2"), request("3")], ()),
-        pytest.raises(RequestError) as caught,
-        dispatcher.submit(dispatcher.find("a"), [request("4")], ()),
-    ):
-        pass
-    assert caught.value.code is Code.TEXT_GENERATION_BUSY
-    assert len(dispatcher.flights) == 0
-
-
-def test_waiting_requests_fail_at_once_when_the_model_cannot_be_loaded() -> None:
-    depot = Depot()
-    dispatcher = depot.line.dispatcher
+    with dispatcher.submit(dispatcher.find("b"), [request("1"), request("2"), request("3")], ()) as flights:
+        more = dispatcher.submit(dispatcher.find("b"), [request("4")], ())
+        with pytest.raises(RequestError) as caught, more:
+            pass
+        assert caught.value.code is Code.TEXT_GENERATION_BUSY
+        depot.line.clock.now += LOAD_S
+        dispatcher.sweep()
+        assert [flight.terminal for flight in flights] == [None] * 3
+        depot.line.clock.now += 0.1
+        dispatcher.sweep()
+        assert {getattr(flight.terminal, "code", "") for flight in flights} == {Code.MODEL_LOADING}
     with dispatcher.submit(dispatcher.find("a"), [request("x")], ()) as [flight]:
+        dispatcher.catalogue.load("a")
         depot.tell(a="failed")
-        assert flight.terminal is not None
         assert getattr(flight.terminal, "code", "") == Code.MODEL_FAILED
         assert "no such model" in getattr(flight.terminal, "message", "")
     refused = refusal(depot, "a")
     assert (refused.code, refused.kind.status) == (Code.MODEL_FAILED, 503)
     assert "no such model" in refused.message
+    with pytest.raises(RequestError) as caught:
+        dispatcher.catalogue.load("a")
+    assert caught.value.code is Code.MODEL_FAILED
     dispatcher.check_ready()
     depot.tell(b="failed")
     with pytest.raises(RequestError):
         dispatcher.check_ready()
-
-
-def test_waiting_requests_fail_after_the_load_timeout() -> None:
-    depot = Depot()
-    dispatcher = depot.line.dispatcher
-    with dispatcher.submit(dispatcher.find("a"), [request("x")], ()) as [flight]:
-        depot.line.clock.now += LOAD_S
-        dispatcher.sweep()
-        assert flight.terminal is None
-        depot.line.clock.now += 0.1
-        dispatcher.sweep()
-        assert getattr(flight.terminal, "code", "") == Code.MODEL_LOADING
+    depot.tell(a="parked")
+    assert depot.wanted() == [], "the order to load has ended"
 
 
 def test_unloading_model_gets_no_requests_and_is_reloaded_on_demand() -> None:
@@ -210,18 +199,6 @@ def test_started_answer_is_not_continued_by_a_different_model() -> None:
         assert line.attempts_sent_to("w2") == ["not begun~2"]
 
 
-def test_a_cache_is_cleared_under_an_alias_too_and_none_where_none_is_loaded() -> None:
-    depot = Depot(b="running")
-    depot.serving("w", "b", pid=1)
-    with depot.line.dispatcher.clear("alias", "c1") as cache_clear:
-        assert set(cache_clear.awaited) == {"w"}
-    with depot.line.dispatcher.clear(None, "c2") as cache_clear:
-        assert set(cache_clear.awaited) == {"w"}
-    with pytest.raises(RequestError) as caught, depot.line.dispatcher.clear("a", "c3"):
-        pass
-    assert caught.value.code is Code.WORKER_UNAVAILABLE
-
-
 def test_the_states_of_models() -> None:
     depot = Depot()
     catalogue = depot.line.dispatcher.catalogue
@@ -241,32 +218,23 @@ def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_superviso
     line.serving("local", "m", host="here", pid=7)
     line.serving("remote", "m", host="there", pid=8)
     line.serving("older", "m", pid=9)
-    line.dispatcher.catalogue.on_model_states(
-        ModelStates(models=[ModelState(name="m", stage="running", leaving=[8])])
-    )
-    assert line.told[-1].serving == [7, 9]
-    assert line.told[-1].idle == [8], "no local worker has this pid"
-    remote, local = (line.dispatcher.fleet.get(name) for name in ("remote", "local"))
-    assert remote is not None
+    line.serving("far", "b", host="there")
+    catalogue, local, remote = line.dispatcher.catalogue, *map(line.dispatcher.fleet.get, ("local", "remote"))
     assert local is not None
-    assert remote.serves
-    line.dispatcher.catalogue.on_model_states(
-        ModelStates(models=[ModelState(name="m", stage="running", leaving=[7])])
-    )
-    assert not local.serves
-    assert remote.serves
-
-
-def test_a_worker_of_another_machine_serves_a_model_that_is_not_loaded_here() -> None:
-    line = Line(host="here")
-    line.serving("remote", "b", host="there")
-    states = [ModelState(name="a", stage="running"), ModelState(name="b")]
-    line.dispatcher.catalogue.on_model_states(ModelStates(models=states, on_demand=True))
+    assert remote is not None
+    for leaving, idle in ((8, [8]), (7, [])):
+        states = [ModelState(name="m", stage="running", leaving=[leaving]), ModelState(name="b")]
+        catalogue.on_model_states(ModelStates(models=states, on_demand=True))
+        assert line.told[-1].serving == [7, 9]
+        assert set(line.told[-1].idle) >= set(idle), "no local worker has this pid"
+        assert local.serves == (leaving != 7)
+        assert remote.serves
+    # It serves a model that is not loaded here.
     found = line.dispatcher.find("b")
     assert isinstance(found, Worker)
     with line.dispatcher.submit(found, [request("x")], ()):
-        assert line.told[-1].wanted == ["a"]
-    line.dispatcher.lost("remote")
+        assert line.told[-1].wanted == ["m"]
+    line.dispatcher.lost("far")
     assert isinstance(line.dispatcher.find("b"), UnloadedModel)
 
 
@@ -300,28 +268,6 @@ def test_an_order_to_load_makes_room_and_ends_when_its_time_is_over() -> None:
     depot.tell(a="parked")
     line.dispatcher.lost("w")
     assert depot.wanted() == ["b"]
-
-
-def test_an_order_to_load_ends_when_the_model_cannot_be_loaded() -> None:
-    depot = Depot()
-    catalogue = depot.line.dispatcher.catalogue
-    catalogue.load("a")
-    depot.tell(a="failed")
-    with pytest.raises(RequestError) as caught:
-        catalogue.load("a")
-    assert caught.value.code is Code.MODEL_FAILED
-    depot.tell(a="parked")
-    assert depot.wanted() == []
-
-
-def test_a_model_with_requests_is_not_unloaded() -> None:
-    depot = Depot()
-    dispatcher = depot.line.dispatcher
-    with dispatcher.submit(dispatcher.find("a"), [request("x")], ()):
-        with pytest.raises(RequestError) as caught:
-            dispatcher.catalogue.unload("a")
-        assert (caught.value.code, caught.value.param) == (Code.MODEL_IN_USE, "model")
-        assert depot.wanted() == ["a"]
 
 
 @pytest.mark.parametrize("model", ["a", "c"])

@@ -34,6 +34,9 @@ def assigned(asked: Generate | Embed, *, prompt_tokens: int = 0, spared: float =
 
 def test_a_speed_is_what_was_run_over_its_time_and_follows_what_is_quick() -> None:
     throughput = ThroughputEstimate()
+    throughput.observe(end(1000, 7, cached=990, prefill_s=1.0, decode_s=1.0))  # too short to measure
+    throughput.observe(end(1000, 50))  # and this took no time
+    assert (throughput.prompt, throughput.answer) == (None, None)
     throughput.observe(end(1100, 64, cached=100, prefill_s=2.0, decode_s=4.0))
     assert (throughput.prompt, throughput.answer) == (500.0, 16.0)
     throughput.observe(end(1000, 80, prefill_s=1.0, decode_s=8.0))
@@ -60,13 +63,6 @@ def test_whatever_a_worker_says_of_its_times_a_speed_is_one(
     speed = throughput.speed(Throughput())
     assert 0 < speed.prompt < math.inf
     assert 0 < speed.answer < math.inf
-
-
-def test_of_what_is_short_or_took_no_time_nothing_is_measured() -> None:
-    throughput = ThroughputEstimate()
-    throughput.observe(end(1000, 7, cached=990, prefill_s=1.0, decode_s=1.0))
-    throughput.observe(end(1000, 50))
-    assert (throughput.prompt, throughput.answer) == (None, None)
 
 
 def test_unmeasured_worker_is_assumed_to_have_typical_throughput() -> None:
@@ -99,9 +95,6 @@ def test_remaining_cost_is_uncached_prompt_plus_remaining_output() -> None:
     again = assigned(asked, prompt_tokens=400)
     again.tokens = list(range(80))
     assert left_s([again], SPEED, 50.0) == 4.8 + 2.0, "the other worker's tokens must be prefilled"
-
-
-def test_of_texts_those_that_are_answered_cost_nothing_more() -> None:
     texts = assigned(embed(["a"] * 4), prompt_tokens=400)
     assert texts.attempt is not None
     texts.attempt.deltas, texts.answered = 1, {0, 2, 3}

@@ -35,7 +35,7 @@ from tests.factories import accepted, failed, finished, request, reused
 WORKERS_MAX = 4
 ROUNDS_MAX = 400
 ROUNDS_AFTER = 12
-SEEDS = 200
+SEEDS = 30
 FORGED = "never said"
 POSSIBLE = {
     "engine_error",
@@ -513,7 +513,7 @@ def test_whatever_a_seed_brings_about_every_request_ends_once_and_whole() -> Non
 
 
 Gateway.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=15,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -73,17 +73,16 @@ def yard() -> Yard:
 
 
 def test_a_dead_worker_is_forgotten_but_not_its_model(yard: Yard) -> None:
+    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
     worker = yard.serving()
     assert yard.fleet.gone("w") is worker
     assert yard.fleet.get("w") is None
     assert list(yard.fleet) == []
     assert yard.fleet.gone("w") is None
     assert yard.fleet.models.keys() == {"m"}
-
-
-def test_the_successor_of_a_dead_worker_serves(yard: Yard) -> None:
-    yard.serving("w1")
-    yard.fleet.gone("w1")
+    error = yard.refusal("m")
+    assert (error.code, error.retry_after_s) == (Code.WORKER_UNAVAILABLE, RETRY_ABSENT_S)
+    assert "`m`" in error.message
     successor = yard.serving("w2")
     assert yard.find("m") is successor
 
@@ -91,43 +90,25 @@ def test_the_successor_of_a_dead_worker_serves(yard: Yard) -> None:
 # --- silent ------------------------------------------------------------------------------------------
 
 
-def test_a_worker_counts_as_silent_after_so_long_and_is_reported_once(yard: Yard) -> None:
-    worker = yard.serving()
-    yard.now += SILENT_S
-    assert yard.fleet.sweep(yard.now) == []
-    yard.now += 0.01
-    assert yard.fleet.sweep(yard.now) == [worker]
-    assert worker.verdict is HealthState.SILENT
-    assert yard.fleet.sweep(yard.now + 100) == []
-    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
-
-
-def test_a_silent_worker_that_speaks_again_serves_again(yard: Yard) -> None:
-    worker = yard.serving()
-    yard.now += 60
-    assert yard.fleet.sweep(yard.now) == [worker]
-    yard.beat(worker)
-    assert yard.find("m") is worker
-    assert yard.fleet.sweep(yard.now) == []
-
-
-def test_a_silence_does_not_count_towards_a_stall(yard: Yard) -> None:
+def test_a_worker_counts_as_silent_after_so_long_and_is_reported_once_each_time(yard: Yard) -> None:
     worker = yard.serving()
     yard.beat(worker, running=1, steps=5)
-    yard.now += STALL_S + 1
-    assert yard.fleet.sweep(yard.now) == [worker]
-    assert worker.verdict is HealthState.SILENT
-    yard.beat(worker, running=1, steps=5)
-    assert yard.fleet.sweep(yard.now) == []
-    assert yard.find("m") is worker
-
-
-def test_a_worker_that_falls_silent_twice_is_reported_twice(yard: Yard) -> None:
-    worker = yard.serving()
-    for _ in range(2):
-        yard.now += 60
+    for silence_s in (SILENT_S, STALL_S + 1):
+        yard.now += SILENT_S
+        assert yard.fleet.sweep(yard.now) == []
+        yard.now += silence_s - SILENT_S + 0.01
         assert yard.fleet.sweep(yard.now) == [worker]
-        yard.beat(worker)
+        assert worker.verdict is HealthState.SILENT
+        assert yard.fleet.sweep(yard.now + 100) == []
+        assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
+        # It speaks again: a silence does not count towards a stall.
+        yard.beat(worker, running=1, steps=5)
+        assert yard.fleet.sweep(yard.now) == []
+        assert yard.find("m") is worker
+    yard.hello("loading", "another")
+    yard.now += SILENT_S + 1
+    yard.fleet.sweep(yard.now)
+    assert yard.refusal("another").code is Code.WORKER_UNAVAILABLE
 
 
 # --- stalled -----------------------------------------------------------------------------------------
@@ -141,7 +122,7 @@ def stall(yard: Yard, worker: Worker, seconds: float) -> None:
         yard.beat(worker, running=2, steps=5)
 
 
-def test_a_worker_counts_as_stalled_when_rows_run_and_no_step_is_made(yard: Yard) -> None:
+def test_a_worker_counts_as_stalled_when_rows_run_and_no_step_is_made_until_it_steps(yard: Yard) -> None:
     worker = yard.serving()
     yard.beat(worker, running=2, steps=5)
     stall(yard, worker, STALL_S)
@@ -150,44 +131,20 @@ def test_a_worker_counts_as_stalled_when_rows_run_and_no_step_is_made(yard: Yard
     assert yard.fleet.sweep(yard.now) == [worker]
     assert worker.verdict is HealthState.STALLED
     assert yard.fleet.sweep(yard.now) == []
-    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
-
-
-def test_a_stalled_worker_that_steps_again_serves_again(yard: Yard) -> None:
-    worker = yard.serving()
     yard.beat(worker, running=2, steps=5)
-    stall(yard, worker, STALL_S + 1)
-    assert yard.fleet.sweep(yard.now) == [worker]
+    assert not worker.serves
+    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
     yard.beat(worker, running=2, steps=6)
     assert yard.fleet.sweep(yard.now) == []
     assert yard.find("m") is worker
 
 
-def test_a_stalled_worker_that_merely_speaks_is_not_taken_back(yard: Yard) -> None:
-    worker = yard.serving()
-    yard.beat(worker, running=2, steps=5)
-    stall(yard, worker, STALL_S + 1)
-    yard.fleet.sweep(yard.now)
-    yard.beat(worker, running=2, steps=5)
-    assert not worker.serves
-    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
-
-
-def test_an_idle_worker_is_never_stalled(yard: Yard) -> None:
+def test_time_a_worker_was_idle_does_not_count_towards_a_stall(yard: Yard) -> None:
     worker = yard.serving()
     for _ in range(10):
-        yard.now += SILENT_S
-        yard.beat(worker, running=0, steps=5)
         yard.now += STALL_S
         yard.beat(worker, running=0, steps=5)
         assert yard.fleet.sweep(yard.now) == []
-
-
-def test_the_time_a_worker_was_idle_does_not_count_towards_a_stall(yard: Yard) -> None:
-    worker = yard.serving()
-    yard.beat(worker, running=0, steps=5)
-    yard.now += 10 * STALL_S
-    yard.beat(worker, running=0, steps=5)
     yard.now += 0.25
     yard.beat(worker, running=1, steps=5)
     assert yard.fleet.sweep(yard.now) == []
@@ -213,34 +170,20 @@ def test_unresponsive_worker_counts_as_hung_and_loading_worker_later(yard: Yard)
 # --- choice of a worker ------------------------------------------------------------------------------
 
 
-def test_a_request_goes_to_a_worker_of_its_model(yard: Yard) -> None:
-    small, large = yard.serving("w1", "small"), yard.serving("w2", "large")
-    assert yard.find("small") is small
-    assert yard.find("large") is large
-
-
-def test_a_request_without_a_model_goes_to_any_worker(yard: Yard) -> None:
-    worker = yard.serving("w1", "small")
-    assert yard.find(None) is worker
-
-
-def test_a_request_goes_where_the_fewest_are_aboard(yard: Yard) -> None:
-    workers = [yard.serving(f"w{n}") for n in range(3)]
-    yard.assigned.update(w0=3, w1=1, w2=2)
+def test_a_request_goes_where_the_fewest_are_aboard_of_those_that_serve(yard: Yard) -> None:
+    small = yard.serving("w0", "small")
+    assert yard.find("small") is yard.find(None) is small
+    workers = [yard.serving(f"w{n}") for n in (1, 2, 3)]
+    yard.assigned.update(w1=3, w2=1, w3=2)
     assert yard.find("m") is workers[1]
-    yard.assigned.update(w1=3)
+    yard.assigned.update(w2=3)
     assert yard.find("m") is workers[2]
-
-
-def test_a_worker_that_does_not_serve_is_passed_over_however_idle(yard: Yard) -> None:
-    busy, _loading = yard.serving("w1"), yard.hello("w2")
-    silent = yard.serving("w3")
+    yard.hello("loading")
     yard.now += SILENT_S + 1
-    yard.assigned.update(w1=9)
-    yard.beat(busy, running=9, steps=1)
+    yard.beat(workers[0], running=9, steps=1)
     yard.fleet.sweep(yard.now)
-    assert silent.verdict is HealthState.SILENT
-    assert yard.find("m") is busy
+    assert workers[2].verdict is HealthState.SILENT
+    assert yard.find("m") is workers[0], "the others do not serve, however idle"
 
 
 def test_a_model_nobody_has_named_does_not_exist(yard: Yard) -> None:
@@ -251,21 +194,6 @@ def test_a_model_nobody_has_named_does_not_exist(yard: Yard) -> None:
     assert error.param == "model"
     assert error.retry_after_s is None
     assert error.message == "The model `huge` does not exist here. Available: large, small."
-
-
-def test_before_any_worker_came_no_model_is_ruled_out(yard: Yard) -> None:
-    error = yard.refusal("m")
-    assert error.code is Code.WORKER_UNAVAILABLE
-    assert error.retry_after_s == RETRY_ABSENT_S
-
-
-def test_a_model_whose_worker_is_gone_is_unavailable_and_expected_back(yard: Yard) -> None:
-    yard.serving()
-    yard.fleet.gone("w")
-    error = yard.refusal("m")
-    assert error.code is Code.WORKER_UNAVAILABLE
-    assert error.retry_after_s == RETRY_ABSENT_S
-    assert "`m`" in error.message
 
 
 def test_a_model_that_loads_says_how_far_it_is(yard: Yard) -> None:
@@ -280,58 +208,35 @@ def test_a_model_that_loads_says_how_far_it_is(yard: Yard) -> None:
     assert yard.refusal("m").retry_after_s == RETRY_LOADING_S_DEFAULT - 2
 
 
-def test_a_model_that_loads_again_is_expected_when_it_was_ready_the_last_time(yard: Yard) -> None:
+@pytest.mark.parametrize("outlived", [False, True])
+def test_a_model_that_loads_again_is_expected_when_it_was_ready_the_last_time(
+    outlived: bool, yard: Yard
+) -> None:
     yard.load(yard.hello("w1"), seconds=30)
+    if outlived:  # a worker that was loaded before the gateway started says nothing about loading
+        yard.ready(yard.hello("w1"))
     yard.fleet.gone("w1")
     yard.hello("w2")
-    yard.now += 10
-    assert yard.refusal("m").retry_after_s == pytest.approx(20)
-    yard.now += 15
-    assert yard.refusal("m").retry_after_s == pytest.approx(5)
-    yard.now += 100
-    assert yard.refusal("m").retry_after_s == 1.0
-
-
-def test_a_worker_that_was_ready_when_it_came_says_nothing_about_loading(yard: Yard) -> None:
-    # It outlived the previous gateway, and its model is loaded.
-    yard.load(yard.hello("w1"), seconds=30)
-    yard.ready(yard.hello("w1"))
-    yard.fleet.gone("w1")
-    yard.hello("w2")
-    assert yard.refusal("m").retry_after_s == pytest.approx(30)
-
-
-def test_a_silent_worker_is_not_said_to_be_loading(yard: Yard) -> None:
-    yard.hello()
-    yard.now += SILENT_S + 1
-    yard.fleet.sweep(yard.now)
-    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
+    for passed_s, expected in ((0, 30), (10, 20), (15, 5), (100, 1)):
+        yard.now += passed_s
+        assert yard.refusal("m").retry_after_s == pytest.approx(expected)
 
 
 # --- information about a model -----------------------------------------------------------------------
 
 
-def test_a_model_is_known_from_its_first_hello_on(yard: Yard) -> None:
+def test_a_worker_can_do_nothing_before_it_is_ready(yard: Yard) -> None:
     worker = yard.hello()
     first_seen_at = yard.now
+    assert not worker.serves
+    assert worker.capabilities == Capabilities()
     assert yard.fleet.models["m"].context_length == 0
-    yard.load(worker)
+    capabilities = Capabilities(images=True, thinking=True)
+    message = Ready(incarnation="w", model="m", context_length=8192, running_max=1, capabilities=capabilities)
+    yard.now += 4
+    yard.fleet.ready(worker, message, yard.now)
+    assert worker.serves
+    assert worker.capabilities == capabilities
     yard.serving("w2")
     assert yard.fleet.models["m"].first_seen_at == first_seen_at
     assert yard.fleet.models["m"].context_length == 8192
-
-
-def test_a_worker_can_do_nothing_before_it_is_ready(yard: Yard) -> None:
-    worker = yard.hello()
-    assert not worker.serves
-    assert worker.capabilities == Capabilities()
-    message = Ready(
-        incarnation="w",
-        model="m",
-        context_length=1,
-        running_max=1,
-        capabilities=Capabilities(images=True, thinking=True),
-    )
-    yard.fleet.ready(worker, message, yard.now)
-    assert worker.serves
-    assert worker.capabilities == Capabilities(images=True, thinking=True)

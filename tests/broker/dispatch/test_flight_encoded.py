@@ -29,9 +29,16 @@ def part(sequence: int, *places: int, vectors: bytes | None = None) -> Embedding
     return encoded(sequence, places, packed)
 
 
-def test_parts_come_in_any_order_of_texts() -> None:
+def test_parts_come_in_any_order_of_texts_and_once() -> None:
     _, flight = opened()
+    flight.identity = "one"
+    assert flight.can_continue_on("other")
+    assert flight.encode(part(1, 0), 11.0) is DeltaResult.GAP
+    assert flight.accept_delta(delta("x"), 11.0) is DeltaResult.EXCESS
     assert flight.encode(part(0, 3, 1), 11.0) is DeltaResult.TAKEN
+    assert flight.encode(part(0, 3, 1), 11.0) is DeltaResult.DUPLICATE
+    assert not flight.can_continue_on("other")
+    assert flight.can_continue_on("one")
     assert flight.lacks(finished())
     assert flight.encode(part(1, 0, 2), 12.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
@@ -39,14 +46,6 @@ def test_parts_come_in_any_order_of_texts() -> None:
     assert [type(item) for item in flight.take()] == [EmbeddingChunk, EmbeddingChunk, Finished]
     assert (flight.started_at, flight.progress) == (11.0, 4)
     assert flight.encode(part(2, 0), 13.0) is DeltaResult.OVER
-
-
-def test_a_part_that_came_twice_or_too_early_is_not_taken() -> None:
-    _, flight = opened()
-    assert flight.encode(part(1, 0), 11.0) is DeltaResult.GAP
-    assert flight.encode(part(0, 0), 11.0) is DeltaResult.TAKEN
-    assert flight.encode(part(0, 0), 11.0) is DeltaResult.DUPLICATE
-    assert len(flight.take()) == 1
 
 
 UNSOUND: dict[str, EmbeddingChunk] = {
@@ -70,11 +69,6 @@ def test_invalid_embedding_chunk_is_rejected(message: EmbeddingChunk) -> None:
     assert flight.answered == {3}
 
 
-def test_a_text_that_goes_on_has_no_place_here() -> None:
-    _, flight = opened()
-    assert flight.accept_delta(delta("x"), 11.0) is DeltaResult.EXCESS
-
-
 def test_the_next_leg_is_for_the_texts_that_are_left() -> None:
     flights, flight = opened()
     flight.encode(part(0, 2, 0), 11.0)
@@ -84,15 +78,6 @@ def test_the_next_leg_is_for_the_texts_that_are_left() -> None:
     assert isinstance(request, Embed)
     assert flight.encode(part(0, 1, 3), 14.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
-
-
-def test_only_the_same_model_goes_on_with_what_another_has_begun() -> None:
-    _, flight = opened()
-    flight.identity = "one"
-    assert flight.can_continue_on("other")
-    flight.encode(part(0, 2), 11.0)
-    assert not flight.can_continue_on("other")
-    assert flight.can_continue_on("one")
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, COUNT), max_size=3))))

@@ -77,21 +77,6 @@ def test_percentiles_and_the_windowed_hit_rate_cover_the_last_minute() -> None:
     assert (empty.first_token_p50_s, empty.first_token_p95_s, empty.cache_hit_rate_1m) == (None, None, None)
 
 
-def test_first_tokens_kept_for_percentiles_are_bounded() -> None:
-    line = serving()
-    for _ in range(FIRST_TOKENS_MAX + 1):
-        first_token_after(line, 0.0, cached=0)
-    assert len(line.dispatcher.traffic.first_tokens) == FIRST_TOKENS_MAX
-
-
-def test_requests_that_no_worker_has_wait_too() -> None:
-    line = serving()
-    line.submit(request("a"))
-    line.dispatcher.lost("w")
-    pass_s(line, 1.0)
-    assert line.dispatcher.history.samples[-1].waiting == 1
-
-
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=60))
 def test_no_token_is_lost_or_counted_twice_however_late_one_looks(passed: list[float]) -> None:
     line = serving()
@@ -112,7 +97,14 @@ def test_no_token_is_lost_or_counted_twice_however_late_one_looks(passed: list[f
 def test_the_eldest_go_and_who_knows_some_is_told_the_others() -> None:
     line = serving()
     history = line.dispatcher.history
-    for _ in range(SAMPLES_MAX + 10):
+    for _ in range(FIRST_TOKENS_MAX + 1):
+        first_token_after(line, 0.0, cached=0)
+    assert len(line.dispatcher.traffic.first_tokens) == FIRST_TOKENS_MAX
+    line.submit(request("a"))
+    line.dispatcher.lost("w")
+    pass_s(line, 1.0)
+    assert history.samples[-1].waiting == 1, "a request that no worker has waits too"
+    for _ in range(SAMPLES_MAX + 9):
         pass_s(line, 1.0)
     assert len(history.samples) == SAMPLES_MAX
     assert history.taken == SAMPLES_MAX + 10

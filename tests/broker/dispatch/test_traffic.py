@@ -33,11 +33,29 @@ def line() -> Line:
 
 
 def test_tokens_prompts_and_ends_are_counted_by_model(line: Line) -> None:
+    line.unreachable.add("w")
+    with pytest.raises(RequestError):
+        answered(line, "refused", "x")
+    assert not line.dispatcher.traffic.ends
+    line.unreachable.clear()
     answered(line, "a", "x", "y", "z")
     traffic = line.dispatcher.traffic.models["m"]
     assert (traffic.tokens, traffic.pieces, traffic.steps) == (3, 3, 1)
     assert (traffic.prompts, traffic.hits, traffic.prompt_tokens, traffic.cached_tokens) == (1, 1, 3, 2)
-    assert traffic.ends == {("generate", "stop"): 1}
+    counted, embedded = request("count", tokenizing=TokenizeOptions()), embed(id="embed")
+    with line.dispatcher.submit(line.dispatcher.find("m"), [counted, embedded], ()):
+        pass
+    ends = {("generate", "stop"): 1, ("count", CLIENT_LEFT): 1, ("embed", CLIENT_LEFT): 1}
+    assert traffic.ends == ends
+    line.clock.now += 3600
+    answered(line, "b", "x")
+    assert traffic.inter_token_s.count == 0, "time without requests is no gap between tokens"
+    line.clock.now += 10
+    line.dispatcher.sweep()
+    line.dispatcher.lost("w")
+    told = [event.what for event in line.dispatcher.traffic.worker_events]
+    assert told == ["connected", "ready", "is silent", "connection lost"]
+    assert traffic.losses == {"silent": 1, "dead": 1}
 
 
 def test_the_first_token_is_timed_from_the_request_and_the_others_from_step_to_step(line: Line) -> None:
@@ -52,13 +70,6 @@ def test_the_first_token_is_timed_from_the_request_and_the_others_from_step_to_s
     assert (traffic.first_token_s.count, traffic.first_token_s.sum) == (2, 0.5 + 0.75)
     # The token of b is a first token, so it adds no interval.
     assert (traffic.inter_token_s.count, traffic.inter_token_s.sum) == (1, 0.25)
-
-
-def test_time_without_anybody_is_no_gap_between_tokens(line: Line) -> None:
-    answered(line, "a", "x")
-    line.clock.now += 3600
-    answered(line, "b", "x")
-    assert line.dispatcher.traffic.models["m"].inter_token_s.count == 0
 
 
 def test_a_request_that_flies_on_is_one_with_one_first_token(line: Line) -> None:
@@ -95,35 +106,15 @@ def test_every_way_to_end_has_its_code(line: Line) -> None:
     assert [end.id for end in line.dispatcher.traffic.failures] == ["broken"]
 
 
-def test_refused_request_is_not_counted_as_finished(line: Line) -> None:
-    line.unreachable.add("w")
-    with pytest.raises(RequestError), line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
-        raise AssertionError("no request is in flight")
-    assert not line.dispatcher.traffic.ends
-
-
-def test_finished_requests_are_counted_by_task(line: Line) -> None:
-    counted = request("count", tokenizing=TokenizeOptions())
-    embedded = embed(id="embed")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [counted, embedded], ()):
-        pass
-    assert line.dispatcher.traffic.models["m"].ends == {("count", CLIENT_LEFT): 1, ("embed", CLIENT_LEFT): 1}
-
-
 def test_the_last_ends_are_remembered_and_no_more(line: Line) -> None:
     for number in range(ENDS_MAX + 5):
         answered(line, f"r{number}", "x")
     remembered = [end.id for end in line.dispatcher.traffic.ends]
     assert remembered == [f"r{number}" for number in range(5, ENDS_MAX + 5)]
-
-
-def test_lives_of_workers_are_remembered(line: Line) -> None:
-    line.clock.now += 10
-    line.dispatcher.sweep()
-    line.dispatcher.lost("w")
-    told = [event.what for event in line.dispatcher.traffic.worker_events]
-    assert told == ["connected", "ready", "is silent", "connection lost"]
-    assert line.dispatcher.traffic.models["m"].losses == {"silent": 1, "dead": 1}
+    flight = line.dispatcher.flights.open(request("a"), "m", line.clock.now)
+    for _ in range(PHASES_MAX):
+        flight.enter("paused", line.clock.now)
+    assert len(flight.phases) == PHASES_MAX
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5))))
@@ -158,11 +149,3 @@ def test_the_phases_of_a_request_are_recorded_across_workers() -> None:
         *(("queued", 0.0), ("preparing", 0.0), ("waiting", 1.0), ("prefill", 2.0), ("decode", 3.0)),
         *(("paused", 4.0), ("preparing", 6.0), ("waiting", 7.0), ("prefill", 8.0), ("decode", 9.0)),
     )
-
-
-def test_recorded_phases_are_bounded() -> None:
-    line = Line()
-    flight = line.dispatcher.flights.open(request("a"), "m", line.clock.now)
-    for _ in range(PHASES_MAX):
-        flight.enter("paused", line.clock.now)
-    assert len(flight.phases) == PHASES_MAX
