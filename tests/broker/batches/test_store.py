@@ -189,21 +189,19 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.used == used
 
 
-StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
 TestStore = StoreMachine.TestCase
 
 
 # --- bounds and errors -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_a_torn_record_is_no_result(cut: int) -> None:
+def test_a_torn_record_is_no_result() -> None:
     whole = encode_record(result(7))
     assert decode_record(whole) == result(7)
-    assert decode_record(whole[:-cut]) is None
-    damaged = bytearray(whole)
-    damaged[cut] ^= 1
-    assert decode_record(bytes(damaged)) is None
+    for cut in range(1, len(whole)):
+        assert decode_record(whole[:-cut]) is None
+        assert decode_record(whole[:cut] + bytes([whole[cut] ^ 1]) + whole[cut + 1 :]) is None
 
 
 def test_uploads_leave_room_for_results(tmp_path: Path) -> None:
@@ -240,21 +238,21 @@ def test_a_full_disk_loses_no_result_that_was_stored(tmp_path: Path, monkeypatch
     again.close()
 
 
-def test_only_one_gateway_uses_a_folder(tmp_path: Path) -> None:
+def test_only_one_gateway_uses_a_folder_which_is_its_owners_alone(tmp_path: Path) -> None:
     first, second = BatchStore(tmp_path / "b", 1000), BatchStore(tmp_path / "b", 1000)
     first.open()
     with pytest.raises(StorageError, match="another gateway"):
         second.open()
     first.close()
     second.open()
+    second.batches = dict.fromkeys(map(str, range(BATCHES_MAX)), batch_record("b", "f"))
+    with pytest.raises(StorageFullError):
+        second.put(batch_record("batch_new", "f"))
+    second.batches = {}
     second.close()
-
-
-def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "b"
-    folder.mkdir(mode=0o755)
+    (tmp_path / "b").chmod(0o755)
     with pytest.raises(StorageError, match="0700"):
-        BatchStore(folder, 1000).open()
+        second.open()
 
 
 def test_old_files_and_batches_are_deleted_but_none_in_use(tmp_path: Path) -> None:
@@ -265,14 +263,4 @@ def test_old_files_and_batches_are_deleted_but_none_in_use(tmp_path: Path) -> No
     store.put(records.fail(batch_record("batch_b", "file-b"), [], NOW))
     store.expire(NOW + 2 * 10**6, age_s_max=3600)
     assert (set(store.files), set(store.batches)) == ({"file-a"}, {"batch_a"})
-    store.close()
-
-
-def test_the_number_of_batches_is_bounded(tmp_path: Path) -> None:
-    store = BatchStore(tmp_path, BYTES_MAX)
-    store.open()
-    store.batches = dict.fromkeys(map(str, range(BATCHES_MAX)), batch_record("b", "f"))
-    with pytest.raises(StorageFullError):
-        store.put(batch_record("batch_new", "f"))
-    store.batches = {}
     store.close()

@@ -77,19 +77,17 @@ def test_what_was_committed_is_there_for_the_next_gateway(path: Path) -> None:
     watched = Watched(path)
     watched.start()
     watched.written(Put(NAME, b"head"), Append(NAME, b"1"), Append(NAME, b"2"), Replace(NAME, b"later"))
+    watched.written(Put(("answer", "c"), b""), *(Append(("answer", "c"), b"x") for _ in range(1000)))
+    watched.written(Delete(("answer", "c")))
+    status = watched.journal.status()
+    assert status.operations == 1006
+    assert status.commits < 100, "operations of a moment are written together"
     watched.journal.add(Put(OTHER, b"written when it is closed"))
     watched.journal.close()
     journal = Journal(path, 2**20)
     first, second = journal.entries("answer")
     assert (first.head, first.items, second.head) == (b"later", [b"1", b"2"], b"written when it is closed")
     journal.close()
-
-
-def test_operations_of_a_moment_are_written_together(watched: Watched) -> None:
-    watched.written(Put(NAME, b""), *(Append(NAME, b"x") for _ in range(1000)))
-    status = watched.journal.status()
-    assert status.operations == 1001
-    assert status.commits < 100
 
 
 @pytest.mark.parametrize(
@@ -142,7 +140,7 @@ def test_beyond_the_bound_of_the_queue_an_answer_is_lost_whole_and_nobody_waits(
     assert heads(path) == {"b": b"second"}
 
 
-def test_a_damaged_file_starts_over(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_or_deleted_file_starts_over(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"not a database " * 1000)
     watched = Watched(path)
@@ -150,13 +148,7 @@ def test_a_damaged_file_starts_over(path: Path, caplog: pytest.LogCaptureFixture
     watched.start()
     watched.written(Put(NAME, b"head"))
     assert watched.journal.status().started_over == 1
-    watched.journal.close()
-    assert heads(path) == {"a": b"head"}
     assert "starts over" in caplog.text
-
-
-def test_a_file_that_is_deleted_starts_over(watched: Watched, path: Path) -> None:
-    watched.written(Put(NAME, b"head"))
     file_module.remove(path)
     watched.written(Put(OTHER, b"later"))
     watched.journal.close()

@@ -37,11 +37,8 @@ def test_it_ends_with_the_process_that_wants_it(programs: Path) -> None:
     assert linux is not None
     assert linux[0] == str(programs / "systemd-inhibit")
     assert "--pid=77" in linux
-
-
-def test_a_system_without_such_a_program_has_none(programs: Path) -> None:
-    (programs / "tail").unlink()
-    (programs / "caffeinate").unlink()
+    for name in ("tail", "caffeinate"):
+        (programs / name).unlink()
     assert (program("darwin", 77), program("linux", 77)) == (None, None)
 
 

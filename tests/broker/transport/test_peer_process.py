@@ -17,8 +17,7 @@ import pytest
 from broker.transport.peer_process import kill_peer, peer_pid
 from broker.transport.router import LEFT_ALONE
 from protocol.messages import Hello
-from tests.broker.asgi import run
-from tests.broker.transport.test_router import LinkEvents, listening
+from tests.broker.transport.test_router import LinkEvents, listening, on_loop
 from tests.ports import free_port
 
 WAIT_S = 20.0
@@ -69,64 +68,48 @@ async def met(touch: LinkEvents) -> Hello:
     return news[1]
 
 
-def test_peer_naming_another_pid_gets_neither_process_killed(endpoint: str, start: Start) -> None:
-    async def talk() -> None:
-        victim = start(IDLE)
-        async with listening(endpoint) as (link, touch):
-            liar = start(PEER, endpoint, "liar", victim.pid)
-            assert (await met(touch)).pid == victim.pid
-            assert link.end("liar", victim.pid) == LEFT_ALONE
-            for process in (victim, liar):
-                with pytest.raises(subprocess.TimeoutExpired):
-                    process.wait(0.2)
-
-    run(talk())
-
-
-def test_peer_naming_its_own_pid_is_killed(endpoint: str, start: Start) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (link, touch):
-            honest, other = start(PEER, endpoint, "honest", 0), start(PEER, endpoint, "other", 0)
-            assert {(await met(touch)).pid, (await met(touch)).pid} == {honest.pid, other.pid}
-            assert link.end("other", honest.pid) == LEFT_ALONE
-            honest.send_signal(signal.SIGSTOP)  # simulates a hang
-            assert link.end("honest", honest.pid) == "killed"
-            assert await asyncio.to_thread(honest.wait, WAIT_S) == -signal.SIGKILL
-            assert await touch.next() == "honest"
-            assert other.poll() is None
-
-    run(talk())
+@on_loop
+async def test_peer_naming_another_pid_gets_no_process_killed(endpoint: str, start: Start) -> None:
+    victim = start(IDLE)
+    async with listening(endpoint) as (link, touch):
+        liar = start(PEER, endpoint, "liar", victim.pid)
+        assert (await met(touch)).pid == victim.pid
+        assert link.end("liar", victim.pid) == LEFT_ALONE
+        for process in (victim, liar):
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        liar.kill()
+        assert await touch.next() == "liar"
+        assert link.end("liar", victim.pid) == LEFT_ALONE
+        assert link.end("nobody", victim.pid) == LEFT_ALONE
+        assert victim.poll() is None
 
 
-def test_disconnected_peer_gets_no_process_killed(endpoint: str, start: Start) -> None:
-    async def talk() -> None:
-        victim = start(IDLE)
-        async with listening(endpoint) as (link, touch):
-            liar = start(PEER, endpoint, "liar", victim.pid)
-            await met(touch)
-            liar.kill()
-            assert await touch.next() == "liar"
-            assert link.end("liar", victim.pid) == LEFT_ALONE
-            assert link.end("nobody", victim.pid) == LEFT_ALONE
-            assert victim.poll() is None
-
-    run(talk())
+@on_loop
+async def test_peer_naming_its_own_pid_is_killed(endpoint: str, start: Start) -> None:
+    async with listening(endpoint) as (link, touch):
+        honest, other = start(PEER, endpoint, "honest", 0), start(PEER, endpoint, "other", 0)
+        assert {(await met(touch)).pid, (await met(touch)).pid} == {honest.pid, other.pid}
+        assert link.end("other", honest.pid) == LEFT_ALONE
+        honest.send_signal(signal.SIGSTOP)  # simulates a hang
+        assert link.end("honest", honest.pid) == "killed"
+        assert await asyncio.to_thread(honest.wait, WAIT_S) == -signal.SIGKILL
+        assert await touch.next() == "honest"
+        assert other.poll() is None
 
 
-def test_hung_tcp_peer_is_disconnected_and_not_killed(start: Start) -> None:
-    async def talk() -> None:
-        endpoint = f"tcp://127.0.0.1:{free_port()}"
-        async with listening(endpoint) as (link, touch):
-            hung, other = start(PEER, endpoint, "hung", 0), start(PEER, endpoint, "other", 0)
-            assert {(await met(touch)).pid, (await met(touch)).pid} == {hung.pid, other.pid}
-            hung.send_signal(signal.SIGSTOP)
-            assert link.end("hung", hung.pid) == "disconnected"
-            assert await touch.next() == "hung", "the hung peer is not the one that was lost"
-            assert hung.poll() is None
-            assert other.poll() is None
-            assert touch.silent
-
-    run(talk())
+@on_loop
+async def test_hung_tcp_peer_is_disconnected_and_not_killed(start: Start) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    async with listening(endpoint) as (link, touch):
+        hung, other = start(PEER, endpoint, "hung", 0), start(PEER, endpoint, "other", 0)
+        assert {(await met(touch)).pid, (await met(touch)).pid} == {hung.pid, other.pid}
+        hung.send_signal(signal.SIGSTOP)
+        assert link.end("hung", hung.pid) == "disconnected"
+        assert await touch.next() == "hung", "the hung peer is not the one that was lost"
+        assert hung.poll() is None
+        assert other.poll() is None
+        assert touch.silent
 
 
 def test_the_other_end_of_a_unix_socket_has_a_process_and_of_others_none() -> None:
@@ -143,19 +126,15 @@ def test_the_other_end_of_a_unix_socket_has_a_process_and_of_others_none() -> No
 
 
 def test_a_gateway_does_not_kill_itself_nor_a_group_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(pid))
-    one, other = socket.socketpair()
-    with one, other:
-        assert not kill_peer([one.fileno()], os.getpid())
-        for pid in (1, 0, -1):
-            monkeypatch.setattr("broker.transport.peer_process.peer_pid", lambda descriptor, pid=pid: pid)
-            assert not kill_peer([one.fileno()], pid)
-    assert killed == []
-
-
-def test_a_process_that_is_gone_already_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(WAIT_S)
+    killed: list[int] = []
+    kill = os.kill
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append(pid))
+    for pid in (os.getpid(), 1, 0, -1):
+        monkeypatch.setattr("broker.transport.peer_process.peer_pid", lambda descriptor, pid=pid: pid)
+        assert not kill_peer([0], pid)
+    assert killed == []
+    monkeypatch.setattr("os.kill", kill)
     monkeypatch.setattr("broker.transport.peer_process.peer_pid", lambda descriptor: gone.pid)
-    assert not kill_peer([0], gone.pid)
+    assert not kill_peer([0], gone.pid), "a process that is gone already is no error"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, ParamSpec
 
 import pytest
 import zmq
@@ -19,7 +21,9 @@ from protocol.messages import Goodbye, Hello, StepOutputs, ToGateway, Welcome
 from protocol.types import Delta
 from tests.broker.asgi import run
 
-BURST = 3000
+BURST = 1000
+
+P = ParamSpec("P")
 
 Socket = zmq.Socket[bytes]
 
@@ -101,6 +105,16 @@ async def listening(endpoint: str) -> AsyncIterator[tuple[RouterLink, LinkEvents
         link.close()
 
 
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run the test in an event loop."""
+
+    @functools.wraps(test)
+    def in_loop(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return in_loop
+
+
 def hello(name: str) -> Hello:
     return Hello(incarnation=name, version=1, model="m", pid=1)
 
@@ -117,263 +131,192 @@ async def say(worker: Socket, *messages: Hello | Goodbye | StepOutputs) -> None:
     await asyncio.to_thread(send)
 
 
-def test_a_burst_is_heard_whole_and_in_order(endpoint: str, workers: Workers) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (_, touch):
-            await say(workers.connect("w"), *(goodbye("w", number) for number in range(BURST)))
-            for number in range(BURST):
-                assert await touch.next() == ("w", goodbye("w", number))
+@on_loop
+async def test_bursts_are_heard_whole_and_in_order_both_ways(endpoint: str, workers: Workers) -> None:
+    RouterLink(endpoint, None).close()  # it was never started
 
-    run(talk())
+    async with listening(endpoint) as (link, touch):
+        worker = workers.connect("w")
+        await say(worker, *(goodbye("w", number) for number in range(BURST)))
+        for number in range(BURST):
+            assert await touch.next() == ("w", goodbye("w", number))
+            assert link.send("w", Welcome(incarnation="g", version=number))
+        for number in range(BURST):
+            frames = await asyncio.to_thread(worker.recv_multipart)
+            assert wire.decode_to_worker(frames)[0] == Welcome(incarnation="g", version=number)
+        assert not link.send("nobody", Welcome(incarnation="g", version=1))
+        assert link.errors.total() == 1
 
 
-def test_others_get_their_turn_before_more_is_heard_than_is_read_at_once(
+@on_loop
+async def test_others_get_their_turn_before_more_is_heard_than_is_read_at_once(
     endpoint: str, workers: Workers
 ) -> None:
     """This holds also if each message is answered, which schedules another read of the socket."""
 
-    async def talk() -> None:
-        touch: Counter[int] = Counter()
-        turn = 0
+    touch: Counter[int] = Counter()
+    turn = 0
 
-        def on_message(sender: str, message: ToGateway) -> int:
-            touch[turn] += 1
-            link.send(sender, Welcome(incarnation="g", version=1))
-            return 0
+    def on_message(sender: str, message: ToGateway) -> int:
+        touch[turn] += 1
+        link.send(sender, Welcome(incarnation="g", version=1))
+        return 0
 
-        link = RouterLink(endpoint, None)
-        link.start(on_message, lambda peer: None, lambda peer, why: None)
-        try:
-            worker = workers.connect("w")
-            for _ in range(AT_ONCE * 6):  # sent from this thread, so nothing is received meanwhile
-                worker.send_multipart(wire.encode(hello("w")))
-            while touch.total() < AT_ONCE * 6:
-                await asyncio.sleep(0)
-                turn += 1
-        finally:
-            link.close()
-        assert max(touch.values()) <= AT_ONCE
-
-    run(talk())
+    link = RouterLink(endpoint, None)
+    link.start(on_message, lambda peer: None, lambda peer, why: None)
+    try:
+        worker = workers.connect("w")
+        for _ in range(AT_ONCE * 6):  # sent from this thread, so nothing is received meanwhile
+            worker.send_multipart(wire.encode(hello("w")))
+        while touch.total() < AT_ONCE * 6:
+            await asyncio.sleep(0)
+            turn += 1
+    finally:
+        link.close()
+    assert max(touch.values()) <= AT_ONCE
 
 
-def test_messages_arrive_in_order(endpoint: str, workers: Workers) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (link, touch):
-            worker = workers.connect("w")
-            await say(worker, hello("w"))
-            await touch.next()
-            for version in range(1000):
-                assert link.send("w", Welcome(incarnation="g", version=version))
-            for version in range(1000):
-                frames = await asyncio.to_thread(worker.recv_multipart)
-                assert wire.decode_to_worker(frames)[0] == Welcome(incarnation="g", version=version)
-
-    run(talk())
-
-
-def test_a_message_to_nobody_is_not_sent(endpoint: str) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (link, _):
-            assert not link.send("nobody", Welcome(incarnation="g", version=1))
-            assert link.errors.total() == 1
-
-    run(talk())
+@on_loop
+async def test_garbage_is_counted_and_what_follows_is_heard(endpoint: str, workers: Workers) -> None:
+    async with listening(endpoint) as (link, touch):
+        worker = workers.connect("w")
+        for garbage in ([b""], [b"\xc1"], [b"\xff" * 100, b"media"], [b"\x91" * 5000], [b""] * 100):
+            await asyncio.to_thread(worker.send_multipart, garbage)
+        stranger = workers.connect("placeholder")
+        stranger.setsockopt(zmq.IDENTITY, b"\xff\xfe")  # a name that is no text
+        stranger.connect(endpoint)
+        await say(worker, hello("w"))
+        assert await touch.next() == ("w", hello("w"))
+        assert link.errors["decode"] == 5
 
 
-def test_garbage_is_counted_and_what_follows_is_heard(endpoint: str, workers: Workers) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (link, touch):
-            worker = workers.connect("w")
-            for garbage in ([b""], [b"\xc1"], [b"\xff" * 100, b"media"], [b"\x91" * 5000], [b""] * 100):
-                await asyncio.to_thread(worker.send_multipart, garbage)
-            await say(worker, hello("w"))
-            assert await touch.next() == ("w", hello("w"))
-            assert link.errors["decode"] == 5
-
-    run(talk())
-
-
-def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_heard(
+@on_loop
+async def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_heard(
     endpoint: str, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def talk() -> None:
-        link, touch = RouterLink(endpoint, None), LinkEvents()
+    link, touch = RouterLink(endpoint, None), LinkEvents()
 
-        def on_message(sender: str, message: ToGateway) -> int:
-            if isinstance(message, Goodbye):
-                raise KeyError("a mistake of ours")
-            return touch.on_message(sender, message)
+    def on_message(sender: str, message: ToGateway) -> int:
+        if isinstance(message, Goodbye):
+            raise KeyError("a mistake of ours")
+        return touch.on_message(sender, message)
 
-        link.start(on_message, touch.lost, touch.turn_away)
-        try:
-            await say(workers.connect("w"), goodbye("w"), goodbye("w"), hello("w"))
-            assert await touch.next() == ("w", hello("w"))
-        finally:
-            link.close()
-        assert link.errors == {"handle": 2}
-        assert "failed to handle a Goodbye from w" in caplog.text
-
-    run(talk())
+    link.start(on_message, touch.lost, touch.turn_away)
+    try:
+        await say(workers.connect("w"), goodbye("w"), goodbye("w"), hello("w"))
+        assert await touch.next() == ("w", hello("w"))
+    finally:
+        link.close()
+    assert link.errors == {"handle": 2}
+    assert "failed to handle a Goodbye from w" in caplog.text
 
 
-def test_a_peer_whose_name_is_no_text_is_heard_under_another(endpoint: str, workers: Workers) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (_, touch):
-            stranger = workers.connect("placeholder")
-            stranger.setsockopt(zmq.IDENTITY, b"\xff\xfe")
-            stranger.connect(endpoint)
-            await say(workers.connect("w"), hello("w"))
-            assert await touch.next() == ("w", hello("w"))
-
-    run(talk())
-
-
-def test_last_words_are_heard_before_the_loss_which_is_told_once(endpoint: str, workers: Workers) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (_, touch):
-            for name in ("w1", "w2", "w3"):
-                worker = workers.connect(name)
-                await say(worker, *(goodbye(name, number) for number in range(500)))
-                workers.die(worker)
-                for number in range(500):
-                    assert await touch.next() == (name, goodbye(name, number))
-                assert await touch.next() == name
-            assert touch.silent
-
-    run(talk())
+@on_loop
+async def test_last_words_are_heard_before_a_loss_which_is_told_once(endpoint: str, workers: Workers) -> None:
+    async with listening(endpoint) as (link, touch):
+        for _ in range(3):  # under one name
+            worker = workers.connect("w")
+            await say(worker, *(goodbye("w", number) for number in range(500)))
+            for number in range(500):
+                assert await touch.next() == ("w", goodbye("w", number))
+            assert link.send("w", Welcome(incarnation="g", version=1))
+            await asyncio.to_thread(worker.recv_multipart)
+            await say(worker, goodbye("w", 500))
+            workers.die(worker)
+            assert await touch.next() == ("w", goodbye("w", 500))
+            assert await touch.next() == "w"
+        assert touch.silent
 
 
-def test_a_worker_that_came_and_died_while_the_loop_was_busy_is_lost_too(
+@on_loop
+async def test_a_worker_that_came_and_died_while_the_loop_was_busy_is_lost_too(
     endpoint: str, workers: Workers
 ) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (link, touch):
-            worker = workers.connect("w")
-            worker.send_multipart(wire.encode(hello("w")))
-            workers.die(worker)
-            # Nothing was awaited yet: the link finds the first message and the closed connection together.
-            assert link._monitor.poll(20_000)
-            assert await touch.next() == ("w", hello("w"))
-            assert await touch.next() == "w"
-
-    run(talk())
+    async with listening(endpoint) as (link, touch):
+        worker = workers.connect("w")
+        worker.send_multipart(wire.encode(hello("w")))
+        workers.die(worker)
+        # Nothing was awaited yet: the link finds the first message and the closed connection together.
+        assert link._monitor.poll(20_000)
+        assert await touch.next() == ("w", hello("w"))
+        assert await touch.next() == "w"
 
 
-def test_a_worker_that_was_never_heard_is_not_lost(endpoint: str, workers: Workers) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (_, touch):
-            quiet, other = workers.connect("quiet"), workers.connect("w")
-            assert await asyncio.to_thread(quiet.poll, 20_000, zmq.POLLOUT)
-            workers.die(quiet)
-            await say(other, hello("w"))
-            assert await touch.next() == ("w", hello("w"))
-            workers.die(other)
-            assert await touch.next() == "w"
-
-    run(talk())
+@on_loop
+async def test_a_worker_that_was_never_heard_is_not_lost(endpoint: str, workers: Workers) -> None:
+    async with listening(endpoint) as (_, touch):
+        quiet, other = workers.connect("quiet"), workers.connect("w")
+        assert await asyncio.to_thread(quiet.poll, 20_000, zmq.POLLOUT)
+        workers.die(quiet)
+        await say(other, hello("w"))
+        assert await touch.next() == ("w", hello("w"))
+        workers.die(other)
+        assert await touch.next() == "w"
 
 
-def test_a_worker_that_loses_two_connections_at_once_is_lost_once(
+@on_loop
+async def test_a_worker_that_loses_two_connections_at_once_is_lost_once(
     endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (link, touch):
-            await say(workers.connect("w"), hello("w"))
-            assert await touch.next() == ("w", hello("w"))
-            for broken in ([(-1, "w"), *link._peer_by_fd.items()], [(-2, "w")]):  # the last one comes late
-                link._peer_by_fd.clear()
-                monkeypatch.setattr(link, "_broken", lambda broken=broken: broken)
-                link._read()
-            monkeypatch.undo()
-            assert await touch.next() == "w"
-            assert touch.silent
-
-    run(talk())
-
-
-def test_a_worker_that_comes_back_under_its_name_is_heard_again(endpoint: str, workers: Workers) -> None:
-    async def talk() -> None:
-        async with listening(endpoint) as (link, touch):
-            for _ in range(5):
-                worker = workers.connect("w")
-                await say(worker, hello("w"))
-                # The loss of the previous connection may be reported first, but never after the new Hello.
-                news = await touch.next()
-                assert (await touch.next() if news == "w" else news) == ("w", hello("w"))
-                assert link.send("w", Welcome(incarnation="g", version=1))
-                await asyncio.to_thread(worker.recv_multipart)
-                workers.die(worker)
-
-    run(talk())
-
-
-def test_a_link_that_was_never_started_closes(endpoint: str) -> None:
-    RouterLink(endpoint, None).close()
+    async with listening(endpoint) as (link, touch):
+        await say(workers.connect("w"), hello("w"))
+        assert await touch.next() == ("w", hello("w"))
+        for broken in ([(-1, "w"), *link._peer_by_fd.items()], [(-2, "w")]):  # the last one comes late
+            link._peer_by_fd.clear()
+            monkeypatch.setattr(link, "_broken", lambda broken=broken: broken)
+            link._read()
+        monkeypatch.undo()
+        assert await touch.next() == "w"
+        assert touch.silent
 
 
 # --- floods ------------------------------------------------------------------------------------------
 
 
-def test_flooding_peer_is_refused_and_other_peers_are_still_served(
+@on_loop
+async def test_flooding_peer_is_refused_and_other_peers_are_still_served(
     endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_MAX", 500)
     monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_PER_S", 0)
 
-    async def talk() -> None:
-        async with listening(endpoint) as (link, touch):
-            flood, other = workers.connect("flood"), workers.connect("w")
-            await say(flood, *(goodbye("flood", number) for number in range(600)))
-            for number in range(501):
-                assert await touch.next() == ("flood", goodbye("flood", number))
-            assert await touch.next() == f"flood: {FLOODING}"
-            await say(other, hello("w"))
-            assert await touch.next() == ("w", hello("w"))
-            assert link.send("flood", Welcome(incarnation="g", version=1))  # the peer can still be notified
-            # A peer that reconnects is refused and notified again.
-            workers.die(flood)
-            assert await touch.next() == "flood"
-            await say(workers.connect("flood"), hello("flood"))
-            assert await touch.next() == f"flood: {FLOODING}"
-            await say(other, goodbye("w"))
-            assert await touch.next() == ("w", goodbye("w"))
-            assert link.errors["flood"] == 100 + 1  # including the message that exceeded the limit
-
-    run(talk())
-
-
-def test_peer_that_continues_flooding_is_disconnected(
-    endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_MAX", 500)
-    monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_PER_S", 0)  # independent of the reading speed
-
-    async def talk() -> None:
-        async with listening(endpoint) as (_, touch):
-            flood = workers.connect("flood")
-            await say(flood, *(goodbye("flood", number) for number in range(4000)))
-            while await touch.next() != f"flood: {FLOODING}":
-                pass
-            # Its remaining messages come on a new connection, perhaps before the first is reported lost.
-            while await touch.next() not in ("flood", f"flood: {FLOODING}"):
-                pass
-
-    run(talk())
+    async with listening(endpoint) as (link, touch):
+        flood, other = workers.connect("flood"), workers.connect("w")
+        await say(flood, *(goodbye("flood", number) for number in range(600)))
+        for number in range(501):
+            assert await touch.next() == ("flood", goodbye("flood", number))
+        assert await touch.next() == f"flood: {FLOODING}"
+        await say(other, hello("w"))
+        assert await touch.next() == ("w", hello("w"))
+        assert link.send("flood", Welcome(incarnation="g", version=1))  # the peer can still be notified
+        # A peer that reconnects is refused and notified again.
+        workers.die(flood)
+        assert await touch.next() == "flood"
+        await say(workers.connect("flood"), hello("flood"))
+        assert await touch.next() == f"flood: {FLOODING}"
+        await say(other, goodbye("w"))
+        assert await touch.next() == ("w", goodbye("w"))
+        assert link.errors["flood"] == 100 + 1  # including the message that exceeded the limit
+        # A peer that continues is disconnected. Its remaining messages come on a new connection, perhaps
+        # before the first is reported lost.
+        again = workers.connect("again")
+        await say(again, *(goodbye("again", number) for number in range(4000)))
+        while await touch.next() != f"again: {FLOODING}":
+            pass
+        while await touch.next() not in ("again", f"again: {FLOODING}"):
+            pass
 
 
-def test_a_worker_as_fast_as_can_be_is_no_flood_as_long_as_it_is_of_use(
+@on_loop
+async def test_a_worker_as_fast_as_can_be_is_no_flood_as_long_as_it_is_of_use(
     endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_MAX", 10)
     monkeypatch.setattr(flood_guard, "USELESS_MESSAGES_PER_S", 0)
 
-    async def talk() -> None:
-        async with listening(endpoint) as (_, touch):
-            deltas = [Delta(id=f"r{row}", sequence=0, tokens=[7], text="word ") for row in range(64)]
-            step = StepOutputs(incarnation="w", deltas=deltas)
-            await say(workers.connect("w"), *[step] * BURST)
-            for _ in range(BURST):
-                assert await touch.next() == ("w", step)
-
-    run(talk())
+    async with listening(endpoint) as (_, touch):
+        deltas = [Delta(id=f"r{row}", sequence=0, tokens=[7], text="word ") for row in range(64)]
+        step = StepOutputs(incarnation="w", deltas=deltas)
+        await say(workers.connect("w"), *[step] * BURST)
+        for _ in range(BURST):
+            assert await touch.next() == ("w", step)
