@@ -315,7 +315,7 @@ class Gateway:
     def gateway_goes(self, dice: int) -> None:
         if dice == 0:
             self.dispatcher.stop()
-        elif dice == 1 and self.dispatcher.stopping:
+        elif dice < 5 and self.dispatcher.stopping:
             self.dispatcher.fail_all()
             assert all(client.flight.terminal is not None for client in self.clients)
 
@@ -426,7 +426,7 @@ ACTIONS: dict[Action, int] = {
     lambda g, n: g.time_passes_while_workers_beat([2, 2, 2, int(STALL_S) + 2][n() % 4]): 3,
     lambda g, n: len(g.orders) < 3 and g.operator_clears(["m1", "m2", None][n() % 3]): 3,
     lambda g, n: g.orders and g.operator_has_waited(n()): 2,
-    lambda g, n: g.gateway_goes(n() % 15): 2,
+    lambda g, n: g.gateway_goes(n() % 30): 4,
 }
 
 
