@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from protocol import wire
-from protocol.messages import Accepted, Cancel, Generate, Goodbye, Heartbeat, Hello, Message, StepOutputs
+from protocol.messages import Accepted, Cancel, Generate, Heartbeat, Hello, Message, StepOutputs
 from protocol.types import Media, RequestStatus, Sampling
 from tests.factories import request
 from tests.protocol.samples import (
@@ -195,53 +195,43 @@ def test_nesting_deeper_than_the_stack_is_a_wire_error(opening: bytes, field: st
         wire.decode_to_worker([body[:-1] + opening * 1_000_000 + b"\x00"])
 
 
-def test_a_message_for_the_other_side_is_refused() -> None:
+# --- messages that cannot be encoded -----------------------------------------------------------------
+
+
+def test_what_cannot_be_encoded_or_is_for_the_other_side_is_a_wire_error() -> None:
+    for broken in (request(prompt="\ud800"), request(sampling=Sampling(seed=2**64))):
+        with pytest.raises(wire.WireError):
+            wire.encode(broken)
     for sample in LEAST:
         other = "to_gateway" if direction_of(sample) == "to_worker" else "to_worker"
         with pytest.raises(wire.WireError):
             DECODERS[other](wire.encode(sample))
-
-
-# --- messages that cannot be encoded -----------------------------------------------------------------
-
-
-def test_value_msgpack_cannot_encode_is_a_wire_error_before_sending() -> None:
-    with pytest.raises(wire.WireError):
-        wire.encode(request(prompt="\ud800"))
-    with pytest.raises(wire.WireError):
-        wire.encode(request(sampling=Sampling(seed=2**64)))
+    with pytest.raises(wire.WireError, match="no frames"):
+        wire.decode_to_gateway([])
+    with pytest.raises(wire.WireError, match="media frames"):
+        wire.decode_to_gateway([*wire.encode(StepOutputs(incarnation=WORKER, deltas=[])), IMAGE])
 
 
 # --- sizes -------------------------------------------------------------------------------------------
 
 
-def test_no_frames_at_all_are_a_wire_error() -> None:
-    with pytest.raises(wire.WireError, match="no frames"):
-        wire.decode_to_gateway([])
-
-
-def test_a_message_over_the_limit_is_refused_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = Goodbye(incarnation=WORKER, reason="x" * 200)
-    frames = wire.encode(message)
-    monkeypatch.setattr(wire, "MESSAGE_BYTES_MAX", len(frames[0]))
-    assert wire.decode_to_gateway(wire.encode(message))[0] == message
-    monkeypatch.setattr(wire, "MESSAGE_BYTES_MAX", len(frames[0]) - 1)
-    with pytest.raises(wire.WireError, match="bytes"):
-        wire.encode(message)
-    with pytest.raises(wire.WireError, match="bytes"):
-        wire.decode_to_gateway(frames)
-
-
-def test_a_media_frame_over_the_limit_is_refused_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_or_a_media_frame_over_the_limit_is_refused_at_both_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     message, media = with_images(1), [IMAGE]
     frames = wire.encode(message, media)
-    monkeypatch.setattr(wire, "MEDIA_BYTES_MAX", len(IMAGE))
-    assert wire.decode_to_worker(wire.encode(message, media)) == (message, media)
-    monkeypatch.setattr(wire, "MEDIA_BYTES_MAX", len(IMAGE) - 1)
-    with pytest.raises(wire.WireError, match="media frame"):
-        wire.encode(message, media)
-    with pytest.raises(wire.WireError, match="media frame"):
-        wire.decode_to_worker(frames)
+    for limit, size, said in (
+        ("MESSAGE_BYTES_MAX", len(frames[0]), "bytes"),
+        ("MEDIA_BYTES_MAX", len(IMAGE), "media frame"),
+    ):
+        monkeypatch.setattr(wire, limit, size)
+        assert wire.decode_to_worker(wire.encode(message, media)) == (message, media)
+        monkeypatch.setattr(wire, limit, size - 1)
+        with pytest.raises(wire.WireError, match=said):
+            wire.encode(message, media)
+        with pytest.raises(wire.WireError, match=said):
+            wire.decode_to_worker(frames)
+        monkeypatch.undo()
 
 
 def test_more_media_frames_than_allowed_are_refused_at_both_ends() -> None:
@@ -304,11 +294,6 @@ def test_media_frames_must_be_those_the_message_refers_to(message: Message, coun
         wire.decode_to_worker([pack(msgspec.to_builtins(message)), *media])
     with pytest.raises(wire.WireError, match="media frames"):
         wire.encode(message, media)
-
-
-def test_media_behind_a_message_to_the_gateway_are_refused() -> None:
-    with pytest.raises(wire.WireError, match="media frames"):
-        wire.decode_to_gateway([*wire.encode(StepOutputs(incarnation=WORKER, deltas=[])), IMAGE])
 
 
 def test_media_bytes_are_passed_on_untouched_and_uncopied_into_the_message() -> None:

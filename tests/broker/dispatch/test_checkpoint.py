@@ -214,29 +214,20 @@ def test_crashes_count_across_gateways() -> None:
     assert code_of(copy) == Code.WORKER_CRASHED
 
 
-def test_crashes_are_forgotten_after_their_time_whatever_restarted_since() -> None:
-    line = Line()
-    flight = begun(line)
-    line.dispatcher.lost("w1")
-    checkpoint = line.dispatcher.checkpoint(flight)
-    assert len(checkpoint.crashes) == 1
-    attribution = Line().dispatcher.failover.crash_attribution
-    [again] = restore(Line(), checkpoint, elapsed_s=REMEMBERED_S + 1)
-    assert attribution.retry_class(again) is RetryClass.CLEAR
-    assert not again.suspect
-
-
-def test_a_crash_with_candidates_that_are_not_restored_blames_nobody_alone() -> None:
+def test_a_crash_with_candidates_that_are_not_restored_blames_nobody_alone_and_is_forgotten() -> None:
     line = Line()
     line.serving("w0", rows=8)
     flight, _other = line.submit(request("a", prompt="a")), line.submit(request("b", prompt="b"))
     line.dispatcher.lost("w0")
     [record] = line.dispatcher.checkpoint(flight).crashes
     assert record.others == 1
-    after = Line()
     records = [replace(record, worker=f"w{number}") for number in range(CRASHES_MAX)]
-    [again] = restore(after, replace(line.dispatcher.checkpoint(flight), crashes=records))
-    assert after.dispatcher.failover.crash_attribution.retry_class(again) is RetryClass.ISOLATE
+    checkpoint = replace(line.dispatcher.checkpoint(flight), crashes=records)
+    for elapsed_s, expected in ((3.0, RetryClass.ISOLATE), (REMEMBERED_S + 1, RetryClass.CLEAR)):
+        after = Line()
+        [again] = restore(after, checkpoint, elapsed_s=elapsed_s)
+        assert after.dispatcher.failover.crash_attribution.retry_class(again) is expected
+    assert not again.suspect
 
 
 # --- adoption ---------------------------------------------------------------------------------------------
@@ -259,6 +250,12 @@ def test_a_row_is_adopted_where_the_checkpoint_ends() -> None:
     after.say("w1", events("w1", "a", " aboard", "!", first=2), finished("w1", "a", 4))
     assert "".join(item.text for item in flight.take() if isinstance(item, Delta)) == " aboard!"
     assert isinstance(flight.terminal, Finished)
+    # One that cannot send its acceptance again is adopted only if the gateway has that.
+    checkpoint = Checkpoint(request=request("a"), model="m", attempt=AttemptRecord(id="a", worker="w1"))
+    for accepted_before in (False, True):
+        after = Line(incarnation=NEXT)
+        restore(after, replace(checkpoint, accepted=accepted_before))
+        assert bool(greet(after, "w1", OrphanedRow(id="a", deltas=3, first=0))) is accepted_before
 
 
 @pytest.mark.parametrize(
@@ -283,15 +280,6 @@ def test_a_row_that_cannot_send_what_is_missing_is_resumed_by_its_tokens(row: Or
     assert isinstance(sent, Generate)
     assert sent.id == "a~2.next-gat"
     assert sent.resume == [0, 1]
-
-
-def test_a_row_without_its_beginning_is_adopted_only_if_the_gateway_has_that() -> None:
-    row = OrphanedRow(id="a", deltas=3, first=0)
-    checkpoint = Checkpoint(request=request("a"), model="m", attempt=AttemptRecord(id="a", worker="w1"))
-    for accepted_before in (False, True):
-        line = Line(incarnation=NEXT)
-        restore(line, replace(checkpoint, accepted=accepted_before))
-        assert bool(greet(line, "w1", row)) is accepted_before
 
 
 def test_a_reply_that_cannot_be_sent_adopts_nothing() -> None:

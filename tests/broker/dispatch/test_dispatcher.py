@@ -59,16 +59,13 @@ def refusal(line: Line, worker: Worker, *ids: str) -> RequestError:
 # --- workers come and go -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
-def test_a_worker_of_another_version_is_turned_away_and_told_why(version: int, line: Line) -> None:
-    line.hello("w", version=version)
-    [rejected] = line.sent_to("w")
-    assert isinstance(rejected, Rejected)
-    assert str(version) in rejected.reason
-    assert list(line.dispatcher.fleet) == []
-
-
-def test_workers_may_name_so_many_models_and_no_more(line: Line) -> None:
+def test_a_worker_of_another_version_or_one_model_too_many_is_turned_away_and_told_why(line: Line) -> None:
+    for version in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
+        line.hello("w", version=version)
+        [rejected] = line.sent_to("w")
+        assert isinstance(rejected, Rejected)
+        assert str(version) in rejected.reason
+        assert list(line.dispatcher.fleet) == []
     for number in range(MODELS_MAX):
         line.hello(f"w{number}", model=f"m{number}")
     line.hello("one-more", model="another")
@@ -77,15 +74,6 @@ def test_workers_may_name_so_many_models_and_no_more(line: Line) -> None:
     assert len(line.dispatcher.fleet.models) == MODELS_MAX
     line.hello("a-second", model="m0")
     assert line.sent_to("a-second") == [welcome()]
-
-
-def test_a_worker_nobody_knows_is_asked_who_it_is_and_not_heard(line: Line) -> None:
-    line.serving("w1")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.say("stranger", events("stranger", "a", "no"), finished("stranger", "a"))
-        assert flight.take() == []
-    assert line.sent_to("stranger") == [welcome(), welcome()]
-    assert line.dispatcher.dropped["unknown_sender"] == 2
 
 
 def test_messages_about_a_flight_from_another_worker_are_dropped(line: Line) -> None:
@@ -99,8 +87,12 @@ def test_messages_about_a_flight_from_another_worker_are_dropped(line: Line) -> 
         line.say("w2", reused("w2", "a"))
         # Signed with another name than their connection's.
         line.say("w2", events("w1", "a", "no"), finished("w1", "a"))
+        line.say("stranger", events("stranger", "a", "no"), finished("stranger", "a"))
         assert flight.take() == []
-    assert line.dispatcher.dropped == {"no_flight": 5, "forged": 2}
+    assert line.sent_to("stranger") == [welcome(), welcome()], "it is asked who it is"
+    assert line.sent_to("w1")[-1] == cancel("a"), "its client left"
+    line.say("w1", events("w1", "a", "late"), finished("w1", "a"))
+    assert line.dispatcher.dropped == {"no_flight": 7, "forged": 2, "unknown_sender": 2}
 
 
 @pytest.mark.parametrize("max_tokens", [None, 5000])
@@ -159,6 +151,14 @@ def test_choices_board_together_or_not_at_all(line: Line) -> None:
         assert line.sent_to("w") == []
         with line.dispatcher.submit(worker, [request(id) for id in "hi"], ()) as flights:
             assert [flight.id for flight in flights] == ["h", "i"]
+    line.sent.clear()
+    line.unsendable.add("b")
+    assert refusal(line, worker, *"abc").code is Code.INVALID_REQUEST
+    assert cancel("a") in line.sent_to("w")
+    line.unreachable.add("w")
+    refused = refusal(line, worker, "a")
+    assert refused.code is Code.WORKER_UNAVAILABLE
+    assert refused.retry_after_s is not None
 
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
@@ -182,32 +182,7 @@ def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(
     assert len(line.dispatcher.flights) == 0
 
 
-def test_a_choice_that_cannot_be_sent_takes_the_others_back(line: Line) -> None:
-    line.serving("w")
-    line.unsendable.add("b")
-    assert refusal(line, line.dispatcher.find("m"), *"abc").code is Code.INVALID_REQUEST
-    assert cancel("a") in line.sent_to("w")
-
-
 # --- one flight --------------------------------------------------------------------------------------
-
-
-def test_a_client_that_leaves_early_frees_its_slot_and_its_worker_is_told(line: Line) -> None:
-    line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
-        line.say("w", accepted("w", "a"), events("w", "a", "x"))
-    assert len(line.dispatcher.flights) == 0
-    assert line.sent_to("w")[-1] == cancel("a")
-    line.say("w", events("w", "a", "late", first=1), finished("w", "a"))
-    assert line.dispatcher.dropped["no_flight"] == 2
-
-
-def test_a_worker_that_cannot_be_reached_is_unavailable_and_nothing_stays_behind(line: Line) -> None:
-    line.serving("w")
-    line.unreachable.add("w")
-    refused = refusal(line, line.dispatcher.find("m"), "a")
-    assert refused.code is Code.WORKER_UNAVAILABLE
-    assert refused.retry_after_s is not None
 
 
 def test_a_flight_of_which_something_was_lost_is_sent_again_alone(line: Line) -> None:
@@ -259,28 +234,28 @@ def test_a_worker_that_is_turned_away_is_told_so_and_another_one_has_its_flights
         assert text_of(flight) == "xy"
 
 
-def test_it_is_said_how_many_deltas_were_of_use(line: Line) -> None:
+def test_it_is_said_how_many_deltas_and_tokens_were_of_use(line: Line) -> None:
     line.serving("w")
     on_message = line.dispatcher.on_message
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
+    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [a, b]:
         assert on_message("w", accepted("w", "a")) == 0
+        line.say("w", reused("w", "a", 2, "disk", "evicted"), reused("w", "a", 3))
         assert on_message("w", events("w", "a", "x", "y")) == 2
         assert on_message("w", events("w", "a", "y", "z", first=1)) == 1
-        assert on_message("w", events("w", "b", "x")) == 0
+        assert on_message("w", events("w", "c", "x")) == 0
         assert on_message("w", events("other", "a", "x")) == 0
         assert on_message("stranger", events("stranger", "a", "x")) == 0
+        line.say("w", accepted("w", "b"), events("w", "b", "x"), reused("w", "b", 1), reused("w", "none"))
+        assert a.reuse == PrefixReuse(tokens=2, tier="disk", miss="evicted")
+        assert b.reuse is None
+    assert line.dispatcher.dropped["unexpected"] == 2
     assert on_message("w", events("w", "a", "x", first=3)) == 0
-
-
-def test_tokens_of_a_prompt_are_of_use_once(line: Line) -> None:
-    line.serving("w")
-    on_message = line.dispatcher.on_message
-    told = accepted(tokens=[1, 2, 3])
-    counted = request("a", tokenizing=TokenizeOptions(tokens=True))
+    told = accepted(id="t", tokens=[1, 2, 3])
+    counted = request("t", tokenizing=TokenizeOptions(tokens=True))
     with line.dispatcher.submit(line.dispatcher.find("m"), [counted], ()) as [flight]:
         assert [on_message("w", told), on_message("w", told)] == [3, 0]
         assert on_message("w", replace(told, id="b")) == 0
-        line.say("w", finished("w", "a"))
+        line.say("w", finished("w", "t"))
         assert [type(item) for item in flight.take()] == [Accepted, Finished]
 
 
@@ -366,16 +341,6 @@ def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: 
 # --- prefixes ----------------------------------------------------------------------------------------
 
 
-def test_prefix_hit_is_recorded_once_and_unexpected_reports_are_counted(line: Line) -> None:
-    line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a"), request("b")], ()) as [a, b]:
-        line.say("w", accepted("w", "a"), reused("w", "a", 2, "disk", "evicted"), reused("w", "a", 3))
-        line.say("w", accepted("w", "b"), events("w", "b", "x"), reused("w", "b", 1), reused("w", "none"))
-        assert a.reuse == PrefixReuse(tokens=2, tier="disk", miss="evicted")
-        assert b.reuse is None
-    assert line.dispatcher.dropped == {"unexpected": 2, "no_flight": 1}
-
-
 def test_every_worker_that_serves_the_model_is_told_to_clear_its_cache_and_no_other(line: Line) -> None:
     line.serving("w1", "m")
     line.serving("w2", "m")
@@ -385,23 +350,15 @@ def test_every_worker_that_serves_the_model_is_told_to_clear_its_cache_and_no_ot
         for worker in ("w1", "w2"):
             assert line.sent_to(worker)[1:] == [ClearCache(incarnation=GATEWAY, id="c")]
         assert not [message for _, message in line.sent if isinstance(message, ClearCache)]
-        line.say("w2", cleared("w2", "c", 10, 1))
+        line.say("w2", cleared("w2", "c", 10, 1), cleared("w2", "c", 10, 1))
+        line.say("w3", cleared("w3", "c"))
+        line.say("w1", cleared("w1", "an earlier one"))
         assert not cache_clear.over
         line.say("w1", cleared("w1", "c", 20, 2))
         assert cache_clear.over
         assert [(model, freed.ram_bytes) for model, freed in cache_clear.freed] == [("m", 10), ("m", 20)]
-    assert line.dispatcher.dropped == {}
-
-
-def test_an_answer_that_nobody_waits_for_is_dropped_and_counted(line: Line) -> None:
-    line.serving("w1")
-    line.serving("w2", "another")
-    with line.dispatcher.clear("m", "c") as cache_clear:
-        line.say("w2", cleared("w2", "c"))
-        line.say("w1", cleared("w1", "an earlier one"), cleared("w1", "c"), cleared("w1", "c"))
-        assert len(cache_clear.freed) == 1
     line.say("w1", cleared("w1", "c"))
-    assert line.dispatcher.dropped["no_clearing"] == 4
+    assert line.dispatcher.dropped == {"no_clearing": 4}
 
 
 @pytest.mark.parametrize("how", ["lost", "goodbye", "again"])

@@ -115,30 +115,25 @@ def test_another_worker_of_the_same_model_takes_over_and_one_of_another_model_ne
     assert code_of(flight) == "context_length_exceeded"
 
 
-def test_a_client_that_leaves_while_its_flight_waits_frees_it_at_once(line: Line) -> None:
+def test_request_without_any_worker_is_refused_at_once_and_one_whose_client_leaves_is_freed(
+    line: Line,
+) -> None:
     line.serving("w1")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
+    worker = line.dispatcher.find("m")
+    with line.dispatcher.submit(worker, [request("a")], ()):
         line.dispatcher.lost("w1")
         line.sent.clear()
-    assert len(line.dispatcher.flights) == 0
-    assert line.dispatcher.flights.waiting() == []
+        with pytest.raises(RequestError) as caught:
+            line.dispatcher.find("m")
+        assert caught.value.code is Code.WORKER_UNAVAILABLE
+        with pytest.raises(RequestError) as caught, line.dispatcher.submit(worker, [request("b")], ()):
+            pass
+        assert caught.value.code is Code.WORKER_UNAVAILABLE
+        assert caught.value.retry_after_s is not None
+    assert (len(line.dispatcher.flights), line.dispatcher.flights.waiting()) == (0, [])
     line.serving("w2")
     assert line.attempts_sent_to("w2") == []
     assert not [message for _, message in line.sent if isinstance(message, Cancel)]
-
-
-def test_request_without_any_worker_is_refused_at_once(line: Line) -> None:
-    line.serving("w1")
-    worker = line.dispatcher.find("m")
-    line.dispatcher.lost("w1")
-    with pytest.raises(RequestError) as caught:
-        line.dispatcher.find("m")
-    assert caught.value.code is Code.WORKER_UNAVAILABLE
-    with pytest.raises(RequestError) as caught, line.dispatcher.submit(worker, [request("b")], ()):
-        pass
-    assert caught.value.code is Code.WORKER_UNAVAILABLE
-    assert caught.value.retry_after_s is not None
-    assert len(line.dispatcher.flights) == 0
 
 
 @pytest.mark.parametrize("sign", ["token", "step", "none"])
@@ -259,10 +254,13 @@ def test_a_request_that_may_have_caused_three_deaths_is_guilty_and_refused_for_t
     line: Line,
 ) -> None:
     poison, other = kill_thrice(line)
+    equal = line.submit(replace(distinct("poison"), id="equal"))  # which awaits the same verdict
+    submit(line, "new")
+    assert line.attempts_sent_to("w4") == ["new"]
     live(line, "w4", QUARANTINE_GRACE_S)
     assert poison.terminal is None
     live(line, "w4", SWEEP_S)
-    assert code_of(poison) == Code.WORKER_CRASHED
+    assert [code_of(flight) for flight in (poison, equal)] == [Code.WORKER_CRASHED] * 2
     assert line.attempts_sent_to("w4") == []
     line.say("w4", finished("w4", "other~4"))
     assert isinstance(other.terminal, Finished)
@@ -277,15 +275,6 @@ def test_a_request_that_may_have_caused_three_deaths_is_guilty_and_refused_for_t
     line.beat("w4")
     with line.dispatcher.submit(worker, [again], ()):
         assert line.attempts_sent_to("w4") == ["again"]
-
-
-def test_while_one_awaits_its_verdict_newcomers_fly_but_not_its_equals(line: Line) -> None:
-    poison, _ = kill_thrice(line)
-    equal = line.submit(replace(distinct("poison"), id="equal"))
-    submit(line, "new")
-    assert line.attempts_sent_to("w4") == ["new"]
-    live(line, "w4", QUARANTINE_GRACE_S + SWEEP_S)
-    assert [code_of(flight) for flight in (poison, equal)] == [Code.WORKER_CRASHED] * 2
 
 
 def test_a_death_without_it_saves_one_that_awaits_its_verdict(line: Line) -> None:

@@ -60,7 +60,7 @@ def test_the_parts_of_a_prompt_are_taken_in_order_and_once_before_the_answer() -
     assert flight.score(scored(0, 3), 11.0) is DeltaResult.GAP, "before its acceptance"
     flight.end(failed())
     assert flight.score(scored(0, 3), 11.0) is DeltaResult.OVER
-    _, flight = scoring_flights()
+    flights, flight = scoring_flights()
     flight.identity = "one"
     assert flight.can_continue_on("other")
     assert flight.score(scored(0, 3), 11.0) is DeltaResult.TAKEN
@@ -69,22 +69,15 @@ def test_the_parts_of_a_prompt_are_taken_in_order_and_once_before_the_answer() -
     assert flight.score(scored(4, 1), 11.0) is DeltaResult.GAP
     assert flight.accept_delta(delta(0), 12.0) is DeltaResult.GAP
     assert flight.lacks(finished())
+    flights.leave(flight, 12.0)
+    again = flights.assign(flight, "worker-2", 13.0)
+    assert (again.scored, again.resume) == (3, []), "how much of the prompt the client has"
+    flight.accept(accepted())
     assert flight.score(scored(3, 2), 13.0) is DeltaResult.TAKEN
     assert flight.accept_delta(delta(0), 14.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
     assert flight.take() == [accepted(), scored(0, 3), scored(3, 2), delta(0)]
     assert flight.started_at == 11.0
-
-
-def test_the_next_worker_is_told_how_much_of_the_prompt_the_client_has() -> None:
-    flights, flight = scoring_flights()
-    flight.score(scored(0, 3), 11.0)
-    flights.leave(flight, 12.0)
-    again = flights.assign(flight, "worker-2", 13.0)
-    assert (again.scored, again.resume) == (3, [])
-    flight.accept(accepted())
-    assert flight.score(scored(3, 2), 14.0) is DeltaResult.TAKEN
-    assert flight.accept_delta(delta(0), 15.0) is DeltaResult.TAKEN
 
 
 # --- one flight --------------------------------------------------------------------------------------
@@ -184,23 +177,17 @@ def test_prefix_hit_is_accepted_once_between_acceptance_and_first_delta() -> Non
         assert (late.reuse, late.take()) == (None, [])
 
 
-def test_everyone_who_waits_hears_of_each_item() -> None:
+def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
     flight, touch = open_flight(), []
     flight.on_item = lambda: touch.append(len(flight.pending))
     flight.accept(accepted())
     flight.accept_delta(delta(0), now=11.0)
-    flight.end(finished())
-    flight.end(finished())
-    assert touch == [1, 2, 3]
-
-
-def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
-    flight = open_flight()
     assert flight.fail(Code.WORKER_CRASHED)
     assert flight.terminal == Failed(incarnation="gateway", id="a", code="worker_crashed", message="")
     assert not flight.fail(Code.SHUTTING_DOWN)
     assert not flight.end(finished())
-    assert flight.take() == [flight.terminal]
+    assert touch == [1, 2, 3]
+    assert flight.take() == [accepted(), delta(0), flight.terminal]
 
 
 # --- any history -------------------------------------------------------------------------------------

@@ -250,9 +250,7 @@ def test_one_of_unknown_size_is_loaded_alone_the_first_time() -> None:
     # Both sizes are known now, so they fit together.
     world.serve("a")
     assert world.ready == {"a", "b"}
-
-
-def test_one_of_unknown_size_finds_what_a_resident_one_leaves_though_that_has_grown() -> None:
+    # It finds what a resident one leaves, though that has grown.
     world = World({"a": 4, "b": 3}, resident=("a",))
     world.settle()
     world.known = False

@@ -157,13 +157,20 @@ def test_a_conversation_stays_with_the_worker_that_ran_it() -> None:
             turns = [f"{talk}: {number}" for number in range(2 * turn + 1)]
             before.append(ask(line, asked(f"{talk}.{turn}", *turns)))
     assert all(len(set(workers)) == 1 for workers in homes.values())
-
-
-def test_told_to_go_by_load_a_conversation_goes_wherever_less_is_to_do() -> None:
+    home = homes[0][0]
+    [other] = {"w1", "w2"} - {home}
+    line.unreachable.add(home)
+    flight = line.submit(asked("moves", *turns))
+    line.dispatcher.lost(home)
+    assert flight.attempt is not None
+    assert flight.attempt.worker == other
+    line.unreachable.add(other)
+    with pytest.raises(RequestError) as refused:
+        line.submit(asked("refused", "x"))
+    assert refused.value.code is Code.WORKER_UNAVAILABLE
+    # Told to go by load, it goes wherever less is to do.
     line = two(method="load")
-    first = where(line, asked("a", "one"))
-    second = where(line, asked("b", "one", "two", "three"))
-    assert first != second
+    assert where(line, asked("a", "one")) != where(line, asked("b", "one", "two", "three"))
     assert len(line.dispatcher.failover.routing.affinity) == 0, "prefixes are remembered"
 
 
@@ -266,17 +273,6 @@ def test_failover_routes_to_the_worker_with_the_prefix() -> None:
     assert flight.attempts == 2
 
 
-def test_a_successor_is_preferred_for_what_it_finds_on_the_disk() -> None:
-    line = Line(waiting_max=64)
-    for name in ("w1", "w2"):
-        line.serving(name, rows=8, store="mac:1")
-    home = ask(line, asked("a", "x"))
-    line.dispatcher.lost(home)
-    line.clock.now += 5.0
-    line.serving("next", rows=8, store="mac:1")
-    assert ask(line, asked("b", "x", "y", "z")) == "next"
-
-
 def test_cleared_prefix_cache_removes_affinity_and_a_cleared_namespace_does_not() -> None:
     line = two()
     home = ask(line, asked("a", "x"))
@@ -286,21 +282,6 @@ def test_cleared_prefix_cache_removes_affinity_and_a_cleared_namespace_does_not(
             line.say(home, replace(cleared(home, "c"), namespace=namespace))
         assert (len(known) > 0) == is_known
     ask(line, asked("b", "x", "y", "z"))
-
-
-def test_request_to_unreachable_worker_is_dispatched_to_another() -> None:
-    line = two()
-    home = ask(line, asked("a", "x"))
-    other = "w2" if home == "w1" else "w1"
-    line.unreachable.add(home)
-    flight = line.submit(asked("b", "x", "y", "z"))
-    line.dispatcher.lost(home)
-    assert flight.attempt is not None
-    assert flight.attempt.worker == other
-    line.unreachable.add(other)
-    with pytest.raises(RequestError) as refused:
-        line.submit(asked("c", "x"))
-    assert refused.value.code is Code.WORKER_UNAVAILABLE
 
 
 def worker(name: str, *, connected_at: float = 0.0, store: str = "") -> Worker:
