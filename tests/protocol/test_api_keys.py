@@ -15,6 +15,8 @@ LINE = HASHED + DIGEST.hex()
 def test_hashed_line_is_the_same_key_as_its_plain_line() -> None:
     assert parse(f"{LINE} ann of accounts".encode(), "keys") == parse(b"sesame ann of accounts", "keys")
     assert parse(LINE.encode(), "keys") == parse(b"sesame", "keys")
+    # A client can send plain keys only.
+    assert plain_keys(f"# ours\n{LINE} ann\n\nfiled bo\n".encode()) == ["filed"]
 
 
 def test_limit_is_read_before_the_name() -> None:
@@ -62,10 +64,6 @@ def test_name_that_no_line_can_hold_is_refused(name: str) -> None:
         create(name, None)
 
 
-def test_plain_keys_are_those_that_a_client_can_send() -> None:
-    assert plain_keys(f"# ours\n{LINE} ann\n\nfiled bo\n".encode()) == ["filed"]
-
-
 def test_revocation_leaves_all_other_lines_as_they_are() -> None:
     (_, ann), (_, again), (_, bo) = create("ann", None), create("ann", 2), create("bo", None)
     content = f"# ours\n{ann.line}\n\n  old  carl\n{again.line}\n{bo.line}\n"
@@ -75,10 +73,6 @@ def test_revocation_leaves_all_other_lines_as_they_are() -> None:
     assert (left.decode(), removed) == (content.replace(again.line + "\n", ""), [again])
     left, removed = without(content.encode(), "carl", "keys")
     assert "old" not in left.decode()
-
-
-def test_revocation_of_the_last_or_an_unknown_key_is_refused() -> None:
-    _, ann = create("ann", None)
     with pytest.raises(KeysError, match="create another one"):
         without(ann.line.encode(), "ann", "keys")
     with pytest.raises(KeysError, match="has no key bo"):

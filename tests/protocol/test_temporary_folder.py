@@ -59,15 +59,12 @@ def test_a_folder_is_its_owners_alone_and_is_deleted_with_its_content(parent: Pa
     assert list(parent.iterdir()) == []
 
 
-def test_all_folders_of_a_process_can_be_deleted_at_its_exit(parent: Path) -> None:
+def test_an_exit_without_clean_up_leaves_nothing(parent: Path) -> None:
     first, second = TemporaryFolder("probe"), TemporaryFolder("video")
     temporary_folder.delete_all()
-    assert list(parent.iterdir()) == []
     first.delete()
     second.delete()
-
-
-def test_an_exit_without_clean_up_leaves_nothing(parent: Path) -> None:
+    assert list(parent.iterdir()) == []
     process, path = other()
     assert path.exists()
     end(process)

@@ -62,12 +62,8 @@ def test_answer_from_two_plans_reports_continued_by(plan: str, told: str, line: 
     line.say("w2", accepted("w2", "a~2"), finished("w2", "a~2"))
     assert end_of(flight).continued_by == told
     assert sum(line.dispatcher.failover.continued_by.values()) == bool(told)
-
-
-def test_attempt_without_output_before_failover_has_no_continued_by(line: Line) -> None:
-    serving(line, "w1", plan=SET)
-    flight = line.submit(request("a"))
-    line.dispatcher.lost("w1")
-    serving(line, "w2", identity="small", plan=ISOLATE, stands_in=True)
-    line.say("w2", accepted("w2", "a~2"), events("w2", "a~2", ["x"]), finished("w2", "a~2"))
-    assert end_of(flight).continued_by == ""
+    without_output = line.submit(request("b"))
+    line.dispatcher.lost("w2")
+    serving(line, "w3", identity="small", plan="another", stands_in=True)
+    line.say("w3", accepted("w3", "b~2"), events("w3", "b~2", ["x"]), finished("w3", "b~2"))
+    assert end_of(without_output).continued_by == ""
