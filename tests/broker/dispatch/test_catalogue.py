@@ -199,20 +199,6 @@ def test_started_answer_is_not_continued_by_a_different_model() -> None:
         assert line.attempts_sent_to("w2") == ["not begun~2"]
 
 
-def test_the_states_of_models() -> None:
-    depot = Depot()
-    catalogue = depot.line.dispatcher.catalogue
-    depot.tell(a="running", b="failed")
-    assert (catalogue.state("a"), catalogue.state("b")) == ("loading", "failed")
-    depot.serving("w", "a", pid=1)
-    depot.tell(b="parked")
-    assert (catalogue.state("a"), catalogue.state("b")) == ("loaded", "unloaded")
-    depot.line.hello("v", "stranger")
-    assert catalogue.state("stranger") == "loading"
-    depot.line.dispatcher.lost("v")
-    assert catalogue.state("stranger") == "unloaded"
-
-
 def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_supervisors() -> None:
     line = Line(host="here")
     line.serving("local", "m", host="here", pid=7)
@@ -222,11 +208,11 @@ def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_superviso
     catalogue, local, remote = line.dispatcher.catalogue, *map(line.dispatcher.fleet.get, ("local", "remote"))
     assert local is not None
     assert remote is not None
-    for leaving, idle in ((8, [8]), (7, [])):
+    for leaving in (8, 7):
         states = [ModelState(name="m", stage="running", leaving=[leaving]), ModelState(name="b")]
         catalogue.on_model_states(ModelStates(models=states, on_demand=True))
         assert line.told[-1].serving == [7, 9]
-        assert set(line.told[-1].idle) >= set(idle), "no local worker has this pid"
+        assert line.told[-1].idle == [leaving], "no local worker has this pid, or it is idle"
         assert local.serves == (leaving != 7)
         assert remote.serves
     # It serves a model that is not loaded here.
@@ -242,15 +228,27 @@ def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_superviso
 
 
 def test_a_model_is_loaded_without_a_request_when_an_operator_orders_it() -> None:
-    depot = Depot()
+    depot = Depot(a="failed")
     catalogue = depot.line.dispatcher.catalogue
+    assert (catalogue.state("a"), catalogue.state("b")) == ("failed", "unloaded")
     assert catalogue.load("alias") == "b"
     assert depot.wanted() == ["b"]
     depot.tell(b="running")
+    assert catalogue.state("b") == "loading"
     depot.serving("w", "b", pid=7)
+    assert catalogue.state("b") == "loaded"
     assert catalogue.load("b") == "b"  # which changes nothing
     assert catalogue.unload("b") == "b"
     assert depot.wanted() == []
+    depot.line.hello("v", "stranger")
+    assert catalogue.state("stranger") == "loading"
+    depot.line.dispatcher.lost("v")
+    assert catalogue.state("stranger") == "unloaded"
+    catalogue.on_model_states(ModelStates(models=[ModelState(name="a", resident=True)], on_demand=True))
+    for model, code in (("a", Code.INVALID_REQUEST), ("c", Code.MODEL_NOT_FOUND)):
+        with pytest.raises(RequestError) as caught:
+            catalogue.unload(model)
+        assert (caught.value.code, caught.value.param) == (code, "model")
 
 
 def test_an_order_to_load_makes_room_and_ends_when_its_time_is_over() -> None:
@@ -268,15 +266,3 @@ def test_an_order_to_load_makes_room_and_ends_when_its_time_is_over() -> None:
     depot.tell(a="parked")
     line.dispatcher.lost("w")
     assert depot.wanted() == ["b"]
-
-
-@pytest.mark.parametrize("model", ["a", "c"])
-def test_a_model_that_stays_in_memory_or_is_unknown_cannot_be_unloaded(model: str) -> None:
-    depot = Depot()
-    depot.line.dispatcher.catalogue.on_model_states(
-        ModelStates(models=[ModelState(name="a", resident=True)], on_demand=True)
-    )
-    with pytest.raises(RequestError) as caught:
-        depot.line.dispatcher.catalogue.unload(model)
-    known = {"a": Code.INVALID_REQUEST, "c": Code.MODEL_NOT_FOUND}
-    assert (caught.value.code, caught.value.param) == (known[model], "model")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -307,35 +306,26 @@ def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_
 # --- the end -----------------------------------------------------------------------------------------
 
 
-def test_a_gateway_that_stops_serves_what_clients_still_ask_until_the_time_is_over(line: Line) -> None:
+def test_a_gateway_that_stops_serves_what_clients_still_ask_and_ends_what_does_not_finish(
+    line: Line,
+) -> None:
     line.serving("w")
     line.dispatcher.stop()
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.say("w", events("w", "a", "x"), finished("w", "a"))
-        assert isinstance(flight.terminal, Finished)
-    line.dispatcher.fail_all()
-    for ask in (line.dispatcher.check_ready, partial(line.dispatcher.find, "m")):
-        with pytest.raises(RequestError) as caught:
-            ask()
-        assert (caught.value.code, caught.value.retry_after_s) == (Code.SHUTTING_DOWN, 2.0)
-
-
-def test_a_gateway_that_goes_ends_every_flight_in_order_and_frees_its_row(line: Line) -> None:
-    line.serving("w")
     worker = line.dispatcher.find("m")
-    with (
-        line.dispatcher.submit(worker, [request("a")], ()) as [over],
-        line.dispatcher.submit(worker, [request("b")], ()) as [running],
-    ):
-        line.say("w", finished("w", "a"))
+    with line.dispatcher.submit(worker, [request("a"), request("b")], ()) as [over, running]:
         line.sent_to("w")
-        line.dispatcher.stop()
+        with pytest.raises(RequestError, match="shutting down"):
+            line.dispatcher.check_ready()
+        line.say("w", events("w", "a", "x"), finished("w", "a"))
         line.dispatcher.fail_all()
         line.dispatcher.fail_all()
         assert isinstance(over.terminal, Finished)
         assert isinstance(running.terminal, Failed)
         assert running.terminal.code == Code.SHUTTING_DOWN
         assert line.sent_to("w") == [cancel("b")]
+    with pytest.raises(RequestError) as caught:
+        line.dispatcher.find("m")
+    assert (caught.value.code, caught.value.retry_after_s) == (Code.SHUTTING_DOWN, 2.0)
 
 
 # --- prefixes ----------------------------------------------------------------------------------------

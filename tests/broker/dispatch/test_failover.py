@@ -80,21 +80,16 @@ def test_a_flight_goes_on_with_the_next_worker_and_takes_its_images_along(line: 
         assert isinstance(flight.terminal, Finished)
         assert flight.terminal.usage.cached_tokens == 0
     assert line.dispatcher.dropped == {"unknown_sender": 1}
-
-
-def test_tokenize_request_is_retried_on_the_next_worker(line: Line) -> None:
-    line.serving("w1")
-    asked = request("a", tokenizing=TokenizeOptions(tokens=True))
-    told = accepted("w1", "a", prompt_tokens=2, tokens=[5, 6])
-    with line.dispatcher.submit(line.dispatcher.find("m"), [asked], ()) as [flight]:
-        line.say("w1", told)
-        line.dispatcher.lost("w1")
-        line.serving("w2")
-        assert generates(line, "w2") == [replace(asked, id="a~2")]
-        line.say("w2", replace(told, incarnation="w2", id="a~2"), finished("w2", "a~2"))
-        first, end = flight.take()
-        assert first == told
-        assert isinstance(end, Finished)
+    counted = request("b", tokenizing=TokenizeOptions(tokens=True))
+    told = accepted("w2", "b", prompt_tokens=2, tokens=[5, 6])
+    with line.dispatcher.submit(line.dispatcher.find("m"), [counted], ()) as [flight]:
+        line.say("w2", told)
+        line.dispatcher.lost("w2")
+        line.serving("w3")
+        assert generates(line, "w3") == [replace(counted, id="b~2")]
+        line.say("w3", replace(told, incarnation="w3", id="b~2"), finished("w3", "b~2"))
+        assert [told, flight.terminal] == flight.take()
+        assert isinstance(flight.terminal, Finished)
 
 
 def test_another_worker_of_the_same_model_takes_over_and_one_of_another_model_never(line: Line) -> None:
@@ -435,35 +430,26 @@ def scored(worker: str, id: str, first: int, count: int) -> PromptLogprobs:
     return PromptLogprobs(incarnation=worker, id=id, first=first, tokens=tokens)
 
 
-def test_request_with_prompt_logprob_progress_is_not_the_crash_cause(line: Line) -> None:
-    line.serving("w1")
-    asks = replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1))
-    flight = line.submit(asks)
-    told = 0
-    for worker_crash in range(1, 2 * CRASHES_MAX):
-        assert flight.attempt is not None
-        worker, id = f"w{worker_crash}", flight.attempt.id
-        line.say(worker, accepted(worker, id, prompt_tokens=1000))
-        for first in range(told, told + 20, 10):
-            line.say(worker, scored(worker, id, first, 10))
-        told += 20
-        assert die(line, worker, f"w{worker_crash + 1}") == [f"a~{worker_crash + 1}"]
-    assert flight.scored == told
-
-
-def test_request_crashing_at_the_same_prompt_token_is_the_crash_cause(line: Line) -> None:
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_request_crashing_at_the_same_prompt_token_is_the_crash_cause(gets_on: bool, line: Line) -> None:
     line.serving("w1")
     flight = line.submit(replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1)))
-    for worker_crash in range(1, CRASHES_MAX + 1):
+    told = 0
+    for worker_crash in range(1, (2 * CRASHES_MAX if gets_on else CRASHES_MAX + 1)):
         worker = f"w{worker_crash}"
-        live(line, worker, STABLE_S + SWEEP_S)
+        if not gets_on:
+            live(line, worker, STABLE_S + SWEEP_S)
         assert flight.attempt is not None
         line.say(worker, accepted(worker, flight.attempt.id, prompt_tokens=1000))
-        if worker_crash == 1:
-            line.say(worker, scored(worker, flight.attempt.id, 0, 10))
-        die(line, worker, f"w{worker_crash + 1}")
-    live(line, f"w{CRASHES_MAX + 1}", QUARANTINE_GRACE_S + SWEEP_S)
-    assert code_of(flight) == Code.WORKER_CRASHED
+        for first in range(told, told + 20, 10) if gets_on else range(told, 10, 10):
+            line.say(worker, scored(worker, flight.attempt.id, first, 10))
+            told = first + 10
+        attempts = die(line, worker, f"w{worker_crash + 1}")
+        assert not gets_on or attempts == [f"a~{worker_crash + 1}"]
+    assert flight.scored == told
+    if not gets_on:
+        live(line, f"w{CRASHES_MAX + 1}", QUARANTINE_GRACE_S + SWEEP_S)
+    assert code_of(flight) == (None if gets_on else Code.WORKER_CRASHED)
 
 
 @pytest.mark.parametrize("gap", ["part", "delta", "end"])

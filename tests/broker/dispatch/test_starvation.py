@@ -119,7 +119,7 @@ def test_flight_that_is_never_prepared_fails_and_its_worker_stays() -> None:
     assert world.line.killed == []
 
 
-def test_flights_that_wait_for_a_place_are_not_starved() -> None:
+def test_flights_that_wait_for_a_place_or_whose_prompt_gets_on_are_not_starved() -> None:
     world = Worked("w", rows=1)
     for id in ("first", "second", "third"):
         world.line.submit(request(id))
@@ -127,15 +127,11 @@ def test_flights_that_wait_for_a_place_are_not_starved() -> None:
         world.line.clock.now += 0.1
     world.pass_time(3 * STALL_S, served={"first": "w"}, rows={"w": [waiting("second"), waiting("third")]})
     assert world.line.dispatcher.failover.counts["starved"] == 0
-
-
-def test_flight_whose_prompt_gets_on_is_not_starved() -> None:
     world = Worked("w")
-    world.line.submit(request("long"))
-    world.line.say("w", accepted("w", "long"))
-    world.line.clock.now += 1
-    world.line.submit(request("fine"))
-    world.line.say("w", accepted("w", "fine"))
+    for id in ("long", "fine"):
+        world.line.submit(request(id))
+        world.line.say("w", accepted("w", id))
+        world.line.clock.now += 1
     for chunk in range(10):
         row = RequestStatus(id="long", phase="prefill", prompt_tokens=9999, prefilled=chunk)
         world.pass_time(STALL_S / 2, served={"fine": "w"}, rows={"w": [row]})
