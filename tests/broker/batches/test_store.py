@@ -189,7 +189,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.used == used
 
 
-StoreMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=20, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 TestStore = StoreMachine.TestCase
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -339,6 +339,7 @@ def test_continuation_of_a_whole_prompt_is_distinguished_from_shared_prefix() ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=80))
+@example([(0, name) for name in range(13)])
 def test_it_is_bounded_and_the_last_ones_are_kept(notes: list[tuple[int, int]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(routing, "HASHES_MAX", 10)

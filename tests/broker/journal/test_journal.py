@@ -182,3 +182,22 @@ def test_a_journal_that_cannot_be_opened_is_none(
         path.parent.unlink()
     else:
         shutil.rmtree(path.parent)
+
+
+def test_an_idle_journal_gives_its_space_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.01)
+    tidied = threading.Event()
+    tidy = JournalFile.tidy
+
+    def tidy_and_tell(file: JournalFile) -> None:
+        tidy(file)
+        tidied.set()
+
+    monkeypatch.setattr(JournalFile, "tidy", tidy_and_tell)
+    watched = Watched(path)
+    watched.start()
+    watched.written(Put(NAME, b"x" * 500_000))
+    watched.written(Delete(NAME))
+    assert tidied.wait(WAIT_S)
+    watched.journal.close()
+    assert path.stat().st_size < 100_000

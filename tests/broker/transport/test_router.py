@@ -233,10 +233,11 @@ async def test_a_worker_that_was_never_heard_is_not_lost_and_one_that_was_is_how
     endpoint: str, workers: Workers
 ) -> None:
     async with listening(endpoint) as (link, touch):
-        quiet = workers.connect("quiet")
-        assert await asyncio.to_thread(quiet.poll, 20_000, zmq.POLLOUT)
+        quiet, other = workers.connect("quiet"), workers.connect("other")
+        for worker in (quiet, other):
+            assert await asyncio.to_thread(worker.poll, 20_000, zmq.POLLOUT)
         workers.die(quiet)
-        await say(workers.connect("other"), hello("other"))
+        await say(other, hello("other"))
         assert await touch.next() == ("other", hello("other"))
         assert touch.silent
         brief = workers.connect("w")
