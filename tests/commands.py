@@ -16,14 +16,6 @@ class Understood(Exception):
     """Raised instead of the program's work, after its command line has been parsed."""
 
 
-def check_help(module: str, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Assert that `--help` of the program prints its usage."""
-    with pytest.raises(SystemExit) as ended:
-        _run(module, ["--help"], patch)
-    assert ended.value.code in (None, 0), capsys.readouterr().err
-    assert "usage:" in capsys.readouterr().out
-
-
 def check_arguments(module: str, arguments: Sequence[str], patch: pytest.MonkeyPatch) -> None:
     """Assert that the program's parser accepts `arguments`."""
     parse = argparse.ArgumentParser.parse_args

@@ -16,7 +16,6 @@ from deploy.supervisor.events import (
     Reloaded,
     Serving,
     Start,
-    StopAsked,
     Terminate,
 )
 from deploy.supervisor.lifecycle import Lifecycle
