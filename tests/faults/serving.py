@@ -19,11 +19,13 @@ from deploy.supervisor import control
 from deploy.supervisor.child import Child, ServedModel
 from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.reloading import Reloading, ReloadOrder
+from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs
 from protocol.listening import listen
 from tests.system import NO_TLS, Process, eventually, free_port
 
+KILLED_ON_PURPOSE = RestartLimits(deaths_max=10_000, delay_s_max=1.0)
 # The flags are read at each start, so the next worker can have other ones.
 BEGIN_WORKER = """
 import os, pathlib, sys
@@ -140,7 +142,8 @@ def main(arguments: Sequence[str]) -> int:
     ]
     fits = fits_beside if told["fits"] else lambda needed_bytes: False
     reloading = Reloading(Path(told["control"]), 10.0, told["ready_timeout_s"], fits)
-    return Supervisor(children, reloading=reloading, listener=listen("127.0.0.1", told["port"])).run()
+    listener = listen("127.0.0.1", told["port"])
+    return Supervisor(children, limits=KILLED_ON_PURPOSE, reloading=reloading, listener=listener).run()
 
 
 if __name__ == "__main__":
