@@ -134,8 +134,6 @@ class Dispatcher:
         )
         self.on_served: Callable[[str, Ready | None], None] = lambda model, ready: None
         """Called with a model that a worker serves from now on, or (None) none any more."""
-        self._early: set[Flight] = set()
-        """Flights that wait for an expected worker."""
         self.stopping = False
         """Whether the gateway drains: it begins nothing by itself, and answers what clients still ask."""
         self._is_drained = False
@@ -217,8 +215,7 @@ class Dispatcher:
         assigned = False
         try:
             self.failover.submit(flights, found if isinstance(found, Worker) else None)
-            if self.catalogue.expected.find(found.model, "generate") is not None:
-                self._early.update(flights)
+            self.catalogue.expected.note(found.model, flights)
             assigned = True
             self.catalogue.update()
             yield flights
@@ -456,23 +453,9 @@ class Dispatcher:
         self.adapters.sweep()
         self.catalogue.update()
         self.failover.sweep()
-        self._refuse_early()
-        self.history.tick(now)
-
-    def _refuse_early(self) -> None:
-        """Refuse the flights whose expected worker has not connected in time, or loads its model anew."""
-        for model in self.catalogue.expected.sweep():
+        for model in self.catalogue.expected.sweep(self.find):
             self.on_served(model, None)
-        for flight in list(self._early):
-            refusal = None
-            try:
-                self.find(flight.model)
-            except RequestError as error:
-                refusal = error
-            if flight.was_placed or flight.terminal is not None:
-                self._early.discard(flight)
-            elif refusal is not None:
-                flight.fail(refusal.code, refusal.message)
+        self.history.tick(now)
 
     def _relieve(self, worker: Worker, flights: Sequence[Flight]) -> None:
         """Resend starved flights; take the worker out of service if it starved one of them before."""

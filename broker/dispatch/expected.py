@@ -7,9 +7,11 @@ it, or, where there is none, of which the journal says that it was served last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, unseen
+from broker.dispatch.flight import Flight
+from protocol.errors import RequestError
 from protocol.messages import Ready
 from protocol.tasks import Task, tasks
 
@@ -26,6 +28,7 @@ class ExpectedWorkers:
         self._until = clock() + CONNECT_S_MAX
         self._models: dict[str, Ready] = {}
         """What is known of each: the `Ready` of its last worker, or assumptions."""
+        self._waiting: set[Flight] = set()
 
     def add(self, model: str, ready: Ready | None = None) -> None:
         """Expect a worker of `model`. `ready`: that of its last one, if it is known."""
@@ -46,10 +49,29 @@ class ExpectedWorkers:
         """Expect no worker of `model`: one has connected, or there is none."""
         self._models.pop(model, None)
 
-    def sweep(self) -> list[str]:
-        """Return the models whose workers had the time to connect, and have not."""
-        if self._clock() < self._until:
-            return []
+    def note(self, model: str, flights: Iterable[Flight]) -> None:
+        """Note new flights, which wait if a worker of `model` is expected."""
+        if model in self._models:
+            self._waiting.update(flights)
+
+    def sweep(self, find: Callable[[str], object]) -> list[str]:
+        """Forget the models whose workers had the time to connect, and have not; return them.
+
+        Fails the flights that would be refused now, because of that or because their worker loads its model
+        anew. `find`: raises `RequestError` for a model that is not served.
+        """
+        late = self._forget_late() if self._clock() >= self._until else []
+        for flight in list(self._waiting):
+            if flight.was_placed or flight.terminal is not None:
+                self._waiting.discard(flight)
+                continue
+            try:
+                find(flight.model)
+            except RequestError as refusal:
+                flight.fail(refusal.code, refusal.message)
+        return late
+
+    def _forget_late(self) -> list[str]:
         late, self._models = list(self._models), {}
         for model in late:
             if self._fleet.models[model].last is None:  # nothing else has it

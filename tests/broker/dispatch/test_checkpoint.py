@@ -136,7 +136,7 @@ def test_more_flights_than_a_gateway_holds_are_left_in_the_journal(monkeypatch: 
         "b~1.next-gat",
     ]
     assert len(line.dispatcher.flights) == 0
-    line.dispatcher.stop()
+    line.dispatcher.fail_all()
     with pytest.raises(RequestError):
         restore(line, a)
 

@@ -149,16 +149,18 @@ async def test_failure_before_the_first_token_has_its_http_status(
     assert len(house.line.dispatcher.flights) == 0
 
 
-async def test_a_gateway_that_stops_says_so_to_newcomers_and_to_those_aboard(house: House) -> None:
+async def test_a_gateway_whose_time_to_drain_is_over_says_so_to_newcomers_and_to_those_aboard(
+    house: House,
+) -> None:
     answer = house.chat(stream=True)
     id = await house.arrived()
     house.line.say("w", accepted("w", id), reused("w", id))
     await answer.started()
     house.line.dispatcher.stop()
-    late = await house.chat().end()
-    assert (late.status, late.error["code"]) == (503, "shutting_down")
     house.line.dispatcher.fail_all()
     await answer.end()
+    late = await house.chat().end()
+    assert (late.status, late.error["code"]) == (503, "shutting_down")
     assert b"shutting_down" in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert house.cancels() == [id]
