@@ -243,9 +243,9 @@ class DurableAnswer:
         before = self.visible
         while self._unwritten and self._unwritten[0][0] <= committed:
             self._shown = self._unwritten.popleft()[1]
-        if self._unwritten:
-            self._unwritten_since = self.clock()
         if self.visible > before:
+            # Only then: the journal also calls after a group that the disk has not taken.
+            self._unwritten_since = self.clock()
             self._wake()
         return bool(self._unwritten)
 
@@ -259,8 +259,10 @@ class DurableAnswer:
         if not self.over:
             self.on_flush(COLLECTED_S_MAX)
         if self._unwritten and self.clock() - self._unwritten_since >= DISK_S_MAX:
+            # Whatever their numbers: a journal whose disk has failed never commits these operations.
             self.waits_for_disk = False
-            self.show(self.written)
+            self._unwritten.clear()
+            self._wake()
         if self._held and not self.over and self.clock() - self._held_since >= HEADERS_HELD_S_MAX:
             self._render(self._release_held())
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker.answers import record
-from broker.answers.answer import COLLECTED_S_MAX
+from broker.answers.answer import COLLECTED_S_MAX, DISK_S_MAX
 from broker.answers.answers import DurableAnswers
 from broker.answers.record import AnswerRecord
 from broker.answers.recorder import AnswerRecorder
@@ -25,6 +25,7 @@ class Recording:
     operations: list[Operation] = field(default_factory=list)
     now: float = 100.0
     due: list[Callable[[], None]] = field(default_factory=list)
+    disk_fails: bool = False
 
     def __post_init__(self) -> None:
         self.flights = Flights()
@@ -49,6 +50,8 @@ class Recording:
         return checkpoint_of(flight, (), self.now)
 
     def add(self, operation: Operation, nbytes: int = 0) -> int:
+        if self.disk_fails:
+            return 0
         self.operations.append(operation)
         return len(self.operations)
 
@@ -124,6 +127,28 @@ def test_output_that_readers_wait_for_is_written_at_once() -> None:
         recording.settle()
     assert [shown for shown in recording.shape() if shown in "ab"] == ["a", "b"]
     assert recording.answer.visible == 0
+
+
+def test_a_disk_that_fails_keeps_no_output_from_readers() -> None:
+    recording = Recording()
+    answer = recording.answer
+    answer.waits_for_disk = True
+    recording.say("a")
+    recording.settle()
+    recording.disk_fails = True
+    recording.say("b")
+    recording.settle()
+    assert answer.visible == 0
+    # Every attempt of the journal's thread is reported, also one that has written nothing.
+    for _ in range(4):
+        recording.now += DISK_S_MAX / 4
+        recording.answers.on_committed()
+        recording.answers.sweep()
+    assert answer.visible == len(answer.chunks) > 0
+    before = answer.visible
+    recording.say("c")
+    recording.settle()
+    assert answer.visible == len(answer.chunks) > before
 
 
 def test_output_of_an_attempt_is_written_before_the_record_of_the_next_one() -> None:
