@@ -29,7 +29,7 @@ class OpenAiLine(Struct, frozen=True):
     custom_id: str
     url: str
     body: Raw
-    method: str = "POST"
+    method: str | None = None
 
 
 class _BodyHead(Struct, frozen=True):
@@ -96,7 +96,7 @@ def _parts(raw: bytes, dialect: Dialect, endpoint: str) -> tuple[str, bytes]:
         raise LineError("invalid_request", f"This line is no request: {error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LineError("invalid_json_line", f"This line is not parseable as valid JSON: {error}.") from None
-    if line.method != "POST":
+    if line.method not in (None, "POST"):
         raise LineError("invalid_method", "The method must be POST.", "method")
     if line.url != endpoint:
         message = f"The url must be the endpoint of the batch, {endpoint}."
@@ -115,8 +115,9 @@ def with_seed(body: bytes, seed: int, endpoint: str) -> bytes:
     """Return the body with a seed, if it samples and names none: it can then run again with the same text."""
     if endpoint == "/v1/embeddings" or _read_head(body).seed is not None:
         return body
-    rest = body.lstrip()[1:].lstrip()
-    return b'{"seed":%d%s%s' % (seed, b"" if rest.startswith(b"}") else b",", rest)
+    # At the end: of a key that occurs twice, as after `"seed": null`, the last value counts.
+    rest = body.rstrip()[:-1].rstrip()
+    return b'%s%s"seed":%d}' % (rest, b"" if rest.endswith(b"{") else b",", seed)
 
 
 @dataclass(slots=True)

@@ -110,6 +110,28 @@ async def test_a_line_is_sent_with_the_lowest_priority_and_a_seed(tmp_path: Path
         assert (await read(house, f"/v1/batches/{batch}/cancel", method="POST")).status == 400
 
 
+@pytest.mark.parametrize("nulls", [(), ("seed",), ("seed", "stream", "background", "n", "store", "model")])
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+async def test_a_line_whose_fields_are_null_has_the_seed_of_one_without_them(
+    dialect: str, nulls: tuple[str, ...], tmp_path: Path
+) -> None:
+    house = house_in(tmp_path)
+    messages = [{"role": "user", "content": "x"}]
+    body = {"max_tokens": 3, "messages": messages, "model": "org/model"} | dict.fromkeys(nulls)
+    async with lifespan(house.app):
+        if dialect == "openai":
+            line = LINE | {"method": None, "body": body}
+            batch = (await created(house, await uploaded(house, json.dumps(line).encode()))).json
+        else:
+            asked = json.dumps({"requests": [{"custom_id": "a", "params": body}]}).encode()
+            batch = (await send(house, "/v1/messages/batches", asked).end()).json
+        await house.arrived()
+        [request] = house.requests()
+        runner = house.gateway.batches
+        assert runner is not None
+        assert request.sampling.seed == runner.thread.store.batches[batch["id"]].seed_of(1)
+
+
 async def test_lines_in_flight_take_no_place_from_other_requests(tmp_path: Path) -> None:
     house = house_in(tmp_path, waiting_max=0)
     lines = b"\n".join(json.dumps(LINE | {"custom_id": str(n)}).encode() for n in range(9))
