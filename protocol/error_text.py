@@ -48,15 +48,32 @@ def unknown_flags(
     flags = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not flags:
         yield f"{words[0]}: unexpected argument; see {program} --help"
-    names = ["--" + name.replace("_", "-") for name in known]
+    own = ["--" + name.replace("_", "-") for name in known]
+    others = {flag: name for flag, name in _flags_elsewhere(elsewhere).items() if flag not in own}
     for flag in flags:
-        name = flag.lstrip("-").replace("-", "_")
-        sections = [each for each, kind in elsewhere.items() if name in kind.__struct_encode_fields__]
-        if sections:
-            way = f"set ROUNDHOUSE_{name.upper()}, or {name} under [{sections[0]}] in the file"
-            yield f"{flag}: not a flag of this command; {way}"
-        else:
-            yield f"{flag}: no such flag{closest_match(flag, names) or f'; see {program} --help; {_OTHERS}'}"
+        if flag in others:
+            yield f"{flag}: not a flag of this command; {_way_in(others[flag], elsewhere)}"
+            continue
+        # Among all settings: a misspelt one of another process may also look like one of ours.
+        hint = closest_match(flag, [*own, *others])
+        meant = hint.removeprefix("; did you mean ").removesuffix("?")
+        if meant in others:
+            hint = f"; did you mean the setting {others[meant]}? If so, {_way_in(others[meant], elsewhere)}"
+        yield f"{flag}: no such flag{hint or f'; see {program} --help; {_OTHERS}'}"
+
+
+def _flags_elsewhere(elsewhere: Mapping[str, type[msgspec.Struct]]) -> dict[str, str]:
+    """Return the settings of `elsewhere` by the forms that their flags have in their own process."""
+    names = [name for kind in elsewhere.values() for name in kind.__struct_encode_fields__]
+    flags = {"--" + name.replace("_", "-"): name for name in names}
+    negated = {"--no-" + flag[2:]: name for flag, name in flags.items()}
+    singular = {flag.removesuffix("s"): name for flag, name in flags.items()}
+    return negated | singular | flags
+
+
+def _way_in(name: str, elsewhere: Mapping[str, type[msgspec.Struct]]) -> str:
+    sections = [f"[{each}]" for each, kind in elsewhere.items() if name in kind.__struct_encode_fields__]
+    return f"set ROUNDHOUSE_{name.upper()}, or {name} under {' or '.join(sections)} in the file"
 
 
 def in_bytes(count: int) -> str:

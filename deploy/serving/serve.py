@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from deploy.serving import models
@@ -13,6 +14,7 @@ from deploy.serving.models import with_experts_memory, with_fallback, wrong_host
 from deploy.serving.settings import ABOUT, GATEWAY, PROGRAM, ServeSettings, default_keys_file, table
 from deploy.supervisor.child import Child, ServedModel
 from protocol import settings, sockets
+from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
 from protocol.worker_settings import WorkerSettings
 
@@ -59,7 +61,7 @@ def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
     """Return the settings of `serve` itself. Raises `SettingsError`."""
-    others = {"worker": WorkerSettings}
+    others: dict[str, type[Struct]] = {"gateway": GatewaySettings, "worker": WorkerSettings}
     given = settings.read(
         ServeSettings, "serve", argv, environ, program=PROGRAM, about=ABOUT, elsewhere=others
     )

@@ -8,9 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
+from deploy.serving.serve import own_settings
+from deploy.serving.settings import ServeSettings
+from protocol import settings
+from protocol.gateway_settings import GatewaySettings
+from protocol.settings import SettingsError
+from protocol.worker_settings import WorkerSettings
 from worker.pocket import MODEL_PATH
 
 pytestmark = pytest.mark.usefixtures("runtime_folder", "elsewhere")
@@ -35,6 +42,8 @@ MISTAKES = [
     (["--prot", "8001"], "--prot: no such flag; did you mean --port?"),
     (["--xyzzy=3"], "--xyzzy: no such flag; see roundhouse serve --help"),
     (["--memory-headroom", "0.2"], "set ROUNDHOUSE_MEMORY_HEADROOM, or memory_headroom under [worker]"),
+    (["--body-timeout", "5"], "set ROUNDHOUSE_BODY_TIMEOUT, or body_timeout under [gateway] in the file"),
+    (["--body-timeot=5"], "did you mean the setting body_timeout? If so, set ROUNDHOUSE_BODY_TIMEOUT, or"),
     (["8001"], "8001: unexpected argument; see roundhouse serve --help"),
     (["--port", "99999"], "port: Expected a whole number <= 65535 (from --port)"),
     (["--max-per-key", "many"], "max_per_key: Expected a whole number, got text (from --max-per-key)"),
@@ -66,6 +75,22 @@ def test_a_mistake_is_answered_with_what_to_do(words: list[str], said: str) -> N
     assert len(lines) <= 2
     assert all(line.startswith("roundhouse serve: ") for line in lines)
     assert "Errno" not in result.stderr
+
+
+@pytest.mark.parametrize(("section", "kind"), [("gateway", GatewaySettings), ("worker", WorkerSettings)])
+def test_each_setting_that_serve_does_not_take_is_answered_with_its_own_way_in(
+    section: str, kind: type[Struct]
+) -> None:
+    own = {name for flag in settings.flags(ServeSettings) for name in flag.names}
+    others = [flag for flag in settings.flags(kind) if not own & set(flag.names)]
+    assert others
+    for flag in others:
+        for name in flag.names:
+            with pytest.raises(SettingsError) as caught:
+                own_settings([name], {})
+            way = f"set ROUNDHOUSE_{flag.field.upper()}, or {flag.field} under "
+            assert str(caught.value).startswith(f"{name}: not a flag of this command; {way}")
+            assert f"[{section}]" in str(caught.value)
 
 
 @pytest.fixture
