@@ -7,6 +7,7 @@ port. Orders are handled one after another, each when the one before is answered
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import socket
 import threading
@@ -20,6 +21,8 @@ from deploy.supervisor.reloading import ReloadOrder
 from protocol import sockets
 from protocol.secure_files import create_private
 
+log = logging.getLogger(__name__)
+
 ORDER_BYTES_MAX = 65_536
 ANSWER_S_MAX = 7200.0
 _ORDER_S_MAX = 5.0
@@ -27,8 +30,12 @@ _ORDER_S_MAX = 5.0
 _CONNECT_S_MAX = 1.0
 """Without this, connecting to a listener with a full backlog that accepts nothing would block for ever."""
 _CLOSE_S_MAX = 5.0
+_ACCEPT_RETRY_S = 1.0
 _WAITING_MAX = 8
 _DONE, _FAILED = b"+", b"-"
+_NOT_UNDERSTOOD = (
+    "this `roundhouse serve` does not understand the order: it runs another version, until it is restarted"
+)
 
 
 class ControlError(Exception):
@@ -47,7 +54,7 @@ class Control:
         """Raises `OSError`, for example if another supervisor already listens there."""
         self._path, self._on_order = path, on_order
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._closing = False
+        self._closing = threading.Event()
         if not sockets.remove_stale(path):
             raise FileExistsError(f"another supervisor is listening at {path}")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -55,11 +62,15 @@ class Control:
             with create_private():
                 self._listener.bind(str(path))
             self._listener.listen(_WAITING_MAX)
+            self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+            self._thread.start()
         except OSError:
             self._listener.close()
             raise
-        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
-        self._thread.start()
+        except RuntimeError as error:  # there can be no more threads
+            self._listener.close()
+            path.unlink(missing_ok=True)
+            raise OSError(str(error)) from error
 
     def answer(self, done: bool, text: str) -> None:
         """Answer the open order."""
@@ -67,7 +78,7 @@ class Control:
 
     def close(self) -> None:
         """Close the socket, after answering the open order that the supervisor is stopping."""
-        self._closing = True
+        self._closing.set()
         self.answer(False, "the server is stopping")
         # Only a connection interrupts `accept` on every platform.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as knock:
@@ -78,16 +89,29 @@ class Control:
         self._path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        while not self._closing:
-            caller, _ = self._listener.accept()
+        while not self._closing.is_set():
+            try:
+                caller, _ = self._listener.accept()
+            except OSError as error:  # such as too many open files; later orders must find a listener
+                log.warning("an order could not be received: %s", error)
+                self._closing.wait(_ACCEPT_RETRY_S)
+                continue
             # A client that disconnects before its answer does not affect the order.
             with caller, contextlib.suppress(OSError):
-                order = _receive(caller)
-                if not self._closing and order is not None:
-                    self._on_order(order)
-                    answer = self._answers.get()
+                data = _receive(caller)
+                # Without a byte it is no order: it was asked whether anybody listens, or `close` knocks.
+                if not self._closing.is_set() and data:
+                    answer = self._answer_to(data)
                     caller.settimeout(_ORDER_S_MAX)
                     caller.sendall(answer)
+
+    def _answer_to(self, data: bytes) -> bytes:
+        try:
+            order = msgspec.json.decode(data, type=ReloadOrder)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _FAILED + _NOT_UNDERSTOOD.encode()
+        self._on_order(order)
+        return self._answers.get()
 
 
 def encode(order: ReloadOrder) -> bytes:
@@ -95,8 +119,8 @@ def encode(order: ReloadOrder) -> bytes:
     return msgspec.json.encode(order) + b"\n"
 
 
-def _receive(caller: socket.socket) -> ReloadOrder | None:
-    """Receive an order; None if it is invalid. Raises `OSError`, for example on a timeout."""
+def _receive(caller: socket.socket) -> bytes:
+    """Receive an order's line. Raises `OSError`, for example on a timeout."""
     until, data = time.monotonic() + _ORDER_S_MAX, b""
     while not data.endswith(b"\n") and len(data) < ORDER_BYTES_MAX:
         if (left_s := until - time.monotonic()) <= 0:
@@ -105,9 +129,7 @@ def _receive(caller: socket.socket) -> ReloadOrder | None:
         if not (more := caller.recv(4096)):
             break
         data += more
-    with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.json.decode(data, type=ReloadOrder)
-    return None
+    return data
 
 
 def order(path: Path, order: ReloadOrder | None = None) -> tuple[bool, str]:

@@ -13,9 +13,11 @@ from deploy.supervisor.children import other_name
 from deploy.supervisor.events import ReloadAsked
 
 
-class ReloadOrder(Struct, frozen=True, omit_defaults=True):
+class ReloadOrder(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Order to reload the model of this name; None: every running one. `swap_for`: another model, by id or
-    folder, to be served under that name from now on. `gateway`: reload the gateway instead."""
+    folder, to be served under that name from now on. `gateway`: reload the gateway instead.
+
+    A field of a later version is refused: without it, the order would mean something else."""
 
     model: str | None = None
     swap_for: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import select
 import socket
@@ -10,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from deploy.supervisor import control
-from deploy.supervisor.control import Control, ControlError, encode, order
+from deploy.supervisor.control import ORDER_BYTES_MAX, Control, ControlError, encode, order
 from deploy.supervisor.reloading import ReloadOrder
 from protocol import sockets
 
@@ -72,6 +74,32 @@ def test_an_order_is_answered(path: Path) -> None:
     server.close()
 
 
+NOT_UNDERSTOOD = [
+    b'{"model": 1}\n',
+    b'{"later": true}\n',
+    b"[]\n",
+    b"\xff\n",
+    b'{"model": "\xff"}\n',
+    b'{"model"',
+    b"x" * ORDER_BYTES_MAX,
+]
+
+
+@pytest.mark.parametrize("sent", NOT_UNDERSTOOD, ids=lambda sent: repr(sent[:20]))
+def test_an_order_that_is_not_understood_is_answered_with_the_reason(path: Path, sent: bytes) -> None:
+    orders: queue.SimpleQueue[ReloadOrder] = queue.SimpleQueue()
+    server = Control(path, orders.put)
+    with caller(path) as other:
+        other.sendall(sent)
+        other.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: other.recv(4096), b"")).decode()
+    assert answer.startswith("-this `roundhouse serve` does not understand the order: it runs another")
+    assert orders.empty()
+    server.answer(True, "done")
+    assert order(path) == (True, "done")
+    server.close()
+
+
 def test_an_answer_that_does_not_come_is_not_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "ANSWER_S_MAX", 0.05)
     with socket.socket(socket.AF_UNIX) as hung:
@@ -79,6 +107,33 @@ def test_an_answer_that_does_not_come_is_not_waited_for(path: Path, monkeypatch:
         hung.listen(1)
         with pytest.raises(ControlError, match="no answer from `roundhouse serve`: timed out"):
             order(path)
+
+
+def test_a_listener_without_a_thread_is_an_error_that_leaves_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("no new thread")))
+        with pytest.raises(OSError, match="no new thread"):
+            Control(path, lambda asked: None)
+    assert not path.exists()
+
+
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_listener(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept_later(listener: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(control, "_ACCEPT_RETRY_S", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    server = Control(path, lambda asked: server.answer(True, "done"))
+    assert order(path) == (True, "done")
+    server.close()
 
 
 def test_an_order_that_arrives_byte_by_byte_is_given_up_in_time(path: Path) -> None:
