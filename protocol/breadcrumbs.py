@@ -8,6 +8,7 @@ The file has a name where it shall also survive a crash of the machine.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import tempfile
@@ -48,15 +49,21 @@ class BreadcrumbSlot:
                 self.fd = os.dup(file.fileno())
             return
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self.fd, fcntl.LOCK_EX)
-        os.fsync(self.fd)
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
+            os.fsync(self.fd)
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> str:
         """Delete the file. Return the child's last breadcrumb, or "" if it wrote none."""
         line = os.pread(self.fd, BYTES_MAX, 0)
         os.close(self.fd)
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            # One that cannot be deleted is no reason to miss the end of the child.
+            with contextlib.suppress(OSError):
+                self.path.unlink()
         return line.decode(errors="replace").strip()
 
 

@@ -24,7 +24,8 @@ class ChildChannel(Channel, ABC, Generic[T]):
     """Channel to a child, whose messages are read on a separate thread."""
 
     def __init__(self, child: str) -> None:
-        """`child`: the kind of process, for the log. `theirs`: the end that it inherits."""
+        """`child`: the kind of process, for the log. `theirs`: the end that it inherits. Raises
+        `OSError`."""
         line, self.theirs = socket.socketpair()
         super().__init__(line)
         self._child = child
@@ -35,11 +36,12 @@ class ChildChannel(Channel, ABC, Generic[T]):
         """Return the messages that `data` completes. Raises `ValueError`."""
 
     def listen(self, on_message: Callable[[T], None]) -> None:
-        """Start reading, until the child ends or the channel is closed. Called once, after the start."""
-        self.theirs.close()
+        """Start reading, until the child ends or the channel is closed. Called once. The end of the child is
+        noticed once `theirs` is closed here. Raises `RuntimeError` if there can be no more threads."""
         name = f"channel-{self._child}"
-        self._thread = threading.Thread(target=self._read, args=(on_message,), name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._read, args=(on_message,), name=name, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def close(self) -> None:
         self.theirs.close()

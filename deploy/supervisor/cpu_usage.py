@@ -40,6 +40,6 @@ def process_cpu_s(pid: int) -> float:
     """Return the CPU seconds of a process; 0 if it has just ended."""
     try:
         times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return 0.0
     return float(times.user + times.system)

@@ -85,5 +85,5 @@ def process_bytes(pid: int) -> int:
         return footprint
     try:
         return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:  # it has just ended
+    except (psutil.Error, OSError):  # it has just ended, or there can be no more descriptors
         return 0

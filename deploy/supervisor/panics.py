@@ -115,7 +115,8 @@ class Panics:
     def clear(self, model: str) -> None:
         """Forget the model's panic."""
         if self._folder is not None:
-            (self._folder / f"{_key(model)}{_PANIC}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self._folder / f"{_key(model)}{_PANIC}").unlink()
 
     def _sweep(self, folder: Path, boot_at: float) -> None:
         """Turn files of earlier boots into records, and delete those of processes that are gone."""

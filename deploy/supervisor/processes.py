@@ -54,29 +54,43 @@ class Processes:
     def start(
         self, name: str, child: Child, inherited: Mapping[str, int], *, model: str | None = None
     ) -> None:
-        """Start a process. `inherited`: its inherited descriptors, by the variable that holds the number.
-        `model`: what it serves; None: it is the spare, or serves none."""
+        """Start a process, or report why it could not be started. `inherited`: its inherited descriptors, by
+        the variable that holds the number. `model`: what it serves; None: it is the spare, or serves none."""
         try:
-            page = self._panics.open_slot(model)
-        except OSError as error:
+            with contextlib.ExitStack() as undo:
+                running = self._launch(name, child, inherited, model, undo)
+                undo.pop_all()
+        except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
             self._send(NotStarted(name, str(error)))
             return
+        log.info("%s runs as pid %d", name, running.process.pid)
+        self._running[name] = running
+
+    def _launch(
+        self,
+        name: str,
+        child: Child,
+        inherited: Mapping[str, int],
+        model: str | None,
+        undo: contextlib.ExitStack,
+    ) -> _Running:
+        """Start a process and its threads. `undo` gets what ends them if a later one cannot be started.
+
+        Raises `OSError` or `RuntimeError`.
+        """
+        page = self._panics.open_slot(model)
+        undo.callback(page.close)
         stderr = Stderr(name, quiet=self._quiet)
-        line = WorkerSpawnChannel() if child.model is not None else None
+        undo.callback(stderr.close)
         inherited = {**inherited, breadcrumbs.VARIABLE: page.fd}
+        line = WorkerSpawnChannel() if child.model is not None else None
         if line is not None:
+            undo.callback(line.close)
             inherited[channel.SPAWN_FD] = line.theirs.fileno()
-        try:
-            process = _begin(child, inherited, stderr.writer)
-        except OSError as error:
-            stderr.close()
-            page.close()
-            if line is not None:
-                line.close()
-            self._send(NotStarted(name, str(error)))
-            return
-        log.info("%s runs as pid %d", name, process.pid)
+        process = _begin(child, inherited, stderr.writer)
+        undo.callback(_end, process)
         if line is not None:
+            line.theirs.close()
             line.listen(lambda word: self._send(ChildMessage(name, process.pid, word)))
         waiter = threading.Thread(
             target=self._await_end,
@@ -84,8 +98,8 @@ class Processes:
             name=f"await-{name}",
             daemon=True,
         )
-        self._running[name] = _Running(process, waiter, line, page)
         waiter.start()
+        return _Running(process, waiter, line, page)
 
     def give(self, spare: str, name: str, words: Sequence[str], model: str) -> bool:
         """Send `words`, its arguments, to the process `spare` and rename it to `name`. `model`: what it
@@ -160,6 +174,11 @@ def _begin(child: Child, inherited: Mapping[str, int], stderr: int) -> subproces
         # Its own session: Ctrl-C in the terminal reaches only us, and we stop children in order.
         start_new_session=True,
     )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _kill_group(process.pid)
+    process.wait()
 
 
 def _kill_group(leader: int) -> None:

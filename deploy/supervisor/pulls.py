@@ -49,7 +49,8 @@ class _Download:
     """A download with its process and the thread that reads its progress."""
 
     state: PullState
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None = None
+    """None: it could not be started."""
     reader: threading.Thread | None = None
 
 
@@ -80,8 +81,25 @@ class Pulls:
             self._end(self._downloads.popitem()[1])
 
     def _start(self, pull: Pull, line: int) -> None:
-        process = subprocess.Popen(
-            [*self._command, pull.model],
+        download = self._downloads[pull.id] = _Download(PullState(id=pull.id, model=pull.model))
+        try:
+            process = download.process = self._begin(pull.model, line)
+            reader = threading.Thread(target=self._read, args=(download, process), name="pull", daemon=True)
+            reader.start()
+        except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
+            self._end(download)
+            download.process = None
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            failure = f"{pull.model}: the download could not be started: {why}"
+            self._on_progress(download, _Progress(failure=failure))
+            return
+        download.reader = reader
+        log.info("downloading %s", pull.model)
+
+    def _begin(self, model: str, line: int) -> subprocess.Popen[bytes]:
+        """Raises `OSError`."""
+        return subprocess.Popen(
+            [*self._command, model],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -89,20 +107,15 @@ class Pulls:
             pass_fds=(line,),
             start_new_session=True,
         )
-        log.info("downloading %s", pull.model)
-        download = _Download(PullState(id=pull.id, model=pull.model), process)
-        self._downloads[pull.id] = download
-        download.reader = threading.Thread(target=self._read, args=(download,), name="pull", daemon=True)
-        download.reader.start()
 
-    def _read(self, download: _Download) -> None:
-        assert download.process.stdout is not None
-        with download.process.stdout as lines:
+    def _read(self, download: _Download, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
             while line := lines.readline(LINE_BYTES_MAX):
                 with contextlib.suppress(msgspec.MsgspecError):
                     self._on_progress(download, _progress.decode(line))
         if download.state.stage == "running":
-            status = download.process.wait()
+            status = process.wait()
             self._on_progress(download, _Progress(failure=f"The download ended with status {status}."))
 
     def _on_progress(self, download: _Download, told: _Progress) -> None:
@@ -118,12 +131,17 @@ class Pulls:
             self._changed()
 
     def _end(self, download: _Download) -> None:
+        process = download.process
+        if process is None:
+            return
         with contextlib.suppress(ProcessLookupError):
-            download.process.terminate()
+            process.terminate()
         try:
-            download.process.wait(END_S_MAX)
+            process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
-            download.process.kill()
-            download.process.wait()
+            process.kill()
+            process.wait()
         if download.reader is not None:
             download.reader.join()
+        elif process.stdout is not None:
+            process.stdout.close()

@@ -66,7 +66,9 @@ class Stderr:
         quiet: QuietTerminal | None = None,
     ) -> None:
         """`to`: the descriptor that lines are copied to: all of them, or those that `quiet` shows.
-        `write_s_max`: the timeout for its reader."""
+        `write_s_max`: the timeout for its reader.
+
+        Raises `OSError`, or `RuntimeError` if there can be no more threads."""
         self._name = name
         self._quiet = quiet
         self._to = BoundedWriter(to, write_s_max)
@@ -75,7 +77,12 @@ class Stderr:
         self._mark = os.urandom(16)
         self._reader, self.writer = os.pipe()
         self._thread = threading.Thread(target=self._copy, name=f"stderr-{name}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._reader)
+            os.close(self.writer)
+            raise
 
     def close(self) -> str:
         """Copy the rest and return the child's last message."""

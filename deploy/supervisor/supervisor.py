@@ -369,14 +369,20 @@ class Supervisor:
             return
         if self._gateway is not None:
             self._gateway.close()
-        gateway = self._gateway = GatewayChannel()
+            self._gateway = None
+        try:
+            gateway = self._gateway = GatewayChannel()
+            gateway.listen(self._events.put)
+        except (OSError, RuntimeError) as error:  # RuntimeError: there can be no more threads
+            self._events.put(NotStarted(name, str(error)))
+            return
         # Before the process exists: from its first request on, the gateway knows every model.
         gateway.tell(self._model_states())
         inherited = {lifeline.VARIABLE: line, channel.SUPERVISOR_FD: gateway.theirs.fileno()}
         if self._listener is not None:
             inherited[listening.LISTENER_FD] = self._listener.fileno()
         self._processes.start(name, child, inherited)
-        gateway.listen(self._events.put)
+        gateway.theirs.close()
 
     def _stop_listening(self) -> None:
         """Close the socket for clients: there will be no other gateway that could answer them."""

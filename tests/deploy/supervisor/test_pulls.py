@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -99,6 +103,30 @@ def test_downloads_are_bounded_and_end_with_the_supervisor(line: int) -> None:
     pulls.order([Pull(id=str(number), model=MODEL) for number in range(PULLS_MAX + 2)], line)
     assert len(pulls.states()) == PULLS_MAX
     pulls.close()
+    assert pulls.states() == []
+
+
+@pytest.mark.parametrize("fails", ["process", "thread"])
+def test_a_download_that_cannot_be_started_is_a_failure_and_reported_once(
+    fails: str, monkeypatch: pytest.MonkeyPatch, line: int
+) -> None:
+    changes: list[None] = []
+    pulls = Pulls(lambda: changes.append(None), HANGS)
+    order = [Pull(id="a", model=MODEL)]
+    with monkeypatch.context() as patched:
+        if fails == "process":
+            error = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+            patched.setattr(subprocess, "Popen", mock.Mock(side_effect=error))
+        else:
+            patched.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("no new thread")))
+        pulls.order(order, line)
+    pulls.order(order, line)
+    [state] = pulls.states()
+    assert state.stage == "failed"
+    assert state.failure.startswith(f"{MODEL}: the download could not be started: ")
+    assert "Errno" not in state.failure
+    assert len(changes) == 1
+    pulls.order([], line)
     assert pulls.states() == []
 
 
