@@ -54,8 +54,8 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return the number of processes for `-n auto`: the usable cores plus one, because many tests wait."""
-    return min(_cores() + 1, PROCESSES_MAX)
+    """Return the number of processes for `-n auto`: twice the usable cores, because many tests wait."""
+    return min(2 * _cores(), PROCESSES_MAX)
 
 
 def _cores() -> int:

@@ -34,6 +34,7 @@ def reload_under_streams(served: Served, resumed: int) -> None:
     before, tokens = resumed_by(served), TOKENS if resumed else SHORT
     clients, old = ask_all(served.url, tokens=tokens), served.workers("ready")
     late = ask(served.url, "!tokens=30")
+    wait_until_flowing([late])  # without memory for two, no worker serves for a moment
     done, text = served.reload()
     assert done, text
     assert not {*old} & {*served.workers("ready")}
