@@ -16,16 +16,14 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tests.faults.raw import CHAT, Pool, Reply, get, on_uvloop, post
+from tests.faults.raw import CHAT, Pool, Reply, on_uvloop, post
 from tests.faults.runner import run_program
 from tests.faults.streams import scripted
 from tests.system import System, chat_body, running_system
 
 ROWS, WAITING_MAX = 16, 64
 STEP_MS, TOKENS = 10, 20
-SAMPLE_S = 0.1
 CALM_S_MIN = 1.0
 QUESTION = f"go !tokens={TOKENS}"
 GOODPUT_MIN = 0.95
@@ -35,18 +33,14 @@ JUDGED_S_MIN = 10.0
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of a phase. `in_house_max`: requests in flight according to refusals. `waiting_max`: as
-    sampled from the worker's status. `late_s`: delays of requests behind schedule, for lack of a core.
-    `wrong`: the beginnings of wrong answers."""
+    """The results of a phase. `in_house_max`: requests in flight according to refusals. `wrong`: the
+    beginnings of wrong answers."""
 
     seconds: float = 0.0
     served: int = 0
     refused_s: list[float] = field(default_factory=list)
-    late_s: list[float] = field(default_factory=list)
     retry_after: set[int] = field(default_factory=set)
-    waiting_max: int = 0
     in_house_max: int = 0
-    gateway_cpu_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -90,30 +84,13 @@ class Load:
     """Clients of a system, all on one event loop."""
 
     def __init__(self, system: System, seed: int) -> None:
-        self._system = system
         self._dice = random.Random(seed)
         self._pool = Pool(system.port)
         self._requests = [post(CHAT, chat_body(QUESTION, stream=stream)) for stream in (False, True)]
 
     async def at_capacity(self, seconds: float) -> Outcome:
         """Run as many clients as may be in flight; each sends a request after each answer."""
-        return await self._watch(seconds, lambda outcome: self._keep_full(outcome, seconds))
-
-    async def beyond(self, per_second: float, seconds: float) -> Outcome:
-        """Send requests at this rate, at random instants."""
-        return await self._watch(seconds, lambda outcome: self._pour(outcome, per_second, seconds))
-
-    async def _watch(self, seconds: float, load: Any) -> Outcome:
-        outcome, stats = Outcome(seconds), self._system.gateway.stats
-        before = stats.cpu_times()
-        watcher = asyncio.create_task(self._look(outcome))
-        await load(outcome)
-        watcher.cancel()
-        after = stats.cpu_times()
-        outcome.gateway_cpu_s = after.user + after.system - before.user - before.system
-        return outcome
-
-    async def _keep_full(self, outcome: Outcome, seconds: float) -> None:
+        outcome = Outcome(seconds)
         ends_at = asyncio.get_running_loop().time() + seconds
 
         async def ask_on() -> None:
@@ -121,30 +98,25 @@ class Load:
                 await self._ask(outcome, ends_at)
 
         await asyncio.gather(*(ask_on() for _ in range(ROWS + WAITING_MAX)))
+        return outcome
 
-    async def _pour(self, outcome: Outcome, per_second: float, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
+    async def beyond(self, per_second: float, seconds: float) -> Outcome:
+        """Send requests at this rate, at random instants."""
+        outcome, loop = Outcome(seconds), asyncio.get_running_loop()
         due = loop.time()
         ends_at = due + seconds
         async with asyncio.TaskGroup() as asking:
             while due < ends_at:
                 await asyncio.sleep(due - loop.time())
-                outcome.late_s.append(max(0.0, loop.time() - due))
                 asking.create_task(self._ask(outcome, ends_at))
                 due += self._dice.expovariate(per_second)
+        return outcome
 
     async def _ask(self, outcome: Outcome, ends_at: float) -> None:
         """Send a request; an answer after `ends_at` is not counted."""
         reply = await self._pool.ask(self._dice.choice(self._requests))
         if reply.status != 200 or asyncio.get_running_loop().time() <= ends_at:
             outcome.take(reply)
-
-    async def _look(self, outcome: Outcome) -> None:
-        while True:
-            status = (await self._pool.ask(get("/v1/status"))).document
-            [worker] = status["workers"]
-            outcome.waiting_max = max(outcome.waiting_max, worker["waiting"])
-            await asyncio.sleep(SAMPLE_S)
 
     async def close(self) -> None:
         await self._pool.close()
@@ -195,11 +167,7 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
     print(share)
     print(f"{len(beyond.refused_s)} refused, all with a Retry-After ({sorted(beyond.retry_after)} s)")
     print(refused)
-    print(f"requests were sent late by {_quantiles(beyond.late_s)}")
-    print(f"at most {beyond.waiting_max} waited, {beyond.in_house_max} in flight")
-    load = beyond.gateway_cpu_s / beyond.seconds
-    each_ms = 1000 * beyond.gateway_cpu_s / max(1, beyond.served + len(beyond.refused_s))
-    print(f"the gateway took {load:.2f} of a core, {each_ms:.2f} ms for each request")
+    print(f"at most {beyond.in_house_max} in flight")
     wrong = complaints(calm, beyond)
     if given.seconds >= JUDGED_S_MIN:
         wrong += [share] if beyond.goodput < GOODPUT_MIN * calm.goodput else []
