@@ -2,13 +2,14 @@
 
 Keyed answers, answers in the background, and short ones that no gateway keeps, over open connections. No
 request may be refused, and no text may differ from that of an undisturbed run; only answers that no gateway
-keeps may be cut, by a kill. Prints how many were.
+keeps may be cut, by a kill.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import random
 import signal
@@ -118,8 +119,7 @@ class Asker(threading.Thread):
 
 
 def _joined(stream: str) -> str:
-    events = [event for event in sse_documents(iter(stream.split("\n"))) if event != "[DONE]"]
-    documents = [httpx.Response(200, text=event).json() for event in events]
+    documents = [json.loads(event) for event in sse_documents(iter(stream.split("\n"))) if event != "[DONE]"]
     return "".join(choice["delta"].get("content") or "" for each in documents for choice in each["choices"])
 
 

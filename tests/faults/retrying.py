@@ -31,11 +31,22 @@ class RetryingClient(threading.Thread):
     byte of the next response.
     """
 
-    def __init__(self, url: str, dialect: str, prompt: str, key: str, *, stream: bool, within_s: float = 120):
+    def __init__(
+        self,
+        url: str,
+        dialect: str,
+        prompt: str,
+        key: str,
+        *,
+        stream: bool,
+        within_s: float = 120,
+        **fields: object,
+    ) -> None:
+        """`fields`: further fields of the body."""
         super().__init__()
         self.dialect, self.stream, self.prompt = dialect, stream, prompt
         self._url, self._key, self._within_s = url + PATHS[dialect], key, within_s
-        self._body = body_of(dialect, prompt, stream=stream)
+        self._body = body_of(dialect, prompt, stream=stream) | fields
         self._over = threading.Event()
         self.read = bytearray()
         self.beginnings: list[bytes] = []

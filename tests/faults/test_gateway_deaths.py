@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-from tests.faults.gateway_deaths import kill_gateways
 from tests.faults.questions import image_url
 from tests.faults.retrying import RetryingClient
 from tests.faults.streams import scripted
@@ -56,11 +54,6 @@ def ended(system: System, id: str) -> dict[str, Any]:
 
 def text_of(document: dict[str, Any]) -> str:
     return str(document["output"][0]["content"][0]["text"])
-
-
-def test_clients_that_retry_with_their_key_get_undisturbed_answers(tmp_path: Path) -> None:
-    given = argparse.Namespace(kills=1, clients=6, tokens=40, interval=0.5, seed=1)
-    assert kill_gateways(tmp_path, given) == []
 
 
 def test_responses_in_the_background_go_on_with_their_media_and_event_numbers(tmp_path: Path) -> None:
