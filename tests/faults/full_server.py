@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ RESTART_FLAGS = ("--deaths-max=1000000", "--restart-delay-max=0.2")
 class FullServer:
     """The server of one model, whose prefix cache and log are in `folder` and outlive `stop`."""
 
-    def __init__(self, folder: Path, model: Path, settings: Sequence[str] = ()) -> None:
-        """`settings`: further flags of `serve`."""
-        self._folder, self._model, self._settings = folder, model, settings
+    def __init__(self, folder: Path, model: Path) -> None:
+        self._folder, self._model = folder, model
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self._http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
@@ -36,9 +35,7 @@ class FullServer:
     def start(self) -> None:
         """Start the stopped server and wait until it is ready."""
         flags = [f"--port={self._port}", f"--endpoint=ipc://{self._folder}/line", f"--model={self._model}"]
-        self._process = Process(
-            "serve", ["deploy", "serve", *flags, *RESTART_FLAGS, *self._settings], self._folder
-        )
+        self._process = Process("serve", ["deploy", "serve", *flags, *RESTART_FLAGS], self._folder)
         eventually(self.worker_pids, within_s=READY_S_MAX, what="a worker is ready")
 
     def stop(self) -> None:
@@ -112,9 +109,9 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 @contextlib.contextmanager
-def full_server(folder: Path, model: Path, settings: Sequence[str] = ()) -> Iterator[FullServer]:
-    """Run a server in a new folder for the duration of the context. `settings`: as for `FullServer`."""
-    server = FullServer(folder, model, settings)
+def full_server(folder: Path, model: Path) -> Iterator[FullServer]:
+    """Run a server in a new folder for the duration of the context."""
+    server = FullServer(folder, model)
     try:
         server.start()
         yield server

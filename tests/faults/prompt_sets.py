@@ -8,7 +8,7 @@ the prefix cache's block size, other than by chance.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,12 +152,10 @@ def with_references(
     oracle: Oracle,
     drawn: Sequence[tuple[str, dict[str, Any]]],
     ask: Ask,
-    settings: Mapping[str, int],
 ) -> list[ReferenceRequest]:
-    """Add reference answers to requests: upstream's for greedy ones, those of `ask` for seeded ones.
-    `settings`: further arguments of upstream's `stream_generate`."""
+    """Add reference answers to requests: upstream's for greedy ones, those of `ask` for seeded ones."""
     greedy = [body for _, body in drawn if not body["temperature"]]
-    oracle.ask(folder, [_for_oracle(body) | {"settings": settings} for body in greedy])
+    oracle.ask(folder, [_for_oracle(body) for body in greedy])
     seeded = {id(body): ask(path, body) for path, body in drawn if body["temperature"]}
     texts = seeded | {id(body): answer["text"] for body, answer in zip(greedy, oracle.hear(), strict=True)}
     return [ReferenceRequest(path, body, texts[id(body)], body["max_tokens"]) for path, body in drawn]

@@ -1,7 +1,6 @@
 """Kills and restarts under streams whose long prompts share prefixes.
 
     python -m tests.faults.shared_prompts --seed 1 --kills 70 --model hybrid
-    python -m tests.faults.shared_prompts --model smollm2 --kv-bits 8
 
 `roundhouse serve` runs with its default settings, which include a spare and a prefix cache on disk, in a new
 folder. Concurrent streams have prompts above the minimum length for the disk, and most share prefixes
@@ -24,8 +23,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,8 +67,6 @@ SIZES = {
     "hybrid": Sizes(prompt_max=1400, answer_max=80, requests=16),
     "smollm2": Sizes(prompt_max=1000, shared=500, answer_max=40, requests=8),
 }
-NO_SETTINGS: Mapping[str, int] = {}
-SIZES_CHOSEN = ("prompt_min", "prompt_max", "shared", "answer_max", "requests")
 SIZES_OF_FOLDER = Sizes(prompt_max=1300, answer_max=60, requests=10)
 
 
@@ -162,11 +159,8 @@ class Soak:
         streams: int = STREAMS,
         bound_s: float = BOUND_S,
         report: Callable[[str], None] = lambda line: None,
-        settings: Mapping[str, int] = NO_SETTINGS,
     ) -> None:
-        """`settings`: those of the server's KV caches, by upstream's names."""
         self.outcome = Outcome()
-        self._settings = settings
         self._server, self._model, self._sizes = server, model, sizes
         self._bound_s, self._report = bound_s, report
         self._dice = random.Random(seed)
@@ -239,8 +233,7 @@ class Soak:
 
     def _draw_prompts(self, oracle: Oracle) -> None:
         drawn = draw_bodies(self._texts, self._sizes, self._dice)
-        ask = self._ask_undisturbed
-        self._requests = with_references(self._model, oracle, drawn, ask, self._settings)
+        self._requests = with_references(self._model, oracle, drawn, self._ask_undisturbed)
 
     def _ask_undisturbed(self, path: str, body: dict[str, Any]) -> str:
         self._server.wait_ready()
@@ -336,26 +329,12 @@ def draw_steps(dice: random.Random, kills: int) -> list[Step]:
 
 
 def print_report(outcome: Outcome) -> None:
-    kills = ", ".join(f"{count} of {kind}" for kind, count in sorted(outcome.kills.items()))
-    print(f"{outcome.kills.total()} kills ({kills}), {outcome.restarts} restarts of the server")
-    failed = sum(outcome.errors.values())
     print(
-        f"{outcome.answers} answers, {outcome.reused} of them with a restored prefix;"
-        f" {outcome.met} streams open at the kills"
+        f"kills {dict(outcome.kills)}, {outcome.restarts} restarts, {outcome.met} streams open at the kills"
     )
-    print(
-        f"{len(outcome.hung)} hung, {len(outcome.wrong)} wrong, {failed} failed {dict(outcome.errors)},"
-        f" {outcome.refusals} refused while no worker was ready, and repeated"
-    )
-    pauses = outcome.pauses_s
-    if pauses:
-        middle = statistics.median(pauses)
-        print(
-            f"{len(pauses)} streams paused for a kill: {middle:.2f} s (median), at most {max(pauses):.2f} s"
-        )
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in outcome.idle.items())
-    print(f"idle: {shares} of a core; {outcome.in_flight} requests in flight")
-    print(f"{len(outcome.log_errors)} errors in the log")
+    print(f"{outcome.answers} answers, {outcome.reused} with a restored prefix, {outcome.refusals} refusals")
+    if pauses := outcome.pauses_s:
+        print(f"{len(pauses)} pauses: median {statistics.median(pauses):.2f} s, at most {max(pauses):.2f} s")
 
 
 def folder_of(model: str) -> Path:
@@ -368,23 +347,12 @@ def folder_of(model: str) -> Path:
     return folder
 
 
-def kv_settings(given: argparse.Namespace) -> dict[str, int]:
-    """Return the settings of KV caches, whose names are also those of upstream's `stream_generate`."""
-    names = ["max_kv_size"] if given.max_kv_size else []
-    names += ["kv_bits", "kv_group_size", "quantized_kv_start"] if given.kv_bits else []
-    return {name: getattr(given, name) for name in names}
-
-
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
     """Run all steps with a new server. The measurements are printed even if the run fails."""
     model = folder_of(given.model)
-    chosen = {name: value for name in SIZES_CHOSEN if (value := getattr(given, name)) is not None}
-    sizes = replace(SIZES.get(given.model, SIZES_OF_FOLDER), **chosen)
-    settings = kv_settings(given)
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    print(sizes, *flags, flush=True)
+    sizes = SIZES.get(given.model, SIZES_OF_FOLDER)
     steps = draw_steps(random.Random(given.seed), given.kills)
-    with Oracle() as oracle, full_server(folder, model, flags) as server:
+    with Oracle() as oracle, full_server(folder, model) as server:
         soak = Soak(
             server,
             model,
@@ -393,7 +361,6 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
             streams=given.streams,
             bound_s=given.bound,
             report=lambda line: print(time.strftime("%X"), line, flush=True),
-            settings=settings,
         )
         try:
             return soak.run(steps, oracle, given.idle).failures
@@ -405,18 +372,12 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    size = {"type": int, "help": "see `prompt_sets.Sizes`; default: depends on the model"}
     options = {
         "--seed": 0,
         "--kills": 10,
         "--model": {"default": "dense", "help": f"{', '.join(SIZES)}, or a folder"},
         "--streams": STREAMS,
         "--bound": {"type": float, "default": BOUND_S, "metavar": "SECONDS"},
-        "--kv-bits": {"type": int, "choices": (4, 8), "help": "quantize KV caches"},
-        "--kv-group-size": 64,
-        "--quantized-kv-start": 0,
-        "--max-kv-size": {"type": int, "help": "cap KV caches, of models without caches of their own"},
         "--idle": {"type": float, "default": IDLE_S, "metavar": "SECONDS"},
     }
-    sizes = {f"--{name.replace('_', '-')}": size for name in SIZES_CHOSEN}
-    run_program(__doc__, check, options | sizes)
+    run_program(__doc__, check, options)
