@@ -1,4 +1,4 @@
-"""A supervisor with a gateway and a scripted worker, as `roundhouse serve` runs them: `Served` starts it."""
+"""A supervisor with a gateway and a scripted worker, as `roundhouse serve` runs them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,42 @@ os.execv(sys.executable, [sys.executable, "-m", "tests.scripted_worker", *flags]
 """
 
 
-class Served:
-    """The server, at a port of its own. `fits`: whether two workers fit in memory."""
+class Server:
+    """A supervisor and its processes, at a port of their own. `told`: what `main` reads of this server."""
+
+    def __init__(self, folder: Path, gateway_flags: Sequence[str], *, fits: bool, **told: object) -> None:
+        """`fits`: whether two workers fit in memory."""
+        self.folder = folder
+        self.endpoint = f"ipc://{folder}/line"
+        self._control = folder / "control"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
+        gateway = ["broker", "--port", str(port), "--endpoint", self.endpoint, *gateway_flags]
+        self._told = {
+            "port": port,
+            "gateway": [sys.executable, "-m", *gateway],
+            "control": str(self._control),
+            "fits": fits,
+            **told,
+        }
+
+    def begin(self) -> None:
+        """Start all processes."""
+        self.process = Process("serve", ["tests.faults.serving", json.dumps(self._told)], self.folder)
+
+    def close(self) -> None:
+        """Stop the server with all its children."""
+        self.http.close()
+        self.process.stop()
+
+    def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.http.get("/v1/status").json()
+        return answer
+
+
+class Served(Server):
+    """The server of one model."""
 
     def __init__(
         self,
@@ -46,27 +80,18 @@ class Served:
         ready_timeout_s: float = 30,
         gateway_flags: Sequence[str] = (),
     ) -> None:
-        self._folder = folder
-        self.endpoint = f"ipc://{folder}/line"
-        self._flags, self._control = folder / "flags", folder / "control"
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
+        self._flags = folder / "flags"
+        worker = [sys.executable, "-c", BEGIN_WORKER, str(self._flags)]
+        workers = [(["worker"], worker, {"name": "fake"})]
+        super().__init__(
+            folder, gateway_flags, fits=fits, workers=workers, ready_timeout_s=ready_timeout_s, listens=True
+        )
         self.set_worker(flags)
-        gateway = ["broker", "--port", str(port), "--endpoint", self.endpoint, *gateway_flags]
-        self._told = {
-            "port": port,
-            "gateway": [sys.executable, "-m", *gateway],
-            "worker": [sys.executable, "-c", BEGIN_WORKER, str(self._flags)],
-            "control": str(self._control),
-            "fits": fits,
-            "ready_timeout_s": ready_timeout_s,
-        }
         self.start()
 
     def start(self) -> None:
         """Start all processes, and wait until a worker is ready."""
-        self.process = Process("serve", ["tests.faults.serving", json.dumps(self._told)], self._folder)
+        self.begin()
         self.wait_ready()
 
     def wait_ready(self) -> None:
@@ -90,10 +115,6 @@ class Served:
         """Reload like `roundhouse reload`, or with `--gateway`; return whether the process was replaced, and
         the message."""
         return control.order(self._control, ReloadOrder(gateway=gateway))
-
-    def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.http.get("/v1/status").json()
-        return answer
 
     def gateway_pids(self) -> list[int]:
         """Return the process ids of all gateways that were started, in order."""
@@ -129,21 +150,26 @@ def serving(
     try:
         yield served
     finally:
-        served.http.close()
-        served.process.stop()
+        served.close()
 
 
 def main(arguments: Sequence[str]) -> int:
     told = json.loads(arguments[0])
     logs.setup("serve")
-    children = [
-        Child("gateway", told["gateway"], dict(os.environ), hears=True),
-        Child("worker", told["worker"], dict(os.environ), model=ServedModel(name="fake")),
-    ]
+    env = dict(os.environ)
+    children = [Child("gateway", told["gateway"], env, hears=True)]
+    for names, argv, fields in told["workers"]:
+        model = ServedModel(**fields | {"aliases": tuple(fields.get("aliases", ()))})
+        children += [Child(name, argv, env, model=model) for name in names]
     fits = fits_beside if told["fits"] else lambda needed_bytes: False
-    reloading = Reloading(Path(told["control"]), 10.0, told["ready_timeout_s"], fits)
-    listener = listen("127.0.0.1", told["port"])
-    return Supervisor(children, limits=KILLED_ON_PURPOSE, reloading=reloading, listener=listener).run()
+    return Supervisor(
+        children,
+        reloading=Reloading(Path(told["control"]), 10.0, told["ready_timeout_s"], fits),
+        limits=RestartLimits(**told["limits"]) if "limits" in told else KILLED_ON_PURPOSE,
+        memory_budget=told.get("budget"),
+        spare=told.get("spare", False),
+        listener=listen("127.0.0.1", told["port"]) if told["listens"] else None,
+    ).run()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,13 +14,10 @@ import httpx
 
 from deploy.serving.commandlines import replica_names
 from deploy.supervisor import control
-from deploy.supervisor.child import Child, ServedModel
-from deploy.supervisor.memory import fits_beside
-from deploy.supervisor.reloading import Reloading, ReloadOrder
-from deploy.supervisor.restarts import RestartLimits
-from deploy.supervisor.supervisor import Supervisor
-from protocol import logs
-from tests.system import NO_TLS, Process, eventually, free_port
+from deploy.supervisor.child import ServedModel
+from deploy.supervisor.reloading import ReloadOrder
+from tests.faults.serving import Server
+from tests.system import eventually
 
 STARTS_S_MAX = 60.0
 CRASHES_MAX = 10**6
@@ -41,8 +36,19 @@ class Scripted:
     replicas: int = 1
 
 
-class Several:
-    """The server, at a port of its own."""
+def _workers_of(model: Scripted, folder: Path) -> tuple[list[str], list[str], dict[str, object]]:
+    """Return names and command line of a model's workers, and the fields of its `ServedModel`."""
+    path = str(folder / model.name)
+    argv = [sys.executable, "-m", "tests.scripted_worker", "--endpoint", f"ipc://{folder}/line"]
+    argv += [*model.flags.split(), f"--model={path}", f"--served-name={model.name}"]
+    fields: dict[str, Any] = asdict(model)
+    del fields["flags"], fields["weight_bytes"]
+    fields |= {"model": path, "named": True, "aliases": tuple(model.aliases)}
+    return replica_names(f"worker[{model.name}]", ServedModel(**fields)), argv, fields
+
+
+class Several(Server):
+    """The server of several models."""
 
     def __init__(
         self,
@@ -54,22 +60,20 @@ class Several:
         fits: bool = True,
         spare: bool = False,
     ) -> None:
-        self.folder = folder
-        self._control = folder / "control"
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
+        super().__init__(
+            folder,
+            gateway_flags.split(),
+            fits=fits,
+            workers=[_workers_of(model, folder) for model in models],
+            ready_timeout_s=30.0,
+            listens=False,
+            limits={"delay_s_max": 0.4, "deaths_max": CRASHES_MAX},
+            budget=budget,
+            spare=spare,
+        )
         for model in models:
             self.make_weights(model.name, model.weight_bytes)
-        told = {
-            "folder": str(folder),
-            "gateway": ["--port", str(port), *gateway_flags.split()],
-            "models": [asdict(model) for model in models],
-            "budget": budget,
-            "fits": fits,
-            "spare": spare,
-        }
-        self.process = Process("several", ["tests.faults.several", json.dumps(told)], folder)
+        self.begin()
         eventually(self.answers, within_s=STARTS_S_MAX, what="/ready")
 
     def answers(self) -> bool:
@@ -102,10 +106,6 @@ class Several:
             what=f"models are {states}",
         )
 
-    def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.http.get("/v1/status").json()
-        return answer
-
     def there(self) -> int | None:
         """Return the process id of the spare that has reported ready, if it is still waiting."""
         found = re.findall(r"spare is ready as pid (\d+)", self.process.log())
@@ -135,38 +135,4 @@ def several(
     try:
         yield served
     finally:
-        served.http.close()
-        served.process.stop()
-
-
-def main(arguments: Sequence[str]) -> int:
-    told = json.loads(arguments[0])
-    logs.setup("serve")
-    folder, env = Path(told["folder"]), dict(os.environ)
-    endpoint = ["--endpoint", f"ipc://{folder}/line"]
-    gateway = [sys.executable, "-m", "broker", *endpoint, *told["gateway"]]
-    children = [Child("gateway", gateway, env, hears=True)]
-    for model in (Scripted(**model) for model in told["models"]):
-        path = str(folder / model.name)
-        argv = [sys.executable, "-m", "tests.scripted_worker", *endpoint, *model.flags.split()]
-        served = ServedModel(
-            name=model.name,
-            model=path,
-            named=True,
-            aliases=tuple(model.aliases),
-            resident=model.resident,
-            replicas=model.replicas,
-        )
-        argv += [f"--model={path}", f"--served-name={model.name}"]
-        names = replica_names(f"worker[{model.name}]", served)
-        children += [Child(name, argv, env, model=served) for name in names]
-    fits = fits_beside if told["fits"] else lambda needed_bytes: False
-    reloading = Reloading(folder / "control", 10.0, 30.0, fits)
-    limits = RestartLimits(delay_s_max=0.4, deaths_max=CRASHES_MAX)
-    return Supervisor(
-        children, reloading=reloading, memory_budget=told["budget"], limits=limits, spare=told["spare"]
-    ).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        served.close()
