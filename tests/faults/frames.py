@@ -105,17 +105,17 @@ def _live_falsely(
         yield worker.heard
 
 
-def at_worker(folder: Path, frames: int, seed: int, module: str = "tests.scripted_worker") -> Outcome:
+def at_worker(folder: Path, frames: int, seed: int) -> Outcome:
     """Send `frames` messages to a worker, with a real request after each batch."""
     dice, outcome = random.Random(seed), Outcome()
     endpoint = f"ipc://{folder}/false"
     with zmq.Context[zmq.Socket[bytes]]() as context:
         gateway = FalseGateway(context, endpoint)
-        worker = Process("worker", [module, "--endpoint", endpoint], folder)
+        worker = Process("worker", ["tests.scripted_worker", "--endpoint", endpoint], folder)
         health = Health([worker], boundary="could not be prepared")
         try:
             gateway.meet()
-            expected = scripted(PROBE, 5) if module == "tests.scripted_worker" else gateway.ask(PROBE)
+            expected = scripted(PROBE, 5)
             for number in range(frames // BATCH):
                 if number == frames // BATCH // 10:
                     health.warm()
@@ -135,14 +135,11 @@ def at_worker(folder: Path, frames: int, seed: int, module: str = "tests.scripte
 
 
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
-    """Run the test at the selected ends."""
+    """Run the test at both ends."""
     wrong = []
-    for end in ("gateway", "worker") if given.end == "both" else (given.end,):
+    for end, run in (("gateway", at_gateway), ("worker", at_worker)):
         (folder / end).mkdir()
-        if end == "gateway":
-            outcome = at_gateway(folder / end, given.frames, given.seed)
-        else:
-            outcome = at_worker(folder / end, given.frames, given.seed, given.worker)
+        outcome = run(folder / end, given.frames, given.seed)
         print(f"{outcome.sent} messages to the {end}, {outcome.answered} real answers", flush=True)
         print(dict(outcome.heard))
         print({name: f"{growth / 2**20:+.1f} MiB" for name, growth in outcome.growth_bytes.items()})
@@ -151,13 +148,5 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    options = {
-        "--frames": {"type": int, "default": 1_000_000, "help": "for each end"},
-        "--seed": 0,
-        "--end": {"choices": ["gateway", "worker", "both"], "default": "both"},
-        "--worker": {
-            "default": "tests.scripted_worker",
-            "help": "module of the worker; `worker`: the real one",
-        },
-    }
-    run_program(__doc__, check, options)
+    frames = {"type": int, "default": 1_000_000, "help": "for each end"}
+    run_program(__doc__, check, {"--frames": frames, "--seed": 0})

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import psutil
 
-from deploy.load.samples import percentile
 from tests.faults.runner import run_program
 from tests.faults.sets import GONE_S_MAX, READY_S_MAX, Set, served_set
 from tests.faults.streams import Client, ask, wait_for, wait_until_flowing, wait_until_taken
@@ -41,18 +40,6 @@ LOG_TOLD = 20_000
 
 
 @dataclass(slots=True)
-class Cell:
-    """Measurements of one kind of strike. `served_s`: from each strike until the next set was ready.
-    `answered_s`: until all clients had their answers. `pauses_s`: the longest pause of each client.
-    `underway`: unanswered requests at each strike."""
-
-    served_s: list[float] = field(default_factory=list)
-    answered_s: list[float] = field(default_factory=list)
-    pauses_s: list[float] = field(default_factory=list)
-    underway: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Outcome:
     """`wrong`: answers with a different text, and leaked processes. `failed`: answers that did not end
     correctly, or did not end at all. `refused`: requests refused with a Retry-After and repeated."""
@@ -62,7 +49,6 @@ class Outcome:
     refused: int = 0
     wrong: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    cells: dict[str, Cell] = field(default_factory=dict)
 
 
 class Siege:
@@ -92,22 +78,16 @@ class Siege:
         if phase == "load":
             members[0].kill()
             members = [*self._loading(members), *members]
-        underway = sum(not client.ended_at for client in clients)
         began = time.monotonic()
         with contextlib.suppress(psutil.NoSuchProcess):  # its set has already ended
             members[rank].send_signal(number)
         if phase == "idle":
             eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
             clients = self._asked_when_ready(questions)
-        cell = self.outcome.cells.setdefault(f"{number.name} of rank {rank} in {phase}", Cell())
         first = members[0].pid
         eventually(lambda: self._served.serves_after(first), within_s=READY_S_MAX, what="well again")
-        cell.underway.append(underway)
-        cell.served_s.append(time.monotonic() - began)
         for client in clients:
             client.join(max(0.0, began + ANSWER_S_MAX - time.monotonic()))
-        cell.answered_s.append(time.monotonic() - began)
-        cell.pauses_s += [client.pause_s for client in clients]
         self._judge(f"{number.name} of rank {rank} in {phase}", questions, clients, members)
 
     def _loading(self, before: Sequence[psutil.Process]) -> list[psutil.Process]:
@@ -172,12 +152,7 @@ def besiege(siege: Siege, given: argparse.Namespace) -> None:
     for number in range(given.strikes):
         for phase, rank, sent in kinds:
             siege.strike(phase, rank, sent)
-            kind = f"{sent.name} of rank {rank} in {phase}"
-            cell, outcome = siege.outcome.cells[kind], siege.outcome
-            told = f"{kind}, {cell.underway[-1]} under way: served again after {cell.served_s[-1]:.1f} s"
-            told += f", all answered after {cell.answered_s[-1]:.1f} s"
-            told += f"; {len(outcome.wrong)} wrong, {len(outcome.failed)} failed"
-            print(f"{time.strftime('%X')} {number + 1}: {told}", flush=True)
+            print(f"{time.strftime('%X')} {number + 1}: {sent.name} of rank {rank} in {phase}", flush=True)
 
 
 def report(outcome: Outcome) -> None:
@@ -185,15 +160,6 @@ def report(outcome: Outcome) -> None:
         f"{outcome.strikes} strikes, {outcome.answers} answers, {len(outcome.wrong)} wrong,"
         f" {len(outcome.failed)} failed, {outcome.refused} refused before a strike"
     )
-    for kind, cell in outcome.cells.items():
-        parts = ("served", cell.served_s), ("answered", cell.answered_s), ("pause", cell.pauses_s)
-        figures = ", ".join(f"{name} {_quantiles(seconds)}" for name, seconds in parts)
-        struck = f"{len(cell.served_s)} times under {min(cell.underway)} to {max(cell.underway)} streams"
-        print(f"{kind}, {struck}, seconds (p50 p90 max): {figures}")
-
-
-def _quantiles(seconds: Sequence[float]) -> str:
-    return " ".join(f"{percentile(seconds, each):.1f}" for each in (50, 90, 100))
 
 
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
