@@ -56,19 +56,21 @@ class Asker(threading.Thread):
     def __init__(self, url: str, number: int, tokens: int, over: threading.Event, tally: Tally) -> None:
         super().__init__()
         self._url, self._number, self._over, self._tally = url, number, over, tally
+        self._round = 0
         self._prompt = f"{'go ' * (1 + number % 7)}!tokens={tokens}"
         self._http = httpx.Client(base_url=url, timeout=60, verify=NO_TLS)
 
     def run(self) -> None:
         kinds = (self._ask_with_a_key, self._ask_in_the_background, self._ask_shortly, self._ask_shortly)
         with self._http:
-            for round in itertools.count():
-                kinds[self._number % len(kinds)](f"{self._number}-{round}")
+            for self._round in itertools.count():
+                kinds[self._number % len(kinds)](f"{self._number}-{self._round}")
                 if self._over.is_set():
                     return
 
     def _ask_with_a_key(self, key: str) -> None:
-        dialect, stream = DIALECTS[self._number // 4 % len(DIALECTS)], self._number // 4 % 2 == 0
+        turn = self._number // 4 + self._round
+        dialect, stream = DIALECTS[turn % len(DIALECTS)], turn // len(DIALECTS) % 2 == 0
         client = RetryingClient(self._url, dialect, self._prompt, key, stream=stream)
         client.run()
         refused = [f"{client.refusals} times refused"] if client.refusals else []
