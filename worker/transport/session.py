@@ -76,6 +76,13 @@ class GatewaySession:
         if self._lost_at is not None and now >= self._lost_at + LOST_S:
             self._lost_at = None
             log.warning("connection to the gateway lost; reconnecting")
+        # Before a new gateway is greeted: the greeting must not be among what is dropped with the requests.
+        if self._orphaned_at is None:
+            self._replay.trim(now - REPLAY_S)
+        elif now - self._orphaned_at >= self._orphan_s:
+            if len(self.requests):
+                log.warning("%d requests end: no gateway has adopted them", len(self.requests))
+            self._abandon()
         for is_there in self.line.changes():
             if is_there:
                 self._lost_at = None
@@ -83,12 +90,6 @@ class GatewaySession:
             else:
                 self._gateway, self._lost_at = None, now
                 self._orphan()
-        if self._orphaned_at is None:
-            self._replay.trim(now - REPLAY_S)
-        elif now - self._orphaned_at >= self._orphan_s:
-            if len(self.requests):
-                log.warning("%d requests end: no gateway has adopted them", len(self.requests))
-            self._abandon()
 
     def _orphan(self) -> None:
         self.line.forget()

@@ -64,11 +64,13 @@ def next_gateway(worker: SharedWorker) -> Iterator[Gateway]:
     """The next gateway of the shared worker, which does not know it yet and has no requests."""
     gateway = Gateway(worker.folder)
     gateway.incarnation = new_incarnation()
-    gateway.meet()
-    gateway.until(Heartbeat, lambda beat: not beat.running + beat.waiting)
-    gateway.die()
-    yield gateway
-    gateway.end()
+    try:
+        gateway.meet()
+        gateway.until(Heartbeat, lambda beat: not beat.running + beat.waiting)
+        gateway.die()
+        yield gateway
+    finally:
+        gateway.end()
 
 
 @pytest.fixture
