@@ -1,7 +1,6 @@
 """Tiny EAGLE-3, DFlash and DSpark drafters for the tiny models, some of whose draft tokens are accepted.
 
-Two are trained briefly on the target model's greedy output for a few prompts, so that enough of their draft
-tokens are accepted for tests. The others are random.
+Two are trained briefly on the target model's greedy output, the others are random.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from tests.models.mtp_models import PROMPTS, answer_of
 TARGETS = ("dense", "hybrid")
 KINDS = ("eagle3", "eagle3_whole", "dflash", "dflash_sliding", "dflash2", "dspark")
 DRAFTERS = tuple(f"{target}_{kind}" for target in TARGETS for kind in KINDS)
-TRAINED = {"dense_eagle3": 60, "dense_dflash": 150}
-"""Training steps per trained drafter."""
+TRAINED = {"dense_eagle3": 20, "dense_dflash": 40}
+"""Training steps per trained drafter: no test makes one for longer than a second."""
 BLOCK = 8
 WINDOW = 12
 _MASK = 2040
@@ -91,7 +90,7 @@ def hidden_of(network: Any, tokens: mx.array, numbers: Sequence[int]) -> mx.arra
 
 def _said(network: Any) -> mx.array:
     """Return the prompts followed by the model's greedy output, [prompts, tokens]."""
-    return mx.array([answer_of(network, prompt) for prompt in PROMPTS], mx.uint32)
+    return mx.array([answer_of(network, prompt) for prompt in PROMPTS[:2]], mx.uint32)
 
 
 def _own_tokens(said: mx.array) -> list[int]:
