@@ -47,7 +47,7 @@ class Agent:
     def kickstart(self) -> None:
         """Start it, unless it runs."""
         if self._thread is not None:
-            if self.pid is not None and psutil.pid_exists(self.pid):
+            if self.pid is not None and _runs(self.pid):
                 return
             self._thread.join(END_S_MAX)
         self._thread = threading.Thread(target=self._keep_alive, name=self.plist["Label"])
@@ -118,6 +118,13 @@ class Agent:
             case code:
                 lines += [f"\tlast exit code = {code}"]
         return "\n".join([*lines, "}"])
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and is not reaped yet does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 class Agents:
