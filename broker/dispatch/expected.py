@@ -60,7 +60,8 @@ class ExpectedWorkers:
         Fails the flights that would be refused now, because of that or because their worker loads its model
         anew. `find`: raises `RequestError` for a model that is not served.
         """
-        late = self._forget_late() if self._clock() >= self._until else []
+        is_over = self._clock() >= self._until
+        late = self._forget_late() if is_over else []
         for flight in list(self._waiting):
             if flight.was_placed or flight.terminal is not None:
                 self._waiting.discard(flight)
@@ -69,6 +70,8 @@ class ExpectedWorkers:
                 find(flight.model)
             except RequestError as refusal:
                 flight.fail(refusal.code, refusal.message)
+        if is_over:  # what is left has been refused, is placed by now, or its client has left
+            self._waiting.clear()
         return late
 
     def _forget_late(self) -> list[str]:
