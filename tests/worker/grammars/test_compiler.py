@@ -42,14 +42,6 @@ def test_a_grammar_is_compiled_once_even_for_two_at_once(compiled: list[str]) ->
     assert all(one is found[0] for one in found)
 
 
-def test_so_is_one_that_is_refused(compiled: list[str]) -> None:
-    compiler = Compiler(small().lexicon)
-    for _ in range(2):
-        with pytest.raises(GrammarError, match="no text can match it"):
-            compiler.compile(grammar_of(schema_of({"$ref": "#"})))
-    assert len(compiled) == 1
-
-
 def test_least_recently_used_grammar_is_evicted(compiled: list[str]) -> None:
     compiler = Compiler(small().lexicon)
     grammars = [
@@ -101,23 +93,6 @@ def test_whatever_goes_wrong_is_the_requests_failure(monkeypatch: pytest.MonkeyP
         Compiler(small().lexicon).compile(SOME)
 
 
-def nested(levels: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(levels):
-        schema = nested_in(schema)
-    return schema
-
-
-def chained(length: int) -> dict[str, Any]:
-    """Return a schema whose definitions contain each the next one."""
-    definitions = {f"d{n}": nested_in({"$ref": f"#/$defs/d{n + 1}"}) for n in range(length)}
-    return {"$defs": definitions | {f"d{length}": INTEGER}, "$ref": "#/$defs/d0"}
-
-
-def nested_in(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-
-
 def schema_of(schema: Any) -> StructuredOutput:
     return StructuredOutput(kind="json_schema", text=json.dumps(schema))
 
@@ -128,18 +103,11 @@ def regex(pattern: str) -> StructuredOutput:
 
 EITHER = [{"anyOf": [{"required": [f"{side}{place}"]} for side in "ab"]} for place in range(20)]
 EXPLODING: dict[str, Callable[[], StructuredOutput]] = {
-    "nesting": lambda: schema_of(nested(300)),
     "a product of alternatives": lambda: schema_of({"allOf": EITHER, "type": "object"}),
     "a megabyte": lambda: schema_of({"properties": {f"property_{n}": INTEGER for n in range(40_000)}}),
-    "many patterns of names": lambda: schema_of(
-        {"type": "object", "patternProperties": {f"^a{n}x.*{n}.*$": INTEGER for n in range(800)}}
-    ),
     "division by a large number": lambda: schema_of({"type": "integer", "multipleOf": 999_983}),
     "many choices": lambda: StructuredOutput(kind="choice", text=json.dumps([f"{n}" for n in range(10_001)])),
     "a reference to itself": lambda: schema_of({"$ref": "#"}),
-    "two to each other": lambda: schema_of(
-        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
-    ),
 }
 
 
@@ -151,17 +119,10 @@ def test_pathological_grammar_is_refused(name: str) -> None:
 
 LARGE: dict[str, StructuredOutput] = {
     "a long list": schema_of({"type": "array", "items": INTEGER, "maxItems": 10**6}),
-    "a long text": schema_of({"type": "string", "minLength": 10**5, "maxLength": 10**6}),
-    "deep enough": schema_of(nested(40)),
-    "a long chain of definitions": schema_of(chained(1500)),
     "a long chain of rules": StructuredOutput(
         kind="lark", text="start: r0\n" + "".join(f"r{n}: r{n + 1}\n" for n in range(5000)) + 'r5000: "b"'
     ),
     "recursion": schema_of({"type": "object", "properties": {"a": {"$ref": "#"}}}),
-    "a thousand values": schema_of({"enum": [f"value {n}" for n in range(1000)]}),
-    "a hundred properties": schema_of(
-        {"properties": {f"p{n}": INTEGER for n in range(100)}, "type": "object"}
-    ),
     "exponential states": regex("(.|\n)*a(.|\n){20}"),
 }
 

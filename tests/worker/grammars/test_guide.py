@@ -84,13 +84,6 @@ def test_content_is_held_from_its_first_token_and_then_ends() -> None:
     assert mask.of(other) == before == mask.of(grammar.open(())), "guides do not see each other"
 
 
-def test_special_tokens_never_stand_for_text() -> None:
-    grammar = held(small(), StructuredOutput(kind="regex", text="(.|\n)*"))
-    found = allowed(small(), grammar, "x") or set()
-    assert len(found) > 1000
-    assert found & set(small().lexicon.names) == {END}
-
-
 def test_a_thought_that_the_prompt_opens_may_be_anything_but_the_end() -> None:
     grammar = held(small(), DIGITS, opening=REASONING)
     for text in ("", "Let me <think>", "so: 12", "</thin", "</tool_call>"):
@@ -98,18 +91,6 @@ def test_a_thought_that_the_prompt_opens_may_be_anything_but_the_end() -> None:
     assert allowed(small(), grammar, "hm</think>12") == allowed(small(), held(small(), DIGITS), "12")
     plain = [small().pieces.index(bytes([byte])) for byte in b"hm</think>7"]
     assert allowed(small(), grammar, plain) == allowed(small(), held(small(), DIGITS), "7")
-
-
-def test_text_in_one_token_with_a_marker_belongs_to_the_body() -> None:
-    words = small()
-    edges = {CONTENT: EDGES[CONTENT], REASONING: [("</t", CONTENT)]}
-    token = next(token for token, piece in enumerate(words.pieces) if piece.startswith(b"the"))
-    body = words.compiler.compile(grammar_of(StructuredOutput(kind="regex", text="[a-z]{3,9}!")))
-    grammar = AnswerGrammar((body,), words.lexicon, Markup(edges, words.lexicon), REASONING)
-    plain = AnswerGrammar((body,), words.lexicon, Markup(edges, words.lexicon))
-    rest = words.pieces[token].decode()[1:]
-    tokens = [*words.spell_out("</"), token]
-    assert allowed(words, grammar, tokens) == allowed(words, plain, rest)
 
 
 def test_a_model_may_begin_a_thought_itself_but_once_and_first() -> None:
@@ -154,24 +135,6 @@ def test_an_exact_form_has_none_but_passes_over_what_was_forced() -> None:
     most = "</think>" + " " * guides.BLANKS_MAX
     assert allowed(small(), grammar, most + "12") is not None
     assert allowed(small(), grammar, most + " 12") is None
-
-
-@pytest.mark.parametrize("text", ["x", "12x", '</think>{"x', "1\n"])
-def test_a_token_that_does_not_fit_frees_what_follows(text: str) -> None:
-    opening = REASONING if text.startswith("</think>") else CONTENT
-    assert allowed(small(), held(small(), DIGITS, opening=opening), text) is None
-    assert allowed(small(), held(small(), DIGITS, opening=opening), text + "12") is None
-
-
-def test_either_of_two_bodies_may_come() -> None:
-    words = small()
-    calls = CallsGrammar(CallForm(None, names=words.lexicon.names), TOOLS)
-    either = tuple(map(words.compiler.compile, (grammar_of(DIGITS), calls.required(single=True))))
-    grammar = AnswerGrammar(either, words.lexicon, Markup(EDGES, words.lexicon))
-    begun = allowed(words, grammar, "") or set()
-    assert {"<tool_call>", "1"} <= begun
-    assert allowed(words, grammar, "<tool_call>") == {"\n"}
-    assert "<tool_call>" not in (allowed(words, grammar, "1") or {"<tool_call>"})
 
 
 def test_a_call_is_held_from_its_marker_to_its_end_and_all_else_is_free() -> None:

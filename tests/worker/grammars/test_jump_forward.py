@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +14,8 @@ from tests.worker.grammars.schemas import Schema, schemas
 from worker.contract.guides import ForcedTokens, Guide
 from worker.grammars import guide as guide_module
 from worker.grammars import jump_forward
-from worker.grammars.calls import CallForm, CallsGrammar, ToolSchema
 from worker.grammars.compiler import GrammarError
-from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
+from worker.grammars.guide import CALL, AnswerGrammar
 from worker.grammars.jump_forward import Spacing
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
 from worker.grammars.trigger import Markup
@@ -124,18 +122,6 @@ def test_jump_forward_yields_no_tokens_in_reasoning_and_free_text() -> None:
     assert guide.forced_tokens(9).certain == 0, "white space may precede it"
 
 
-def test_the_name_in_a_call_is_foreseen() -> None:
-    words = small()
-    form = CallForm(None, names=words.lexicon.names)
-    call = words.compiler.compile(
-        CallsGrammar(form, [ToolSchema("look_around", OBJECT)]).behind(single=False)
-    )
-    guide = CallGrammar(call, Markup({CONTENT: [("<tool_call>", CALL)]}, words.lexicon)).open(())
-    assert guide.forced_tokens(9) == ForcedTokens()
-    guide.accept_token(words.lexicon.names["<tool_call>"])
-    assert "look_around" in text_ahead(words, guide)
-
-
 def test_slow_jump_forward_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     words = small()
     guide = held(words, OBJECT).open(())
@@ -145,17 +131,3 @@ def test_slow_jump_forward_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert guide.forced_tokens(9) == ForcedTokens()
     monkeypatch.setattr(jump_forward, "FORESEE_S_MAX", -1.0)
     assert held(words, OBJECT).open(()).forced_tokens(9) == ForcedTokens()
-
-
-def test_answers_of_what_is_foreseen_alone_are_whole() -> None:
-    words, rng = wide(), random.Random(2)
-    schema: Schema = {"type": "array", "minItems": 2, "maxItems": 2, "items": OBJECT}
-    guide, tokens = held(words, schema).open(()), []
-    while not (tokens and tokens[-1] in words.ends):
-        allowed = Mask(words.lexicon.width).allowed(guide)
-        assert allowed is not None
-        foreseen = guide.forced_tokens(9).tokens or (rng.choice(allowed.tolist()),)
-        for token in foreseen:
-            guide.accept_token(token)
-        tokens += foreseen
-    assert [*json.loads(words.text(tokens))[1]] == ["temperature", "is_raining"]

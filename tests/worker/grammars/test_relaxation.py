@@ -13,10 +13,8 @@ from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import draw, small
 from tests.worker.grammars.schemas import schemas
 from tests.worker.grammars.test_schema import CHAIN, REFUSED
-from worker.grammars.compiler import GrammarError
 from worker.grammars.guide import AnswerGrammar
 from worker.grammars.relaxation import compile_relaxed
-from worker.grammars.response_formats import ResponseFormatError
 from worker.grammars.trigger import Markup
 
 TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -46,18 +44,12 @@ def test_unimplemented_keyword_is_ignored_and_named(keyword: str) -> None:
     [
         ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, ["oneOf"]),
         ({"type": "string", "pattern": "^(?=a)b"}, ["pattern"]),
-        ({"type": "string", "pattern": r"^(a)\1$"}, ["pattern"]),
         ({"allOf": [{"pattern": f"a.{{{k}}}b"} for k in range(5)]}, ["pattern"]),
         ({"$ref": "#/$defs/d0", "$defs": CHAIN | {"d5": {"type": "string"}}}, ["pattern"]),
-        ({"type": "string", "pattern": "\x01"}, ["pattern"]),
         ({"const": 2**60}, ["const"]),
-        ({"enum": ["a\x00"]}, ["enum"]),
-        ({"type": "integer", "multipleOf": 10_001}, ["multipleOf"]),
         ({"type": "integer", "minimum": 2**64}, ["minimum"]),
-        ({"type": "object", "minProperties": 2}, ["minProperties"]),
         (OPTIONAL | {"minProperties": 1}, ["minProperties"]),
         (CLOSED | {"minProperties": 1, "maxProperties": 2}, ["maxProperties"]),
-        ({"allOf": [OPTIONAL, {"minProperties": 1}]}, ["minProperties"]),
         (
             {"type": "object", "patternProperties": {"a": {}, "b": {}}, "additionalProperties": False},
             ["additionalProperties", "patternProperties"],
@@ -75,23 +67,6 @@ def test_unimplemented_keyword_is_ignored_and_named(keyword: str) -> None:
 )
 def test_what_cannot_be_enforced_is_named(schema: dict[str, Any], keywords: list[str]) -> None:
     assert [*relaxed(schema)[1]] == keywords
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        TEXTS,
-        CLOSED | {"minProperties": 1},
-        CLOSED | {"maxProperties": 1},
-        OPTIONAL | {"required": ["a", "b"], "maxProperties": 3},
-        {"type": "object", "properties": {"a": {"type": "string", "format": "color"}}},
-    ],
-)
-def test_enforceable_schema_is_not_relaxed(schema: dict[str, Any]) -> None:
-    grammar, keywords = relaxed(schema)
-    assert keywords == ()
-    for answer in answers(grammar):
-        jsonschema.validate(answer, schema)
 
 
 @given(schema=schemas())
@@ -116,18 +91,3 @@ def test_relaxed_schema_is_held_to_in_all_else() -> None:
     assert len(found) > 5
     for answer in found:
         jsonschema.validate(answer, held)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"required": "a"},
-        {"type": "sring"},
-        {"$ref": "#/$defs/none"},
-        {"type": "object", "properties": {"a": False}, "required": ["a"]},
-        {"description": "a" * 2**18},
-    ],
-)
-def test_malformed_schema_is_refused_all_the_same(schema: dict[str, Any]) -> None:
-    with pytest.raises((GrammarError, ResponseFormatError)):
-        relaxed(schema)

@@ -66,14 +66,6 @@ STRICT_SCHEMAS: dict[str, Any] = {
     },
     "int64": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
     "a number of whole steps": {"type": "number", "multipleOf": 3},
-    "prefix items": {
-        "type": "array",
-        "prefixItems": [INTEGER],
-        "items": {"type": "string"},
-        "additionalItems": False,
-        "minItems": 2,
-        "maxItems": 3,
-    },
     "a map": {"type": "object", "additionalProperties": INTEGER, "minProperties": 1, "maxProperties": 3},
     "another draft": {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -89,8 +81,6 @@ STRICT_SCHEMAS: dict[str, Any] = {
             {"properties": {"b": {"type": "boolean"}}, "required": ["b"]},
         ],
     },
-    "its own way of writing": {"x-guidance": {"lenient": True, "whitespace_pattern": "x"}} | INTEGER,
-    "anything": True,
 }
 
 
@@ -103,12 +93,6 @@ def test_schema_that_llguidance_alone_enforces_loosely_yields_valid_output(name:
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_a_json_object_is_one() -> None:
-    found = texts(small(), StructuredOutput(kind="json_object"), list(range(16)))
-    assert len(found) > 10
-    assert all(isinstance(json.loads(text), dict) for text in found)
-
-
 @pytest.mark.parametrize("blank", ["\n", " ", "\t", "\r\n"])
 def test_white_space_has_an_end(blank: str) -> None:
     """Even an answer that always prefers line ends terminates."""
@@ -118,7 +102,7 @@ def test_white_space_has_an_end(blank: str) -> None:
     assert matcher.validate_tokens(words.spell_out("{\n\n")) == 2
 
 
-PATTERNS = ["[a-c]{2,5}x?", r"\d+\.\d+", "^abc$", "(fo|bar)+", "a/b", r"\$5", "é|日本", r"[a-z]+\s[a-z]+", ""]
+PATTERNS = [r"\d+\.\d+", "^abc$", "(fo|bar)+", r"\$5", "é|日本", r"[a-z]+\s[a-z]+", ""]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -138,13 +122,6 @@ def test_a_choice_is_one_of_them(choices: list[str], seed: int) -> None:
     assert text in choices
 
 
-def test_a_grammar_of_larks_is_kept_to() -> None:
-    lark = 'start: sum\nsum: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]{1,3}/\n%ignore " "\n'
-    found = texts(small(), StructuredOutput(kind="lark", text=lark), list(range(20)))
-    assert found
-    assert all(re.fullmatch(r" *\d{1,3} *(\+ *\d{1,3} *)*", text) for text in found), found
-
-
 @pytest.mark.parametrize(
     ("form", "said"),
     [
@@ -155,7 +132,6 @@ def test_a_grammar_of_larks_is_kept_to() -> None:
         (StructuredOutput(kind="json_schema", text='"' + "x" * 300_000 + '"'), "long"),
         (StructuredOutput(kind="choice", text="[]"), "0 choices"),
         (StructuredOutput(kind="choice", text='{"a": 1}'), "not a list of strings"),
-        (StructuredOutput(kind="choice", text='["a", 1]'), "not a list of strings"),
         (StructuredOutput(kind="haiku"), "haiku"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from transformers import ByT5Tokenizer
 from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import Words, draw, small, wide, words_of
 from worker.grammars.response_formats import grammar_of
-from worker.grammars.tokenizer import BLANK_BYTES_MAX
 from worker.output.text import Vocabulary
 
 SCHEMA = {
@@ -77,16 +75,6 @@ def test_sampled_tokens_decode_to_valid_structured_output(kind: str) -> None:
         jsonschema.validate(json.loads(text), SCHEMA)
 
 
-@pytest.mark.parametrize("kind", DECODERS)
-def test_a_character_may_be_several_tokens(kind: str) -> None:
-    words, decode = byte_fallback(DECODERS[kind]())
-    grammar = words.grammar(grammar_of(StructuredOutput(kind="regex", text="[à-ü]{2}本")))
-    for seed in range(10):
-        tokens, has_ended = draw(words, grammar, seed)
-        assert has_ended
-        assert re.fullmatch("[à-ü]{2}本", decode(tokens))
-
-
 @pytest.mark.parametrize("words", [small, wide])
 def test_tokens_are_spelled_as_their_bytes_and_special_ones_as_none(words: Callable[[], Words]) -> None:
     known = words()
@@ -95,16 +83,3 @@ def test_tokens_are_spelled_as_their_bytes_and_special_ones_as_none(words: Calla
             continue  # occurs in no text, and marks special tokens
         assert known.lexicon.spell(token) == (b"" if token in known.lexicon.special else piece)
     assert known.lexicon.spell(known.lexicon.width) == b""
-
-
-def test_white_space_is_told_from_text() -> None:
-    lexicon = small().lexicon
-    blank = {small().pieces[token] for token in lexicon.blanks}
-    assert {b" ", b"\n", b"\n\n", b"\t"} <= blank
-    assert not any(piece.strip() or len(piece) > BLANK_BYTES_MAX for piece in blank)
-
-
-@pytest.mark.parametrize("text", ['{"a": 1}', "日本 é\n", ""])
-def test_some_tokens_have_any_text(text: str) -> None:
-    lexicon = small().lexicon
-    assert b"".join(map(lexicon.spell, lexicon.tokens_of(text.encode()))).decode() == text

@@ -228,36 +228,6 @@ def test_stop_strings_count_in_the_content_alone(answer: tuple[str, str, list[in
 # --- single cases --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_thoughts_and_answers_are_told_apart(name: str) -> None:
-    it = kind(name)
-    for state, text, reasoning, content in (
-        (CONTENT, f"{it.start}\nHm, 2 < 3.\n{it.end}\n\nYes.", "\nHm, 2 < 3.\n", "\n\nYes."),
-        (REASONING, "So. <b>And </b> so on", "So. <b>And </b> so on", ""),
-        (CONTENT, f"{it.start}one{it.end} A{it.start}two{it.end} B", "onetwo", " A B"),
-        (REASONING, f"{it.start}\nHm{it.end}Yes{it.end}!", "\nHm", "Yes!"),  # markers out of place
-    ):
-        for tokens in (it.encode(text), it.spelled_out(text)):
-            assert joined(said(it.open(state), tokens)) == (reasoning, content)
-    for half in (it.end[:length] for length in range(1, len(it.end))):
-        assert joined(said(it.open(REASONING), it.spelled_out(half))) == (half, "")
-
-
-@pytest.mark.parametrize("name", ["several", "structural"])
-def test_special_tokens_that_make_no_marker_have_no_text(name: str) -> None:
-    it = kind(name)
-    for token in it.form.signs.of:
-        tokens = [*it.encode("a"), token, *it.encode("b"), token]
-        assert joined(said(it.open(), tokens)) == ("", "ab")
-
-
-def test_a_special_token_divides_a_character_that_stands_around_it() -> None:
-    it = kind("special")
-    face = it.spelled_out("😀")
-    tokens = [*face[:2], *it.encode("</think>"), *face[2:], *it.encode("ok")]
-    assert joined(said(it.open(REASONING), tokens)) == ("\ufffd", "\ufffd\ufffdok")
-
-
 def test_no_more_is_held_back_than_may_become_a_marker() -> None:
     """Upstream's machine holds back a whole run of `<`."""
     it = kind("ordinary")
@@ -277,11 +247,6 @@ def test_thoughts_are_counted_without_their_markers_and_only_content_has_likelih
     assert output_processor.reasoning_tokens == len(hidden) + marker - 1
     likely = [growth.is_content for growth in growths]
     assert likely == [False] * (len(hidden) + marker) + [True] * len(content)
-
-
-def test_a_model_without_markers_needs_no_channels() -> None:
-    tokenizer = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=bare_tokenizer()))
-    assert Format(tokenizer, Vocabulary(tokenizer._tokenizer)).is_plain
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -142,16 +142,3 @@ def test_whatever_is_damaged_nothing_is_invented_and_nothing_lost(name: str, dat
     assert all(character in rest for character in said.text)
     if not said.calls:
         assert said.text == text
-
-
-@every_format
-@given(data=st.data())
-@thorough
-def test_calls_of_unknown_tools_stay_text(name: str, data: st.DataObject) -> None:
-    form = FORMATS[name]
-    calls = data.draw(calls_in(form))
-    around = data.draw(st.lists(surroundings, min_size=2, max_size=2))
-    text = written(form, [calls], around)
-    if not any(mark in str(calls) for mark in MARKS):
-        said = in_pieces({"other": {}, "getaway": {}}, text)
-        assert (said.text, said.calls) == (text, [])

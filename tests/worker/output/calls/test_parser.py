@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from dataclasses import replace
@@ -45,9 +44,6 @@ def is_text(text: str) -> bool:
     return (result.text, result.calls) == (text, [])
 
 
-# --- output and its timing -------------------------------------------------------------------------------
-
-
 def test_the_name_goes_out_first_and_arguments_as_they_come() -> None:
     text = '<tool_call>{"name": "get", "arguments": {"city": "Quito"}}'
     growing = [in_pieces(TOOLS, [text[:place]]).calls for place in range(len(text) + 1)]
@@ -88,19 +84,12 @@ def test_ordinary_text_waits_for_nothing_but_possible_markers_and_names(text: st
     [
         (f"\n\n{CALL}\n", ""),
         (f"{CALL}\n\n{CALL} \n", ""),
-        ('{"name": "get", "parameters": {}}\n{"name": "get_weather", "parameters": {}}', ""),
         (f"Hm.\n\n{CALL}", "Hm.\n\n"),
         (f"{CALL}\n\nDone. ", "\n\nDone. "),
-        ("\n\nYes. ", "\n\nYes. "),
-        (" \n", " \n"),
-        ("", ""),
     ],
 )
 def test_white_space_around_calls_is_theirs(text: str, content: str) -> None:
     assert said(text).text == content
-
-
-# --- text that is no call --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -108,25 +97,15 @@ def test_white_space_around_calls_is_theirs(text: str, content: str) -> None:
     [
         '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {"city": "Quito"}}</tool_call>',
-        '<tool_call>{"arguments": 5, "name": "get"}</tool_call>',
-        '<tool_call>{"name": 5}</tool_call>',
-        "<tool_call>[]</tool_call>",
-        "<tool_call></tool_call>",
         "<tool_call>get well soon</tool_call>",
         "<tool_call>\n<function=nobody>\n</function>\n</tool_call>",
         "[TOOL_CALLS]nobody[ARGS]{}",
         "<|tool_call_start|>[get('Quito')]<|tool_call_end|>",
-        "<|tool_call_start|>[get(Quito)]<|tool_call_end|>",
-        "<|tool_call>call:get_weather_2{}<tool_call|>",
         '{"name": "get"}',
-        '{"name": "get", "description": "gets"}',
         '{"name": "nobody", "arguments": {}}',
-        '{"arguments": {}, "name": "get"}',
         'Sure: {"name": "get", "arguments": {}}',
-        "{}",
         "{",
         '{"report": {"name": "get", "arguments": {}}}',
-        "A <tool_call> is a marker.",
         "<function=" + "g" * HEAD_CHARACTERS_MAX + ">",
     ],
 )
@@ -151,16 +130,6 @@ def test_a_marker_within_what_was_no_call_is_one() -> None:
     assert (result.text, result.whole) == ("?", [1])
 
 
-def test_an_unknown_tool_in_a_section_stays_text_and_the_others_are_called() -> None:
-    def call(name: str) -> str:
-        return f'<invoke name="{name}">\n</invoke>\n'
-
-    text = f"<minimax:tool_call>\n{call('get')}{call('nobody')}{call('get_weather')}</minimax:tool_call>"
-    result = said(text)
-    assert [name for _, name, _ in result.calls] == ["get", "get_weather"]
-    assert result.text == "\n" + call("nobody")
-
-
 # --- malformed calls -------------------------------------------------------------------------------------
 
 
@@ -168,11 +137,8 @@ def test_an_unknown_tool_in_a_section_stays_text_and_the_others_are_called() -> 
     ("text", "arguments", "content"),
     [
         ('<tool_call>{"name": "get", "arguments": {"a": tru!}}', '{"a": ', "tru!}}"),
-        ('<tool_call>{"name": "get", "arguments": {"a": 1} oops', '{"a": 1', "} oops"),
         ('<tool_call>{"name": "get", "argument": {"a": 1}}', "", ', "argument": {"a": 1}}'),
         ("<function=get>\n<parameter=city>\nQuito", '{"city": "Quito', ""),
-        ("<function=get>\n<parameter=city>\nQuito\n</para", '{"city": "Quito', "\n</para"),
-        ("<function=get>\n<parameter=days>\n12", '{"days": ', "\n12"),
         ("<function=get>\n<parameter=city>\nQ\n</parameter>\nBye", '{"city": "Q"', "\nBye"),
         ("<tool_call>get\n<arg_key>city</arg_key>\nQuito", "", "<arg_key>city</arg_key>\nQuito"),
         ("[TOOL_CALLS]get[ARGS]{(a): 1}", "{", "(a): 1}"),
@@ -193,26 +159,18 @@ def test_a_call_that_breaks_stays_unfinished_and_text_goes_on_from_there(
     "text",
     [
         '<tool_call>{"name": "get", "arguments": {"city": "Quito"}}',
-        '<tool_call>[{"name": "get", "arguments": {"city": "Quito"}}]</tool_call>',
         '<tool_call>{"name": "get", "parameters": {"city": "Quito"}}</tool_call>',
         '<tool_call>{"arguments": {"city": "Quito"}, "name": "get"}</tool_call>',
-        '<tool_call>{"name": "get", "arguments": "{\\"city\\": \\"Quito\\"}"}</tool_call>',
         '<tool_call>{"type": "function", "name": "g\\u0065t", "id": "x", "arguments": {"city": "Quito"}}',
         '<tool_call>get{"city": "Quito"}</tool_call>',
-        "<tool_call><function=get><parameter=city>Quito</parameter></function></tool_call>",
         '<tool_call><function name="get"><param name="city">Quito</param></function></tool_call>',
         "<function=get><parameter=city>Quito</parameter></function></tool_call>",
         '<function=get>{"city": "Quito"}</function>',
         '<invoke name="get"><parameter name="city">Quito</parameter></invoke>',
-        '[TOOL_CALLS] [{"name": "get", "arguments": {"city": "Quito"}, "id": "abcdefgh0"}]',
-        '[TOOL_CALLS]{"name": "get", "arguments": {"city": "Quito"}}',
         '[TOOL_CALLS]get[CALL_ID]abcdefgh0[ARGS]{"city": "Quito"}',
-        '<|tool_call_start|>[{"name": "get", "arguments": {"city": "Quito"}}]<|tool_call_end|>',
-        '<|python_tag|>{"name": "get", "parameters": {"city": "Quito"}}',
         '{"name": "get", "parameters": {"city": "Quito"}}',
         ' \n{"type": "function", "name": "get", "arguments": {"city": "Quito"}}\n',
         '<|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{"city": "Quito"}<|tool_call_end|>',
-        '<longcat_tool_call>{"name": "get", "arguments": {"city": "Quito"}}</longcat_tool_call>',
     ],
 )
 def test_the_forms_that_models_fall_back_to_are_understood(text: str) -> None:
@@ -224,7 +182,6 @@ def test_the_forms_that_models_fall_back_to_are_understood(text: str) -> None:
     [
         '<tool_call>{"name": "get"}</tool_call>',
         '<tool_call>{"name": "get", "arguments": null}</tool_call>',
-        "<tool_call>get</tool_call>",
         "<tool_call>\n<function=get>\n</function>\n</tool_call>",
         "<|tool_call_start|>[get()]<|tool_call_end|>",
         "<|tool_call_begin|>functions.get:0<|tool_call_argument_begin|><|tool_call_end|>",
@@ -243,67 +200,22 @@ def test_a_models_own_ids_are_kept_where_its_template_needs_them() -> None:
     assert [id for id, _, _ in result.calls] == ["functions.get:0", "functions.get:1", "call-2"]
 
 
-# --- deliberate differences from upstream's parsers ------------------------------------------------------
-
-
-def by_upstream(parser: str, body: str, kind: str) -> Any:
-    schema = {"properties": {"a": {"type": kind}}}
-    tools = [{"type": "function", "function": {"name": "get", "parameters": schema}}]
-    return importlib.import_module(f"mlx_lm.tool_parsers.{parser}").parse_tool_call(body, tools)["arguments"]
-
-
 @pytest.mark.parametrize(
-    ("parser", "start", "body", "kind", "theirs", "ours"),
-    [
-        # A string argument stays a string, even "null".
-        ("qwen3_coder", "", "<function=get><parameter=a>null</parameter></function>", "string", None, "null"),
-        # What a schema calls a string stays one, whatever it looks like.
-        (
-            "muse_spark", "<atem:function_calls>",
-            '<atem:invoke name="get"><atem:parameter name="a">5</atem:parameter></atem:invoke>',
-            "string", 5, "5",
-        ),
-        # "yes" is not false.
-        ("qwen3_coder", "", "<function=get><parameter=a>yes</parameter></function>", "boolean", False, True),
-        # No digit is lost.
-        (
-            "qwen3_coder", "", "<function=get><parameter=a>9007199254740993</parameter></function>",
-            "integer", 9007199254740992, 9007199254740993,
-        ),
+    ("text", "kind", "value"),
+    [  # Upstream's parsers read other values of these, or fail.
+        ("<function=get><parameter=a>null</parameter></function>", "string", "null"),
+        ('<invoke name="get"><parameter name="a">5</parameter></invoke>', "string", "5"),
+        ("<function=get><parameter=a>yes</parameter></function>", "boolean", True),
+        ("<function=get><parameter=a>9007199254740993</parameter></function>", "integer", 9007199254740993),
+        ("<start_function_call>call:get{a:<escape>x}y<escape>}", "integer", "x}y"),
+        ('<minimax:tool_call><invoke name="get"><parameter name="a">x</invoke>y</parameter></invoke>',
+         "integer", "x</invoke>y"),
+        ("<function=get><parameter=a>1.5x</parameter></function>", "integer", "1.5x"),
     ],
 )  # fmt: skip
-def test_where_upstreams_reading_is_not_sane_we_differ(
-    parser: str, start: str, body: str, kind: str, theirs: Any, ours: Any
-) -> None:
-    assert by_upstream(parser, body, kind) == {"a": theirs}
-    result = said(start + body, {"get": {"properties": {"a": {"type": kind}}}})
-    assert json.loads(result.calls[0][2]) == {"a": ours}
-
-
-@pytest.mark.parametrize(
-    ("parser", "start", "body", "ours"),
-    [
-        # Braces in strings, and nested values.
-        ("function_gemma", "<start_function_call>", "call:get{a:<escape>x}y<escape>}", {"a": "x}y"}),
-        # A call without arguments.
-        ("longcat", "<longcat_tool_call>", "get", {}),
-        # A string with the closing tag of the call in it.
-        (
-            "minimax_m2", "<minimax:tool_call>",
-            '<invoke name="get"><parameter name="a">x</invoke>y</parameter></invoke>', {"a": "x</invoke>y"},
-        ),
-        # An invalid number becomes a string for the client to refuse; the answer does not fail.
-        ("qwen3_coder", "", "<function=get><parameter=a>1.5x</parameter></function>", {"a": "1.5x"}),
-    ],
-)  # fmt: skip
-def test_tool_call_that_upstream_fails_to_parse_is_parsed(
-    parser: str, start: str, body: str, ours: Any
-) -> None:
-    with pytest.raises((ValueError, AttributeError, AssertionError)):
-        assert by_upstream(parser, body, "integer") == ours
-    end = "</longcat_tool_call>" if parser == "longcat" else ""
-    result = said(start + body + end, {"get": {"properties": {"a": {"type": "integer"}}}})
-    assert json.loads(result.calls[0][2]) == ours
+def test_values_stay_whole_and_what_their_schema_calls_them(text: str, kind: str, value: Any) -> None:
+    result = said(text, {"get": {"properties": {"a": {"type": kind}}}})
+    assert json.loads(result.calls[0][2]) == {"a": value}
 
 
 # --- ids -------------------------------------------------------------------------------------------------

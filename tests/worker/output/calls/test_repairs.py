@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.worker.output.calls.parsed_answers import ParsedAnswer, either_way, in_pieces, only_call
 from tests.worker.output.calls.test_formats import check_unfinished, cuts_of
-from tests.worker.output.calls.written import WORDS
+from tests.worker.output.calls.written import WORDS, nested, texts
 from worker.output.calls.formats import READERS
 from worker.output.calls.literals import LOOSE_JSON, transcode
 from worker.output.calls.repairs import CLOSINGS, REPEATS_MAX, closing_of
@@ -34,18 +34,12 @@ def called(text: str) -> Any:
     "text",
     [
         '<tool_call>{"name": "get", "arguments": {"city": "Quito",}}</tool_call>',
-        '<tool_call>{"name": "get", "arguments": {"city": "Quito"},}</tool_call>',
         "<tool_call>{'name': 'get', 'arguments': {'city': 'Quito'}}</tool_call>",
-        '<tool_call>{name: "get", arguments: {city: "Quito"}}</tool_call>',
         """<tool_call>{"name": "get", "arguments": "{'city': 'Quito'}"}</tool_call>""",
-        '<tool_call>{"name": "get", "arguments": "{\\"city\\": \\"Quito\\",}"}</tool_call>',
-        '<tool_call>{"name": "get", "args": {"city": "Quito"}}</tool_call>',
         '<tool_call>{"name": "get", "input": {"city": "Quito"}}</tool_call>',
         '<tool_call>{"type": "function", "function": {"name": "get", "arguments": {"city": "Quito"}}}',
-        '<tool_call>{"function": "get", "arguments": {"city": "Quito"}}</tool_call>',
         '<tool_call>{{"name": "get", "arguments": {"city": "Quito"}}}</tool_call>',
         "[TOOL_CALLS]get[ARGS]{'city': 'Quito'}",
-        '[TOOL_CALLS]get{"city": "Quito"}',
     ],
 )
 def test_json_that_is_nearly_right_is_a_call(text: str) -> None:
@@ -57,12 +51,9 @@ def test_json_that_is_nearly_right_is_a_call(text: str) -> None:
     [
         (r'"C:\dir"', "C:\\dir"),
         (r'"\d+ \"x\""', '\\d+ "x"'),
-        ('"a\nb\tc"', "a\nb\tc"),
         ("'it\\'s \"so\"'", 'it\'s "so"'),
         ("True", True),
-        ("None", None),
         ("[1, 2, ]", [1, 2]),
-        ("{a: [.5]}", {"a": [0.5]}),
     ],
 )
 def test_values_that_are_nearly_json_are_read(value: str, read: object) -> None:
@@ -74,14 +65,10 @@ def test_values_that_are_nearly_json_are_read(value: str, read: object) -> None:
     "text",
     [
         f"{FUNCTION}\n</tool_call>",
-        f"<tool_call>\n{FUNCTION}\n</tool_call>\n</tool_call>",
-        f"<tool_call>{OBJECT}</tool_call></tool_call>",
         f"<tool_call>{OBJECT}}}</tool_call>",
         f"<tool_call>\n<tool_call>\n{OBJECT}\n</tool_call>\n</tool_call>",
         f"<tool_call>\n```json\n{OBJECT}\n```\n</tool_call>",
-        f"[TOOL_CALLS][TOOL_CALLS][{OBJECT}]",
         f"<tools>\n{OBJECT}\n</tools>",
-        f"<tool_calls>\n[{OBJECT}]\n</tool_calls>",
         '<function_calls><invoke name="get"><parameter name="city">Quito</parameter>'
         "</invoke></function_calls>",
         f"{OBJECT}</tool_call>",
@@ -94,7 +81,6 @@ def test_markers_that_are_too_many_are_no_text(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"<tool_call>{OBJECT[:-1]}</tool_call>",
         f"<tool_call>{OBJECT[:-2]}</tool_call>",
         f"<tool_call>{OBJECT[:-2]}\n</function>\n</tool_call>",
         FUNCTION.replace("</function>", "</tool_call>"),
@@ -107,7 +93,6 @@ def test_a_call_that_only_lacks_a_closing_is_complete_when_another_one_comes(tex
 
 
 UNCLOSED = [
-    f"<tool_call>{OBJECT[:-1]}",
     f"<tool_call>{OBJECT[:-2]}\n",
     FUNCTION.removesuffix("</function>"),
     "<tool_call>\nget\n<arg_key>city</arg_key>\n<arg_value>Quito</arg_value>\n",
@@ -128,12 +113,9 @@ def test_a_call_that_only_lacks_its_closing_is_complete_only_if_the_model_has_en
     "text",
     [
         '<tool_call>{"name": "get", "arguments": {"city": "Qui',
-        '<tool_call>{"name": "get", "arguments": {"city": ',
         '<tool_call>{"name": "get", "arguments": {"days": 12',
-        '<tool_call>{"name": "get"',
         "<function=get>\n<parameter=city>\nQuito",
         "<function=get>\n<parameter=city>\nQuito\n</function>\n</tool_call>",
-        "<function=get>\n",
     ],
 )
 def test_no_value_is_ever_completed_or_shortened(text: str) -> None:
@@ -146,12 +128,10 @@ def test_no_value_is_ever_completed_or_shortened(text: str) -> None:
     "text",
     [
         "</tool_call>",
-        "A call ends with </tool_call>.",
         "<tool_call>" * (REPEATS_MAX + 3) + "{}",
         f"```json\n{OBJECT}\n```",
         '{"name": "get", "input": {}}',
         "{'name': 'get', 'arguments': {}}",
-        "<tool_call> is a marker, as <tools> is",
     ],
 )
 def test_text_without_a_call_is_never_eaten(text: str) -> None:
@@ -170,22 +150,17 @@ def test_text_and_calls_behind_a_call_are_kept() -> None:
 
 # --- properties ------------------------------------------------------------------------------------------
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 layouts = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}])
 
 
-@given(values, layouts)
+@given(nested, layouts)
 @settings(max_examples=60)
 def test_valid_json_is_never_changed(value: object, layout: dict[str, Any]) -> None:
     text = json.dumps(value, **layout)
     assert transcode(text, LOOSE_JSON) == text.strip()
 
 
-@given(st.dictionaries(st.text(), values, max_size=3), st.data())
+@given(st.dictionaries(texts, nested, max_size=3), st.data())
 @settings(max_examples=60)
 def test_brackets_complete_json_only_between_its_values(value: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(value)
@@ -202,7 +177,7 @@ botched = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
 @given(botched, st.booleans(), st.data())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_any_text_gives_the_same_however_it_is_cut(text: str, has_ended: bool, data: st.DataObject) -> None:
     whole = in_pieces(TOOLS, [text], has_ended=has_ended)
     assert in_pieces(TOOLS, text, has_ended=has_ended) == whole

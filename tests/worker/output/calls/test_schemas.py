@@ -24,33 +24,17 @@ def kinds(part: Any, **root: Any) -> set[str] | None:
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        ({"type": "string"}, {"string"}),
-        ({"type": ["integer", "null"]}, {"integer", "null"}),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"string", "null"}),
-        ({"oneOf": [{"allOf": [{"type": "number"}]}, {"type": "array"}]}, {"number", "array"}),
-        ({"enum": ["a", 1, 1.5, None, True, [], {}]}, {*ALL}),
-        ({"const": "x"}, {"string"}),
-        ({"$ref": "#/$defs/Unit"}, {"string"}),
-        ({"$ref": "#/$defs/Self"}, set()),
-        ({"$ref": "#/nowhere/at/all"}, set()),
-        ({"type": "int32"}, {"integer"}),
-        ({"type": "dict"}, {"object"}),
-        ({"type": "str"}, {"string"}),
-        ({"type": "mystery"}, set()),
-        ({"description": "anything"}, set()),
-        ({}, set()),
-        (True, set()),
-        ({"type": 5, "enum": 5, "anyOf": 5, "$ref": 5}, set()),
+        ({"type": "string"}, {"string"}), ({"type": ["integer", "null"]}, {"integer", "null"}),
+        ({"oneOf": [{"allOf": [{"type": "number"}]}, {"anyOf": [{"type": "array"}]}]}, {"number", "array"}),
+        ({"enum": ["a", 1, 1.5, None, True, [], {}]}, {*ALL}), ({"const": "x"}, {"string"}),
+        ({"$ref": "#/$defs/Unit"}, {"string"}), ({"$ref": "#/$defs/Self"}, set()),
+        ({"type": "int32"}, {"integer"}), ({"type": "dict"}, {"object"}), ({"type": "mystery"}, set()),
+        (True, set()), ({"type": 5, "enum": 5, "anyOf": 5, "$ref": 5}, set()),
     ],
 )  # fmt: skip
 def test_kinds_are_found_wherever_a_schema_says_them(part: Any, expected: set[str]) -> None:
     defs = {"Unit": {"enum": ["c", "f"]}, "Self": {"$ref": "#/$defs/Self"}}
     assert kinds(part, **{"$defs": defs}) == expected
-
-
-def test_an_argument_that_no_schema_knows_has_no_kinds() -> None:
-    assert kinds_of({"properties": {"a": {}}}, "b") is None
-    assert kinds_of({}, "b") is None
 
 
 @given(nested | st.sampled_from(BROKEN))
@@ -62,38 +46,16 @@ def test_a_schema_that_is_none_is_no_error(schema: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "kinds", "value"),
     [
-        ("5", {"integer"}, 5),
-        ("5", {"string"}, "5"),
-        ("5", {"number"}, 5),
-        ("5.0", {"integer"}, 5),
-        ("2.5", {"integer"}, 2.5),
-        ("007", {"integer"}, 7),
-        ("007", {"string"}, "007"),
-        ("+5", {"integer"}, 5),
-        ("90071992547409930001", {"integer"}, 90071992547409930001),
-        (" 5 ", {"integer"}, 5),
-        ("five", {"integer"}, "five"),
-        ("٣", {"integer"}, "٣"),
-        ("1e3", {"number"}, 1000.0),
-        (".5", {"number"}, 0.5),
-        ("nan", {"number"}, "nan"),
-        ("Infinity", {"number"}, "Infinity"),
-        ("True", {"boolean"}, True),
-        ("no", {"boolean"}, False),
-        ("maybe", {"boolean"}, "maybe"),
-        ("null", {"string"}, "null"),
-        ("None", {"integer", "null"}, None),
-        ("5", {"string", "integer"}, 5),
-        ("5x", {"string", "integer"}, "5x"),
-        ('{"a": 1}', {"object"}, {"a": 1}),
-        ("{'a': (1, None)}", {"object"}, {"a": [1, None]}),
-        ('{"a": "two\nlines"}', {"object"}, {"a": "two\nlines"}),
-        ("[1", {"array"}, "[1"),
-        ("word", {"string", "array"}, "word"),
-        ("5", {"string", "array"}, "5"),
-        ("[5]", {"string", "array"}, [5]),
+        ("5", {"integer"}, 5), ("5", {"string"}, "5"), ("5.0", {"integer"}, 5), ("2.5", {"integer"}, 2.5),
+        ("007", {"integer"}, 7), (" +5 ", {"integer"}, 5), ("five", {"integer"}, "five"),
+        ("90071992547409930001", {"integer"}, 90071992547409930001), ("1e3", {"number"}, 1000.0),
+        (".5", {"number"}, 0.5), ("nan", {"number"}, "nan"), ("True", {"boolean"}, True),
+        ("no", {"boolean"}, False), ("maybe", {"boolean"}, "maybe"), ("None", {"integer", "null"}, None),
+        ("5", {"string", "integer"}, 5), ("5x", {"string", "integer"}, "5x"),
+        ("{'a': (1, None)}", {"object"}, {"a": [1, None]}), ("٣", {"integer"}, "٣"),
+        ("[1", {"array"}, "[1"), ("5", {"string", "array"}, "5"), ("[5]", {"string", "array"}, [5]),
     ],
-)
+)  # fmt: skip
 def test_text_becomes_the_kind_that_it_can_be(text: str, kinds: set[str], value: Any) -> None:
     read = json.loads(typed(text, frozenset(kinds)))
     assert read == value
@@ -107,8 +69,3 @@ def test_text_becomes_the_kind_that_it_can_be(text: str, kinds: set[str], value:
 def test_whatever_the_text_it_becomes_json(text: str, kinds: frozenset[str]) -> None:
     for said in (typed(text, kinds), guessed(text)):
         json.loads(said)
-
-
-@given(nested)
-def test_text_that_is_valid_json_is_guessed_to_be_json(value: Any) -> None:
-    assert json.loads(guessed(json.dumps(value))) == value

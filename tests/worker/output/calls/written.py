@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from keyword import iskeyword
 from typing import Any
 
@@ -195,11 +195,6 @@ FORMATS = {
         _tagged("{name}\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", ""),
         words, _free(trimmed("</arg_value>"), "</arg_value>"),
     ),
-    "laguna": Format(
-        "laguna", "<tool_call>", "</tool_call>",
-        _tagged("{name}\n", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", ""),
-        words, _free(trimmed("</arg_value>"), "</arg_value>"),
-    ),
     "gemma4": Format(
         "gemma4", "<|tool_call>", "<tool_call|>",
         _gemma_call('<|"|>'),
@@ -252,12 +247,11 @@ FORMATS = {
         words, _free(trimmed("</atem:").filter(lambda text: not _is_json(text)), "</atem:"),
         is_section=True, between="\n",
     ),
-    "function_alone": Format(
-        "qwen3_coder", "", "",
-        _tagged("<function={name}>\n", "<parameter=", ">", "</parameter>", "</function>", "\n"),
-        words, _free(not_null("</parameter>"), "</parameter>"),
-    ),
 }  # fmt: skip
+
+
+FORMATS["laguna"] = replace(FORMATS["glm47"], parser="laguna")
+FORMATS["function_alone"] = replace(FORMATS["qwen3_coder"], start="", end="")
 
 
 def _is_json(text: str) -> bool:
