@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from protocol.types import PassCheck
-from tests.exactness import FAMILIES, MARK, TABLE, TYPES, cell, compared, in_4_bits, row, tables
+from tests.exactness import FAMILIES, MARK, TABLE, TYPES, compared, in_4_bits
 from worker.models.probes.row_counts import TABLE_CHECKS
 
 
@@ -17,29 +16,6 @@ def test_the_document_has_every_family_in_every_type() -> None:
     for section in sections.values():
         assert tuple(re.findall(r"^\| (\w+) \| (?!2 rows)", section, re.MULTILINE)) == FAMILIES
     assert len(FAMILIES) == len(set(FAMILIES)) == 10
-
-
-def test_a_program_run_has_the_same_layout() -> None:
-    def measured(family: str, convert: object) -> object:
-        return Measured
-
-    class Measured:
-        checks = ()
-
-    written = tables(measured)  # type: ignore[arg-type]
-    heads = re.compile(r"^(?:###.*|\| family .*)$", re.MULTILINE)
-    assert heads.findall(written) == heads.findall(TABLE.read_text(encoding="utf-8").partition(MARK)[2])
-
-
-def test_a_cell_is_the_worst_of_its_column() -> None:
-    same = PassCheck(kind="verify", rows=1, tokens=2)
-    rounded = PassCheck(kind="verify", rows=1, tokens=4, difference=2e-5)
-    other = PassCheck(kind="verify", rows=4, tokens=4, differs_at=3, difference=0.25)
-    assert [cell([]), cell([same]), cell([same, rounded])] == ["not run", "equal", "2e-05"]
-    assert cell([same, rounded, other]) == "token 3 (2e-01)"
-    assert row("m", [PassCheck(kind="decode", rows=4), rounded]) == (
-        "| m | not run | equal | not run | not run | 2e-05 | not run | not run |"
-    )
 
 
 def test_a_family_is_measured_in_every_kind_of_pass() -> None:

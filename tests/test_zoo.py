@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from tests.worker.families import Outcome
-from tests.zoo import main, prove_all, table, tables
+from tests.zoo import main, prove_all
 
 OUTCOMES = [
     Outcome("afm7", "equal", reuse="anywhere", why="cannot be batched: a|b"),
@@ -46,22 +46,3 @@ def test_a_family_is_proven_by_the_command_of_the_makefile(
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("olmo: refused, ")
     assert re.fullmatch(r"1 families in \d+ s, 0 wrong", last)
-
-
-def test_the_table_has_a_row_for_each_and_counts_them() -> None:
-    wrong = Outcome("zyx", "wrong", batched=True, why="seed 0, row 3, token 5")
-    head, _, _, _, *rows, last = table("mlx-lm", [*OUTCOMES, wrong]).splitlines()
-    assert head.endswith("4 families, 2 served, 1 of them in batches, 1 refused, 1 wrong.")
-    assert last == "| zyx | wrong | | | seed 0, row 3, token 5 |"
-    assert rows == [
-        "| afm7 | no | no | anywhere | cannot be batched: a/b |",
-        "| bitnet | refused | | | it is made for another device. |",
-        "| plamo3 | yes | yes | within windows | cuts show "
-        "(upstream's, too: its masks are a token wider than the window that is kept) |",
-    ]
-
-
-def test_families_of_mlx_vlm_alone_have_a_table_of_their_own() -> None:
-    first, _, second = tables([*OUTCOMES, Outcome("aya_vision", "equal")]).partition("## ")
-    assert "aya_vision" not in first
-    assert re.findall(r"^\| (\w+) \| (?:yes|no)", second, re.MULTILINE) == ["aya_vision"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import pytest
 from mlx_lm.utils import load_tokenizer
 
 from tests.models.fixtures import model_folder
@@ -43,13 +42,6 @@ def result(content: Any) -> dict[str, Any]:
 
 
 HI = "<|im_start|>user\nHi<|im_end|>\n"
-
-
-def test_upstream_infers_the_json_tool_parser() -> None:
-    loaded = tokenizer()
-    assert loaded.init_kwargs["tool_parser_type"] == "json_tools"
-    assert (loaded.tool_call_start, loaded.tool_call_end) == ("<tool_call>", "</tool_call>")
-    assert loaded.has_thinking
 
 
 def test_turns_are_rendered_in_order() -> None:
@@ -109,16 +101,3 @@ def test_reasoning_is_kept_only_after_the_last_question() -> None:
     assert render(user(), inside, user()) == HI + dropped + HI
     assert render(user(), inside) == HI + kept
     assert render(user(), thinking, result("x"), thinking).count("<think>\nHm.\n</think>") == 2
-
-
-def test_media_and_text_parts_keep_their_order() -> None:
-    texts = [{"type": "text", "text": text} for text in "ab"]
-    parts = [texts[0], {"type": "image"}, texts[1], {"type": "video"}]
-    image, video = (f"<|vision_start|><|{kind}_pad|><|vision_end|>" for kind in ("image", "video"))
-    assert render(user(parts)) == f"<|im_start|>user\na{image}b{video}<|im_end|>\n"
-
-
-@pytest.mark.parametrize("message", [{"role": "judge", "content": ""}, user([{"type": "smell"}])])
-def test_message_unknown_to_the_template_is_an_error(message: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match="Unknown"):
-        render(message)

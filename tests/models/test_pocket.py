@@ -10,10 +10,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm import stream_generate
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
-from tests.models.tokenizer import ADDED_TOKENS, SIZE
 from worker.pocket import MODEL_PATH
 
 SIZE_BYTES_MAX = 4_000_000
@@ -75,23 +73,6 @@ def test_the_folder_is_small_and_computes_in_float32() -> None:
         f"{name.removesuffix('.scales')}.weight" for name in weights if name.endswith(".scales")
     }
     assert {array.dtype for name, array in weights.items() if name not in packed} == {mx.float32}
-
-
-def test_its_tokenizer_is_of_the_same_kind_as_the_random_models() -> None:
-    tokenizer = loaded()[1]._tokenizer
-    assert len(tokenizer) == SIZE
-    for token in ADDED_TOKENS:
-        assert len(tokenizer.encode(token)) == 1
-    text = "Łódź 今天天气 こんにちは 안녕 👩🏻\u200d🔬 x\u0323"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_it_alternates_both_kinds_of_layers_and_decodes_greedily_unless_asked() -> None:
-    kinds = [type(layer).__name__ for layer in make_prompt_cache(loaded()[0])]
-    assert kinds == ["ArraysCache", "KVCache"] * 3
-    config = json.loads((MODEL_PATH / "config.json").read_text())
-    assert config["text_config"]["max_position_embeddings"] == 32768
-    assert json.loads((MODEL_PATH / "generation_config.json").read_text())["do_sample"] is False
 
 
 def called(name: str, **arguments: str) -> str:

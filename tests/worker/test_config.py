@@ -19,27 +19,12 @@ def read(*argv: str) -> WorkerSettings:
     return settings.read(WorkerSettings, "worker", argv, {}, program="worker", about="")
 
 
-def test_omitted_settings_take_their_defaults() -> None:
-    assert read() == WorkerSettings()
-    assert (read().inter_token_target_s, read().admission_window_s) == (0.1, 0.005)
-    assert read().cache_limit_bytes is None
-    assert (read().prefix_cache_ram, read().prefix_cache_disk) == (None, 4 * 2**30)
-
-
 @pytest.mark.parametrize(
     ("flag", "text", "field", "value"),
     [
         ("--inter-token-target", "0.05", "inter_token_target_s", 0.05),
-        ("--inter-token-max", "1", "inter_token_max_s", 1.0),
-        ("--prefill-tokens", "4096", "prefill_tokens", 4096),
-        ("--admission-window", "0", "admission_window_s", 0.0),
-        ("--burst-wait-max", "0", "burst_wait_max_s", 0.0),
-        ("--cache-limit-bytes", "1000000", "cache_limit_bytes", 1_000_000),
-        ("--memory-limit-bytes", "1000000", "memory_limit_bytes", 1_000_000),
         ("--memory-headroom", "0.25", "memory_headroom", 0.25),
-        ("--prefix-cache-ram", "0", "prefix_cache_ram", 0),
         ("--prefix-cache-ram", "1.5GiB", "prefix_cache_ram", 3 * 2**29),
-        ("--image-cache", "1.5GiB", "image_cache", 3 * 2**29),
         ("--prefix-cache-disk", "500MB", "prefix_cache_disk", 500_000_000),
         ("--prefix-cache-dir", "/var/prefixes", "prefix_cache_dir", Path("/var/prefixes")),
     ],
@@ -51,16 +36,11 @@ def test_a_flag_is_read_with_its_type(flag: str, text: str, field: str, value: o
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--inter-token-target", "0"),
         ("--prefill-tokens", "0"),
-        ("--admission-window", "-1"),
         ("--burst-wait-max", "31"),
-        ("--cache-limit-bytes", "0"),
         ("--memory-limit-bytes", "many"),
         ("--prefix-cache-ram", "-1"),
-        ("--image-cache", "-1"),
         ("--prefix-cache-disk", "4 apples"),
-        ("--prefix-cache-disk", ""),
         ("--prefix-cache-dir", ""),
     ],
 )
@@ -82,9 +62,7 @@ def test_prefixes_are_kept_where_it_is_said_or_in_the_users_cache(
 @pytest.mark.parametrize(
     ("environ", "platform", "expected"),
     [
-        ({}, "linux", ".cache/roundhouse"),
         ({"XDG_CACHE_HOME": ""}, "linux", ".cache/roundhouse"),
-        ({"XDG_CACHE_HOME": "relative"}, "linux", ".cache/roundhouse"),
         ({"XDG_CACHE_HOME": "/var/cache/me"}, "linux", "/var/cache/me/roundhouse"),
         ({"XDG_CACHE_HOME": "/var/cache/me"}, "darwin", "Library/Caches/roundhouse"),
     ],

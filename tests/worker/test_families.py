@@ -28,25 +28,6 @@ def test_a_family_whose_prompts_cannot_be_cut_is_equal_with_whole_ones(oracle: O
     assert "where a prompt is cut" in outcome.why
 
 
-def test_a_family_whose_states_take_padding_is_equal_with_each_chunk_in_a_call_of_its_own(
-    oracle: Oracle,
-) -> None:
-    assert prove("plamo2vl", 1, oracle).verdict == "equal"
-
-
-def test_a_family_must_not_be_named_for_nothing(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.worker.families.CUT_SHOWS", {"llama": "it does not"})
-    monkeypatch.setattr("tests.worker.families.REFUSED", {"gpt2": "it is not"})
-    assert prove("llama", 1, oracle).why == "prompts can be cut"
-    assert prove("gpt2", 1, oracle).why == "it loads after all"
-
-
-def test_a_family_without_a_config_that_fits_is_wrong_and_says_why(oracle: Oracle) -> None:
-    outcome = prove("abacus9", 1, oracle)
-    assert outcome.verdict == "wrong"
-    assert "abacus9" in outcome.why
-
-
 def test_a_refusal_is_the_loaders_sentence(oracle: Oracle) -> None:
     outcome = prove("olmo", 1, oracle)
     assert outcome.verdict == "refused"

@@ -89,13 +89,6 @@ def test_a_process_that_is_no_spare_is_told_by_its_command_line() -> None:
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "['a']\n"
 
 
-def test_spare_that_fails_to_import_exits_with_the_reason(tmp_path: Path) -> None:
-    with waiting("-c", PROGRAM.replace("tests.worker.priority_probe", "no.such"), folder=tmp_path) as spare:
-        said, _ = spare.process.communicate(timeout=DEADLINE_S)
-        assert spare.process.returncode == 1
-        assert "ModuleNotFoundError" in said
-
-
 @pytest.mark.parametrize("ends", ["line", "lifeline"])
 def test_it_ends_with_its_supervisor(tmp_path: Path, ends: str) -> None:
     with waiting("-c", PROGRAM, folder=tmp_path) as spare:

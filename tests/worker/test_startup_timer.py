@@ -13,11 +13,3 @@ def test_the_time_between_two_laps_is_the_seconds_own_and_equal_names_add_up() -
     timer.lap("imports")
     assert timer.seconds == {"imports": 3.5, "weights": 0.5}
     assert timer.total_s == 4.0
-    assert str(timer) == "imports 3.50, weights 0.50"
-
-
-def test_they_are_told_to_milliseconds() -> None:
-    clock = iter([0.0, 0.12345])
-    timer = StartupTimer(lambda: next(clock))
-    timer.lap("trial")
-    assert timer.rounded() == {"trial": 0.123}
