@@ -104,19 +104,12 @@ def broken(folder: Path, what: str) -> None:
         "no such layer": {"model.layers.9.self_attn.q_proj.lora_a": arrays[first]},
         "half of it": {name: array for name, array in arrays.items() if name != first},
         "wrong shape": arrays | {first: mx.zeros((5, 4))},
-        "one axis": arrays | {first: mx.zeros((5,))},
-        "whole numbers": arrays | {first: mx.zeros(arrays[first].shape, mx.int32)},
         "not finite": arrays | {first: mx.full(arrays[first].shape, float("nan"))},
-        "no adapter": {"model.norm.weight": mx.zeros((4,))},
     }
     settings = json.loads(config.read_text())
     match what:
-        case "no config":
-            config.unlink()
         case "no JSON":
             config.write_text("{")
-        case "a list":
-            config.write_text("[]")
         case "no scale":
             config.write_text(json.dumps(settings | {"lora_parameters": {"rank": 4}}))
         case "full":
@@ -132,9 +125,7 @@ def broken(folder: Path, what: str) -> None:
 
 
 BREAKS = {
-    "no config": "no adapter_config.json",
     "no JSON": "is not JSON",
-    "a list": "not an object",
     "no scale": "lora_parameters.scale",
     "full": "'full'",
     "no weights": "neither adapters.safetensors nor adapter_model.safetensors",
@@ -143,10 +134,7 @@ BREAKS = {
     "no such layer": "model.layers.9.self_attn.q_proj",
     "half of it": "not complete",
     "wrong shape": "do not fit",
-    "one axis": "do not fit",
-    "whole numbers": "not floating-point",
     "not finite": "not finite",
-    "no adapter": "no weight of an adapter",
 }
 
 
@@ -172,10 +160,7 @@ def _made(folder: Path) -> Path:
         {"peft_type": "IA3"},
         {"bias": "all"},
         {"modules_to_save": ["lm_head"]},
-        {"fan_in_fan_out": True},
-        {"lora_alpha": None},
         {"alpha_pattern": {"(": 3}},
-        {"alpha_pattern": 3},
     ],
 )
 def test_what_peft_can_and_this_server_cannot_is_refused(config: dict[str, Any], tmp_path: Path) -> None:

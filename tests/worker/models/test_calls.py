@@ -22,10 +22,10 @@ from tests.worker.output.calls.parsed_answers import (
     named,
     schemas_in,
 )
-from tests.worker.output.calls.written import FORMATS, calls_in, tools_for, without
+from tests.worker.output.calls.written import FORMATS, calls_in, tools_for
 from worker.models.prompts.format import CallFormat
 from worker.output.calls.writer import CallNumbering
-from worker.output.channels import CONTENT, REASONING, ChannelProcessor
+from worker.output.channels import REASONING, ChannelProcessor
 from worker.output.text import Vocabulary
 
 SPECIAL = {
@@ -104,12 +104,6 @@ def test_no_special_token_is_shown_in_a_text_that_calls_nobody_nor_in_a_string()
     assert said.parsed() == [("get", {"city": "Quito"})]
 
 
-def test_an_added_token_that_calls_nobody_is_text() -> None:
-    it = model(added=THINKS, start="<tool_call>", end="</tool_call>")
-    text = 'A <tool_call>{"name": "nobody"}</tool_call> is <tool_call> a marker.'
-    assert in_tokens(it.open(TOOLS), it.encode(text)).text == text
-
-
 # --- content and what is none ----------------------------------------------------------------------------
 
 
@@ -121,14 +115,6 @@ def test_stop_strings_count_in_the_content_alone(special: tuple[str, ...]) -> No
     assert (said.text, len(said.calls)) == ("See:  and ", 1)
     assert in_tokens(it.open(TOOLS, stop=["See"]), tokens).calls == []
     assert in_tokens(it.open(TOOLS, stop=["get"]), tokens).text == "See:  and Quito."
-
-
-def test_only_tokens_of_content_have_likelihoods() -> None:
-    it = model(special=("<tool_call>", "</tool_call>"))
-    before, call, after = it.encode("See"), it.encode(CALL + "\n"), it.encode("so")
-    output_processor = it.open(TOOLS)
-    likely = [output_processor.push(token).is_content for token in [*before, *call, *after]]
-    assert likely == [True] * len(before) + [False] * len(call) + [True] * len(after)
 
 
 def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
@@ -191,20 +177,6 @@ def test_a_call_that_is_only_spelled_out_in_a_thought_is_thought(special: bool) 
     assert in_tokens(it.open(TOOLS), tokens).parsed() == [("get", {"city": "Quito"})]
 
 
-def test_other_formats_than_its_own_are_thought_in_a_thought() -> None:
-    it = model(special=(*THINKS[:2], "[TOOL_CALLS]"), start="<tool_call>", end="</tool_call>")
-    said = in_tokens(it.open(TOOLS, REASONING), it.encode("[TOOL_CALLS]get[ARGS]{}"))
-    assert (said.reasoning, said.calls) == ("get[ARGS]{}", [])
-
-
-@pytest.mark.parametrize("special", [False, True])
-def test_markers_of_thoughts_are_text_within_a_call(special: bool) -> None:
-    it = thinking(special)
-    arguments = {"city": "a <think> b </think> c"}
-    plain = [*it.encode("<tool_call>"), *spelled_out(it, json.dumps({"name": "get", "arguments": arguments}))]
-    assert in_tokens(it.open(TOOLS), plain).parsed() == [("get", arguments)]
-
-
 def test_behind_a_call_thoughts_go_on_as_ever() -> None:
     it = thinking(False)
     output_processor = it.open(TOOLS)
@@ -254,10 +226,3 @@ def test_heads_lead_to_calls_and_are_not_shown(plain: bool) -> None:
     assert said.parsed() == [("get", {"city": "Quito"})]
     said = in_tokens(ChannelProcessor(vocabulary, form.open(opening, calls), form.signs, ()), tokens[:2])
     assert said.text
-
-
-@given(without("<").filter(lambda text: not text.lstrip().startswith("{")))
-@settings(max_examples=40)
-def test_a_text_without_calls_is_what_it_is_without_tools(text: str) -> None:
-    it = model()
-    assert in_tokens(it.open(TOOLS, CONTENT), it.encode(text)).text == it.vocabulary.decode(it.encode(text))

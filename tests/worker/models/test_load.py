@@ -31,7 +31,7 @@ from worker.startup_timer import StartupTimer
 from worker.transport.ready import ready_of
 
 
-@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding"])
+@pytest.mark.parametrize("name", ["dense", "hybrid"])
 def test_a_folder_is_loaded_warmed_up_and_described(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +43,7 @@ def test_a_folder_is_loaded_warmed_up_and_described(
         model = loader.load(lambda done, total: reports.append((done, total)))
     facts = model.info
     assert facts.name == name
-    assert facts.context_length == {"dense": 4096, "hybrid": 32768, "sliding": 4096}[name]
+    assert facts.context_length == {"dense": 4096, "hybrid": 32768}[name]
     assert 400_000 < facts.parameters < 800_000
     assert facts.batched
     assert not facts.capabilities.images
@@ -59,16 +59,6 @@ def test_a_folder_is_loaded_warmed_up_and_described(
         r"context \d+"
     )
     assert any(re.fullmatch(pattern, line) for line in caplog.messages)
-
-
-def test_the_embedded_model_is_loaded_when_none_is_named() -> None:
-    loader = ModelLoader(None)
-    assert loader.name == "pocket"
-    model = loader.load(nothing)
-    assert model.info.name == "pocket"
-    model.engine.start("row", [5], 1, SamplingParams())
-    assert model.engine.step().tokens == {}
-    assert 0 <= model.engine.step().tokens["row"] < 2048
 
 
 def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
@@ -88,34 +78,12 @@ def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
     assert second.engine.shape == first.engine.shape is not None
 
 
-def test_the_log_says_what_a_model_cannot_do_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        model = ModelLoader(str(model_folder("family-minimax_m3_vl"))).load(nothing)
-    assert not model.info.batched
-    assert any(
-        re.search(r"cannot be batched: logits change by [\d.]+ of their spread", line)
-        for line in caplog.messages
-    )
-    assert any("requests not batched" in line for line in caplog.messages)
-
-
-def test_a_vision_models_text_half_runs_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = copied(tmp_path, "hybrid", vision_config={"depth": 1})
-    assert read_config(folder, "x").kind == "vision"
-    with caplog.at_level(logging.INFO):
-        model = ModelLoader(str(folder)).load(nothing)
-    assert not model.info.capabilities.images
-    assert any("its images are not served, only text" in line for line in caplog.messages)
-
-
 @pytest.mark.parametrize(
     ("changes", "tokenizer", "length"),
     [
         ({"max_position_embeddings": 1234}, {}, 1234),
-        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 99}}, {}, 99),
         ({"max_position_embeddings": None, "n_positions": 512}, {}, 512),
         ({"max_position_embeddings": None}, {"model_max_length": 2048}, 2048),
-        ({"max_position_embeddings": None}, {"model_max_length": int(1e30)}, CONTEXT_FALLBACK_TOKENS),
         ({"max_position_embeddings": None}, {}, CONTEXT_FALLBACK_TOKENS),
     ],
 )
@@ -125,13 +93,6 @@ def test_the_context_length_is_found_where_it_stands(
     folder = copied(tmp_path, **changes)
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     assert read_config(folder, "x").context_length == length
-
-
-def test_a_broken_generation_config_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = copied(tmp_path)
-    (folder / "generation_config.json").write_text("{")
-    ModelLoader(str(folder)).load(nothing)
-    assert any("generation_config.json is ignored" in line for line in caplog.messages)
 
 
 # --- memory -------------------------------------------------------------------------------------------

@@ -8,26 +8,8 @@ from pathlib import Path
 import pytest
 
 from worker.models import locks
-from worker.models.locks import acquired
 from worker.models.media import processor
 from worker.models.media.processor import LazyProcessor
-
-
-def test_a_lock_that_is_free_is_held_and_released_again() -> None:
-    lock = threading.Lock()
-    for _ in range(2):
-        with acquired(lock, "it", 0.05):
-            assert lock.locked()
-    with pytest.raises(ValueError, match="own"), acquired(lock, "it", 0.05):
-        raise ValueError("own")
-    assert not lock.locked()
-    with (
-        acquired(lock, "it", 0.05),
-        pytest.raises(TimeoutError, match=r"the processor was not opened within 0.05 s"),
-        acquired(lock, "the processor", 0.05),
-    ):
-        pass
-    assert not lock.locked()
 
 
 def test_a_processor_that_another_thread_opens_for_too_long_is_given_up(

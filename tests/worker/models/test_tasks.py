@@ -18,15 +18,12 @@ def config(architecture: str, *classes: str) -> ModelConfig:
 
 TOLD: dict[str, tuple[ModelConfig, str, Task]] = {
     "an encoder": (config("bert", "BertModel"), "org/anything", "embed"),
-    "one that was trained on gaps": (config("modernbert", "ModernBertForMaskedLM"), "a", "embed"),
     "a classifier": (config("xlm-roberta", "XLMRobertaForSequenceClassification"), "a", "rerank"),
-    "a decoder": (config("qwen3", "Qwen3ForCausalLM"), "Qwen/Qwen3-0.6B", "generate"),
     "a decoder by name": (config("qwen3"), "mlx-community/Qwen3-Embedding-0.6B-4bit-DWQ", "embed"),
     "a ranking one": (config("qwen3"), "Qwen/Qwen3-Reranker-0.6B", "rerank"),
     "Gemma's": (config("gemma3_text"), "google/embeddinggemma-300m", "embed"),
     "a folder of a maker of embeddings": (config("qwen3"), "embeddings/Qwen3-0.6B", "generate"),
     "one that can only generate": (config("llama"), "org/an-embedding", "generate"),
-    "one that cannot rank": (config("gemma3_text"), "org/gemma-reranker", "generate"),
 }
 
 

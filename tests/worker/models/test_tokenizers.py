@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -36,11 +35,3 @@ def test_slow_tokenizer_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> Non
             tokenizers.take()
     finally:
         gate.set()
-
-
-def test_tokenizer_error_is_raised_on_each_take(tmp_path: Path) -> None:
-    config = read_config(model_folder("dense"), "dense")
-    tokenizers = Tokenizers(tmp_path, config, prefetch=1)
-    for _ in range(2):
-        with pytest.raises((OSError, ValueError)):
-            tokenizers.take()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.models.fixtures import model_folder
-from tests.models.make import make_model
 from tests.worker.folders import copied, failure, nothing
 from worker.contract.engine import Model
 from worker.engine.draft_model import DraftModelProposer
@@ -63,14 +62,3 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_unusable_draft_model_is_refused(model: str, draft: str, words: str) -> None:
     folder = Path(draft) if "/" in draft else model_folder(draft)
     assert words in failure(model_folder(model), draft_model=str(folder))
-
-
-def test_weights_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    make_model("dense", tmp_path / "draft", seed=1)
-    weights = bytes_of(weight_files(tmp_path / "draft", "draft"))
-    told = failure(
-        model_folder("dense"),
-        draft_model=str(tmp_path / "draft"),
-        memory_limit_bytes=int(1.5 * weights / 0.9),
-    )
-    assert "its weights take" in told

@@ -7,7 +7,6 @@ import logging
 import random
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from protocol.messages import Embed, Rank
 from tests.models.corpus import make_corpus
 from tests.models.encoders import EMBEDDERS, ENCODERS, RANKERS
 from tests.models.fixtures import model_folder
-from tests.worker.folders import copied, failure, nothing
+from tests.worker.folders import failure, nothing
 from tests.worker.upstream import embedded, ranked
 from worker.contract.engine import EmbeddingModel, Model
 from worker.contract.texts import PreparedTexts
@@ -86,14 +85,6 @@ def test_a_judge_is_told_what_makes_a_document_relevant() -> None:
     assert np.abs(expected - ranked("qwen3-reranker", QUERY, documents)[0]).max() > TOLERANCE
 
 
-def test_the_beginning_of_a_vector_has_length_1_again() -> None:
-    texts = texts_of(5)
-    whole = run("qwen3-embedder", engine_request("qwen3-embedder", texts), alone=False)
-    cut = run("qwen3-embedder", engine_request("qwen3-embedder", texts, dimensions=8), alone=False)
-    expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
-    assert np.abs(cut - expected).max() < TOLERANCE
-
-
 @pytest.mark.parametrize("name", ENCODERS)
 def test_a_folder_says_what_it_is_made_for(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
@@ -116,11 +107,6 @@ def test_a_decoder_does_what_it_is_told_to() -> None:
     assert isinstance(told, EmbeddingModel)
     assert told.info.capabilities.embeddings
     assert "cannot generate text" in failure(model_folder("bert-embedder"), task="generate")
-
-
-def test_a_classifier_of_several_classes_ranks_nothing(tmp_path: Path) -> None:
-    folder = copied(tmp_path, "bert-reranker", id2label={"0": "a", "1": "b"}, num_labels=2)
-    assert "one output label" in failure(folder)
 
 
 def test_the_context_is_that_of_positions_and_tokenizer() -> None:

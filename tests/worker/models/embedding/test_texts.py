@@ -14,7 +14,6 @@ from protocol.errors import Code, RequestError
 from protocol.messages import Rank
 from tests import factories
 from tests.models.fixtures import model_folder
-from worker.contract.preparation import CancelToken, PreparationCancelled
 from worker.contract.texts import PreparedTexts
 from worker.models.embedding.texts import EmbedPreparer, JudgePreparer, PairPreparer, TextRules
 
@@ -77,16 +76,6 @@ def test_a_text_without_tokens_is_refused() -> None:
         EmbedPreparer(plain, RULES).prepare(factories.embed(["a", ""]), ())
 
 
-def test_half_a_character_is_the_requests_fault() -> None:
-    class Strict:
-        def __call__(self, texts: list[str], **more: Any) -> dict[str, list[list[int]]]:
-            raise TypeError("TextInputSequence must be str")
-
-    with pytest.raises(RequestError, match="cannot be tokenized") as caught:
-        EmbedPreparer(Strict(), RULES).prepare(factories.embed(), ())
-    assert caught.value.param == "input"
-
-
 def test_dimensions_are_all_or_those_that_the_model_was_trained_for() -> None:
     for whole in (None, 48):
         assert embed(["a"], dimensions=whole).texts[0].dimensions is None
@@ -97,14 +86,6 @@ def test_dimensions_are_all_or_those_that_the_model_was_trained_for() -> None:
         error = refusal(["a"], rules, dimensions=wrong)
         assert (error.code, error.param) == (Code.INVALID_REQUEST, "dimensions")
         assert "48" in error.message
-
-
-def test_a_pair_is_query_and_document_and_says_which_is_which() -> None:
-    [pair] = rank(["the house"]).texts
-    encoded = tokenizer("bert-reranker")("a river", "the house")
-    assert list(pair.tokens) == encoded["input_ids"]
-    assert list(pair.types) == encoded["token_type_ids"]
-    assert {0, 1} == set(pair.types)
 
 
 def test_of_a_pair_that_is_too_long_the_longer_half_is_cut() -> None:
@@ -168,10 +149,3 @@ def test_of_a_huge_text_only_a_part_is_tokenized_to_refuse_or_truncate_it() -> N
     [pair] = rank([HUGE]).texts
     whole = tokenizer("bert-reranker")("a river", HUGE, truncation=True, max_length=32)["input_ids"]
     assert list(pair.tokens) == whole
-
-
-def test_cancelled_texts_are_not_tokenized() -> None:
-    cancel_token = CancelToken()
-    cancel_token.cancel()
-    with pytest.raises(PreparationCancelled):
-        EmbedPreparer(tokenizer(), RULES).prepare(factories.embed(["a"]), (), cancel_token)

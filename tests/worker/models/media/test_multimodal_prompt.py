@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import msgspec
 import pytest
 from PIL import Image
 
 from protocol.errors import Code, RequestError
-from protocol.types import TokenizeOptions
 from tests.models.fixtures import model_folder
 from tests.models.vision_models import EYES
 from tests.worker.folders import nothing
@@ -37,7 +35,6 @@ from worker.models.media import preprocessing, processor
 from worker.models.media.processor import Processed, Processor
 
 NAMES = (*EYES, POCKET)
-PAD = "<|image_pad|>"
 
 
 def ids_of(request: EngineRequest) -> list[int]:
@@ -165,15 +162,6 @@ def test_the_pool_touches_nothing_of_mlx_nor_does_a_processor_that_is_opened_lat
     assert trap.trespasses == ["array", "zeros", "eval"]
 
 
-def test_system_prompt_boundary_is_the_same_for_image_and_text_questions() -> None:
-    name, image = "qwen3_5-eyes", draw_image(random.Random(1))
-    system = {"role": "system", "content": "say what there is to see, and in a few words only " * 2}
-    seen = engine_request(name, "a", Question((system, *asking("\nx of it", None).messages), (image,)))
-    read = engine_request(name, "b", Question((system, {"role": "user", "content": "\nx of it"}), ()))
-    assert seen.boundaries[0] == read.boundaries[0] > 16
-    assert seen.boundaries[0] < seen.images[0].first
-
-
 def test_a_model_of_text_names_what_it_cannot_see() -> None:
     question = asking("see", None, images=[draw_image(random.Random(1))])
     with pytest.raises(RequestError) as caught:
@@ -225,43 +213,6 @@ def test_time_to_prepare_an_image_does_not_depend_on_clients_with_another_salt(
     )
     assert calls == [1, 1]
     assert first.images[0].digest == other.images[0].digest == again.images[0].digest
-
-
-def test_one_image_at_two_sizes_is_two() -> None:
-    question = asking("see", None, images=[draw_image(random.Random(1), (200, 200))])
-    large = request("a", question)
-    small = msgspec.structs.replace(
-        large, media=[msgspec.structs.replace(large.media[0], pixels_max=40 * 40)]
-    )
-    first, second = (preparer(POCKET).prepare(each, question.images).images[0] for each in (large, small))
-    assert first.digest != second.digest
-
-
-def test_tokenize_returns_the_tokens_that_are_run() -> None:
-    question = draw_question(random.Random(6), 2)
-    said = preparer(POCKET).tokenize(
-        request("a", question, tokenizing=TokenizeOptions(tokens=True, pieces=True)), question.images
-    )
-    run = engine_request(POCKET, "b", question)
-    assert said.count == len(run.tokens)
-    assert list(said.tokens) == ids_of(run)
-    assert PAD in said.pieces
-
-
-def test_images_in_tools_results_are_seen() -> None:
-    calls = [{"id": "abcdefgh0", "type": "function", "function": {"name": "look", "arguments": {}}}]
-    messages = (
-        {"role": "user", "content": "look at it"},
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {
-            "role": "tool",
-            "tool_call_id": "abcdefgh0",
-            "content": [{"type": "text", "text": "a picture: "}, {"type": "image"}],
-        },
-    )
-    for name in ("qwen3_5-eyes", "smolvlm-eyes", POCKET):
-        request = engine_request(name, "a", Question(messages, (draw_image(random.Random(1)),)))
-        assert len(request.images) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from tests.models.drawings import COLOURS, SHAPES, drawn, plain
 from tests.models.fixtures import model_folder
 from tests.models.vision_models import EYES
 from tests.worker import vision_models
-from tests.worker.folders import failure, nothing
+from tests.worker.folders import nothing
 from tests.worker.image_questions import POCKET, Question, answer, draw_question, encoded, upstream
 from tests.worker.vision_models import engine_request, folder_of, loaded
 from worker.contract.engine import Model, SamplingParams
@@ -54,16 +53,6 @@ def test_a_model_that_sees_says_so(name: str) -> None:
 
 def _count(name: str) -> int:
     return int(get_total_parameters(upstream(name)[0]))
-
-
-def test_of_one_that_is_to_read_only_the_text_is_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        model = ModelLoader(str(model_folder("qwen3_5-eyes")), text_only=True).load(nothing)
-    assert isinstance(model, Model)
-    assert not model.info.capabilities.images
-    assert model.info.parameters < loaded("qwen3_5-eyes").info.parameters
-    assert any("text model, qwen3_5" in line for line in caplog.messages)
-    assert not any("images" in line for line in caplog.messages)
 
 
 def test_without_a_word_on_how_images_are_prepared_its_text_is_served(
@@ -108,31 +97,6 @@ def test_a_conversion_that_left_the_eyes_out_serves_its_text(
     model = ModelLoader(str(folder)).load(nothing)
     assert not model.info.capabilities.images
     assert any("only text: its weights have no vision tower" in line for line in caplog.messages)
-
-
-def test_model_that_neither_library_can_load_fails_with_a_clear_error(tmp_path: Path) -> None:
-    folder = copied(tmp_path, "idefics3-eyes")
-    config = json.loads((folder / "config.json").read_text())
-    del config["text_config"]["hidden_size"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "mlx-vlm cannot build the architecture 'idefics3'" in failure(folder)
-
-
-def test_a_template_without_a_place_for_images_leaves_the_text(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = copied(tmp_path, "qwen3_5-eyes")
-    (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}{% if m.content is not string %}{{ raise_exception('text only') }}{% endif %}"
-        "{{ m.content }}{% endfor %}"
-    )
-    model = ModelLoader(str(folder)).load(nothing)
-    # Where contents are rendered as text, an image is its marker in the text.
-    assert model.info.capabilities.images
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
-    model = ModelLoader(str(folder)).load(nothing)
-    assert not model.info.capabilities.images
-    assert any("no place for images" in line for line in caplog.messages)
 
 
 def test_a_network_that_sees_otherwise_in_parts_is_not_shown_images(
@@ -208,9 +172,3 @@ def test_the_pocket_model_names_colours_and_shapes() -> None:
         assert say("What colour is this image?", plain(colour)) == f"The image is {colour}."
     for shape in SHAPES:
         assert say("Which shape is this?", drawn(shape)) == f"It is a {shape}."
-
-
-def test_the_pocket_model_knows_which_image_is_which() -> None:
-    red, blue = plain("red"), plain("blue")
-    assert say("Compare the two images.", red, blue) == "The first is red, the second is blue."
-    assert say("Compare the two images.", blue, red) == "The first is blue, the second is red."

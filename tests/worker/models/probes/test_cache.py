@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.models.fixtures import model_folder
 from worker.engine.caches.capability_probe import BatchCapabilities
-from worker.models.media.preprocessing import ImagePlaceholders
 from worker.models.probes import cache
 from worker.models.probes.cache import FILES_MAX, ProbeCache, key_of
 from worker.models.source import WEIGHTS
@@ -41,27 +39,6 @@ def test_cached_probe_result_is_reused(tmp_path: Path) -> None:
     assert (tmp_path / "trials").stat().st_mode & 0o777 == 0o700
 
 
-def test_that_it_sees_is_known_apart(tmp_path: Path) -> None:
-    kept(tmp_path)
-    seen = ImagePlaceholders({"image": "<image>"}, None, 256)
-    assert ProbeCache(tmp_path).sight(KEY, lambda: replace(seen, token_bytes=0)).token_bytes == 0
-    assert ProbeCache(tmp_path).sight(KEY, lambda: seen) == seen
-    assert ProbeCache(tmp_path).sight(KEY, lambda: replace(seen, mark="<img>")) == seen
-    assert ProbeCache(tmp_path).capabilities(KEY, not_again) == PROVEN
-
-
-def test_without_a_folder_it_is_proven_each_time() -> None:
-    proofs: list[int] = []
-
-    def prove() -> BatchCapabilities:
-        proofs.append(1)
-        return PROVEN
-
-    for _ in range(2):
-        assert ProbeCache(None).capabilities(KEY, prove) == PROVEN
-    assert len(proofs) == 2
-
-
 REFUSED = (
     BatchCapabilities(False, False, True, True, False, True, False, ("cannot be batched: too much",)),
     BatchCapabilities(True, True, True, False, True, True, True),
@@ -84,8 +61,6 @@ def test_negative_probe_result_is_not_cached(tmp_path: Path, refused: BatchCapab
             b"{}",
             b'{"key":"other","proven":{"together":true,"padded":true,"restorable":true,"cut":true}}',
             b'{"key":"%b","proven":{"together":true,"padded":true,"restorable":true,"cut":false}}' % _KEY,
-            b'{"key":"%b","proven":{"together":true,"padded":true,"restorable":true,"cut":1}}' % _KEY,
-            b'{"key":"%b","proven":{"together":true,"padded":true,"restorable":true}}' % _KEY,
         ]
     )
 )
@@ -99,15 +74,6 @@ def test_a_file_that_is_damaged_or_anothers_is_as_good_as_none(tmp_path: Path, c
 
     assert ProbeCache(tmp_path).capabilities(KEY, prove) == PROVEN
     assert proofs
-
-
-def test_a_proof_that_was_cut_off_is_made_again_and_kept(tmp_path: Path) -> None:
-    file = kept(tmp_path)
-    whole = file.read_bytes()
-    for size in range(0, len(whole), 5):
-        file.write_bytes(whole[:size])
-        assert ProbeCache(tmp_path).capabilities(KEY, lambda: PROVEN) == PROVEN
-        assert file.read_bytes() == whole
 
 
 def test_a_folder_that_cannot_be_written_costs_no_more_than_the_proof(tmp_path: Path) -> None:

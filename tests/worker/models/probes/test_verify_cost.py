@@ -10,10 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
-from tests.worker.folders import nothing
-from worker.contract.engine import Model
 from worker.engine.engine import BatchEngine
-from worker.models.load import ModelLoader
 from worker.models.probes.verify_cost import position_cost
 from worker.models.weights import warm_up
 
@@ -67,10 +64,3 @@ def test_one_pass_that_others_delay_changes_nothing() -> None:
     for late in range(1, 9):
         network.passes, network.late = 0, late
         assert position_cost(engine, lambda: network.now) == pytest.approx(0.25), late
-
-
-@pytest.mark.parametrize("measures_verify_cost", [True, False])
-def test_it_is_measured_where_there_may_be_drafts(measures_verify_cost: bool) -> None:
-    model = ModelLoader(str(model_folder("dense")), use_mtp=measures_verify_cost).load(nothing)
-    assert isinstance(model, Model)
-    assert (model.position_cost is not None) == measures_verify_cost

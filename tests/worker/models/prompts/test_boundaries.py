@@ -3,7 +3,7 @@ actual later prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -227,23 +227,6 @@ def test_tools_that_move_to_the_last_question_are_left_out_where_they_move() -> 
     check_ends("mistral", later, "Ha!</s>", "[/AVAILABLE_TOOLS][INST]", "side of the bay?")
 
 
-def test_a_date_is_part_of_what_is_shared() -> None:
-    engine_request = prepare("llama", [system(), user(LONG)])
-    ends = ("<|header|>user<|end_header|>\n\n", "<|header|>assistant<|end_header|>")
-    check_ends("llama", engine_request, *ends)
-
-
-def test_a_renderer_that_asserts_gives_the_boundaries_it_can() -> None:
-    def renderer(messages: Sequence[Mapping[str, Any]], **_: Any) -> str:
-        assert len(messages) <= 2, "this template accepts at most two messages"
-        return "".join(f"<|im_start|>{message['role']}\n{message['content']}" for message in messages)
-
-    inner = tokenizer("pocket")._tokenizer
-    stubborn = TextPreparer(TokenizerWrapper(inner, chat_template=renderer), RULES)
-    engine_request = stubborn.prepare(request(messages=[system(), user(LONG)]), ())
-    check_ends("pocket", engine_request, "language of the user.<|im_start|>user")
-
-
 # --- the guarantee -------------------------------------------------------------------------------------
 
 # Difficult at a boundary: line breaks and blanks, which merge with the template's own; partly common
@@ -365,14 +348,3 @@ def test_of_a_long_conversation_only_the_end_is_tokenized_again() -> None:
     )
     assert shared == len(prompt("pocket", turns).tokens)
     assert sum(tokenized) < 50
-
-
-def test_texts_without_a_place_to_split_are_compared_all_the_same() -> None:
-    def encode(text: str) -> list[int]:  # "<a>" is one token only at the start of a text
-        return [0, *map(ord, text[3:])] if text.startswith("<a>") else list(map(ord, text))
-
-    text, other = "<a>one<a>two", "<a>one<a>three"
-    shared = RenderedPrompt(text, encode(text), {0: "<a>"}, encode).shared_with(other)
-    assert shared == len(encode("<a>one<a>t"))
-    assert prompt("pocket", LONG).shared_with("") == 0
-    assert prompt("pocket", "\n" + LONG).shared_with("\n\ud83d") == 0

@@ -24,7 +24,6 @@ from worker.pocket import MODEL_PATH
 RULES = PromptRules(context_length=1000, vocabulary=2048, defaults=SamplingParams())
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 OPENING = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-PREFILLED = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\nOkay, {% endif %}"
 CLOSED = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 
 
@@ -50,7 +49,6 @@ def prepare(tokenizer: TokenizerWrapper, text: str = "Hello!", **fields: Any) ->
     [
         (TURNS, CONTENT),
         (TURNS + OPENING, REASONING),
-        (TURNS + PREFILLED, REASONING),
         (TURNS + CLOSED, CONTENT),
         ("{{ messages[0].content }}<think>\n", REASONING),  # whether or not it is to reason
     ],
@@ -63,34 +61,16 @@ def test_an_answer_begins_within_the_thought_that_the_template_opens_whatever_us
         assert prepare(tokenizer, text).opening == opening
 
 
-def test_the_embedded_model_opens_its_thoughts_when_asked() -> None:
-    tokenizer = open_tokenizer(MODEL_PATH, [])
-    for thinks, opening in ((True, REASONING), (False, CONTENT)):
-        assert prepare(tokenizer, template_kwargs={"enable_thinking": thinks}).opening == opening
-    assert prepare(tokenizer).opening == CONTENT
-    assert prepare(tokenizer, messages=None, prompt="<think>\n").opening is None
-
-
 # --- reasoning in the history --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
 def test_thoughts_of_the_history_stand_where_the_template_looks_for_them(tmp_path: Path, key: str) -> None:
     template = "{% for m in messages %}{{ m.get('" + key + "') or '' }}|{{ m.content }};{% endfor %}"
     tokenizer = with_template(tmp_path, template)
     messages = [user("Q"), {"role": "assistant", "content": "A", "reasoning_content": "Hm"}, user("R")]
     engine_request = prepare(tokenizer, messages=messages)
     assert tokenizer.decode(list(engine_request.tokens)) == "|Q;Hm|A;|R;"
-
-
-def test_an_effort_that_a_renderer_does_not_take_is_left_out(tmp_path: Path) -> None:
-    tokenizer = with_template(tmp_path, TURNS)
-
-    def narrow(messages: Any, tools: Any, tokenize: bool, add_generation_prompt: bool) -> str:
-        return str(messages[0]["content"])
-
-    tokenizer._tokenizer.apply_chat_template = narrow
-    assert prepare(tokenizer, template_kwargs={"reasoning_effort": "low", "thinking_budget": 5}).tokens
 
 
 # --- thinking budgets ----------------------------------------------------------------------------------
@@ -166,8 +146,3 @@ def test_a_template_that_takes_its_own_ids_alone_is_given_such(tmp_path: Path) -
     assert found[2] == "abcdefgh9"
     assert messages == calling(*ids)
     assert prepare(tokenizer, messages=messages).tokens == engine_request.tokens
-
-
-def test_other_templates_are_given_the_ids_as_they_are(tmp_path: Path) -> None:
-    tokenizer = with_template(tmp_path, "{% for m in messages %}{{ m.tool_call_id }};{% endfor %}")
-    assert "call_0" in tokenizer.decode(list(prepare(tokenizer, messages=calling("call_0")).tokens))

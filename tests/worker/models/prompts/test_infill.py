@@ -11,7 +11,7 @@ from protocol.errors import Code, RequestError
 from tests.factories import request
 from tests.models.infill import QWEN, infill_folder
 from worker.contract.engine import EngineRequest, SamplingParams
-from worker.models.prompts.infill import FAMILIES, infilling_of
+from worker.models.prompts.infill import infilling_of
 from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=SamplingParams())
@@ -81,8 +81,3 @@ def test_where_every_text_gets_a_space_a_suffix_gets_none() -> None:
     spelled = {number: piece for piece, number in pieces.items()}
     assert [spelled.get(token, token) for token in tokens[1:]] == [100, "▁a", 101, "b", "▁c", 102]
     assert tokens[0] == 1
-
-
-def test_no_two_families_share_a_marker() -> None:
-    markers = [marker for family in FAMILIES for marker in family.markers]
-    assert len(markers) == len(set(markers))

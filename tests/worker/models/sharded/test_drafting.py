@@ -58,13 +58,6 @@ def test_shard_has_no_drafter_where_drafts_cannot_be_verified() -> None:
     assert not is_listening(part)
 
 
-def test_a_model_without_such_layers_has_none_that_guess() -> None:
-    made = drafts()
-    part = looked(made, "dense")
-    assert made.drafter(ShardGroup("ring", None), part, can_verify=True) is None
-    assert made.weight_bytes(part) == 0
-
-
 def test_an_output_layer_that_is_split_is_kept_whole_for_them_and_weighs_once_more() -> None:
     made, network = drafts(), load_model(model_folder(HEADS), lazy=True)[0]
     network.language_model.lm_head = nn.Linear(64, 2048, bias=False)

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx_lm.utils import load_model
 
 from protocol.hosts import Backend, Mode
-from tests.models.families import PREFIX
 from tests.models.fixtures import model_folder
 from worker.contract.engine import ModelError
 from worker.models.sharded.loader import ShardLoader
-from worker.models.sharded.parallelism import JOIN_S_MAX, ShardGroup, ShardNetwork, weight_bytes
+from worker.models.sharded.parallelism import JOIN_S_MAX, ShardGroup
 
 NAME = "m"
 
@@ -82,13 +80,6 @@ def test_backends_have_a_way_that_they_prefer(backend: Backend, asked: Mode | No
 
     assert split(asked, backend=backend)._mode_for(Able(), "f") == mode
     assert split(backend="ring")._mode_for(Sharded(), "f") == "tensor"
-
-
-def test_a_part_has_the_caches_and_bytes_of_its_layers() -> None:
-    network, _ = load_model(model_folder(PREFIX + "qwen3_moe"), lazy=True)
-    part = ShardNetwork(network)
-    assert len(part.make_cache()) == len(part.layers) == 2
-    assert weight_bytes(part) == weight_bytes(network) > 2**20
 
 
 def test_a_join_that_hangs_ends_the_process_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
