@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -69,22 +67,3 @@ def test_the_first_token_of_a_long_prompt_counts_and_ids_without_text_stay_silen
     ordinary_rows = tokenizer.vocab_size
     assert ordinary_rows < SIZE < logits.size
     assert float(mx.abs(logits[ordinary_rows:]).max()) < 0.25 * float(logits.max())
-
-
-def test_the_same_seed_makes_the_same_bytes(name: str, tmp_path: Path) -> None:
-    known = contents(model_folder(name))
-    assert contents(make.make_model(name, tmp_path / "same")) == known
-
-
-def test_a_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    made: list[str] = []
-    monkeypatch.setattr(make, "make_model", lambda name, folder: made.append(name))
-    folder = model_folder("dense")
-    assert model_folder("dense") == folder
-    assert made == ["dense"]
-    assert [path.name for path in folder.parent.iterdir()] == ["dense"]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}

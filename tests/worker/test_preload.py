@@ -52,11 +52,6 @@ def test_the_process_starts_again_with_the_same_command(linux: pytest.MonkeyPatc
     assert (program, environ["LD_PRELOAD"]) == (sys.executable, str(LIBRARY))
 
 
-def test_libraries_preloaded_before_stay(linux: pytest.MonkeyPatch) -> None:
-    linux.setenv("LD_PRELOAD", "/x/a.so:/x/b.so")
-    assert replaced()[2]["LD_PRELOAD"] == f"{LIBRARY}:/x/a.so:/x/b.so"
-
-
 def test_the_second_life_says_so_and_replaces_itself_no_more(
     linux: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -84,11 +84,6 @@ def test_it_imports_at_low_priority_says_that_it_is_there_and_takes_its_words(tm
         assert words == "['--model=a', '--port', '1'] None True"
 
 
-def test_a_process_that_is_no_spare_is_told_by_its_command_line() -> None:
-    words = [sys.executable, "-c", "from worker import spare; print(spare.words(('no.such.module',)))", "a"]
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "['a']\n"
-
-
 @pytest.mark.parametrize("ends", ["line", "lifeline"])
 def test_it_ends_with_its_supervisor(tmp_path: Path, ends: str) -> None:
     with waiting("-c", PROGRAM, folder=tmp_path) as spare:

@@ -43,11 +43,6 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     assert "names no model_type" in failure(copied(tmp_path, model_type=None))
 
 
-def test_an_architecture_whose_import_leaves_the_process_is_named(tmp_path: Path) -> None:
-    message = failure(copied(tmp_path, model_type="olmo"))
-    assert "needs a package for the architecture 'olmo' that is not installed" in message
-
-
 def test_a_folder_without_weights_says_what_it_has_instead(tmp_path: Path) -> None:
     folder = copied(tmp_path)
     (folder / "model.safetensors").unlink()
@@ -174,12 +169,3 @@ def test_a_repository_is_looked_at_before_its_weights_are_fetched(
     (folder / "config.json").write_text('{"model_type": "abacus9"}')
     assert "abacus9" in failure("some/model")
     assert fetched[2:] == [["config.json"]]
-
-
-def test_names_are_known_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "org" / "model-4bit").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert ModelLoader("org/model-4bit").name == "model-4bit"
-    assert ModelLoader("org/model-4bit/").name == "model-4bit"
-    assert ModelLoader(".").name == tmp_path.name
-    assert ModelLoader("mlx-community/Qwen3-0.6B-4bit").name == "mlx-community/Qwen3-0.6B-4bit"

@@ -192,14 +192,6 @@ def test_special_tokens_spell_their_names() -> None:
     assert vocabulary.spell(backend.token_to_id("<think>")) == b"<think>"
 
 
-def test_a_tokenizer_without_a_fast_backend_spells_by_its_own_map_or_its_own_decoding() -> None:
-    letters = ByT5Tokenizer()
-    assert spelled(Vocabulary(letters), letters.encode("a b", add_special_tokens=False)) == b"a b"
-    assert Vocabulary(letters).spell(letters.eos_token_id) == b"</s>"
-    letters.byte_decoder = {chr(byte): byte for byte in range(256)}
-    assert spelled(Vocabulary(letters), letters.encode("駅", add_special_tokens=False)) == "駅".encode()
-
-
 # --- stop sequences ------------------------------------------------------------------------------------
 
 

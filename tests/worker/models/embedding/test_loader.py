@@ -16,9 +16,9 @@ from protocol.messages import Embed, Rank
 from tests.models.corpus import make_corpus
 from tests.models.encoders import EMBEDDERS, ENCODERS, RANKERS
 from tests.models.fixtures import model_folder
-from tests.worker.folders import failure, nothing
+from tests.worker.folders import nothing
 from tests.worker.upstream import embedded, ranked
-from worker.contract.engine import EmbeddingModel, Model
+from worker.contract.engine import EmbeddingModel
 from worker.contract.texts import PreparedTexts
 from worker.models.load import ModelLoader
 
@@ -97,16 +97,6 @@ def test_a_folder_says_what_it_is_made_for(name: str, caplog: pytest.LogCaptureF
     assert model.info.identity
     kind = "embedding" if name in EMBEDDERS else "reranking"
     assert any(line.startswith(f"loaded {name}: {kind} model") for line in caplog.messages)
-
-
-def test_a_decoder_does_what_it_is_told_to() -> None:
-    folder = str(model_folder("qwen3-embedder"))
-    assert isinstance(ModelLoader(folder, task="generate").load(nothing), Model)
-    dense = str(model_folder("dense"))
-    told = ModelLoader(dense, task="embed").load(nothing)
-    assert isinstance(told, EmbeddingModel)
-    assert told.info.capabilities.embeddings
-    assert "cannot generate text" in failure(model_folder("bert-embedder"), task="generate")
 
 
 def test_the_context_is_that_of_positions_and_tokenizer() -> None:

@@ -88,14 +88,6 @@ def test_dimensions_are_all_or_those_that_the_model_was_trained_for() -> None:
         assert "48" in error.message
 
 
-def test_of_a_pair_that_is_too_long_the_longer_half_is_cut() -> None:
-    [pair] = rank([LONG]).texts
-    assert len(pair.tokens) == 32
-    query = tokenizer("bert-reranker")("a river")["input_ids"]
-    assert list(pair.tokens[: len(query)]) == query
-    assert len(rank([LONG], tokens_max=12).texts[0].tokens) == 12
-
-
 def test_a_classifier_takes_no_instruction_and_no_ids() -> None:
     with pytest.raises(RequestError) as caught:
         rank(["a"], instruction="Find it.")

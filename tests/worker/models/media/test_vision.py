@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,17 +10,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm.utils import get_total_parameters
 
 from tests.models.drawings import COLOURS, SHAPES, drawn, plain
 from tests.models.fixtures import model_folder
 from tests.models.vision_models import EYES
-from tests.worker import vision_models
 from tests.worker.folders import nothing
-from tests.worker.image_questions import POCKET, Question, answer, draw_question, encoded, upstream
+from tests.worker.image_questions import POCKET, Question, encoded, upstream
 from tests.worker.vision_models import engine_request, folder_of, loaded
-from worker.contract.engine import Model, SamplingParams
+from worker.contract.engine import SamplingParams
 from worker.engine.image_embeddings import VisionNetwork
 from worker.models.config import read_config
 from worker.models.load import ModelLoader
@@ -53,34 +50,6 @@ def test_a_model_that_sees_says_so(name: str) -> None:
 
 def _count(name: str) -> int:
     return int(get_total_parameters(upstream(name)[0]))
-
-
-def test_without_a_word_on_how_images_are_prepared_its_text_is_served(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = copied(tmp_path, "qwen3_5-eyes", ["preprocessor_config.json"])
-    model = ModelLoader(str(folder)).load(nothing)
-    assert not model.info.capabilities.images
-    (line,) = [line for line in caplog.messages if "its images are not served, only text" in line]
-    assert "preprocessor_config.json" in line
-
-
-def test_of_a_family_that_only_mlx_vlm_knows_the_text_is_its(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = copied(tmp_path, "idefics3-eyes", ["preprocessor_config.json", "processor_config.json"])
-    model = ModelLoader(str(folder)).load(nothing)
-    assert isinstance(model, Model)
-    assert not model.info.capabilities.images
-    assert any("its images are not served" in line for line in caplog.messages)
-    question = draw_question(random.Random(1), 0)
-    request = model.open_preparer(4096).prepare(vision_models.request("a", question), ())
-    model.engine.prefill({"a": request.tokens[:-1]})
-    model.engine.start("a", request.tokens, len(request.tokens), SamplingParams())
-    said: list[int] = []
-    while len(said) < 8:
-        said += model.engine.step().tokens.values()
-    assert said == answer("idefics3-eyes", question, 8)
 
 
 def test_a_conversion_that_left_the_eyes_out_serves_its_text(
@@ -116,19 +85,6 @@ def test_a_network_that_sees_otherwise_in_parts_is_not_shown_images(
     assert any("its logits change when an image is run in chunks" in line for line in caplog.messages)
 
 
-def test_where_an_images_parts_see_each_other_upstream_is_believed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Larger Gemma 4 models: upstream runs prompts with images in one pass."""
-    folder = copied(tmp_path, "gemma4-eyes")
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["use_bidirectional_attention"] = "vision"
-    (folder / "config.json").write_text(json.dumps(config))
-    model = ModelLoader(str(folder)).load(nothing)
-    assert not model.info.capabilities.images
-    assert any("cannot be run in chunks" in line for line in caplog.messages)
-
-
 def test_fingerprint_changes_with_the_image_preprocessor_config(tmp_path: Path) -> None:
     name, folder = "gemma3-eyes", copied(tmp_path, "gemma3-eyes")
     same = ModelLoader(str(folder), served_name=name).load(nothing).info
@@ -138,11 +94,6 @@ def test_fingerprint_changes_with_the_image_preprocessor_config(tmp_path: Path) 
     other = ModelLoader(str(folder), served_name=name).load(nothing).info
     assert other.fingerprint != same.fingerprint
     assert other.identity == same.identity
-    network = loaded(name).engine._model  # type: ignore[attr-defined]
-    bytes_ = sum(array.nbytes for _, array in tree_flatten(network.parameters()))
-    # Its output layer is tied to the embedding, and named twice; its weights are in memory once.
-    assert bytes_ < (folder / "model.safetensors").stat().st_size * 2
-    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
 
 
 # --- the pocket model ---

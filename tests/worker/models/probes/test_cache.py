@@ -76,11 +76,6 @@ def test_a_file_that_is_damaged_or_anothers_is_as_good_as_none(tmp_path: Path, c
     assert proofs
 
 
-def test_a_folder_that_cannot_be_written_costs_no_more_than_the_proof(tmp_path: Path) -> None:
-    (tmp_path / "trials").write_text("a file")
-    assert ProbeCache(tmp_path / "trials").capabilities(KEY, lambda: PROVEN) == PROVEN
-
-
 def test_of_too_many_the_eldest_go(tmp_path: Path) -> None:
     for number in range(FILES_MAX + 3):
         file = tmp_path / f"{number}.json"

@@ -95,19 +95,12 @@ _THINKER = """
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n<think>\n' -}}{%- endif -%}
 """
 
-_SINGLE = """
-{%- if messages | length != 1 or messages[0].role != 'user' -%}
-    {{- raise_exception('One question, and nothing else.') -}}
-{%- endif -%}
-{{- '### Question\n' ~ messages[0].content ~ '\n### Answer\n' -}}
-"""
 
 TEMPLATES: dict[str, tuple[str, tuple[str, ...]]] = {
     "llama": (_LLAMA, ("<|begin|>", "<|header|>", "<|end_header|>", "<|eot|>")),
     "mistral": (_MISTRAL, ("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")),
     "gemma": (_GEMMA, ()),  # nowhere to split: whole renderings are compared
     "thinker": (_THINKER, ()),
-    "single": (_SINGLE, ()),
 }
 
 TALKATIVE = ["pocket", "llama", "mistral", "gemma", "thinker"]
@@ -202,7 +195,6 @@ def test_a_prompt_without_system_and_tools_is_shared_up_to_its_end() -> None:
     check_ends("pocket", prepare("pocket", [user(LONG), grows]), end)
     short = prepare("pocket", [user("Hello!")], cache_salt="tenant", cache_pin=True)
     assert (short.boundaries, short.salt, short.pin) == ((), "tenant", True)
-    assert prepare("single", [user(LONG)]).boundaries == ()  # a template for one question only
     assert preparer("pocket").prepare(request(prompt=LONG), ()).boundaries == ()
 
 

@@ -20,7 +20,6 @@ from tests.factories import request
 from tests.models.fixtures import model_folder
 from tests.worker.grammars.sampling import Mask
 from worker.contract.engine import EngineRequest, SamplingParams
-from worker.contract.preparation import CancelToken, PreparationCancelled
 from worker.grammars import compiler
 from worker.grammars.compiler import COMPILE_S_MAX, Compiler, GrammarError, GrammarTimeoutError
 from worker.models.prompts.grammar_choice import GrammarCache, GrammarSelector
@@ -210,16 +209,6 @@ def test_a_refusal_names_the_keyword_and_the_parameter(keyword: str) -> None:
     assert "start:" not in said, "the message must not contain the generated grammar"
 
 
-def test_a_required_call_of_a_tool_that_cannot_be_held_to_has_any_arguments() -> None:
-    parameters = STRICT | {"propertyNames": {"minLength": 1}}
-    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
-    calling = ToolCallConstraint(required=True)
-    engine_request = prepare(preparer(), tools=[*TOOLS, odd], calling=calling, template_kwargs=SILENT)
-    weather = CALL[: CALL.index("city")]
-    assert "x" in (allowed(engine_request, weather.replace("get_weather", "odd")) or set())
-    assert "x" not in (allowed(engine_request, weather) or {"x"})
-
-
 def test_schema_that_is_not_strict_is_relaxed_and_the_rest_is_held_to() -> None:
     cities = {"type": "array", "items": {"enum": ["Oslo", "Rome"]}, "uniqueItems": True}
     form = StructuredOutput(kind="json_schema", text=json.dumps(cities), param="json_schema")
@@ -254,11 +243,3 @@ def test_schemas_of_one_request_share_one_deadline(monkeypatch: pytest.MonkeyPat
     assert 1 < len(waits) <= COMPILE_S_MAX + 1
     assert max(waits) <= COMPILE_S_MAX
     assert waits[-1] == 0
-
-
-def test_cancelled_request_compiles_no_further_grammar() -> None:
-    cancel_token = CancelToken()
-    cancel_token.cancel()
-    selector = GrammarSelector(tokenizer(), None, RULES.vocabulary, GrammarCache())
-    with pytest.raises(PreparationCancelled):
-        selector.grammar_of(request(form=YES), Conversation(), None, "", cancel_token)

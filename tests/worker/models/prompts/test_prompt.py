@@ -66,7 +66,6 @@ def with_template(tmp_path: Path, template: str | None) -> TokenizerWrapper:
 
 # --- continued answers ---------------------------------------------------------------------------------
 
-CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
 ENDS_IN_MESSAGE = {PROMPT_ENDS: IN_MESSAGE}
 
 
@@ -85,17 +84,6 @@ def test_a_message_that_goes_on_ends_the_prompt_as_upstream_has_it(content: str)
     assert text(engine_request) == upstream
     assert text(engine_request).endswith(content)
     assert engine_request.opening == (REASONING if "<think>" in content else CONTENT)
-
-
-@pytest.mark.parametrize(
-    "last",
-    [USER, {"role": "assistant", "content": ""}, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
-)
-def test_final_message_that_cannot_be_continued_is_history(last: dict[str, Any]) -> None:
-    messages = [USER, last]
-    assert text(prepare(messages=messages, template_kwargs=ENDS_IN_MESSAGE)) == text(
-        prepare(messages=messages)
-    )
 
 
 # --- rendering -----------------------------------------------------------------------------------------
@@ -159,14 +147,6 @@ def test_malformed_packed_field_is_an_invalid_request(name: str, packed: bytes) 
     with pytest.raises(RequestError, match="is malformed") as caught:
         TextPreparer(tokenizer(), RULES).prepare(asked, ())
     assert caught.value.code is Code.INVALID_REQUEST
-
-
-def test_messages_without_a_template_are_refused_with_advice(tmp_path: Path) -> None:
-    preparer = TextPreparer(with_template(tmp_path, None), RULES)
-    with pytest.raises(RequestError, match=r"no chat template.*completions") as caught:
-        preparer.prepare(request(messages=[USER]), ())
-    assert caught.value.param == "messages"
-    assert preparer.prepare(request(prompt="Hello!"), ()).tokens
 
 
 @pytest.mark.parametrize(
@@ -281,10 +261,6 @@ def test_defaults_are_those_of_the_models_makers(
             "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
             Capabilities(),
         ),
-        (  # drops late system messages
-            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}{{ tools }}",
-            Capabilities(tools=True),
-        ),
         (  # always reasons
             "{{ messages[0].content }}{% if add_generation_prompt %}<think>\n{% endif %}",
             Capabilities(thinking=True),
@@ -323,14 +299,6 @@ def test_an_echo_alone_may_fill_the_whole_context() -> None:
     assert refused(messages=None, tokens=[5], max_tokens=0).param == "max_tokens"
 
 
-def test_echo_of_token_ids_includes_special_token_names() -> None:
-    text = "<|im_start|>Turntable 駅 🚂"
-    ids = tokenizer().encode(text, add_special_tokens=False)
-    assert prepare(messages=None, tokens=ids, echo=True).echo_text == text
-    assert prepare(messages=None, tokens=[*ids, 2040], echo=True).echo_text == text
-    assert prepare(messages=None, prompt=text, echo=True).echo_text == ""
-
-
 # --- tokenization only ---------------------------------------------------------------------------------
 
 ALL = TokenizeOptions(tokens=True, pieces=True)
@@ -345,13 +313,3 @@ def test_a_conversation_is_counted_as_it_is_run() -> None:
     assert tokenize(TokenizeOptions(), messages=[USER], tools=[TOOL]) == Tokenized(
         id="a", count=counted.count
     )
-
-
-def test_a_turn_that_is_not_opened_and_a_prompt_beyond_the_context_are_counted() -> None:
-    opened, bare = (
-        tokenize(TokenizeOptions(tokens=True, opens_turn=on), messages=[USER]) for on in (True, False)
-    )
-    assert 0 < bare.count < opened.count
-    assert opened.tokens[: bare.count] == bare.tokens
-    assert tokenize(TokenizeOptions(), prompt="word " * 500).count > RULES.context_length
-    assert tokenize(TokenizeOptions(), prompt="").count == 0

@@ -21,7 +21,6 @@ from worker.models.prompts.token_limit import (
     SLICE_CHARACTERS,
     WHOLE_BYTES_MAX,
     TokenLimit,
-    beginning,
     slices,
 )
 
@@ -115,14 +114,6 @@ def test_cancelled_text_is_not_tokenized_further() -> None:
     with pytest.raises(PreparationCancelled):
         TokenLimit(10 * CONTEXT, cancel_token=cancel_token).check_text(LINE * 10_000, "prompt", encode_once)
     assert len(pieces) == 1
-
-
-def test_beginning_of_a_text_has_the_tokens_that_are_kept() -> None:
-    text, kept = LINE * 12_000, 3000
-    part = beginning(text, kept, encode, CancelToken())
-    assert len(part) < len(text) / 10
-    assert encode(part)[:kept] == encode(text[: 2 * len(part)])[:kept]
-    assert len(encode(part)) > SLACK * kept
 
 
 @pytest.mark.parametrize("kind", KINDS)

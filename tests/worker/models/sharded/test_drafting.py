@@ -51,13 +51,6 @@ def test_all_compute_what_the_first_one_guesses_by(is_leader: bool) -> None:
     assert part._tap.last.shape[:2] == (1, 4)
 
 
-def test_shard_has_no_drafter_where_drafts_cannot_be_verified() -> None:
-    made = drafts()
-    part = looked(made)
-    assert made.drafter(ShardGroup("ring", None), part, can_verify=False) is None
-    assert not is_listening(part)
-
-
 def test_an_output_layer_that_is_split_is_kept_whole_for_them_and_weighs_once_more() -> None:
     made, network = drafts(), load_model(model_folder(HEADS), lazy=True)[0]
     network.language_model.lm_head = nn.Linear(64, 2048, bias=False)
