@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
 from mlx_vlm.models.base import cache_position_offset
 
 from worker.engine.caches import grouping
-from worker.engine.caches.batch import CacheBatch, arrange
+from worker.engine.caches.batch import CacheBatch
 
 HEADS, WIDTH = 2, 32
 STEP = 4
@@ -104,7 +104,7 @@ def _read(leaf: Any, cache: Any) -> np.ndarray:
 KINDS = {
     "all tokens": KVCache,
     "quantized": lambda: QuantizedKVCache(group_size=32, bits=8),
-    **{f"window of {size}": lambda size=size: RotatingKVCache(max_size=size) for size in (2, 4, 7, 13)},
+    **{f"window of {size}": lambda size=size: RotatingKVCache(max_size=size) for size in (2, 7)},
 }
 
 
@@ -177,8 +177,8 @@ def test_room_is_bounded_while_rows_come_and_go(slack: int) -> None:
 
 @pytest.mark.parametrize(
     ("slack", "changes"),
-    [(0, [([0], [])] * 36), (100 * STEP, [([0], [])] * 36), (30 * STEP, [([], [7])] * 20)],
-    ids=["leaving", "leaving with slack", "joining"],
+    [(0, [([0], [])] * 36), (30 * STEP, [([], [7])] * 20)],
+    ids=["leaving", "joining"],
 )
 def test_buffer_is_seldom_copied_when_rows_change_one_after_another(slack: int, changes: Any) -> None:
     rows = _Rows(KVCache, slack)
@@ -199,17 +199,6 @@ def test_largest_position_is_known_without_reading_an_array() -> None:
     assert cache_position_offset(cache) == cache._offset == 9
     cache.update_and_fetch(_vectors([[1], [2]]), -_vectors([[1], [2]]))
     assert cache_position_offset(cache) == cache.offset.max().item() == 10
-
-
-def test_arrange_moves_no_more_than_it_must() -> None:
-    rng = random.Random(0)
-    for _ in range(300):
-        rows, joining = rng.randint(0, 8), rng.randint(0, 4)
-        leaving = [row for row in range(rows) if rng.random() < 0.4]
-        order = arrange(rows, leaving, joining)
-        assert sorted(order) == sorted({*range(rows + joining)} - {*leaving})
-        moved = sum(place != row < rows for place, row in enumerate(order))
-        assert moved <= max(0, len(leaving) - joining)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVC
 from mlx_lm.utils import load_tokenizer
 
 from tests.models.fixtures import model_folder
-from tests.worker.probed_networks import MODELS, engine_of, network, prompt_of
+from tests.worker.probed_networks import MODELS, engine_of, network
 from worker.contract.engine import SamplingParams
 from worker.engine import engine as engine_module
 from worker.engine.caches.batch import prefill_abreast
@@ -142,50 +142,6 @@ def test_greedy_rows_say_what_upstream_says_alone(name: str) -> None:
     for job in jobs:
         assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)
     assert engine.cache_bytes() == 0
-
-
-def test_rows_that_start_together_decode_past_the_window_together() -> None:
-    jobs = [Job(f"{n}", prompt_of(n, n), 70) for n in (1, 20, 33, 70)]
-    engine = engine_of("sliding")
-    for job in jobs:
-        if job.prompt[:-1]:
-            engine.prefill({job.name: job.prompt[:-1]})
-        engine.start(job.name, job.prompt, len(job.prompt), SamplingParams())
-    steps = [engine.step().tokens for _ in range(71)][1:]
-    for job in jobs:
-        assert [step[job.name] for step in steps] == alone("sliding", job)
-
-
-def test_a_row_can_be_dropped_wherever_it_stands() -> None:
-    engine = engine_of("hybrid")
-    stays = Job("stays", (9, 8, 7), 12)
-    engine.drop("nobody")
-    engine.prefill({"prefilling": [1, 2, 3]})
-    engine.drop("prefilling")
-    engine.prefill({"stays": stays.prompt[:-1]})
-    engine.start("stays", stays.prompt, 3, SamplingParams())
-    assert engine.step().tokens == {}
-    answers = [engine.step().tokens["stays"] for _ in range(2)]
-    for round_ in range(3):
-        engine.start("joins", [4], 1, SamplingParams())
-        engine.start("never", [5], 1, SamplingParams())
-        engine.drop("never")
-        first = engine.step().tokens
-        assert first.keys() == {"stays"}
-        answers.append(first["stays"])
-        both = engine.step().tokens
-        assert both.keys() == {"stays", "joins"}
-        answers.append(both["stays"])
-        engine.drop("joins")
-        engine.drop("joins")
-        if round_ == 1:  # reuses the name before the batch has closed its slot
-            engine.start("joins", [6], 1, SamplingParams())
-            engine.drop("joins")
-        answers.append(engine.step().tokens["stays"])
-    assert answers == alone("hybrid", stays)[: len(answers)]
-    engine.drop("stays")
-    assert engine.cache_bytes() == 0
-    assert engine.step().tokens == {}
 
 
 def test_a_reset_engine_serves_on() -> None:

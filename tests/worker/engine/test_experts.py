@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -18,17 +17,15 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_model
 
 from protocol.expert_plan import ExpertPlan, plan_all, plan_experts
-from protocol.worker_settings import WorkerSettings
 from tests.models.fixtures import model_folder
 from tests.models.mixtures import make_mixture
 from tests.oracle import Oracle
 from tests.worker.folders import failure, nothing
-from worker.contract.engine import Model, ModelError, SamplingParams
+from worker.contract.engine import Model, SamplingParams
 from worker.engine.engine import BatchEngine
 from worker.engine.experts import ExpertFileError, ResidentExperts, WeightFile
 from worker.models.experts import attach
 from worker.models.load import ModelLoader
-from worker.ranks.loader import SetLoader
 
 PROMPTS = [tuple((7 * row + 31 * place) % 1900 + 1 for place in range(9 + 13 * row)) for row in range(5)]
 TOKENS = 16
@@ -247,29 +244,6 @@ def test_where_experts_cannot_be_read_from_disk_the_load_is_refused() -> None:
     )
 
 
-def test_a_set_of_ranks_refuses_what_one_machine_does() -> None:
-    meeting: Any = SimpleNamespace(line=SimpleNamespace(receive=None))
-    for options, told in (({"exact": True}, "--exact"), ({"experts_memory": 2**30}, "--experts-memory")):
-        settings = WorkerSettings(model="m", **options)
-        with pytest.raises(ModelError, match=f"m: {told} is for models that one machine runs"):
-            SetLoader(settings, meeting).load(nothing)
-
-
-def test_files_that_mlx_lm_has_not_written_are_refused(tmp_path: Path) -> None:
-    folder = make_mixture("mixtral", tmp_path / "m")
-    file = str(folder / "model.safetensors")
-    weights: Any = mx.load(file)
-    mx.eval(weights)
-    mx.save_safetensors(file, weights, metadata={"format": "pt"})
-    assert "was not written by mlx-lm" in failure(folder, experts_memory=2**20)
-
-
-def test_enough_memory_for_all_experts_is_no_reason_for_slabs() -> None:
-    loader = ModelLoader(str(model_folder("mixtral")), experts_memory=2**40)
-    loader.load(nothing)
-    assert loader.device_memory().experts is None
-
-
 def test_an_adapter_of_experts_is_refused_and_one_of_attention_serves(folder: Path) -> None:
     engine = streamed(folder)[0].engine
     assert isinstance(engine, BatchEngine)
@@ -296,18 +270,3 @@ def test_what_is_wanted_is_in_a_slot_of_its_own(slots: int, passes: list[set[int
         assert all(holds[int(resident.slot_of[expert])] == expert for expert in part)
         here = [expert for expert in range(10) if resident.slot_of[expert] >= 0]
         assert len({int(resident.slot_of[expert]) for expert in here}) == len(here) <= slots
-
-
-def test_experts_that_are_used_often_stay_until_others_are() -> None:
-    resident = ResidentExperts(8, 2)
-
-    def use(expert: int) -> None:
-        for missing, slot in resident.choose([expert]):
-            resident.fill(missing, slot)
-
-    for expert in (0, 0, 0, 1, 2, 3):
-        use(expert)
-    assert resident.slot_of[0] >= 0
-    for expert in (4, 5) * 200:
-        use(expert)
-    assert resident.slot_of[0] < 0

@@ -87,19 +87,6 @@ def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_ans
             assert guarded(limit, rest, resumed, is_prompt=is_prompt) == expected
 
 
-def test_a_thought_that_ends_with_its_last_token_is_not_ended_twice() -> None:
-    limit = ThinkingBudget(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True)
-    assert guarded(limit, [4, 4, END, 9, 9, 9]) == [4, 4, END, 9, 9, 9]
-    assert guarded(limit, [4, 4, 4, 9, 9, 9]) == [4, 4, 4, END, BREAK, 9]
-
-
-def test_a_call_that_begins_in_a_thought_is_not_broken_by_its_end() -> None:
-    limit = ThinkingBudget(tokens=3, opening=(5,), closing=(END, BREAK), is_open=True, calling=CALL)
-    for drawn in ([CALL, 4, 4, 4, 4, 4], [4, 4, CALL, 4, 4, 4]):
-        assert guarded(limit, drawn) == drawn
-    assert guarded(limit, [4, 4, 4, CALL, 4, 4]) == [4, 4, 4, END, BREAK, 4]
-
-
 @pytest.mark.parametrize(
     ("name", "sampling"),
     [

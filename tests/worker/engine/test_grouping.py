@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.engine.caches.grouping import (
-    COLUMNS_STEP,
     RATIO_JOINED,
     RATIO_MAX,
     columns_for,
@@ -75,15 +74,3 @@ def test_padding_within_the_slack_is_no_reason_for_another_pass() -> None:
     assert place([[100, 200, 300]], 700) == 1
     assert place([[100, 200, 300]], 700, slack=2000) == 0
     assert not fits([lengths], 2000, RATIO_JOINED)  # groups that exist are merged only below the bound
-
-
-def test_rows_of_like_length_share_one_batch_and_a_long_one_has_its_own() -> None:
-    assert is_fine([])
-    assert is_fine([[1000, 1100, 900]])
-    assert is_fine([[100] * 15, [30000]])
-    assert not is_fine([[1000, 1000], [1100]]), "one would do"
-    assert place([[1000, 1100, 900]], 950) == 0
-    assert place([[100] * 15], 30000) == 1
-    assert len(partition([900, 1000, 1100, 950])) == 1
-    assert sorted(map(len, partition([100] * 15 + [30000]))) == [1, 15]
-    assert [columns_for(COLUMNS_STEP + more) for more in (0, 1)] == [COLUMNS_STEP, 2 * COLUMNS_STEP]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +106,3 @@ def test_behind_a_gap_it_begins_anew_and_keeps_no_more_than_it_may(
     assert len(heads.draft({"row": [7, 8]}, 2)["row"]) == 2
     heads.drop("row")
     assert heads.cache_bytes() == 0
-
-
-def test_models_without_such_layers_have_none(folder: Path, network: Any, tmp_path: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    weights = {
-        name: each for name, each in mx.load(str(folder / "model.safetensors")).items() if "mtp" not in name
-    }
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, metadata={"format": "mlx"})
-    assert load_heads(tmp_path, network, "tiny") is None
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "qwen3", "text_config": None}))
-    assert load_heads(tmp_path, network, "tiny") is None

@@ -17,7 +17,6 @@ from tests.worker.zoo import differences, load, play
 from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import grouping, snapshots
-from worker.engine.engine import BatchEngine
 from worker.engine.trees import held_bytes
 
 EARLY, LATE = KVQuantization(4, 32, 0, 32), KVQuantization(8, 32, 40, 32)
@@ -161,21 +160,3 @@ def test_a_rows_bytes_are_those_that_it_takes(dense: Model, monkeypatch: pytest.
     assert engine.cache_bytes() == engine.row_bytes(256, quantized=True)
     engine.drop("row")
     assert engine.row_bytes(256) == sum(map(held_bytes, caches))
-
-
-def test_quantized_rows_decode_apart_from_others(dense: Model) -> None:
-    """A prompt of one token is exact for one step, beside rows that are quantized."""
-    engine = dense.engine
-    assert isinstance(engine, BatchEngine)
-    engine.start("exact", (9,), 1, SamplingParams())
-    prefill(engine, "quantized", tuple(range(3, 30)), EARLY, 64)
-    engine.start("quantized", tuple(range(3, 30)), 27, SamplingParams())
-    engine.step()
-    assert [group.is_quantized for group in engine._groups] == [False, True]
-    assert engine.cached_tokens("exact") == EARLY.switch(1) == 1
-    engine.quantize_cache("exact")
-    engine.quantize_cache("exact")
-    assert engine.step().tokens.keys() == {"exact", "quantized"}
-    assert [group.is_quantized for group in engine._groups] == [True]
-    engine.reset()
-    assert engine.cache_bytes() == 0

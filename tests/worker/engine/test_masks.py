@@ -91,31 +91,6 @@ def test_no_logits_make_a_row_draw_what_may_not_follow(poison: float, where: str
     assert tokens[1::2] == clean[1::2]
 
 
-def test_a_banned_token_is_drawn_only_where_no_other_may_follow() -> None:
-    ban = ((5, -math.inf), (12, -math.inf))
-    for way in (
-        SamplingParams(),
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=1.0, top_k=3, top_p=0.9),
-    ):
-        draws = [replace(way, logit_bias=ban, grammar=Only(only)) for only in ((5, 12, 19), (5, 12))]
-        tokens = drawn(draws, random_logits(2))
-        assert tokens[0] == 19
-        assert tokens[1] in (5, 12)
-
-
-def test_there_is_no_mask_where_all_rows_are_free() -> None:
-    masks = Masks(2)
-    masks.clear(40)
-    masks.spare(1)
-    assert masks.gather() is None
-    masks.ask(0, GuidedRow(Only((39,))))
-    mask = masks.gather()
-    assert mask is not None
-    assert mask.apply(mx.ones((2, 40))).tolist() == [[-math.inf] * 39 + [1.0], [1.0] * 40]
-    assert mask.keep(mx.array([3, 3], mx.uint32)).tolist() == [39, 3]
-
-
 @pytest.mark.parametrize("vocabulary", [1, 32, 33, 100])
 def test_a_mask_is_as_wide_as_the_logits_and_no_wider(vocabulary: int) -> None:
     class All(Only):

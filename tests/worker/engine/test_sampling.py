@@ -44,17 +44,6 @@ def random_logits(rows: int, seed: int = 0, vocabulary: int = VOCABULARY) -> mx.
     return 3 * mx.random.normal((rows, vocabulary), key=mx.random.key(seed))
 
 
-def test_draws_follow_the_distribution() -> None:
-    logits = mx.array([2.0, 1.0, 0.0, -0.5, 1.5, -2.0, 0.3, 0.3])
-    temperature, rows = 0.7, 10_000
-    sampling = SamplingParams(seed=11, temperature=temperature)
-    tokens = drawn([sampling] * rows, mx.broadcast_to(logits, (rows, 8)), range(rows))
-    expected = np.array(mx.softmax(logits / temperature) * rows)
-    counts = Counter(tokens)
-    chi_square = sum((counts[token] - mean) ** 2 / mean for token, mean in enumerate(expected))
-    assert chi_square < 24.3  # 99.9% of correct samplers, 7 degrees of freedom
-
-
 @pytest.mark.parametrize("peak", [0.0, 12.0])
 def test_draws_from_a_large_vocabulary_follow_the_distribution_into_its_tail(peak: float) -> None:
     rows, calls, bins, vocabulary = 500, 16, 20, 5000
@@ -92,12 +81,6 @@ def test_seeds_and_positions_draw_independently() -> None:
         assert abs(sum(same) - len(same) / 100) < 5 * math.sqrt(len(same) / 100)
 
 
-def test_large_seeds_count_in_all_their_bits() -> None:
-    seeds = [1 << bit for bit in range(63)] + [2**63 - 1, 0]
-    draws = [SamplingParams(seed=seed, temperature=1.0) for seed in seeds]
-    assert len(set(drawn(draws, mx.zeros((len(seeds), 10_000))))) > len(seeds) - 4
-
-
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 def test_greedy_rows_are_upstreams_argmax_with_other_neighbours_or_without(dtype: mx.Dtype) -> None:
     # Small logits in a narrow type: many round to the same log-probability.
@@ -112,14 +95,10 @@ def test_greedy_rows_are_upstreams_argmax_with_other_neighbours_or_without(dtype
     "sampling",
     [
         SamplingParams(temperature=1.0, top_k=1),
-        SamplingParams(temperature=1.0, top_p=0.0),
         SamplingParams(temperature=1.0, top_p=1e-9),
-        SamplingParams(temperature=1.0, top_p=1e-9, top_k=50),
         SamplingParams(temperature=1.0, min_p=1.0),
-        SamplingParams(temperature=1.0, min_p=1.0, top_k=50),
         SamplingParams(temperature=1e-9),
         SamplingParams(temperature=1e-4),
-        SamplingParams(temperature=1e-4, top_k=50),
     ],
 )
 def test_the_narrowest_settings_leave_the_most_likely_token(sampling: SamplingParams) -> None:
@@ -138,3 +117,9 @@ def test_a_row_without_finite_logits_disturbs_no_other(poison: float) -> None:
         tokens = drawn(draws, sick)
         assert 0 <= tokens[row] < VOCABULARY
         assert [t for i, t in enumerate(tokens) if i != row] == [t for i, t in enumerate(clean) if i != row]
+
+
+def test_large_seeds_count_in_all_their_bits() -> None:
+    seeds = [1 << bit for bit in range(63)] + [2**63 - 1, 0]
+    draws = [SamplingParams(seed=seed, temperature=1.0) for seed in seeds]
+    assert len(set(drawn(draws, mx.zeros((len(seeds), 10_000))))) > len(seeds) - 4

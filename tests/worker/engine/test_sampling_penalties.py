@@ -19,9 +19,9 @@ from worker.engine.sampling.state import SamplingState
 
 VOCABULARY = 130
 PENALIZED = [
-    SamplingParams(repetition_penalty=1.7),
     SamplingParams(repetition_penalty=0.6),
     SamplingParams(presence_penalty=1.5),
+    SamplingParams(repetition_penalty=1.7),
     SamplingParams(frequency_penalty=0.8),
     SamplingParams(frequency_penalty=-0.2, presence_penalty=-0.3),
     SamplingParams(
@@ -107,18 +107,6 @@ def test_tokens_beyond_the_vocabulary_are_passed_over() -> None:
     assert [sampler(logits, [4 + step]).tokens.item() for step in range(2)] == [2, 1]
 
 
-def test_the_counts_belong_to_one_sampler_at_a_time() -> None:
-    row = SamplingState(SamplingParams(presence_penalty=1.0), [1, 2], 1)
-    logits = logits_at(0, 0)[None]
-    sampler = Sampler([row])
-    sampler(logits, [2])
-    with pytest.raises(AssertionError, match="another sampler"):
-        Sampler([row])(logits, [3])
-    sampler.release()
-    sampler.release()
-    Sampler([row])(logits, [3])
-
-
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_likelihoods_are_the_models_own_whatever_is_done_to_the_logits(dtype: mx.Dtype) -> None:
     draws = [
@@ -141,14 +129,6 @@ def test_likelihoods_are_the_models_own_whatever_is_done_to_the_logits(dtype: mx
         assert likelihood.logprob == pytest.approx(logprobs[row, tokens[row]], abs=1e-5)
         assert [token for token, _ in likelihood.top] == expected.tolist()
         assert [value for _, value in likelihood.top] == pytest.approx(logprobs[row, expected], abs=1e-5)
-
-
-def test_no_row_asks_for_likelihoods_and_none_are_computed() -> None:
-    sampled = Sampler(
-        [SamplingState(SamplingParams(), [1], 1), SamplingState(SamplingParams(temperature=1.0), [1], 1)]
-    )(mx.zeros((2, 5)), [1, 1])
-    assert sampled.arrays == []
-    assert sampled.likelihoods() == {}
 
 
 settings_of_rows = st.builds(

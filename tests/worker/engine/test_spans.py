@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.engine.caches.positional import BatchPositions
-from worker.engine.caches.spans import NO_GAPS, Gaps
+from worker.engine.caches.spans import Gaps
 
 LENGTH = 60
 
@@ -51,8 +51,3 @@ def test_a_window_holds_what_stands_within_it(rows: list[Gaps], window: int) -> 
     assert seats.seen([window]) == seats.seen([window + 3, window]) == seen
     assert seats.seen([]) == [len(there(each)) + 1 for each in rows]
     assert seats.offset.tolist() == [LENGTH] * len(rows)
-
-
-def test_gaps_are_added_behind_others() -> None:
-    assert NO_GAPS.and_also(3, 5).and_also(5, 9) == Gaps(((3, 5), (5, 9)))
-    assert NO_GAPS.and_also(3, 5).and_also(5, 9).total == 6

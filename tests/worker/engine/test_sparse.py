@@ -6,11 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from tests.worker.probed_networks import engine_of, network, prompt_of
-from tests.worker.sparse import Sparse, begin, chunked, hidden, played
+from tests.worker.sparse import Sparse, begin, hidden, played
 from worker.contract.engine import CacheSegment, SamplingParams
 from worker.engine.caches import snapshots
 from worker.engine.caches.sparse_rows import hiding
@@ -46,13 +45,6 @@ def test_a_window_is_one_of_positions(name: str) -> None:
     [said] = played(engine, {"a": row}, 12).values()
     assert said == hidden(engine, row, len(said)).tokens
     assert said != hidden(engine, closed_up, len(said)).tokens
-
-
-@pytest.mark.parametrize("name", ["dense", *WINDOWED])
-def test_all_of_a_prompt_chunk_by_chunk_where_it_stands_is_the_prompt(name: str) -> None:
-    engine, prompt = engine_of(name), prompt_of(9, 75)
-    upstream = generate_step(mx.array(prompt), network(name), max_tokens=16)
-    assert chunked(engine, prompt, 16).tokens == [int(token) for token, _ in upstream]
 
 
 def test_a_copy_begins_where_the_row_stands() -> None:
