@@ -7,27 +7,20 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied
 from worker.engine.caches.capability_probe import (
-    CAUGHT_UP_TOKENS_MAX,
     BatchCapabilities,
     ProbeTarget,
     probe_capabilities,
 )
 from worker.engine.caches.cost import row_cost
 from worker.models.probes.network import stage_for
-from worker.models.vlm_text import load_network
 
 SPARSE = "family-minimax_m3_vl"
-
-ABLE = BatchCapabilities(
-    together=True, padded=True, restorable=True, cut=True, ahead=True, sparse=True, abreast=True
-)
 
 
 def capabilities(folder: Path) -> BatchCapabilities:
@@ -82,28 +75,6 @@ def test_answers_that_depend_on_where_a_prompt_is_cut_are_told() -> None:
     assert not found.cut
     assert not found.sparse, "sparse prefill runs a prompt in chunks"
     assert "depend on where a prompt is cut" in found.reasons[0]
-
-
-def test_the_network_that_is_tried_has_the_models_own_arrays_and_near_thresholds() -> None:
-    folder = model_folder("sliding")
-    network, _ = load_model(folder)
-    stage = stage_for(folder, network)
-    assert [cache.max_size for cache in make_prompt_cache(stage.network)[:2]] == [CAUGHT_UP_TOKENS_MAX] * 2
-    assert [cache.max_size for cache in make_prompt_cache(network)[:2]] == [32] * 2
-    own, twins = (dict(tree_flatten(each.parameters())) for each in (network, stage.network))
-    assert own.keys() == twins.keys()
-    assert all(twins[name] is array for name, array in own.items())
-
-    plain, _ = load_model(model_folder("dense"))
-    assert stage_for(model_folder("dense"), plain) == ProbeTarget(plain), "it has no thresholds"
-    blocks = model_folder("family-phi3small")
-    assert stage_for(blocks, load_model(blocks)[0]).threshold == 32, "upstream takes some sizes only"
-    seeing = model_folder("gemma3-eyes")
-    stage = stage_for(seeing, load_network(seeing), load_network)
-    assert stage.threshold == CAUGHT_UP_TOKENS_MAX
-    sizes = [getattr(cache, "max_size", None) for cache in make_prompt_cache(stage.network)]
-    assert CAUGHT_UP_TOKENS_MAX in sizes
-    assert probe_capabilities(stage) == ABLE
 
 
 @pytest.mark.parametrize("architecture", ["hybrid", "sliding", "llama_4bit", "mamba2", "deepseek_v32"])

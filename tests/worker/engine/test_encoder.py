@@ -36,17 +36,6 @@ def vectors(encoder: BatchEncoder, texts: list[Text]) -> list[list[float]]:
     return [np.frombuffer(vector, dtype="<f4").tolist() for vector in encoder.encode(texts)]
 
 
-def test_texts_of_one_batch_share_a_pass_and_come_back_in_order() -> None:
-    network = Network()
-    encoder = BatchEncoder(network, padding=77)
-    assert encoder.is_paddable
-    assert encoder.width == 3
-    network.shapes.clear()
-    assert vectors(encoder, TEXTS) == [[18, 110, 0], [9, 81, 0], [33, 349, 0], [21, 147, 0]]
-    assert network.shapes == [(4, 5)]
-    assert network.types[-1] is None
-
-
 def test_a_network_that_sees_padding_gets_texts_of_equal_length() -> None:
     network = Network(sees_padding=True)
     encoder = BatchEncoder(network)

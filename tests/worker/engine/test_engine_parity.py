@@ -11,10 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 from mlx_lm import stream_generate
-from mlx_lm.models.cache import CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache
 from mlx_lm.utils import load_tokenizer
 
 from tests.models.fixtures import model_folder
@@ -132,18 +131,6 @@ def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
         assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_rows_say_what_upstream_says_alone(name: str) -> None:
-    rng = random.Random(1)
-    jobs = draw_jobs(rng)
-    engine = engine_of(name)
-    assert engine.is_batchable
-    answers = play(engine, jobs, rng)
-    for job in jobs:
-        assert answers[job.name] == alone(name, job), (len(job.prompt), job.tokens)
-    assert engine.cache_bytes() == 0
-
-
 def test_a_reset_engine_serves_on() -> None:
     engine = engine_of("sliding")
     engine.prefill({"prefilling": [1, 2, 3]})
@@ -171,33 +158,6 @@ class Rewrapped(nn.Module):
 
     def make_cache(self) -> list[Any]:
         return [self._make() for _ in network("dense").layers]
-
-
-@pytest.mark.parametrize(
-    ("network", "batched"),
-    [
-        (Rewrapped(lambda: CacheList(KVCache(), KVCache()), lambda cache: cache[0]), True),
-        (Rewrapped(lambda: QuantizedKVCache(group_size=32, bits=8)), True),
-        (Rewrapped(lambda: ChunkedKVCache(chunk_size=4096)), False),  # its start position is one number
-    ],
-    ids=["nested", "quantized", "chunked"],
-)
-def test_rows_whose_caches_upstream_cannot_merge(network: Rewrapped, batched: bool) -> None:
-    engine, rng = BatchEngine(network), random.Random(4)
-    assert engine.is_batchable == batched
-    jobs = draw_jobs(rng)[:6]
-    answers = play(engine, jobs, rng)
-    for job in jobs:
-        assert answers[job.name] == loop_alone(network, job)
-
-
-def loop_alone(network: nn.Module, job: Job) -> list[int]:
-    """Generate greedily with a minimal loop."""
-    caches, said, tokens = make_prompt_cache(network), [], mx.array([job.prompt])
-    for _ in range(job.tokens):
-        tokens = mx.argmax(network(tokens, caches)[:, -1:], axis=-1)
-        said.append(int(np.array(tokens).item()))
-    return said
 
 
 class CountingCache(KVCache):

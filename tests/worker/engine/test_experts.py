@@ -22,7 +22,6 @@ from tests.models.mixtures import make_mixture
 from tests.oracle import Oracle
 from tests.worker.folders import failure, nothing
 from worker.contract.engine import Model, SamplingParams
-from worker.engine.engine import BatchEngine
 from worker.engine.experts import ExpertFileError, ResidentExperts, WeightFile
 from worker.models.experts import attach
 from worker.models.load import ModelLoader
@@ -242,13 +241,6 @@ def test_where_experts_cannot_be_read_from_disk_the_load_is_refused() -> None:
     assert "only mlx-vlm implements it" in failure(
         model_folder("idefics3-eyes"), experts_memory=2**20, text_only=True
     )
-
-
-def test_an_adapter_of_experts_is_refused_and_one_of_attention_serves(folder: Path) -> None:
-    engine = streamed(folder)[0].engine
-    assert isinstance(engine, BatchEngine)
-    assert not any("switch_mlp" in path for path in engine.adapters.layers())
-    assert any("q_proj" in path for path in engine.adapters.layers())
 
 
 # --- the decision ---

@@ -16,8 +16,6 @@ from mlx_lm.models.cache import KVCache
 from tests.worker.engine.test_engine_parity import (
     Job,
     Rewrapped,
-    alone,
-    draw_jobs,
     endless_tokenizer,
     play,
 )
@@ -41,51 +39,7 @@ def held_alone(name: str, job: Job, model: Any = None) -> list[int]:
     return [answer.token for answer in answers][: job.tokens]
 
 
-def ruled_jobs(rng: random.Random, draws: Sequence[SamplingParams] = (SamplingParams(),)) -> list[Job]:
-    """Return `draw_jobs`' jobs, every second one with a grammar of its own."""
-    jobs = enumerate(draw_jobs(rng, draws))
-    return [
-        replace(job, sampling=replace(job.sampling, grammar=RuleGrammar(number) if number % 2 else None))
-        for number, job in jobs
-    ]
-
-
-# --- against upstream -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["hybrid", "sliding"])
-def test_greedy_rows_say_what_upstream_says_under_the_same_masks(name: str) -> None:
-    rng = random.Random(2)
-    jobs = ruled_jobs(rng)
-    answers = play(engine_of(name), jobs, rng)
-    for job in jobs:
-        assert answers[job.name] == (held_alone if job.sampling.grammar else alone)(name, job)
-
-
 # --- rows compared with themselves ----------------------------------------------------------------------
-
-SAMPLED = [
-    SamplingParams(seed=2**62 + 5, temperature=1.0),
-    SamplingParams(seed=2, temperature=0.8, top_p=0.9, repetition_penalty=1.2),
-    SamplingParams(seed=3, temperature=1.5, top_k=40, min_p=0.02),
-    SamplingParams(seed=4, temperature=1.0, presence_penalty=0.5, logit_bias=((7, 3.0), (9, -3.0))),
-]
-
-
-@pytest.mark.parametrize("name", ["hybrid", "sliding"])
-def test_sampled_rows_say_the_same_alone_in_a_batch_and_resumed(name: str) -> None:
-    rng = random.Random(5)
-    jobs = ruled_jobs(rng, SAMPLED)
-    engine = engine_of(name)
-    together = play(engine, jobs, rng)
-    for job in jobs:
-        whole = together[job.name]
-        assert play(engine, [job], rng) == {job.name: whole}
-        cut = 2 * len(whole) // 3
-        assert resumed(name, job, whole[:cut], len(whole) - cut) == whole[cut:]
-        if isinstance(job.sampling.grammar, RuleGrammar):
-            job.sampling.grammar.check(whole)
-            assert {begun for begun, _ in job.sampling.grammar.opened} == {0, cut}
 
 
 def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[int]:
@@ -116,7 +70,7 @@ def test_forced_tokens_override_the_grammar_and_are_passed_to_its_guide() -> Non
     assert guide.seen == said[: len(guide.seen)]
     assert len(guide.seen) >= len(said) - 1
     assert guide.asked <= len(said) + 1 - 4  # the guide is not queried where tokens are forced
-    for cut in range(9):
+    for cut in range(0, 9, 2):
         assert resumed("sliding", job, said[:cut], 12) == said[cut : cut + 12]
 
 

@@ -23,7 +23,6 @@ EARLY, LATE = KVQuantization(4, 32, 0, 32), KVQuantization(8, 32, 40, 32)
 """From the first prefill step on, whose end every long prompt shares; and mostly within the answers."""
 ROWS = 6
 PLAYED = [
-    ("llama_4bit", LATE, False),
     ("nemotron_h", EARLY, False),
     ("dense", LATE, True),
     ("hybrid", EARLY, True),

@@ -82,15 +82,6 @@ def test_rows_that_ask_and_rows_that_do_not_run_in_one_call(name: str) -> None:
         assert answered(engine, row, prompt, 8) == answered(plain, row, prompt, 8)
 
 
-def test_only_the_end_of_a_chunk_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "LOGITS_MAX", 10 * 2048)
-    prompt, engine = prompt_of(3, 61), engine_of("dense")
-    for first in (2, 31, 60):
-        found = engine.prefill({"a": prompt[:-1]}, {"a": LogprobTargets(prompt[first:], 1)})["a"]
-        check("dense", prompt, found, top=1, first=first)
-        engine.drop("a")
-
-
 def test_the_logits_of_a_long_chunk_are_never_all_there() -> None:
     class Wide(nn.Module):
         """A vocabulary so large that the logits of all positions would take 512 MB."""

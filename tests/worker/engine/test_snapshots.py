@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import KVCache
 
 from worker.contract.engine import CacheSegment
-from worker.engine.caches.snapshots import KVSlice, StateSnapshot, rebuild
+from worker.engine.caches.snapshots import StateSnapshot, rebuild
 
 
 def test_a_piece_that_is_no_columns_is_refused() -> None:
     with pytest.raises(ValueError, match="not a KV slice: StateSnapshot"):
         rebuild([KVCache()], [CacheSegment(StateSnapshot(()), 0, 4, 4)], None)
-
-
-def test_a_state_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a state snapshot: KVSlice"):
-        rebuild([ArraysCache(1)], [CacheSegment(KVSlice(()), 0, 4, 4)], KVSlice(()))

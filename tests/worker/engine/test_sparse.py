@@ -78,21 +78,6 @@ def weighed(follower: DraftModelProposer, last: int) -> list[Any]:
     return parts
 
 
-def test_a_row_that_goes_is_weighed_anew_when_it_comes_again() -> None:
-    follower, rows = (
-        DraftModelProposer(network("dense"), 0.1, 2048),
-        [prompt_of(seed, 50) for seed in (10, 11)],
-    )
-    told = []
-    for prompt in (*rows, rows[1]):
-        follower.read("a", prompt[:-1])
-        assert follower.score_tokens("a", prompt[-1]) is None
-        if prompt is rows[1]:
-            told.append(weighed(follower, prompt[-1])[-1])
-        follower.drop("a")
-    assert told[0] == told[1]
-
-
 @pytest.mark.parametrize("name", ["dense", "hybrid", "sliding", "deepseek_v3"])
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
     follower, prompt = DraftModelProposer(network(name), 0.1, 2048), prompt_of(6, 50)

@@ -130,7 +130,6 @@ class Lives:
         "dense_dflash_sliding",
         "dense_dflash2",
         "dense_dspark",
-        "hybrid_eagle3",
         "hybrid_dflash",
     ],
 )
