@@ -12,7 +12,6 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from tests.models import make
 from tests.models.fixtures import model_folder
-from tests.models.tokenizer import SIZE
 
 PROMPTS = ("Hello!", "What is the capital of France?", "今天天气很好。", "def main():\n    return 1\n")
 
@@ -55,15 +54,3 @@ def test_greedy_text_is_varied_does_not_stop_and_stands_clear_of_rounding(loaded
     assert len(first) == len(PROMPTS)
     assert min(gaps) > 1e-3
     assert sorted(gaps)[len(gaps) // 2] > 0.2
-
-
-def test_the_first_token_of_a_long_prompt_counts_and_ids_without_text_stay_silent(
-    loaded: tuple[Any, Any],
-) -> None:
-    model, tokenizer = loaded
-    tokens = tokenizer.encode("The quick brown fox walks over the bridge and sings. " * 30)[:300]
-    logits, other = last_logits(model, tokens), last_logits(model, [tokens[0] + 1, *tokens[1:]])
-    assert float(mx.abs(logits - other).max()) > 0.1
-    ordinary_rows = tokenizer.vocab_size
-    assert ordinary_rows < SIZE < logits.size
-    assert float(mx.abs(logits[ordinary_rows:]).max()) < 0.25 * float(logits.max())

@@ -20,20 +20,6 @@ def read(*argv: str) -> WorkerSettings:
 
 
 @pytest.mark.parametrize(
-    ("flag", "text", "field", "value"),
-    [
-        ("--inter-token-target", "0.05", "inter_token_target_s", 0.05),
-        ("--memory-headroom", "0.25", "memory_headroom", 0.25),
-        ("--prefix-cache-ram", "1.5GiB", "prefix_cache_ram", 3 * 2**29),
-        ("--prefix-cache-disk", "500MB", "prefix_cache_disk", 500_000_000),
-        ("--prefix-cache-dir", "/var/prefixes", "prefix_cache_dir", Path("/var/prefixes")),
-    ],
-)
-def test_a_flag_is_read_with_its_type(flag: str, text: str, field: str, value: object) -> None:
-    assert getattr(read(flag, text), field) == value
-
-
-@pytest.mark.parametrize(
     ("flag", "text"),
     [
         ("--prefill-tokens", "0"),

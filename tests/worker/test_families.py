@@ -20,15 +20,3 @@ def test_a_family_that_is_wrong_in_batches_is_found(oracle: Oracle, monkeypatch:
     outcome = prove("minimax_m3_vl", 1, oracle)
     assert (outcome.verdict, outcome.batched) == ("wrong", True)
     assert re.match(r"seed 0, row \d, token \d+", outcome.why)
-
-
-def test_a_family_whose_prompts_cannot_be_cut_is_equal_with_whole_ones(oracle: Oracle) -> None:
-    outcome = prove("plamo3", 1, oracle)
-    assert outcome.verdict == "equal"
-    assert "where a prompt is cut" in outcome.why
-
-
-def test_a_refusal_is_the_loaders_sentence(oracle: Oracle) -> None:
-    outcome = prove("olmo", 1, oracle)
-    assert outcome.verdict == "refused"
-    assert outcome.why.startswith("mlx-lm needs a package for the architecture 'olmo'")

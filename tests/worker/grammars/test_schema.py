@@ -100,17 +100,6 @@ def test_listed_format_is_enforced(name: str) -> None:
     assert compiled.deep_copy().try_consume_tokens(small().spell_out('" ')) == 1
 
 
-@pytest.mark.parametrize("name", ["iri", "color"])
-def test_other_format_is_an_annotation(name: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string", "format": name}}}
-    assert checked(schema) == {"type": "object", "properties": {"a": {"type": "string"}}}
-
-
-@pytest.mark.parametrize("pattern", [r"\(?=a", r"[\](?=]a"])
-def test_escaped_text_is_no_look_around(pattern: str) -> None:
-    assert checked({"pattern": pattern}) == {"pattern": pattern}
-
-
 @pytest.mark.parametrize(
     "pattern", ["[^\x00-\x1f]+", r"[\x00-\x1f]", r"\n", r"\u0041", r"\x41", r"\x0a", "\t"]
 )

@@ -107,16 +107,6 @@ def test_no_special_token_is_shown_in_a_text_that_calls_nobody_nor_in_a_string()
 # --- content and what is none ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")])
-def test_stop_strings_count_in_the_content_alone(special: tuple[str, ...]) -> None:
-    it = model(special=special)
-    tokens = it.encode(f"See: {CALL} and Quito.")
-    said = in_tokens(it.open(TOOLS, stop=["Quito"]), tokens)
-    assert (said.text, len(said.calls)) == ("See:  and ", 1)
-    assert in_tokens(it.open(TOOLS, stop=["See"]), tokens).calls == []
-    assert in_tokens(it.open(TOOLS, stop=["get"]), tokens).text == "See:  and Quito."
-
-
 def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
     it = model(added=("<tool_call>", "</tool_call>"))
     tokens = it.encode("Se" + CALL + CALL)
@@ -177,14 +167,6 @@ def test_a_call_that_is_only_spelled_out_in_a_thought_is_thought(special: bool) 
     assert in_tokens(it.open(TOOLS), tokens).parsed() == [("get", {"city": "Quito"})]
 
 
-def test_behind_a_call_thoughts_go_on_as_ever() -> None:
-    it = thinking(False)
-    output_processor = it.open(TOOLS)
-    said = in_tokens(output_processor, it.encode(f"<think>one</think>{CALL}\n<think>two</think>Yes"))
-    assert (said.reasoning, said.text, len(said.calls)) == ("onetwo", "\nYes", 1)
-    assert output_processor.reasoning_tokens == len(it.encode("one")) + len(it.encode("two"))
-
-
 def test_an_object_at_the_beginning_of_the_content_is_a_call_behind_a_thought_too() -> None:
     it = thinking(False)
     bare = '{"name": "get", "parameters": {"city": "Quito"}}'
@@ -226,3 +208,13 @@ def test_heads_lead_to_calls_and_are_not_shown(plain: bool) -> None:
     assert said.parsed() == [("get", {"city": "Quito"})]
     said = in_tokens(ChannelProcessor(vocabulary, form.open(opening, calls), form.signs, ()), tokens[:2])
     assert said.text
+
+
+@pytest.mark.parametrize("special", [(), ("<tool_call>", "</tool_call>")])
+def test_stop_strings_count_in_the_content_alone(special: tuple[str, ...]) -> None:
+    it = model(special=special)
+    tokens = it.encode(f"See: {CALL} and Quito.")
+    said = in_tokens(it.open(TOOLS, stop=["Quito"]), tokens)
+    assert (said.text, len(said.calls)) == ("See:  and ", 1)
+    assert in_tokens(it.open(TOOLS, stop=["See"]), tokens).calls == []
+    assert in_tokens(it.open(TOOLS, stop=["get"]), tokens).text == "See:  and Quito."

@@ -112,15 +112,6 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
     assert "0.0 MB" in failure(folder)
 
 
-def test_a_model_is_called_as_it_is_told_and_is_what_it_is() -> None:
-    folder = str(model_folder("dense"))
-    one, other = (ModelLoader(folder, served_name=name).load(nothing).info for name in ("small", None))
-    assert (one.name, other.name) == ("small", Path(folder).name)
-    assert one.identity == other.identity != one.fingerprint
-    another = ModelLoader(str(model_folder("hybrid"))).load(nothing).info
-    assert another.identity != one.identity
-
-
 def memory_becomes_free(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
     """Patch the free memory found by successive queries; the last value repeats."""
     found = iter(free)

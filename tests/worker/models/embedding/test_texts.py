@@ -70,12 +70,6 @@ def test_long_texts_are_truncated_on_request(most: int, kept: int) -> None:
     assert len(short.tokens) == 3
 
 
-def test_a_text_without_tokens_is_refused() -> None:
-    plain = AutoTokenizer.from_pretrained(model_folder("dense"))
-    with pytest.raises(RequestError, match=r"input\[1\] must not be empty"):
-        EmbedPreparer(plain, RULES).prepare(factories.embed(["a", ""]), ())
-
-
 def test_dimensions_are_all_or_those_that_the_model_was_trained_for() -> None:
     for whole in (None, 48):
         assert embed(["a"], dimensions=whole).texts[0].dimensions is None

@@ -285,12 +285,6 @@ def test_a_token_that_the_model_has_not_is_named_with_its_place() -> None:
     assert refused(messages=None, tokens=[-1 % 2**31]).param == "prompt[0]"
 
 
-def test_token_ids_beyond_the_context_are_refused_as_a_text_is() -> None:
-    error = refused(messages=None, tokens=[5] * 100, source="prompt[1]")
-    assert (error.code, error.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "prompt[1]")
-    assert prepare(messages=None, tokens=[5] * 99).max_tokens == 1
-
-
 def test_an_echo_alone_may_fill_the_whole_context() -> None:
     engine_request = prepare(messages=None, tokens=[5] * 100, echo=True, max_tokens=0)
     assert (engine_request.max_tokens, engine_request.echo) == (0, True)

@@ -60,12 +60,6 @@ def test_a_model_that_sees_is_split_only_where_it_need_not(tmp_path: Path) -> No
     assert "3 ranks" in refusal(folder, split("tensor", size=3), text_only=True)
 
 
-def test_a_model_that_answers_with_numbers_and_a_missing_folder_are_refused() -> None:
-    assert "no such folder" in refusal("/nowhere/at/all", split())
-    with pytest.raises(ModelError, match="embedding and reranking"):
-        ShardLoader(str(model_folder("dense")), split(), task="embed").read(lambda done, total: None)
-
-
 @pytest.mark.parametrize(
     ("backend", "asked", "mode"),
     [("ring", None, "pipeline"), ("jaccl", None, "tensor"), ("ring", "tensor", "tensor")],

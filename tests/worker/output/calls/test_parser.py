@@ -80,19 +80,6 @@ def test_ordinary_text_waits_for_nothing_but_possible_markers_and_names(text: st
 
 
 @pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (f"\n\n{CALL}\n", ""),
-        (f"{CALL}\n\n{CALL} \n", ""),
-        (f"Hm.\n\n{CALL}", "Hm.\n\n"),
-        (f"{CALL}\n\nDone. ", "\n\nDone. "),
-    ],
-)
-def test_white_space_around_calls_is_theirs(text: str, content: str) -> None:
-    assert said(text).text == content
-
-
-@pytest.mark.parametrize(
     "text",
     [
         '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>',
