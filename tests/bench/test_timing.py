@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gaps import gaps
 from bench.timing import Work, alternate, compare, fit_slope, median_rate, percentile
 
 
@@ -53,14 +52,6 @@ def test_a_percentile_is_the_least_value_that_is_reached_by_as_many_as_it_says(
     assert found == min(reaching)
 
 
-@given(st.floats(-1e3, 1e3), st.floats(-1e6, 1e6), st.integers(10, 200))
-def test_the_slope_of_a_straight_line_is_its_rise(rise: float, start: float, samples: int) -> None:
-    xs = [20.0 * number for number in range(samples)]
-    slope = fit_slope(xs, [start + rise * x for x in xs])
-    assert slope.rise == pytest.approx(rise, rel=1e-6, abs=1e-5)
-    assert slope.margin < 1e-3
-
-
 def test_the_interval_covers_the_truth_about_as_often_as_it_claims() -> None:
     sampling = random.Random(2)
     xs = [float(number) for number in range(100)]
@@ -68,15 +59,3 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_claims() -> None:
     assert 360 <= sum(abs(slope.rise - 1) <= slope.margin for slope in slopes) <= 396
     with pytest.raises(ValueError, match="9 samples"):
         fit_slope([0.0] * 9, [0.0] * 9)
-
-
-@pytest.mark.parametrize(
-    ("begin", "end", "counted"),
-    [(1.5, 4.5, [1.0, 2.0, 4.0]), (5.0, 6.0, [4.0]), (2.0, 4.0, [2.0]), (9.0, 20.0, [])],
-    ids=["partly inside", "outlasting", "touching", "outside"],
-)
-def test_a_gap_counts_whole_when_any_of_it_lies_in_the_span(
-    begin: float, end: float, counted: list[float]
-) -> None:
-    assert gaps([0.0, 1.0, 2.0, 4.0, 8.0, 9.0], begin, end) == counted
-    assert gaps([], begin, end) == []

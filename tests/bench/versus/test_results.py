@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from bench.timing import Ratio
 from bench.versus import results
 from bench.versus.__main__ import JSON
-from bench.versus.documents import BEGIN, BENCHMARKS, CHARTS, END, FIGURES, README, between, write
+from bench.versus.documents import BENCHMARKS, CHARTS, FIGURES, README, write
 from bench.versus.results import OURS, Better, Entry, Results, Run, Side, load, merge, save
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,7 +34,6 @@ def entry(
         ([10, 30, 20], [10, 10, 10], "more", Ratio(2.0, 1.0, 3.0)),
         ([10, 30, 20], [30, 30, 30], "less", Ratio(1.5, 1.0, 3.0)),
         ([10, 30, 20], [10], "more", Ratio(1.0, 1.0, 1.0)),  # rounds of one side only count for nothing
-        ([10], [], "more", None),
         ([10], [0], "more", None),
         ([0], [10], "less", None),
     ],
@@ -50,13 +48,10 @@ def test_a_ratio_is_of_rounds_and_above_1_where_we_are_better(
     ("ours", "theirs", "better", "best", "lost"),
     [
         ([10], [20], "more", "theirs", True),
-        ([10], [20], "less", OURS, False),
         ([], [], "more", None, False),
         ([0.99], [1], "more", "theirs", True),
         ([0.996], [1], "more", "theirs", False),  # a loss is what two decimals show
-        ([], [9], "less", "theirs", False),
         ([1], [0], "less", "theirs", True),  # more is lost than by those who lose nothing
-        ([0], [1], "more", "theirs", True),
         ([0], [0], "less", OURS, False),
     ],
 )
@@ -65,11 +60,6 @@ def test_the_best_is_named_and_a_loss_is_seen(
 ) -> None:
     found = entry(ours, theirs, better)
     assert (found.best(), found.is_lost()) == (best, lost)
-
-
-def test_another_setting_of_ours_is_no_loss() -> None:
-    won = entry([10], [9])
-    assert not replace(won, sides=won.sides | {f"{OURS} 2 s": Side([20])}).is_lost()
 
 
 def test_a_later_run_replaces_what_it_has_measured_and_nothing_else() -> None:
@@ -105,10 +95,3 @@ def test_documents_and_charts_match_the_stored_results(tmp_path: Path) -> None:
         name: (ROOT / name).read_text() for name in names
     }
     assert all(f"]({name})" in (ROOT / BENCHMARKS).read_text() for name in FIGURES)
-
-
-def test_text_around_the_markers_is_left_and_without_a_single_place_nothing_is_written() -> None:
-    assert between(f"before\n{BEGIN}\nold\n{END}\nafter", "new") == f"before\n{BEGIN}\nnew\n{END}\nafter"
-    for text in ("", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"):
-        with pytest.raises(ValueError, match="single"):
-            between(text, "new")
