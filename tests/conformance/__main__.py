@@ -6,9 +6,9 @@
 the embedded model. `capable`, `keys`, `embeddings`, `limits`: the same against a worker that gives the right
 answers (`tests.conformance.capable`), configured in `tests.conformance.servers`. `agents`: agents from npm,
 against a scripted worker that makes the right call. `fuzz`: requests generated from the OpenAPI document.
-`recipes`: those of docs/clients.md, unchanged. `install`: the wheel, by pip and by uv. The environments are
-installed under .venv/conformance. Variables (CAPABLE=1) are passed to the drivers. The status is 1 if
-anything failed, or if nothing was run.
+`recipes`: those of docs/clients.md, unchanged. `loads`: load generators and an evaluation harness. The
+environments are installed under .venv/conformance. Variables (CAPABLE=1) are passed to the drivers. The
+status is 1 if anything failed, or if nothing was run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ SMOKES = Path(__file__).parent / "smokes"
 COMMANDS: dict[str, tuple[str, str | None]] = {
     "agents": ("tests.conformance.agents", "npm"),
     "fuzz": ("tests.conformance.fuzz", None),
-    "install": ("tests.conformance.install", None),
     "loads": ("tests.conformance.loads", None),
     "recipes": ("tests.conformance.recipes", None),
 }

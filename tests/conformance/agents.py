@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.agents.profiles import Agent
+from tests.conformance.drivers import Environment
+from tests.conformance.environments import INSTALLED, make
 from tests.system import System, eventually, running_system
 
-INSTALL_S_MAX = 600
 ANSWER_S_MAX = 180
 LOGGED_S_MAX = 5
 ANSWERS_MIN = 2
 """A tool call, and the answer to its result."""
-INSTALLED = Path(".venv") / "conformance"
 
 PASSWORD = "heliotrope-42"
 FILE = "secret.txt"
@@ -72,15 +72,9 @@ class Outcome:
 
 
 def install(agent: Agent, folder: Path, version: str) -> Path:
-    """Install an agent; return the folder of its program. Raises `CalledProcessError`."""
-    place = folder.resolve() / f"{agent}-{version}"
-    programs = place / "node_modules" / ".bin"
-    if not (programs / agent).exists():
-        place.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(place)]
-        command.append(f"{agent.package}@{version}")
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S_MAX)
-    return programs
+    """Install an agent; return the folder of its program. Raises `NotMade`."""
+    packages = (f"{agent.package}@{version}",)
+    return make(Environment(f"{agent}-{version}", "javascript", packages), folder) / "node_modules" / ".bin"
 
 
 def ask(agent: Agent, programs: Path, system: System) -> Outcome:

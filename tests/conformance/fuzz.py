@@ -13,20 +13,19 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+from tests.conformance.drivers import Environment
+from tests.conformance.environments import INSTALLED, make
 from tests.models.fixtures import model_folder
 from tests.system import START_S_MAX, System, eventually, running_system
 
-INSTALL_S_MAX = 600
 ROUND_S_MAX = 3600
 ROUNDS_MAX = 100
-INSTALLED = Path(".venv") / "conformance"
-SCHEMATHESIS = "4.32.5"
 ROOT = Path(__file__).resolve().parents[2]
+SCHEMATHESIS = Environment("schemathesis", "python", ("schemathesis==4.32.5",))
 
 GENERATOR, EMBEDDER, RANKER = "fake", "bert-embedder", "roberta-reranker"
 MODELS = {"": GENERATOR, "/v1/embeddings": EMBEDDER}
@@ -46,17 +45,6 @@ request-timeout = 60
 [generation]
 database = "none"
 """
-
-
-def install(folder: Path) -> Path:
-    """Install schemathesis and return its program. Raises `CalledProcessError`."""
-    place = folder.resolve() / f"schemathesis-{SCHEMATHESIS}"
-    program = place / "bin" / "schemathesis"
-    if not program.exists():
-        pip = (place / "bin" / "python", "-m", "pip", "install", f"schemathesis=={SCHEMATHESIS}")
-        for command in ((sys.executable, "-m", "venv", place), pip):
-            subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_S_MAX)
-    return program
 
 
 def ask(
@@ -129,7 +117,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=INSTALLED, help="where schemathesis is installed")
     given = parser.parse_args()
-    program = install(given.folder)
+    program = make(SCHEMATHESIS, given.folder) / "bin" / "schemathesis"
     with tempfile.TemporaryDirectory(prefix="rh-") as name, running_system(Path(name)) as system:
         start(system)
         well, told = run(system, program, Path(name), seed=given.seed, cases=given.cases)

@@ -1,6 +1,6 @@
-"""Load generators, an evaluation harness and a chat backend from PyPI as clients of `roundhouse serve`.
+"""A load generator, an evaluation harness and a chat backend from PyPI as clients of `roundhouse serve`.
 
-    python -m tests.conformance.loads [lm-eval aiperf guidellm open-webui]
+    python -m tests.conformance.loads [lm-eval aiperf open-webui]
 
 Each runs a few requests in its own environment, with the embedded model's tokenizer if it needs one, and
 offline. Its own report of its requests is evaluated. (`vllm bench` requires all of vLLM and is not included.)
@@ -141,21 +141,6 @@ def aiperf(bench: Bench) -> Iterator[str]:
         yield kind
 
 
-def guidellm(bench: Bench) -> Iterator[str]:
-    """Run streamed chats, two at a time."""
-    arguments = ["run", "--disable-progress", "--tokenizer", f"kind=hf_auto,model={MODEL_PATH}"]
-    arguments += ["--backend", f"kind=openai_http,target={bench.served.url},model={bench.served.model}"]
-    arguments += ["--profile", "kind=concurrent,streams=2"]
-    arguments += ["--constraint", f"kind=max_requests,count={REQUESTS}"]
-    arguments += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=16"]
-    bench.run("guidellm", *arguments, "--output", f"kind=json,path={bench.folder / 'report.json'}")
-    (benchmark,) = bench.report("report.json")["benchmarks"]
-    made = benchmark["scheduler_metrics"]["requests_made"]
-    if made["successful"] != REQUESTS or made["errored"]:
-        raise Failed(str(made))
-    yield "chat"
-
-
 def open_webui(bench: Bench) -> Iterator[str]:
     """Make the backend requests of its page: models, a chat, the same streamed, a title."""
     asked = {"model": bench.served.model, "messages": [{"role": "user", "content": "Say something."}]}
@@ -220,7 +205,6 @@ class Client:
 CLIENTS: dict[str, Client] = {
     "lm-eval": Client(("lm-eval[api]==0.4.13", "transformers==5.23.0"), 3, lm_eval),
     "aiperf": Client(("aiperf==0.13.0",), 2, aiperf),
-    "guidellm": Client(("guidellm==0.8.1",), 1, guidellm),
     "open-webui": Client(("open-webui==0.12.4",), 4, open_webui),
 }
 

@@ -34,9 +34,7 @@ def said(path: str, status: int, body: Any, kind: str = JSON, *, is_head: bool =
         (CHAT, 200, b'data: {"a":1}\n\ndata: [DONE]\n\n', EVENTS),
         (MESSAGES, 200, b'event: message_stop\ndata: {"type":"message_stop"}\n\n', EVENTS),
         ("/metrics", 200, METRICS, PROMETHEUS),
-        ("/metrics", 401, OPENAIS, JSON),
         ("/", 200, PAGE, HTML),
-        ("/", 404, OPENAIS, JSON),
     ],
 )
 def test_valid_responses_pass(path: str, status: int, body: Any, kind: str) -> None:
@@ -52,17 +50,10 @@ def test_overload_passes_if_it_says_when_to_come_again_and_a_head_without_a_body
     ("path", "status", "body", "kind"),
     [
         ("/metrics", 200, METRICS, JSON),
-        ("/metrics", 200, METRICS + b"cut", PROMETHEUS),
-        ("/metrics", 200, {"a": 1}, JSON),
-        (CHAT, 200, METRICS, PROMETHEUS),
-        ("/", 200, {"a": 1}, JSON),
         ("/", 200, b"gone", HTML),
-        (CHAT, 200, PAGE, HTML),
-        *((CHAT, status, OPENAIS, JSON) for status in (500, 501, 502, 503, 504)),
+        *((CHAT, status, OPENAIS, JSON) for status in (500, 503)),
         (CHAT, 400, ANTHROPICS, JSON),
         (MESSAGES, 400, OPENAIS, JSON),
-        (MESSAGES, 400, {**ANTHROPICS, "error": {"type": "", "message": "m"}}, JSON),
-        (CHAT, 400, {"error": "m"}, JSON),
         (CHAT, 400, {"error": OPENAIS["error"] | {"message": ""}}, JSON),
         (CHAT, 400, OPENAIS, "text/plain"),
         (CHAT, 200, OPENAIS, JSON),
