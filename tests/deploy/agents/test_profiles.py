@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import tomllib
 
@@ -179,9 +178,3 @@ def test_printed_shell_script_sets_the_same_environment(agent: Agent | None) -> 
     wanted = setup.environment(began)
     assert {key: found.get(key) for key in wanted} == wanted
     assert not set(setup.unset) & found.keys()
-
-
-def test_how_to_start_it_is_printed_as_a_comment() -> None:
-    *_, last = shell_text(told(Agent.CODEX), Agent.CODEX).splitlines()
-    assert last.startswith("# codex -c ")
-    assert tuple(shlex.split(last)[2:]) == told(Agent.CODEX).words

@@ -52,11 +52,8 @@ def test_servers_are_read_from_the_usual_format(tmp_path: Path) -> None:
     ("document", "why"),
     [
         ("{", "must be JSON"),
-        ({"servers": {}}, "must be JSON"),
-        ({"mcpServers": 5}, "must be JSON"),
         ({"mcpServers": {"a": {"url": "http://x"}}}, "a: only servers with a command"),
         ({"mcpServers": {"a": 5}}, "a: it has no command"),
-        ({"mcpServers": {"a": {"command": "b", "args": "c"}}}, "a: args must be"),
         ({"mcpServers": {"a": {"command": "b", "env": {"c": 1}}}}, "a: args must be"),
         ({"mcpServers": {str(n): {"command": "b"} for n in range(mcp.SERVERS_MAX + 1)}}, "at most"),
     ],
@@ -64,11 +61,6 @@ def test_servers_are_read_from_the_usual_format(tmp_path: Path) -> None:
 def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, document: object, why: str) -> None:
     with pytest.raises(McpError, match=why):
         read_servers(write(tmp_path / "mcp.json", document))
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(McpError, match="No such file"):
-        read_servers(tmp_path / "none.json")
 
 
 # --- servers -----------------------------------------------------------------------------------------
@@ -85,12 +77,10 @@ def test_the_tools_of_all_pages_are_offered_under_their_servers_name(tools: Tool
     ("name", "arguments", "result"),
     [
         ("fs__echo", '{"text": "hi"}', '{"text": "hi"}\n[image that cannot be shown as text]'),
-        ("fs__echo", "", "{}\n[image that cannot be shown as text]"),
         ("fs__fail", "{}", "Error: no such file"),
         ("fs__with_space_", "{}", "Error: fs: not today"),
         ("fs__none", "{}", "Error: there is no tool 'fs__none'."),
         ("fs__echo", "{", "Error: the arguments are not a JSON object."),
-        ("fs__echo", "[]", "Error: the arguments are not a JSON object."),
     ],
 )
 def test_each_call_has_a_result_for_the_model(tools: Toolbox, name: str, arguments: str, result: str) -> None:
@@ -126,14 +116,6 @@ def test_servers_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mcp, "END_S_MAX", 0.05)
     with pytest.raises(McpError, match="initialize has not been answered"), opened([command("silent")]):
         pass
-
-
-def test_names_are_short_and_distinct() -> None:
-    taken: set[str] = set()
-    for tool in ("a b", "a_b", "x" * 99, "x" * 98):
-        taken.add(mcp._offered_name("server", tool, taken))
-    assert len(taken) == 4
-    assert all(len(name) <= 64 for name in taken)
 
 
 # --- the chat ----------------------------------------------------------------------------------------
@@ -190,13 +172,6 @@ def test_a_tool_is_called_with_consent_which_is_asked_for_once(talking: ChatRepl
     called = played.asked[1]["messages"][1]
     assert (called["role"], called["content"], len(called["tool_calls"])) == ("assistant", None, 2)
     assert "fs__echo" in talking.conversation.transcript()
-
-
-def test_without_the_users_file_no_request_has_tools(talking: ChatRepl, played: Played) -> None:
-    talking.tools = Toolbox()
-    played.will_say("Hello")
-    converse(talking, "Hi")
-    assert "tools" not in played.asked[0]
 
 
 def test_rounds_of_calls_are_bounded(

@@ -86,11 +86,6 @@ def test_arrivals_are_at_random_and_as_many_a_second_as_was_wanted() -> None:
     assert 0.85 < variance / mean**2 < 1.15  # 1 for a Poisson process
 
 
-def test_tokens_are_told_by_what_the_server_counts(endpoint: Endpoint) -> None:
-    scale = asyncio.run(runner.scale_of(TARGET))
-    assert (scale.fixed, scale.per_word) == (8.0, 2.0)
-
-
 def test_a_refusal_is_an_error_of_its_request_and_of_a_target_that_gives_nothing_else(
     endpoint: Endpoint,
 ) -> None:
@@ -142,10 +137,6 @@ def test_a_scale_is_found_by_two_prompts_and_prompts_come_to_what_was_wanted(
     found = Scale.measured(220, round(tokens(220)), 20, round(tokens(20)))
     words = len(prompt_text(PromptShape(wanted), found, "a").split())
     assert abs(tokens(words) - wanted) <= 4 + 0.02 * wanted
-
-
-def test_a_server_that_does_not_count_is_taken_for_english() -> None:
-    assert Scale.measured(220, 0, 20, 0) == Scale()
 
 
 @given(scales, st.integers(2, 400), st.integers(0, 500))

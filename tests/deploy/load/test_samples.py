@@ -46,11 +46,6 @@ def test_times_are_those_of_what_was_answered_and_errors_are_counted() -> None:
     assert told.per_token_s.at[50] == pytest.approx(0.25 / 4)
 
 
-def test_of_nothing_there_are_no_times() -> None:
-    told = summarize([])
-    assert (told.requests, told.seconds, told.tokens_per_s, told.first_s) == (0, 0.0, 0.0, None)
-
-
 def test_a_stream_is_read_as_servers_write_it() -> None:
     sample = Sample(0.0)
     note(sample, {"choices": [{"delta": {"role": "assistant", "content": ""}}]}, 0.5)

@@ -48,8 +48,6 @@ def test_greeting_of_several_models_and_another_port_stays_short() -> None:
         ({}, True, True),
         ({}, False, False),
         ({"verbose": True}, True, False),
-        ({"log_format": "json"}, True, False),
-        ({"log_level": "info"}, True, False),
         ({"log_level": "warning"}, True, True),
     ],
 )

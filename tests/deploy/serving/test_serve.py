@@ -74,11 +74,9 @@ def test_variables_between_our_processes_are_those_of_no_setting() -> None:
     ("argv", "file", "read"),
     [
         ([], "", True),
-        (["--host", "0.0.0.0"], "", True),
         (["--insecure-no-keys"], "", False),
         (["--api-keys-file", "other"], "", False),
         ([], "[gateway]\napi_keys = ['secret']", False),
-        ([], "[gateway]\ninsecure_no_keys = true", False),
     ],
 )
 def test_keys_that_were_created_are_required_unless_settings_name_others_or_none(
@@ -184,16 +182,6 @@ def test_replicas_are_told_the_same_and_the_gateway_where_others_join() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("argv", "budget"),
-    [(["--memory-budget=200MB"], 200_000_000), (["--memory-budget=1GiB", "--spare=0"], 2**30)],
-    ids=["no room for it", "not wanted"],
-)
-def test_without_a_spare_the_whole_budget_is_the_models(argv: list[str], budget: int) -> None:
-    given, _ = serve.read(argv, {})
-    assert (given.memory_budget, given.spare) == (budget, 0)
-
-
 def test_a_budget_counts_only_the_experts_that_stay_in_memory(tmp_path: Path) -> None:
     """By the flag for all models, or by the table of one."""
     text = f"""
@@ -244,13 +232,6 @@ resident = true
     assert "--model=" in pocket.argv
 
 
-def test_one_model_may_have_a_name_too_and_gets_what_memory_there_is(tmp_path: Path) -> None:
-    told = flags(["--model", "small=org/small"])
-    assert told["worker"][1:] == ["--model=org/small", "--served-name=small"]
-    told = flags([], {"ROUNDHOUSE_CONFIG": config(tmp_path, '[worker]\nmodel = "org/small"')})
-    assert told["worker"][2:] == ["--model=org/small"]
-
-
 @pytest.mark.parametrize("way", ["flag", "variable", "file"])
 def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str, tmp_path: Path) -> None:
     argv = ["--api-key", "rh-one", "--api-key", "rh-two"] if way == "flag" else []
@@ -262,12 +243,6 @@ def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str,
     assert gateway.env["ROUNDHOUSE_API_KEYS"] == "rh-one,rh-two"
     assert "ROUNDHOUSE_API_KEYS" not in worker.env
     assert not any("rh-" in word for child in (gateway, worker) for word in child.argv)
-
-
-@pytest.mark.parametrize("flag", ["--insecure-no-keys", "--no-insecure-no-keys"])
-def test_a_switch_is_handed_on_as_it_was_said(flag: str) -> None:
-    assert flags([flag])["gateway"][1:] == [flag]
-    assert flags([])["gateway"] == flags([])["worker"]
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path) -> None:
@@ -287,7 +262,6 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path
         ([], {"ROUNDHOUSE_PORT": "2"}, "[serve]\nport = 3\n[gateway]\nport = 4", 2),
         ([], {}, "[serve]\nport = 3\n[gateway]\nport = 4", 3),
         ([], {}, "[gateway]\nport = 4", 4),
-        ([], {}, "[worker]", 8000),
     ],
 )
 def test_the_endpoint_is_named_by_the_port_that_the_gateway_will_have(
@@ -330,34 +304,12 @@ prefill_tokens = 0
     ]
 
 
-def test_invalid_worker_settings_are_reported_once_before_start(tmp_path: Path) -> None:
-    text = "[worker]\nprefill_tokens = 0\n[models.a]\nmax_runing = 1\n[models.b]\n[models.c]\n"
-    file = config(tmp_path, text)
-    assert refused(["--config", file, "--max-running=5000"], {"ROUNDHOUSE_INTER_TOKEN_TARGET": "0"}) == [
-        "max_running: Expected a whole number <= 4096 (from --max-running)",
-        f"[models.a] max_runing: unknown key; did you mean max_running? (from {file})",
-        "inter_token_target: Expected a number > 0.0 (from ROUNDHOUSE_INTER_TOKEN_TARGET)",
-        f"prefill_tokens: Expected a whole number >= 1 (from {file} [worker])",
-    ]
-
-
 def test_a_wrong_value_in_the_workers_section_does_no_harm_where_each_model_has_its_own(
     tmp_path: Path,
 ) -> None:
     own = "".join(f"[models.{name}]\nprefill_tokens = 64\n" for name in "ab")
     file = config(tmp_path, f"[worker]\nprefill_tokens = 0\n{own}")
     assert set(flags(["--config", file])) == {"gateway", "worker[a]", "worker[b]"}
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--config"], "argument --config: expected one argument"),
-        (["--config=no-such-file"], "no-such-file: no such file or folder"),
-    ],
-)
-def test_a_file_that_is_not_there_is_said_once(argv: list[str], said: str) -> None:
-    assert refused(argv) == [said]
 
 
 def test_a_runtime_folder_that_others_can_enter_is_refused(runtime_folder: Path) -> None:
