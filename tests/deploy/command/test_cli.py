@@ -41,33 +41,6 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
 
 
-def test_wrong_settings_end_it_with_78_and_one_line_each() -> None:
-    result = CliRunner().invoke(app, ["serve", "--port", "x", "--max-running", "0"])
-    assert result.exit_code == 78
-    assert [line.split(":")[:2] for line in result.stderr.splitlines()] == [
-        ["roundhouse serve", " port"],
-        ["roundhouse serve", " max_running"],
-    ]
-
-
-@pytest.mark.parametrize("missing", ["folder", "file"])
-def test_operating_system_error_exits_with_78(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
-    argv = ["--config", str(tmp_path / "none.toml")] if missing == "file" else []
-    result = CliRunner().invoke(app, ["serve", *argv])
-    assert result.exit_code == 78
-    assert len(result.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize("command", [[], ["serve"], ["keys"], ["curve-keys"]])
-def test_every_command_has_help(command: list[str]) -> None:
-    result = CliRunner().invoke(app, [*command, "--help"])
-    assert result.exit_code == 0
-    assert "usage:" in result.stdout.lower()
-
-
 def test_help_of_serve_shows_every_setting_in_one_group_with_its_type_and_default() -> None:
     fields = [field for group in GROUPS.values() for field in group]
     assert sorted(fields) == sorted(["config", *ServeSettings.__struct_encode_fields__])
@@ -80,27 +53,6 @@ def test_help_of_serve_shows_every_setting_in_one_group_with_its_type_and_defaul
     assert "key|all" in text
     assert "(default: 8000)" in text
     assert "null" not in text
-
-
-def test_shell_completion_knows_commands_and_the_flags_of_serve() -> None:
-    def completed(words: str) -> list[str]:
-        env = {"_ROUNDHOUSE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
-        env["COMP_CWORD"] = str(len(words.split()) - 1)
-        return CliRunner().invoke(app, [], prog_name="roundhouse", env=env).stdout.split()
-
-    assert completed("roundhouse ser") == ["serve", "service"]
-    assert completed("roundhouse serve --prefix-cache") == [
-        "--prefix-cache-ram",
-        "--prefix-cache-disk",
-        "--prefix-cache-disk-share",
-        "--prefix-cache-dir",
-    ]
-
-
-def test_it_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: {"mlx-roundhouse": "1.2.3"}[name])
-    result = CliRunner().invoke(app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, "roundhouse 1.2.3\n")
 
 
 def test_curve_keys_are_written_for_their_owner_only_and_never_over_others(tmp_path: Path) -> None:

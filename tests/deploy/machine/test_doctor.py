@@ -15,7 +15,6 @@ import pytest
 from deploy.machine import facts as facts_module
 from deploy.machine.doctor import Finding, Verdict, examine
 from deploy.machine.facts import MachineFacts, MachineMemory, listening_process
-from tests.deploy.agents.endpoints import endpoint_that_answers
 from tests.ports import free_port
 
 GB = 10**9
@@ -49,29 +48,18 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
     ("wrong", "about", "verdict", "advice"),
     [
         ({"python": (3, 10, 4)}, "Python", Verdict.WRONG, "PYTHON=python3.12"),
-        ({"release": "13.6"}, "system", Verdict.WRONG, "macOS 14"),
         ({"machine": "x86_64"}, "system", Verdict.WRONG, "Rosetta"),
-        ({"mlx": "", "mlx_error": "ImportError: libmlx"}, "MLX", Verdict.WRONG, "reinstall it"),
         (
             {"system": "Linux", "mlx": "Device(cpu, 0)", "cuda_package": "mlx-cuda-13"},
             "MLX",
             Verdict.WRONG,
             "--no-deps mlx-cuda-13",
         ),
-        ({"cache_writable": False}, "models here", Verdict.WRONG, "HF_HUB_CACHE"),
         ({"disk_free": 3 * GB}, "disk", Verdict.NOTE, "roundhouse rm"),
         ({"port_user": "another program"}, "port 8000", Verdict.NOTE, "--port"),
-        ({"port_user": "roundhouse"}, "port 8000", Verdict.WELL, "roundhouse status"),
         ({"runtime_error": "too long"}, "sockets", Verdict.WRONG, "XDG_RUNTIME_DIR"),
         ({"files_max": 256}, "open files", Verdict.NOTE, "ulimit -n"),
-        ({"keeps_awake": False}, "sleep", Verdict.NOTE, "asleep"),
-        ({"memory": MachineMemory(2 * GB, GB, GB)}, "models that fit", Verdict.NOTE, "more memory"),
-        (
-            {"memory": MachineMemory(64 * GB, 9 * GB, 48 * GB)},
-            "memory",
-            Verdict.WELL,
-            "iogpu.wired_limit_mb=51879",
-        ),
+        ({"memory": MachineMemory(64 * GB, 9 * GB, 48 * GB)}, "memory", Verdict.WELL, "wired_limit_mb=51879"),
         ({"system": "Linux", "has_compiler": False}, "compiler", Verdict.NOTE, "apt install g++"),
     ],
 )
@@ -87,8 +75,6 @@ def test_whatever_is_wrong_is_named_with_what_to_do(
 
 def test_a_port_is_free_or_somebodys() -> None:
     assert listening_process("127.0.0.1", free_port()) == ""
-    with endpoint_that_answers({}) as other:
-        assert listening_process("127.0.0.1", int(other.url.rpartition(":")[2])) == "another program"
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

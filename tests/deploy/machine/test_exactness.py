@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from deploy.command.cli import app
@@ -65,14 +64,6 @@ def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(
     assert exact.row_bytes <= exact.cache_bytes < 9_000_000
     assert (short.tokens, short.row_bytes) == (4096, exact.row_bytes * 500 // (exact.tokens + 1))
     assert short.tokens_max == short.cache_bytes // short.row_bytes * 4096
-
-
-def test_a_context_that_does_not_fit_whole_is_a_note() -> None:
-    assert exactness.context(FIT) == (
-        "note",
-        "3,071 of 4,096 tokens fit for one request (6.3 MB of 6.4 MB for KV caches), 3,071 for all together",
-    )
-    assert exactness.context(replace(FIT, tokens=4096))[0] == "ok"
 
 
 def test_a_model_that_cannot_be_measured_is_an_error_with_the_reason(

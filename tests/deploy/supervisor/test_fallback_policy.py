@@ -108,12 +108,6 @@ def test_each_plan_has_its_time_to_load_and_then_the_next_one_takes_over() -> No
     assert "stopping everything" in reports(children.handle(WRONG, 150.0))[0].text
 
 
-def test_loaded_fallback_still_has_its_remaining_plans() -> None:
-    children = follow(lifecycle(plans=2), (WRONG, 1.0, FALL_AND_START), (LOADED, 5.0, []), (None, 500.0, []))
-    children.handle(died(), 600.0)
-    follow(children, (None, 660.0, FALL))
-
-
 def test_a_reload_that_succeeds_begins_with_all_plans_again_and_one_that_fails_does_not() -> None:
     swap = ReloadAsked("set", beside=False, swap=True, plans=1)
 
@@ -130,18 +124,6 @@ def test_a_reload_that_succeeds_begins_with_all_plans_again_and_one_that_fails_d
     follow(swapped(), (Serving("set"), 20.0, [DONE]), (WRONG, 30.0, FALL_AND_START))
     children = follow(swapped(), (died(), 20.0, [REFUSED, Start("set")]))
     assert children.handle(WRONG, 30.0)[-1] != Start("set")
-
-
-def test_parked_child_schedules_no_wakeup() -> None:
-    fallbacks = Fallbacks({"set": AFTER_S})
-    fallbacks.died("set", 0.0)
-    entry = ChildEntry("set", "set", ChildState.PARKED)
-    assert fallbacks.follow([entry], AFTER_S) == []
-    assert fallbacks.wake_at() == []
-    fallbacks.died("set", 100.0)
-    entry.state = ChildState.ENDING
-    assert fallbacks.follow([entry], 100.0 + AFTER_S) == []
-    assert fallbacks.wake_at() > [100.0 + AFTER_S]
 
 
 def test_fallback_is_not_used_during_shutdown() -> None:

@@ -101,15 +101,6 @@ def test_new_connection_to_a_stopping_gateway_is_answered(tmp_path: Path) -> Non
         assert answer(client).startswith(b"HTTP/1.1 200")
 
 
-def test_where_it_really_listens_is_what_it_says(
-    listener: socket.socket, start: Start, tmp_path: Path
-) -> None:
-    start()
-    eventually(lambda: healthy(listener), within_s=START_S_MAX, what="the gateway answers")
-    said = f"listening at http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    assert said in (tmp_path / "gateway.log").read_text()
-
-
 def test_a_socket_that_does_not_listen_is_refused_for_good(start: Start, tmp_path: Path) -> None:
     with socket.socket() as deaf:
         assert start(deaf).wait(START_S_MAX) == 78

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from tests.deploy.supervisor.process_output import Begin, Supervise
+from tests.deploy.supervisor.process_output import Supervise
 
 FOLLOWS = """
 import os, signal, time
@@ -44,13 +44,6 @@ def test_a_child_that_dies_takes_nothing_from_the_lifeline_of_the_others(supervi
     told.signal(signal.SIGKILL)
     told.wait_silence()
     assert not any("gateway (pid" in line for line in told.lines)
-
-
-def test_a_process_without_a_supervisor_follows_nobody(begin: Begin) -> None:
-    script = "from protocol.lifeline import follow_parent\nimport threading\nfollow_parent()\n"
-    told = begin([sys.executable, "-c", script + "print(threading.active_count())"])
-    assert told.wait_line() == "1"
-    assert told.wait() == 0
 
 
 def test_grandchild_inherits_neither_the_lifeline_nor_its_variable() -> None:

@@ -55,22 +55,13 @@ def test_a_draft_model_is_loaded_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "experts"),
     [
-        (None, 8),
         (2 * EXPERT_BYTES + 1, 2),
         (str(3 * EXPERT_BYTES), 3),
-        ("1GiB", 8),
         (EXPERT_BYTES - 1, 8),  # its worker does not start
     ],
 )
-def test_experts_on_disk_take_no_memory(tmp_path: Path, given: int | str | None, experts: int) -> None:
-    settings = {} if given is None else {"experts_memory": given}
+def test_experts_on_disk_take_no_memory(tmp_path: Path, given: int | str, experts: int) -> None:
+    settings = {"experts_memory": given}
     model = ServedModel(name="a", model=mixture(tmp_path / "a"), settings=settings, replicas=2)
     assert weights_of(model) == OTHER_BYTES + experts * EXPERT_BYTES
     assert all_weight_bytes(model) == 2 * (OTHER_BYTES + experts * EXPERT_BYTES)
-
-
-def test_other_models_are_counted_whole_whatever_the_setting(tmp_path: Path) -> None:
-    model = ServedModel(
-        name="a", model=weights(tmp_path / "a", 1000), settings={"experts_memory": EXPERT_BYTES}
-    )
-    assert weights_of(model) == 1000

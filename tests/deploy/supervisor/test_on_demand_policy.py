@@ -64,17 +64,6 @@ def test_only_what_is_wanted_starts_and_ends_when_it_is_not() -> None:
     follow(children, (want("a", "b"), 3.0, [Start("a")]))
 
 
-def test_ending_model_that_is_wanted_again_restarts_after_its_exit() -> None:
-    follow(running(want()), (want("a"), 2.0, []), (Died("a", 1, 0), 3.0, [Start("a")]))
-
-
-def test_crashed_model_is_not_restarted_if_unwanted() -> None:
-    children = running(Died("a", 1, -9))
-    assert children.stage("a") == "running"
-    follow(children, (want(), 1.1, []))
-    assert (children.stage("a"), children.wake_at()) == ("parked", None)
-
-
 def test_unloadable_model_pauses_while_other_models_run() -> None:
     children = running()
     [report] = children.handle(Died("a", 1, 78), 1.0)
@@ -146,15 +135,6 @@ def test_leaving_model_is_terminated_after_the_timeout() -> None:
     children = running(SWAP, Serving("a-2"))
     assert children.wake_at() == 1.0 + LEAVE_S_MAX
     follow(children, (None, 1.0 + LEAVE_S_MAX, [Terminate("a")]))
-
-
-def test_model_that_crashes_while_leaving_is_not_restarted() -> None:
-    children = follow(running(SWAP, Serving("a-2")), (Died("a", 1, -9), 2.0, [TAKEN_OVER]))
-    assert children.states() == {
-        "gateway": ChildState.RUNNING,
-        "b": ChildState.PARKED,
-        "a-2": ChildState.RUNNING,
-    }
 
 
 def test_without_room_the_old_one_ends_its_requests_first() -> None:

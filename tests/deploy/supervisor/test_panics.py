@@ -44,11 +44,6 @@ def test_the_model_under_which_the_machine_ended_gets_less_memory(tmp_path: Path
     assert Panics(tmp_path, boot_at=AFTER).caution(MODEL)  # until a clean run
 
 
-def test_a_breadcrumb_that_the_disk_has_lost_is_a_panic_too(tmp_path: Path) -> None:
-    panicked(tmp_path, line="")
-    assert "while it ran: its caches" in Panics(tmp_path, boot_at=AFTER).caution(MODEL)
-
-
 @pytest.mark.parametrize(("lived_s", "clears"), [(CLEAN_RUN_S, True), (CLEAN_RUN_S - 1, False)])
 def test_a_long_run_with_another_end_clears_the_model(tmp_path: Path, lived_s: float, clears: bool) -> None:
     panicked(tmp_path)
@@ -95,14 +90,6 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     panics = Panics(tmp_path / "runs", boot_at=AFTER)
     assert "would not be noticed" in caplog.text
     assert (panics.caution(MODEL), panics.open_slot(MODEL).close()) == ("", "")
-
-
-def test_only_macs_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    Panics.of_machine(os.environ, "linux").open_slot(MODEL).close()
-    assert not list(tmp_path.iterdir())
-    Panics.of_machine(os.environ, "darwin")
-    assert (tmp_path / "Library" / "Caches" / "roundhouse" / "runs").is_dir()
 
 
 def test_a_worker_after_a_panic_is_told_its_share(tmp_path: Path, begin: Begin) -> None:

@@ -109,18 +109,9 @@ def test_the_old_one_gets_time_for_its_requests_and_is_then_killed() -> None:
     )
 
 
-def test_the_new_one_takes_over_from_one_that_has_died_meanwhile() -> None:
-    children = follow(running(BESIDE, Died("worker", 1, -9)), (Serving("worker-2"), 1.1, [TAKEN_OVER]))
-    assert children.states() == {"gateway": ChildState.RUNNING, "worker-2": ChildState.RUNNING}
-
-
 def test_the_new_one_that_dies_once_it_served_is_started_again() -> None:
     children = running(BESIDE, Serving("worker-2"))
     follow(children, (Died("worker-2", 2, -9), 2.0, []), (None, 2.5, [Start("worker-2")]))
-
-
-def test_stopped_worker_is_not_reloaded() -> None:
-    follow(running(Died("worker", 1, -9)), (BESIDE, 1.0, [REFUSED]))
 
 
 class AnyHistory(History):

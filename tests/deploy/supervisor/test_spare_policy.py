@@ -85,12 +85,6 @@ def test_workers_that_are_never_idle_get_it_after_a_bound() -> None:
     assert children.handle(None, 0.2 + IDLE_WAIT_S_MAX) == [Start(SPARE)]
 
 
-def test_without_takers_there_is_none() -> None:
-    limits = RestartLimits()
-    children = Lifecycle(["a"], RestartPolicy(limits), stop_timeout_s=1.0, now=0.0, loading=["a"])
-    follow(children, (None, 0.0, [Start("a")]), (said("a", "loaded"), 2.0, []))
-
-
 def test_a_worker_that_dies_after_a_good_life_is_at_once_what_the_spare_was() -> None:
     children = ready()
     decisions = children.handle(Died("a", 1, -9), 60.0)
@@ -103,16 +97,6 @@ def test_a_worker_that_dies_after_a_good_life_is_at_once_what_the_spare_was() ->
         (said("a", "loaded"), 71.0, []),
         (IDLE, 72.0, [Start(SPARE)]),
     )
-
-
-def test_assigned_spare_is_an_ordinary_worker() -> None:
-    children = ready()
-    children.handle(Died("a", 1, -9), 60.0)
-    children.handle(said("a", "taken"), 60.1)
-    assert children.wake_at() is None
-    decisions = children.handle(Died("a", 9, -9), 61.0)
-    assert deeds(decisions) == []
-    assert "restarting in 0.2 s" in str(decisions)
 
 
 def test_spare_that_is_not_ready_is_not_assigned() -> None:
@@ -137,10 +121,6 @@ def test_spare_not_ready_in_time_is_killed_and_replaced() -> None:
         (READY, 4.0 + THERE_S_MAX, []),
     )
     assert children.wake_at() is None
-
-
-def test_the_gateway_cannot_be_what_the_spare_is() -> None:
-    follow(ready(), (Died("gateway", 1, -9), 60.0, [Start("gateway")]))
 
 
 def test_crashed_spare_is_replaced_with_backoff_and_at_once_after_a_long_run() -> None:

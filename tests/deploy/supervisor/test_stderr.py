@@ -33,13 +33,10 @@ def record(level: str, message: str, **fields: str) -> str:
     ("lines", "words"),
     [
         ([], ""),
-        (["12:00:00 worker   serving fake"], ""),
         (["12:00:00 worker   warning: dropped a message: x", ""], ""),
-        ([record("info", "serving fake")], ""),
         (["12:00:00 worker   serving fake", METAL], METAL),
         (["roundhouse worker: port: wrong (from --port)"], "roundhouse worker: port: wrong (from --port)"),
         (["12:00:00 worker   critical: no step for 120 s"], "no step for 120 s"),
-        ([record("critical", "no step for 120 s")], "no step for 120 s"),
         # Stack dumps are ignored.
         (["12:00:00 worker   error: over", "Thread 0x7f (most recent call first):", '  File "x"'], "over"),
         # A word with a colon is no level.
@@ -48,13 +45,11 @@ def record(level: str, message: str, **fields: str) -> str:
         (["12:00:00 worker   error: no space left", "12:00:09 worker   serving fake"], ""),
         # Only the type of an exception, whose message may quote a prompt.
         ([*TRACEBACK, "ValueError: cannot tokenize 'my secret'"], "ValueError"),
-        ([*TRACEBACK, "some.module.SyntaxError: my secret"], "some.module.SyntaxError"),
         (["12:00:00 worker   critical: it ended: KeyError('my secret')"], "it ended: KeyError"),
         (
             [record("critical", "it ended: KeyError('my secret')", traceback="my secret")],
             "it ended: KeyError",
         ),
-        (['{"half a rec'], '{"half a rec'),
         (["\x1b[31mred\x07"], "[31mred"),
     ],
 )

@@ -70,11 +70,6 @@ def test_it_gives_up_exactly_when_more_than_so_many_died_within_the_window(
             assert not delay_s
 
 
-def test_two_children_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="two children"):
-        lifecycle("worker", "worker")
-
-
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
@@ -110,18 +105,6 @@ def test_a_death_is_one_line_that_says_who_how_and_what_now_and_is_counted() -> 
     children.handle(StopAsked("SIGTERM"), 15.0)
     children.handle(Died("gateway", 1, 0), 15.0)
     assert children.ends("gateway") == ExitStats(), "this end was asked for"
-
-
-def test_a_signal_without_a_name_is_reported_by_number() -> None:
-    [line] = reports(running("worker").handle(Died("worker", 1, -99), 1.0))
-    assert "signal 99" in line.text
-
-
-def test_child_that_cannot_be_started_is_retried() -> None:
-    children = running("worker")
-    [line] = children.handle(NotStarted("worker", "no such file"), 0.0)
-    assert line == Report("worker could not be started: no such file; restarting in 0.2 s", logging.WARNING)
-    assert children.handle(None, 0.2) == [Start("worker")]
 
 
 def test_wrong_settings_stop_everything_with_their_status() -> None:
@@ -163,29 +146,6 @@ def test_a_stop_ends_them_one_after_the_other_each_with_its_own_time() -> None:
     )
     assert children.wake_at() == 17.0 + STOP_S
     follow(children, (Died("worker", 2, 0), 18.0, []))
-    assert children.status == 0
-
-
-def test_child_waiting_for_restart_is_not_started_after_a_stop() -> None:
-    children = follow(
-        running(),
-        (Died("gateway", 1, 1), 1.0, []),
-        (StopAsked("SIGINT"), 1.1, [Terminate("worker")]),
-        (None, 1.2, []),
-        (Died("worker", 2, 0), 1.3, []),
-    )
-    assert children.status == 0
-
-
-def test_a_second_asking_kills_all_at_once() -> None:
-    children = follow(
-        running(),
-        (StopAsked("SIGINT"), 1.0, [Terminate("gateway")]),
-        (StopAsked("SIGINT"), 1.5, [Kill("gateway"), Kill("worker")]),
-        (StopAsked("SIGINT"), 1.6, []),
-        (Died("worker", 2, -9), 1.7, []),
-        (Died("gateway", 1, -9), 1.7, []),
-    )
     assert children.status == 0
 
 
