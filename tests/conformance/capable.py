@@ -10,20 +10,18 @@ small model would not find, are forced, in the model's own format. They depend o
   arguments made from its schema and the question's words;
 * any other question is repeated.
 
-Clients therefore see a mixture: most of the probability is on these words, the rest follows the embedded
-model. Structured output and prompts without a conversation are left to the embedded model.
+Structured output and prompts without a conversation are left to the embedded model.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -33,17 +31,11 @@ from protocol.conversation import Conversation, unpack
 from protocol.messages import Generate
 from protocol.types import ToolCallConstraint
 from protocol.worker_settings import WorkerSettings
-from tests.worker.wrapper import EngineWrapper
-from worker.contract.drafts import NO_DRAFTS
 from worker.contract.engine import (
     EngineRequest,
-    Logprob,
     Model,
     Preparer,
     Progress,
-    SampledToken,
-    SamplingParams,
-    StepOutput,
     Tokenized,
 )
 from worker.contract.preparation import NEVER, CancelToken
@@ -59,8 +51,6 @@ DEPTH_MAX = 8
 """Maximum depth of optional properties in arguments."""
 WORD_LETTERS_MIN = 4
 """Shorter words occur in every question."""
-MEANT = 0.99
-"""The probability of the forced tokens in the mixture."""
 
 _WORD = re.compile(r"[a-z]+")
 _NAME = re.compile(r"\b[A-Z][a-z]+\b")
@@ -196,61 +186,6 @@ class Prompter:
         return tokens
 
 
-@dataclass(slots=True)
-class _Row:
-    """`place`: index of the next token in the answer."""
-
-    forced: tuple[int, ...]
-    place: int
-
-
-@dataclass(slots=True)
-class Leaning(EngineWrapper):
-    """A `Engine` of the mixture: it raises the logprobs of forced tokens."""
-
-    rows: dict[str, _Row] = field(default_factory=dict)
-
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
-        self.rows[row] = _Row(sampling.forced, len(tokens) - prompt_tokens)
-        self.engine.start(row, tokens, prompt_tokens, sampling)
-
-    def drop(self, row: str) -> None:
-        self.rows.pop(row, None)
-        self.engine.drop(row)
-
-    def reset(self) -> None:
-        self.rows.clear()
-        self.engine.reset()
-
-    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
-        step = self.engine.step(drafts)
-        likelihoods: dict[str, Logprob] = {}
-        further: dict[str, Sequence[SampledToken]] = {}
-        for name, token in step.tokens.items():
-            first, *rest = (SampledToken(token, step.likelihoods.get(name)), *step.further.get(name, ()))
-            if (found := self._lean(name, first).likelihood) is not None:
-                likelihoods[name] = found
-            if rest:
-                further[name] = [self._lean(name, drawn) for drawn in rest]
-        return replace(step, likelihoods=likelihoods, further=further)
-
-    def _lean(self, name: str, drawn: SampledToken) -> SampledToken:
-        """Return the row's next token, with the mixture's logprobs if it is forced."""
-        row = self.rows[name]
-        is_forced = row.place < len(row.forced)
-        row.place += 1
-        if drawn.likelihood is None or not is_forced:
-            return drawn
-        return SampledToken(drawn.token, leant(drawn.likelihood, drawn.token))
-
-
-def leant(found: Logprob, token: int) -> Logprob:
-    """Return the logprobs of the mixture for a forced token and its alternatives."""
-    logprob = math.log(MEANT + (1 - MEANT) * math.exp(found.logprob))
-    others = [(other, math.log(1 - MEANT) + of) for other, of in found.top if other != token]
-    return Logprob(logprob, ((token, logprob), *others)[: len(found.top)])
-
-
 class Loader:
     """A `contract.Loader` of the embedded model with forced answers."""
 
@@ -265,7 +200,7 @@ class Loader:
         def open_preparer(context_length: int) -> Prompter:
             return Prompter(model.open_preparer(context_length), open_tokenizer(MODEL_PATH, ()))
 
-        return replace(model, engine=Leaning(model.engine), open_preparer=open_preparer)
+        return replace(model, open_preparer=open_preparer)
 
 
 def main() -> int:
