@@ -205,6 +205,13 @@ def running_system(
         system.stop()
 
 
+def is_ready(http: httpx.Client) -> bool:
+    """Return whether a model is ready behind the base URL of a client."""
+    with contextlib.suppress(httpx.TransportError):
+        return http.get("/ready").status_code == 200
+    return False
+
+
 def chat_body(text: str, **fields: object) -> dict[str, object]:
     """Return a chat request with one message."""
     return {"messages": [{"role": "user", "content": text}], **fields}

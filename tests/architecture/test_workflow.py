@@ -52,9 +52,3 @@ def test_every_python_that_the_package_names_gets_the_wheel() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     assert JOBS["wheel"]["strategy"]["matrix"]["python"] == named
-
-
-def test_the_wheel_is_installed_by_pip_pipx_and_uv() -> None:
-    ran = "\n".join(script for name, script in SCRIPTS if name in ("wheel", "tools"))
-    for words in ("pip install dist/*.whl", "pipx install", "uv tool install", "uvx --from"):
-        assert words in ran

@@ -20,8 +20,9 @@ from PIL import Image
 
 from tests.browser import chromium
 from tests.browser.chromium import Page
+from tests.browser.playground import ask
 from tests.ports import free_port
-from tests.system import NO_TLS, Process, eventually
+from tests.system import NO_TLS, Process, eventually, is_ready
 
 DOCS = Path(__file__).parents[2] / "docs"
 WIDTH, HEIGHT, PHONE = 1320, 900, (380, 760)
@@ -45,16 +46,10 @@ def _serving(folder: Path) -> Iterator[httpx.Client]:
     process = Process("serve", words, folder, {"ROUNDHOUSE_RUNTIME_DIR": str(folder)})
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, verify=NO_TLS) as client:
         try:
-            eventually(lambda: _ready(client), within_s=90, what="the model serves")
+            eventually(lambda: is_ready(client), within_s=90, what="the model serves")
             yield client
         finally:
             process.stop()
-
-
-def _ready(client: httpx.Client) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return client.get("/ready").status_code == 200
-    return False
 
 
 def _ask(client: httpx.Client, number: int, stop: threading.Event) -> None:
@@ -79,16 +74,11 @@ def _keep(page: Page, name: str) -> None:
     print(f"{name}: {(DOCS / name).stat().st_size} bytes")
 
 
-def _say(page: Page, text: str) -> None:
-    page.type("#prompt", text)
-    page.press("Enter")
-
-
 def _shoot(client: httpx.Client, page: Page, pause: Callable[[float], object]) -> None:
     page.wait("document.querySelector('#model').options.length > 0")
     pause(SEEN_S)
     for number, text in enumerate(TALK, 1):
-        _say(page, text)
+        ask(page, text)
         page.wait(f"document.querySelectorAll('.turn:not(.going)').length === {2 * number}")
     pause(1.5)
     _keep(page, "dashboard-light.png")
@@ -99,7 +89,7 @@ def _shoot(client: httpx.Client, page: Page, pause: Callable[[float], object]) -
     page.dark(dark=True)
     [worker] = client.get("/v1/status").json()["workers"]
     os.kill(worker["pid"], signal.SIGKILL)
-    _say(page, LATE)
+    ask(page, LATE)
     page.wait("document.querySelector('.turn:last-child .foot')?.innerText.startsWith('the worker was lost')")
     pause(1)
     _keep(page, "dashboard-dark.png")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sysconfig
 import venv
 import zipfile
-from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from tests.deploy.conftest import ROOT
 from tests.deploy.supervisor.process_output import Begin
-from tests.system import NO_TLS, START_S_MAX, Process, chat_body, eventually, free_port
+from tests.system import NO_TLS, START_S_MAX, Process, chat_body, eventually, free_port, is_ready
 
 PACKAGES = ("protocol", "broker", "worker", "deploy")
 WHEEL_BYTES_MAX = 5_000_000
@@ -45,13 +44,7 @@ def test_wheel_serves_a_chat_and_the_page_from_an_empty_environment(
         env={"PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "1", "XDG_CACHE_HOME": str(Process.cache)},
     )
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, verify=NO_TLS) as http:
-
-        def answers() -> bool:
-            with suppress(httpx.TransportError):
-                return http.get("/ready").status_code == 200
-            return False
-
-        eventually(answers, within_s=START_S_MAX, what="the installed server is ready")
+        eventually(lambda: is_ready(http), within_s=START_S_MAX, what="the installed server is ready")
         reply = http.post("/v1/chat/completions", json=chat_body("Hello")).json()
         assert "Hello" in reply["choices"][0]["message"]["content"]
         assert "<title>" in http.get("/").text

@@ -125,12 +125,3 @@ def test_configuration_error_exits_with_78_and_one_line(words: list[str], said: 
     assert found.stderr.startswith("roundhouse launch: ")
     assert said in found.stderr
     assert len(found.stderr.splitlines()) == 1
-
-
-def test_an_agent_that_is_not_there_names_its_package(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = CliRunner().invoke(app, ["launch", "pi", "--url", served.url])
-    assert found.exit_code == 78
-    assert found.stderr == f"roundhouse launch: pi is not installed: npm install -g {Agent.PI.package}\n"

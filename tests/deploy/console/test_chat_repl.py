@@ -111,18 +111,6 @@ def test_commands_change_what_is_asked(talking: ChatRepl, played: Played, tmp_pa
     assert text == {"type": "text", "text": "second"}
 
 
-def test_parameters_are_sent_until_they_are_removed(talking: ChatRepl, played: Played) -> None:
-    for _ in range(2):
-        played.will_say("well")
-    shown = converse(
-        talking, "/set", "/set top_p 0.5", "/set sed 1", "one", "/set top_p", "/set seed 7", "two"
-    )
-    assert "no parameters are set" in shown
-    assert "did you mean seed?" in shown
-    one, two = ({name: asked.get(name) for name in ("top_p", "seed")} for asked in played.asked)
-    assert (one, two) == ({"top_p": 0.5, "seed": None}, {"top_p": None, "seed": 7})
-
-
 def test_conversation_is_saved_as_markdown_or_messages_and_no_file_is_replaced(
     talking: ChatRepl, played: Played, tmp_path: Path
 ) -> None:
@@ -155,12 +143,6 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(
     assert "half of" in shown
     assert "stopped" in shown
     assert talking.conversation.messages[-1]["content"] == "half of "
-
-
-def test_where_nothing_is_drawn_there_is_the_text_and_nothing_else(talking: ChatRepl, played: Played) -> None:
-    played.will_say("# A *title*\n\n- [x]", thought="hm")
-    talking.say("Hi", draw=False)
-    assert talking.console.export_text() == "# A *title*\n\n- [x]\n"
 
 
 def test_history_of_the_last_run_is_there_in_the_next_and_is_bounded(

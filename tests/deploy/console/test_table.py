@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -53,17 +52,6 @@ def test_a_worker_that_loads_says_how_far_it_is() -> None:
     assert "2 EXIT 70" in text
     assert "other[/]" in text
     assert "up 1 h 1 m" in text
-
-
-def test_model_that_failed_to_load_is_shown_with_the_reason() -> None:
-    line = Line()
-    line.dispatcher.sweep()
-    why = "org/[mis]spelt: Hugging Face has no such model."
-    states = [ModelState(name="big", stage="failed", failure=why), ModelState(name="small")]
-    line.dispatcher.catalogue.on_model_states(ModelStates(models=states, on_demand=True))
-    text = shown(status(line))
-    assert f"big: {why}" in text
-    assert "small:" not in text
 
 
 def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> None:
@@ -117,20 +105,6 @@ def test_each_value_has_a_bar_and_the_largest_the_highest(values: list[float | N
         assert (bar == " ") == (value is None)
         if most and value == most:
             assert bar == "█"
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        (table.duration(59.9), "59 s"),
-        (table.duration(90061), "1 d 1 h"),
-        (table.seconds(0.0764), "76 ms"),
-        (table.size(1500), "2 kB"),
-        (table.size(7.04e10), "70.4 GB"),
-    ],
-)
-def test_numbers_are_as_long_as_they_must_be(told: str, expected: str) -> None:
-    assert told == expected
 
 
 def test_a_narrow_screen_shows_every_number_of_every_request() -> None:

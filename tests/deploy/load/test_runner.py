@@ -62,14 +62,6 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     return played
 
 
-def test_runner_sends_all_requests_at_the_given_concurrency(endpoint: Endpoint) -> None:
-    load = Load(10, SHAPE, 3, concurrency=4)
-    samples = asyncio.run(runner.run(TARGET, load, Scale(), "seed"))
-    assert (len(samples), endpoint.most) == (10, 4)
-    assert len(set(endpoint.asked)) == 10
-    assert all(sample.answered == 3 and not sample.error for sample in samples)
-
-
 def test_others_arrive_when_they_arrive_however_many_are_there(endpoint: Endpoint) -> None:
     samples = asyncio.run(runner.run(TARGET, Load(20, SHAPE, 1, rate=10_000.0), Scale(), "seed"))
     assert len(samples) == 20

@@ -97,11 +97,3 @@ def test_the_command_prints_the_table_and_its_status_tells_wrong_results(
     assert "org/model, compared with one row alone:" in done.output
     assert "token 3 differs" in done.output
     assert done.exit_code == 1
-
-    def fails(*_: object) -> ModelReport:
-        raise exactness.MeasurementError("org/model: no such folder.")
-
-    monkeypatch.setattr(exactness, "measure", fails)
-    failed = CliRunner().invoke(app, ["doctor", "--model", "org/model"])
-    assert failed.exit_code != 0
-    assert "no such folder" in failed.output

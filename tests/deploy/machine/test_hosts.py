@@ -61,14 +61,6 @@ def test_missing_host_requirement_is_reported_with_advice(
     assert advice in what
 
 
-def test_a_hostfile_that_cannot_be_used_is_all_there_is_to_say() -> None:
-    [finding] = examine(FILE, Hosts([HERE, Host("mac-2")]), "ring", [])
-    assert (finding.verdict, finding.told) == (
-        Verdict.WRONG,
-        "hosts.json: `ips` is missing for mac-2; the ring backend requires it",
-    )
-
-
 def test_a_ring_beyond_this_machine_is_said_to_have_no_key() -> None:
     findings = examine(FILE, HOSTS, "ring", [HostAnswer(HERE, WELL), HostAnswer(READY, WELL)])
     assert [f.about for f in findings if f.verdict is Verdict.NOTE] == ["ring"]

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from deploy.command.cli import app
 from deploy.command.serve import _model_hint
 from deploy.machine.facts import MachineMemory, usable_of_mac
 from deploy.machine.suggestions import (
     CONTEXT_WANTED,
-    LIST,
     SUGGESTIONS,
     best_fit,
     context_that_fits,
@@ -24,7 +21,6 @@ from deploy.machine.suggestions import (
     models_that_fit,
 )
 from deploy.supervisor.child import ServedModel
-from protocol.model_folder import is_folder
 
 GB = 10**9
 GIB = 2**30
@@ -35,13 +31,6 @@ def test_suggested_models_fit_into_memory_with_their_context(room: int) -> None:
     for fit in models_that_fit(room):
         assert CONTEXT_WANTED <= fit.context <= fit.model.context_length
         assert fit.model.weight_bytes + fit.context * fit.model.token_bytes <= room
-
-
-def test_the_largest_comes_first_and_each_is_an_id() -> None:
-    assert [each.weight_bytes for each in SUGGESTIONS] == sorted(each.weight_bytes for each in SUGGESTIONS)
-    assert not any(is_folder(each.id) for each in SUGGESTIONS)
-    assert all((each.active_bytes or 0) < each.weight_bytes for each in SUGGESTIONS)
-    assert context_that_fits(SUGGESTIONS[0], 0) == 0
 
 
 @pytest.mark.parametrize(
@@ -71,17 +60,6 @@ def test_serve_hints_at_a_model_on_a_mac_without_one(monkeypatch: pytest.MonkeyP
     embedded, named = ServedModel(name="pocket"), ServedModel(name="a", model="org/a")
     assert "mlx-community/" in _model_hint([embedded], "darwin")
     assert _model_hint([embedded], "linux") == _model_hint([named], "darwin") == ""
-
-
-def test_models_are_listed_with_their_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = MachineMemory(64 * GIB, 64 * GIB, usable_of_mac(64 * GIB, None))
-    monkeypatch.setattr("deploy.machine.facts.read_memory", lambda gpu_bytes: memory)
-    monkeypatch.setattr("deploy.machine.facts.chip_name", lambda: "Apple M3 Max")
-    shown = CliRunner().invoke(app, ["models"])
-    assert shown.exit_code == 0, shown.output
-    assert shown.stdout.startswith("Apple M3 Max: 46.4 GB for a model and its caches.")
-    assert "17.2 GB    262,144       113  mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit" in shown.stdout
-    assert f"list of {LIST.date}; tokens/s: from the bandwidth" in shown.stdout
 
 
 def test_a_limit_that_somebody_has_set_counts_and_no_more_than_there_is() -> None:

@@ -15,7 +15,7 @@ from deploy.serving import serve
 from deploy.serving.commandlines import worker_flags
 from deploy.serving.models import SPARE_BYTES, beside_spare, memory_budget, read
 from deploy.serving.settings import ServeSettings
-from deploy.supervisor.child import Child, ServedModel, Setting, split_models
+from deploy.supervisor.child import Child, ServedModel, Setting
 from protocol import settings
 from protocol.settings import SettingsError
 from protocol.worker_settings import WorkerSettings
@@ -205,25 +205,6 @@ def test_plans_follow_one_another_in_the_order_in_which_they_are_named(tmp_path:
     assert [first.plans, first.fallback and first.fallback.plans] == [3, 2]
 
 
-@pytest.mark.parametrize(
-    ("word", "named"),
-    [
-        ("small", ("small", None)),
-        ("org/small@a/b.json", ("org/small", "a/b.json")),
-        ("@three.json", (None, "three.json")),
-        ("/mnt/@home/small@", ("/mnt/@home/small", None)),
-    ],
-)
-def test_a_plan_is_a_model_hosts_or_both(word: str, named: tuple[str | None, str | None]) -> None:
-    assert split_models(word) == named
-
-
-def test_the_hostfile_of_each_plan_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
-    file = hostfile(tmp_path)
-    with pytest.raises(SettingsError, match="absent"):
-        worker("--model=m", f"--hosts={file}", "--fallback=small", f"--fallback=@{tmp_path}/absent.json")
-
-
 def test_streams_are_still_there_when_the_last_plan_takes_over(tmp_path: Path) -> None:
     file = f"--hosts={hostfile(tmp_path)}"
     alone = worker("--model=m", file, "--fallback=small")
@@ -277,8 +258,3 @@ def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_starts(
     file.write_text(json.dumps(hosts))
     with pytest.raises(SettingsError, match=why):
         worker("--model=m", f"--hosts={file}", *flags)
-
-
-def test_of_several_models_hosts_are_said_of_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"hosts: with several models, set it for one"):
-        worker("--model=a", "--model=b", f"--hosts={hostfile(tmp_path)}")

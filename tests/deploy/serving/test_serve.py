@@ -55,11 +55,6 @@ def config(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_with_nothing_said_the_children_are_told_only_where_to_meet(runtime_folder: Path) -> None:
-    endpoint = f"--endpoint=ipc://{runtime_folder}/8000.sock"
-    assert flags([]) == {"gateway": [endpoint], "worker": [endpoint]}
-
-
 def test_variables_between_our_processes_are_those_of_no_setting() -> None:
     """A user who sets `ROUNDHOUSE_SPARE` means `--spare`."""
     ours = {channel.SUPERVISOR_FD, channel.SPAWN_FD, channel.SPARE, lifeline.VARIABLE, breadcrumbs.VARIABLE}
@@ -272,11 +267,6 @@ def test_the_endpoint_is_named_by_the_port_that_the_gateway_will_have(
     assert told["gateway"][1] == told["worker"][1]
 
 
-def test_an_endpoint_set_for_the_gateway_alone_is_where_the_worker_goes_too(tmp_path: Path) -> None:
-    file = config(tmp_path, '[gateway]\nendpoint = "tcp://127.0.0.1:5555"')
-    assert "--endpoint=tcp://127.0.0.1:5555" in flags(["--config", file])["worker"]
-
-
 def refused(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         serve.read(argv, environ or {})
@@ -302,14 +292,6 @@ prefill_tokens = 0
         f"[models.large] prefill_tokens: Expected a whole number >= 1 (from {file})",
         f"{file}: unknown key prefil_tokens in [worker]; did you mean prefill_tokens?",
     ]
-
-
-def test_a_wrong_value_in_the_workers_section_does_no_harm_where_each_model_has_its_own(
-    tmp_path: Path,
-) -> None:
-    own = "".join(f"[models.{name}]\nprefill_tokens = 64\n" for name in "ab")
-    file = config(tmp_path, f"[worker]\nprefill_tokens = 0\n{own}")
-    assert set(flags(["--config", file])) == {"gateway", "worker[a]", "worker[b]"}
 
 
 def test_a_runtime_folder_that_others_can_enter_is_refused(runtime_folder: Path) -> None:

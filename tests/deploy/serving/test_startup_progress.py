@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.serving import startup_progress
 from deploy.serving.startup_progress import StartupProgress, announcement, bar, words
 from deploy.supervisor.child import ServedModel
 from tests.deploy.agents.endpoints import endpoint_that_answers
@@ -46,10 +45,7 @@ def test_it_is_said_once_what_serves_where(caplog: pytest.LogCaptureFixture) -> 
     assert served.asked == [(PATH, "Bearer sesame")]
 
 
-STAGES = pytest.mark.parametrize(("done", "stage"), [(1, "25%"), (4, "warm-up")])
-
-
-@STAGES
+@pytest.mark.parametrize(("done", "stage"), [(1, "25%"), (4, "warm-up")])
 def test_a_terminal_sees_a_bar_and_nothing_is_said_yet(
     done: int, stage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,18 +68,6 @@ def screen(written: str) -> str:
     for part in written.rpartition("\x1b[K")[2].split("\r"):
         shown = part + shown[len(part) :]
     return shown
-
-
-@STAGES
-def test_without_a_terminal_it_is_a_line_now_and_then(
-    done: int, stage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(startup_progress, "TELL_S", 3 * startup_progress.LOOK_S)
-    with endpoint_that_answers({PATH: status("loading", done, 4)}) as served, StartupProgress(served.url):
-        eventually(lambda: caplog.records, within_s=WAIT_S)
-        assert len(served.asked) >= 3
-    assert caplog.records[0].getMessage() == f"loading m: {stage}"
 
 
 @pytest.mark.parametrize("answer", [(503, b"{}"), (200, b"<html>")])

@@ -19,7 +19,7 @@ from deploy.supervisor.events import (
     Start,
     Terminate,
 )
-from deploy.supervisor.lifecycle import FAILED_S, LEAVE_S_MAX, Lifecycle
+from deploy.supervisor.lifecycle import FAILED_S, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from tests.deploy.supervisor.policies import DONE, HISTORIES, REFUSED, History, after, follow
 
@@ -109,18 +109,6 @@ def test_the_gateways_failure_still_stops_everything() -> None:
     assert set(children.states().values()) == {ChildState.GONE}
 
 
-def test_unwanted_model_ends_only_after_its_reload() -> None:
-    children = follow(
-        running(ReloadAsked("a", beside=True)),
-        (want(), 2.0, []),
-        (Serving("a-2"), 3.0, [Terminate("a")]),
-        (Died("a", 1, 0), 4.0, [TAKEN_OVER, Terminate("a-2")]),
-        (Died("a-2", 2, 0), 5.0, []),
-    )
-    assert children.stage("a") == "parked"
-    follow(children, (want("a"), 6.0, [Start("a-2")]))
-
-
 def test_the_old_one_is_leaving_until_it_has_nothing_to_do() -> None:
     children = running(SWAP)
     assert children.leaving() == set()
@@ -129,12 +117,6 @@ def test_the_old_one_is_leaving_until_it_has_nothing_to_do() -> None:
     follow(children, (Idle("a-2"), 3.0, []), (Idle("a"), 4.0, [Terminate("a")]))
     assert children.leaving() == set()
     follow(children, (Died("a", 1, 0), 5.0, [TAKEN_OVER]))
-
-
-def test_leaving_model_is_terminated_after_the_timeout() -> None:
-    children = running(SWAP, Serving("a-2"))
-    assert children.wake_at() == 1.0 + LEAVE_S_MAX
-    follow(children, (None, 1.0 + LEAVE_S_MAX, [Terminate("a")]))
 
 
 def test_without_room_the_old_one_ends_its_requests_first() -> None:

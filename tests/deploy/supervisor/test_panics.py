@@ -68,12 +68,6 @@ def test_the_life_of_a_spare_counts_from_its_model_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.run"))
 
 
-def test_files_of_this_boot_are_no_panic(tmp_path: Path) -> None:
-    panicked(tmp_path)
-    assert Panics(tmp_path, boot_at=AFTER - 120).caution(MODEL) == ""
-    assert not list(tmp_path.iterdir())
-
-
 def test_files_in_use_and_those_of_spares_are_no_panic(tmp_path: Path) -> None:
     panicked(tmp_path, model=None)
     run = Panics(tmp_path).open_slot(MODEL)

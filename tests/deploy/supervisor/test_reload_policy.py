@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
 
-from deploy.supervisor.children import KILL_WAIT_S_MAX, ChildState, other_name
+from deploy.supervisor.children import KILL_WAIT_S_MAX, ChildState
 from deploy.supervisor.events import (
     Died,
     Event,
@@ -20,7 +18,7 @@ from deploy.supervisor.events import (
 )
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
-from tests.deploy.supervisor.policies import DONE, HISTORIES, REFUSED, History, after, deeds, follow
+from tests.deploy.supervisor.policies import DONE, REFUSED, after, deeds, follow
 
 STOP_S, DRAIN_S, READY_S = 15.0, 10.0, 600.0
 GATEWAY = ReloadAsked("gateway", beside=False)
@@ -112,36 +110,3 @@ def test_the_old_one_gets_time_for_its_requests_and_is_then_killed() -> None:
 def test_the_new_one_that_dies_once_it_served_is_started_again() -> None:
     children = running(BESIDE, Serving("worker-2"))
     follow(children, (Died("worker-2", 2, -9), 2.0, []), (None, 2.5, [Start("worker-2")]))
-
-
-class AnyHistory(History):
-    def lifecycle(self) -> Lifecycle:
-        return lifecycle(deaths_max=4)
-
-    @rule(data=st.data())
-    def one_serves(self, data: st.DataObject) -> None:
-        if self.alive:
-            self.feed(Serving(data.draw(st.sampled_from(sorted(self.alive)))))
-
-    @rule(beside=st.booleans())
-    def a_reload_is_asked(self, beside: bool) -> None:
-        name = "worker" if "worker" in self.children.states() else other_name("worker")
-        self.asked += 1
-        self.feed(ReloadAsked(name, beside))
-
-    @rule()
-    def a_reload_of_the_gateway_is_asked(self) -> None:
-        self.asked += 1
-        self.feed(GATEWAY)
-
-    @rule()
-    def stop_is_asked(self) -> None:
-        self.stop()
-
-    @invariant()
-    def there_are_at_most_two_of_each(self) -> None:
-        assert len(self.children.states()) <= 4
-
-
-TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = HISTORIES

@@ -12,7 +12,6 @@ from deploy.supervisor.events import (
     Died,
     Event,
     Kill,
-    ModelsWanted,
     NotStarted,
     ReloadAsked,
     Reloaded,
@@ -78,13 +77,6 @@ def test_it_is_begun_once_the_worker_has_loaded_its_model_and_is_idle_and_once_o
     assert deeds(children.handle(READY, 4.0)) == []
 
 
-def test_workers_that_are_never_idle_get_it_after_a_bound() -> None:
-    children = after(said("a", "loaded"))
-    assert children.wake_at() == pytest.approx(0.1 + IDLE_WAIT_S_MAX)
-    assert children.handle(None, IDLE_WAIT_S_MAX) == []
-    assert children.handle(None, 0.2 + IDLE_WAIT_S_MAX) == [Start(SPARE)]
-
-
 def test_a_worker_that_dies_after_a_good_life_is_at_once_what_the_spare_was() -> None:
     children = ready()
     decisions = children.handle(Died("a", 1, -9), 60.0)
@@ -96,16 +88,6 @@ def test_a_worker_that_dies_after_a_good_life_is_at_once_what_the_spare_was() ->
         (IDLE, 70.0, []),
         (said("a", "loaded"), 71.0, []),
         (IDLE, 72.0, [Start(SPARE)]),
-    )
-
-
-def test_spare_that_is_not_ready_is_not_assigned() -> None:
-    follow(
-        after(said("a", "loaded"), IDLE),
-        (Died("a", 1, -9), 60.0, [Start("a")]),
-        (said("a", "loaded"), 65.0, []),  # no second spare
-        (READY, 66.0, []),
-        (Died("a", 2, -9), 90.0, [AssignSpare("a")]),
     )
 
 
@@ -172,16 +154,6 @@ def test_a_reload_takes_it_and_a_broken_one_does_not_end_the_reload() -> None:
         (Serving("a-2"), 65.1, [Terminate("a")]),
         (Died("a", 1, 0), 66.0, [Reloaded(True, "a-2 has taken over from a")]),
         (IDLE, 67.0, [Start(SPARE)]),
-    )
-
-
-def test_a_model_on_demand_takes_it() -> None:
-    follow(
-        ready(lifecycle(on_demand=True)),
-        (ModelsWanted(frozenset("b")), 60.0, [Terminate("a"), AssignSpare("b")]),
-        (said("b", "loaded"), 61.0, []),
-        (Died("a", 1, 0), 62.0, []),
-        (IDLE, 63.0, [Start(SPARE)]),
     )
 
 

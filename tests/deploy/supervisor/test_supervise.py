@@ -79,12 +79,6 @@ def test_crashed_child_is_reaped_and_restarts_with_backoff_while_the_other_stays
     assert sum(line.startswith("gateway up") for line in told.lines) == 1
 
 
-def test_child_that_cannot_be_started_is_retried_up_to_the_limit(supervise: Supervise) -> None:
-    told = supervise(worker=["/nonexistent/worker"], limits={"deaths_max": 1, "delay_s": 0.01})
-    assert told.wait() == 1
-    assert sum("worker could not be started" in line for line in told.lines) == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_asked_to_stop_it_stops_each_in_its_turn(supervise: Supervise, number: signal.Signals) -> None:
     # The gateway stops slowly; the worker must not be signalled before it has ended.

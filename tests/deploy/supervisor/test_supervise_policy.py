@@ -74,7 +74,6 @@ def test_it_gives_up_exactly_when_more_than_so_many_died_within_the_window(
     ("event", "reason"),
     [
         (Died("worker", 1, -6), "sigabrt"),
-        (Died("worker", 1, -40), "signal_40"),
         (Died("worker", 1, 70, "words"), "exit_70"),
         (NotStarted("worker", "no such file"), "not_started"),
     ],

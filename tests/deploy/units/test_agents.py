@@ -93,16 +93,6 @@ def killed(system: Installed) -> None:
     system.wait_for_another(worker)
 
 
-def test_a_worker_with_a_spare_comes_back_within_its_job(tmp_path: Path, environ: dict[str, str]) -> None:
-    with installing(tmp_path, environ) as system:
-        agent, worker = system.agent("worker"), system.worker_pid()
-        assert psutil.Process(worker).ppid() == agent.pid
-        eventually(lambda: "spare is ready" in system.logs(), within_s=START_S_MAX, what="the spare is ready")
-        killed(system)
-        assert "which was the spare" in system.logs()
-        assert agent.starts == 1
-
-
 def test_what_is_killed_comes_back_and_the_other_stays_until_all_is_removed(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
