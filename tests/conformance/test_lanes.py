@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.conformance.__main__ import LANES, SMOKES, NotRun, commanded, driven, main
+from tests.conformance.__main__ import SMOKES
 from tests.conformance.drivers import DRIVERS, drivers_in
 from tests.conformance.outcomes import Count, Outcome, count_of
 from tests.conformance.programs import run
@@ -64,20 +64,6 @@ def test_a_program_is_counted_and_its_children_end_with_it(
 
 def _is_zombie(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def test_what_cannot_be_run_is_told_and_strangers_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert commanded("a", "tests.conformance.agents", "no-such-program") == NotRun("a (no no-such-program)")
-    assert commanded("a", "tests.no_such_module", sys.executable) == NotRun("a (no tests.no_such_module)")
-    (tmp_path / "new_sdk.py").touch()
-    assert list(driven("sdks", tmp_path)) == [NotRun("new_sdk.py (no such driver in the table)")]
-    for argv in (["no-such-lane"], ["--clients", "no/such/folder"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*argv, *LANES])
-        assert ended.value.code == 2
-        assert "no such" in capsys.readouterr().err
 
 
 def test_all_smokes_are_driven_and_each_environment_and_lane_has_one() -> None:

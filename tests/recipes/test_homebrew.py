@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,8 +89,3 @@ def test_a_package_without_a_wheel_for_macs_or_outside_the_lock_is_refused() -> 
     for other in (lock.replace(A, C), lock.replace("x[extra]==1", "x==2")):
         with pytest.raises(FormulaError, match="make lock"):
             resources_of(pylock, other)
-
-
-def test_layout_is_that_of_a_tap() -> None:
-    assert Path("Formula/roundhouse.rb") == FORMULA
-    assert (TAP / "README.md").is_file()

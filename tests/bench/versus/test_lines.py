@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.client import Answer
-from bench.versus import chats, deaths, starts, throughput
+from bench.versus import chats, deaths, starts
 from bench.versus.__main__ import LINES
 from bench.versus.tables import CHOICES
 from bench.versus.throughput import MAX_TOKENS
@@ -13,15 +13,6 @@ from bench.versus.throughput import MAX_TOKENS
 
 def answer(*pieces: float, tokens: int = MAX_TOKENS, prompt: int = 126, text: str = "said") -> Answer:
     return Answer(sent_at=0.0, pieces=list(pieces), text=text, tokens=tokens, prompt_tokens=prompt)
-
-
-def test_waiting_is_counted_in_milliseconds_and_cpu_by_thousand_tokens() -> None:
-    answers = [answer(0.1, 0.2, 0.4, tokens=3), answer(0.3, 0.4, tokens=2)]
-    found = throughput.values(answers, 50.0, cpu_s=0.05)
-    expected = {"rate": 50.0, "first": 200, "token": 125, "gap99": 200, "cpu": 10}
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
-    with pytest.raises(RuntimeError, match="without text"):
-        throughput.values([answer(0.1), answer()], 1.0, 1.0)
 
 
 def test_a_stream_that_is_short_of_tokens_is_lost_and_another_text_is_seen() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.versus.results import OURS
-from bench.versus.turns import Figure, Taken, Values, entries, take_turns, within
+from bench.versus.turns import Values, take_turns, within
 
 
 def test_a_side_that_fails_or_hangs_costs_its_own_figures_and_has_no_more_turns() -> None:
@@ -35,12 +34,3 @@ def test_a_side_that_fails_or_hangs_costs_its_own_figures_and_has_no_more_turns(
         "stays": None,
     }
     assert len(taken["stays"].rounds) == 3
-
-
-def test_figures_become_entries_with_all_sides_and_what_each_has_measured() -> None:
-    figure = Figure("rate", "tokens/s", "", "more", 4)
-    taken = {OURS: Taken([{"rate": 1.0, "gap": 5.0}, {}]), "other": Taken(note="not installed")}
-    [entry] = entries("dense", "throughput", [figure], taken, "run")
-    assert entry.key == "dense/throughput/rate/4"
-    assert entry.sides[OURS].rounds == [1.0]
-    assert (entry.sides["other"].rounds, entry.sides["other"].note) == ([], "not installed")
