@@ -31,7 +31,6 @@ from tests.security.verdicts import HEADER, Measurement, failures, report
 Attack = Callable[[AttackRun], Awaitable[None]]
 
 ATTACKS: dict[str, Attack] = {
-    "chats-8mb-left": preparation_attacks.long_chats_left,
     "chats-27mb-left": preparation_attacks.longest_chats_left,
     "chat-30mb": preparation_attacks.longest_chat,
     "chats-1mb-left": preparation_attacks.many_long_chats_left,

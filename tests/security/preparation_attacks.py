@@ -39,11 +39,6 @@ async def _chats_left(run: AttackRun, size: int) -> None:
         await run.leave_while_busy(body, LEFT_AFTER_S)
 
 
-async def long_chats_left(run: AttackRun) -> None:
-    """Send two chat bodies of 8 MB, whose clients leave after 0.8 s."""
-    await _chats_left(run, 8 * MEGABYTE)
-
-
 async def longest_chats_left(run: AttackRun) -> None:
     """Send two chat bodies of 27 MB, whose clients leave after 0.8 s."""
     await _chats_left(run, 27 * MEGABYTE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,23 +17,16 @@ from tests.security.attacker import AttackRun, attacked, fault_of, log_faults
 from tests.security.payloads import MARK, SECRET
 from tests.security.probe import probing
 from tests.security.verdicts import (
-    HEALTH_S_MAX,
     HI_S_MAX,
-    UNEXPLAINED_BYTES_MAX,
-    WORKER_BYTES_MAX,
     Measurement,
-    MemorySample,
     Readings,
     failures,
-    growth_failure,
-    report,
-    unexplained,
 )
 from tests.system import System
 
 SCALE = 0.01
 CHEAP = (
-    "chat-30mb", "tools-5000", "empty-objects", "images-damaged", "idle", "pipelined", "half-closed",
+    "empty-objects", "images-damaged", "idle", "pipelined", "half-closed",
     "http10", "ssrf", "injections", "leaving",
 )  # fmt: skip
 """Attacks that take a second or two at this size."""
@@ -77,51 +69,14 @@ def judged(*wrong: str, **changes: Any) -> list[str]:
     ("changes", "words"),
     [
         ({"hi_s": HI_S_MAX + 0.1}, "a “hi” took 2.10 s"),
-        ({"health_s": HEALTH_S_MAX + 0.1}, "/health took 1.10 s"),
-        ({"worker_bytes": WORKER_BYTES_MAX + MIB}, "201 MiB above calm"),
         ({"unanswered": 1}, "1 requests of the probe had no answer"),
-        ({"answers": 0}, "nothing was measured"),
     ],
 )
 def test_each_exceeded_limit_is_a_failure_that_names_the_attack(changes: dict[str, Any], words: str) -> None:
+    assert judged() == []
     [failure] = judged(**changes)
     assert failure.startswith("an-attack: ")
     assert words in failure
-
-
-def test_readings_within_the_limits_are_no_failure_and_a_wrong_answer_is() -> None:
-    assert judged() == []
-    assert report(Measurement("an-attack", 3, CALM)).endswith("held")
-    assert judged("it was served") == ["an-attack: it was served"]
-    assert "1 wrong" in report(Measurement("an-attack", 3, CALM, ["it was served"]))
-
-
-def test_program_fails_if_one_attack_exceeds_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slow = msgspec.structs.replace(CALM, hi_s=25.5)
-
-    def measure(name: str, *given: object) -> Measurement:
-        return Measurement(name, 2, slow if name == "idle" else CALM)
-
-    monkeypatch.setattr(attacks, "measure", measure)
-    given = attacks.argparse.Namespace(attacks=["idle", "ssrf"], seed=0, count=1, leaving=None)
-    assert attacks.check(tmp_path, given) == ["idle: a “hi” took 25.50 s (limit 2)"]
-    assert "25.50" in capsys.readouterr().out
-    given.attacks = ["ssrf"]
-    assert attacks.check(tmp_path, given) == []
-
-
-def test_growth_of_caches_and_allocators_is_told_apart_from_a_leak() -> None:
-    cached = [MemorySample((300 + 50 * n) * MIB, (100 + 50 * n) * MIB) for n in range(6)]
-    leaking = [MemorySample((300 + 10 * n) * MIB, 100 * MIB) for n in range(6)]
-    returned = [MemorySample(size * MIB) for size in (300, 500, 480, 300, 470, 490)]
-    assert [unexplained(samples) for samples in (cached, leaking, returned)] == [0, 30 * MIB, 0]
-    assert growth_failure("worker", cached) is None
-    limit = UNEXPLAINED_BYTES_MAX["worker"]
-    fault = growth_failure("worker", [MemorySample(0), MemorySample(limit + 1)])
-    assert fault is not None
-    assert fault.startswith("the worker grew by 32.0 MiB")
 
 
 # --- the checks of answers and logs ------------------------------------------------------------------
@@ -137,9 +92,7 @@ def error(**changes: Any) -> bytes:
     [
         (Answer(500, {}, error()), "status 500"),
         (Answer(400, {}, b"oops"), "without an error object"),
-        (Answer(400, {}, b"[]"), "without an error object"),
         (Answer(400, {}, error(code="nonsense")), "an incomplete error object"),
-        (Answer(400, {}, error(message="")), "an incomplete error object"),
         (Answer(200, {"injected": "yes"}, b""), "a header was injected"),
     ],
 )
@@ -153,8 +106,6 @@ def test_answer_of_another_status_or_shape_is_a_fault(answer: Answer, words: str
     [
         (f"12:00:00 gateway GET /a\n{MARK} 12:00:01 gateway stopping", "forged line"),
         ("12:00:00 gateway \x1b[2J", "control character"),
-        ("12:00:00 gateway a\x9b31m", "control character"),
-        ("12:00:00 gateway a\rb", "control character"),
         (f"12:00:00 gateway asks: {SECRET}", "a prompt"),
         ("Traceback (most recent call last):\n  File", "a traceback"),
     ],

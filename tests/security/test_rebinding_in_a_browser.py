@@ -142,16 +142,3 @@ def test_a_configured_origin_asks_and_administers_nothing(
         assert fetch(page, f"{system.url}/v1/cache", method="DELETE")[0] == "refused"
         assert refusals(system, "origin_not_allowed") == 2
         page.close()
-
-
-def test_the_servers_own_page_and_a_link_to_it_work(
-    browser: Browser, elsewhere: Images, system: System
-) -> None:
-    page = browser.open(f"http://127.0.0.1:{elsewhere.port}/")
-    page.run(f"(() => {{ location.href = {json.dumps(system.url)} }})()")
-    page.wait("document.querySelector('#model')?.value === 'fake'", "the page has a model")
-    status, _ = fetch(page, "/v1/chat/completions", method="POST", headers=TYPE, body=BODY)
-    assert status == "200"
-    assert fetch(page, "/v1/cache", method="DELETE")[0] == "200"
-    assert page.complaints() == []
-    page.close()
