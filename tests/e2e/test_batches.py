@@ -86,14 +86,8 @@ def test_a_batch_of_chats_answers_as_single_requests_do(client: openai.OpenAI) -
     assert answer["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "asked"),
-    [
-        ("/v1/completions", {"model": "fake", "prompt": "Once", "max_tokens": 5}),
-        ("/v1/responses", {"model": "fake", "input": "hello", "max_output_tokens": 5}),
-    ],
-)
-def test_every_endpoint_has_batches(client: openai.OpenAI, endpoint: str, asked: dict[str, Any]) -> None:
+def test_other_endpoints_have_batches(client: openai.OpenAI) -> None:
+    asked, endpoint = {"model": "fake", "input": "hello", "max_output_tokens": 5}, "/v1/responses"
     ended = over(client, create(client, [line("one", asked, endpoint)], endpoint).id)
     (found,) = results(client, ended.output_file_id)
     assert found["response"]["body"]["usage"]
@@ -175,16 +169,6 @@ def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
     assert len(listed) == len(set(listed))
     for id in ids:
         over(client, id)
-
-
-def test_a_wrong_batch_names_its_parameter(client: openai.OpenAI) -> None:
-    for param, value in (
-        ("endpoint", "/v1/nope"), ("completion_window", "1h"), ("input_file_id", "file-none"),
-    ):  # fmt: skip
-        asked: Any = {"input_file_id": "x", "endpoint": CHAT, "completion_window": "24h"} | {param: value}
-        with pytest.raises(openai.BadRequestError) as refused:
-            client.batches.create(**asked)
-        assert refused.value.param == param
 
 
 def ended_of(claude: anthropic.Anthropic, id: str) -> Any:

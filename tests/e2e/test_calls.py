@@ -99,10 +99,8 @@ NAMED: dict[str, Any] = {"type": "function", "function": {"name": "note"}}
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tool_choice": NAMED, "parallel_tool_calls": False},
         {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
         {"response_format": {"type": "json_object"}},
-        {"extra_body": {"guided_grammar": 'start: "a"'}},
     ],
     ids=lambda fields: "-".join(fields),
 )
@@ -111,14 +109,6 @@ def test_whatever_is_asked_of_the_calls_reaches_the_worker(
 ) -> None:
     """The scripted worker accepts the parameters and follows its script."""
     assert len(calls_of(whole(client, THREE, **fields).choices[0].message)) == 3
-
-
-def test_tool_calls_and_results_can_be_sent_back(client: openai.OpenAI) -> None:
-    message = whole(client, THREE).choices[0].message
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "done"} for call in message.tool_calls]
-    history: Any = [{"role": "user", "content": "hi"}, message.model_dump(exclude_none=True), *results]
-    answer = client.chat.completions.create(model="fake", messages=history, tools=[NOTE])
-    assert answer.choices[0].finish_reason == "stop"
 
 
 def test_functions_are_called_as_they_were_before_there_were_tools(client: openai.OpenAI) -> None:

@@ -133,13 +133,6 @@ def test_a_stop_string_ends_the_text_before_itself_wherever_tokens_divide_it(cli
         assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_models_are_listed_and_told_apart(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == sorted((*MODELS, "infilling"))
-    assert client.models.retrieve("dense").id == "dense"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("sparse")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_beyond_the_context_is_refused_in_openais_words(client: openai.OpenAI, stream: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": "word " * 5000}]
@@ -292,7 +285,6 @@ def test_reused_tokens_are_those_of_the_text_and_none_of_a_scored_prompt(system:
     assert scored.headers["x-roundhouse-cache"] == f"hit=0/{len(ids)}; tier=none; miss=scored"
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -303,18 +295,16 @@ def test_reused_tokens_are_those_of_the_text_and_none_of_a_scored_prompt(system:
     ids=["beyond the vocabulary", "beyond the context", "a model that fills no gaps"],
 )
 def test_completion_that_the_worker_refuses_names_the_param(
-    system: System, fields: dict[str, Any], param: str, stream: bool
+    system: System, fields: dict[str, Any], param: str
 ) -> None:
-    answer = system.http.post("/v1/completions", json={"model": "dense", "stream": stream, **fields})
+    answer = system.http.post("/v1/completions", json={"model": "dense", "stream": True, **fields})
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["type"], error["param"], bool(error["message"])) == ("invalid_request_error", param, True)
 
 
-@pytest.mark.parametrize("as_text", [True, False], ids=["text", "ids"])
-def test_an_echo_stands_before_the_answer_or_alone(client: openai.OpenAI, as_text: bool) -> None:
-    ids = encoded("dense", TEXT)
-    prompt: Any = TEXT if as_text else ids
+def test_an_echo_stands_before_the_answer_or_alone(client: openai.OpenAI) -> None:
+    prompt: Any = (ids := encoded("dense", TEXT))
     alone = complete(client, "dense", prompt=prompt).choices[0].text
     answer = complete(client, "dense", prompt=prompt, echo=True)
     assert (answer.choices[0].text, answer.choices[0].logprobs) == (TEXT + alone, None)
@@ -335,8 +325,7 @@ def test_an_echo_stands_before_the_answer_or_alone(client: openai.OpenAI, as_tex
 @pytest.mark.parametrize(
     ("name", "length"),
     [
-        ("dense", 1), ("hybrid", 2), ("sliding", CHUNK - 1), ("dense", CHUNK), ("hybrid", CHUNK + 1),
-        ("sliding", CHUNK + 2), ("dense", 5 * CHUNK + 7), ("hybrid", 4 * CHUNK), ("sliding", 6 * CHUNK),
+        ("dense", 1), ("hybrid", 2), ("dense", CHUNK), ("hybrid", CHUNK + 1), ("sliding", 6 * CHUNK),
     ],
 )  # fmt: skip
 def test_prompts_are_scored_as_upstream_does_whatever_their_length(
@@ -394,14 +383,6 @@ def test_a_multiple_choice_question_is_decided_as_upstream_would(client: openai.
             assert len(told) == len(ids) - begin
             assert sum(told) == pytest.approx(expected, abs=1e-3)
             assert all(max(top.values()) == own for top, own in zip(tops, told, strict=True)) == is_greedy
-
-
-def test_an_answer_that_ends_at_once_leaves_the_sum_in_place(client: openai.OpenAI) -> None:
-    ids = encoded("dense", TEXT)
-    fields: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1, "logit_bias": {"1989": 100}}
-    [choice] = complete(client, "dense", prompt=ids, **fields).choices
-    assert (choice.text, choice.finish_reason) == (TEXT, "stop")
-    check_scores("dense", choice, ids, 1, 1)
 
 
 def test_a_gap_is_filled_as_its_marked_prompt_goes_on(client: openai.OpenAI) -> None:

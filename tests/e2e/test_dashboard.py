@@ -7,7 +7,6 @@ Collected only if there is a browser (`tests/browser/`).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import System, eventually, running_system
 
 KEY = "sesame"
-WIDTHS = (380, 768, 1440)
+WIDTHS = (380, 1440)
 ROWS = "[...document.querySelectorAll('#requests tr.row')]"
 
 
@@ -205,28 +204,6 @@ def test_a_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(
     eventually(lambda: not served.pids("small"), within_s=60, what="its worker is gone")
 
 
-# --- charts ---
-
-
-def test_pointer_and_keys_move_one_cursor_through_all_charts(page: Page, served: Several) -> None:
-    wait_for([ask(served.url, "!tokens=5", model="fake")], 60)
-    cursors = "[...document.querySelectorAll('.chart .cursor')].filter(e => !e.hidden).length"
-    value = "document.querySelector('.plot').getAttribute('aria-valuetext')"
-    page.wait(f"{value} !== '–'", "a sample")
-    page.run("document.querySelector('.plot').focus()")
-    page.press("ArrowLeft")
-    assert page.run(cursors) == 6
-    assert re.fullmatch(r"\d\d:\d\d:\d\d: \S+", page.run(value)), page.run(value)
-    assert page.run("/^\\d\\d:\\d\\d:\\d\\d$/.test(document.querySelector('.legend .span').innerText)")
-    page.press("Escape")
-    assert page.run(cursors) == 0
-    box = page.run("document.querySelectorAll('.plot')[1].getBoundingClientRect().toJSON()")
-    place = {"x": box["right"] - 1, "y": box["y"] + box["height"] / 2}
-    page.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
-    page.wait(f"{cursors} === 6", "the cursor")
-    assert re.fullmatch(r"\d\d:\d\d:\d\d: \S+", page.run(value)), page.run(value)
-
-
 # --- keys ---
 
 
@@ -296,31 +273,3 @@ def overflowing(page: Page, width: int) -> list[str]:
         f" && e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     return list(over)
-
-
-def test_light_and_dark_follow_the_system_until_somebody_chooses(page: Page) -> None:
-    def ground() -> str:
-        return str(page.run("getComputedStyle(document.body).backgroundColor"))
-
-    light = ground()
-    page.dark(dark=True)
-    dark = ground()
-    assert light != dark
-    choose(page, "#theme", "light")
-    assert ground() == light
-    choose(page, "#theme", "")
-    assert ground() == dark
-
-
-def test_everything_can_be_reached_by_keyboard_and_shows_where_it_is(page: Page) -> None:
-    wanted = {"theme", "model", "fresh", "prompt", "file", "send"}
-    reached: set[str] = set()
-    for _ in range(90):
-        page.press("Tab")
-        reached.add(page.run("document.activeElement.id"))
-        shown = page.run(
-            "(e => e === document.body || [e, e.closest('label') ?? e].some("
-            "n => getComputedStyle(n).outlineStyle !== 'none'))(document.activeElement)"
-        )
-        assert shown, page.run("document.activeElement.outerHTML.slice(0, 120)")
-    assert wanted <= reached

@@ -176,14 +176,6 @@ def test_a_command_of_the_documents_works(block: Block, reader: Reader) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "text",
-    ['make serve ARGS="--no-such-flag 1"', "curl --fail-with-body http://127.0.0.1:8000/no-such-path"],
-)
-def test_a_command_that_is_wrong_is_found_to_be(text: str, reader: Reader) -> None:
-    assert reader.run(Block("here", "bash", "", text)).returncode != 0
-
-
 def test_the_first_answer_is_the_one_that_the_readme_shows(reader: Reader) -> None:
     asked = next(block for block in blocks(ROOT / "README.md") if block.first.startswith("curl"))
     answer = json.loads(reader.run(asked).stdout)

@@ -104,13 +104,6 @@ def test_invalid_request_error_names_the_param(
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
 
 
-def test_the_sdk_has_its_own_error_for_a_model_of_another_task(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="does not compute embeddings"):
-        client.embeddings.create(model=RERANKER, input="x")
-    with pytest.raises(openai.BadRequestError, match="does not generate text"):
-        client.chat.completions.create(model="bert-embedder", messages=[{"role": "user", "content": "x"}])
-
-
 def test_long_text_is_truncated_on_request(client: openai.OpenAI) -> None:
     long = "signal " * 900
     cut = {"truncate_prompt_tokens": -1}

@@ -67,14 +67,6 @@ def openais(system: System, key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=system.url + "/v1", api_key=key, max_retries=0)
 
 
-def test_openais_client_knows_what_it_was_told(keyed: System) -> None:
-    with openais(keyed, "wrong") as refused, pytest.raises(openai.AuthenticationError) as caught:
-        refused.models.list()
-    assert caught.value.code == "invalid_api_key"
-    with openais(keyed, KEY) as served:
-        assert [model.id for model in served.models.list()] == ["fake"]
-
-
 def test_stored_responses_do_not_exist_for_another_key(keyed: System) -> None:
     with openais(keyed, KEY) as ours, openais(keyed, OTHER) as other:
         response = ours.responses.create(model="fake", input="hi !tokens=3")
@@ -91,24 +83,16 @@ TRICKS = [
     b"authorization: Bearer " + GIVEN + b"\r\nauthorization: Bearer " + GIVEN,
     b"Authorization: Bearer " + GIVEN + b"\r\nAUTHORIZATION: Bearer wrong",
     b"x-api-key: " + GIVEN + b"\r\nX-Api-Key: " + GIVEN,
-    b"authorization: Bearer Bearer " + GIVEN,
     b"authorization: Bearer\xc2\xa0" + GIVEN,
     b"authorization: Bearer " + GIVEN + b"\x00",
-    b"authorization: Bearer \xef\xbb\xbf" + GIVEN,
     b"authorization: Bearer " + GIVEN + b", Bearer " + GIVEN,
     b"authorization: Bearer wrong\r\n " + GIVEN,
     b"authorization: " + GIVEN,
-    b"authorization:",
-    b"authorization: Basic " + GIVEN,
     b"authorization : Bearer " + GIVEN,
-    b"x-api-key : " + GIVEN,
     b"x_api_key: " + GIVEN,
     b"x-api-key: \xff\xfe\xfd",
     b"x-api-key: " + GIVEN.upper(),
-    b"x-api-key: " + GIVEN[:-1],
     b"x-api-key: " + GIVEN * 1000,
-    b"x-api-key: " + "ключ".encode(),
-    b"x-api-key: line 1",
     b"x-api-key: ann",
     b"cookie: authorization=Bearer " + GIVEN,
     b"proxy-authorization: Bearer " + GIVEN,

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.ports import free_port
-from tests.system import NO_TLS, Process, System, chat_body, eventually, running_system, sse_documents
+from tests.system import NO_TLS, Process, System, chat_body, eventually, sse_documents
 from tests.terminal import Terminal
 
 WAIT_S = 60.0
@@ -47,19 +47,6 @@ def command(
 # --- status and metrics ------------------------------------------------------------------------------
 
 
-def test_a_worker_tells_its_memory_and_its_age(system: System) -> None:
-    def told() -> dict[str, Any] | None:
-        """Return the status after the first heartbeat of the loaded model."""
-        [worker] = [worker for worker in status(system)["workers"] if worker["model"] == POCKET]
-        return dict(worker) if worker["memory"]["device_bytes"] else None
-
-    worker = eventually(told, within_s=WAIT_S)
-    assert worker["memory"]["resident_bytes"] > 50 * 2**20
-    assert 2**20 < worker["memory"]["device_bytes"] <= worker["memory"]["device_peak_bytes"]
-    assert worker["uptime_s"] > 0
-    assert (worker["loading"], worker["parameters"] > 10**6) == (None, True)
-
-
 def test_a_request_is_seen_on_its_way_and_after_its_end(system: System) -> None:
     with ThreadPoolExecutor(1) as pool:
         body = chat_body(f"{SECRET} !tokens=200 !slow=5", model=FAKE, max_tokens=200)
@@ -80,21 +67,6 @@ def test_a_request_is_seen_on_its_way_and_after_its_end(system: System) -> None:
     )
     assert (ended[0]["code"], ended[0]["answered"], ended[0]["model"]) == ("length", 200, FAKE)
     assert SECRET not in json.dumps(status(system))
-
-
-def test_the_last_minutes_have_what_was_answered(system: System) -> None:
-    before = status(system)["models"]
-    system.http.post("/v1/chat/completions", json=chat_body("!tokens=100", model=FAKE, max_tokens=100))
-    answered = {model["model"]: model["answered_tokens"] for model in status(system)["models"]}
-    assert answered[FAKE] - {model["model"]: model["answered_tokens"] for model in before}[FAKE] == 100
-
-    def told() -> bool:
-        history = status(system)["history"]
-        rate, memory = (history["columns"].index(name) for name in ("tokens_per_s", "resident_bytes"))
-        rates, held = ([row[column] for row in history["rows"]] for column in (rate, memory))
-        return sum(rates) * history["every_s"] > 50 and any(held)
-
-    eventually(told, within_s=WAIT_S, what="a sample with these tokens")
 
 
 def test_the_status_can_be_listened_to(system: System) -> None:
@@ -118,17 +90,6 @@ def test_prometheus_finds_what_was_answered(system: System) -> None:
     before = tokens()
     system.http.post("/v1/chat/completions", json=chat_body("!tokens=9", model=FAKE, max_tokens=7))
     assert tokens() - before == 7
-
-
-def test_the_death_of_a_worker_is_seen(tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-        worker = system.start_worker()
-        system.wait_ready()
-        worker.kill(signal.SIGKILL)
-        losses = eventually(lambda: status(system)["models"][0]["losses"], within_s=WAIT_S)
-        assert losses == {"dead": 1}
-        events = [event["what"] for event in status(system)["recent"]["workers"]]
-        assert events == ["connection lost", "ready", "connected"]
 
 
 # --- logs --------------------------------------------------------------------------------------------

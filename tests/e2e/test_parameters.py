@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -178,35 +177,10 @@ def test_logprobs_are_the_same_streamed_whole_and_among_several(client: openai.O
     assert text_of(chunks) == texts(answer)[0]
 
 
-def test_without_being_asked_nothing_is_reported(client: openai.OpenAI) -> None:
-    assert whole(client).choices[0].logprobs is None
-    assert all(choice.logprobs is None for chunk in streamed(client) for choice in chunk.choices)
-
-
 def test_the_end_of_an_answer_is_no_token_of_it(client: openai.OpenAI) -> None:
     answer = whole(client, logprobs=True, logit_bias={"1989": 100})
     assert (texts(answer), entries(answer)) == ([""], [])
     assert answer.choices[0].finish_reason == "stop"
-
-
-def test_a_completion_has_the_four_lists(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "prompt": "雨 🚂", "temperature": 0, "max_tokens": TOKENS}
-    answer = client.completions.create(logprobs=3, **asked).choices[0]
-    lists = answer.logprobs
-    assert lists is not None
-    assert lists.tokens is not None
-    assert lists.token_logprobs is not None
-    assert lists.top_logprobs is not None
-    assert lists.text_offset is not None
-    assert len(lists.tokens) == len(lists.token_logprobs) == len(lists.top_logprobs) == TOKENS
-    for token, logprob, top in zip(lists.tokens, lists.token_logprobs, lists.top_logprobs, strict=True):
-        assert top[token] == logprob == max(top.values())
-    for (token, start), (_, end) in itertools.pairwise(zip(lists.tokens, lists.text_offset, strict=True)):
-        assert answer.text[start:end] == token or token.startswith("\\x") or "\ufffd" in token
-    chunks = list(client.completions.create(logprobs=3, stream=True, **asked))
-    parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]
-    assert [offset for part in parts for offset in part.text_offset or []] == lists.text_offset
-    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.text
 
 
 # --- adapters ----------------------------------------------------------------------------------------
@@ -272,8 +246,6 @@ def test_adapters_are_listed_as_models(system: System, folders: dict[str, Path])
     ("path", "body"),
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 4}),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 4}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
     ],
 )

@@ -119,17 +119,6 @@ def test_connect_copies_the_snippet_of_the_chosen_client_and_model(page: Page, s
     page.wait("document.querySelector('#connect-copy').innerText === 'Copy'", "the label returns")
 
 
-def test_clients_of_connect_are_tabs_that_arrow_keys_move_between(page: Page) -> None:
-    page.run("document.querySelector('[role=tab][aria-selected=true]').focus()")
-    assert page.run("document.querySelectorAll('[role=tab][tabindex=\"0\"]').length") == 1
-    page.press("ArrowLeft")
-    assert page.run("document.activeElement.innerText") == "Open WebUI"
-    assert page.run("document.activeElement.getAttribute('aria-selected')") == "true"
-    assert "open-webui serve" in page.text("#connect-snippet")
-    reload(page)
-    assert "open-webui serve" in page.text("#connect-snippet")
-
-
 # --- a reload ---
 
 
@@ -223,16 +212,6 @@ def test_a_question_is_edited_or_deleted_with_its_answer(page: Page, system: Sys
     assert answered == answer_of(system, "!tokens=4 two and a half")
 
 
-def test_a_retry_asks_for_another_answer_with_the_settings_of_now(page: Page) -> None:
-    ask(page, "!tokens=6")
-    first = wait_answered(page)
-    settle(page, "max_tokens", "3")
-    page.click(f"{LAST} .again")
-    page.wait(f"document.querySelector('{LAST} .foot').innerText.includes('token limit reached')")
-    assert wait_answered(page) == " ".join(first.split()[:3])
-    assert turns(page) == 2
-
-
 def test_a_stopped_answer_keeps_its_text_and_its_figures_and_frees_the_worker(
     page: Page, system: System
 ) -> None:
@@ -281,17 +260,6 @@ def test_a_conversation_is_exported(page: Page, system: System, tmp_path: Path) 
     page.wait("!document.querySelector('#export').open")
 
 
-def test_code_has_its_language_and_a_button_that_copies_it(page: Page, system: System) -> None:
-    read = clipboard(page, system)
-    text = "So:\n\n```python\nprint(1)\n\nprint(2)\n```\n"
-    place = "document.querySelector('#connect-note')"
-    page.run(f"import('/page/prose.js').then(prose => prose.render({place}, {json.dumps(text)}))")
-    assert page.text(".code .code-bar span") == "python"
-    page.click(".code .code-bar button")
-    page.wait("document.querySelector('.code .code-bar button').innerText === 'Copied'")
-    assert read() == "print(1)\n\nprint(2)"
-
-
 # --- accessibility and layout ---
 
 
@@ -311,30 +279,6 @@ def test_names_headings_contrast_and_focus_order_are_in_order(
             page.click(".turn:first-child .change")
             page.wait("document.querySelector('.edit')")
         assert accessibility.defects(page) == []
-
-
-def test_accessibility_defects_are_found(page: Page) -> None:
-    page.run(
-        "(box => { const add = (tag, more) => box.prepend(Object.assign(document.createElement(tag), more));"
-        " add('button'); add('input', {tabIndex: 3}); add('h5', {textContent: 'Pale'});"
-        " box.firstChild.style.color = 'rgb(200, 200, 200)'; })(document.querySelector('.connect'))"
-    )
-    found = "\n".join(accessibility.defects(page))
-    for defect in ("Pale: 1.", "h5 'Pale' after h", "button: ", "textbox: ", "tabindex of <input"):
-        assert defect in found
-
-
-def test_a_wide_window_gives_the_playground_all_of_its_width(page: Page) -> None:
-    page.size(*DESKTOP)
-    assert page.run("document.querySelector('.playground').offsetWidth") < 500
-    page.click("[data-show=playground]")
-    page.wait("document.querySelector('.overview').offsetParent === null")
-    assert page.run("document.querySelector('.playground').offsetWidth") > 1300
-    assert page.run("document.querySelector('#settings').open")
-    assert page.run("document.querySelector('[name=system]').offsetParent !== null")
-    page.click("[data-show=overview]")
-    page.wait("document.querySelector('.overview').offsetParent !== null")
-    assert page.run("document.querySelector('#settings').open") is False, "it would hide the conversation"
 
 
 # --- conversation ---
@@ -360,15 +304,6 @@ def test_calls_are_shown_and_replied_to(page: Page) -> None:
     page.wait("document.querySelectorAll('.turn').length === 4", "the reply, and an answer to it")
     assert page.text(".turn:nth-child(3) .speaker") == "Result of note"
     wait_answered(page)
-
-
-def test_settings_that_cannot_be_sent_are_not_sent(page: Page) -> None:
-    settle(page, "tools", "[{")
-    ask(page, "hello")
-    assert page.run("document.querySelector('#settings').open")
-    assert page.text("#settings-problem").startswith("tools must be JSON")
-    assert page.run("document.querySelectorAll('.turn').length") == 0
-    assert page.run("document.querySelector('#prompt').value") == "hello"
 
 
 def test_an_image_is_dropped_shown_and_sent(page: Page) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
 from recipes.pocket.fillers import Fillers
@@ -37,12 +36,6 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def test_it_is_called_pocket_and_answers_without_being_told_how(system: System) -> None:
-    reply = system.http.post("/v1/chat/completions", json=chat_body("Hello", model="pocket")).json()
-    assert reply["model"] == "pocket"
-    assert "Hello" in reply["choices"][0]["message"]["content"]
-
-
 MY_NAME, ASKED = user("My name is Brynhild."), user("What is my name?")
 
 
@@ -50,14 +43,13 @@ MY_NAME, ASKED = user("My name is Brynhild."), user("What is my name?")
     ("messages", "word"),
     [
         ([MY_NAME, {"role": "assistant", "content": "Nice to meet you!"}, ASKED], "Brynhild"),
-        ([MY_NAME, ASKED], "Brynhild"),
         (
             [{"role": "developer", "content": "The user lives in Reykjavik."}, user("Where do I live?")],
             "Reykjavik",
         ),
         ([user("Repeat: the quick brown fox 🦊 駅")], "the quick brown fox 🦊 駅"),
     ],
-    ids=["an earlier turn", "two in a row", "a developer message", "other scripts"],
+    ids=["an earlier turn", "a developer message", "other scripts"],
 )
 def test_what_the_messages_say_reaches_the_model(
     system: System, messages: list[dict[str, Any]], word: str
@@ -84,7 +76,6 @@ WEATHER = tool("get_current_weather", "location", "unit", required=1)
 @pytest.mark.parametrize(
     ("question", "tools", "calls"),
     [
-        ("What is the tide in Brest?", [TIDE], [("get_tide", {"port": "Brest"})]),
         (
             "What is the tide in Brest and Vaduz?",
             [TIDE],
@@ -115,9 +106,8 @@ def test_it_is_made_to_call_one_tool_of_several_and_none_other(system: System) -
     assert isinstance(json.loads(call["function"]["arguments"])["path"], str)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_objects_are_made_as_their_schemas_say(system: System, seed: int) -> None:
-    dialogue = objects(Fillers(random.Random(seed), held_out=True))
+def test_an_object_is_made_as_its_schema_says(system: System) -> None:
+    dialogue = objects(Fillers(random.Random(0), held_out=True))
     expected = json.loads(dialogue.answer)
     properties = {
         name: {"type": "integer" if isinstance(expected[name], int) else "string"} for name in expected
@@ -175,18 +165,6 @@ def test_an_answer_that_is_begun_is_gone_on_with(system: System) -> None:
     body = {"model": "pocket", "max_tokens": 50, "messages": [asked, said], "temperature": 0}
     reply = system.http.post("/v1/messages", json=body | {"thinking": {"type": "disabled"}}).json()
     assert "".join(block["text"] for block in reply["content"]) == rest
-
-
-def test_the_tokens_of_an_answer_that_is_begun_end_with_it(system: System) -> None:
-    messages = [user("Hello"), {"role": "assistant", "content": "Good day"}]
-    body: dict[str, Any] = {"messages": messages}
-    body |= {"model": "pocket", "continue_final_message": True, "add_generation_prompt": False}
-    tokens = system.http.post("/tokenize", json=body).json()["tokens"]
-    assert (
-        system.http.post("/detokenize", json={"model": "pocket", "tokens": tokens})
-        .json()["prompt"]
-        .endswith("Good day")
-    )
 
 
 # --- reasoning -----------------------------------------------------------------------------------------
@@ -255,7 +233,6 @@ def test_a_thought_is_told_apart_when_it_is_asked_for(system: System) -> None:
     [
         {},
         {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True},
-        {"reasoning_effort": "high"},
     ],
 )
 def test_reasoning_is_absent_when_not_enabled(system: System, fields: dict[str, Any]) -> None:
@@ -312,25 +289,3 @@ def test_raw_completions_have_no_channels(system: System) -> None:
     body = {"model": "pocket", "prompt": prompt, "max_tokens": 40, "temperature": 0}
     choice = system.http.post("/v1/completions", json=body).json()["choices"][0]
     assert choice["text"] == f"{THOUGHT}</think>{CONTENT}"
-
-
-def test_reasoning_can_be_sent_back_under_either_name(system: System) -> None:
-    def prompt_tokens(**thought: str) -> int:
-        messages = [
-            {"role": "user", "content": QUESTION},
-            {"role": "assistant", "content": "Quito", **thought},
-        ]
-        reply = system.http.post("/v1/chat/completions", json={"model": "pocket", "messages": messages})
-        return int(reply.json()["usage"]["prompt_tokens"])
-
-    assert prompt_tokens(reasoning_content=THOUGHT) == prompt_tokens(reasoning=THOUGHT) > prompt_tokens()
-
-
-def test_the_openai_client_reads_the_thought(client: openai.OpenAI) -> None:
-    messages: list[Any] = [user(QUESTION)]
-    thinking = {"enable_thinking": True}
-    reply = client.chat.completions.create(model="pocket", messages=messages, extra_body=thinking)
-    assert getattr(reply.choices[0].message, "reasoning_content", None) == THOUGHT
-    assert reply.usage is not None
-    assert reply.usage.completion_tokens_details is not None
-    assert reply.usage.completion_tokens_details.reasoning_tokens == 10

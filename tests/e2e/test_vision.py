@@ -147,14 +147,3 @@ def test_another_image_in_the_same_words_is_another_prompt(client: openai.OpenAI
         chat(client, plain(colour).resize((128, 128)), question=COLOUR) for colour in ("red", "green", "red")
     ]
     assert answers == ["The image is red.", "The image is green.", "The image is red."]
-
-
-def test_a_broken_image_is_a_400_that_names_it_and_nobody_else_notices(client: openai.OpenAI) -> None:
-    broken = data_url(file_of(plain("red"))[:-30])
-    asked: Any = [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": broken}}, *parts([], COLOUR)]}
-    ]
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(model="pocket", messages=asked)
-    assert raised.value.param == "messages[0].content[0]"
-    assert chat(client, plain("red"), question=COLOUR) == "The image is red."
