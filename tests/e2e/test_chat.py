@@ -341,13 +341,6 @@ def test_prompts_are_scored_as_upstream_does_whatever_their_length(
     assert answer.choices[0].text.endswith(plain.choices[0].text)
 
 
-def test_several_answers_to_several_prompts_each_have_their_prompts_scores(client: openai.OpenAI) -> None:
-    prompts = [encoded("hybrid", TEXT) * 6, encoded("hybrid", "駅")]
-    answer = complete(client, "hybrid", prompt=prompts, n=2, echo=True, logprobs=1, temperature=1, seed=3)
-    for index, choice in enumerate(answer.choices):
-        check_scores("hybrid", choice, prompts[index // 2], 8, 1)
-
-
 def test_scores_are_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"prompt": encoded("sliding", TEXT) * 10, "echo": True, "logprobs": 2}
     whole = complete(client, "sliding", **fields).choices[0]

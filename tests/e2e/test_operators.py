@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.ports import free_port
-from tests.system import NO_TLS, Process, System, chat_body, eventually, sse_documents
+from tests.system import NO_TLS, Process, System, chat_body, eventually
 from tests.terminal import Terminal
 
 WAIT_S = 60.0
@@ -67,16 +67,6 @@ def test_a_request_is_seen_on_its_way_and_after_its_end(system: System) -> None:
     )
     assert (ended[0]["code"], ended[0]["answered"], ended[0]["model"]) == ("length", 200, FAKE)
     assert SECRET not in json.dumps(status(system))
-
-
-def test_the_status_can_be_listened_to(system: System) -> None:
-    with system.http.stream("GET", "/v1/status/stream") as events:
-        assert events.headers["content-type"].startswith("text/event-stream")
-        documents = sse_documents(events.iter_lines())
-        first, second = json.loads(next(documents)), json.loads(next(documents))
-    assert first["history"]["columns"] == second["history"]["columns"]
-    assert len(second["history"]["rows"]) <= 3
-    assert second["time"] > first["time"]
 
 
 def test_prometheus_finds_what_was_answered(system: System) -> None:

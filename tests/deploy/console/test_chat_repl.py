@@ -162,17 +162,6 @@ def test_history_of_the_last_run_is_there_in_the_next_and_is_bounded(
     readline.clear_history()
 
 
-def test_an_answer_can_be_had_anew_and_an_unanswered_message_is_dropped() -> None:
-    said = Conversation()
-    assert not said.take_back()
-    said.ask("lost")
-    said.ask("one?")
-    said.answered("1")
-    assert said.take_back()
-    assert said.take_back()
-    assert [message["content"] for message in said.told()] == ["one?"]
-
-
 def test_unreadable_or_oversized_image_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = tmp_path / "large.png"
     large.write_bytes(b"12345")

@@ -62,13 +62,6 @@ def test_serve_hints_at_a_model_on_a_mac_without_one(monkeypatch: pytest.MonkeyP
     assert _model_hint([embedded], "linux") == _model_hint([named], "darwin") == ""
 
 
-def test_a_limit_that_somebody_has_set_counts_and_no_more_than_there_is() -> None:
-    assert usable_of_mac(16 * GIB, 14 * GIB) == 14 * GIB
-    assert usable_of_mac(16 * GIB, 99 * GIB) == 16 * GIB
-    assert usable_of_mac(16 * GIB, None) == 16 * GIB * 2 // 3
-    assert usable_of_mac(64 * GIB, None) == 48 * GIB
-
-
 def test_a_larger_mixture_fits_with_some_of_its_experts_on_disk() -> None:
     found = fit_with_experts_on_disk(30 * GB)
     assert found is not None
