@@ -26,7 +26,8 @@ from tests.faults.sets import GONE_S_MAX, READY_S_MAX, Set, served_set
 from tests.faults.streams import Client, ask, wait_for, wait_until_flowing, wait_until_taken
 from tests.system import eventually
 
-Phase = Literal["prefill", "decode", "load", "idle"]
+Phase = Literal["prefill", "decode", "load", "idle", "ahead"]
+"""`ahead`: before the answers, for a signal whose effect shows under them."""
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "load", "idle")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 
@@ -62,16 +63,13 @@ class Siege:
         self._dice = random.Random(seed)
         self._questions = [f"Count from {first} to 200." for first in range(streams)]
         self._long = [f"{question} {'Take your time. ' * 60}" for question in self._questions]
-        self._right = dict.fromkeys((*self._questions, *self._long), "")
-        for questions in (self._questions, self._long):
-            clients = self._asked(questions)
-            wait_for(clients, ANSWER_S_MAX)
-            self._right |= {q: client.texts[0] for q, client in zip(questions, clients, strict=True)}
+        self._right: dict[str, str] = {}
 
     def strike(self, phase: Phase, rank: int, number: signal.Signals) -> None:
         """Strike once, then wait for recovery and check all answers."""
         questions = self._long if phase == "prefill" else self._questions
-        clients = [] if phase == "idle" else self._assigned(questions)
+        self._answer_undisturbed(questions)
+        clients = [] if phase in ("idle", "ahead") else self._assigned(questions)
         members = self._served.whole()
         if clients and phase != "prefill":
             wait_until_flowing(clients)
@@ -84,11 +82,20 @@ class Siege:
         if phase == "idle":
             eventually(lambda: not self._served.is_ready(), within_s=GONE_S_MAX, what="noticed")
             clients = self._asked_when_ready(questions)
+        if phase == "ahead":
+            clients = self._assigned(questions)
         first = members[0].pid
         eventually(lambda: self._served.serves_after(first), within_s=READY_S_MAX, what="well again")
         for client in clients:
             client.join(max(0.0, began + ANSWER_S_MAX - time.monotonic()))
         self._judge(f"{number.name} of rank {rank} in {phase}", questions, clients, members)
+
+    def _answer_undisturbed(self, questions: Sequence[str]) -> None:
+        """Record the right answers, the first time that these questions are asked."""
+        if questions[0] not in self._right:
+            clients = self._asked(questions)
+            wait_for(clients, ANSWER_S_MAX)
+            self._right |= {q: client.texts[0] for q, client in zip(questions, clients, strict=True)}
 
     def _loading(self, before: Sequence[psutil.Process]) -> list[psutil.Process]:
         """Wait until a set loads, and return its processes at a random point of the load."""

@@ -43,18 +43,17 @@ def interpreter(folder: Path, script: str = PYTHON) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_streams_outlive_ranks_that_are_killed_or_stopped_or_wait_for_each_other_for_ever(
+def test_streams_outlive_ranks_that_are_stopped_or_wait_for_each_other_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROUNDHOUSE_STALL_TIMEOUT", str(STALL_S))
     with served_set(tmp_path, python=str(interpreter(tmp_path, SKIPPING))) as served:
         siege = Siege(served, STREAMS, tokens=ANSWER_TOKENS)
-        siege.strike("decode", 1, signal.SIGKILL)
-        siege.strike("prefill", 1, signal.SIGSTOP)
-        siege.strike("decode", 1, signal.SIGUSR1)  # it skips all steps, and the first one waits
+        siege.strike("decode", 1, signal.SIGSTOP)
+        siege.strike("ahead", 1, signal.SIGUSR1)  # it soon skips all steps, and the first one waits
         assert "no step for" in served.process.log()
         assert siege.outcome.wrong + siege.outcome.failed == []
-        assert siege.outcome.answers == 3 * STREAMS
+        assert siege.outcome.answers == 2 * STREAMS
         # All ranks end with their supervisor.
         members = served.whole()
         served.process.kill()
