@@ -1,4 +1,4 @@
-"""Request bodies of coding agents: every field and every tool is accepted."""
+"""Request bodies recorded from coding agents: every field and every tool is accepted."""
 
 from __future__ import annotations
 
@@ -8,70 +8,64 @@ from typing import Any
 import pytest
 
 from broker.dialects import chat, chat_body
-from protocol.conversation import Conversation, unpack
+from broker.dialects.messages import body, request
+from broker.dialects.messages.conversation import conversation
+from protocol.conversation import unpack
 from protocol.messages import Generate
 from protocol.wire import decode_to_worker, encode
 
 INTEGER_MAX = 2**53 - 1  # JavaScript's, written by agents as the maximum of every integer
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read_0", "arguments": '{"path": "a.py"}'}}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def schema(**more: Any) -> dict[str, Any]:
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {
-            "path": {"type": "string", "description": "x" * 400, "pattern": "^[^\\0]+$", "minLength": 1},
-            "url": {"type": "string", "format": "uri"},
-            "offset": {"type": "integer", "minimum": -INTEGER_MAX, "maximum": INTEGER_MAX},
-            "limit": {"type": "number", "exclusiveMinimum": 0},
-            "mode": {"anyOf": [{"const": "read"}, {"enum": ["write", None]}, {"type": "null"}]},
-            "env": {"type": "object", "propertyNames": {"pattern": "^[A-Z]+$"}, "additionalProperties": {}},
-            "edits": {"type": "array", "items": {"$ref": "#/$defs/edit"}, "minItems": 1},
-        },
-        "$defs": {"edit": {"type": "object", "properties": {"old": {"type": "string"}}}},
-        "required": ["path"],
-        "additionalProperties": False,
-        **more,
-    }
+SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "x" * 400, "pattern": "^[^\\0]+$", "minLength": 1},
+        "url": {"type": "string", "format": "uri"},
+        "offset": {"type": "integer", "minimum": -INTEGER_MAX, "maximum": INTEGER_MAX},
+        "limit": {"type": "number", "exclusiveMinimum": 0},
+        "mode": {"anyOf": [{"const": "read"}, {"enum": ["write", None]}, {"type": "null"}]},
+        "env": {"type": "object", "propertyNames": {"pattern": "^[A-Z]+$"}, "additionalProperties": {}},
+        "edits": {"type": "array", "items": {"$ref": "#/$defs/edit"}, "minItems": 1},
+    },
+    "$defs": {"edit": {"type": "object", "properties": {"old": {"type": "string"}}}},
+    "required": ["path"],
+    "additionalProperties": False,
+}
 
 
 def functions(count: int, description: str, **more: Any) -> list[dict[str, Any]]:
     return [
         {
             "type": "function",
-            "function": {"name": f"read_{n}", "description": description, "parameters": schema(), **more},
+            "function": {"name": f"read_{n}", "description": description, "parameters": SCHEMA, **more},
         }
         for n in range(count)
     ]
 
 
-def without_type(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"function": tool["function"]} for tool in tools]
+def text(text: str, **cached: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral", **cached}}
 
 
-def part(text: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+def user(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
 
 
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def turn(content: Any, result: Any) -> list[dict[str, Any]]:
-    """Return a tool call and its result, as two messages."""
-    calling = {"role": "assistant", "tool_calls": [CALL]} | ({} if content is ... else {"content": content})
-    return [calling, {"role": "tool", "tool_call_id": "call_1", "content": result}]
-
-
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "done"}
 AGENTS: dict[str, dict[str, Any]] = {
     "pi": {
         "model": "m",
         "max_completion_tokens": 16_384,
         "store": False,
         **STREAMED,
-        "messages": [{"role": "developer", "content": "s"}, user(part("one")), *turn(None, "done")],
+        "messages": [
+            {"role": "developer", "content": "s"},
+            user([text("one")]),
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            RESULT,
+        ],
         "tools": functions(4, "d", strict=False),
     },
     "Codex": {
@@ -85,10 +79,11 @@ AGENTS: dict[str, dict[str, Any]] = {
         "parallel_tool_calls": True,
         "tool_choice": "auto",
         "messages": [
-            {"role": "developer", "content": part("s" * 17_000), "id": "msg_1"},
-            {"role": "developer", "content": part("s"), "id": "msg_2"},
-            {**user(part("one")), "id": "msg_3"},
-            *turn(..., "done"),
+            {"role": "developer", "content": [text("s" * 17_000)], "id": "msg_1"},
+            {"role": "developer", "content": [text("s")], "id": "msg_2"},
+            user([text("one")], id="msg_3"),
+            {"role": "assistant", "tool_calls": [CALL]},
+            RESULT,
         ],
         "tools": [
             *functions(7, "d" * 300, strict=False),
@@ -96,50 +91,66 @@ AGENTS: dict[str, dict[str, Any]] = {
             {"type": "web_search", "external_web_access": True},
         ],
     },
-    "Claude Code": {
-        "model": "m",
-        "max_tokens": 32_000,
-        **STREAMED,
-        "thinking": {"type": "adaptive"},
-        "context_management": {"edits": []},
-        "output_config": {"effort": "medium"},
-        "metadata": {"user_id": "u"},
-        "messages": [
-            {"role": "system", "content": [*part("one"), *part("two"), *part("three")]},
-            user(part("one")),
-            {"role": "system", "content": "a reminder"},
-            *turn("", part("done")),
-            user("two"),
-        ],
-        "tools": without_type(functions(24, "d" * 1_500)),
-    },
+}
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "Tool0", "input": {"path": "a.py"}}
+NO_FILE = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no such file", "is_error": True}
+CLAUDE_CODE: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 32_000,
+    "stream": True,
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "medium"},
+    "metadata": {"user_id": '{"device_id":"d","session_id":"s"}'},
+    "system": [
+        text("x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch=00001;"),
+        text("You are Claude Code.", ttl="1h"),
+        text("s" * 12_000, ttl="1h"),
+    ],
+    "messages": [
+        user([text("<reminder>"), text("Read a.py", ttl="1h")]),
+        {"role": "system", "content": "Tools have changed."},
+        {"role": "assistant", "content": [THOUGHT, TOOL_USE]},
+        user([NO_FILE | {"cache_control": {"type": "ephemeral"}}]),
+    ],
+    "tools": [{"name": f"Tool{n}", "description": "d" * 1500, "input_schema": SCHEMA} for n in range(24)],
 }
 
 
-def sent(body: dict[str, Any]) -> Generate:
-    read = chat_body.read(json.dumps(body).encode())
-    messages = chat.conversation(read, system_in_place=True).messages
-    message = chat.generate(read, messages, [], id="a", incarnation="gateway")
+def on_the_wire(message: Generate) -> Generate:
     arrived, _ = decode_to_worker(encode(message))
     assert arrived == message
     return message
 
 
-def offered(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tools that a chat template must get: every callable one, without its `strict` field."""
-    given = [tool["function"] for tool in body.get("tools", []) if "function" in tool]
-    shown = [{name: it for name, it in each.items() if name != "strict"} for each in given]
-    return [{"type": "function", "function": each} for each in shown]
-
-
 @pytest.mark.parametrize("agent", AGENTS)
 def test_agent_request_is_translated_completely(agent: str) -> None:
-    body = AGENTS[agent]
-    message = sent(body)
-    conversation: Conversation = unpack(message)
-    assert list(conversation.tools or []) == offered(body)
+    fields = AGENTS[agent]
+    read = chat_body.read(json.dumps(fields).encode())
+    spoken = chat.conversation(read, system_in_place=True).messages
+    message = on_the_wire(chat.generate(read, spoken, [], id="a", incarnation="gateway"))
+    callable = [tool["function"] for tool in fields["tools"] if "function" in tool]
+    shown = [{name: it for name, it in each.items() if name != "strict"} for each in callable]
+    arrived = unpack(message)
+    assert list(arrived.tools or []) == [{"type": "function", "function": each} for each in shown]
     assert (message.form, message.calling) == (None, None)
-    assert message.max_tokens == body.get("max_completion_tokens", body.get("max_tokens"))
-    calls = [call for spoken in conversation.messages or [] for call in spoken.get("tool_calls", [])]
-    arguments = [call["function"]["arguments"] for call in calls]
-    assert arguments == [{"path": "a.py"}] * ("tools" in body)
+    assert message.max_tokens == fields.get("max_completion_tokens")
+    calls = [call for each in arrived.messages or [] for call in each.get("tool_calls", [])]
+    assert [call["function"]["arguments"] for call in calls] == [{"path": "a.py"}]
+
+
+def test_a_turn_of_claude_code_arrives_with_all_its_tools() -> None:
+    read = body.read(json.dumps(CLAUDE_CODE).encode())
+    spoken = conversation(read, system_in_place=True).messages
+    message = on_the_wire(request.generate(read, spoken, [], id="a", incarnation="gateway", thinks=True))
+    arrived = unpack(message)
+    assert [tool["function"] for tool in arrived.tools or []] == [
+        {"name": tool["name"], "description": tool["description"], "parameters": SCHEMA}
+        for tool in CLAUDE_CODE["tools"]
+    ]
+    assert arrived.options == {"reasoning_effort": "medium"}
+    assert (message.max_tokens, message.thinking_budget, message.calling) == (32_000, None, None)
+    roles = [each["role"] for each in arrived.messages or []]
+    assert roles == ["system", "user", "system", "assistant", "tool"]
+    assert "billing" not in str(arrived.messages)

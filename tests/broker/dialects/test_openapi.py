@@ -35,8 +35,7 @@ from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER
 from broker.dialects.responses.store import ResponseStore
 from protocol.errors import RequestError
-from tests.broker.dialects.messages.test_claude_code import turn
-from tests.broker.dialects.test_agents import AGENTS
+from tests.broker.dialects.test_agents import AGENTS, CLAUDE_CODE
 from tests.faults.documents import CHAT, MESSAGES, RESPONSES, VALID, change_places
 
 DOCUMENT: Any = json.loads(openapi.written(version="1.0", keyed=True))
@@ -161,14 +160,12 @@ def test_every_body_of_the_table_can_be_read() -> None:
         assert is_valid(PATHS[kind], body)
 
 
-@pytest.mark.parametrize(("path", "body"), VALID, ids=[f"{n} {path}" for n, (path, _) in enumerate(VALID)])
+AGENT_BODIES = [*((CHAT, body) for body in AGENTS.values()), (MESSAGES, CLAUDE_CODE)]
+
+
+@pytest.mark.parametrize(("path", "body"), [*VALID, *AGENT_BODIES])
 def test_valid_examples_match_the_schema(path: str, body: dict[str, Any]) -> None:
     assert is_valid(path, body)
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_agent_request_matches_the_schema(agent: str) -> None:
-    assert is_valid(CHAT, AGENTS[agent])
 
 
 @given(number=st.integers(0, 10**6))
@@ -205,10 +202,6 @@ def test_an_item_is_valid_if_it_is_taken(item: dict[str, Any], fits: bool) -> No
     fields = {"input": [{"role": "user", "content": "a"}, item]}
     assert is_valid(RESPONSES, fields) is fits
     assert is_taken(responses.Body, fields) is fits
-
-
-def test_claude_code_request_matches_the_schema() -> None:
-    assert is_valid(MESSAGES, turn())
 
 
 @pytest.mark.parametrize(

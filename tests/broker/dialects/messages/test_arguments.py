@@ -27,19 +27,13 @@ values = st.recursive(
 objects = st.dictionaries(keys, values, max_size=4)
 
 
-@settings(max_examples=50)
-@given(objects, st.booleans())
-def test_a_whole_object_is_passed_on_as_it_was_written(value: dict[str, Any], ascii_only: bool) -> None:
-    written = json.dumps(value, ensure_ascii=ascii_only, indent=1)
-    assert bytes(object_of(written)) == written.encode()
-
-
 @settings(max_examples=60)
 @given(objects, st.booleans(), st.data())
-def test_of_an_object_that_is_cut_short_stays_what_the_sdk_keeps(
+def test_an_object_is_passed_on_as_written_and_cut_short_as_the_sdk_keeps_it(
     value: dict[str, Any], ascii_only: bool, data: st.DataObject
 ) -> None:
-    written = json.dumps(value, ensure_ascii=ascii_only)
+    written = json.dumps(value, ensure_ascii=ascii_only, indent=1)
+    assert bytes(object_of(written)) == written.encode()
     cut = written[: data.draw(st.integers(1, len(written)))]
     assert read(cut) == from_json(cut.encode(), partial_mode=True)
 
@@ -48,20 +42,14 @@ def test_of_an_object_that_is_cut_short_stays_what_the_sdk_keeps(
     ("written", "expected"),
     [
         ("", {}),
-        ("null", {}),
         ("[1, 2]", {}),
-        ('"text"', {}),
-        ("no JSON at all", {}),
         ('{"a": 1} and more', {"a": 1}),
         ('{"a": tru', {}),
         ('{"a": 1, "b": [true, nul', {"a": 1, "b": [True]}),
         ('{"path": "/etc/hosts", "content": "127.0.0.1 loc', {"path": "/etc/hosts"}),
         ('{"a": [{"b": "c"}, {"d', {"a": [{"b": "c"}, {}]}),
+        pytest.param('{"a":' + "[" * 200_000, {}, id="deep"),
     ],
 )
 def test_whatever_is_written_there_is_an_object(written: str, expected: Any) -> None:
     assert read(written) == expected
-
-
-def test_arguments_as_deep_as_they_are_long_take_no_time() -> None:
-    assert read('{"a":' + "[" * 200_000) == {}
