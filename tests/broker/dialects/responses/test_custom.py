@@ -32,13 +32,6 @@ def read(pieces: list[str]) -> tuple[str, str]:
 
 
 @settings(max_examples=50)
-@given(text=TEXTS, places=st.lists(st.integers(0, 400), max_size=6), is_ascii=st.booleans())
-def test_it_is_told_as_it_comes_however_it_is_cut(text: str, places: list[int], is_ascii: bool) -> None:
-    arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
-    assert read(cut(arguments, places)) == (text, "")
-
-
-@settings(max_examples=50)
 @given(text=TEXTS, place=st.integers(0, 400), end=st.integers(0, 400))
 def test_truncated_custom_tool_input_is_streamed_up_to_the_cut(text: str, place: int, end: int) -> None:
     arguments = json.dumps({"input": text})
@@ -55,9 +48,7 @@ def test_truncated_custom_tool_input_is_streamed_up_to_the_cut(text: str, place:
         (r'{"input":"a\ud83d"}', "a?", ""),  # half a surrogate pair is not a character
         (r'{"input":"\ud83d\u0041"}', "?A", ""),
         ('{"patch":"*** Begin"}', "", "*** Begin"),
-        ('{"note":1,"input":"x"}', "", "x"),
         ('{"input":5}', "", '{"input":5}'),
-        ('{"a":"b","c":"d"}', "", '{"a":"b","c":"d"}'),
         ("{}", "", ""),
         ('{"inp', "", '{"inp'),
         ("", "", ""),
@@ -69,9 +60,10 @@ def test_other_arguments_are_told_in_the_end(arguments: str, told: str, rest: st
 
 
 @settings(max_examples=50)
-@given(text=TEXTS, places=st.lists(st.integers(0, 400), max_size=4))
-def test_a_call_streamed_is_the_call_whole(text: str, places: list[int]) -> None:
-    arguments = json.dumps({"input": text})
+@given(text=TEXTS, places=st.lists(st.integers(0, 400), max_size=6), is_ascii=st.booleans())
+def test_a_call_streamed_is_the_call_whole(text: str, places: list[int], is_ascii: bool) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
+    assert read(cut(arguments, places)) == (text, "")
     output = ResponseOutput(
         STEM, OutputStyle(customs=frozenset({"patch"}), namespaces={"patch": ("files", "patch")})
     )

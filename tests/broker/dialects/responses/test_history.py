@@ -42,25 +42,19 @@ def placed(
     return recall(body, store, owner, bytes_max=bytes_max).placed()
 
 
-def test_previous_response_items_precede_new_input(store: ResponseStore) -> None:
+def test_previous_responses_precede_new_input_and_items_are_named_by_their_ids(store: ResponseStore) -> None:
     items = placed(store, input="three?", previous_response_id=response_id(SECOND))
     assert [place for place, _ in items] == ["previous_response_id"] * 4 + ["input"]
     assert [item["role"] for _, item in items] == ["user", "assistant"] * 2 + ["user"]
     assert items[3][1] == said(SECOND, "two")
+    [(_, first), second] = placed(
+        store, input=[{"type": "item_reference", "id": f"msg_{FIRST}_i0"}, {"id": f"msg_{SECOND}_0"}]
+    )
+    assert first["content"] == [{"type": "input_text", "text": "one?"}]
+    assert second == ("input[1]", said(SECOND, "two"))
 
 
-def test_items_are_named_by_their_ids(store: ResponseStore) -> None:
-    references = [
-        {"type": "item_reference", "id": f"msg_{FIRST}_i0"},
-        {"id": f"msg_{SECOND}_0"},
-        {"role": "user", "content": "x"},
-    ]
-    items = placed(store, input=references)
-    assert items[0][1]["content"] == [{"type": "input_text", "text": "one?"}]
-    assert items[1] == ("input[1]", said(SECOND, "two"))
-
-
-@pytest.mark.parametrize("id", [f"msg_{FIRST}_9", f"msg_{'c' * 24}_0", "msg_1", "", f"resp_{FIRST}"])
+@pytest.mark.parametrize("id", [f"msg_{FIRST}_9", f"msg_{'c' * 24}_0", "msg_1", f"resp_{FIRST}"])
 def test_an_item_that_is_not_kept_is_not_found(store: ResponseStore, id: str) -> None:
     with pytest.raises(RequestError) as caught:
         placed(store, input=[{"role": "user", "content": "x"}, {"type": "item_reference", "id": id}])

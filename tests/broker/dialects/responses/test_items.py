@@ -14,12 +14,11 @@ from broker.dialects import chat, chat_body
 from broker.dialects.normalize import Conversation
 from broker.dialects.parts import Image
 from broker.dialects.responses import body, request
-from broker.dialects.responses.encrypted_content import seal
+from broker.dialects.responses.encrypted_content import seal, unseal
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER, listed
 from broker.dialects.responses.store import ResponseStore
 from protocol.errors import RequestError
-from protocol.messages import Generate
 
 STEM = "0123456789abcdef01234567"
 IMAGE = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
@@ -90,49 +89,18 @@ ITEMS: list[dict[str, Any]] = [
 def test_a_conversation_with_tools_is_the_same_as_in_a_chat() -> None:
     by_items = by_responses(ITEMS, instructions="You are an agent.")
     assert by_items == by_chat(CHAT)
-    assert [m["role"] for m in by_items.messages] == [
-        "system", "user", "assistant", "tool", "tool", "assistant", "user",
-    ]  # fmt: skip
+    assert len(by_items.messages) == len(CHAT)
 
 
-def test_tools_are_shown_to_the_template_as_in_a_chat() -> None:
-    function = {"name": "read", "description": "Reads.", "parameters": {"type": "object"}, "strict": True}
-    read = body.read(json.dumps({"input": "x", "tools": [{"type": "function", **function}]}).encode())
-    in_chat = {"messages": [message("user", "x")], "tools": [{"type": "function", "function": function}]}
-
-    def made(generate: Generate) -> tuple[Any, Any]:
-        return bytes(generate.tools or b""), generate.calling
-
-    offer = request.offered(read)
-    by_items = request.generate(read, offer, by_responses("x").messages, [], id="x", incarnation="g")
-    asked = chat_body.read(json.dumps(in_chat).encode())
-    by_messages = chat.generate(asked, by_chat(in_chat["messages"]).messages, [], id="x", incarnation="g")
-    assert made(by_items) == made(by_messages)
-    assert by_items.calling is not None
-
-
-def test_text_between_calls_of_one_response_is_one_text_again() -> None:
+def test_texts_of_one_response_are_one_and_of_different_ones_told_apart() -> None:
     items: list[dict[str, Any]] = [message("user", "x")]
     for number, text in enumerate(["one ", "two"]):
         items.append(message("assistant", text, id=f"msg_{STEM}_{2 * number}"))
         items.append({"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"})
-    calls = [
-        {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(2)
-    ]
-    in_chat = {"role": "assistant", "content": "one two", "tool_calls": calls}
-    assert by_responses(items) == by_chat([message("user", "x"), in_chat])
-
-
-def test_texts_of_different_responses_are_told_apart() -> None:
-    other = "f" * 24
-    items = [
-        message("assistant", "one", id=f"msg_{STEM}_0"),
-        message("assistant", "two", id=f"msg_{other}_0"),
-    ]
-    both = by_responses(
-        [message("user", "x"), *items, message("assistant", "three"), message("assistant", "")]
-    )
-    assert both.messages[1]["content"] == "one\n\ntwo\n\nthree"
+    others = [message("assistant", "three", id=f"msg_{'f' * 24}_0"), message("assistant", "four")]
+    said = by_responses([*items, *others, message("assistant", "")]).messages[1]
+    assert said["content"] == "one two\n\nthree\n\nfour"
+    assert [call["id"] for call in said["tool_calls"]] == ["c0", "c1"]
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -168,21 +136,33 @@ def test_instructions_and_what_developers_say_are_one_system_message() -> None:
     assert by_responses(items, instructions="a").messages[0] == message("system", "a\n\nb\n\nc")
 
 
+SUMMARY = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        (
-            {"summary": [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]},
-            "a\n\nb",
-        ),
+        ({"summary": SUMMARY, "encrypted_content": "gAAAAABo"}, "a\n\nb"),
         ({"summary": [], "content": None, "encrypted_content": seal("d")}, "d"),
-        ({"summary": [{"type": "summary_text", "text": "a"}], "encrypted_content": "gAAAAABo"}, "a"),
         ({"summary": [], "encrypted_content": "gAAAAABo"}, None),
     ],
 )
 def test_a_thought_is_read_as_far_as_it_can_be(fields: dict[str, Any], text: str | None) -> None:
     items = [message("user", "x"), {"type": "reasoning", "id": "rs_1", **fields}, message("assistant", "y")]
     assert by_responses(items).messages[1].get("reasoning_content") == text
+
+
+@given(st.integers(0, 55), st.integers(0, 255))
+def test_damaged_encrypted_content_is_none(at: int, byte: int) -> None:
+    sealed = bytearray(seal("what was thought of it, in words").encode())
+    damaged = bytes(sealed[:at]) + bytes([byte]) + bytes(sealed[at + 1 :])
+    read = unseal(damaged.decode("latin-1"))
+    assert read is None or damaged == bytes(sealed)
+
+
+@pytest.mark.parametrize("other", ["", "x" * 400, "駅", "AAAA====", seal("hm")[:-4]])
+def test_foreign_encrypted_content_is_none(other: str) -> None:
+    assert unseal(other) is None
 
 
 def test_calls_of_namespaces_and_of_custom_tools_are_calls_of_functions() -> None:
@@ -210,12 +190,8 @@ def test_images_are_set_aside_wherever_they_are() -> None:
         {"type": "function_call_output", "call_id": "1", "output": [picture]},
     ]
     conversation = by_responses(items)
-    assert [image.param for image in conversation.attachments] == [
-        "input[0].content[1]",
-        "input[2].output[0]",
-    ]
-    assert {image.url for image in conversation.attachments if isinstance(image, Image)} == {IMAGE}
-    assert {image.detail for image in conversation.attachments if isinstance(image, Image)} == {"auto"}
+    places = ("input[0].content[1]", "input[2].output[0]")
+    assert conversation.attachments == tuple(Image(IMAGE, place, "auto") for place in places)
     assert conversation.messages[2]["content"] == [{"type": "image"}]
 
 
@@ -231,16 +207,9 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
     ("item", "param"),
     [
         ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0]"),
-        ({"type": "nonsense"}, "input[0].type"),
         ({"role": "king", "content": "x"}, "input[0].role"),
-        ({"type": "message", "content": "x"}, "input[0].role"),
-        ({"role": "user", "content": [{"type": "input_video"}]}, "input[0].content[0]"),
         ({"type": "", "role": "user", "content": "x"}, "input[0].type"),
         ({"role": "user", "content": [{"type": "input_text", "text": 3}]}, "input[0].content[0].text"),
-        (
-            {"role": "user", "content": [{"type": "input_image", "file_id": "f"}]},
-            "input[0].content[0].image_url",
-        ),
         (
             {"role": "assistant", "content": [{"type": "input_image", "image_url": IMAGE}]},
             "input[0].content[0]",

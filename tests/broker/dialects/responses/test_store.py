@@ -31,15 +31,6 @@ def kept(text: str = "x", before: tuple[StoredItems, ...] = ()) -> StoredRespons
     )
 
 
-def test_a_response_is_kept_as_it_was_with_all_that_it_answers() -> None:
-    store = ResponseStore(8, 2**20)
-    first = kept("1")
-    store.put(ANN, "r1", first)
-    store.put(ANN, "r2", kept("2", first.pieces))
-    assert store.get(ANN, "r2").document() == {"id": "2", "output": [item("out 2")]}
-    assert store.get(ANN, "r2").input() == [item("in 1"), item("out 1"), item("in 2")]
-
-
 def test_the_oldest_goes_first_and_who_goes_on_from_it_keeps_all() -> None:
     store = ResponseStore(2, 2**20)
     first = kept("1")
@@ -47,6 +38,7 @@ def test_the_oldest_goes_first_and_who_goes_on_from_it_keeps_all() -> None:
         store.put(ANN, f"r{number}", one)
     with pytest.raises(RequestError):
         store.get(ANN, "r1")
+    assert store.get(ANN, "r2").document() == {"id": "2", "output": [item("out 2")]}
     assert store.get(ANN, "r2").input() == [item("in 1"), item("out 1"), item("in 2")]
 
 
@@ -85,7 +77,7 @@ def _has(store: ResponseStore, owner: bytes, id: str) -> bool:
 acts = st.tuples(st.sampled_from(["new", "go on", "delete"]), st.integers(0, 30), st.integers(1, 800))
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(st.integers(1, 5), st.integers(1500, 9000), st.lists(acts, max_size=30))
 def test_it_keeps_to_its_bounds_and_counts_each_piece_once(
     count_max: int, bytes_max: int, script: list[tuple[str, int, int]]

@@ -27,17 +27,11 @@ def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> Respons
     return offer(tools or (READ, NOTE, FILES), choice, single=single)
 
 
-def test_functions_are_offered_and_what_we_do_not_run_is_passed_over() -> None:
-    offered = choose("auto", *ELSEWHERE, READ)
-    assert offered.shown == [
-        {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
-    ]
-    assert offered.calling is None
-
-
-def test_functions_of_a_namespace_have_both_names_in_one() -> None:
-    offered = choose(None, READ, FILES)
+def test_functions_are_offered_those_of_a_namespace_by_both_names_in_one() -> None:
+    offered = choose("auto", *ELSEWHERE, READ, FILES, {**READ, "description": "another of this name"})
     assert names(offered) == ["read", "mcp__files__read"]
+    assert offered.shown[0]["function"] == {"name": "read", "parameters": {"type": "object"}}
+    assert offered.calling is None
     assert offered.namespaces == {"mcp__files__read": ("mcp__files__", "read")}
     assert flat_name("mcp__files", "_read") == "mcp__files__read"
     assert flat_name(None, "_read") == "_read"
@@ -59,20 +53,10 @@ def test_custom_tool_is_offered_as_function_with_one_string_parameter() -> None:
     assert names(choose(allowed, patch, READ)) == ["patch"]
 
 
-def test_of_two_functions_with_one_name_the_first_counts() -> None:
-    assert choose(None, READ, {**READ, "description": "other"}).shown == choose(None, READ).shown
-
-
 @pytest.mark.parametrize(
     ("choice", "single", "calling"),
     [
         ("auto", True, Calling(single=True, strict=["note"])),
-        ("required", False, Calling(required=True, strict=["note"])),
-        (
-            {"type": "function", "name": "read"},
-            False,
-            Calling(required=True, name="read", single=True, strict=["note"]),
-        ),
         (
             {"type": "function", "name": "read", "namespace": "mcp__files__"},
             False,
@@ -99,7 +83,6 @@ def test_none_offers_nothing_and_a_list_what_is_on_it() -> None:
 @pytest.mark.parametrize(
     ("choice", "tools", "param"),
     [
-        ({"type": "web_search"}, [READ], "tool_choice"),
         ("sometimes", [READ], "tool_choice"),
         ({"type": "function", "name": "other"}, [READ], "tool_choice.name"),
         ({"type": "allowed_tools"}, [READ], "tool_choice.tools"),
@@ -109,7 +92,6 @@ def test_none_offers_nothing_and_a_list_what_is_on_it() -> None:
             "tool_choice.tools[0].name",
         ),
         ("required", [{"type": "web_search"}], "tool_choice"),
-        (None, [{"type": "function"}], "tools[0].name"),
         (None, [READ, {"type": "function", "name": ""}], "tools[1].name"),
         (None, [{**FILES, "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
     ],
