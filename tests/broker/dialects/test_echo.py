@@ -41,20 +41,6 @@ def test_a_text_is_said_as_it_was_sent_once() -> None:
     assert echo.take() == ("", None)
 
 
-def test_the_first_token_follows_nothing() -> None:
-    echo = Echo("ab", scored=True)
-    echo.hear(accepted(prompt_tokens=2))
-    assert echo.take() == ("", None)
-    echo.hear(scored(0, [b"a", b"b"]))
-    assert echo.take() == (
-        "ab",
-        {
-            "tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": [None, {"b": -1.0}],
-            "text_offset": [0, 1],
-        },
-    )  # fmt: skip
-
-
 def test_a_beginning_that_the_tokenizer_adds_takes_no_room() -> None:
     assert offsets("Once more", [b"<s>", b" Once", b" more"]) == [0, 0, 4]
     assert offsets(" Once", [b"<s>", b" Once"]) == [0, 0]
@@ -63,11 +49,6 @@ def test_a_beginning_that_the_tokenizer_adds_takes_no_room() -> None:
 def test_letters_that_the_tokenizer_writes_otherwise_put_nothing_after_them_out_of_place() -> None:
     decomposed = "e\u0301tude and"
     assert offsets(decomposed, ["é".encode(), b"tude", b" and"]) == [0, 2, 6]
-
-
-def test_the_parts_of_a_character_have_its_place() -> None:
-    station = "駅".encode()
-    assert offsets("a駅b", [b"a", station[:1], station[1:], b"b"]) == [0, 1, 1, 2]
 
 
 @settings(max_examples=40)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from broker.dialects import chat_body, completions, embeddings, rerank, tokens
+from broker.dialects import chat_body, completions, embeddings, rerank
 from broker.dialects.body import decode
 from broker.dialects.integers import FLOATS_MAX
 from broker.dialects.messages import body as messages
@@ -40,7 +40,6 @@ _decoder = msgspec.json.Decoder(Whole)
     ("read", "body", "field"),
     [
         (chat_body.read, {"messages": SAID, "max_tokens": 426.0, "seed": 7.0}, "max_tokens"),
-        (chat_body.read, {"messages": SAID, "max_tokens": 4, "top_k": 426.0}, "top_k"),
         (completions.read, {"prompt": "a", "max_tokens": 426.0}, "max_tokens"),
         (responses.read, {"input": "a", "max_output_tokens": 426.0}, "max_output_tokens"),
         (messages.read, {"model": "m", "messages": SAID, "max_tokens": 426.0}, "max_tokens"),
@@ -55,10 +54,6 @@ def test_every_dialect_takes_them(read: Any, body: dict[str, Any], field: str) -
     with pytest.raises(RequestError, match="Expected `int") as refused:
         read(json.dumps(body).encode())
     assert refused.value.param == field
-
-
-def test_tokens_are_taken_too() -> None:
-    assert tokens.read_detokenize(b'{"tokens":[1.0,2]}').tokens == [1, 2]
 
 
 @settings(max_examples=50)

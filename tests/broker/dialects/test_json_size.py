@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from broker.dialects import json_size
 from broker.dialects.body import decode
-from broker.dialects.json_size import CONTAINERS_MAX, DEPTH_MAX, KEYS_MAX, VALUES_MAX, check_size, is_too_deep
+from broker.dialects.json_size import CONTAINERS_MAX, DEPTH_MAX, VALUES_MAX, check_size, is_too_deep
 from protocol.errors import Code, RequestError
 
 DOCUMENTS = st.recursive(
@@ -80,9 +80,7 @@ def test_exactly_the_values_keys_containers_and_depth_count(document: Any, is_as
 @pytest.mark.parametrize(
     ("item", "count", "excess"),
     [
-        (b"[[[0]]]", CONTAINERS_MAX, "131072 JSON arrays and objects"),
         (b'{"a":"b"}', CONTAINERS_MAX, "131072 JSON arrays and objects"),
-        (b"0", VALUES_MAX, "1048576 JSON values"),
         (b'"a,b"', VALUES_MAX, "1048576 JSON values"),
     ],
     ids=lambda item: item.decode() if isinstance(item, bytes) else "",
@@ -94,11 +92,6 @@ def test_body_of_millions_of_values_is_refused_before_it_is_decoded(
     with pytest.raises(RequestError, match=excess) as caught:
         decode(msgspec.json.Decoder(), body)
     assert caught.value.code is Code.REQUEST_TOO_LARGE
-
-
-def test_object_of_too_many_keys_is_refused() -> None:
-    with pytest.raises(RequestError, match="262144 JSON keys"):
-        check_size(json.dumps(dict.fromkeys(map(str, range(KEYS_MAX + 1)))).encode())
 
 
 @pytest.mark.parametrize("text", ["1,2," * 530_000, "[{" * 70_000, '\\"{,' * 140_000, "," * 1_100_000])
@@ -116,8 +109,7 @@ def seconds(body: bytes) -> float:
     return min(times)
 
 
-@pytest.mark.parametrize("tail", [b'"', b'\\"', b"{}", b'"\\', b'""'])
-@pytest.mark.parametrize("head", [b"", b'"'])
+@pytest.mark.parametrize(("head", "tail"), [(b"", b'"'), (b'"', b'\\"'), (b"", b"{}")])
 def test_time_for_a_body_that_is_not_json_is_proportional_to_its_length(
     head: bytes, tail: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

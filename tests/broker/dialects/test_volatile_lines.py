@@ -34,31 +34,21 @@ def parts(*texts: str) -> list[dict[str, str]]:
     "told",
     [
         (f"{BILLING}\n{PROMPT}",),
-        (f"{BILLING}\n\n{PROMPT}",),
         (f"{BILLING}\n{LATER}\n{PROMPT}",),
         (parts(BILLING, PROMPT),),
         (BILLING, PROMPT),
-        (parts(BILLING), parts(PROMPT)),
     ],
 )
 def test_the_prompt_is_that_of_a_request_without_the_line(told: tuple[Any, ...]) -> None:
     assert system(*told) == system(PROMPT)
 
 
-def test_other_lines_are_preserved() -> None:
-    assert system(PROMPT)[0]["content"] == PROMPT
+def test_other_text_is_left_unchanged() -> None:
     assert without_head(f" {BILLING}\n{PROMPT}") == f" {BILLING}\n{PROMPT}"
-
-
-def test_user_message_is_left_unchanged() -> None:
-    (said,) = normalize([{"role": "user", "content": f"{BILLING}\nWhat is this?"}]).messages
-    assert said["content"] == f"{BILLING}\nWhat is this?"
-
-
-def test_a_prompt_of_nothing_but_the_line_is_none_unlike_one_that_is_empty() -> None:
-    user = {"role": "user", "content": "Hi"}
-    assert system(BILLING) == system(parts(BILLING)) == [user]
-    assert system("") == [{"role": "system", "content": ""}, user]
+    user = {"role": "user", "content": f"{BILLING}\nWhat is this?"}
+    assert normalize([user]).messages == [user]
+    assert system(BILLING) == system(parts(BILLING)) == system()
+    assert system("") != system()
 
 
 @given(TEXTS)
