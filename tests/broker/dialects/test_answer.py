@@ -33,9 +33,7 @@ HEAD = {"id": "x"}.copy
 
 
 def stream(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceSseRenderer:
-    return answer.ChoiceSseRenderer(
-        {"id": "x"}.copy, form, choices=choices, prompts=prompts, include_usage=True
-    )
+    return answer.ChoiceSseRenderer(HEAD, form, choices=choices, prompts=prompts, include_usage=True)
 
 
 def whole(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceDocumentRenderer:
@@ -83,14 +81,13 @@ def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index(
 
 def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
-    for make in (stream, whole):
-        renderer = make(chat.ChatChoiceRenderer(logprobs=False), 2)
-        renderer.feed([(choice, [accepted(), delta("x" * 500)]) for choice in range(2)])
-    assert documents(
-        stream(chat.ChatChoiceRenderer(logprobs=False), 1).feed([(0, [accepted(), delta("x" * 2000)])])
-    )
+    sse, document = (make(chat.ChatChoiceRenderer(logprobs=False), 2) for make in (stream, whole))
+    for choice in range(2):
+        for renderer in (sse, document):
+            renderer.feed([(choice, [accepted(), delta("x" * 500)])])
+    assert documents(sse.feed([(0, [delta("x" * 2000)])]))
     with pytest.raises(RequestError, match="Set 'stream' to true") as caught:
-        renderer.feed([(0, [delta("x")])])
+        document.feed([(0, [delta("x")])])
     assert caught.value.kind.status == 500
 
 
@@ -241,47 +238,35 @@ def test_streamed_and_whole_answers_say_the_same(
 
 @pytest.mark.parametrize("include_usage", [False, True])
 @pytest.mark.parametrize("name", FORMS)
-def test_the_last_chunk_has_the_timings_of_llama_cpp(name: str, include_usage: bool) -> None:
+def test_the_last_chunk_has_the_timings_of_llama_cpp_and_the_model_that_continues(
+    name: str, include_usage: bool
+) -> None:
     usage = Usage(
         prompt_tokens=100, completion_tokens=40, cached_tokens=60, accepted_tokens=6, rejected_tokens=2
     )
-    end = finished(usage=usage, timings=Timings(queued_s=1.0, prefill_s=0.5, decode_s=2.0))
+    timings = Timings(queued_s=1.0, prefill_s=0.5, decode_s=2.0)
+    end = finished(usage=usage, timings=timings, reason="length", continued_by='small, "alone"')
     items: list[Batch] = [(0, [accepted(), delta("a"), end])]
     renderer = answer.ChoiceSseRenderer(HEAD, FORMS[name](1), choices=1, include_usage=include_usage)
     *chunks, last, _ = documents(renderer.feed(items))
+    document = json.loads(whole(FORMS[name](1), 1).feed(items))
     assert not any("timings" in chunk for chunk in chunks)
-    assert last["timings"] == {
+    assert last["timings"] == document["timings"] == {
         "cache_n": 60, "prompt_n": 40, "prompt_ms": 500.0, "prompt_per_token_ms": 12.5,
         "prompt_per_second": 80.0, "predicted_n": 40, "predicted_ms": 2000.0,
         "predicted_per_token_ms": 50.0, "predicted_per_second": 20.0, "draft_n": 8, "draft_n_accepted": 6,
     }  # fmt: skip
-    assert json.loads(whole(FORMS[name](1), 1).feed(items))["timings"] == last["timings"]
+    [closing] = [chunk for chunk in (*chunks, last) if "continued_by" in chunk]
+    assert closing["choices"][0]["finish_reason"] == "length"
+    assert closing["continued_by"] == document["continued_by"] == 'small, "alone"'
 
 
 def test_timings_are_left_out_where_they_are_not_known() -> None:
     items: list[Batch] = [(0, [accepted(), delta("a"), finished()])]
-    assert "timings" not in json.loads(whole(FORMS["chat"](1), 1).feed(items))
+    document = json.loads(whole(FORMS["chat"](1), 1).feed(items))
+    assert not {"timings", "continued_by"} & document.keys()
     timed = finished(timings=Timings(prefill_s=0.5))
     two: list[Batch] = [(0, [accepted(), timed]), (1, [accepted(), timed])]
     assert "timings" not in json.loads(whole(FORMS["chat"](2), 2).feed(two))
-    [*_, last, _] = documents(
-        answer.ChoiceSseRenderer(HEAD, FORMS["chat"](1), choices=1, include_usage=False).feed(
-            [(0, [accepted(), timed])]
-        )
-    )
-    assert last["timings"]["predicted_per_second"] == 0.0
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_continued_by_is_reported_in_the_last_chunk(name: str) -> None:
-    end = finished(reason="length", continued_by='small, "alone"')
-    items: list[Batch] = [(0, [accepted(), delta("a"), end])]
-    *chunks, _, done = documents(stream(FORMS[name](1), 1).feed(items))
-    assert done == "[DONE]"
-    assert [chunk.get("continued_by") for chunk in chunks if "continued_by" in chunk] == ['small, "alone"']
-    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    assert chunks[-1]["continued_by"] == 'small, "alone"'
-    document = json.loads(whole(FORMS[name](1), 1).feed(items))
-    assert document["continued_by"] == 'small, "alone"'
-    plain = json.loads(whole(FORMS[name](1), 1).feed([(0, [accepted(), delta("a"), finished()])]))
-    assert "continued_by" not in plain
+    instant = json.loads(whole(FORMS["chat"](1), 1).feed(two[:1]))
+    assert instant["timings"]["predicted_per_second"] == 0.0

@@ -15,7 +15,7 @@ from broker.dialects import answer, chat, openai
 from broker.dialects.body import encode
 from broker.dispatch.flight import Item
 from protocol.errors import KINDS, Code, RequestError
-from protocol.types import CallDelta, Delta, TokenLogprob, Usage
+from protocol.types import CallDelta, Delta, Usage
 from tests import factories
 from tests.factories import failed
 
@@ -27,9 +27,8 @@ def items(*deltas: Delta, reason: str = "stop", **usage: int) -> list[Item]:
     return [factories.accepted(), *deltas, factories.finished(reason=reason, usage=counted)]
 
 
-def delta(text: str = "", *calls: CallDelta, reasoning: str = "", likely: bool = False) -> Delta:
-    likelihoods = [TokenLogprob(bytes=text.encode(), logprob=-0.5)] if likely else []
-    return factories.delta(text, reasoning=reasoning, calls=[*calls], likelihoods=likelihoods)
+def delta(text: str = "", *calls: CallDelta, reasoning: str = "") -> Delta:
+    return factories.delta(text, reasoning=reasoning, calls=[*calls])
 
 
 def begun(index: int, name: str = "f", arguments: str = "") -> CallDelta:
@@ -88,12 +87,10 @@ def test_a_document_is_exactly_this_and_a_stream_ends_with_its_usage() -> None:
     output = items(delta("all "), delta("aboard"), cached_tokens=3, accepted_tokens=6, rejected_tokens=2)
     message = {"role": "assistant", "content": "all aboard", "refusal": None}
     usage = {
-        "prompt_tokens": 5,
-        "completion_tokens": 2,
-        "total_tokens": 7,
+        "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 3},
         "completion_tokens_details": {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2},
-    }
+    }  # fmt: skip
     assert document(output) == HEAD | {
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         "usage": usage,
@@ -120,14 +117,6 @@ def test_reasoning_is_apart_from_content_under_both_names() -> None:
     assert whole(output)["message"] == message | dict.fromkeys(("reasoning", "reasoning_content"), "Hm, yes.")
     assert document(output)["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     assert whole(items(delta(reasoning="Hm")))["message"]["content"] == ""
-
-
-def test_log_probabilities_stay_with_the_content_beside_reasoning_and_calls() -> None:
-    choice = chunks(items(delta("a", begun(0), reasoning="<", likely=True)), logprobs=True)[1]["choices"][0]
-    assert (choice["delta"]["content"], choice["delta"]["reasoning"]) == ("a", "<")
-    assert choice["delta"]["tool_calls"][0]["id"] == "call_0"
-    assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a"]
-    assert whole(items(delta()), logprobs=True)["logprobs"] == {"content": [], "refusal": None}
 
 
 # --- tool calls --------------------------------------------------------------------------------------
@@ -178,7 +167,7 @@ GROWTHS = st.lists(st.tuples(TEXT, TEXT, st.none() | st.tuples(TEXT, TEXT, TEXT)
 """Reasoning and text of each delta, and the call that begins in it: name and arguments, in two parts."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(GROWTHS, st.booleans())
 def test_the_chunks_joined_by_openais_client_are_the_document(growths: list[Any], at_once: bool) -> None:
     deltas, expected = [], []

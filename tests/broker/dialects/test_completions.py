@@ -29,22 +29,16 @@ def refusal(**fields: Any) -> RequestError:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": ["a", ""]}, "prompt"),
         ({"prompt": ["a"] * 17}, "prompt"),
         ({"prompt": ["a"] * 6, "n": 3}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
-        ({"prompt": [1.5]}, "prompt"),
         ({"prompt": [1, True]}, "prompt[1]"),
-        ({"prompt": [1, -1]}, "prompt[1]"),
         ({"prompt": [2**31]}, "prompt[0]"),
-        ({"prompt": [[1], []]}, "prompt[1]"),
         ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]"),
         ({"echo": True, "max_tokens": -1}, "max_tokens"),
         ({"logprobs": 6}, "logprobs"),
-        ({"logprobs": True}, "logprobs"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
@@ -69,29 +63,19 @@ def test_unsupported_parameter_is_refused(fields: dict[str, Any], param: str) ->
 @pytest.mark.parametrize(
     "fields",
     [
-        {"echo": False},
-        {"suffix": ""},
-        {"best_of": 1},
-        {"min_tokens": 0},
-        {"user": "me", "later": [1]},
+        {"echo": False, "suffix": "", "best_of": 1, "min_tokens": 0, "user": "me", "later": [1]},
         {"prompt": ["Once"]},
+        {"echo": True},
         {name: None for name in completions.Body.__struct_fields__ if name not in ("prompt", "seed")},
     ],
-    ids=str,
+    ids=lambda fields: next(iter(fields)),
 )
-def test_default_valued_fields_are_accepted(fields: dict[str, Any]) -> None:
-    assert sent(seed=1, **fields) == sent(seed=1)
-
-
-def test_a_bare_request_leaves_every_choice_to_the_model_but_is_short() -> None:
-    [request] = sent()
-    assert request == Generate(
-        incarnation="gateway",
-        id="cmpl-1",
-        sampling=Sampling(seed=request.sampling.seed),
-        prompt="Once",
-        max_tokens=16,
+def test_what_changes_nothing_is_not_told_to_the_worker(fields: dict[str, Any]) -> None:
+    """A text is echoed without the worker."""
+    bare = Generate(
+        incarnation="gateway", id="cmpl-1", sampling=Sampling(seed=1), prompt="Once", max_tokens=16
     )
+    assert sent(seed=1, **fields) == [bare]
 
 
 def test_every_parameter_arrives() -> None:
@@ -127,33 +111,26 @@ def test_each_prompt_has_its_choices_side_by_side_with_the_seeds_it_would_have_a
     assert len({request.id for request in requests}) == 4
 
 
-def test_token_ids_arrive_as_they_are_one_prompt_or_several() -> None:
+def test_token_ids_and_suffixes_arrive_as_they_are() -> None:
     [one] = sent(prompt=[5, 0, 2**31 - 1])
     assert (one.tokens, one.prompt, one.source) == ([5, 0, 2**31 - 1], None, "prompt")
     several = sent(prompt=[[1, 2], [3]], n=2)
     assert [request.tokens for request in several] == [[1, 2], [1, 2], [3], [3]]
     assert [request.source for request in several] == ["prompt[0]"] * 2 + ["prompt[1]"] * 2
     assert [request.source for request in sent(prompt=["a", "b"])] == ["prompt[0]", "prompt[1]"]
-
-
-def test_a_text_is_said_back_without_troubling_the_worker() -> None:
-    assert sent(echo=True, seed=1) == sent(seed=1)
+    [filled] = sent(suffix="    return x")
+    assert (filled.prompt, filled.suffix) == ("Once", "    return x")
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"logprobs": 0}, {"max_tokens": 0}, {"prompt": [1, 2]}, {"logprobs": 1, "max_tokens": 0}],
+    [{"logprobs": 0}, {"max_tokens": 0}, {"prompt": [1, 2]}],
     ids=str,
 )
 def test_echo_requiring_tokenization_is_requested_from_the_worker(fields: dict[str, Any]) -> None:
     [request] = sent(echo=True, **fields)
     assert request.echo
     assert request.max_tokens == fields.get("max_tokens", 16)
-
-
-def test_suffix_is_passed_to_the_worker() -> None:
-    [request] = sent(suffix="    return x")
-    assert (request.prompt, request.suffix) == ("Once", "    return x")
 
 
 def told(items: list[Any], *, stream: bool, **fields: Any) -> list[dict[str, Any]]:
