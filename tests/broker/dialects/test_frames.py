@@ -48,9 +48,6 @@ def test_an_image_and_a_file_are_a_frame_each_and_a_list_one_for_each_image() ->
     assert urls(found) == [["data:,a"], ["data:,b"], ["data:,0", "data:,1", "data:,2"]]
     assert [source.is_video for each in found for source in each] == [False, True, False, False, False]
     assert [source.param for source in found[2]] == ["v.video[0]", "v.video[1]", "v.video[2]"]
-
-
-def test_a_long_list_is_looked_at_from_its_first_to_its_last() -> None:
     assert urls(sources([video(10)], LIMITS)) == [["data:,0", "data:,3", "data:,6", "data:,9"]]
 
 
@@ -75,20 +72,11 @@ def test_there_are_only_so_many_frames_all_together() -> None:
 
 @pytest.mark.parametrize(
     ("capabilities", "refused"),
-    [
-        (Capabilities(), "i"),
-        (Capabilities(images=True), "v"),
-        (Capabilities(videos=True), "i"),
-        (Capabilities(images=True, videos=True), None),
-    ],
+    [(Capabilities(), "i"), (Capabilities(images=True), "v"), (Capabilities(videos=True), "i")],
 )
-def test_unsupported_media_error_names_the_attachment(
-    capabilities: Capabilities, refused: str | None
-) -> None:
+def test_unsupported_media_error_names_the_attachment(capabilities: Capabilities, refused: str) -> None:
     attachments = [Image("data:,", "i"), video(2)]
-    if refused is None:
-        check_taken(attachments, capabilities, "m")
-        return
+    check_taken(attachments, Capabilities(images=True, videos=True), "m")
     with pytest.raises(RequestError) as caught:
         check_taken(attachments, capabilities, "m")
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, refused)
@@ -110,7 +98,7 @@ def test_a_frame_is_read_from_its_url_or_from_what_that_has_led_to() -> None:
     assert read(MediaSource(data_url(MP4), "p", is_video=True), LIMITS) == video_in(MP4)
 
 
-@pytest.mark.parametrize("data", [None, b"", MP4, picture(size=(11, 10)), RED + bytes(1000)])
+@pytest.mark.parametrize("data", [None, MP4, picture(size=(11, 10)), RED + bytes(1000)])
 def test_a_bad_one_is_named(data: bytes | None) -> None:
     url = "data:image/png;base64,*" if data is None else data_url(data)
     assert refusal(MediaSource(url, "p")).param == "p"
@@ -132,11 +120,8 @@ def tell(*attachments: Attachment, limits: MediaLimits = LIMITS) -> list[Media]:
 
 def test_frames_are_numbered_through_and_a_list_is_known_by_all_of_its_bytes() -> None:
     told = tell(Image("a", "i"), video(2), Image("b", "j"))
-    assert [(media.frame, media.frames, media.param) for media in told] == [
-        (0, 1, "i"),
-        (1, 2, "v"),
-        (3, 1, "j"),
-    ]
+    numbered = [(media.frame, media.frames, media.param) for media in told]
+    assert numbered == [(0, 1, "i"), (1, 2, "v"), (3, 1, "j")]
     assert told[0].sha256 == sha256(FRAMES[0].data).hexdigest()
     assert told[1].sha256 == sha256(FRAMES[0].data + FRAMES[1].data).hexdigest()
     pixels = FRAMES[0].pixels
@@ -151,11 +136,13 @@ def test_frames_are_numbered_through_and_a_list_is_known_by_all_of_its_bytes() -
 @pytest.mark.parametrize(
     ("detail", "limit", "pixels"),
     [
-        ("", None, None), ("auto", None, None), ("high", None, None), ("original", None, None),
-        ("low", None, LOW_PIXELS_MAX), ("", 10**6, 10**6), ("high", 10**6, 10**6),
-        ("low", 10**6, LOW_PIXELS_MAX), ("low", 1000, 1000),
+        ("high", None, None),
+        ("", 10**6, 10**6),
+        ("low", None, LOW_PIXELS_MAX),
+        ("low", 10**6, LOW_PIXELS_MAX),
+        ("low", 1000, 1000),
     ],
-)  # fmt: skip
+)
 def test_how_finely_an_image_is_looked_at(detail: str, limit: int | None, pixels: int | None) -> None:
     limits = MediaLimits(bytes_max=1, pixels_max=1, image_pixels_max=limit, video_frames_max=2)
     assert tell(Image("a", "i", detail), limits=limits)[0].pixels_max == pixels

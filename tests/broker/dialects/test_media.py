@@ -37,32 +37,23 @@ def refusal(url: str, bytes_max: int = BYTES_MAX) -> str:
     return str(caught.value)
 
 
-def test_a_header_may_carry_more_parameters_or_none() -> None:
-    for header in (";base64", "image/png;name=a.png;base64", "image/png;BASE64", "image/png; base64 "):
+def test_each_way_to_write_data_is_read() -> None:
+    for header in (";base64", "image/png;name=a.png;BASE64", "image/png; base64 "):
         assert read(in_base64(PNG, header)) == PNG
     assert read(f"\n  {in_base64(PNG).replace('data:', 'DATA:')}\t\n") == PNG
-
-
-def test_folded_unpadded_and_percent_encoded_base64_is_read() -> None:
     digits = b64encode(PNG).decode()
-    folded = "\r\n ".join(digits[at : at + 5] for at in range(0, len(digits), 5))
     escaped = digits.replace("=", "%3D").replace("+", "%2B").replace("/", "%2f")
-    for payload in (folded, digits.rstrip("="), escaped, f"{digits}%0A"):
+    for payload in (digits.rstrip("="), escaped, f"{digits}%0A"):
         assert read(f"data:image/png;base64,{payload}") == PNG
-
-
-def test_without_base64_the_data_are_percent_encoded() -> None:
-    assert read(f"data:image/png,{quote_from_bytes(PNG)}") == PNG
     assert read("data:,GIF89a%20 =3D=\n=%253D%3D") == b"GIF89a  =3D==%3D="
 
 
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("http://10.0.0.1/secret", "fetching images from URLs is not enabled; send a data: URL"),
         (" HTTPS://host/secret,x", "fetching images from URLs is not enabled; send a data: URL"),
         ("FILE:///etc/secret", "file: URLs are not supported; send a data: URL"),
-        *((url, "not a URL; send a data: URL") for url in ("", "secret", "//host/secret", "secret value: 1")),
+        *((url, "not a URL; send a data: URL") for url in ("", "//host/secret", "secret value: 1")),
         ("data:image/png;base64", "not a valid data: URL: no comma before its data"),
     ],
 )
@@ -70,23 +61,26 @@ def test_any_other_url_is_refused_by_what_it_is_alone(url: str, error: str) -> N
     assert refusal(url) == error
 
 
-@pytest.mark.parametrize("payload", ["A", "AA*A", "AA=AAAAA", "iVBOR_-w", "äöü", "%20A", "\ud800AAA"])
-def test_bad_base64_is_refused(payload: str) -> None:
-    assert refusal(f"data:image/png;base64,{payload}") == "the data: URL has invalid base64"
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        *(
+            (f";base64,{it}", "invalid base64")
+            for it in ("A", "AA*A", "AA=AAAAA", "iVBOR_-w", "ä", "\ud800AAA")
+        ),
+        *((f";base64,{payload}", "an invalid percent-escape") for payload in ("%", "AB%3", "%4g")),
+        (",%4\n", "an invalid percent-escape"),
+    ],
+)
+def test_broken_data_is_refused(data: str, error: str) -> None:
+    assert refusal(f"data:image/png{data}") == f"the data: URL has {error}"
 
 
-@pytest.mark.parametrize("payload", ["%", "AB%3", "%4g", "%4\n"])
-def test_a_broken_escape_is_refused(payload: str) -> None:
-    for header in (";base64", ""):
-        assert refusal(f"data:{header},{payload}") == "the data: URL has an invalid percent-escape"
-
-
-@pytest.mark.parametrize("url", ["http://host/a", "HTTPS://host/a", " https://host/a"])
-def test_remote_url_is_accepted_only_when_fetching_is_enabled(url: str) -> None:
-    assert is_elsewhere(url, fetching=True)
+def test_remote_url_is_accepted_only_when_fetching_is_enabled() -> None:
+    assert is_elsewhere(" HTTPS://host/a", fetching=True)
     assert not is_elsewhere(" Data:,x", fetching=True)
     with pytest.raises(MediaError, match="not enabled"):
-        is_elsewhere(url)
+        is_elsewhere("https://host/a")
     with pytest.raises(MediaError, match="file: URLs are not supported"):
         is_elsewhere("file:///etc/passwd", fetching=True)
 

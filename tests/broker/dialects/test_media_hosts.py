@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dialects.media import MediaError
-from broker.dialects.media_hosts import PORTS, AllowedHosts, MediaUrl, is_public, read_url
+from broker.dialects.media_hosts import PORTS, AllowedHosts, is_public, read_url
 
 
 def refused(url: str) -> str:
@@ -23,21 +23,20 @@ def refused(url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "port", "target"),
+    ("url", "authority", "target"),
     [
-        ("http://example.com", "example.com", 80, "/"),
-        ("https://Example.COM./a/b?c=d#e", "example.com", 443, "/a/b?c=d"),
-        (" https://example.com:8443/ \n", "example.com", 8443, "/"),
-        ("https://example.com?x", "example.com", 443, "/?x"),
-        ("http://a_b.example.com/ä b%20c".replace(" ", "%20"), "a_b.example.com", 80, "/%C3%A4%20b%20c"),
-        ("https://bücher.example/", "xn--bcher-kva.example", 443, "/"),
-        ("http://93.184.216.34:81/x", "93.184.216.34", 81, "/x"),
-        ("http://[2606:4700:4700:0::1111]/x", "2606:4700:4700::1111", 80, "/x"),
+        ("https://Example.COM.:443/a/b?c=d#e", "example.com", "/a/b?c=d"),
+        (" https://example.com:80 \n", "example.com:80", "/"),
+        ("http://a_b.example.com/ä%20b%20c", "a_b.example.com", "/%C3%A4%20b%20c"),
+        ("https://bücher.example/", "xn--bcher-kva.example", "/"),
+        ("http://93.184.216.34:81/x", "93.184.216.34:81", "/x"),
+        ("http://[2606:4700:4700:0::1111]:81/x", "[2606:4700:4700::1111]:81", "/x"),
     ],
 )
-def test_a_url_is_read_to_what_is_asked(url: str, host: str, port: int, target: str) -> None:
+def test_a_url_is_read_to_what_is_asked(url: str, authority: str, target: str) -> None:
     place = read_url(url)
-    assert (place.host, place.port, place.target) == (host, port, target)
+    assert (place.authority, place.target) == (authority, target)
+    assert place.url == f"{url.strip().partition(':')[0]}://{authority}{target}"
     assert read_url(place.url) == place
 
 
@@ -60,20 +59,17 @@ def test_ambiguous_url_is_refused(url: str) -> None:
 
 def test_a_url_has_a_limit() -> None:
     assert refused("http://example.com/" + "a" * 8192) == "the URL is too long"
-    with pytest.raises(MediaError, match="too long"):
-        read_url("http://example.com/").redirected("/" + "a" * 8192)
-    with pytest.raises(MediaError, match="not a URL"):
-        read_url("http://example.com/").redirected("http://[::1")
+    for location in ("/" + "a" * 8192, "http://[::1"):
+        with pytest.raises(MediaError):
+            read_url("http://example.com/").redirected(location)
 
 
 @pytest.mark.parametrize(
     ("location", "url"),
     [
         ("/b", "https://example.com:8443/b"),
-        ("b?c", "https://example.com:8443/a/b?c"),
         ("//other.example/b", "https://other.example/b"),
         ("http://other.example", "http://other.example/"),
-        ("", "https://example.com:8443/a/x"),
     ],
 )
 def test_a_redirect_leads_from_where_it_was_met(location: str, url: str) -> None:
@@ -124,17 +120,12 @@ def test_hosts_are_exact_unless_they_say_otherwise() -> None:
     for url in ("http://www.example.com", "http://example.com.evil.test", "http://pictures.example",
                 "http://evilpictures.example", "http://203.0.113.8", "http://[2001:db8::2]"):  # fmt: skip
         assert not allows(patterns, url)
-
-
-def test_all_hosts_are_allowed_by_one_sign_and_none_by_nothing() -> None:
     assert allows(["*"], "http://anything.example")
     assert not allows([], "http://anything.example")
     assert not allows(["*.0.0.1"], "http://127.0.0.1"), "a domain pattern must not match an address"
 
 
-@pytest.mark.parametrize(
-    "pattern", ["", "*.", "**", "a*b", "*.*.com", "https://example.com", "example.com:80", "example.com/"]
-)
+@pytest.mark.parametrize("pattern", ["", "*.", "a*b", "*.*.com", "https://example.com", "example.com:80"])
 def test_invalid_host_pattern_is_refused_at_startup(pattern: str) -> None:
     with pytest.raises(ValueError, match="expected a host"):
         AllowedHosts([pattern])
@@ -166,10 +157,3 @@ def test_ipv6_embedding_of_ipv4_is_public_only_if_the_ipv4_address_is(number: in
     assert is_public(IPv6Address(int(IPv6Address("64:ff9b::")) + number)) == is_public(plain)
     assert not is_public(IPv6Address(f"::ffff:{plain}"))
     assert not is_public(IPv6Address(int(IPv6Address("2002::")) + (number << 80)))
-
-
-def test_the_authority_of_a_place_is_what_a_host_header_says() -> None:
-    assert read_url("https://example.com:443/").authority == "example.com"
-    assert read_url("https://example.com:80/").authority == "example.com:80"
-    assert read_url("http://[2606:4700::1]:81/").authority == "[2606:4700::1]:81"
-    assert MediaUrl("http", "example.com", 80, "/").url == "http://example.com/"

