@@ -70,19 +70,15 @@ async def test_page_data_endpoints_require_the_api_key() -> None:
 
 def test_markup_has_no_inline_scripts_or_styles() -> None:
     for tag, attributes in MARKUP.elements:
-        assert not [name for name in attributes if name.startswith("on") or name == "style"], (
-            tag,
-            attributes,
-        )
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], attributes
         assert tag != "style"
         assert tag != "script" or attributes.get("src")
 
 
-def test_everything_it_names_is_here() -> None:
+def test_the_files_that_are_named_are_those_that_are_served() -> None:
     named = re.findall(r'(?:src|href)="([^"#]+)"', INDEX)
     named += [f"/page/{name}" for text in SCRIPTS.values() for name in re.findall(r'from "\./([^"]+)"', text)]
-    assert len(named) > 20
-    assert set(named) <= PATHS
+    assert set(named) == PATHS - {"/"}
 
 
 def test_page_references_no_external_urls() -> None:
@@ -91,46 +87,17 @@ def test_page_references_no_external_urls() -> None:
         assert "@import" not in text
 
 
-def test_each_file_is_asked_for() -> None:
-    asked = set(re.findall(r'/page/([\w.]+)"', INDEX))
-    asked |= {name for text in SCRIPTS.values() for name in re.findall(r'from "\./([^"]+)"', text)}
-    assert asked == {path.removeprefix("/page/") for path in PATHS - {"/"}}
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_has_the_shape_of_the_house(name: str) -> None:
-    text = SCRIPTS[name]
-    assert text.startswith("/**"), "the module has no header comment"
+def test_a_script_never_turns_text_into_markup_or_code(name: str) -> None:
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|javascript:"
-    assert not re.search(forbidden, text), "text becomes markup or code"
-    assert text.count("\n") < 300
-    assert max(map(len, text.splitlines())) < 180
-    starts = [
-        number
-        for number, line in enumerate(text.splitlines())
-        if re.match(r"(export )?(async )?function", line)
-    ]
-    ends = [number for number, line in enumerate(text.splitlines()) if line == "}"]
-    for start in starts:
-        assert next(end for end in ends if end > start) - start < 40, text.splitlines()[start]
-
-
-def test_pure_modules_know_no_document_and_no_clock() -> None:
-    pure = ("charts", "chat", "events", "exports", "formats", "markdown", "pauses", "recipes", "samples")
-    for name in (*pure, "saved", "settings", "table", "view"):
-        told = re.search(
-            r"\b(document|window|fetch|localStorage|sessionStorage|Date\.now|performance)\b[.(]",
-            SCRIPTS[f"{name}.js"],
-        )
-        assert not told, (name, told)
+    assert not re.search(forbidden, SCRIPTS[name])
 
 
 def test_scripts_and_markup_mean_the_same_elements() -> None:
     assert len(IDS) == len(set(IDS))
-    meant = {id for text in SCRIPTS.values() for id in re.findall(r'byId\("([\w-]+)"\)', text)}
-    meant |= {
-        f"{name}-template" for text in SCRIPTS.values() for name in re.findall(r'copy\("(\w+)"\)', text)
-    }
+    text = "".join(SCRIPTS.values())
+    meant = set(re.findall(r'byId\("([\w-]+)"\)', text))
+    meant |= {f"{name}-template" for name in re.findall(r'copy\("(\w+)"\)', text)}
     assert len(meant) > 20
     assert meant <= set(IDS)
 
@@ -152,23 +119,10 @@ def test_every_control_has_a_name() -> None:
 
 
 def test_clickable_elements_are_keyboard_accessible() -> None:
-    clicked = {
-        id
-        for text in SCRIPTS.values()
-        for id in re.findall(r'byId\("([\w-]+)"\)\.addEventListener\("click"', text)
-    }
+    clicked = set(re.findall(r'byId\("([\w-]+)"\)\.addEventListener\("click"', "".join(SCRIPTS.values())))
     assert clicked
     for tag, attributes in MARKUP.elements:
         assert attributes.get("tabindex", "0") == "0"
         assert attributes.get("id") not in clicked or tag == "button", attributes
     assert ":focus-visible" in STYLES["frame.css"]
     assert not re.search(r"outline:\s*(none|0)", "".join(STYLES.values()))
-
-
-def test_an_answer_is_read_aloud_from_a_region_of_its_own() -> None:
-    live = {
-        attributes.get("id")
-        for _, attributes in MARKUP.elements
-        if attributes.get("role") in ("log", "status", "alert")
-    }
-    assert live == {"spoken", "announced", "settings-problem"}

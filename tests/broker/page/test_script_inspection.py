@@ -6,8 +6,6 @@ import json
 import math
 from typing import Any
 
-import pytest
-
 from tests.broker.page.scripts import Call
 
 
@@ -24,19 +22,10 @@ def test_cached_prompt_tokens_are_separated_from_computed_ones(call: Call) -> No
     assert call("inspection.js", "halves", kept(reuse=None)) == {"cached": [], "computed": [1, 2, 3, 4]}
 
 
-@pytest.mark.parametrize(
-    ("reuse", "words"),
-    [
-        (None, "The prefix cache usage is unknown."),
-        ({"tokens": 4, "tier": "disk", "miss": ""}, "4 of 4 prompt tokens came from disk (100%)."),
-        (
-            {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
-            "3 of 4 prompt tokens came from ram (75%). Miss reason: diverged at 3.",
-        ),
-    ],
-)
-def test_why_no_more_came_from_the_cache_is_told(call: Call, reuse: Any, words: str) -> None:
-    assert call("inspection.js", "reuse", kept(reuse=reuse)) == words
+def test_why_no_more_came_from_the_cache_is_told(call: Call) -> None:
+    assert call("inspection.js", "reuse", kept(reuse=None)) == "The prefix cache usage is unknown."
+    words = "3 of 4 prompt tokens came from ram (75%). Miss reason: diverged at 3."
+    assert call("inspection.js", "reuse", kept()) == words
 
 
 def test_likelihoods_are_those_of_the_answer_alone(call: Call) -> None:

@@ -24,29 +24,15 @@ def state(*turns: dict[str, Any], **told: Any) -> dict[str, Any]:
     return {"turns": list(turns), "fields": {"seed": "1"}, "model": "m", "prompt": ""} | told
 
 
-def restored(call: Call, given: dict[str, Any], *limit: int) -> Any:
-    return call("saved.js", "unpacked", call("saved.js", "packed", given, *limit))
-
-
 def test_a_conversation_is_restored_as_it_was(call: Call) -> None:
     given = state(question(1, images=(IMAGE,)), answer(2, usage={"completion_tokens": 3}), prompt="And")
-    found = restored(call, given)
+    found = call("saved.js", "unpacked", call("saved.js", "packed", given))
     assert found["turns"][0] == given["turns"][0]
     assert found["turns"][1].items() >= given["turns"][1].items()
-    assert {name: found[name] for name in ("fields", "model", "prompt")} == {
-        name: given[name] for name in ("fields", "model", "prompt")
-    }
+    assert found | {"turns": given["turns"]} == given
 
 
-def test_an_answer_that_was_streaming_says_that_it_is_incomplete(call: Call) -> None:
-    [_, found] = restored(call, state(question(1), answer(2, "Half", endedAt=None)))["turns"]
-    assert (found["text"], found["problem"]) == (
-        "Half",
-        "The page was closed before the answer was complete.",
-    )
-
-
-@pytest.mark.parametrize("limit", [100, 400, 1000, 2000, 100_000])
+@pytest.mark.parametrize("limit", [100, 400, 2000])
 def test_stored_text_never_exceeds_its_limit_and_begins_with_a_question(call: Call, limit: int) -> None:
     turns = [
         turn
@@ -66,10 +52,8 @@ def test_stored_text_never_exceeds_its_limit_and_begins_with_a_question(call: Ca
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "null", "[]", "{}"),
-        json.dumps(state({"role": "user", "text": "a"})),
+        *("", "{", "null", "{}"),
         json.dumps(state({"role": "critic", "text": "a"})),
-        json.dumps(state(turns=3)),
         json.dumps(state(fields={"seed": 1})),
         json.dumps(state(model=None)),
     ],
