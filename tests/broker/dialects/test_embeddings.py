@@ -1,20 +1,22 @@
-"""Embeddings: messages to the worker, fields refused by name, and encodings of vectors."""
+"""Embeddings and reranking: messages to the worker, fields refused by name, and rendered answers."""
 
 from __future__ import annotations
 
 import base64
 import json
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects import embeddings
+from broker.dialects import embeddings, rerank
 from broker.dialects.embeddings import INPUTS_MAX, EmbeddingsRenderer
+from broker.dialects.rerank import DOCUMENTS_MAX, RerankRenderer
 from protocol.errors import Code, RequestError
-from protocol.messages import Embed, EmbeddingChunk
+from protocol.messages import Embed, EmbeddingChunk, Rank
 from protocol.packed_texts import unpack
 from tests import factories
 
@@ -23,8 +25,16 @@ def read(given: Any, **fields: Any) -> embeddings.Body:
     return embeddings.read(json.dumps({"input": given, **fields}).encode())
 
 
-def asked(given: Any, **fields: Any) -> Embed:
+def embed(given: Any, **fields: Any) -> Embed:
     return embeddings.embed(read(given, **fields), id="embd-1", incarnation="g")
+
+
+def read_rerank(**fields: Any) -> rerank.Body:
+    return rerank.read(json.dumps({"query": "q", "documents": ["a", "b", "c"], **fields}).encode())
+
+
+def rank(**fields: Any) -> Rank:
+    return rerank.rank(read_rerank(**fields), id="rerank-1", incarnation="g")
 
 
 def encoded(sequence: int, vectors: dict[int, list[float]]) -> EmbeddingChunk:
@@ -32,46 +42,61 @@ def encoded(sequence: int, vectors: dict[int, list[float]]) -> EmbeddingChunk:
     return factories.encoded(sequence, list(vectors), packed)
 
 
-TEXTS: dict[str, tuple[Any, list[Any]]] = {
-    "a text": ("駅 🚂", ["駅 🚂"]), "ids": ([1, 2], [[1, 2]]), "lists of ids": ([[1, 2], [3]], [[1, 2], [3]]),
-}  # fmt: skip
+# --- requests ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("given", "texts"), TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [("駅 🚂", ["駅 🚂"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
+    ids=["text", "ids", "lists of ids"],
+)
 def test_texts_go_on_as_they_came(given: Any, texts: list[Any]) -> None:
-    request = asked(given)
+    request = embed(given)
     assert unpack(request) == texts
     assert (request.count, request.source, request.dimensions) == (len(texts), "input", None)
 
 
-def test_embedding_options_are_passed_to_the_worker() -> None:
-    request = asked("a", dimensions=64, priority=-2, user="u", unknown=1, encoding_format=None)
+def test_options_are_passed_to_the_worker() -> None:
+    request = embed("a", dimensions=64, priority=-2, user="u", unknown=1, encoding_format=None)
     assert (request.dimensions, request.priority, request.tokens_max) == (64, -2, None)
-    assert asked("a", truncate_prompt_tokens=9).tokens_max == 9
-    assert asked("a", truncate_prompt_tokens=-1).tokens_max == 2**31 - 1
+    assert embed("a", truncate_prompt_tokens=9).tokens_max == 9
+    assert embed("a", truncate_prompt_tokens=-1).tokens_max == 2**31 - 1
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({"input": []}, "input"),
-    "one of several": ({"input": ["a", ""]}, "input[1]"),
-    "no ids": ({"input": [[1], []]}, "input[1]"),
-    "a mixture": ({"input": ["a", [1]]}, "input"),
-    "a negative one": ({"input": [[1], [2, -1]]}, "input[1][1]"),
-    "too many": ({"input": ["a"] * (INPUTS_MAX + 1)}, "input"),
-    "a format": ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-}
+def test_query_and_documents_go_on() -> None:
+    request = rank(documents=["a", {"text": "b", "title": "t"}], instruction="i", priority=1)
+    assert unpack(request) == ["a", "b"]
+    assert (request.query, request.instruction, request.count) == ("q", "i", 2)
+    assert (request.source, request.priority, request.tokens_max) == ("documents", 1, None)
+    assert rank(max_tokens_per_doc=100).tokens_max == 100
+    assert rank(max_tokens_per_doc=100, truncate_prompt_tokens=-1).tokens_max == 2**31 - 1
 
 
-@pytest.mark.parametrize(("body", "param"), REFUSED.values(), ids=REFUSED)
-def test_invalid_request_error_names_the_param(body: dict[str, Any], param: str) -> None:
+@pytest.mark.parametrize(
+    ("read", "fields", "param"),
+    [
+        (read, {"given": []}, "input"),
+        (read, {"given": ["a", ""]}, "input[1]"),
+        (read, {"given": [[1], []]}, "input[1]"),
+        (read, {"given": ["a", [1]]}, "input"),
+        (read, {"given": [[1], [2, -1]]}, "input[1][1]"),
+        (read, {"given": ["a"] * (INPUTS_MAX + 1)}, "input"),
+        (read, {"given": "a", "encoding_format": "int8"}, "encoding_format"),
+        (read_rerank, {"query": ""}, "query"),
+        (read_rerank, {"documents": []}, "documents"),
+        (read_rerank, {"documents": ["a"] * (DOCUMENTS_MAX + 1)}, "documents"),
+        (read_rerank, {"documents": [{"title": "t"}]}, "documents[0].text"),
+    ],
+)
+def test_invalid_request_error_names_the_param(
+    read: Callable[..., object], fields: dict[str, Any], param: str
+) -> None:
     with pytest.raises(RequestError) as caught:
-        embeddings.read(json.dumps(body).encode())
-    assert caught.value.code is Code.INVALID_REQUEST
-    assert caught.value.param == param
+        read(**fields)
+    assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, param)
 
 
-# --- vectors -----------------------------------------------------------------------------------------
-
+# --- answers -----------------------------------------------------------------------------------------
 
 lists = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=1, max_size=9)
 
@@ -92,8 +117,8 @@ def test_vectors_are_in_the_order_of_their_texts_whatever_the_order_of_work(
     assert not document.over
     told = json.loads(document.feed([(0, [factories.finished(prompt=7)])]))
     assert document.over
-    assert told["object"] == "list"
-    assert (told["model"], told["usage"]) == ("m", {"prompt_tokens": 7, "total_tokens": 7})
+    assert (told["object"], told["model"]) == ("list", "m")
+    assert told["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert [entry["index"] for entry in told["data"]] == list(range(len(vectors)))
     for entry, vector in zip(told["data"], vectors, strict=True):
         assert entry["object"] == "embedding"
@@ -110,3 +135,26 @@ def test_a_document_has_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     document.feed([(0, [encoded(0, {0: [0.5]})])])
     with pytest.raises(RequestError, match="Send fewer texts"):
         document.feed([(0, [encoded(1, {1: [0.5] * 50})])])
+
+
+def ranked(body: rerank.Body, *scores: float) -> dict[str, Any]:
+    """Return the document for scores that arrive one by one, the last one first."""
+    document = RerankRenderer("rerank-1", "m", body)
+    for number, place in enumerate(reversed(range(len(scores)))):
+        assert document.feed([(0, [encoded(number, {place: [scores[place]]})])]) == b""
+    found: dict[str, Any] = json.loads(document.feed([(0, [factories.finished(prompt=9)])]))
+    return found
+
+
+def test_the_most_relevant_comes_first_and_the_first_of_equals() -> None:
+    results = ranked(read_rerank(), 0.25, 0.75, 0.25)["results"]
+    assert [(one["index"], one["relevance_score"]) for one in results] == [(1, 0.75), (0, 0.25), (2, 0.25)]
+    assert "document" not in results[0]
+    body = read_rerank(top_n=2, return_documents=True, documents=["a", {"text": "b"}, "c"])
+    answer = ranked(body, 0.25, 0.75, 0.5)
+    assert answer["results"] == [
+        {"index": 1, "relevance_score": 0.75, "document": {"text": "b"}},
+        {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
+    ]
+    assert (answer["id"], answer["model"]) == ("rerank-1", "m")
+    assert answer["usage"] == {"prompt_tokens": 9, "total_tokens": 9}

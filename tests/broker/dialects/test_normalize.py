@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from broker.dialects.normalize import ARGUMENTS_DEPTH_MAX, Conversation, normalize
 from broker.dialects.parts import Attachment, Image, Video
+from broker.dialects.volatile_lines import HEADS, without_head
 
 PIXEL = "data:image/png;base64,AAAA"
 IMAGE = {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}
@@ -343,3 +344,53 @@ def assert_canonical(output: list[dict[str, Any]], system_in_place: bool) -> Non
             assert called.keys() | {"id"} == {"id", "type", "function"}
             assert None not in called.values()
             assert None not in called["function"].values()
+
+
+# --- volatile lines before a system prompt -----------------------------------------------------------
+
+# As Claude Code 2.1 sends it, to Anthropic and to other servers.
+BILLING = "x-anthropic-billing-header: cc_version=2.1.330.fe5; cc_entrypoint=sdk-cli; cch=a1b2c;"
+LATER = "x-anthropic-billing-header: cc_version=2.1.330.c62; cc_entrypoint=sdk-cli; cch=00000;"
+PROMPT = "You are an agent.\n\nx-anthropic-billing-header: is a name that I mention."
+
+TEXTS = st.lists(
+    st.sampled_from([*HEADS, BILLING, "\n", "\n\n", "You are", " ", "x-anthropic", "x-anthropic-billing: y"])
+).map("".join)
+
+
+def system(*contents: Any) -> list[dict[str, Any]]:
+    messages = [{"role": "system", "content": content} for content in contents]
+    return normalize([*messages, {"role": "user", "content": "Hi"}]).messages
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        (f"{BILLING}\n{PROMPT}",),
+        (f"{BILLING}\n{LATER}\n{PROMPT}",),
+        (parts(BILLING, PROMPT),),
+        (BILLING, PROMPT),
+    ],
+)
+def test_the_prompt_is_that_of_a_request_without_the_line(told: tuple[Any, ...]) -> None:
+    assert system(*told) == system(PROMPT)
+
+
+def test_other_text_is_left_unchanged() -> None:
+    assert without_head(f" {BILLING}\n{PROMPT}") == f" {BILLING}\n{PROMPT}"
+    user = {"role": "user", "content": f"{BILLING}\nWhat is this?"}
+    assert normalize([user]).messages == [user]
+    assert system(BILLING) == system(parts(BILLING)) == system()
+    assert system("") != system()
+
+
+@given(TEXTS)
+def test_stripped_text_is_a_suffix_without_volatile_head(text: str) -> None:
+    left = without_head(text)
+    assert text.endswith(left)
+    assert not left.startswith(HEADS)
+    assert without_head(left) == left

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import pytest
@@ -67,3 +69,113 @@ def test_text_that_is_not_markup_is_preserved(call: Call, text: str) -> None:
     assert call("markdown.js", "blocks", text) == [
         {"kind": "paragraph", "spans": [{"kind": "text", "text": text}]}
     ]
+
+
+# --- saved conversations -----------------------------------------------------------------------------
+
+IMAGE = "data:image/png;base64," + "A" * 400
+
+
+def question(number: int, text: str = "Why?", images: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"role": "user", "text": text, "images": list(images), "number": number}
+
+
+def answer(number: int, text: str = "So.", **told: Any) -> dict[str, Any]:
+    return {"role": "assistant", "text": text, "calls": [], "number": number, "endedAt": 2.0} | told
+
+
+def state(*turns: dict[str, Any], **told: Any) -> dict[str, Any]:
+    return {"turns": list(turns), "fields": {"seed": "1"}, "model": "m", "prompt": ""} | told
+
+
+def test_a_conversation_is_restored_as_it_was(call: Call) -> None:
+    given = state(question(1, images=(IMAGE,)), answer(2, usage={"completion_tokens": 3}), prompt="And")
+    found = call("saved.js", "unpacked", call("saved.js", "packed", given))
+    assert found["turns"][0] == given["turns"][0]
+    assert found["turns"][1].items() >= given["turns"][1].items()
+    assert found | {"turns": given["turns"]} == given
+
+
+@pytest.mark.parametrize("limit", [100, 400, 2000])
+def test_stored_text_never_exceeds_its_limit_and_begins_with_a_question(call: Call, limit: int) -> None:
+    turns = [
+        turn
+        for number in range(1, 20, 2)
+        for turn in (question(number, "x" * 40, (IMAGE,)), answer(number + 1, "y" * 40))
+    ]
+    text = call("saved.js", "packed", state(*turns), limit)
+    assert len(text) <= limit
+    kept = json.loads(text)["turns"] if text else []
+    assert [turn["number"] for turn in kept] == list(range(21 - len(kept), 21))
+    assert not kept or kept[0]["role"] == "user"
+    if limit == 2000:
+        assert 0 < len(kept) < 20
+        assert all(turn["lost"] == 1 and turn["images"] == [] for turn in kept[::2])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "null", "{}"),
+        json.dumps(state({"role": "critic", "text": "a"})),
+        json.dumps(state(fields={"seed": 1})),
+        json.dumps(state(model=None)),
+    ],
+)
+def test_stored_text_that_is_invalid_is_ignored(call: Call, text: str) -> None:
+    assert call("saved.js", "unpacked", text) is None
+
+
+def test_a_conversation_as_markdown_has_a_heading_for_each_turn(call: Call) -> None:
+    calls = [{"id": "c", "name": "note", "arguments": '{"a": "```"}'}]
+    tool = {"role": "tool", "call": "c", "name": "note", "text": "done", "number": 3}
+    told = call(
+        "exports.js", "markdown", [question(1, images=(IMAGE,)), answer(2, calls=calls), tool], "Be brief."
+    )
+    assert told == (
+        "## System\n\nBe brief.\n\n## User\n\n*Image 1*\n\nWhy?\n\n## Assistant\n\nSo.\n\n"
+        '````json\nnote({"a": "```"})\n````\n\n## Tool: note\n\ndone\n'
+    )
+
+
+# --- captured requests -------------------------------------------------------------------------------
+
+
+def kept(**told: Any) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-1", "path": "/v1/chat/completions", "model": "org/model", "code": "stop",
+        "prompt_tokens": 4, "answered": 2, "reuse": {"tokens": 3, "tier": "ram", "miss": "diverged_at_3"},
+        "prompt": {"tokens": [1, 2, 3, 4]}, "answer": {"tokens": [5, 6]},
+    } | told  # fmt: skip
+
+
+def test_cached_prompt_tokens_are_separated_from_computed_ones(call: Call) -> None:
+    assert call("inspection.js", "halves", kept()) == {"cached": [1, 2, 3], "computed": [4]}
+    assert call("inspection.js", "halves", kept(reuse=None)) == {"cached": [], "computed": [1, 2, 3, 4]}
+
+
+def test_why_no_more_came_from_the_cache_is_told(call: Call) -> None:
+    assert call("inspection.js", "reuse", kept(reuse=None)) == "The prefix cache usage is unknown."
+    words = "3 of 4 prompt tokens came from ram (75%). Miss reason: diverged at 3."
+    assert call("inspection.js", "reuse", kept()) == words
+
+
+def test_likelihoods_are_those_of_the_answer_alone(call: Call) -> None:
+    asked = call("inspection.js", "scoring", kept())
+    assert (asked["prompt"], asked["max_tokens"], asked["echo"]) == ([1, 2, 3, 4, 5, 6], 0, True)
+    logprobs = {
+        "tokens": ["<", "user", ">", "Hi", "Hel", ""],
+        "token_logprobs": [None, -1, -1, -1, math.log(0.5), 0],
+        "top_logprobs": [None, {}, {}, {}, {"Hel": math.log(0.5), "Yo": math.log(0.25)}, None],
+    }
+    told = call("inspection.js", "likelihoods", kept(), {"choices": [{"logprobs": logprobs}]})
+    assert [(token["text"], round(token["share"], 6)) for token in told] == [("Hel", 0.5), ("▪", 1)]
+    assert told[0]["label"] == '50%; most likely: "Hel" 50%, "Yo" 25%'
+
+
+def test_a_body_is_laid_out_and_its_images_are_shortened(call: Call) -> None:
+    body = {"image_url": {"url": "data:image/png;base64," + "A" * 500}, "text": "B" * 500}
+    told = json.loads(call("inspection.js", "laidOut", json.dumps(body)))
+    assert told["text"] == body["text"]
+    assert told["image_url"]["url"].endswith("… (522 characters)")
+    assert call("inspection.js", "laidOut", '{"cut') == '{"cut'

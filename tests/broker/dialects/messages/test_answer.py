@@ -1,4 +1,4 @@
-"""Rendering of a flight's output as Anthropic's events or document."""
+"""Rendering of a flight's output as Anthropic's events, document or error."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jiter import from_json
 
 from broker.dialects import renderers
 from broker.dialects.messages.answer import PING, MessageDocumentRenderer, MessageSseRenderer, message
 from broker.dialects.messages.arguments import object_of
+from broker.dialects.messages.errors import error_object
+from broker.dialects.openai import failure
 from broker.dispatch.flight import Item
-from protocol.errors import Code, RequestError
-from protocol.messages import Finished, PrefixHit
+from protocol.errors import KINDS, Code, RequestError
+from protocol.messages import Finished
 from protocol.types import CallDelta, Delta, Usage
 from tests import factories
+from tests.factories import reused
 
 accepted = partial(factories.accepted, prompt_tokens=12)
 finished = partial(factories.finished, prompt=12, tokens=3)
 failed = partial(factories.failed, message="It broke.")
 BEGUN = message("msg_1", "org/m")
-
-
-def reused(tokens: int) -> PrefixHit:
-    return factories.reused(tokens=tokens)
 
 
 def delta(text: str = "", thought: str = "", *calls: CallDelta) -> Delta:
@@ -123,7 +123,12 @@ def answers(draw: st.DrawFn) -> list[Item]:
     reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
     stop = draw(st.sampled_from(["", "\n\nHuman:"]))
     cached = draw(st.integers(0, 12))
-    return [accepted(), reused(cached), *deltas, finished(reason=reason, stop=stop, cached=cached)]
+    return [
+        accepted(),
+        reused(tokens=cached),
+        *deltas,
+        finished(reason=reason, stop=stop, cached=cached),
+    ]
 
 
 @settings(max_examples=60)
@@ -151,7 +156,19 @@ def test_events_of_a_stream_cut_anywhere_make_the_document_of_all_output(
 
 def test_a_stream_is_exactly_these_events() -> None:
     sse = MessageSseRenderer(BEGUN).feed(
-        [(0, [accepted(), reused(8), delta("", "Hm."), delta("\n\n"), delta('"駅"'), delta(" 🚂")])]
+        [
+            (
+                0,
+                [
+                    accepted(),
+                    reused(tokens=8),
+                    delta("", "Hm."),
+                    delta("\n\n"),
+                    delta('"駅"'),
+                    delta(" 🚂"),
+                ],
+            )
+        ]
     )
     assert [line for line in sse.decode().split("\n") if line] == [
         "event: message_start",
@@ -212,7 +229,6 @@ def test_a_document_is_exactly_this() -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        (finished(reason="stop"), ("end_turn", None)),
         (finished(reason="length"), ("max_tokens", None)),
         (finished(reason="stop", stop="\n\nHuman:"), ("stop_sequence", "\n\nHuman:")),
         (finished(reason="tool_calls", stop="\n\nHuman:"), ("tool_use", None)),
@@ -227,8 +243,8 @@ def test_why_an_answer_ends_is_told_in_anthropics_words(end: Finished, told: tup
 def test_cached_tokens_are_reported_at_start_if_available_and_always_at_end() -> None:
     end = finished(cached=8)
     stream = MessageSseRenderer(BEGUN)
-    early = streamed(accepted(), reused(8), end)
-    late = read_events(stream.feed([(0, [accepted()])]) + stream.feed([(0, [reused(8), end])]))
+    early = streamed(accepted(), reused(tokens=8), end)
+    late = read_events(stream.feed([(0, [accepted()])]) + stream.feed([(0, [reused(tokens=8), end])]))
     for events, first in ((early, 8), (late, 0)):
         told = {event["type"]: event.get("message", event).get("usage") for event in events}
         assert told["message_start"]["cache_read_input_tokens"] == first
@@ -267,3 +283,86 @@ def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPat
     assert b"yyy" in stream.feed([(0, [delta("y" * 900)])])
     with pytest.raises(RequestError, match="Set 'stream' to true"):
         document.feed([(0, [delta("y" * 900)])])
+
+
+# --- arguments ---------------------------------------------------------------------------------------
+
+
+def read(arguments: str) -> Any:
+    return json.loads(bytes(object_of(arguments)))
+
+
+keys = st.text('ab"\\{}é🚂', max_size=4)
+numbers = st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False, width=16)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | keys,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(keys, values, max_size=4)
+
+
+@settings(max_examples=60)
+@given(objects, st.booleans(), st.data())
+def test_an_object_is_passed_on_as_written_and_cut_short_as_the_sdk_keeps_it(
+    value: dict[str, Any], ascii_only: bool, data: st.DataObject
+) -> None:
+    written = json.dumps(value, ensure_ascii=ascii_only, indent=1)
+    assert bytes(object_of(written)) == written.encode()
+    cut = written[: data.draw(st.integers(1, len(written)))]
+    assert read(cut) == from_json(cut.encode(), partial_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("", {}),
+        ("[1, 2]", {}),
+        ('{"a": 1} and more', {"a": 1}),
+        ('{"a": tru', {}),
+        ('{"a": 1, "b": [true, nul', {"a": 1, "b": [True]}),
+        ('{"path": "/etc/hosts", "content": "127.0.0.1 loc', {"path": "/etc/hosts"}),
+        ('{"a": [{"b": "c"}, {"d', {"a": [{"b": "c"}, {}]}),
+        pytest.param('{"a":' + "[" * 200_000, {}, id="deep"),
+    ],
+)
+def test_whatever_is_written_there_is_an_object(written: str, expected: Any) -> None:
+    assert read(written) == expected
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+TYPES = {
+    Code.INVALID_REQUEST: "invalid_request_error",
+    Code.INVALID_API_KEY: "authentication_error",
+    Code.MODEL_NOT_FOUND: "not_found_error",
+    Code.REQUEST_TOO_LARGE: "request_too_large",
+    Code.RATE_LIMIT_EXCEEDED: "rate_limit_error",
+    Code.TEXT_GENERATION_BUSY: "overloaded_error",
+    Code.ENGINE_ERROR: "api_error",
+    Code.DEADLINE_EXCEEDED: "timeout_error",
+}
+OTHERS = {"permission_error"}
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_error_has_a_type_that_anthropics_clients_know(code: Code) -> None:
+    document = error_object(RequestError(code, "Because."), "req_1")
+    kind = document["error"]["type"]
+    told = {"type": kind, "message": "Because."}
+    assert document == {"type": "error", "error": told, "request_id": "req_1"}
+    assert kind == TYPES.get(code, kind)
+    assert kind in {*TYPES.values(), *OTHERS}
+    # A retryable error has a type that means temporary load.
+    assert (kind in ("overloaded_error", "rate_limit_error")) == KINDS[code].retryable
+
+
+def test_errors_are_in_the_words_that_agents_know() -> None:
+    """The parameter is named once; a prompt that is too long has Anthropic's wording."""
+    for words in ("Not an image.", "'messages[0]' is no image."):
+        told = error_object(RequestError(Code.INVALID_MEDIA, words, param="messages[0]"))
+        assert told["error"]["message"].count("messages[0]") == 1
+    numbers = {"prompt_tokens": 9000, "context_length": 8192}
+    said = failed(code="context_length_exceeded", message="Too long.", details=numbers)
+    too_long = "prompt is too long: 9000 tokens > 8192 maximum"
+    assert error_object(failure(said))["error"]["message"] == too_long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from broker.dialects import renderers
 from broker.dialects.responses.answer import ResponseBuilder, ResponseDocumentRenderer, ResponseSseRenderer
+from broker.dialects.responses.custom import InputReader
 from broker.dialects.responses.encrypted_content import unseal
 from broker.dialects.responses.output import OutputStyle, ResponseOutput
 from broker.dialects.responses.tools import QualifiedName
@@ -288,3 +290,76 @@ def test_streamed_is_whole_however_it_is_cut(growths: list[Any], summarized: boo
         if "item_id" in event:
             assert event["item_id"] == document["output"][current]["id"]
     assert list(texts.values()) == [text_of(item) for item in document["output"]]
+
+
+# --- custom tools ------------------------------------------------------------------------------------
+
+INPUTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    return [text[a:b] for a, b in pairwise([0, *sorted(place % (len(text) + 1) for place in places), None])]
+
+
+def read(pieces: list[str]) -> tuple[str, str]:
+    """Return the input streamed so far, and the rest at the end."""
+    reader = InputReader()
+    told = "".join(reader.push(piece) for piece in pieces)
+    rest = reader.close()
+    assert reader.text == told + rest
+    return told, rest
+
+
+@settings(max_examples=50)
+@given(text=INPUTS, place=st.integers(0, 400), end=st.integers(0, 400))
+def test_truncated_custom_tool_input_is_streamed_up_to_the_cut(text: str, place: int, end: int) -> None:
+    arguments = json.dumps({"input": text})
+    arguments = arguments[: len('{"input": "') + end % len(arguments)]
+    told, rest = read(cut(arguments, [place]))
+    assert (told, rest) == read([arguments])
+    assert text.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "rest"),
+    [
+        (r'{"input":"\ud83d\ude82 \\ud83d \"\u00e9\/"}', '🚂 \\ud83d "é/', ""),
+        (r'{"input":"a\ud83d"}', "a?", ""),  # half a surrogate pair is not a character
+        (r'{"input":"\ud83d\u0041"}', "?A", ""),
+        ('{"patch":"*** Begin"}', "", "*** Begin"),
+        ('{"input":5}', "", '{"input":5}'),
+        ("{}", "", ""),
+        ('{"inp', "", '{"inp'),
+        ("", "", ""),
+    ],
+)
+def test_other_arguments_are_told_in_the_end(arguments: str, told: str, rest: str) -> None:
+    assert read([arguments]) == (told, rest)
+    assert read(list(arguments)) == (told, rest)
+
+
+@settings(max_examples=50)
+@given(text=INPUTS, places=st.lists(st.integers(0, 400), max_size=6), is_ascii=st.booleans())
+def test_a_call_streamed_is_the_call_whole(text: str, places: list[int], is_ascii: bool) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=is_ascii)
+    assert read(cut(arguments, places)) == (text, "")
+    output = ResponseOutput(
+        STEM, OutputStyle(customs=frozenset({"patch"}), namespaces={"patch": ("files", "patch")})
+    )
+    calls = [CallDelta(index=0, id="call_1", name="patch")]
+    calls += [CallDelta(index=0, arguments=piece) for piece in cut(arguments, places)]
+    deltas = [delta(calls=(each,)) for each in calls]
+    events = [event for delta in deltas for event in output.take(delta)] + list(output.close(complete=True))
+    (item,) = output.items
+    assert item == {
+        "id": f"ctc_{STEM}_0", "type": "custom_tool_call", "status": "completed", "call_id": "call_1",
+        "name": "patch", "namespace": "files", "input": text,
+    }  # fmt: skip
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    grown = [event["delta"] for event in events if "delta" in event]
+    assert "".join(grown) == text
+    middle = ["custom_tool_call_input.delta"] * len(grown)
+    end = ["custom_tool_call_input.done", "output_item.done"]
+    assert kinds == ["output_item.added", *middle, *end]
+    assert events[0]["item"]["input"] == ""
+    assert events[-2]["input"] == text

@@ -1,4 +1,4 @@
-"""Request bodies of the responses API: fields sent to the worker, echoed, and refused."""
+"""Request bodies of the responses API: fields and tools for the worker, echoed, and refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ import pytest
 
 from broker.dialects.body import encode
 from broker.dialects.responses import body, request
+from broker.dialects.responses.tools import ResponsesToolOffer, flat_name, offer
 from protocol.conversation import unpack
 from protocol.errors import RequestError
 from protocol.messages import Generate
 from protocol.types import StructuredOutput
+from protocol.types import ToolCallConstraint as Calling
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "required": ["b"]}
+READ: dict[str, Any] = {"type": "function", "name": "read", "parameters": {"type": "object"}}
+NOTE: dict[str, Any] = {"type": "function", "name": "note", "strict": True}
+FILES: dict[str, Any] = {
+    "type": "namespace", "name": "mcp__files__", "description": "Files.",
+    "tools": [READ, {"type": "mcp", "name": "raw"}],
+}  # fmt: skip
+ALL = ("read", "note", "mcp__files__read")
+ELSEWHERE = [{"type": "web_search"}, {"type": "local_shell"}, {"type": None}]
 
 
 def read(**fields: Any) -> body.Body:
@@ -44,25 +54,15 @@ def refusal(**fields: Any) -> RequestError:
 def test_parameters_are_passed_on() -> None:
     made = generate(
         max_output_tokens=9, temperature=0.5, top_p=0.9, seed=3, top_k=4, stop=["x"], priority=-1,
-        cache_salt="s",
+        cache_salt="s", top_logprobs=2,
     )  # fmt: skip
     assert (made.max_tokens, made.stop, made.priority, made.cache_salt) == (9, ["x"], -1, "s")
     sampling = made.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.9, 3, 4)
     assert made.source == "input"
-    assert generate().max_tokens is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "logprobs"),
-    [
-        ({}, None),
-        ({"include": ["message.output_text.logprobs"]}, 0),
-        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
-    ],
-)
-def test_likelihoods_are_asked_for_in_either_way(fields: dict[str, Any], logprobs: int | None) -> None:
-    assert generate(**fields).sampling.logprobs == logprobs
+    bare, likely = generate(), generate(include=["message.output_text.logprobs"])
+    assert (bare.max_tokens, bare.sampling.logprobs, likely.sampling.logprobs) == (None, None, 0)
+    assert sampling.logprobs == 2
 
 
 def test_an_effort_is_a_wish_to_the_template() -> None:
@@ -101,7 +101,7 @@ def test_a_response_repeats_what_was_asked_for_with_openais_defaults() -> None:
     schema = {"type": "json_schema", "name": "t", "strict": True, "schema": SCHEMA}
     shown = envelope(
         instructions="i", temperature=0, metadata={"a": "b"},
-        tools=[{"type": "function", "name": "f"}, {"type": "web_search", "x": 1}],
+        tools=[{"type": "function", "name": "f"}, {"type": "web_search", "x": 1}, FILES],
         tool_choice={"type": "function", "name": "f"}, parallel_tool_calls=False, max_output_tokens=20,
         max_tool_calls=2, text={"format": schema},
         reasoning={"effort": "high", "generate_summary": "concise"}, user="u", truncation="auto",
@@ -110,7 +110,7 @@ def test_a_response_repeats_what_was_asked_for_with_openais_defaults() -> None:
     assert shown["tools"][0] == {
         "type": "function", "name": "f", "description": None, "parameters": None, "strict": None,
     }  # fmt: skip
-    assert shown["tools"][1] == {"type": "web_search", "x": 1}
+    assert shown["tools"][1:] == [{"type": "web_search", "x": 1}, FILES]
     assert shown["tool_choice"] == {"type": "function", "name": "f"}
     assert (shown["max_output_tokens"], shown["max_tool_calls"], shown["user"]) == (20, 2, "u")
     assert shown["text"]["format"] == schema | {"description": None}
@@ -154,3 +154,88 @@ def test_thoughts_are_told_as_they_were_asked_for(
 def test_invalid_request_error_names_the_param(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.param, error.kind.status) == (param, 400)
+
+
+# --- tools -------------------------------------------------------------------------------------------
+
+
+def names(offered: ResponsesToolOffer) -> list[str]:
+    return [tool["function"]["name"] for tool in offered.shown]
+
+
+def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> ResponsesToolOffer:
+    return offer(tools or (READ, NOTE, FILES), choice, single=single)
+
+
+def test_functions_are_offered_those_of_a_namespace_by_both_names_in_one() -> None:
+    offered = choose("auto", *ELSEWHERE, READ, FILES, {**READ, "description": "another of this name"})
+    assert names(offered) == ["read", "mcp__files__read"]
+    assert offered.shown[0]["function"] == {"name": "read", "parameters": {"type": "object"}}
+    assert offered.calling is None
+    assert offered.namespaces == {"mcp__files__read": ("mcp__files__", "read")}
+    assert flat_name("mcp__files", "_read") == "mcp__files__read"
+    assert flat_name(None, "_read") == "_read"
+
+
+def test_custom_tool_is_offered_as_function_with_one_string_parameter() -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin"'}
+    patch = {"type": "custom", "name": "patch", "description": "Edits files.", "format": grammar}
+    offered = choose(None, patch, READ, {**FILES, "tools": [{"type": "custom", "name": "raw"}]})
+    assert names(offered) == ["patch", "read", "mcp__files__raw"]
+    assert offered.customs == {"patch", "mcp__files__raw"}
+    function = offered.shown[0]["function"]
+    assert function["description"] == "Edits files."
+    assert list(function["parameters"]["properties"]) == function["parameters"]["required"] == ["input"]
+    assert 'start: "*** Begin"' in function["parameters"]["properties"]["input"]["description"]
+    named = {"type": "custom", "name": "patch"}
+    assert choose(named, patch, READ).calling == Calling(required=True, name="patch", single=True)
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    assert names(choose(allowed, patch, READ)) == ["patch"]
+
+
+def named(name: str, **fields: str) -> dict[str, str]:
+    return {"type": "function", "name": name, **fields}
+
+
+@pytest.mark.parametrize(
+    ("choice", "single", "offered", "calling"),
+    [
+        ("auto", True, [*ALL], Calling(single=True, strict=["note"])),
+        (
+            named("read", namespace="mcp__files__"),
+            False,
+            [*ALL],
+            Calling(required=True, name="mcp__files__read", single=True, strict=["note"]),
+        ),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [named("read"), {"type": "web_search"}]},
+            False,
+            ["read"],
+            Calling(required=True),
+        ),
+        ("none", False, [], None),
+    ],
+)
+def test_a_choice_says_how_tools_are_called(
+    choice: Any, single: bool, offered: list[str], calling: Calling | None
+) -> None:
+    chosen = choose(choice, single=single)
+    assert (names(chosen), chosen.calling) == (offered, calling)
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "param"),
+    [
+        ("sometimes", [READ], "tool_choice"),
+        (named("other"), [READ], "tool_choice.name"),
+        ({"type": "allowed_tools"}, [READ], "tool_choice.tools"),
+        ({"type": "allowed_tools", "tools": [named("x")]}, [READ], "tool_choice.tools[0].name"),
+        ("required", [{"type": "web_search"}], "tool_choice"),
+        (None, [READ, named("")], "tools[1].name"),
+        (None, [{**FILES, "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
+    ],
+)
+def test_invalid_tools_error_names_the_param(choice: Any, tools: list[dict[str, Any]], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        choose(choice, *tools)
+    assert caught.value.param == param

@@ -1,13 +1,18 @@
-"""Stored responses: ownership by API key, maximum count and maximum total size."""
+"""Stored responses: bounds of the store, the history that requests refer to, and pages of items."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.dialects.responses.body import read
+from broker.dialects.responses.history import recall, response_id
+from broker.dialects.responses.items import Placed, listed
+from broker.dialects.responses.listing import PAGE_ITEMS, page
 from broker.dialects.responses.store import (
     PIECE_BYTES,
     RESPONSE_BYTES,
@@ -15,7 +20,7 @@ from broker.dialects.responses.store import (
     StoredItems,
     StoredResponse,
 )
-from protocol.errors import RequestError
+from protocol.errors import Code, RequestError
 
 ANN, BOB = b"ann", b"bob"
 
@@ -57,14 +62,9 @@ def test_eviction_is_fair_between_api_keys(count_max: int, bytes_max: int) -> No
     assert _has(store, ANN, "r39")
     assert _has(store, BOB, "r39")
     assert not _has(store, BOB, "old")
-
-
-def test_oversized_response_is_dropped_without_evicting_other_owners() -> None:
-    store = ResponseStore(8, 4096)
-    store.put(BOB, "small", kept())
-    store.put(ANN, "large", kept("x" * 5000))
-    assert len(store) == 1
-    assert _has(store, BOB, "small")
+    store.put(ANN, "large", kept("x" * 2**20))
+    others = sum(_has(store, BOB, f"r{number}") for number in range(40))
+    assert others == mine.count(BOB), "one that is too large evicts none of another key"
 
 
 def _has(store: ResponseStore, owner: bytes, id: str) -> bool:
@@ -104,3 +104,107 @@ def _bytes(there: dict[str, StoredResponse]) -> int:
     pieces = {id(piece): len(piece.encoded) for one in there.values() for piece in one.pieces}
     own = (RESPONSE_BYTES + len(one.head) + PIECE_BYTES * len(one.pieces) for one in there.values())
     return sum(pieces.values()) + sum(own)
+
+
+# --- history of a request ----------------------------------------------------------------------------
+
+FIRST, SECOND = "a" * 24, "b" * 24
+BYTES_MAX = 2**20
+
+
+def said(stem: str, text: str) -> dict[str, Any]:
+    return {"type": "message", "id": f"msg_{stem}_0", "role": "assistant", "content": text}
+
+
+@pytest.fixture
+def store() -> ResponseStore:
+    """Response store with two turns of one conversation."""
+    store = ResponseStore(8, BYTES_MAX)
+    before: tuple[StoredItems, ...] = ()
+    for stem, text in ((FIRST, "one"), (SECOND, "two")):
+        input = listed([{"role": "user", "content": f"{text}?"}], stem)
+        kept = StoredResponse.of({"output": [said(stem, text)]}, (*before, StoredItems.of(input)))
+        store.put(ANN, response_id(stem), kept)
+        before = kept.pieces
+    return store
+
+
+def placed(store: ResponseStore, *, bytes_max: int = BYTES_MAX, **fields: Any) -> list[Placed]:
+    body = read(json.dumps(fields).encode())
+    return recall(body, store, ANN, bytes_max=bytes_max).placed()
+
+
+def test_previous_responses_precede_new_input_and_items_are_named_by_their_ids(store: ResponseStore) -> None:
+    items = placed(store, input="three?", previous_response_id=response_id(SECOND))
+    assert [place for place, _ in items] == ["previous_response_id"] * 4 + ["input"]
+    assert [item["role"] for _, item in items] == ["user", "assistant"] * 2 + ["user"]
+    assert items[3][1] == said(SECOND, "two")
+    [(_, first), second] = placed(
+        store, input=[{"type": "item_reference", "id": f"msg_{FIRST}_i0"}, {"id": f"msg_{SECOND}_0"}]
+    )
+    assert first["content"] == [{"type": "input_text", "text": "one?"}]
+    assert second == ("input[1]", said(SECOND, "two"))
+
+
+@pytest.mark.parametrize("id", [f"msg_{FIRST}_9", f"msg_{'c' * 24}_0", "msg_1", f"resp_{FIRST}"])
+def test_an_item_that_is_not_kept_is_not_found(store: ResponseStore, id: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        placed(store, input=[{"role": "user", "content": "x"}, {"type": "item_reference", "id": id}])
+    assert (caught.value.code, caught.value.param) == (Code.RESPONSE_NOT_FOUND, "input[1].id")
+
+
+def test_recalled_history_size_is_limited(store: ResponseStore) -> None:
+    reference = {"type": "item_reference", "id": f"msg_{FIRST}_0"}
+    assert len(placed(store, input=[reference] * 4, bytes_max=500)) == 4
+    for fields in ({"input": [reference] * 40}, {"input": "x", "previous_response_id": response_id(SECOND)}):
+        with pytest.raises(RequestError) as caught:
+            placed(store, bytes_max=200, **fields)
+        assert caught.value.code is Code.REQUEST_TOO_LARGE
+
+
+# --- pages of items ----------------------------------------------------------------------------------
+
+ITEMS = [{"id": f"i{n}", "type": "message"} for n in range(25)]
+
+
+def ids(document: dict[str, list[dict[str, str]]]) -> list[str]:
+    return [item["id"] for item in document["data"]]
+
+
+def test_the_newest_come_first_unless_asked_otherwise() -> None:
+    shown = page(ITEMS, {})
+    assert ids(shown) == [f"i{n}" for n in range(24, 24 - PAGE_ITEMS, -1)]
+    assert (shown["first_id"], shown["last_id"], shown["has_more"]) == ("i24", "i5", True)
+    assert ids(page(ITEMS, {"order": "asc", "limit": "2"})) == ["i0", "i1"]
+    between = page(ITEMS, {"order": "asc", "after": "i1", "before": "i4"})
+    assert (ids(between), between["has_more"]) == (["i2", "i3"], False)
+    empty = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert page([], {}) == empty
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_page_after_page_is_all_of_them(order: str) -> None:
+    seen: list[str] = []
+    query, more = {"limit": "7", "order": order}, True
+    while more:
+        shown = page(ITEMS, query)
+        seen += ids(shown)
+        query["after"], more = shown["last_id"], shown["has_more"]
+    wanted = [item["id"] for item in ITEMS]
+    assert seen == (wanted if order == "asc" else wanted[::-1])
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"order": "up"}, "order"),
+        ({"limit": "0"}, "limit"),
+        ({"limit": "9" * 5000}, "limit"),
+        ({"limit": "²"}, "limit"),
+        ({"after": "nobody"}, "after"),
+    ],
+)
+def test_invalid_query_error_names_the_param(query: dict[str, str], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        page(ITEMS, query)
+    assert caught.value.param == param

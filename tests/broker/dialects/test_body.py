@@ -1,0 +1,186 @@
+"""Decoding of JSON bodies: their size is measured before, and integers are taken in any notation."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from broker.dialects import chat_body, completions, embeddings, json_size, rerank
+from broker.dialects.body import decode
+from broker.dialects.integers import FLOATS_MAX
+from broker.dialects.json_size import CONTAINERS_MAX, DEPTH_MAX, VALUES_MAX, check_size, is_too_deep
+from broker.dialects.messages import body as messages
+from broker.dialects.responses import body as responses
+from protocol.errors import Code, RequestError
+
+DOCUMENTS = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=15,
+)
+
+
+def sizes(document: Any) -> tuple[int, int, int, int]:
+    """Count the values behind a comma, the keys and the containers of a document, and measure its depth."""
+    if not isinstance(document, dict | list):
+        return 0, 0, 0, 0
+    inner = [sizes(value) for value in (document.values() if isinstance(document, dict) else document)]
+    keys = len(document) if isinstance(document, dict) else 0
+    own = (max(0, len(document) - 1), keys, 1, 0)
+    commas, keys, containers, _ = (sum(each) for each in zip(own, *inner, strict=True))
+    return commas, keys, containers, 1 + max((depth for *_, depth in inner), default=0)
+
+
+def refusal(body: bytes) -> str:
+    try:
+        check_size(body)
+    except RequestError as error:
+        return error.message if error.code is Code.REQUEST_TOO_LARGE else ""
+    return ""
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"]": ', "}")], ids=["arrays", "objects"])
+def test_body_deeper_than_its_maximum_is_refused(opening: str, closing: str) -> None:
+    decoder = msgspec.json.Decoder(Any)
+    decode(decoder, (opening * DEPTH_MAX + "1" + closing * DEPTH_MAX).encode())
+    with pytest.raises(RequestError, match="nested too deeply"):
+        decode(decoder, (opening * (DEPTH_MAX + 1) + "1" + closing * (DEPTH_MAX + 1)).encode())
+
+
+@settings(max_examples=60)
+@given(DOCUMENTS, st.booleans())
+def test_exactly_the_values_keys_containers_and_depth_count(document: Any, is_ascii: bool) -> None:
+    body = json.dumps(document, ensure_ascii=is_ascii).encode(errors="replace")
+    *numbers, depth = sizes(document)
+    counts = dict(zip(("VALUES_MAX", "KEYS_MAX", "CONTAINERS_MAX"), numbers, strict=True))
+    with pytest.MonkeyPatch.context() as patched:
+        for name, count in counts.items():
+            patched.setattr(json_size, name, count)
+        assert not refusal(body)
+        for name, count in counts.items():
+            patched.setattr(json_size, name, count - 1)
+            assert refusal(body)
+            patched.setattr(json_size, name, count)
+        patched.setattr(json_size, "DEPTH_MAX", depth)
+        assert not is_too_deep(body)
+        patched.setattr(json_size, "DEPTH_MAX", depth - 1)
+        assert is_too_deep(body) or not depth
+
+
+def test_body_of_millions_of_values_is_refused_before_it_is_decoded() -> None:
+    for item, count, excess in (
+        (b'{"a":"b"}', CONTAINERS_MAX, "131072 JSON arrays and objects"),
+        (b'"a,b"', VALUES_MAX, "1048576 JSON values"),
+    ):
+        with pytest.raises(RequestError, match=excess) as caught:
+            decode(msgspec.json.Decoder(), b'{"x":[' + b",".join([item] * (count + 2)) + b"]}")
+        assert caught.value.code is Code.REQUEST_TOO_LARGE
+
+
+@pytest.mark.parametrize("text", ["[{" * 70_000, '\\"{,' * 140_000, "," * 1_100_000])
+def test_text_does_not_count_whatever_it_contains(text: str) -> None:
+    check_size(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
+
+
+def seconds(body: bytes) -> float:
+    """Return the CPU seconds of the fastest of some checks of a body."""
+    times = []
+    for _ in range(5):
+        began = time.thread_time()
+        refusal(body)
+        times.append(time.thread_time() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize(("head", "tail"), [(b"", b'"'), (b'"', b'\\"'), (b"", b"{}")])
+def test_time_for_a_body_that_is_not_json_is_proportional_to_its_length(
+    head: bytes, tail: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VALUES_MAX", "KEYS_MAX", "CONTAINERS_MAX"):
+        monkeypatch.setattr(json_size, name, 1000)
+    short, long = (head + b"," * 1001 + tail * count for count in (100_000, 400_000))
+    assert seconds(long) < 10 * seconds(short)
+
+
+# --- integers in any notation ------------------------------------------------------------------------
+
+SAID = [{"role": "user", "content": "Hello"}]
+
+
+class Part(Struct):
+    count: int | None = None
+
+
+class Whole(Struct):
+    share: float = 0.0
+    counts: list[int] = []
+    parts: list[Part] = []
+    named: dict[str, int] = {}
+    free: Any = None
+
+
+_decoder = msgspec.json.Decoder(Whole)
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "field"),
+    [
+        (chat_body.read, {"messages": SAID, "max_tokens": 426.0, "seed": 7.0}, "max_tokens"),
+        (completions.read, {"prompt": "a", "max_tokens": 426.0}, "max_tokens"),
+        (responses.read, {"input": "a", "max_output_tokens": 426.0}, "max_output_tokens"),
+        (messages.read, {"model": "m", "messages": SAID, "max_tokens": 426.0}, "max_tokens"),
+        (embeddings.read, {"input": "a", "dimensions": 426.0}, "dimensions"),
+        (rerank.read, {"query": "a", "documents": ["b"], "top_n": 426.0}, "top_n"),
+    ],
+)
+def test_every_dialect_takes_them(read: Any, body: dict[str, Any], field: str) -> None:
+    found = getattr(read(json.dumps(body).encode()), field)
+    assert (type(found), found) == (int, 426)
+    body[field] = 426.5
+    with pytest.raises(RequestError, match="Expected `int") as refused:
+        read(json.dumps(body).encode())
+    assert refused.value.param == field
+
+
+@settings(max_examples=50)
+@given(
+    counts=st.lists(st.integers(-(2**53), 2**53), max_size=FLOATS_MAX // 2),
+    parts=st.lists(st.integers(0, 9) | st.none(), max_size=FLOATS_MAX // 2),
+)
+def test_they_are_found_wherever_a_struct_or_a_list_has_them(
+    counts: list[int], parts: list[int | None]
+) -> None:
+    written: dict[str, Any] = {
+        "share": 2.0,
+        "counts": [float(count) for count in counts],
+        "parts": [{"count": None if part is None else float(part)} for part in parts],
+        "free": {"kept": 3.0, "large": 10**30},
+    }
+    read = decode(_decoder, json.dumps(written).encode())
+    assert read.counts == counts
+    assert [part.count for part in read.parts] == parts
+    assert all(type(count) is int for count in read.counts)
+    assert type(read.free["kept"]) is float  # this field is not an integer field
+    assert read.free["large"] == 10**30
+    assert type(read.share) is float
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"counts":["1"]}', b'{"counts":[1e300]}', b'{"counts":[1.0,1.5]}',
+        b'{"counts":[' + b",".join([b"1.0"] * (FLOATS_MAX + 1)) + b"]}",
+        b'{"named":{"a":1.0}}',
+    ],
+)  # fmt: skip
+def test_all_else_is_refused_as_before(body: bytes) -> None:
+    with pytest.raises(RequestError, match=r"Expected `int") as refused:
+        decode(_decoder, body)
+    assert "float" in refused.value.message or b"1.0" not in body
