@@ -37,16 +37,9 @@ def file_record(id: str, **fields: object) -> FileRecord:
 
 def batch_record(id: str, file: str) -> BatchRecord:
     return BatchRecord(
-        id=id,
-        owner="",
-        dialect="openai",
-        endpoint=CHAT,
-        input_file_id=file,
-        created_at=NOW,
-        expires_at=NOW + 86400,
-        seed=1,
-        entered={"validating": NOW},
-    )
+        id=id, owner="", dialect="openai", endpoint=CHAT, input_file_id=file, created_at=NOW,
+        expires_at=NOW + 86400, seed=1, entered={"validating": NOW},
+    )  # fmt: skip
 
 
 def upload(store: BatchStore, id: str, data: bytes) -> FileRecord:

@@ -1,4 +1,4 @@
-"""Answers with several choices and with logprobs, in both of OpenAI's dialects."""
+"""Answers of OpenAI's dialects with one or several choices, in streams and documents alike."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
 
-from broker.dialects import answer, chat, completions, renderers
+from broker.dialects import answer, chat, completions, openai, renderers
+from broker.dialects.body import encode
 from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
 from broker.dialects.parameters import copies, derived_seed
-from broker.dispatch.flight import Batch
-from protocol.errors import Code, RequestError
-from protocol.types import Delta, Sampling, Timings, TokenLogprob, Usage
+from broker.dispatch.flight import Batch, Item
+from protocol.errors import KINDS, Code, RequestError
+from protocol.types import CallDelta, Delta, Sampling, Timings, TokenLogprob, Usage
 from tests import factories
 from tests.factories import accepted, failed
+
+HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "org/m"}
+
 
 finished = partial(factories.finished, prompt=5, tokens=2)
 FORMS: dict[str, Callable[[int], answer.ChoiceRenderer]] = {
@@ -29,18 +35,22 @@ FORMS: dict[str, Callable[[int], answer.ChoiceRenderer]] = {
 }
 
 
-HEAD = {"id": "x"}.copy
+PLAIN = chat.ChatChoiceRenderer(logprobs=False)
 
 
-def stream(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceSseRenderer:
-    return answer.ChoiceSseRenderer(HEAD, form, choices=choices, prompts=prompts, include_usage=True)
+def stream(
+    form: answer.ChoiceRenderer, choices: int = 1, prompts: int = 1, *, include_usage: bool = True
+) -> answer.ChoiceSseRenderer:
+    return answer.ChoiceSseRenderer(
+        HEAD.copy, form, choices=choices, prompts=prompts, include_usage=include_usage
+    )
 
 
-def whole(form: answer.ChoiceRenderer, choices: int, prompts: int = 1) -> answer.ChoiceDocumentRenderer:
-    return answer.ChoiceDocumentRenderer(HEAD, form, choices=choices, prompts=prompts)
+def whole(form: answer.ChoiceRenderer, choices: int = 1, prompts: int = 1) -> answer.ChoiceDocumentRenderer:
+    return answer.ChoiceDocumentRenderer(HEAD.copy, form, choices=choices, prompts=prompts)
 
 
-def delta(text: str, *likelihoods: TokenLogprob) -> Delta:
+def scored(text: str, *likelihoods: TokenLogprob) -> Delta:
     return factories.delta(text, likelihoods=[*likelihoods])
 
 
@@ -53,15 +63,198 @@ def text_of(choice: dict[str, Any]) -> str:
     return str(choice["delta"].get("content", "") if "delta" in choice else choice["text"])
 
 
+def items(*deltas: Delta, reason: str = "stop", **usage: int) -> list[Item]:
+    counted = Usage(prompt_tokens=5, completion_tokens=len(deltas), **usage)
+    return [factories.accepted(), *deltas, factories.finished(reason=reason, usage=counted)]
+
+
+def delta(text: str = "", *calls: CallDelta, reasoning: str = "") -> Delta:
+    return factories.delta(text, reasoning=reasoning, calls=[*calls])
+
+
+def begun(index: int, name: str = "f", arguments: str = "") -> CallDelta:
+    return CallDelta(index=index, id=f"call_{index}", name=name, arguments=arguments)
+
+
+def more(index: int, arguments: str) -> CallDelta:
+    return CallDelta(index=index, arguments=arguments)
+
+
+def chunks(output: list[Item], *, include_usage: bool = False, functions: bool = False) -> list[Any]:
+    """Return the chunks of a stream, without its end."""
+    form = chat.ChatChoiceRenderer(logprobs=False, functions=functions)
+    *events, done = documents(stream(form, include_usage=include_usage).feed([(0, output)]))
+    assert done == "[DONE]"
+    return events
+
+
+def entries(output: list[Item]) -> list[dict[str, Any]]:
+    return [chunk["choices"][0]["delta"] for chunk in chunks(output)]
+
+
+def document(output: list[Item], *, functions: bool = False) -> Any:
+    form = chat.ChatChoiceRenderer(logprobs=False, functions=functions)
+    return json.loads(whole(form).feed([(0, output)]))
+
+
+def choice_of(output: list[Item], *, functions: bool = False) -> Any:
+    return document(output, functions=functions)["choices"][0]
+
+
+# --- text and usage ----------------------------------------------------------------------------------
+
+
+def test_a_stream_is_exactly_these_events() -> None:
+    head = 'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"org/m"'
+    tail = '"logprobs":null,"finish_reason":null}]}\n\n'
+    output = items(delta("all "), delta(), delta("aboard"), reason="length")
+    assert stream(PLAIN, include_usage=False).feed([(0, output)]).decode() == (
+        f'{head},"choices":[{{"index":0,"delta":{{"role":"assistant","content":""}},{tail}'
+        f'{head},"choices":[{{"index":0,"delta":{{"content":"all "}},{tail}'
+        f'{head},"choices":[{{"index":0,"delta":{{"content":"aboard"}},{tail}'
+        f'{head},"choices":[{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"length"}}]}}\n\n'
+        "data: [DONE]\n\n"
+    )
+
+
+def test_a_document_is_exactly_this_and_a_stream_ends_with_its_usage() -> None:
+    output = items(delta("all "), delta("aboard"), cached_tokens=3, accepted_tokens=6, rejected_tokens=2)
+    message = {"role": "assistant", "content": "all aboard", "refusal": None}
+    usage = {
+        "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2},
+    }  # fmt: skip
+    assert document(output) == HEAD | {
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "usage": usage,
+    }
+    *before, last = chunks(output, include_usage=True)
+    assert last == HEAD | {"choices": [], "usage": usage}
+    assert [chunk["usage"] for chunk in before] == [None] * len(before)
+    assert "completion_tokens_details" not in document(items())["usage"]
+
+
+# --- reasoning ---------------------------------------------------------------------------------------
+
+
+def test_reasoning_is_apart_from_content_under_both_names() -> None:
+    output = items(delta(reasoning="Hm, "), delta(reasoning="yes."), delta("\n\nYes"), reasoning_tokens=2)
+    assert entries(output) == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "Hm, ", "reasoning": "Hm, "},
+        {"reasoning_content": "yes.", "reasoning": "yes."},
+        {"content": "\n\nYes"},
+        {},
+    ]
+    message = {"role": "assistant", "content": "\n\nYes", "refusal": None}
+    assert choice_of(output)["message"] == message | dict.fromkeys(
+        ("reasoning", "reasoning_content"), "Hm, yes."
+    )
+    assert document(output)["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert choice_of(items(delta(reasoning="Hm")))["message"]["content"] == ""
+
+
+# --- tool calls --------------------------------------------------------------------------------------
+
+
+def test_a_call_is_named_once_and_then_gains_arguments() -> None:
+    port = delta("", more(0, ' "Brest'), more(0, '"}'), begun(1, "g", "{}"))
+    output = items(delta("", begun(0, "get_tide")), delta(), delta("", more(0, '{"port":')), port)
+    function = {"name": "get_tide", "arguments": ""}
+    other = {"index": 1, "id": "call_1", "type": "function", "function": {"name": "g", "arguments": "{}"}}
+    assert entries(output) == [
+        {"role": "assistant", "content": ""},
+        {"tool_calls": [{"index": 0, "id": "call_0", "type": "function", "function": function}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"port":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ' "Brest"}'}}, other]},
+        {},
+    ]
+    message = choice_of(output)["message"]
+    function = {"name": "get_tide", "arguments": '{"port": "Brest"}'}
+    assert message["content"] is None
+    assert message["tool_calls"][0] == {"id": "call_0", "type": "function", "function": function}
+    # A later version of the worker may tell of a call that never began.
+    stray = items(delta("", more(2**53, "x")))
+    assert entries(stray)[1] == {"tool_calls": [{"index": 2**53, "function": {"arguments": "x"}}]}
+    assert choice_of(stray)["message"]["tool_calls"] == [{"function": {"arguments": "x"}}]
+
+
+def test_clients_from_before_there_were_tools_get_one_call_of_a_function() -> None:
+    calls = [delta("", begun(0, "get_tide", "{")), delta("", more(0, "}")), delta("", begun(1))]
+    output = items(*calls, reason="tool_calls")
+    choices = [chunk["choices"][0] for chunk in chunks(output, functions=True)]
+    grown = [choice["delta"]["function_call"] for choice in choices if "function_call" in choice["delta"]]
+    assert grown == [{"name": "get_tide", "arguments": "{"}, {"arguments": "}"}]
+    choice = choice_of(output, functions=True)
+    assert choice["message"]["function_call"] == {"name": "get_tide", "arguments": "{}"}
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == choices[-1]["finish_reason"] == "function_call"
+    assert "tool_calls" not in str([choice, choices])
+
+
+TEXT = st.text(max_size=6)
+GROWTHS = st.lists(st.tuples(TEXT, TEXT, st.none() | st.tuples(TEXT, TEXT, TEXT)), max_size=6)
+"""Reasoning and text of each delta, and the call that begins in it: name and arguments, in two parts."""
+
+
+@settings(max_examples=40)
+@given(GROWTHS, st.booleans())
+def test_the_chunks_joined_by_openais_client_are_the_document(growths: list[Any], at_once: bool) -> None:
+    deltas, expected = [], []
+    for reasoning, text, call in growths:
+        first, rest = [], []
+        if call is not None:
+            name, *arguments = call
+            first, rest = [begun(len(expected), name, arguments[0])], [more(len(expected), arguments[1])]
+            expected.append((f"call_{len(expected)}", name, "".join(arguments)))
+        whole_delta = [delta(text, *first, *rest, reasoning=reasoning)]
+        deltas += whole_delta if at_once else [delta(text, *first, reasoning=reasoning), delta("", *rest)]
+    output = items(*deltas)
+    state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+    for chunk in chunks(output):
+        state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
+    message = choice_of(output)["message"]
+    joined = state.current_completion_snapshot.choices[0].message.model_dump()
+    for name in ("content", "reasoning", "reasoning_content"):
+        said = "".join(growth[1 if name == "content" else 0] for growth in growths)
+        assert (joined.get(name) or "", message.get(name) or "") == (said, said)
+    for calls in (joined.get("tool_calls") or [], message.get("tool_calls", [])):
+        found = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        assert found == expected
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_error_has_the_shape_that_clients_know(code: Code) -> None:
+    error = openai.failure(failed(code=code, message="Because.", param="n", details={"running": 2}))
+    assert (error.code, error.retry_after_s is not None) == (code, KINDS[code].retryable)
+    status = KINDS[code].status
+    others = "rate_limit_error" if status == 429 else "invalid_request_error"
+    kind = "server_error" if status >= 500 else others
+    shape = {"message": "Because.", "type": kind, "param": "n", "code": code.value, "running": 2}
+    assert openai.error_object(error) == {"error": shape} == json.loads(encode(openai.error_object(error)))
+    for renderer in (stream(PLAIN, 2), whole(PLAIN, 2)):
+        with pytest.raises(RequestError, match=r"Because\."):
+            renderer.feed([(0, [accepted()]), (1, [failed(code=code, message="Because.")])])
+
+
+def test_a_failure_of_a_later_version_or_without_words_has_ours() -> None:
+    assert openai.failure(failed(code="a_later_code")).code is Code.INTERNAL_ERROR
+    assert openai.failure(failed(code="worker_crashed")).message == KINDS[Code.WORKER_CRASHED].wording
+
+
 # --- several choices ---------------------------------------------------------------------------------
 
 
 def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index() -> None:
-    renderer = stream(chat.ChatChoiceRenderer(logprobs=False), 2)
-    sse = renderer.feed([(0, [accepted()]), (1, [accepted(), delta("b")])])
-    sse += renderer.feed([(0, [delta("a"), finished(reason="length")])])
+    renderer = stream(PLAIN, 2)
+    sse = renderer.feed([(0, [accepted()]), (1, [accepted(), scored("b")])])
+    sse += renderer.feed([(0, [scored("a"), finished(reason="length")])])
     assert not renderer.over
-    sse += renderer.feed([(1, [delta("B"), finished(reason="stop", tokens=3)])])
+    sse += renderer.feed([(1, [scored("B"), finished(reason="stop", tokens=3)])])
     assert renderer.over
     *chunks, usage, done = documents(sse)
     assert done == "[DONE]"
@@ -81,13 +274,13 @@ def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index(
 
 def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
-    sse, document = (make(chat.ChatChoiceRenderer(logprobs=False), 2) for make in (stream, whole))
+    sse, document = (make(PLAIN, 2) for make in (stream, whole))
     for choice in range(2):
         for renderer in (sse, document):
-            renderer.feed([(choice, [accepted(), delta("x" * 500)])])
-    assert documents(sse.feed([(0, [delta("x" * 2000)])]))
+            renderer.feed([(choice, [accepted(), scored("x" * 500)])])
+    assert documents(sse.feed([(0, [scored("x" * 2000)])]))
     with pytest.raises(RequestError, match="Set 'stream' to true") as caught:
-        document.feed([(0, [delta("x")])])
+        document.feed([(0, [scored("x")])])
     assert caught.value.kind.status == 500
 
 
@@ -111,28 +304,20 @@ def test_usage_counts_each_prompt_once_and_every_answer(make: Any) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_one_failure_ends_a_stream_with_one_error_and_nothing_after_it(name: str) -> None:
     renderer = stream(FORMS[name](3), 3)
-    assert renderer.feed([(0, [accepted(), delta("a")])])
-    batches: list[Batch] = [(0, [delta("b")]), (1, [accepted(), failed()]), (2, [delta("c"), failed()])]
+    assert renderer.feed([(0, [accepted(), scored("a")])])
+    batches: list[Batch] = [(0, [scored("b")]), (1, [accepted(), failed()]), (2, [scored("c"), failed()])]
     *chunks, error, done = documents(renderer.feed(batches))
     assert [text_of(chunk["choices"][0]) for chunk in chunks if chunk["choices"]][:1] == ["b"]
     assert error["error"]["code"] == "engine_error"
     assert done == "[DONE]"
     assert renderer.over
-    assert renderer.feed([(0, [delta("late"), finished()])]) == b""
-
-
-@pytest.mark.parametrize("make", [stream, whole])
-def test_a_refusal_of_any_choice_before_the_first_word_has_its_status(make: Any) -> None:
-    renderer = make(chat.ChatChoiceRenderer(logprobs=False), 2)
-    with pytest.raises(RequestError) as caught:
-        renderer.feed([(0, [accepted()]), (1, [failed(code="context_length_exceeded")])])
-    assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED
+    assert renderer.feed([(0, [scored("late"), finished()])]) == b""
 
 
 # --- messages to the worker --------------------------------------------------------------------------
 
 
-def test_copies_differ_in_id_and_seed_only_and_the_first_is_the_request_itself() -> None:
+def test_copies_differ_in_id_and_seed_only_and_seeds_hardly_ever_meet() -> None:
     request = factories.request("x", sampling=Sampling(seed=7, top_k=3), stop=["a"])
     first, *others = copies(request, 16)
     assert first is request
@@ -140,9 +325,6 @@ def test_copies_differ_in_id_and_seed_only_and_the_first_is_the_request_itself()
     for choice, other in enumerate(others, 1):
         sampling = Sampling(seed=derived_seed(7, choice), top_k=3)
         assert other == replace(request, id=f"x-{choice}", sampling=sampling)
-
-
-def test_derived_seeds_are_always_the_same_and_hardly_ever_meet() -> None:
     assert derived_seed(7, 1) == 7631765994772377903
     seeds = [derived_seed(seed, choice) for seed in range(200) for choice in range(1, 16)]
     assert len({*seeds, *range(200)}) == len(seeds) + 200
@@ -194,9 +376,9 @@ def test_a_completion_has_four_lists_with_offsets_in_characters() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_token_whose_text_is_held_is_reported_at_once_and_only_once(name: str) -> None:
-    renderer = stream(FORMS[name](1), 1)
-    sse = renderer.feed([(0, [accepted(), delta("", likely(b"\xc3")), delta("é", likely(b"\xa9"))])])
-    sse += renderer.feed([(0, [delta("!"), finished()])])
+    renderer = stream(FORMS[name](1))
+    sse = renderer.feed([(0, [accepted(), scored("", likely(b"\xc3")), scored("é", likely(b"\xa9"))])])
+    sse += renderer.feed([(0, [scored("!"), finished()])])
     choices = [chunk["choices"][0] for chunk in documents(sse)[:-1] if chunk["choices"]]
     told = [choice for choice in choices if choice["logprobs"]]
     assert [text_of(choice) for choice in told] == ["", "é"]
@@ -213,7 +395,7 @@ def test_streamed_and_whole_answers_say_the_same(
     name: str, told: Sequence[Sequence[tuple[str, bytes]]], data: st.DataObject
 ) -> None:
     items = [
-        [accepted(), *(delta(text, likely(spelled)) for text, spelled in choice), finished(reason="length")]
+        [accepted(), *(scored(text, likely(spelled)) for text, spelled in choice), finished(reason="length")]
         for choice in told
     ]
     document = json.loads(whole(FORMS[name](len(told)), len(told)).feed(list(enumerate(items))))
@@ -246,10 +428,10 @@ def test_the_last_chunk_has_the_timings_of_llama_cpp_and_the_model_that_continue
     )
     timings = Timings(queued_s=1.0, prefill_s=0.5, decode_s=2.0)
     end = finished(usage=usage, timings=timings, reason="length", continued_by='small, "alone"')
-    items: list[Batch] = [(0, [accepted(), delta("a"), end])]
-    renderer = answer.ChoiceSseRenderer(HEAD, FORMS[name](1), choices=1, include_usage=include_usage)
+    items: list[Batch] = [(0, [accepted(), scored("a"), end])]
+    renderer = stream(FORMS[name](1), include_usage=include_usage)
     *chunks, last, _ = documents(renderer.feed(items))
-    document = json.loads(whole(FORMS[name](1), 1).feed(items))
+    document = json.loads(whole(FORMS[name](1)).feed(items))
     assert not any("timings" in chunk for chunk in chunks)
     assert last["timings"] == document["timings"] == {
         "cache_n": 60, "prompt_n": 40, "prompt_ms": 500.0, "prompt_per_token_ms": 12.5,
@@ -262,11 +444,11 @@ def test_the_last_chunk_has_the_timings_of_llama_cpp_and_the_model_that_continue
 
 
 def test_timings_are_left_out_where_they_are_not_known() -> None:
-    items: list[Batch] = [(0, [accepted(), delta("a"), finished()])]
-    document = json.loads(whole(FORMS["chat"](1), 1).feed(items))
+    items: list[Batch] = [(0, [accepted(), scored("a"), finished()])]
+    document = json.loads(whole(FORMS["chat"](1)).feed(items))
     assert not {"timings", "continued_by"} & document.keys()
     timed = finished(timings=Timings(prefill_s=0.5))
     two: list[Batch] = [(0, [accepted(), timed]), (1, [accepted(), timed])]
     assert "timings" not in json.loads(whole(FORMS["chat"](2), 2).feed(two))
-    instant = json.loads(whole(FORMS["chat"](1), 1).feed(two[:1]))
+    instant = json.loads(whole(FORMS["chat"](1)).feed(two[:1]))
     assert instant["timings"]["predicted_per_second"] == 0.0

@@ -25,10 +25,9 @@ def sent(**fields: Any) -> list[Generate]:
     return completions.generate(body, id="cmpl-1", incarnation="gateway")
 
 
-def refusal(**fields: Any) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        sent(**fields)
-    return caught.value
+UNSUPPORTED = {
+    "echo": {"echo": True, "suffix": "the end"}, "best_of": {"best_of": 3}, "min_tokens": {"min_tokens": 5},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -44,25 +43,15 @@ def refusal(**fields: Any) -> RequestError:
         ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]"),
         ({"echo": True, "max_tokens": -1}, "max_tokens"),
         ({"logprobs": 6}, "logprobs"),
+        *((fields, param) for param, fields in UNSUPPORTED.items()),
     ],
 )
-def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
-    error = refusal(**fields)
-    assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
-    assert param in error.message
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"echo": True, "suffix": "the end"}, "echo"),
-        ({"best_of": 3}, "best_of"),
-        ({"min_tokens": 5}, "min_tokens"),
-    ],
-)
-def test_unsupported_parameter_is_refused(fields: dict[str, Any], param: str) -> None:
-    error = refusal(**fields)
-    assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
+def test_a_field_that_is_wrong_or_unsupported_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        sent(**fields)
+    code = Code.UNSUPPORTED_PARAMETER if fields is UNSUPPORTED.get(param) else Code.INVALID_REQUEST
+    assert (caught.value.code, caught.value.param) == (code, param)
+    assert param in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -127,15 +116,10 @@ def test_token_ids_and_suffixes_arrive_as_they_are() -> None:
     assert (filled.prompt, filled.suffix) == ("Once", "    return x")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"logprobs": 0}, {"max_tokens": 0}, {"prompt": [1, 2]}],
-    ids=str,
-)
-def test_echo_requiring_tokenization_is_requested_from_the_worker(fields: dict[str, Any]) -> None:
-    [request] = sent(echo=True, **fields)
-    assert request.echo
-    assert request.max_tokens == fields.get("max_tokens", 16)
+def test_an_echo_of_tokens_is_asked_of_the_worker() -> None:
+    for fields in ({"logprobs": 0}, {"max_tokens": 0}, {"prompt": [1, 2]}):
+        [request] = sent(echo=True, **fields)
+        assert (request.echo, request.max_tokens) == (True, fields.get("max_tokens", 16))
 
 
 def told(items: list[Any], *, stream: bool, **fields: Any) -> list[dict[str, Any]]:
@@ -155,13 +139,6 @@ def told(items: list[Any], *, stream: bool, **fields: Any) -> list[dict[str, Any
 
 def end(completion_tokens: int) -> Finished:
     return finished(tokens=completion_tokens, prompt=2, reason="length")
-
-
-def test_an_echo_is_the_beginning_of_the_text() -> None:
-    items = [accepted(), delta("c"), end(1)]
-    [choice] = told(items, stream=False)
-    assert (choice["text"], choice["logprobs"]) == ("abc", None)
-    assert [choice["text"] for choice in told(items, stream=True)] == ["ab", "c", ""]
 
 
 def test_an_echo_with_logprobs_has_the_prompts_tokens_before_the_answers() -> None:
@@ -186,7 +163,11 @@ def test_an_echo_with_logprobs_has_the_prompts_tokens_before_the_answers() -> No
     assert {name: [one for part in parts for one in part[name]] for name in parts[0]} == choice["logprobs"]
 
 
-def test_an_echo_alone_is_the_prompt() -> None:
+def test_an_echo_is_the_beginning_of_the_text_or_all_of_it() -> None:
+    items = [accepted(), delta("c"), end(1)]
+    [choice] = told(items, stream=False)
+    assert (choice["text"], choice["logprobs"]) == ("abc", None)
+    assert [choice["text"] for choice in told(items, stream=True)] == ["ab", "c", ""]
     items = [accepted(prompt="駅"), end(0)]
     [choice] = told(items, stream=False, prompt=[7, 8], max_tokens=0)
     assert (choice["text"], choice["finish_reason"]) == ("駅", "length")
@@ -235,32 +216,21 @@ def scored(first: int, pieces: Sequence[bytes]) -> PromptLogprobs:
     return PromptLogprobs(incarnation="w", id="x", first=first, tokens=tokens)
 
 
-def offsets(text: str | None, pieces: Sequence[bytes], *, said: str = "") -> list[int]:
+def offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
     """Return the text offsets of all tokens, scored in one message."""
     echo = Echo(text, scored=True)
-    echo.hear(accepted(prompt_tokens=len(pieces), prompt=said))
+    echo.hear(accepted(prompt_tokens=len(pieces)))
     echo.hear(scored(0, pieces))
-    given_out, lists = echo.take()
-    assert given_out == (said if text is None else text)
+    prompt, lists = echo.take()
+    assert prompt == text
     assert lists is not None
     return list(lists["text_offset"])
 
 
-def test_a_text_is_said_as_it_was_sent_once() -> None:
-    echo = Echo("Once upon", scored=False)
-    echo.hear(accepted(prompt_tokens=2))
-    assert echo.take() == ("Once upon", None)
-    assert echo.take() == ("", None)
-
-
-def test_a_beginning_that_the_tokenizer_adds_takes_no_room() -> None:
+def test_what_the_tokenizer_adds_or_writes_otherwise_moves_no_offset() -> None:
     assert offsets("Once more", [b"<s>", b" Once", b" more"]) == [0, 0, 4]
     assert offsets(" Once", [b"<s>", b" Once"]) == [0, 0]
-
-
-def test_letters_that_the_tokenizer_writes_otherwise_put_nothing_after_them_out_of_place() -> None:
-    decomposed = "e\u0301tude and"
-    assert offsets(decomposed, ["é".encode(), b"tude", b" and"]) == [0, 2, 6]
+    assert offsets("e\u0301tude and", ["é".encode(), b"tude", b" and"]) == [0, 2, 6]
 
 
 @settings(max_examples=40)

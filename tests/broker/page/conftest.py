@@ -1,4 +1,4 @@
-"""Fixtures for the page's scripts, whose tests are collected only where node or a browser exists."""
+"""Fixtures for the page's scripts, whose tests are collected only where node is installed."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,9 +48,8 @@ EVENTS = st.lists(
 def test_events_are_read_however_they_were_cut(call: Call, events: Any, cuts: list[int], ends: str) -> None:
     written = "".join(f"event: {name}\ndata: {data}\n\n: still here\n\n" for name, data in events)
     written = written.replace("\n", ends)
-    places = sorted(
-        {0, len(written), *(cut for cut in cuts if cut < len(written) and written[cut - 1] != "\r")}
-    )
+    inner = [cut for cut in cuts if cut < len(written) and written[cut - 1] != "\r"]
+    places = sorted({0, len(written), *inner})
     rest, found = "", []
     for start, stop in itertools.pairwise(places):
         told = call("events.js", "read", rest, written[start:stop])
@@ -143,17 +141,9 @@ def test_a_stopped_answer_gets_its_figures_from_the_status(call: Call) -> None:
         assert call("chat.js", "withUsage", [USER, other], [end]) == [USER, other]
 
 
-@pytest.mark.parametrize(
-    ("text", "whole"),
-    [
-        ("One. Two", "One."),
-        ("3.14 is", ""),
-        ("はい。そう", "はい。"),
-        ("a\nb", "a\n"),
-    ],
-)
-def test_sentences_are_read_aloud_when_they_are_whole(call: Call, text: str, whole: str) -> None:
-    assert text[: call("chat.js", "sayable", text)] == whole
+def test_sentences_are_read_aloud_when_they_are_whole(call: Call) -> None:
+    for text, whole in (("One. Two", "One."), ("3.14 is", ""), ("はい。そう", "はい。"), ("a\nb", "a\n")):
+        assert text[: call("chat.js", "sayable", text)] == whole
 
 
 # --- settings ---
@@ -172,29 +162,22 @@ def test_fields_are_parameters_of_the_api_unless_they_are_empty(call: Call) -> N
     fields |= {"schema": json.dumps(schema), "tools": '[{"name": "note"}]', "tool_choice": "required"}
     told = call("settings.js", "parameters", fields)["parameters"]
     assert told == {
-        "temperature": 0,
-        "max_tokens": 12,
-        "stop": ["a", "b"],
-        "enable_thinking": False,
+        "temperature": 0, "max_tokens": 12, "stop": ["a", "b"], "enable_thinking": False,
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
-        "tools": [{"type": "function", "function": {"name": "note"}}],
-        "tool_choice": "required",
-    }
+        "tools": [{"type": "function", "function": {"name": "note"}}], "tool_choice": "required",
+    }  # fmt: skip
     chat_body.read(json.dumps(told | {"messages": [{"role": "user", "content": "x"}]}).encode())
 
 
-@pytest.mark.parametrize(
-    ("fields", "beginning"),
-    [
+def test_invalid_settings_are_explained(call: Call) -> None:
+    for fields, beginning in (
         ({"tools": "[{"}, "tools must be JSON: "),
         ({"response_format": "json_schema", "schema": ""}, "schema must be JSON: "),
         ({"temperature": "warm"}, "temperature must be a number."),
-    ],
-)
-def test_invalid_settings_are_explained(call: Call, fields: Any, beginning: str) -> None:
-    told = call("settings.js", "parameters", fields)
-    assert told["problem"].startswith(beginning)
-    assert told["parameters"] == {}
+    ):
+        told = call("settings.js", "parameters", fields)
+        assert told["problem"].startswith(beginning)
+        assert told["parameters"] == {}
 
 
 def test_every_field_of_the_form_is_understood(call: Call) -> None:

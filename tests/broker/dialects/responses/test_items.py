@@ -41,49 +41,43 @@ def refusal(input: Any) -> RequestError:
     return caught.value
 
 
-def message(role: str, text: str, **fields: Any) -> dict[str, Any]:
+def message(role: str, text: Any, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": text, **fields}
 
 
 # --- one conversation, in both dialects --------------------------------------------------------------
 
 CALLS = [
-    {"id": "call_1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}},
-    {"id": "call_2", "type": "function", "function": {"name": "read", "arguments": '{"path": "b"}'}},
+    {"id": f"call_{n}", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
+    for n in (1, 2)
 ]
 CHAT = [
     message("system", "You are an agent."),
     message("user", [{"type": "text", "text": "Read a and b."}, {"type": "text", "text": "Both."}]),
-    {"role": "assistant", "content": "I will.", "reasoning_content": "Two files.", "tool_calls": CALLS},
-    {"role": "tool", "tool_call_id": "call_1", "content": "A"},
-    {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "B"}]},
+    message("assistant", "I will.", reasoning_content="Two files.", tool_calls=CALLS),
+    message("tool", "A", tool_call_id="call_1"),
+    message("tool", [{"type": "text", "text": "B"}], tool_call_id="call_2"),
     message("assistant", "A and B.", reasoning_content="Done."),
     message("user", "Thanks"),
 ]
+OUTPUT = {"type": "function_call_output", "call_id": "call_1"}
 ITEMS: list[dict[str, Any]] = [
-    {
-        "type": "message",
-        "role": "user",
-        "content": [{"type": "input_text", "text": "Read a and b."}, {"type": "input_text", "text": "Both."}],
-    },
+    message("user", [{"type": "input_text", "text": text} for text in ("Read a and b.", "Both.")]),
     {"type": "reasoning", "id": f"rs_{STEM}_0", "summary": [], "encrypted_content": seal("Two files.")},
     {
+        **message(
+            "assistant", [{"type": "output_text", "text": "I will.", "annotations": [], "logprobs": []}]
+        ),
         "type": "message",
-        "role": "assistant",
         "id": f"msg_{STEM}_1",
-        "content": [{"type": "output_text", "text": "I will.", "annotations": [], "logprobs": []}],
     },
-    {"type": "function_call", "call_id": "call_1", "name": "read", "arguments": '{"path": "a"}'},
-    {"type": "function_call", "call_id": "call_2", "name": "read", "arguments": '{"path": "b"}'},
-    {"type": "function_call_output", "call_id": "call_1", "output": "A"},
-    {
-        "type": "function_call_output", "call_id": "call_2",
-        "output": [{"type": "input_text", "text": "B"}], "status": "completed",
-    },
+    *({"type": "function_call", "call_id": call["id"], **call["function"]} for call in CALLS),
+    OUTPUT | {"output": "A"},
+    OUTPUT | {"call_id": "call_2", "output": [{"type": "input_text", "text": "B"}], "status": "completed"},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Done."}]},
     message("assistant", "A and B."),
     message("user", "Thanks"),
-]  # fmt: skip
+]
 
 
 def test_a_conversation_with_tools_is_the_same_as_in_a_chat() -> None:
@@ -131,11 +125,6 @@ def test_any_conversation_is_the_same_as_in_a_chat(spoken: list[tuple[str, str, 
 # --- accepted items ----------------------------------------------------------------------------------
 
 
-def test_instructions_and_what_developers_say_are_one_system_message() -> None:
-    items = [message("developer", "b"), message("system", "c"), message("user", "x")]
-    assert by_responses(items, instructions="a").messages[0] == message("system", "a\n\nb\n\nc")
-
-
 SUMMARY = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
 
 
@@ -144,7 +133,10 @@ SUMMARY = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text
     [
         ({"summary": SUMMARY, "encrypted_content": "gAAAAABo"}, "a\n\nb"),
         ({"summary": [], "content": None, "encrypted_content": seal("d")}, "d"),
-        ({"summary": [], "encrypted_content": "gAAAAABo"}, None),
+        *(
+            ({"summary": [], "encrypted_content": foreign}, None)
+            for foreign in ("", "gAAAAABo", "x" * 400, "駅", "AAAA====", seal("hm")[:-4])
+        ),
     ],
 )
 def test_a_thought_is_read_as_far_as_it_can_be(fields: dict[str, Any], text: str | None) -> None:
@@ -160,20 +152,15 @@ def test_damaged_encrypted_content_is_none(at: int, byte: int) -> None:
     assert read is None or damaged == bytes(sealed)
 
 
-@pytest.mark.parametrize("other", ["", "x" * 400, "駅", "AAAA====", seal("hm")[:-4]])
-def test_foreign_encrypted_content_is_none(other: str) -> None:
-    assert unseal(other) is None
+NAMED = {"namespace": "mcp__fs__", "name": "read"}
 
 
 def test_calls_of_namespaces_and_of_custom_tools_are_calls_of_functions() -> None:
     items = [
-        {
-            "type": "function_call", "call_id": "1", "namespace": "mcp__fs__", "name": "read",
-            "arguments": "{}",
-        },
+        {"type": "function_call", "call_id": "1", **NAMED, "arguments": "{}"},
         {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "2", "output": "done"},
-    ]  # fmt: skip
+    ]
     [said, result] = by_responses(items).messages
     assert [call["function"] for call in said["tool_calls"]] == [
         {"name": "mcp__fs__read", "arguments": {}},
@@ -195,9 +182,11 @@ def test_images_are_set_aside_wherever_they_are() -> None:
     assert conversation.messages[2]["content"] == [{"type": "image"}]
 
 
-def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
+def test_items_of_tools_that_nobody_ran_here_are_passed_over_and_system_messages_joined() -> None:
     items = [{"type": kind, "id": "x", "action": {}, "output": {"a": 1}} for kind in sorted(PASSED_OVER)]
-    assert by_responses([message("user", "x"), *items]).messages == [message("user", "x")]
+    items += [message("developer", "b"), message("system", "c"), message("user", "x")]
+    both = [message("system", "a\n\nb\n\nc"), message("user", "x")]
+    assert by_responses(items, instructions="a").messages == both
 
 
 # --- refused items -----------------------------------------------------------------------------------
@@ -210,12 +199,8 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over() -> None:
         ({"role": "king", "content": "x"}, "input[0].role"),
         ({"type": "", "role": "user", "content": "x"}, "input[0].type"),
         ({"role": "user", "content": [{"type": "input_text", "text": 3}]}, "input[0].content[0].text"),
-        (
-            {"role": "assistant", "content": [{"type": "input_image", "image_url": IMAGE}]},
-            "input[0].content[0]",
-        ),
+        (message("assistant", [{"type": "input_image", "image_url": IMAGE}]), "input[0].content[0]"),
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
-        ({"type": "function_call_output", "output": "x"}, "input[0].call_id"),
         ({"type": "function_call_output", "call_id": "c", "output": {"a": 1}}, "input[0].output"),
         ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
     ],

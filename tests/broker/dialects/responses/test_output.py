@@ -310,16 +310,6 @@ def read(pieces: list[str]) -> tuple[str, str]:
     return told, rest
 
 
-@settings(max_examples=50)
-@given(text=INPUTS, place=st.integers(0, 400), end=st.integers(0, 400))
-def test_truncated_custom_tool_input_is_streamed_up_to_the_cut(text: str, place: int, end: int) -> None:
-    arguments = json.dumps({"input": text})
-    arguments = arguments[: len('{"input": "') + end % len(arguments)]
-    told, rest = read(cut(arguments, [place]))
-    assert (told, rest) == read([arguments])
-    assert text.startswith(told)
-
-
 @pytest.mark.parametrize(
     ("arguments", "told", "rest"),
     [
@@ -328,6 +318,7 @@ def test_truncated_custom_tool_input_is_streamed_up_to_the_cut(text: str, place:
         (r'{"input":"\ud83d\u0041"}', "?A", ""),
         ('{"patch":"*** Begin"}', "", "*** Begin"),
         ('{"input":5}', "", '{"input":5}'),
+        (r'{"input":"ab\u00e', "ab", ""),
         ("{}", "", ""),
         ('{"inp', "", '{"inp'),
         ("", "", ""),
