@@ -97,13 +97,10 @@ def test_a_late_system_message_stays_where_the_template_takes_it() -> None:
 
 
 def test_images_leave_placeholders_and_the_texts_between_them_stay_apart() -> None:
-    one, two = (
-        {"type": "image_url", "image_url": "data:,1"},
-        {"type": "input_image", "image_url": "https://2"},
-    )
-    parts = [text("a"), text("b"), IMAGE, text(""), one, two, {"type": "input_text", "text": "c"}]
+    urls = {"type": "image_url", "image_url": "data:,1"}, {"type": "input_image", "image_url": "https://2"}
+    parts = [text("a"), text("b"), IMAGE, text(""), *urls, text("c")]
     conversation = normalize([says("user", "hi"), says("assistant", "ho"), says("user", parts)])
-    assert conversation.messages[2] == says("user", [text("a"), text("b"), PLACE, PLACE, PLACE, text("c")])
+    assert conversation.messages[2] == says("user", [text("a"), text("b"), *[PLACE] * 3, text("c")])
     assert conversation.attachments == (
         Image(PIXEL, "messages[2].content[2]", "low"),
         Image("data:,1", "messages[2].content[4]"),
@@ -246,21 +243,15 @@ def urls_in(message: dict[str, Any]) -> list[str]:
     return found
 
 
-def urls_of(conversation: Conversation) -> list[str]:
-    return [url for each in conversation.attachments for url in urls_in_one(each)]
-
-
 def urls_in_one(attachment: Attachment) -> tuple[str, ...]:
     return (attachment.url,) if isinstance(attachment, Image) else attachment.urls
 
 
 def occur_in_order(needles: list[str], haystack: str) -> bool:
-    position = 0
     for needle in needles:
-        found = haystack.find(needle, position)
-        if found < 0:
+        _, found, haystack = haystack.partition(needle)
+        if not found:
             return False
-        position = found + len(needle)
     return True
 
 
@@ -317,7 +308,8 @@ def assert_media_are_in_place(
     ordered = list(messages)
     if not system_in_place:
         ordered.sort(key=lambda message: message["role"] not in ("system", "developer"))
-    assert urls_of(conversation) == [url for m in ordered for url in urls_in(m)]
+    urls = [url for each in conversation.attachments for url in urls_in_one(each)]
+    assert urls == [url for message in ordered for url in urls_in(message)]
     contents = [message["content"] for message in conversation.messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     places = [Image if part == PLACE else Video for part in parts if part in (PLACE, VIDEO)]
