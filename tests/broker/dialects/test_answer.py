@@ -249,29 +249,6 @@ def test_a_failure_of_a_later_version_or_without_words_has_ours() -> None:
 # --- several choices ---------------------------------------------------------------------------------
 
 
-def test_every_choice_of_a_stream_is_opened_told_and_closed_under_its_own_index() -> None:
-    renderer = stream(PLAIN, 2)
-    sse = renderer.feed([(0, [accepted()]), (1, [accepted(), scored("b")])])
-    sse += renderer.feed([(0, [scored("a"), finished(reason="length")])])
-    assert not renderer.over
-    sse += renderer.feed([(1, [scored("B"), finished(reason="stop", tokens=3)])])
-    assert renderer.over
-    *chunks, usage, done = documents(sse)
-    assert done == "[DONE]"
-    assert usage["choices"] == []
-    assert [(c["choices"][0]["index"], c["choices"][0]["delta"]) for c in chunks] == [
-        (0, {"role": "assistant", "content": ""}),
-        (1, {"role": "assistant", "content": ""}),
-        (1, {"content": "b"}),
-        (0, {"content": "a"}),
-        (0, {}),
-        (1, {"content": "B"}),
-        (1, {}),
-    ]
-    reasons = [c["choices"][0]["finish_reason"] for c in chunks]
-    assert reasons == [None, None, None, None, "length", None, "stop"]
-
-
 def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
     sse, document = (make(PLAIN, 2) for make in (stream, whole))
@@ -339,27 +316,20 @@ def likely(spelled: bytes, logprob: float = -0.5, *top: tuple[bytes, float]) -> 
 
 
 def test_an_entry_of_a_chat_has_text_bytes_and_the_likeliest() -> None:
-    assert chat_logprobs([likely(b" caf\xc3\xa9", -0.25, (b" tea", -0.125), (b" \xf0\x9f", -3.0))]) == {
-        "content": [
-            {
-                "token": " café",
-                "logprob": -0.25,
-                "bytes": [32, 99, 97, 102, 195, 169],
-                "top_logprobs": [
-                    {"token": " tea", "logprob": -0.125, "bytes": [32, 116, 101, 97]},
-                    {"token": " \\xf0\\x9f", "logprob": -3.0, "bytes": [32, 240, 159]},
-                ],
-            }
-        ],
-        "refusal": None,
-    }
+    top = [
+        {"token": " tea", "logprob": -0.125, "bytes": [32, 116, 101, 97]},
+        {"token": " \\xf0\\x9f", "logprob": -3.0, "bytes": [32, 240, 159]},
+    ]
+    entry = {"token": " café", "logprob": -0.25, "bytes": [32, 99, 97, 102, 195, 169], "top_logprobs": top}
+    likelihoods = [likely(b" caf\xc3\xa9", -0.25, (b" tea", -0.125), (b" \xf0\x9f", -3.0))]
+    assert chat_logprobs(likelihoods) == {"content": [entry], "refusal": None}
 
 
-@pytest.mark.parametrize("logprob", [-math.inf, math.nan, -1e30])
-def test_logprob_json_cannot_represent_becomes_the_minimum(logprob: float) -> None:
-    [entry] = chat_logprobs([likely(b"a", logprob, (b"b", logprob))])["content"]
-    assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
-    assert LegacyLogprobs().take([likely(b"a", logprob)])["token_logprobs"] == [-9999.0]
+def test_logprob_json_cannot_represent_becomes_the_minimum() -> None:
+    for logprob in (-math.inf, math.nan, -1e30):
+        [entry] = chat_logprobs([likely(b"a", logprob, (b"b", logprob))])["content"]
+        assert (entry["logprob"], entry["top_logprobs"][0]["logprob"]) == (-9999.0, -9999.0)
+        assert LegacyLogprobs().take([likely(b"a", logprob)])["token_logprobs"] == [-9999.0]
 
 
 def test_a_completion_has_four_lists_with_offsets_in_characters() -> None:
@@ -410,6 +380,7 @@ def test_streamed_and_whole_answers_say_the_same(
     assert usage["usage"] == document["usage"]
     for index, choice in enumerate(document["choices"]):
         mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert name != "chat" or mine[0]["delta"]["role"] == "assistant"
         text = choice["message"]["content"] if name == "chat" else choice["text"]
         assert "".join(map(text_of, mine)) == text
         assert [one["finish_reason"] for one in mine] == [None] * (len(mine) - 1) + ["length"]

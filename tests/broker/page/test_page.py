@@ -93,6 +93,13 @@ def test_a_script_never_turns_text_into_markup_or_code(name: str) -> None:
     assert not re.search(forbidden, SCRIPTS[name])
 
 
+def test_no_color_is_named_outside_of_the_table_of_colors() -> None:
+    known = set(re.findall(r"--([\w-]+): light-dark\(", STYLES["colors.css"]))
+    for name in STYLES.keys() - {"colors.css"}:
+        assert not re.findall(r"(?<![\w&-])#[0-9a-fA-F]{3,8}\b(?!\s*\{)", STYLES[name]), name
+        assert set(re.findall(r"var\(--([\w-]+)\)", STYLES[name])) <= known | {"unlikely"}, name
+
+
 def test_scripts_and_markup_mean_the_same_elements() -> None:
     assert len(IDS) == len(set(IDS))
     text = "".join(SCRIPTS.values())
@@ -126,3 +133,35 @@ def test_clickable_elements_are_keyboard_accessible() -> None:
         assert attributes.get("id") not in clicked or tag == "button", attributes
     assert ":focus-visible" in STYLES["frame.css"]
     assert not re.search(r"outline:\s*(none|0)", "".join(STYLES.values()))
+
+
+# Foreground, backgrounds, and the minimum contrast by WCAG 2.2 (AA).
+SHAPES = ("control", "good", "busy", "bad", "idle", "line-1", "line-2", "line-3")
+APART = [
+    *((text, ("ground", "surface", "sunken"), 4.5) for text in ("ink", "muted", "accent")),
+    *((text, ("surface",), 4.5) for text in ("bad", "busy", "good")),
+    *((text, ("bad-ground",), 4.5) for text in ("ink", "bad")),
+    ("on-accent", ("accent",), 4.5),
+    *((shape, ("surface",), 3.0) for shape in SHAPES),
+    ("control", ("ground",), 3.0),
+    ("accent", ("sunken",), 3.0),
+]
+
+
+def luminance(color: str) -> float:
+    """Return the relative luminance of an sRGB color."""
+    channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colors_are_far_enough_apart(theme: str) -> None:
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", STYLES["colors.css"])
+    brightness = {name: luminance(light if theme == "light" else dark) for name, light, dark in pairs}
+    for what, grounds, least in APART:
+        for ground in grounds:
+            darker, lighter = sorted((brightness[what], brightness[ground]))
+            assert (lighter + 0.05) / (darker + 0.05) >= least, (what, ground)
+    tested = {name for what, grounds, _ in APART for name in (what, *grounds)}
+    assert brightness.keys() - tested == {"edge"}, "it only decorates"
