@@ -27,16 +27,6 @@ async def test_the_line_is_open_for_as_long_as_the_application_runs(house: House
     assert house.link.closed
 
 
-async def test_workers_that_hang_are_found_while_nobody_asks(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
-    [worker] = house.line.dispatcher.fleet
-    async with lifespan(house.app):
-        house.line.clock.now += SILENT_S + 1
-        await until(lambda: worker.verdict is HealthState.SILENT)
-
-
 async def test_a_loop_that_stands_still_is_noticed_and_one_that_runs_is_not(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +41,7 @@ async def test_a_loop_that_stands_still_is_noticed_and_one_that_runs_is_not(
         assert "has not run" in told.get(timeout=10.0)  # this blocks the loop
 
 
-async def test_a_sweep_that_fails_does_not_end_the_sweeps(
+async def test_workers_that_hang_are_found_although_a_sweep_failed(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(app_module, "SWEEP_S", 0.005)

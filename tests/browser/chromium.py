@@ -1,8 +1,4 @@
-"""Headless Chromium for tests, driven by the DevTools protocol over two pipes, without a port or a library.
-
-Only one thread may call at a time. A call is written, and messages are read until its answer arrives; all
-others are kept in `events`.
-"""
+"""Headless Chromium for tests, driven by one thread by the DevTools protocol over two pipes."""
 
 from __future__ import annotations
 
@@ -25,22 +21,14 @@ OWN = Path(__file__).parents[2] / ".venv" / "browser"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome-headless-shell")
 ON_A_MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 
-CALL_S_MAX = 30.0
-CLOSE_S_MAX = 10.0
-WAIT_S_MAX = 60.0
+CALL_S_MAX, WAIT_S_MAX, CLOSE_S_MAX = 30.0, 60.0, 10.0
 
 FLAGS = (
     "--headless=shell",
     "--no-sandbox",  # it shows only our page, and root cannot run it otherwise
-    "--no-zygote",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-extensions",
-    "--disable-background-networking",
-    "--no-first-run",
-    "--hide-scrollbars",
-    "--force-color-profile=srgb",
-    "--remote-debugging-pipe",
+    *("--no-zygote", "--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions"),
+    *("--disable-background-networking", "--no-first-run", "--hide-scrollbars"),
+    *("--force-color-profile=srgb", "--remote-debugging-pipe"),
 )
 
 
@@ -96,9 +84,8 @@ class Browser:
         """Call a method and return its result. Raises `Failed`."""
         self._count += 1
         message = {"id": self._count, "method": method, "params": parameters}
-        os.write(
-            self._calls, json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0"
-        )
+        message |= {"sessionId": session} if session else {}
+        os.write(self._calls, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + CALL_S_MAX
         while time.monotonic() < deadline:
             for answer in self._come(deadline - time.monotonic()):
@@ -129,9 +116,7 @@ class Browser:
         page.size(width, height)
         page.call("Emulation.setEmulatedMedia", features=[scheme(dark=dark)])
         page.call("Page.navigate", url=url)
-        page.wait(
-            "document.readyState === 'complete' && location.href !== 'about:blank'", "the page is there"
-        )
+        page.wait("document.readyState === 'complete' && location.href !== 'about:blank'", "the page")
         return page
 
     def close(self) -> None:
@@ -206,13 +191,8 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **details)
 
     def size(self, width: int, height: int) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        size: dict[str, Any] = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def dark(self, *, dark: bool) -> None:
         self.call("Emulation.setEmulatedMedia", features=[scheme(dark=dark)])

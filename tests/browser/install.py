@@ -1,8 +1,6 @@
 """`python -m tests.browser.install`: install a headless Chromium from the npm registry into `.venv/browser`.
 
-Debian's package depends on a desktop; this one is a single program with the few libraries that it needs.
-If it is unavailable, one line is printed and nothing fails: tests that need a browser are skipped, and
-`make test` reports that.
+If it is unavailable, one line is printed and nothing fails: tests that need a browser are skipped.
 """
 
 from __future__ import annotations

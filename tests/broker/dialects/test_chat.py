@@ -136,7 +136,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [F], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [F], "tool_choice": named("nope")}, "tool_choice.function.name"),
     ({"tools": [F], "tool_choice": {"type": "function", "name": "nope"}}, "tool_choice.name"),
-    ({"tools": [F], "tool_choice": {"type": "function", "function": "f"}}, "tool_choice.function"),
+    ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice.name"),
     ({"tools": [SEARCH], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
     ({"tools": [F], "tool_choice": allowed("sometimes")}, "tool_choice.allowed_tools.mode"),
     (

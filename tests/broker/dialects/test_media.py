@@ -48,41 +48,34 @@ def test_each_way_to_write_data_is_read() -> None:
     assert read("data:,GIF89a%20 =3D=\n=%253D%3D") == b"GIF89a  =3D==%3D="
 
 
+BAD_BASE64, BAD_ESCAPE = (
+    f"the data: URL has {what}" for what in ("invalid base64", "an invalid percent-escape")
+)
+NOT_ENABLED = "fetching images from URLs is not enabled; send a data: URL"
+
+
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        (" HTTPS://host/secret,x", "fetching images from URLs is not enabled; send a data: URL"),
+        (" HTTPS://host/secret,x", NOT_ENABLED),
         ("FILE:///etc/secret", "file: URLs are not supported; send a data: URL"),
         *((url, "not a URL; send a data: URL") for url in ("", "//host/secret", "secret value: 1")),
         ("data:image/png;base64", "not a valid data: URL: no comma before its data"),
+        *((f"data:;base64,{it}", BAD_BASE64) for it in ("A", "AA*A", "AA=AAAAA", "iVBOR_-w", "\ud800AAA")),
+        *((f"data:;base64,{it}", BAD_ESCAPE) for it in ("%", "AB%3", "%4g")),
+        ("data:,%4\n", BAD_ESCAPE),
     ],
 )
 def test_any_other_url_is_refused_by_what_it_is_alone(url: str, error: str) -> None:
     assert refusal(url) == error
 
 
-@pytest.mark.parametrize(
-    ("data", "error"),
-    [
-        *(
-            (f";base64,{it}", "invalid base64")
-            for it in ("A", "AA*A", "AA=AAAAA", "iVBOR_-w", "ä", "\ud800AAA")
-        ),
-        *((f";base64,{payload}", "an invalid percent-escape") for payload in ("%", "AB%3", "%4g")),
-        (",%4\n", "an invalid percent-escape"),
-    ],
-)
-def test_broken_data_is_refused(data: str, error: str) -> None:
-    assert refusal(f"data:image/png{data}") == f"the data: URL has {error}"
-
-
 def test_remote_url_is_accepted_only_when_fetching_is_enabled() -> None:
     assert is_elsewhere(" HTTPS://host/a", fetching=True)
     assert not is_elsewhere(" Data:,x", fetching=True)
-    with pytest.raises(MediaError, match="not enabled"):
-        is_elsewhere("https://host/a")
-    with pytest.raises(MediaError, match="file: URLs are not supported"):
-        is_elsewhere("file:///etc/passwd", fetching=True)
+    for url, fetching in (("https://host/a", False), ("file:///etc/passwd", True)):
+        with pytest.raises(MediaError):
+            is_elsewhere(url, fetching=fetching)
 
 
 def test_the_limit_is_exact_and_both_numbers_are_named() -> None:

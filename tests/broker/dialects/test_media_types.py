@@ -71,10 +71,11 @@ def test_notes_that_inflate_cost_nothing() -> None:
         png(8, 8, [(b"tEXt", b"")] * (STEPS_MAX + 1) + [(b"IDAT", b"")]),
         b"\xff\xd8" + b"\xff\xe1\x00\x02" * (STEPS_MAX + 1) + picture(kind="JPEG")[2:],
         picture(kind="GIF")[:13] + b"!\xfe" + b"\x01x" * (STEPS_MAX + 1) + b"\x00;",
+        b"RIFF\x10\x00\x00\x00WEBPVP8Z" + bytes(20),
     ],
-    ids=["png", "jpeg", "gif"],
+    ids=["png", "jpeg", "gif", "webp of unknown kind"],
 )
-def test_a_header_of_too_many_parts_is_not_read_to_its_end(data: bytes) -> None:
+def test_a_header_of_too_many_or_unknown_parts_is_not_read_to_its_end(data: bytes) -> None:
     assert refusal(data) == BROKEN
 
 
@@ -129,6 +130,7 @@ def test_damaged_image_accepted_within_pixel_limit_as_decoded_by_pillow(
     ("data", "mime"),
     [
         (MP4, "video/mp4"),
+        (b"\x00\x00\x00\x08wide\x00\x00\x00\x00mdat", "video/quicktime"),
         (b"\x00\x00\x00\x14ftypqt  \x00\x00\x02\x00", "video/quicktime"),
         (b"\x1a\x45\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81\x01B\xf3\x81\x08B\x82\x84webm", "video/webm"),
         (b"\x1a\x45\xdf\xa3\xa3B\x86\x81\x01B\xf7\x81\x01B\xf2\x81\x04B\x82\x88matroska", "video/x-matroska"),

@@ -80,17 +80,6 @@ def test_names_and_keys_are_quoted_in_each_language(call: Call) -> None:
         assert {name, "k'e$y"} <= literals
 
 
-def test_the_first_model_offered_generates_text_and_is_loaded(call: Call) -> None:
-    def listed(id: str, state: str, *tasks: str) -> dict[str, Any]:
-        return {"id": id, "state": state} | ({"tasks": tasks} if tasks else {})
-
-    embedding, unloaded = listed("a", "loaded", "embed"), listed("b", "unloaded")
-    loaded = listed("c", "loaded", "generate")
-    assert call("models.js", "preferred", [embedding, unloaded, loaded]) == json.loads(json.dumps(loaded))
-    assert call("models.js", "preferred", [embedding, unloaded]) == unloaded
-    assert call("models.js", "preferred", []) is None
-
-
 def test_models_of_other_tasks_have_snippets_of_their_own(call: Call) -> None:
     assert f"{ORIGIN}/v1/embeddings" in snippets(call, tasks=["embed"])["curl"]
     made = snippets(call, tasks=["rerank"])

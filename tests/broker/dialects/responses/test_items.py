@@ -196,6 +196,8 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over_and_system_messages
     ("item", "param"),
     [
         ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, "input[0].content[0]"),
+        (message("user", [{"type": "input_video"}]), "input[0].content[0]"),
+        (message("user", [{"type": "input_image", "file_id": "f"}]), "input[0].content[0].image_url"),
         ({"role": "king", "content": "x"}, "input[0].role"),
         ({"type": "", "role": "user", "content": "x"}, "input[0].type"),
         ({"role": "user", "content": [{"type": "input_text", "text": 3}]}, "input[0].content[0].text"),

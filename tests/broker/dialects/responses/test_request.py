@@ -227,6 +227,7 @@ def test_a_choice_says_how_tools_are_called(
     ("choice", "tools", "param"),
     [
         ("sometimes", [READ], "tool_choice"),
+        ({"type": "web_search"}, [READ], "tool_choice"),
         (named("other"), [READ], "tool_choice.name"),
         ({"type": "allowed_tools"}, [READ], "tool_choice.tools"),
         ({"type": "allowed_tools", "tools": [named("x")]}, [READ], "tool_choice.tools[0].name"),
