@@ -158,20 +158,17 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     assert len(error.message) < 300
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        (
-            {"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}},
-            "structured_outputs.whitespace_pattern",
-        ),
+PATTERN = "whitespace_pattern"
+
+
+def test_unsupported_parameter_is_refused() -> None:
+    for fields, param in (
+        ({"structured_outputs": {"json": {}, PATTERN: " ?"}}, f"structured_outputs.{PATTERN}"),
         ({"guided_json": {}, "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
-    ],
-)
-def test_unsupported_parameter_is_refused(fields: dict[str, Any], param: str) -> None:
-    error = refusal(body(**fields))
-    assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
-    assert f"'{param}'" in error.message
+    ):
+        error = refusal(body(**fields))
+        assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
+        assert f"'{param}'" in error.message
 
 
 # --- ignored fields ----------------------------------------------------------------------------------
@@ -286,15 +283,9 @@ def test_thinking_and_continuation_are_asked_of_the_template(
     assert unpack(sent(**fields)).options == options
 
 
-@pytest.mark.parametrize(
-    ("fields", "budget"),
-    [
-        ({"thinking_token_budget": 4}, 4),
-        ({"chat_template_kwargs": {"thinking_budget": 5}, "thinking_budget": 3}, 5),
-    ],
-)
-def test_a_thinking_budget_is_taken_under_each_of_its_names(fields: dict[str, Any], budget: int) -> None:
-    assert sent(**fields).thinking_budget == budget
+def test_a_thinking_budget_is_taken_under_each_of_its_names() -> None:
+    assert sent(thinking_token_budget=4).thinking_budget == 4
+    assert sent(thinking_budget=3, chat_template_kwargs={"thinking_budget": 5}).thinking_budget == 5
 
 
 # --- tools -------------------------------------------------------------------------------------------
