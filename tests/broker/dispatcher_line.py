@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from broker.dispatch.admission import Admission
@@ -12,8 +14,11 @@ from broker.dispatch.dispatcher import Dispatcher, Timeouts
 from broker.dispatch.fleet import Fleet
 from broker.dispatch.flight import Flight
 from broker.dispatch.routing import Routing
+from protocol.errors import RequestError
 from protocol.messages import (
     PROTOCOL_VERSION,
+    Cancel,
+    Failed,
     Generate,
     Heartbeat,
     Hello,
@@ -22,7 +27,7 @@ from protocol.messages import (
     ToGateway,
 )
 from protocol.supervisor_messages import DesiredModels
-from protocol.types import Capabilities, PrefixStatus, RequestStatus, RoutingMethod
+from protocol.types import Capabilities, Delta, PrefixStatus, RequestStatus, RoutingMethod
 from protocol.wire import WireError
 from tests.factories import GATEWAY
 
@@ -90,9 +95,19 @@ class Line:
         self.sent = [(to, message) for to, message in self.sent if to != peer]
         return messages
 
+    def generates(self, peer: str) -> list[Generate]:
+        """Return the requests sent to a worker since the last call."""
+        return [message for message in self.sent_to(peer) if isinstance(message, Generate)]
+
     def attempts_sent_to(self, peer: str) -> list[str]:
         """Return the ids of the attempts sent to a worker since the last call."""
-        return [message.id for message in self.sent_to(peer) if isinstance(message, Generate)]
+        return [message.id for message in self.generates(peer)]
+
+    def refusal(self, model: str | None = "m") -> RequestError:
+        """Return the error of a request for a model that nobody serves."""
+        with pytest.raises(RequestError) as caught:
+            self.dispatcher.find(model)
+        return caught.value
 
     def hello(
         self, worker: str, model: str = "m", version: int = PROTOCOL_VERSION, host: str = "", pid: int = 1
@@ -108,16 +123,15 @@ class Line:
         images: bool = False,
         host: str = "",
         pid: int = 1,
-        store: str = "",
+        **said: Any,
     ) -> None:
-        """Connect a worker whose model is loaded."""
+        """Connect a worker whose model is loaded. `said`: other fields of its Ready."""
         self.hello(worker, model, host=host, pid=pid)
-        said = replace(ready(worker, model, rows, images), store=store)
-        self.dispatcher.on_message(worker, said)
+        self.dispatcher.on_message(worker, replace(ready(worker, model, rows, images), **said))
 
-    def submit(self, request: Generate, media: Sequence[bytes] = ()) -> Flight:
+    def submit(self, request: Generate, media: Sequence[bytes] = (), model: str | None = "m") -> Flight:
         """Dispatch a request whose client stays connected."""
-        context = self.dispatcher.submit(self.dispatcher.find("m"), [request], media)
+        context = self.dispatcher.submit(self.dispatcher.find(model), [request], media)
         self.contexts.append(context)
         [flight] = context.__enter__()
         return flight
@@ -142,11 +156,7 @@ class Line:
         )
         self.dispatcher.on_message(worker, message)
 
-    def say(
-        self,
-        worker: str,
-        *messages: ToGateway,
-    ) -> None:
+    def say(self, worker: str, *messages: ToGateway) -> None:
         for message in messages:
             self.dispatcher.on_message(worker, message)
 
@@ -162,3 +172,17 @@ def ready(worker: str, model: str = "m", rows: int = 4, images: bool = False) ->
         cache_bytes_max=2**30,
         tokens_max=4096,
     )
+
+
+def cancel(id: str) -> Cancel:
+    return Cancel(incarnation=GATEWAY, id=id)
+
+
+def text_of(flight: Flight) -> str:
+    """Return the text that its client gets next."""
+    return "".join(item.text for item in flight.take() if isinstance(item, Delta))
+
+
+def code_of(flight: Flight) -> str | None:
+    """Return the code of its failure."""
+    return flight.terminal.code if isinstance(flight.terminal, Failed) else None

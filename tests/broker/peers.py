@@ -206,10 +206,11 @@ class SimulatedLine(Line):
         return True
 
     def _check_company(self, peer: str, message: Generate) -> None:
-        """Assert that a request to be isolated is dispatched alone."""
+        """Assert that a worker gets requests of its model, and one to be isolated alone."""
         flights, retry_class = self.dispatcher.flights, self.dispatcher.failover.crash_attribution.retry_class
         flight = flights.find(message.id, peer)
         assert flight is not None
+        assert flight.model == self.peers[peer].model
         assert retry_class(flight) is not RetryClass.QUARANTINED
         others = [other for other in flights.assigned(peer) if other is not flight]
         if retry_class(flight) is RetryClass.ISOLATE and fingerprint_of(flight) not in map(

@@ -9,16 +9,11 @@ from broker.dispatch.flight import Flight
 from protocol.errors import RequestError
 from protocol.messages import AdaptersChanged, Failed, Generate, LoadAdapter, UnloadAdapter
 from protocol.types import AdapterInfo
-from tests.broker.dispatcher_line import Line, ready
+from tests.broker.dispatcher_line import Line
 from tests.factories import events, finished, request
 
 FIRST = AdapterInfo(name="first", digest="d1", rank=4, folder="/a/first")
 SECOND = AdapterInfo(name="second", digest="d2", rank=8, folder="/a/second")
-
-
-def serving(line: Line, worker: str, *adapters: AdapterInfo, stands_in: bool = False) -> None:
-    line.hello(worker)
-    line.say(worker, replace(ready(worker), adapters=list(adapters), stands_in=stands_in))
 
 
 def changed(line: Line, worker: str, name: str, *adapters: AdapterInfo, error: str = "") -> None:
@@ -37,7 +32,7 @@ def asked(line: Line, id: str, adapter: str = "first") -> Flight:
 
 def test_names_of_adapters_are_read_from_the_model() -> None:
     line = Line()
-    serving(line, "w", FIRST)
+    line.serving("w", adapters=[FIRST])
     line.serving("x", "llama:8b")
     found, name = line.dispatcher.find_with_adapter("m:first", None)
     assert (found.model, name) == ("m", "first")
@@ -56,8 +51,8 @@ def test_names_of_adapters_are_read_from_the_model() -> None:
 
 def test_a_request_goes_to_a_worker_that_has_its_adapter() -> None:
     line = Line()
-    serving(line, "w")
-    serving(line, "x", FIRST)
+    line.serving("w")
+    line.serving("x", adapters=[FIRST])
     assert orders(line, "x") == []
     asked(line, "a")
     assert line.attempts_sent_to("x") == ["a"]
@@ -68,11 +63,11 @@ def test_a_request_goes_to_a_worker_that_has_its_adapter() -> None:
 @pytest.mark.parametrize("successor", ["loads it", "cannot load it", "stands in"])
 def test_a_successor_gets_the_adapters_and_then_the_requests(successor: str) -> None:
     line = Line()
-    serving(line, "w", FIRST)
+    line.serving("w", adapters=[FIRST])
     flight = asked(line, "a")
     line.say("w", events("w", "a", "one"))
     line.dispatcher.lost("w")
-    serving(line, "x", stands_in=successor == "stands in")
+    line.serving("x", stands_in=successor == "stands in")
     messages = line.sent_to("x")
     assert not any(isinstance(m, Generate) for m in messages)
     folders = [m.folder for m in messages if isinstance(m, LoadAdapter)]
@@ -91,11 +86,11 @@ def test_a_successor_gets_the_adapters_and_then_the_requests(successor: str) -> 
 
 def test_an_answer_is_not_continued_with_other_weights_of_the_adapter() -> None:
     line = Line()
-    serving(line, "w", FIRST)
+    line.serving("w", adapters=[FIRST])
     begun, waiting = asked(line, "a"), asked(line, "b")
     line.say("w", events("w", "a", "one"))
     line.dispatcher.lost("w")
-    serving(line, "x", replace(FIRST, digest="other"))
+    line.serving("x", adapters=[replace(FIRST, digest="other")])
     assert line.attempts_sent_to("x") == ["b~2"]
     assert isinstance(begun.terminal, Failed)
     assert waiting.terminal is None
@@ -103,8 +98,8 @@ def test_an_answer_is_not_continued_with_other_weights_of_the_adapter() -> None:
 
 def test_a_removed_adapter_is_unloaded_behind_its_last_request() -> None:
     line = Line()
-    serving(line, "w", FIRST, SECOND)
-    serving(line, "x", FIRST, SECOND)
+    line.serving("w", adapters=[FIRST, SECOND])
+    line.serving("x", adapters=[FIRST, SECOND])
     asked(line, "a")
     assert line.dispatcher.adapters.remove("m", "first") == 1
     with pytest.raises(RequestError):
@@ -113,7 +108,7 @@ def test_a_removed_adapter_is_unloaded_behind_its_last_request() -> None:
         pass
     assert orders(line, "x") == []
     line.dispatcher.lost("x")  # the request was there or on the other worker: it goes on with the adapter
-    serving(line, "y")
+    line.serving("y")
     assert ("LoadAdapter", "first") in orders(line, "y")
     changed(line, "y", "first", SECOND, FIRST)
     [worker] = {f.attempt.worker for f in line.dispatcher.flights if f.attempt}
@@ -123,14 +118,14 @@ def test_a_removed_adapter_is_unloaded_behind_its_last_request() -> None:
     assert ("UnloadAdapter", "first") in orders(line, "w")
     assert ("UnloadAdapter", "first") in orders(line, "y")
     assert [info.name for info in line.dispatcher.adapters.known("m")] == ["second"]
-    serving(line, "z", FIRST, SECOND)
+    line.serving("z", adapters=[FIRST, SECOND])
     assert orders(line, "z") == [("UnloadAdapter", "first")]
 
 
 def test_an_adapter_is_served_once_all_workers_have_it() -> None:
     line = Line()
-    serving(line, "w")
-    serving(line, "x")
+    line.serving("w")
+    line.serving("x")
     with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
         changed(line, "w", "first", FIRST)
         changed(line, "x", "first", error="it has no weights")
@@ -146,7 +141,7 @@ def test_an_adapter_is_served_once_all_workers_have_it() -> None:
         changed(line, "x", "first", FIRST)
         assert over
         assert order.info == FIRST
-        serving(line, "late")
+        line.serving("late")
     assert orders(line, "late") == [("LoadAdapter", "first")]
     assert line.dispatcher.adapters.known("m") == [FIRST]
     with pytest.raises(RequestError, match="exists"), line.dispatcher.adapters.load("m", "first", "/a"):
@@ -155,13 +150,13 @@ def test_an_adapter_is_served_once_all_workers_have_it() -> None:
 
 def test_a_worker_lost_while_it_loads_is_not_waited_for() -> None:
     line = Line()
-    serving(line, "w")
-    serving(line, "x")
+    line.serving("w")
+    line.serving("x")
     with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
         changed(line, "w", "first", FIRST)
         line.dispatcher.lost("x")
         assert order.is_over
-    serving(line, "y")
+    line.serving("y")
     assert orders(line, "y") == [("LoadAdapter", "first")]
     with line.dispatcher.adapters.load("m", "second", "/a/second") as order:
         line.dispatcher.lost("w")
@@ -172,7 +167,7 @@ def test_a_worker_lost_while_it_loads_is_not_waited_for() -> None:
 def test_a_name_can_be_used_again_after_its_removal() -> None:
     """The reply to the order to unload it is not taken for that to the order to load it."""
     line = Line()
-    serving(line, "w", FIRST)
+    line.serving("w", adapters=[FIRST])
     assert line.dispatcher.adapters.remove("m", "first") == 0
     with line.dispatcher.adapters.load("m", "first", "/a/other") as order:
         changed(line, "w", "first")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
 from broker.dispatch.fleet import UnloadedModel, Worker
 from protocol.errors import Code, RequestError
-from protocol.messages import Hello, Ready
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, Stage
 from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, events, finished, request
@@ -42,26 +40,8 @@ class Depot:
             ModelStates(models=list(self.models.values()), on_demand=True, memory_budget=self.budget)
         )
 
-    def serving(self, worker: str, model: str, pid: int, identity: str = "") -> None:
-        on_message = self.line.dispatcher.on_message
-        on_message(worker, Hello(incarnation=worker, version=1, model=model, pid=pid))
-        on_message(
-            worker,
-            Ready(incarnation=worker, model=model, context_length=9, running_max=4, identity=identity),
-        )
-
-    @property
-    def orders(self) -> DesiredModels:
-        return self.line.told[-1]
-
     def wanted(self) -> list[str] | None:
-        return self.orders.wanted
-
-
-def refusal(depot: Depot, model: str | None) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        depot.line.dispatcher.find(model)
-    return caught.value
+        return self.line.told[-1].wanted
 
 
 def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
@@ -69,7 +49,7 @@ def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
     line, dispatcher = depot.line, depot.line.dispatcher
     assert depot.wanted() == []
     assert dispatcher.find(None).model == "a"
-    unknown = refusal(depot, "c")
+    unknown = depot.line.refusal("c")
     assert unknown.code is Code.MODEL_NOT_FOUND
     assert "Available: a, b." in unknown.message
     found = dispatcher.find("alias")
@@ -85,7 +65,7 @@ def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
         assert (caught.value.code, caught.value.param) == (Code.MODEL_IN_USE, "model")
         depot.tell(b="running")
         assert flight.attempt is None
-        depot.serving("w", "b", pid=7)
+        depot.line.serving("w", "b", pid=7)
         assert line.attempts_sent_to("w") == ["x"]
         line.say("w", accepted("w", "x"), events("w", "x", "hi"), finished("w", "x", tokens=1))
         assert flight.terminal is not None
@@ -102,19 +82,13 @@ def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
 
 
 def test_cache_limits_of_loaded_models_sum_to_the_memory_budget() -> None:
-    depot = Depot(budget=20, a="running", b="running")
+    line = Depot(budget=20, a="running", b="running").line
     limits: list[int | None] = []
-    for name in ("a", "b"):
-        depot.serving(f"w{name}", name, pid=1)
-        worker = depot.line.dispatcher.fleet.get(f"w{name}")
-        assert worker is not None
-        assert worker.ready is not None
-        worker.ready = replace(worker.ready, cache_bytes_max=14)
-        limits.append(depot.line.dispatcher.catalogue.cache_bytes_max(worker))
-    first = depot.line.dispatcher.fleet.get("wa")
-    assert first is not None
-    assert limits == [8, 4], "the first is loaded alone, but the memory of the other is taken"
-    assert depot.line.dispatcher.catalogue.cache_bytes_max(first) == 4
+    for worker, model, served in (("wa", "a", ["wa"]), ("wb", "b", ["wb", "wa"])):
+        line.serving(worker, model, cache_bytes_max=14)
+        for found in filter(None, map(line.dispatcher.fleet.get, served)):
+            limits.append(line.dispatcher.catalogue.cache_bytes_max(found))
+    assert limits == [8, 4, 4], "the first is loaded alone, but the memory of the other is taken"
 
 
 def test_waiting_requests_are_bounded_and_fail_when_the_model_cannot_be_loaded_or_not_in_time() -> None:
@@ -136,7 +110,7 @@ def test_waiting_requests_are_bounded_and_fail_when_the_model_cannot_be_loaded_o
         depot.tell(a="failed")
         assert getattr(flight.terminal, "code", "") == Code.MODEL_FAILED
         assert "no such model" in getattr(flight.terminal, "message", "")
-    refused = refusal(depot, "a")
+    refused = depot.line.refusal("a")
     assert (refused.code, refused.kind.status) == (Code.MODEL_FAILED, 503)
     assert "no such model" in refused.message
     with pytest.raises(RequestError) as caught:
@@ -153,7 +127,7 @@ def test_waiting_requests_are_bounded_and_fail_when_the_model_cannot_be_loaded_o
 def test_unloading_model_gets_no_requests_and_is_reloaded_on_demand() -> None:
     depot = Depot(budget=10, a="running")
     line, dispatcher = depot.line, depot.line.dispatcher
-    depot.serving("w", "a", pid=1)
+    depot.line.serving("w", "a", pid=1)
     line.clock.now += 60
     with dispatcher.submit(dispatcher.find("b"), [request("x")], ()):
         assert depot.wanted() == []
@@ -180,23 +154,6 @@ def test_leaving_worker_is_idle_after_its_last_request() -> None:
     line.contexts.pop().__exit__(None, None, None)
     assert flight.terminal is not None
     assert line.told[-1] == DesiredModels(serving=[1], idle=[1])
-
-
-def test_started_answer_is_not_continued_by_a_different_model() -> None:
-    depot = Depot(a="running")
-    line = depot.line
-    depot.serving("w1", "a", pid=1, identity="one")
-    with (
-        line.dispatcher.submit(line.dispatcher.find("a"), [request("begun")], ()) as [begun],
-        line.dispatcher.submit(line.dispatcher.find("a"), [request("not begun")], ()) as [not_begun],
-    ):
-        line.say("w1", accepted("w1", "begun"), events("w1", "begun", "x", "y", "z"))
-        line.say("w1", accepted("w1", "not begun"))
-        depot.serving("w2", "a", pid=2, identity="two")
-        line.dispatcher.lost("w1", died=False)
-        assert getattr(begun.terminal, "code", "") == Code.WORKER_UNAVAILABLE
-        assert not_begun.terminal is None
-        assert line.attempts_sent_to("w2") == ["not begun~2"]
 
 
 def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_supervisors() -> None:
@@ -235,7 +192,7 @@ def test_a_model_is_loaded_without_a_request_when_an_operator_orders_it() -> Non
     assert depot.wanted() == ["b"]
     depot.tell(b="running")
     assert catalogue.state("b") == "loading"
-    depot.serving("w", "b", pid=7)
+    depot.line.serving("w", "b", pid=7)
     assert catalogue.state("b") == "loaded"
     assert catalogue.load("b") == "b"  # which changes nothing
     assert catalogue.unload("b") == "b"
@@ -254,7 +211,7 @@ def test_a_model_is_loaded_without_a_request_when_an_operator_orders_it() -> Non
 def test_an_order_to_load_makes_room_and_ends_when_its_time_is_over() -> None:
     depot = Depot(budget=10, a="running")
     line, catalogue = depot.line, depot.line.dispatcher.catalogue
-    depot.serving("w", "a", pid=7)
+    depot.line.serving("w", "a", pid=7)
     with line.dispatcher.submit(line.dispatcher.find("a"), [request("x")], ()):
         catalogue.load("b")
         assert depot.wanted() == ["a"], "a is in use"

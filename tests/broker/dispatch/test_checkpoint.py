@@ -35,7 +35,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.types import AdoptedRow, Delta, OrphanedRow, Sampling
-from tests.broker.dispatcher_line import FAILOVER_S, Line, ready
+from tests.broker.dispatcher_line import FAILOVER_S, Line, code_of, ready
 from tests.broker.peers import ROWS, TOKENS, Peer, SimulatedLine, text_at
 from tests.factories import accepted, embed, encoded, events, finished, request, reused
 
@@ -53,10 +53,6 @@ def restore(line: Line, *checkpoints: Checkpoint, elapsed_s: float = 3.0) -> lis
     return context.__enter__()
 
 
-def generates(line: Line, worker: str) -> list[Generate]:
-    return [message for message in line.sent_to(worker) if isinstance(message, Generate)]
-
-
 def begun(line: Line, id: str = "a") -> Flight:
     """Return a flight with two tokens."""
     line.serving("w1")
@@ -64,10 +60,6 @@ def begun(line: Line, id: str = "a") -> Flight:
     line.say("w1", accepted("w1", id), reused("w1", id, 2), events("w1", id, "al", "l"))
     flight.take()
     return flight
-
-
-def code_of(flight: Flight) -> str | None:
-    return flight.terminal.code if isinstance(flight.terminal, Failed) else None
 
 
 def test_a_restored_flight_goes_on_at_its_next_token_with_the_same_seed() -> None:
@@ -80,7 +72,7 @@ def test_a_restored_flight_goes_on_at_its_next_token_with_the_same_seed() -> Non
     assert after.attempts_sent_to("w2") == []  # the worker that was running it may come
     after.clock.now += ADOPTION_S_MAX
     after.dispatcher.sweep()
-    [sent] = generates(after, "w2")
+    [sent] = after.generates("w2")
     assert isinstance(flight.request, Generate)
     assert sent == replace(
         flight.request, id="a~2.next-gat", incarnation=NEXT, resume=[0, 1], deadline_s=47.0
@@ -139,15 +131,6 @@ def test_more_flights_than_a_gateway_holds_are_left_in_the_journal(monkeypatch: 
     line.dispatcher.fail_all()
     with pytest.raises(RequestError):
         restore(line, a)
-
-
-def test_a_flight_cannot_be_restored_beside_itself() -> None:
-    line = Line()
-    checkpoint = Checkpoint(request=request("a"), model="m")
-    restore(line, checkpoint)
-    with pytest.raises(ValueError, match="already open"):
-        restore(line, Checkpoint(request=request("b"), model="m"), checkpoint)
-    assert [flight.id for flight in line.dispatcher.flights] == ["a"]
 
 
 def test_a_restored_flight_has_the_time_that_its_model_needs_to_load() -> None:

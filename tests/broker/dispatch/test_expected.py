@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker.dispatch.expected import CONNECT_S_MAX
-from broker.dispatch.flight import Flight
 from protocol.errors import Code, RequestError
-from protocol.messages import Failed
 from protocol.supervisor_messages import ModelState, ModelStates
-from tests.broker.dispatcher_line import Line, ready
+from tests.broker.dispatcher_line import Line, code_of, ready
 from tests.factories import request
 
 
@@ -24,26 +22,13 @@ def restarted(*, by_supervisor: bool = False, loaded: bool = True) -> Line:
     return line
 
 
-def submit(line: Line, model: str | None = "m", id: str = "a") -> Flight:
-    found = line.dispatcher.find(model)
-    context = line.dispatcher.submit(found, [request(id)], ())
-    line.contexts.append(context)
-    [flight] = context.__enter__()
-    return flight
-
-
-def failure(flight: Flight) -> Code | None:
-    end = flight.terminal
-    return Code(end.code) if isinstance(end, Failed) else None
-
-
 @pytest.mark.parametrize("model", ["m", None])
 @pytest.mark.parametrize("by_supervisor", [True, False])
 def test_a_request_waits_for_a_worker_that_has_not_connected_yet(
     model: str | None, by_supervisor: bool
 ) -> None:
     line = restarted(by_supervisor=by_supervisor)
-    flight = submit(line, model)
+    flight = line.submit(request("a"), model=model)
     line.serving("w")
     assert line.attempts_sent_to("w") == [flight.id]
     assert line.attempts_sent_to("w") == []
@@ -55,32 +40,30 @@ def test_a_request_waits_for_a_worker_that_has_not_connected_yet(
 def test_it_is_refused_if_the_worker_does_not_connect_in_time() -> None:
     line, served = restarted(), []
     line.dispatcher.on_served = lambda model, ready: served.append((model, ready))
-    flight = submit(line)
+    flight = line.submit(request("a"))
     line.clock.now += CONNECT_S_MAX - 0.1
     line.dispatcher.sweep()
-    assert (failure(flight), served) == (None, [])
+    assert (code_of(flight), served) == (None, [])
     line.clock.now += 0.1
     line.dispatcher.sweep()
-    assert (failure(flight), served) == (Code.WORKER_UNAVAILABLE, [("m", None)])
+    assert (code_of(flight), served) == (Code.WORKER_UNAVAILABLE, [("m", None)])
     assert list(line.dispatcher.fleet.models) == []
-    with pytest.raises(RequestError, match="No worker serves"):
-        line.dispatcher.find("m")
+    assert "No worker serves" in line.refusal().message
 
 
 def test_it_is_refused_as_soon_as_the_worker_turns_out_to_load_its_model() -> None:
     line = restarted()
-    flight = submit(line)
+    flight = line.submit(request("a"))
     line.hello("w")
     line.dispatcher.sweep()
-    assert failure(flight) is Code.MODEL_LOADING
+    assert code_of(flight) == Code.MODEL_LOADING
 
 
 def test_only_models_that_something_has_loaded_are_waited_for() -> None:
     line = restarted(by_supervisor=True, loaded=False)
     line.dispatcher.catalogue.expect(ready("earlier", "m"))  # the supervisor knows better
     for model in ("m", "another"):
-        with pytest.raises(RequestError, match="No worker serves"):
-            line.dispatcher.find(model)
+        assert "No worker serves" in line.refusal(model).message
 
 
 def test_a_gateway_without_a_worker_is_not_ready_whatever_it_expects() -> None:

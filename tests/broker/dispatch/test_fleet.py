@@ -10,233 +10,168 @@ from broker.dispatch.fleet import (
     LOADING_PATIENCE,
     RETRY_ABSENT_S,
     RETRY_LOADING_S_DEFAULT,
-    Fleet,
     HealthState,
     Worker,
 )
-from protocol.errors import Code, RequestError
-from protocol.messages import Heartbeat, Hello, Loading, Ready
+from protocol.errors import Code
+from protocol.messages import Loading
 from protocol.types import Capabilities
-
-SILENT_S, STALL_S = 3.0, 120.0
-
-
-class Yard:
-    """Fleet with a manual clock."""
-
-    def __init__(self) -> None:
-        self.fleet = Fleet(silent_after_s=SILENT_S, stall_timeout_s=STALL_S)
-        self.now = 1000.0
-        self.assigned: Counter[str] = Counter()
-
-    def hello(self, incarnation: str = "w", model: str = "m") -> Worker:
-        message = Hello(incarnation=incarnation, version=1, model=model, pid=7)
-        return self.fleet.hello(message, self.now)
-
-    def load(self, worker: Worker, seconds: float = 4.0) -> Worker:
-        """Load the worker in `seconds`."""
-        self.fleet.loading(worker, Loading(incarnation=worker.incarnation, done=0, total=100))
-        self.now += seconds
-        return self.ready(worker)
-
-    def ready(self, worker: Worker) -> Worker:
-        message = Ready(
-            incarnation=worker.incarnation, model=worker.model, context_length=8192, running_max=16
-        )
-        self.fleet.touch(worker, self.now)
-        self.fleet.ready(worker, message, self.now)
-        return worker
-
-    def serving(self, incarnation: str = "w", model: str = "m") -> Worker:
-        return self.ready(self.hello(incarnation, model))
-
-    def beat(self, worker: Worker, running: int = 0, steps: int = 0) -> None:
-        message = Heartbeat(incarnation=worker.incarnation, running=running, waiting=0, steps=steps)
-        self.fleet.touch(worker, self.now)
-        self.fleet.heartbeat(worker, message, self.now)
-
-    def find(self, model: str | None = None) -> Worker:
-        return self.fleet.find(model, self.now, lambda worker: (False, self.assigned[worker.incarnation]))
-
-    def refusal(self, model: str | None = None) -> RequestError:
-        with pytest.raises(RequestError) as caught:
-            self.find(model)
-        return caught.value
+from tests.broker.dispatcher_line import HUNG_S, SILENT_S, STALL_S, Line, ready
+from tests.factories import request
 
 
 @pytest.fixture
-def yard() -> Yard:
-    return Yard()
+def line() -> Line:
+    return Line()
 
 
-# --- dead --------------------------------------------------------------------------------------------
+def worker_of(line: Line, name: str = "w") -> Worker:
+    worker = line.dispatcher.fleet.get(name)
+    assert worker is not None
+    return worker
 
 
-def test_a_dead_worker_is_forgotten_but_not_its_model(yard: Yard) -> None:
-    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
-    worker = yard.serving()
-    assert yard.fleet.gone("w") is worker
-    assert yard.fleet.get("w") is None
-    assert list(yard.fleet) == []
-    assert yard.fleet.gone("w") is None
-    assert yard.fleet.models.keys() == {"m"}
-    error = yard.refusal("m")
-    assert (error.code, error.retry_after_s) == (Code.WORKER_UNAVAILABLE, RETRY_ABSENT_S)
-    assert "`m`" in error.message
-    successor = yard.serving("w2")
-    assert yard.find("m") is successor
+def found(line: Line, model: str | None = "m") -> str:
+    worker = line.dispatcher.find(model)
+    assert isinstance(worker, Worker)
+    return worker.incarnation
 
 
-# --- silent ------------------------------------------------------------------------------------------
+def pass_s(line: Line, seconds: float) -> None:
+    line.clock.now += seconds
+    line.dispatcher.sweep()
 
 
-def test_a_worker_counts_as_silent_after_so_long_and_is_reported_once_each_time(yard: Yard) -> None:
-    worker = yard.serving()
-    yard.beat(worker, running=1, steps=5)
+def test_a_dead_worker_is_forgotten_but_not_its_model(line: Line) -> None:
+    line.serving("w")
+    for _ in range(2):
+        line.dispatcher.lost("w")
+        assert list(line.dispatcher.fleet) == []
+        assert line.dispatcher.fleet.models.keys() == {"m"}
+        error = line.refusal("m")
+        assert (error.code, error.retry_after_s) == (Code.WORKER_UNAVAILABLE, RETRY_ABSENT_S)
+        assert "`m`" in error.message
+    line.serving("w2")
+    assert found(line) == "w2"
+
+
+def test_a_worker_counts_as_silent_after_so_long_until_it_speaks_and_is_reported_once(line: Line) -> None:
+    line.serving("w")
+    line.beat("w", running=1, steps=5)
     for silence_s in (SILENT_S, STALL_S + 1):
-        yard.now += SILENT_S
-        assert yard.fleet.sweep(yard.now) == []
-        yard.now += silence_s - SILENT_S + 0.01
-        assert yard.fleet.sweep(yard.now) == [worker]
-        assert worker.verdict is HealthState.SILENT
-        assert yard.fleet.sweep(yard.now + 100) == []
-        assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
+        pass_s(line, SILENT_S)
+        assert worker_of(line).verdict is None
+        pass_s(line, silence_s - SILENT_S + 0.01)
+        assert worker_of(line).verdict is HealthState.SILENT
+        pass_s(line, 0.01)
+        assert line.refusal().code is Code.WORKER_UNAVAILABLE
         # It speaks again: a silence does not count towards a stall.
-        yard.beat(worker, running=1, steps=5)
-        assert yard.fleet.sweep(yard.now) == []
-        assert yard.find("m") is worker
-    yard.hello("loading", "another")
-    yard.now += SILENT_S + 1
-    yard.fleet.sweep(yard.now)
-    assert yard.refusal("another").code is Code.WORKER_UNAVAILABLE
+        line.beat("w", running=1, steps=5)
+        pass_s(line, 0.0)
+        assert found(line) == "w"
+    assert line.dispatcher.traffic.models["m"].losses == {"silent": 2}
+    line.hello("loading", "another")
+    pass_s(line, SILENT_S + 1)
+    assert line.refusal("another").code is Code.WORKER_UNAVAILABLE
 
 
-# --- stalled -----------------------------------------------------------------------------------------
-
-
-def stall(yard: Yard, worker: Worker, seconds: float) -> None:
+def stall(line: Line, seconds: float, running: int = 2) -> None:
     """Send heartbeats whose step count does not advance."""
-    until = yard.now + seconds
-    while yard.now < until:
-        yard.now = min(until, yard.now + 1.0)
-        yard.beat(worker, running=2, steps=5)
+    for _ in range(round(seconds)):
+        line.clock.now += 1.0
+        line.beat("w", running=running, steps=5)
+        line.dispatcher.sweep()
 
 
-def test_a_worker_counts_as_stalled_when_rows_run_and_no_step_is_made_until_it_steps(yard: Yard) -> None:
-    worker = yard.serving()
-    yard.beat(worker, running=2, steps=5)
-    stall(yard, worker, STALL_S)
-    assert yard.fleet.sweep(yard.now) == []
-    stall(yard, worker, 1)
-    assert yard.fleet.sweep(yard.now) == [worker]
-    assert worker.verdict is HealthState.STALLED
-    assert yard.fleet.sweep(yard.now) == []
-    yard.beat(worker, running=2, steps=5)
-    assert not worker.serves
-    assert yard.refusal("m").code is Code.WORKER_UNAVAILABLE
-    yard.beat(worker, running=2, steps=6)
-    assert yard.fleet.sweep(yard.now) == []
-    assert yard.find("m") is worker
+def test_a_worker_counts_as_stalled_when_rows_run_and_no_step_is_made_until_it_steps(line: Line) -> None:
+    line.serving("w")
+    stall(line, 10 * STALL_S, running=0)  # an idle worker makes no steps
+    stall(line, STALL_S)
+    assert worker_of(line).verdict is None
+    stall(line, 2)
+    assert worker_of(line).verdict is HealthState.STALLED
+    assert line.refusal().code is Code.WORKER_UNAVAILABLE
+    line.beat("w", running=2, steps=6)
+    pass_s(line, 0.0)
+    assert found(line) == "w"
 
 
-def test_time_a_worker_was_idle_does_not_count_towards_a_stall(yard: Yard) -> None:
-    worker = yard.serving()
-    for _ in range(10):
-        yard.now += STALL_S
-        yard.beat(worker, running=0, steps=5)
-        assert yard.fleet.sweep(yard.now) == []
-    yard.now += 0.25
-    yard.beat(worker, running=1, steps=5)
-    assert yard.fleet.sweep(yard.now) == []
-
-
-def test_unresponsive_worker_counts_as_hung_and_loading_worker_later(yard: Yard) -> None:
-    hung, wakes, loading = yard.serving("w1"), yard.serving("w2"), yard.hello("w3")
-    yard.now += SILENT_S + 1
-    yard.fleet.sweep(yard.now)
-    yard.beat(wakes)
-    yard.now += 2
-    yard.fleet.sweep(yard.now)
-    assert yard.fleet.hung(yard.now, after_s=2) == []
-    yard.now += 0.5
-    yard.beat(wakes)
-    yard.fleet.sweep(yard.now)
-    assert yard.fleet.hung(yard.now, after_s=2) == [hung]
-    yard.now += 2 * LOADING_PATIENCE
-    yard.fleet.sweep(yard.now)
-    assert set(yard.fleet.hung(yard.now, after_s=2)) >= {hung, loading}
+def test_unresponsive_worker_counts_as_hung_and_loading_worker_later(line: Line) -> None:
+    line.serving("hung")
+    line.serving("wakes")
+    line.hello("loading")
+    pass_s(line, SILENT_S + 1)
+    for seconds in (HUNG_S, 0.5):
+        line.beat("wakes")
+        assert line.killed == []
+        pass_s(line, seconds)
+    assert line.killed == [("hung", 1)]
+    pass_s(line, LOADING_PATIENCE * HUNG_S)
+    assert {"hung", "loading"} <= {worker for worker, _ in line.killed}
 
 
 # --- choice of a worker ------------------------------------------------------------------------------
 
 
-def test_a_request_goes_where_the_fewest_are_aboard_of_those_that_serve(yard: Yard) -> None:
-    small = yard.serving("w0", "small")
-    assert yard.find("small") is yard.find(None) is small
-    workers = [yard.serving(f"w{n}") for n in (1, 2, 3)]
-    yard.assigned.update(w1=3, w2=1, w3=2)
-    assert yard.find("m") is workers[1]
-    yard.assigned.update(w2=3)
-    assert yard.find("m") is workers[2]
-    yard.hello("loading")
-    yard.now += SILENT_S + 1
-    yard.beat(workers[0], running=9, steps=1)
-    yard.fleet.sweep(yard.now)
-    assert workers[2].verdict is HealthState.SILENT
-    assert yard.find("m") is workers[0], "the others do not serve, however idle"
+def test_a_request_goes_where_the_fewest_are_aboard_of_those_that_serve(line: Line) -> None:
+    line.serving("small", "small")
+    assert found(line, "small") == found(line, None) == "small"
+    for name in ("w1", "w2", "w3"):
+        line.serving(name)
+    flights = [line.submit(request(str(number), prompt=str(number))) for number in range(6)]
+    assert Counter(flight.attempt.worker for flight in flights if flight.attempt) == {
+        "w1": 2,
+        "w2": 2,
+        "w3": 2,
+    }
+    line.hello("loading")
+    line.clock.now += SILENT_S + 1
+    line.beat("w1", running=2, steps=1)
+    line.dispatcher.sweep()
+    assert found(line) == "w1", "the others do not serve, however idle"
 
 
-def test_a_model_nobody_has_named_does_not_exist(yard: Yard) -> None:
-    yard.serving("w1", "small")
-    yard.serving("w2", "large")
-    error = yard.refusal("huge")
-    assert error.code is Code.MODEL_NOT_FOUND
-    assert error.param == "model"
-    assert error.retry_after_s is None
+def test_a_model_nobody_has_named_does_not_exist(line: Line) -> None:
+    line.serving("w1", "small")
+    line.serving("w2", "large")
+    error = line.refusal("huge")
+    assert (error.code, error.param, error.retry_after_s) == (Code.MODEL_NOT_FOUND, "model", None)
     assert error.message == "The model `huge` does not exist here. Available: large, small."
 
 
-def test_a_model_that_loads_says_how_far_it_is(yard: Yard) -> None:
-    worker = yard.hello()
-    error = yard.refusal("m")
-    assert error.code is Code.MODEL_LOADING
-    assert error.message == "m is loading."
+def test_a_model_that_loads_says_how_far_it_is(line: Line) -> None:
+    line.hello("w")
+    error = line.refusal()
+    assert (error.code, error.message) == (Code.MODEL_LOADING, "m is loading.")
     assert error.retry_after_s == RETRY_LOADING_S_DEFAULT
-    yard.fleet.loading(worker, Loading(incarnation="w", done=33, total=100))
-    yard.now += 2
-    assert yard.refusal(None).message == "m is loading (33%)."
-    assert yard.refusal("m").retry_after_s == RETRY_LOADING_S_DEFAULT - 2
+    line.say("w", Loading(incarnation="w", done=33, total=100))
+    line.clock.now += 2
+    assert line.refusal(None).message == "m is loading (33%)."
+    assert line.refusal().retry_after_s == RETRY_LOADING_S_DEFAULT - 2
 
 
 @pytest.mark.parametrize("outlived", [False, True])
 def test_a_model_that_loads_again_is_expected_when_it_was_ready_the_last_time(
-    outlived: bool, yard: Yard
+    outlived: bool, line: Line
 ) -> None:
-    yard.load(yard.hello("w1"), seconds=30)
+    line.hello("w1")
+    line.say("w1", Loading(incarnation="w1", done=0, total=100))
+    line.clock.now += 30
+    line.say("w1", ready("w1"))
     if outlived:  # a worker that was loaded before the gateway started says nothing about loading
-        yard.ready(yard.hello("w1"))
-    yard.fleet.gone("w1")
-    yard.hello("w2")
+        line.serving("w1")
+    line.dispatcher.lost("w1")
+    line.hello("w2")
     for passed_s, expected in ((0, 30), (10, 20), (15, 5), (100, 1)):
-        yard.now += passed_s
-        assert yard.refusal("m").retry_after_s == pytest.approx(expected)
+        line.clock.now += passed_s
+        assert line.refusal().retry_after_s == pytest.approx(expected)
 
 
-# --- information about a model -----------------------------------------------------------------------
-
-
-def test_a_worker_can_do_nothing_before_it_is_ready(yard: Yard) -> None:
-    worker = yard.hello()
-    first_seen_at = yard.now
+def test_a_worker_can_do_nothing_before_it_is_ready(line: Line) -> None:
+    line.hello("w")
+    worker, model = worker_of(line), line.dispatcher.fleet.models["m"]
     assert not worker.serves
-    assert worker.capabilities == Capabilities()
-    assert yard.fleet.models["m"].context_length == 0
-    capabilities = Capabilities(images=True, thinking=True)
-    message = Ready(incarnation="w", model="m", context_length=8192, running_max=1, capabilities=capabilities)
-    yard.now += 4
-    yard.fleet.ready(worker, message, yard.now)
+    assert (worker.capabilities, model.context_length) == (Capabilities(), 0)
+    line.say("w", ready("w", images=True))
     assert worker.serves
-    assert worker.capabilities == capabilities
-    yard.serving("w2")
-    assert yard.fleet.models["m"].first_seen_at == first_seen_at
-    assert yard.fleet.models["m"].context_length == 8192
+    assert (worker.capabilities, model.context_length) == (Capabilities(images=True), 8192)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from broker.dispatch.flight import Flight
 from protocol.messages import Failed, Finished
-from tests.broker.dispatcher_line import Line, ready
+from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, events, finished, request
 
 ISOLATE = "small, one process alone"
@@ -19,17 +18,9 @@ def line() -> Line:
     return Line()
 
 
-def serving(
-    line: Line, worker: str, *, identity: str = "big", plan: str = "", stands_in: bool = False
-) -> None:
-    line.hello(worker)
-    told = replace(ready(worker), identity=identity, plan=plan, stands_in=stands_in)
-    line.dispatcher.on_message(worker, told)
-
-
 def begun(line: Line) -> Flight:
     """Return a flight that got one token from a set of ranks, which then is lost."""
-    serving(line, "w1", plan=SET)
+    line.serving("w1", identity="big", plan=SET)
     flight = line.submit(request("a"))
     line.say("w1", accepted("w1", "a"), events("w1", "a", ["x"]))
     line.dispatcher.lost("w1")
@@ -44,11 +35,11 @@ def end_of(flight: Flight) -> Finished:
 
 def test_another_model_goes_on_with_an_answer_only_if_it_stands_in(line: Line) -> None:
     flight = begun(line)
-    serving(line, "w2", identity="small")
+    line.serving("w2", identity="small")
     assert line.attempts_sent_to("w2") == []
     assert isinstance(flight.take()[-1], Failed)
     again = begun(line := Line())
-    serving(line, "w2", identity="small", plan=ISOLATE, stands_in=True)
+    line.serving("w2", identity="small", plan=ISOLATE, stands_in=True)
     assert line.attempts_sent_to("w2") == ["a~2"]
     line.say("w2", accepted("w2", "a~2"), finished("w2", "a~2"))
     assert end_of(again).continued_by == ISOLATE
@@ -58,12 +49,12 @@ def test_another_model_goes_on_with_an_answer_only_if_it_stands_in(line: Line) -
 @pytest.mark.parametrize(("plan", "told"), [(SET, ""), (ISOLATE, ISOLATE), ("", "one process alone")])
 def test_answer_from_two_plans_reports_continued_by(plan: str, told: str, line: Line) -> None:
     flight = begun(line)
-    serving(line, "w2", plan=plan)
+    line.serving("w2", identity="big", plan=plan)
     line.say("w2", accepted("w2", "a~2"), finished("w2", "a~2"))
     assert end_of(flight).continued_by == told
     assert sum(line.dispatcher.failover.continued_by.values()) == bool(told)
     without_output = line.submit(request("b"))
     line.dispatcher.lost("w2")
-    serving(line, "w3", identity="small", plan="another", stands_in=True)
+    line.serving("w3", identity="small", plan="another", stands_in=True)
     line.say("w3", accepted("w3", "b~2"), events("w3", "b~2", ["x"]), finished("w3", "b~2"))
     assert end_of(without_output).continued_by == ""
