@@ -14,7 +14,7 @@ from broker.dispatch import flight as flight_module
 from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, DeltaResult, Flight, Flights, Item
 from protocol.errors import Code
 from protocol.messages import Accepted, Failed, Finished, Generate, PrefixHit, PromptLogprobs
-from protocol.types import CallDelta, Delta, PrefixReuse, PromptToken, Sampling, Timings, TokenLogprob, Usage
+from protocol.types import CallDelta, Delta, PromptToken, Sampling, Timings, TokenLogprob, Usage
 from tests import factories
 from tests.factories import failed, request
 
@@ -118,18 +118,6 @@ def test_tokens_beyond_what_a_flight_can_have_are_not_taken() -> None:
     assert results == [taken] * 3 + [excess]
 
 
-def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_module, "PENDING_DELTAS_MAX", 4)
-    flight = open_flight()
-    assert [flight.accept_delta(delta(n), now=11.0) for n in range(6)] == [DeltaResult.TAKEN] * 4 + [
-        DeltaResult.OVER
-    ] * 2
-    *deltas, end = flight.take()
-    assert deltas == [delta(n) for n in range(4)]
-    assert isinstance(end, Failed)
-    assert end.code == Code.CLIENT_TOO_SLOW
-
-
 @pytest.mark.parametrize(
     "large",
     [
@@ -137,11 +125,10 @@ def test_a_client_that_does_not_read_ends_its_flight_at_the_bound(monkeypatch: p
         factories.delta(
             likelihoods=[TokenLogprob(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10,
         ),
-        factories.delta(calls=[CallDelta(index=0, arguments="x" * 32_000)]),
-        factories.delta(calls=[CallDelta(index=0, name="x" * 32_000)]),
+        factories.delta(calls=[CallDelta(index=0, name="x" * 16_000, arguments="x" * 16_000)]),
         factories.delta(calls=[CallDelta(index=n, id="c") for n in range(200)]),
     ],
-    ids=["text", "likelihoods", "arguments", "a name", "calls"],
+    ids=["text", "likelihoods", "arguments", "calls"],
 )
 def test_undelivered_backlog_limit_counts_delta_size(large: Delta) -> None:
     flight = open_flight()
@@ -153,28 +140,6 @@ def test_undelivered_backlog_limit_counts_delta_size(large: Delta) -> None:
     for number in range(50):
         assert again.accept_delta(replace(large, sequence=number), now=11.0) is DeltaResult.TAKEN
         again.take()
-
-
-def test_prefix_hit_is_accepted_once_between_acceptance_and_first_delta() -> None:
-    flight = open_flight()
-    assert not flight.reused(reused())
-    for _ in range(3):
-        flight.accept(accepted())
-    assert flight.prompt_tokens == 5
-    assert flight.reused(reused(4))
-    assert not flight.reused(reused(2))
-    assert flight.reuse == PrefixReuse(tokens=4, tier="ram")
-    assert flight.take() == [accepted(), reused(4)]
-    for end in (True, False):
-        late = open_flight()
-        late.accept(accepted())
-        if end:
-            late.end(finished())
-        else:
-            late.accept_delta(delta(0), now=11.0)
-        late.take()
-        assert not late.reused(reused())
-        assert (late.reuse, late.take()) == (None, [])
 
 
 def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
@@ -225,7 +190,7 @@ histories = st.lists(
 
 
 @given(histories, st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_due(
     history: list[object], bound: int
 ) -> None:
@@ -299,27 +264,7 @@ def test_a_leg_goes_on_behind_the_tokens_of_those_before_it() -> None:
     assert flight.take() == [accepted(), reused(0), delta(0, "x", tokens=2), delta(1, "y"), delta(0, "z")]
 
 
-def test_a_flight_between_two_legs_waits_and_nobody_may_speak_of_it() -> None:
-    flights = Flights()
-    flight, ended = (flights.open(request(id), "m", now=0.0) for id in "ab")
-    assert flights.waiting() == flights.waiting("m") == [flight, ended]
-    assert flights.waiting("another") == []
-    flights.assign(flight, WORKER, now=0.0)
-    flights.assign(ended, WORKER, now=0.0)
-    assert flights.waiting() == []
-    ended.end(finished())
-    flights.leave(flight, now=5.0)
-    flights.leave(ended, now=5.0)
-    assert flights.find("a", WORKER) is None
-    assert flight.accept_delta(delta(0), now=6.0) is DeltaResult.OVER
-    assert (flights.waiting(), flight.waiting_since) == ([flight], 5.0)
-    flights.close(flight)
-    assert flights.waiting() == []
-
-
-@pytest.mark.parametrize(
-    ("told", "reported", "cached"), [(None, 639, 5), (None, 2, 2), (0, 639, 0), (4, 639, 4)]
-)
+@pytest.mark.parametrize(("told", "reported", "cached"), [(None, 639, 5), (None, 2, 2), (4, 639, 4)])
 def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
     told: int | None, reported: int, cached: int
 ) -> None:
@@ -338,14 +283,12 @@ def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
     assert flight.terminal.timings == Timings()
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_leg_is_proven_by_its_own_deltas(again: bool) -> None:
+def test_a_leg_is_proven_by_its_own_deltas() -> None:
     flights = Flights()
     flight = flights.open(request(), "m", now=0.0)
     flights.assign(flight, WORKER, now=0.0)
-    if again:
-        flight.accept_delta(delta(0), now=1.0)
-        aboard_again(flights, flight)
+    flight.accept_delta(delta(0), now=1.0)
+    aboard_again(flights, flight)
     seen = []
     for number in range(PROVEN_PIECES):
         seen.append(flight.proven)
@@ -359,41 +302,28 @@ def test_a_leg_is_proven_by_its_own_deltas(again: bool) -> None:
 
 def test_a_flight_is_found_by_its_leg_and_its_worker_only() -> None:
     flights = Flights()
-    flight = flights.open(request("a"), "m", now=0.0)
-    flights.assign(flight, WORKER, now=0.0)
+    flight, other, ended = (flights.open(request(id), "m", now=0.0) for id in "abc")
+    assert flights.waiting() == flights.waiting("m") == [flight, other, ended]
+    assert flights.waiting("another") == []
+    with pytest.raises(ValueError, match="already open"):
+        flights.open(request("a"), "m", now=1.0)
+    for each, worker in ((ended, WORKER), (flight, WORKER), (other, "another")):
+        flights.assign(each, worker, now=0.0)
+    assert flights.assigned(WORKER) == [ended, flight], "in the order of their assignment"
     assert flights.find("a", WORKER) is flight
-    assert flights.find("a", "another") is None
-    assert flights.find("b", WORKER) is None
-    aboard_again(flights, flight, WORKER)
+    assert flights.find("a", "another") is flights.find("d", WORKER) is None
+    ended.end(finished())
+    flights.leave(ended, now=5.0)
+    flights.leave(flight, now=5.0)
+    assert flights.assigned(WORKER) == []
+    assert flights.find("a", WORKER) is None
+    assert flight.accept_delta(delta(0), now=6.0) is DeltaResult.OVER, "nobody may speak of it"
+    assert (flights.waiting(), flight.waiting_since) == ([flight], 5.0)
+    flights.assign(flight, WORKER, now=7.0)
     assert flights.find("a", WORKER) is None
     assert flights.find("a~2", WORKER) is flight
     assert list(flights.attempts(WORKER)) == ["a~2"]
-    flights.close(flight)
-    assert flights.find("a~2", WORKER) is None
-    assert list(flights.attempts(WORKER)) == []
-
-
-def test_two_flights_of_one_id_cannot_be_open() -> None:
-    flights = Flights()
-    flight, other = (flights.open(request(id), "m", now=0.0) for id in "ab")
-    with pytest.raises(ValueError, match="already open"):
-        flights.open(request("a"), "m", now=1.0)
     for _ in range(2):
         flights.close(flight)
-        assert (len(flights), list(flights)) == (1, [other])
-    assert flights.open(request("a"), "m", now=2.0) is not flight
-    for each in flights:
-        flights.close(each)
-    assert len(flights) == 0
-
-
-def test_aboard_are_those_of_a_worker_that_have_not_ended_oldest_first() -> None:
-    flights = Flights()
-    opened = {id: flights.open(request(id), "m", now=0.0) for id in "abcd"}
-    for id, worker in zip("abcd", "1121", strict=True):
-        flights.assign(opened[id], worker, now=0.0)
-    assert flights.assigned("1") == [opened["a"], opened["b"], opened["d"]]
-    opened["b"].fail(Code.ENGINE_ERROR)
-    assert flights.assigned("1") == [opened["a"], opened["d"]]
-    assert flights.assigned("2") == [opened["c"]]
-    assert flights.assigned("3") == []
+        assert (len(flights), flights.find("a~2", WORKER), list(flights.attempts(WORKER))) == (2, None, [])
+    assert flights.open(request("a"), "m", now=8.0) is not flight

@@ -48,33 +48,9 @@ def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
     assert (first.time_to_first_token_s, first.inter_token_s) == (0.5, 0.25)
     assert first.cache_hit_rate == round(1 / 3, 6)
     assert (first.resident_bytes, first.device_bytes, first.cache_bytes) == (7, 8, 9)
+    assert (first.first_token_p50_s, first.first_token_p95_s, first.cache_hit_rate_1m) == (0.5, 0.5, 0.333333)
     assert (second.tokens_per_s, second.batch, second.time_to_first_token_s) == (0.0, None, None)
     assert (second.inter_token_s, second.cache_hit_rate, second.running) == (None, None, 1)
-
-
-def first_token_after(line: Line, seconds: float, cached: int) -> None:
-    """Serve a request of 3 prompt tokens, of which some are cached."""
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
-        line.say("w", accepted("w", "a"), reused("w", "a", cached, "ram"))
-        line.clock.now += seconds
-        line.say("w", events("w", "a", "x"))
-
-
-def test_percentiles_and_the_windowed_hit_rate_cover_the_last_minute() -> None:
-    line = serving()
-    for number in range(20):
-        first_token_after(line, 8.0 if number == 0 else 0.1, cached=number % 2 * 3)
-    pass_s(line, 1.0)
-    full = line.dispatcher.history.samples[-1]
-    assert (full.first_token_p50_s, full.first_token_p95_s, full.cache_hit_rate_1m) == (0.1, 0.1, 0.5)
-    for _ in range(2):
-        first_token_after(line, 4.0, cached=0)
-    pass_s(line, 1.0)
-    assert line.dispatcher.history.samples[-1].first_token_p95_s == 4.0
-    for _ in range(61):
-        pass_s(line, 1.0)
-    empty = line.dispatcher.history.samples[-1]
-    assert (empty.first_token_p50_s, empty.first_token_p95_s, empty.cache_hit_rate_1m) == (None, None, None)
 
 
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=60))
@@ -97,8 +73,9 @@ def test_no_token_is_lost_or_counted_twice_however_late_one_looks(passed: list[f
 def test_the_eldest_go_and_who_knows_some_is_told_the_others() -> None:
     line = serving()
     history = line.dispatcher.history
-    for _ in range(FIRST_TOKENS_MAX + 1):
-        first_token_after(line, 0.0, cached=0)
+    for number in range(FIRST_TOKENS_MAX + 1):
+        with line.dispatcher.submit(line.dispatcher.find("m"), [request(f"r{number}")], ()):
+            line.say("w", accepted("w", f"r{number}"), events("w", f"r{number}", "x"))
     assert len(line.dispatcher.traffic.first_tokens) == FIRST_TOKENS_MAX
     line.submit(request("a"))
     line.dispatcher.lost("w")
@@ -108,6 +85,7 @@ def test_the_eldest_go_and_who_knows_some_is_told_the_others() -> None:
         pass_s(line, 1.0)
     assert len(history.samples) == SAMPLES_MAX
     assert history.taken == SAMPLES_MAX + 10
+    assert history.samples[-1].first_token_p50_s is None, "none in the last minute"
     assert history.since(0) == list(history.samples)
     assert history.since(history.taken - 2) == list(history.samples)[-2:]
     assert history.since(history.taken) == []

@@ -31,7 +31,6 @@ def user(content: object) -> dict[str, Any]:
     [
         ({"prompt": LONG}, "prompt"),
         ({"prompt": LONG, "source": "prompt[1]"}, "prompt[1]"),
-        ({"messages": [user(LONG)]}, "messages"),
         ({"messages": [user("a"), {"role": "assistant", "content": "b"}, user(LONG)]}, "messages"),
         ({"messages": [user([{"type": "image"}, {"type": "text", "text": LONG}])]}, "messages"),
         ({"messages": [user([{"type": "text", "text": LONG[: len(LONG) // 2 + 1]}] * 2)]}, "messages"),
@@ -57,7 +56,6 @@ def test_prompt_that_cannot_fit_is_refused(fields: dict[str, Any], source: str) 
         {"messages": [user("a"), {"role": "assistant", "content": LONG}]},
         {"messages": [user("a")], "tools": [{"description": LONG}]},
         {"messages": [user([{"type": "text", "text": None}, LONG])]},
-        {"messages": [LONG]},
         {"messages": []},
         {"messages": Raw(b"\xc1" + LONG.encode())},
     ],

@@ -1,15 +1,6 @@
-"""Quarantine: a poison request among harmless ones, and worker crashes at arbitrary times.
-
-`python -m tests.broker.dispatch.test_quarantine 10000` plays that many random histories and prints their
-outcomes.
-"""
+"""Quarantine: a poison request among harmless ones, and worker crashes at arbitrary times."""
 
 from __future__ import annotations
-
-import logging
-import random
-import sys
-from collections import Counter
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,9 +9,9 @@ from msgspec.structs import replace
 from broker.dispatch.flight import PROVEN_PIECES, Flight
 from broker.dispatch.quarantine import CRASHES_MAX, CRASHES_RAISED_MAX, QUARANTINE_GRACE_S
 from protocol.errors import Code
-from protocol.messages import Cancel, Failed, Finished, Generate
+from protocol.messages import Cancel, Finished, Generate
 from protocol.types import Delta, RequestStatus
-from tests.broker.dispatcher_line import Line
+from tests.broker.dispatcher_line import Line, code_of
 from tests.factories import accepted, events, finished, request, reused
 
 STEP_S = 0.05
@@ -104,10 +95,6 @@ class Works:
 
 def submit(line: Line, *ids: str, prompt: str | None = None) -> list[Flight]:
     return [line.submit(request(id, prompt=prompt or id)) for id in ids]
-
-
-def code_of(flight: Flight) -> str | None:
-    return flight.terminal.code if isinstance(flight.terminal, Failed) else None
 
 
 def assert_whole(flights: list[Flight]) -> None:
@@ -201,31 +188,6 @@ def test_while_the_plug_is_pulled_again_and_again_nobody_is_found_guilty(
         assert not any(code_of(flight) for flight in flights)
 
 
-def pull(seed: int, seconds: float = 120.0) -> tuple[Counter[str], int]:
-    """Crash workers at random for some time. Return the outcomes and the number of crashes."""
-    dice = random.Random(seed)
-    line = Line(waiting_max=64)
-    works = Works(line, tail=dice.randrange(PROVEN_PIECES), rows=dice.choice([4, 16]))
-    flights: list[Flight] = []
-    mean_s = dice.choice([0.3, 1.0, 3.0, 10.0])
-    until = line.clock.now + seconds
-    while line.clock.now < until:
-        flying = sum(flight.terminal is None for flight in flights)
-        flights += submit(line, *(f"i{len(flights) + n}" for n in range(dice.randint(0, 20 - flying))))
-        steps = int(dice.expovariate(1 / mean_s) / STEP_S)
-        for _ in range(min(steps, REMAND_STEPS)):
-            works.step()
-        works.step(pulled=steps <= REMAND_STEPS)
-    until_over(works, flights)
-    return Counter(code_of(flight) or "whole" for flight in flights), works.crashes
-
-
-def test_random_crashes_quarantine_no_request() -> None:
-    ends, crashes = pull(seed=1, seconds=40.0)
-    assert ends.keys() == {"whole"}
-    assert crashes > 0
-
-
 def test_request_waiting_for_a_row_is_not_blamed_for_a_second_crash() -> None:
     line = Line(waiting_max=64)
     works = Works(line, rows=2)
@@ -248,18 +210,3 @@ def test_after_one_death_all_flow_again_as_soon_as_they_can() -> None:
     tokens = [len(flight.tokens) for flight in flights]
     works.step()
     assert [len(flight.tokens) for flight in flights] == [before + 1 for before in tokens]
-
-
-def main() -> None:
-    logging.disable()
-    ends: Counter[str] = Counter()
-    crashes = 0
-    for seed in range(int(sys.argv[1])):
-        ended, died = pull(seed)
-        ends.update(ended)
-        crashes += died
-    print(f"{crashes} deaths, answers: {dict(ends)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -137,15 +137,6 @@ def test_a_short_beginning_moves_nobody_to_a_busier_worker() -> None:
     assert best([RouteScore(busy, 1.0, PrefixOverlap(0.9, own=True)), idle]).worker_load is busy
 
 
-def test_a_worker_that_is_twice_as_fast_may_have_twice_as_much() -> None:
-    quick, slow = worker_load("quick", 0.0, speed=60.0), worker_load("slow", 0.0, speed=30.0)
-    for _ in range(30):
-        chosen = best([RouteScore(quick, 0.5, NOTHING), RouteScore(slow, 1.0, NOTHING)])
-        chosen.worker_load.load_s += chosen.cost_s
-        chosen.worker_load.assigned += 1
-    assert (quick.assigned, slow.assigned) == (20, 10)
-
-
 # --- through the dispatcher --------------------------------------------------------------------------
 
 
@@ -175,9 +166,6 @@ def test_a_conversation_stays_with_the_worker_that_ran_it() -> None:
 
 
 def test_a_flood_on_one_prompt_spreads() -> None:
-    line = two()
-    counts = Counter(where(line, asked(str(number), "the same")) for number in range(64))
-    assert min(counts.values()) / max(counts.values()) > 0.85
     ahead = 0
     line = two()
     so_far: Counter[str] = Counter()
@@ -216,20 +204,6 @@ def test_full_worker_is_skipped_for_one_with_free_rows() -> None:
         line.serving(name, rows=rows)
     counts = Counter(where(line, asked(str(number), "the same")) for number in range(9))
     assert counts == {"w1": 1, "w2": 8}
-
-
-def test_a_model_with_one_worker_has_none_of_its_prompts_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[object] = []
-    monkeypatch.setattr("broker.dispatch.routing.prefix_hashes", looked.append)
-    line = Line()
-    line.serving("w1")
-    ask(line, asked("a", "x"))
-    flight = line.submit(asked("b", "x"))
-    line.dispatcher.lost("w1")
-    line.serving("w2")
-    assert flight.attempt is not None
-    assert flight.attempt.worker == "w2"
-    assert looked == []
 
 
 def test_affinity_is_recorded_while_only_one_worker_is_connected() -> None:
@@ -305,8 +279,8 @@ def test_a_worker_has_as_much_of_a_prompt_as_the_longest_beginning_that_it_had()
     known = Affinity()
     known.note(prompt("x", "y", "z"), A, 1.0)
     known.note(prompt("x", "q"), B, 2.0)
-    assert known.overlap(prompt("x", "y", "z", "w"), A).share == 0.75
-    assert known.overlap(prompt("x", "y", "z", "w"), B).share == 0.25
+    assert known.overlap(prompt("x", "y", "z", "w"), A) == PrefixOverlap(0.75, own=True)
+    assert known.overlap(prompt("x", "y", "z", "w"), B) == PrefixOverlap(0.25, own=False)
     assert known.overlap(prompt("y"), A).share == 0.0
     assert known.overlap(PrefixHashes(), A).share == 0.0
     assert known.overlap(prompt("x"), worker("a-again", connected_at=2.0)).share == 0.0, "a successor"
@@ -326,16 +300,6 @@ def test_disk_prefixes_are_attributed_to_workers_that_open_the_store_later() -> 
     elsewhere = worker("far", connected_at=6.0, store="other:1")
     assert known.overlap(prompt("x", "y"), elsewhere).share == 0.0
     assert known.overlap(prompt("x", "y"), worker("diskless", connected_at=6.0)).share == 0.0
-
-
-def test_continuation_of_a_whole_prompt_is_distinguished_from_shared_prefix() -> None:
-    known = Affinity()
-    known.note(prompt("x", "y"), A, 1.0)
-    known.note(prompt("x", "y", "z"), A, 2.0)
-    assert known.overlap(prompt("x", "y", "q"), A) == PrefixOverlap(2 / 3, own=True)
-    assert known.overlap(prompt("x", "q", "q", "q"), A) == PrefixOverlap(0.25, own=False)
-    known.note(prompt("x"), A, 3.0)
-    assert known.overlap(prompt("x", "q"), A) == PrefixOverlap(0.5, own=True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=80))

@@ -87,14 +87,3 @@ def test_with_affinity_far_more_of_the_prompts_is_stored_where_they_go(seed: int
     assert misses[0] <= misses[1]
     assert near.cached / near.asked > 0.8
     assert len(near.by_worker) >= workers // 2, "too few workers were used"
-
-
-@settings(max_examples=4, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([2, 4]), st.integers(20, 60))
-def test_a_flood_of_conversations_spreads_over_all_workers(seed: int, workers: int, flood: int) -> None:
-    run = Simulation(Line(waiting_max=2 * flood), random.Random(seed))
-    for number in range(workers):
-        run.start(f"w{number}")
-    for agent in range(flood):
-        run.submit(agent, run.dice.randint(0, 1))
-    assert max(run.by_worker.values()) - min(run.by_worker.values()) <= 5

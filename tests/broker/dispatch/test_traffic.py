@@ -72,21 +72,6 @@ def test_the_first_token_is_timed_from_the_request_and_the_others_from_step_to_s
     assert (traffic.inter_token_s.count, traffic.inter_token_s.sum) == (1, 0.25)
 
 
-def test_a_request_that_flies_on_is_one_with_one_first_token(line: Line) -> None:
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
-        line.say("w", accepted("w", "a"), reused("w", "a"), events("w", "a", "x", "y"))
-        line.dispatcher.lost("w")
-        line.clock.now += 5
-        line.serving("w2")
-        line.say("w2", accepted("w2", "a~2"), reused("w2", "a~2", 3), events("w2", "a~2", "z"))
-        line.say("w2", finished("w2", "a~2", tokens=3))
-    traffic = line.dispatcher.traffic.models["m"]
-    assert (traffic.first_token_s.count, traffic.prompts, traffic.resumes, traffic.tokens) == (1, 1, 1, 3)
-    assert traffic.losses == {"dead": 1}
-    [end] = line.dispatcher.traffic.ends
-    assert (end.code, end.resumes, end.answered, end.seconds) == ("stop", 1, 3, 5.0)
-
-
 def test_every_way_to_end_has_its_code(line: Line) -> None:
     ends: list[str] = []
 
@@ -131,9 +116,7 @@ def test_each_bound_has_all_that_is_no_greater(observed: list[tuple[float, int]]
     assert histogram.sum == pytest.approx(sum(values))
 
 
-def test_the_phases_of_a_request_are_recorded_across_workers() -> None:
-    line = Line()
-    line.serving("w")
+def test_a_request_that_flies_on_is_one_whose_phases_are_recorded_across_workers(line: Line) -> None:
     with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
         for message in (accepted("w", "a"), reused("w", "a"), events("w", "a", "x")):
             line.clock.now += 1.0
@@ -145,7 +128,12 @@ def test_the_phases_of_a_request_are_recorded_across_workers() -> None:
         for message in (accepted("w2", "a~2"), reused("w2", "a~2"), events("w2", "a~2", "y")):
             line.clock.now += 1.0
             line.say("w2", message)
-    assert line.dispatcher.traffic.ends[-1].phases == (
+        line.say("w2", finished("w2", "a~2", tokens=2))
+    traffic = line.dispatcher.traffic.models["m"]
+    assert (traffic.first_token_s.count, traffic.prompts, traffic.resumes, traffic.tokens) == (1, 1, 1, 2)
+    [end] = line.dispatcher.traffic.ends
+    assert (end.code, end.resumes, end.answered) == ("stop", 1, 2)
+    assert end.phases == (
         *(("queued", 0.0), ("preparing", 0.0), ("waiting", 1.0), ("prefill", 2.0), ("decode", 3.0)),
         *(("paused", 4.0), ("preparing", 6.0), ("waiting", 7.0), ("prefill", 8.0), ("decode", 9.0)),
     )
