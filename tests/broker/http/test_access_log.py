@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import Any
 
 import pytest
 
@@ -14,41 +13,19 @@ from protocol.log_context import fields_of
 from protocol.messages import Rank
 from tests import factories
 from tests.broker.application import House
-from tests.broker.asgi import run, until
-from tests.factories import GATEWAY, accepted, events, finished, request
+from tests.broker.asgi import until
+from tests.factories import GATEWAY, request
 
 SECRET = "the secret words"
 
 
-def serve_one(house: House, **fields: Any) -> str:
-    """Serve a chat request to its end, and return its id."""
-    ids: list[str] = []
-
-    async def talk() -> None:
-        asked = house.chat(SECRET, **fields)
-        await until(lambda: house.line.dispatcher.flights)
-        [flight] = house.line.dispatcher.flights
-        await until(lambda: flight.attempt)
-        ids.append(flight.id)
-        house.line.say("w", accepted("w", flight.id), events("w", flight.id, "x", "y"))
-        house.line.say("w", finished("w", flight.id, tokens=2, cached=1))
-        await asked.end()
-        assert asked.status == 200
-
-    run(talk())
-    return ids[0]
-
-
-def told(caplog: pytest.LogCaptureFixture, id: str) -> list[dict[str, Any]]:
-    return [fields for record in caplog.records if (fields := fields_of(record)).get("id") == id]
-
-
-def test_an_end_is_told_with_both_ids_and_all_counts_but_no_text(
+async def test_an_end_is_told_with_both_ids_and_all_counts_but_no_text(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    id = serve_one(house)
-    [end] = told(caplog, id)
+    await house.serve(house.chat(SECRET), "x", "y", cached=1)
+    [id] = [request.id for request in house.requests()]
+    [end] = [fields for record in caplog.records if (fields := fields_of(record)).get("id") == id]
     assert end["request_id"].startswith("req_")
     assert (end["status"], end["code"], end["model"], end["resumes"]) == (200, "stop", "org/model", 0)
     assert (end["prompt_tokens"], end["completion_tokens"], end["cached_tokens"]) == (3, 2, 1)
@@ -67,11 +44,12 @@ async def test_a_client_that_leaves_is_told_of_too(house: House, caplog: pytest.
     assert code == "client_left"
 
 
-def test_prompts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_prompts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     house = House(log_prompts=True)
     house.line.serving("w", "org/model")
-    id = serve_one(house)
+    await house.serve(house.chat(SECRET), "x")
+    [id] = [request.id for request in house.requests()]
     house.close()
     [line] = [record.getMessage() for record in caplog.records if " asks: " in record.getMessage()]
     assert json.loads(line.removeprefix(f"{id} asks: ")) == {

@@ -19,7 +19,7 @@ from broker.http.fast_path import EXTENSION, FastPath
 from broker.http.output_reader import PassingError
 from tests.broker.application import House
 from tests.broker.asgi import Exchange
-from tests.factories import events, failed, finished
+from tests.factories import events, finished
 
 PATHS = ("chat", "text", "respond", "message")
 _NOT_ALIKE = re.compile(
@@ -143,17 +143,6 @@ async def test_slow_client_falls_back_to_flow_control(house: House) -> None:
     await answer.end()
     assert re.findall(rb"<(\d)>", answer.body) == [b"%d" % number for number in range(1, 10)]
     assert len(cycle.written) == 1
-
-
-async def test_a_failure_under_way_is_an_event_and_the_end(house: House) -> None:
-    answer = ask(house, Cycle())
-    id = await begin(house, answer)
-    house.line.say("w", events("w", id, "x", first=1), failed("w", id, "engine_error"))
-    await answer.end()
-    assert answer.complete
-    assert b'"x"' in answer.body
-    assert b'"engine_error"' in answer.body
-    assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
 async def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_others(

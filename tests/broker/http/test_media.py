@@ -21,24 +21,14 @@ def frame(data: bytes) -> Frame:
 A, B = frame(b"a" * 40), frame(b"b" * 40)
 
 
-def test_equal_frames_are_one_whoever_sends_them() -> None:
+def test_equal_frames_are_one_whoever_sends_them_and_none_is_stored_beyond_the_budget() -> None:
     memory = MediaMemory(BYTES_MAX)
-    first, second = memory.open(), memory.open()
-    assert first.keep(A) is A
-    assert first.keep(frame(A.data)) is A
-    assert second.keep(frame(A.data)) is A
-    assert (memory.held, len(memory)) == (40, 1)
-    first.free()
-    assert (memory.held, len(memory)) == (40, 1)
-    second.free()
-    assert (memory.held, len(memory)) == (0, 0)
-
-
-def test_media_beyond_the_budget_is_not_stored() -> None:
-    memory = MediaMemory(BYTES_MAX)
-    held = memory.open()
+    held, second = memory.open(), memory.open()
     assert held.keep(A) is A
+    assert second.keep(frame(A.data)) is A
+    second.free()
     assert held.keep(B) is B
+    assert (memory.held, len(memory)) == (80, 2)
     third = memory.open()
     assert third.keep(frame(b"c" * 21)) is None
     assert third.keep(frame(b"c" * 20)) is not None

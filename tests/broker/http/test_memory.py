@@ -13,7 +13,7 @@ from broker.dispatch.admission import Admission
 from tests.broker.application import House
 from tests.broker.asgi import Exchange, until
 
-WAITING = 4
+WAITING = 2
 KEPT_MAX = 2.0
 """Most bytes kept per byte of the body."""
 
@@ -35,13 +35,12 @@ CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": FUNCTION}]}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "x"}
 
 BODIES: dict[str, dict[str, Any]] = {
-    "tools and many small messages": {"messages": small_messages(1000), "tools": tools(600)},
-    "calls with arguments": {"messages": [CALL, RESULT] * 500},
+    "calls with arguments": {"messages": [CALL, RESULT] * 300},
     "options for the template": {
         "messages": small_messages(1),
         "chat_template_kwargs": {"list": [{} for _ in range(20_000)]},
     },
-    "several answers": {"messages": small_messages(1000), "tools": tools(600), "n": 4},
+    "several answers": {"messages": small_messages(1000), "tools": tools(300), "n": 4},
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from broker.dispatch import flight as flight_module
 from broker.http import respond
 from tests.broker.application import CHAT, House
-from tests.broker.asgi import Exchange, run
+from tests.broker.asgi import Exchange
 from tests.factories import accepted, events, finished, reused
 
 # --- prefix reuse ------------------------------------------------------------------------------------
@@ -111,45 +111,33 @@ async def test_a_stream_of_several_prompts_waits_for_what_is_known_of_each(
 # --- bodies ------------------------------------------------------------------------------------------
 
 
-async def test_a_body_of_the_largest_size_is_read_whole_from_its_pieces() -> None:
+async def test_a_body_that_is_declared_or_grows_too_large_is_refused_and_read_no_further() -> None:
+    house = House(body_bytes_max=1024)
+    # The body never arrives, so reading it would never end.
+    declared = Exchange(house.app, "POST", CHAT, None, [(b"content-length", b"1025")])
+    grown = Exchange(house.app, "POST", CHAT, [b"[" * 512, b"[" * 512, b"[", *[b"["] * 100])
+    for answer in (declared, grown):
+        await answer.end()
+        assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+    assert declared.headers["connection"] == "close"
+    assert grown.unread == 100
+
+
+async def test_a_body_of_the_largest_size_is_taken_and_a_client_may_leave_while_it_sends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
     house = House(body_bytes_max=len(body))
     house.line.serving("w")
+    with caplog.at_level(logging.WARNING):
+        left = Exchange(house.app, "POST", CHAT, None)
+        left.leave()
+        await left.end()
+    assert (caplog.records, house.requests()) == ([], [])
     pieces = [body[n : n + 7] for n in range(0, len(body), 7)]
     answer = Exchange(house.app, "POST", CHAT, pieces, [(b"content-length", b"%d" % len(body))])
     house.line.say("w", finished("w", await house.arrived()))
     assert (await answer.end()).status == 200
-
-
-async def test_a_body_declared_too_large_is_refused_unread() -> None:
-    house = House(body_bytes_max=1024)
-    # The body never arrives, so reading it would never end.
-    answer = Exchange(house.app, "POST", CHAT, None, [(b"content-length", b"1025")])
-    await answer.end()
-    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
-    assert answer.headers["connection"] == "close"
-
-
-async def test_a_body_that_grows_too_large_is_refused_on_the_way() -> None:
-    house = House(body_bytes_max=1024)
-    answer = Exchange(house.app, "POST", CHAT, [b"[" * 512, b"[" * 512, b"[", *[b"["] * 100])
-    await answer.end()
-    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
-    assert answer.unread == 100
-
-
-def test_a_client_that_leaves_while_it_sends_is_nobodys_error(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def talk() -> None:
-        answer = Exchange(house.app, "POST", CHAT, None)
-        answer.leave()
-        await answer.end()
-
-    with caplog.at_level(logging.WARNING):
-        run(talk())
-    assert caplog.records == []
-    assert house.requests() == []
 
 
 # --- disconnecting clients ---------------------------------------------------------------------------
