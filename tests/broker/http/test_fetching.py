@@ -117,36 +117,28 @@ def targets(net: Net) -> list[tuple[str, str]]:
 # --- allowed targets ---------------------------------------------------------------------------------
 
 
-def test_the_address_that_was_checked_is_the_one_that_is_connected_to() -> None:
-    net = Net(lambda request: page(b"ab", b"cd"), changing={"one.test": ["127.0.0.1"]})
+def test_the_address_that_was_checked_is_connected_to_and_told_nothing_else() -> None:
+    net = Net(lambda request: page(b"ab", b"cd", set_cookie="a=b"), changing={"one.test": ["127.0.0.1"]})
     assert fetch(net, "https://One.test.:8443/a%20b?c=d") == b"abcd"
     [request] = net.asked
     assert str(request.url) == f"https://{ONE}:8443/a%20b?c=d"
     assert request.headers["host"] == "one.test:8443"
     assert request.extensions["sni_hostname"] == "one.test"
     assert net.resolved == [("one.test", 8443)]
-
-
-def test_fetch_headers_reveal_nothing_about_server_or_client() -> None:
-    net = Net(lambda request: page(b"x", set_cookie="a=b"))
-    assert fetch(net, "http://one.test/") == b"x"
-    [request] = net.asked
     assert set(request.headers) == {"host", "user-agent", "accept", "accept-encoding", "connection"}
     assert request.headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize(
-    "found",
-    [["127.0.0.1"], ["10.0.0.1"], ["169.254.169.254"], ["100.64.0.1"], ["224.0.0.1"], ["0.0.0.0"], ["::1"],
-     ["fe80::1"], ["fd00::1"], ["::ffff:10.0.0.1"], [ONE, "127.0.0.1"], ["::1", ONE], []],
-)  # fmt: skip
+    "found", [["127.0.0.1"], ["169.254.169.254"], ["fd00::1"], ["::ffff:10.0.0.1"], [ONE, "127.0.0.1"], []]
+)
 def test_a_name_that_leads_inside_is_as_one_that_leads_nowhere(found: list[str]) -> None:
     net = Net(lambda request: page(b"secret"), names={"inside.test": found})
     assert refusal(net, "http://inside.test/") == refusal(net, "http://nowhere.test/") == UNREACHABLE
     assert net.asked == []
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "192.168.0.1", "[fe80::1]"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "[fe80::1]"])
 def test_an_address_that_is_inside_is_not_asked_either(host: str) -> None:
     net = Net(lambda request: page(b"secret"))
     assert refusal(net, f"http://{host}/") == UNREACHABLE
@@ -161,26 +153,16 @@ def test_a_host_that_is_not_allowed_is_not_even_resolved() -> None:
 
 def test_the_next_address_is_tried_where_one_takes_no_connection() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.host == SIX:
-            raise httpx.ConnectError("no route")
-        return page(b"x")
+        if request.url.host == ONE:
+            return page(b"x")
+        raise httpx.ConnectError("no route")
 
     net = Net(answer, names={"one.test": [SIX, SIX, ONE]})
     assert fetch(net, "http://one.test/") == b"x"
     assert [address for address, _ in targets(net)] == [SIX, ONE]
-    many = Net(answer, names={"one.test": [SIX] * 9})
+    many = Net(answer, names={"one.test": [f"2606:4700::{n}" for n in range(1, 10)]})
     assert refusal(many, "http://one.test/") == UNREACHABLE
-    assert len(many.asked) == 1
-    several = [f"2606:4700::{n}" for n in range(1, 10)]
-    full = Net(
-        lambda request: page(b"x") if request.url.host == ONE else _raise(), names={"one.test": several}
-    )
-    assert refusal(full, "http://one.test/") == UNREACHABLE
-    assert len(full.asked) == ADDRESSES_MAX
-
-
-def _raise() -> httpx.Response:
-    raise httpx.ConnectTimeout("silence")
+    assert len(many.asked) == ADDRESSES_MAX
 
 
 # --- redirects ---------------------------------------------------------------------------------------
@@ -213,58 +195,47 @@ def test_more_redirects_than_there_may_be_are_refused() -> None:
 @pytest.mark.parametrize(
     ("location", "hosts", "why"),
     [
-        ("http://127.0.0.1/", ["*"], UNREACHABLE),
         ("http://inside.test/", ["*"], UNREACHABLE),
         ("http://two.test/", ["one.test"], "not allowed"),
         ("file:///etc/passwd", ["*"], "file: URLs are not supported"),
-        ("http://2130706433/", ["*"], "not a URL"),
         ("", ["*"], "redirects more than"),
     ],
 )
 def test_each_hop_is_checked_as_the_first_one(location: str, hosts: list[str], why: str) -> None:
     names = {"one.test": [ONE], "inside.test": ["10.0.0.1"], "two.test": [TWO]}
     net = Net(leading({"one.test/": location}), names=names)
-    refused = refusal(net, "http://one.test/", hosts)
-    assert why in refused
-    assert "secret" not in refused
+    assert why in refusal(net, "http://one.test/", hosts)
     assert {address for address, _ in targets(net)} == {ONE}
 
 
 # --- responses ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [204, 206, 302, 404])
-def test_only_a_200_is_an_image_and_nothing_else_of_it_is_told(status: int) -> None:
-    refused = refusal(Net(lambda request: page(b"secret", status=status)), "http://one.test/")
-    assert refused == f"its host answered with status {status}"
+def _breaks(request: httpx.Request) -> httpx.Response:
+    raise httpx.RemoteProtocolError("a secret of this host")
 
 
-def test_file_with_oversized_content_length_is_not_read() -> None:
-    body = Pieces(b"x")
-    net = Net(lambda request: httpx.Response(200, headers={"content-length": "1001"}, stream=body))
-    assert refusal(net, "http://one.test/") == "the file is too large: 1001 bytes, at most 1000 are allowed"
-    assert (body.read, body.closed) == (0, True)
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda request: page(b"secret", status=206), "its host answered with status 206"),
+        (lambda request: page(b"secret", status=302), "its host answered with status 302"),
+        (lambda request: page(b"x", content_encoding="gzip"), "its host sends it compressed"),
+        (_breaks, "its download was incomplete"),
+    ],
+)
+def test_only_a_whole_200_is_an_image_and_nothing_else_of_it_is_told(answer: Answer, why: str) -> None:
+    assert refusal(Net(answer), "http://one.test/") == why
 
 
 def test_oversized_file_is_not_read_to_its_end() -> None:
-    body = Pieces(*[b"x" * 400] * 100)
-    net = Net(lambda request: httpx.Response(200, stream=body))
-    assert "too large" in refusal(net, "http://one.test/")
+    told, body = Pieces(b"x"), Pieces(*[b"x" * 400] * 100)
+    net = Net(lambda request: httpx.Response(200, headers={"content-length": "1001"}, stream=told))
+    assert refusal(net, "http://one.test/") == "the file is too large: 1001 bytes, at most 1000 are allowed"
+    assert (told.read, told.closed) == (0, True)
+    assert "too large" in refusal(Net(lambda request: httpx.Response(200, stream=body)), "http://one.test/")
     assert (body.read, body.closed) == (3, True)
     assert len(fetch(Net(lambda request: page(b"x" * 400, b"x" * 600)), "http://one.test/")) == BYTES_MAX
-
-
-def test_compressed_file_is_refused() -> None:
-    net = Net(lambda request: page(b"x", content_encoding="gzip"))
-    assert refusal(net, "http://one.test/") == "its host sends it compressed"
-
-
-@pytest.mark.parametrize("error", [httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError])
-def test_a_connection_that_breaks_is_told_without_its_reason(error: type[httpx.TransportError]) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        raise error("a secret of this host")
-
-    assert refusal(Net(answer), "http://one.test/") == "its download was incomplete"
 
 
 def test_every_piece_is_expected_and_who_does_not_want_it_ends_the_fetch() -> None:

@@ -15,9 +15,8 @@ POLLS_MAX = 7
 """Within 0.5 s, because their intervals are doubled, from 5 ms on."""
 
 
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-@pytest.mark.parametrize("begin", [False, True], ids=["document", "stream"])
-async def test_client_that_still_reads_gets_its_whole_response(begin: bool, version: bytes) -> None:
+@pytest.mark.parametrize(("version", "begin"), [(b"1.0", True), (b"1.1", False), (b"1.1", True)])
+async def test_client_that_still_reads_gets_its_whole_response(version: bytes, begin: bool) -> None:
     async with serving(begin=begin) as server:
         server.echo.go.clear()
         client = await server.client()
@@ -51,7 +50,7 @@ async def test_pipelined_requests_are_answered_up_to_the_last_complete_one() -> 
         assert server.echo.asked == 3
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HT", POST, POST + b"ab", GET])
+@pytest.mark.parametrize("sent", [b"", b"GET / HT", POST + b"ab", GET])
 async def test_without_a_complete_request_the_connection_is_closed(sent: bytes) -> None:
     async with serving() as server:
         client = await server.client()
@@ -64,7 +63,7 @@ async def test_without_a_complete_request_the_connection_is_closed(sent: bytes) 
         await server.is_stable(0)
 
 
-@pytest.mark.parametrize(("behind", "begin"), [(0, False), (0, True), (3, False), (40, True), (1000, False)])
+@pytest.mark.parametrize(("behind", "begin"), [(0, True), (3, False), (1000, False)])
 @pytest.mark.parametrize("on_uvloop", [False, True], ids=["asyncio", "uvloop"])
 def test_client_that_has_left_is_noticed(
     on_uvloop: bool, begin: bool, behind: int, monkeypatch: pytest.MonkeyPatch

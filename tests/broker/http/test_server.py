@@ -16,8 +16,8 @@ from broker.http import connection
 from broker.http.connection import Connection, ConnectionLimits, connection_type
 from broker.http.server import Server
 from protocol.listening import listen
+from tests.broker.http.echo_server import Client
 
-WAIT_S = 30.0
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -42,69 +42,51 @@ class Stopping:
     async def stop(self) -> None:
         """Let it stop, and wait until it drains."""
         self.server.should_exit = True
-        for _ in range(1000):
-            if self.kind.is_draining:
-                return
+        while not self.kind.is_draining:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
-        raise AssertionError("the server does not drain")
 
 
 @contextlib.asynccontextmanager
-async def stopping() -> AsyncIterator[tuple[Stopping, asyncio.StreamReader, asyncio.StreamWriter]]:
+async def stopping() -> AsyncIterator[tuple[Stopping, Client]]:
     """Yield a server with the connection of a client; both have to end."""
     listener = listen("127.0.0.1", 0)
     made = Stopping()
     serving = asyncio.create_task(made.server.serve([listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
-    yield made, reader, writer
-    assert await reader.read() == b""
-    writer.close()
+    client = Client(*await asyncio.open_connection(*listener.getsockname()))
+    yield made, client
+    assert await client.rest() == b""
+    client.close()
     await serving
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Return the head and the chunked body of a response."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    return head, await reader.readuntil(b"0\r\n\r\n")
+async def test_a_request_that_comes_while_the_server_stops_is_answered() -> None:
+    async with stopping() as (made, client):
+        await made.stop()
+        client.send(GET % b"late")
+        assert (await client.head())[1]["connection"] == "close"
+        assert await client.chunked() == b"last"
 
 
-def test_a_request_that_comes_while_the_server_stops_is_answered() -> None:
-    async def scenario() -> None:
-        async with stopping() as (made, reader, writer):
-            await made.stop()
-            writer.write(GET % b"late")
-            head, body = await answer(reader)
-            assert b"connection: close" in head
-            assert b"last" in body
-
-    asyncio.run(asyncio.wait_for(scenario(), WAIT_S))
-
-
-def test_a_stream_is_finished_and_the_request_behind_it_answered() -> None:
-    async def scenario() -> None:
-        async with stopping() as (made, reader, writer):
-            writer.write(GET % b"stream")
-            await reader.readuntil(b"first ")
-            await made.stop()
-            made.goes_on.set()
-            assert b"last" in await reader.readuntil(b"0\r\n\r\n")
-            writer.write(GET % b"late")  # nothing in the head of the stream has advised against it
-            assert b"connection: close" in (await answer(reader))[0]
-
-    asyncio.run(asyncio.wait_for(scenario(), WAIT_S))
+async def test_a_stream_is_finished_and_the_request_behind_it_answered() -> None:
+    async with stopping() as (made, client):
+        client.send(GET % b"stream")
+        await client.head()
+        await made.stop()
+        made.goes_on.set()
+        assert await client.chunked() == b"first last"
+        client.send(GET % b"late")  # nothing in the head of the stream has advised against it
+        assert (await client.head())[1]["connection"] == "close"
+        assert await client.chunked() == b"last"
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_a_connection_without_a_request_does_not_delay_the_stop(
+async def test_a_connection_without_a_request_does_not_delay_the_stop(
     asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "LAST_REQUEST_S_MAX", 0.05)
-
-    async def scenario() -> None:
-        async with stopping() as (made, reader, writer):
-            if asks:
-                writer.write(GET % b"early")
-                assert b"connection: close" not in (await answer(reader))[0]
-            await made.stop()
-
-    asyncio.run(asyncio.wait_for(scenario(), WAIT_S))
+    async with stopping() as (made, client):
+        if asks:
+            client.send(GET % b"early")
+            assert "connection" not in (await client.head())[1]
+            assert await client.chunked() == b"last"
+        await made.stop()
