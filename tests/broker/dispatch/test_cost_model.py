@@ -43,17 +43,6 @@ def test_a_speed_is_what_was_run_over_its_time_and_follows_what_is_quick() -> No
     assert (throughput.prompt, throughput.answer) == (pytest.approx(650.0), pytest.approx(15.82))
 
 
-def test_intermittent_load_does_not_lower_the_throughput_estimate() -> None:
-    busy, calm = ThroughputEstimate(), ThroughputEstimate()
-    for number in range(40):
-        calm.observe(end(1000, 80, prefill_s=1.0, decode_s=4.0))
-        took = 4 if number % 3 else 1
-        busy.observe(end(1000, 80, prefill_s=1.0 * took, decode_s=4.0 * took))
-    assert busy.answer is not None
-    assert calm.answer is not None
-    assert 0.8 < busy.answer / calm.answer <= 1
-
-
 @given(st.integers(0, 2**53), st.integers(0, 2**53), st.floats(0, 1e9), st.floats(0, 1e9))
 def test_whatever_a_worker_says_of_its_times_a_speed_is_one(
     prompt: int, answer: int, prefill_s: float, decode_s: float

@@ -11,7 +11,6 @@ from broker.dispatch.failover import RESENDS_MAX
 from broker.dispatch.flight import PROVEN_PIECES, Flight
 from broker.dispatch.quarantine import (
     CRASHES_MAX,
-    CRASHES_RAISED_MAX,
     CRASHES_REMEMBERED_MAX,
     QUARANTINE_GRACE_S,
     REMEMBERED_MAX,
@@ -244,22 +243,6 @@ def test_request_awaiting_isolated_retry_times_out(line: Line) -> None:
         live(line, f"w{number}", QUARANTINE_GRACE_S - 1)
     assert code_of(poison) == Code.WORKER_UNAVAILABLE
     assert FAILOVER_S < line.clock.now - since < FAILOVER_S + QUARANTINE_GRACE_S
-
-
-def test_deaths_without_a_cause_raise_the_bar_up_to_a_limit(line: Line) -> None:
-    line.serving("w0")
-    for number in range(2 * CRASHES_RAISED_MAX):
-        die(line, f"w{number}", f"w{number + 1}")
-    name = f"w{2 * CRASHES_RAISED_MAX}"
-    [flight] = submit(line, "a")
-    crashes = 0
-    while flight.terminal is None:
-        live(line, name, STABLE_S + SWEEP_S)
-        if flight.attempt is not None:
-            crashes += 1
-            name, dead = f"x{crashes}", name
-            die(line, dead, name)
-    assert crashes == CRASHES_RAISED_MAX
 
 
 def test_of_two_that_kill_both_are_found(line: Line) -> None:

@@ -83,22 +83,6 @@ def test_the_parts_of_a_prompt_are_taken_in_order_and_once_before_the_answer() -
 # --- one flight --------------------------------------------------------------------------------------
 
 
-def test_a_gap_and_a_double_are_told_apart_and_their_text_is_left_out() -> None:
-    flight = open_flight()
-    flight.accept(accepted())
-    assert flight.started_at is None
-    assert flight.lacks(finished())
-    assert flight.accept_delta(delta(0, ""), now=11.0) is DeltaResult.TAKEN
-    assert flight.accept_delta(delta(0, "wrong"), now=12.0) is DeltaResult.DUPLICATE
-    for sequence in (2, 3, 1000):
-        assert flight.accept_delta(delta(sequence, "wrong"), now=12.0) is DeltaResult.GAP
-    assert not flight.lacks(finished())
-    assert flight.take() == [accepted(), delta(0, "")]
-    assert flight.accept_delta(delta(1, "second", tokens=3), now=12.0) is DeltaResult.TAKEN
-    assert flight.take() == [delta(1, "second", tokens=3)]
-    assert (flight.tokens, flight.started_at) == ([7] * 4, 11.0)
-
-
 def test_tokens_beyond_what_a_flight_can_have_are_not_taken() -> None:
     for asked, context, most in ((3, 0, 3), (3, 100, 3), (100, 3, 3), (None, 3, 3), (None, 0, TOKENS_MAX)):
         flight = open_flight(max_tokens=asked)
@@ -142,19 +126,6 @@ def test_undelivered_backlog_limit_counts_delta_size(large: Delta) -> None:
         again.take()
 
 
-def test_an_error_of_the_gateways_own_is_a_terminal_like_any_other() -> None:
-    flight, touch = open_flight(), []
-    flight.on_item = lambda: touch.append(len(flight.pending))
-    flight.accept(accepted())
-    flight.accept_delta(delta(0), now=11.0)
-    assert flight.fail(Code.WORKER_CRASHED)
-    assert flight.terminal == Failed(incarnation="gateway", id="a", code="worker_crashed", message="")
-    assert not flight.fail(Code.SHUTTING_DOWN)
-    assert not flight.end(finished())
-    assert touch == [1, 2, 3]
-    assert flight.take() == [accepted(), delta(0), flight.terminal]
-
-
 # --- any history -------------------------------------------------------------------------------------
 
 
@@ -189,6 +160,13 @@ histories = st.lists(
 )
 
 
+def result_of(given: Delta, taken: list[Delta]) -> DeltaResult:
+    """Return the result for a delta after those that were taken, if the flight does not end."""
+    if given.sequence > len(taken):
+        return DeltaResult.GAP
+    return DeltaResult.TAKEN if given.sequence == len(taken) else DeltaResult.DUPLICATE
+
+
 @given(histories, st.integers(1, 8))
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_due(
@@ -214,13 +192,10 @@ def test_whatever_is_said_a_flight_ends_at_most_once_and_its_text_is_what_was_du
                     assert flight.fail(code) != ended
                 case "next" | Delta():
                     given = event if isinstance(event, Delta) else delta(len(expected), str(len(expected)))
-                    due = given.sequence == len(expected)
+                    due = result_of(given, expected)
                     gain = flight.accept_delta(given, now=11.0)
-                    assert (gain is DeltaResult.OVER) == (flight.terminal is not None)
-                    if gain is DeltaResult.TAKEN:
-                        assert due
-                        assert not ended
-                        expected.append(given)
+                    assert gain is (due if flight.terminal is None else DeltaResult.OVER)
+                    expected += [given] * (gain is DeltaResult.TAKEN)
             ends += flight.terminal is not None and not ended
             # The bound, one `Accepted` (with its `PrefixHit`) and the end.
             assert len(flight.pending) <= bound + 2

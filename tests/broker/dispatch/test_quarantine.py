@@ -199,14 +199,3 @@ def test_request_waiting_for_a_row_is_not_blamed_for_a_second_crash() -> None:
     assert crashes == [2, 2, 1, 1, 1, 1]
     until_over(works, flights)
     assert_whole(flights)
-
-
-def test_after_one_death_all_flow_again_as_soon_as_they_can() -> None:
-    line = Line(waiting_max=64)
-    works = Works(line, rows=32)
-    flights = submit(line, *(f"i{number}" for number in range(32)))
-    for pulled in (False, False, True):
-        works.step(pulled=pulled)
-    tokens = [len(flight.tokens) for flight in flights]
-    works.step()
-    assert [len(flight.tokens) for flight in flights] == [before + 1 for before in tokens]

@@ -76,18 +76,6 @@ def test_flight_that_is_overtaken_and_gets_nothing_is_sent_again() -> None:
     assert world.line.dispatcher.failover.counts["starved"] == 1
 
 
-def test_flight_is_sent_to_another_worker_where_there_is_one() -> None:
-    world = Worked("w1", "w2")
-    first = world.line.submit(request("lost"))
-    assert first.attempt is not None
-    here = first.attempt.worker
-    [other] = {"w1", "w2"} - {here}
-    world.line.say(here, accepted(here, "lost"))
-    world.pass_time(STALL_S + 3, served={}, rows={here: [waiting("lost")]})
-    assert first.attempt is not None
-    assert first.attempt.worker == other
-
-
 def test_worker_that_starves_a_flight_twice_is_taken_out_and_ended() -> None:
     world = Worked("w")
     flight = world.line.submit(request("lost"))

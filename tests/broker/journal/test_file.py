@@ -13,7 +13,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.journal import file as module
 from broker.journal.file import (
     AGE_S_MAX,
     Append,
@@ -235,12 +234,3 @@ def test_the_oldest_ended_entries_give_way_and_then_new_ones_are_refused(path: P
     file = JournalFile(path, 4000, AGE_S_MAX * 1.1)  # when it is opened, old ones are removed
     assert {entry.name[1] for entry in file.entries("answer")} == {"new"}
     file.close()
-
-
-def test_a_second_process_cannot_open_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BUSY_S_MAX", 0.0)
-    file = JournalFile(path, BYTES_MAX, 0.0)
-    with pytest.raises(Errors, match="locked"):
-        JournalFile(path, BYTES_MAX, 0.0)
-    file.close()
-    assert list(path.parent.iterdir()) == [path]

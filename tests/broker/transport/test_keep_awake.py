@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from broker.transport.keep_awake import END_WAIT_S_MAX, KILL_WAIT_S_MAX, SleepInhibitor, program
+from broker.transport.keep_awake import SleepInhibitor, program
 from tests.system import eventually
 
 WAIT_S = 20.0
@@ -70,35 +69,3 @@ def test_failing_sleep_inhibitor_is_logged_once(command: list[str], caplog: pyte
         for _ in range(3):
             caffeine.keep(True)
     assert len(caplog.records) == 1
-
-
-class Unkillable:
-    """Stand-in for a process that hangs in the kernel."""
-
-    def __init__(self) -> None:
-        self.waited: list[float | None] = []
-        self.killed = False
-
-    def poll(self) -> int | None:
-        return None
-
-    def terminate(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        self.killed = True
-
-    def wait(self, timeout: float | None = None) -> int:
-        assert timeout is not None, "a wait without a timeout would never end"
-        self.waited.append(timeout)
-        raise subprocess.TimeoutExpired("caffeinate", timeout)
-
-
-def test_unkillable_sleep_inhibitor_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Unkillable()
-    monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: process)
-    caffeine = SleepInhibitor(SLEEPER)
-    caffeine.keep(True)
-    caffeine.close()
-    assert process.killed
-    assert process.waited == [END_WAIT_S_MAX, KILL_WAIT_S_MAX]

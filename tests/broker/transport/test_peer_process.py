@@ -17,7 +17,7 @@ import pytest
 from broker.transport.peer_process import kill_peer, peer_pid
 from broker.transport.router import LEFT_ALONE
 from protocol.messages import Hello
-from tests.broker.transport.test_router import LinkEvents, listening, on_loop
+from tests.broker.transport.test_router import LinkEvents, listening
 from tests.ports import free_port
 
 WAIT_S = 20.0
@@ -68,7 +68,6 @@ async def met(touch: LinkEvents) -> Hello:
     return news[1]
 
 
-@on_loop
 async def test_peer_naming_another_pid_gets_no_process_killed(endpoint: str, start: Start) -> None:
     victim = start(IDLE)
     async with listening(endpoint) as (link, touch):
@@ -85,7 +84,6 @@ async def test_peer_naming_another_pid_gets_no_process_killed(endpoint: str, sta
         assert victim.poll() is None
 
 
-@on_loop
 async def test_peer_naming_its_own_pid_is_killed(endpoint: str, start: Start) -> None:
     async with listening(endpoint) as (link, touch):
         honest, other = start(PEER, endpoint, "honest", 0), start(PEER, endpoint, "other", 0)
@@ -98,7 +96,6 @@ async def test_peer_naming_its_own_pid_is_killed(endpoint: str, start: Start) ->
         assert other.poll() is None
 
 
-@on_loop
 async def test_hung_tcp_peer_is_disconnected_and_not_killed(start: Start) -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     async with listening(endpoint) as (link, touch):

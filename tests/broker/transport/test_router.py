@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ParamSpec
 
 import pytest
 import zmq
@@ -19,11 +17,8 @@ from broker.transport.router import FLOODING, RouterLink
 from protocol import sockets, wire
 from protocol.messages import Goodbye, Hello, StepOutputs, ToGateway, Welcome
 from protocol.types import Delta
-from tests.broker.asgi import run
 
 BURST = 1000
-
-P = ParamSpec("P")
 
 Socket = zmq.Socket[bytes]
 
@@ -105,16 +100,6 @@ async def listening(endpoint: str) -> AsyncIterator[tuple[RouterLink, LinkEvents
         link.close()
 
 
-def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run the test in an event loop."""
-
-    @functools.wraps(test)
-    def in_loop(*args: P.args, **kwargs: P.kwargs) -> None:
-        run(test(*args, **kwargs))
-
-    return in_loop
-
-
 def hello(name: str) -> Hello:
     return Hello(incarnation=name, version=1, model="m", pid=1)
 
@@ -131,7 +116,6 @@ async def say(worker: Socket, *messages: Hello | Goodbye | StepOutputs) -> None:
     await asyncio.to_thread(send)
 
 
-@on_loop
 async def test_bursts_are_heard_whole_and_in_order_both_ways(endpoint: str, workers: Workers) -> None:
     RouterLink(endpoint, None).close()  # it was never started
 
@@ -148,7 +132,6 @@ async def test_bursts_are_heard_whole_and_in_order_both_ways(endpoint: str, work
         assert link.errors.total() == 1
 
 
-@on_loop
 async def test_others_get_their_turn_before_more_is_heard_than_is_read_at_once(
     endpoint: str, workers: Workers
 ) -> None:
@@ -176,7 +159,6 @@ async def test_others_get_their_turn_before_more_is_heard_than_is_read_at_once(
     assert max(touch.values()) <= AT_ONCE
 
 
-@on_loop
 async def test_garbage_is_counted_and_what_follows_is_heard(endpoint: str, workers: Workers) -> None:
     async with listening(endpoint) as (link, touch):
         worker = workers.connect("w")
@@ -190,7 +172,6 @@ async def test_garbage_is_counted_and_what_follows_is_heard(endpoint: str, worke
         assert link.errors["decode"] == 5
 
 
-@on_loop
 async def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_heard(
     endpoint: str, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,7 +192,6 @@ async def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_
     assert "failed to handle a Goodbye from w" in caplog.text
 
 
-@on_loop
 async def test_last_words_are_heard_before_a_loss_which_is_told_once(endpoint: str, workers: Workers) -> None:
     async with listening(endpoint) as (link, touch):
         for _ in range(3):  # under one name
@@ -228,7 +208,6 @@ async def test_last_words_are_heard_before_a_loss_which_is_told_once(endpoint: s
         assert touch.silent
 
 
-@on_loop
 async def test_a_worker_that_was_never_heard_is_not_lost_and_one_that_was_is_however_briefly(
     endpoint: str, workers: Workers
 ) -> None:
@@ -249,26 +228,9 @@ async def test_a_worker_that_was_never_heard_is_not_lost_and_one_that_was_is_how
         assert await touch.next() == "w"
 
 
-@on_loop
-async def test_a_worker_that_loses_two_connections_at_once_is_lost_once(
-    endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with listening(endpoint) as (link, touch):
-        await say(workers.connect("w"), hello("w"))
-        assert await touch.next() == ("w", hello("w"))
-        for broken in ([(-1, "w"), *link._peer_by_fd.items()], [(-2, "w")]):  # the last one comes late
-            link._peer_by_fd.clear()
-            monkeypatch.setattr(link, "_broken", lambda broken=broken: broken)
-            link._read()
-        monkeypatch.undo()
-        assert await touch.next() == "w"
-        assert touch.silent
-
-
 # --- floods ------------------------------------------------------------------------------------------
 
 
-@on_loop
 async def test_flooding_peer_is_refused_and_other_peers_are_still_served(
     endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +264,6 @@ async def test_flooding_peer_is_refused_and_other_peers_are_still_served(
             pass
 
 
-@on_loop
 async def test_a_worker_as_fast_as_can_be_is_no_flood_as_long_as_it_is_of_use(
     endpoint: str, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
