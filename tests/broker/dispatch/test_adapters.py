@@ -143,25 +143,14 @@ def test_an_adapter_is_served_once_all_workers_have_it() -> None:
         assert order.info == FIRST
         line.serving("late")
     assert orders(line, "late") == [("LoadAdapter", "first")]
+    with line.dispatcher.adapters.load("m", "second", "/a/second") as order:
+        for worker in ("w", "x", "late"):
+            assert not order.is_over
+            line.dispatcher.lost(worker)
+        assert order.error
     assert line.dispatcher.adapters.known("m") == [FIRST]
     with pytest.raises(RequestError, match="exists"), line.dispatcher.adapters.load("m", "first", "/a"):
         pass
-
-
-def test_a_worker_lost_while_it_loads_is_not_waited_for() -> None:
-    line = Line()
-    line.serving("w")
-    line.serving("x")
-    with line.dispatcher.adapters.load("m", "first", "/a/first") as order:
-        changed(line, "w", "first", FIRST)
-        line.dispatcher.lost("x")
-        assert order.is_over
-    line.serving("y")
-    assert orders(line, "y") == [("LoadAdapter", "first")]
-    with line.dispatcher.adapters.load("m", "second", "/a/second") as order:
-        line.dispatcher.lost("w")
-        line.dispatcher.lost("y")
-        assert order.error
 
 
 def test_a_name_can_be_used_again_after_its_removal() -> None:

@@ -323,19 +323,6 @@ def test_a_fingerprint_is_of_what_is_asked_and_not_of_who_asks() -> None:
 # --- lost messages -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gap", ["delta", "end"])
-def test_behind_a_gap_the_answer_is_begun_again_where_the_client_is(gap: str, line: Line) -> None:
-    line.serving("w")
-    [flight] = submit(line, "a")
-    line.say("w", events("w", "a", "x"))
-    line.sent_to("w")
-    line.say("w", events("w", "a", "z", first=2) if gap == "delta" else finished("w", "a", tokens=3))
-    assert line.sent_to("w") == [cancel("a"), replace(distinct("a"), id="a~2", resume=[0])]
-    line.say("w", events("w", "a", "y", first=1), events("w", "a~2", "y", "z"), finished("w", "a~2", 3))
-    assert text_of(flight) == "xyz"
-    assert isinstance(flight.terminal, Finished)
-
-
 def scored(worker: str, id: str, first: int, count: int) -> PromptLogprobs:
     tokens = [PromptToken(bytes=b"x", logprob=-1)] * count
     return PromptLogprobs(incarnation=worker, id=id, first=first, tokens=tokens)
@@ -411,7 +398,7 @@ def beats(line: Line, count: int, *rows: str, running: int | None = None, steps:
 LONG_ENOUGH = 4 + MISSED_HEARTBEATS_MAX
 
 
-@pytest.mark.parametrize("state", ["new", "accepted", "idle"])
+@pytest.mark.parametrize("state", ["accepted", "idle"])
 def test_a_flight_that_its_worker_does_not_know_is_sent_again(state: str, line: Line) -> None:
     line.serving("w")
     [*others, flight] = submit(line, *(["a"] if state == "idle" else ["other", "a"]))
@@ -462,16 +449,4 @@ def test_a_flight_that_may_be_there_yet_is_left_in_peace(why: str, line: Line) -
             for _ in range(5):
                 beats(line, MISSED_HEARTBEATS_MAX - 1, "other")
                 beats(line, 1, "other", "a")
-    assert line.sent_to("w") == []
-
-
-def test_a_row_that_no_flight_knows_is_cancelled_when_two_beats_have_named_it(line: Line) -> None:
-    line.serving("w")
-    submit(line, "a")
-    line.sent_to("w")
-    beats(line, 1, "a", "stray")
-    assert line.sent_to("w") == []
-    beats(line, 1, "a", "stray")
-    assert line.sent_to("w") == [cancel("stray")]
-    beats(line, 1, "a")
     assert line.sent_to("w") == []

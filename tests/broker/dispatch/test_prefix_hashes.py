@@ -115,14 +115,10 @@ def test_of_a_very_long_conversation_its_head_and_its_end_are_marked() -> None:
     assert common(one, forked) == one.hashes[9][1]
 
 
-@given(st.binary(max_size=60))
-def test_malformed_conversation_has_no_prefix_hashes(garbage: bytes) -> None:
-    assert prefix_hashes(request(messages=msgspec.Raw(garbage + b"\xc1"))) == NONE
-
-
 def test_request_without_prefix_reuse_has_no_prefix_hashes() -> None:
     assert prefix_hashes(embed()) == NONE
     assert prefix_hashes(raw("x", tokenizing=TokenizeOptions())) == NONE
     assert prefix_hashes(raw("")).hashes == ()
+    assert prefix_hashes(request(messages=msgspec.Raw(b"[]\xc1"))) == NONE
     too_deep = msgspec.Raw(b"\x91" + b"\x91" * 100_000 + b"\x90")
     assert prefix_hashes(replace(conversation([{"role": "user", "content": "x"}]), messages=too_deep)) == NONE

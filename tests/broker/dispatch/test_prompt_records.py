@@ -6,8 +6,6 @@ import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from broker.dispatch.flight import Flight
 from broker.dispatch.prefix_hashes import HEAD_HASHES_MAX, TAIL_HASHES_MAX
@@ -83,13 +81,3 @@ def test_records_belong_to_their_owner_and_the_oldest_is_evicted() -> None:
     assert records.get(b"bob", "c") is None
     asked = Generate(incarnation="g", id="a", sampling=Sampling(seed=0), prompt="text")
     assert record_of("m", asked).system == b""
-
-
-@given(st.lists(st.text(max_size=4), min_size=1, max_size=6), st.integers(0, 6))
-def test_a_changed_message_is_found_wherever_it_is(texts: list[str], at: int) -> None:
-    turns = [{"role": "user", "content": text} for text in texts]
-    changed = [dict(turn) for turn in turns]
-    if at < len(texts):
-        changed[at]["content"] += "!"
-    found = compare(record(*turns), record(*changed, HELLO))
-    assert found.change == ("messages" if at < len(texts) else None)

@@ -37,23 +37,14 @@ def test_an_order_is_wanted_until_it_is_reported_to_have_ended() -> None:
     assert (wanted(made), made.state("pull_0").stage) == ([], "done")
     report(made, "pull_0")  # a report from before the supervisor has forgotten it
     assert made.state("pull_0").stage == "done"
+    assert made.cancel("pull_0").stage == "done"
     assert made.order("org/a").id == "pull_1"
     assert wanted(made) == ["pull_1"]
-
-
-def test_a_cancelled_download_is_not_wanted_and_a_finished_one_stays() -> None:
-    made = pulls()
-    made.order("org/a")
-    assert [made.cancel("pull_0").stage for _ in range(2)] == ["failed", "failed"]
-    assert wanted(made) == []
-    report(made, "pull_0")
-    assert made.state("pull_0").failure == "It was cancelled."
-    made.order("org/a")
-    report(made, "pull_1", "done")
-    assert made.cancel("pull_1").stage == "done"
-    with pytest.raises(RequestError) as caught:
+    assert [made.cancel("pull_1").stage for _ in range(2)] == ["failed", "failed"]
+    report(made, "pull_1")
+    assert (wanted(made), made.state("pull_1").failure) == ([], "It was cancelled.")
+    with pytest.raises(RequestError):
         made.cancel("pull_9")
-    assert caught.value.param == "id"
 
 
 def test_a_new_gateway_adopts_what_runs_unless_its_supervisor_downloads_nothing() -> None:
@@ -71,7 +62,7 @@ def test_a_new_gateway_adopts_what_runs_unless_its_supervisor_downloads_nothing(
 
 
 @pytest.mark.parametrize(
-    "model", ["", "a", "a/b/c", "../b", "a/..", "a b/c", "-a/b", "a/" + "b" * MODEL_CHARACTERS_MAX]
+    "model", ["", "a/b/c", "../b", "a/..", "a b/c", "-a/b", "a/" + "b" * MODEL_CHARACTERS_MAX]
 )
 def test_only_names_of_models_are_ordered(model: str) -> None:
     with pytest.raises(RequestError) as caught:

@@ -180,23 +180,6 @@ def test_room_is_made_by_the_one_unused_for_longest_and_never_by_a_resident_one(
     assert world.residency.decide(uses, world.now).wanted == {"a", "resident"}, "its caches have grown"
 
 
-def test_unused_for_long_it_is_unloaded() -> None:
-    world = World({"a": 4}, unload_after_s=60.0, budget=None)
-    world.serve("a")
-    world.now += 59.9 - PAUSE_S
-    world.settle()
-    assert world.ready == {"a"}
-    world.now += 0.1
-    world.settle()
-    assert world.ready == set()
-    world.ask("a")
-    world.obey()
-    world.waiting["a"].clear()  # the client disconnects
-    world.now += 100
-    world.obey()
-    assert world.stage["a"] == "running", "a load that takes longer than that is not broken off"
-
-
 @pytest.mark.parametrize("resident", [("broken",), ()], ids=["resident", "on demand"])
 def test_model_that_cannot_be_loaded_keeps_no_memory_from_others(resident: tuple[str, ...]) -> None:
     world = World({"broken": 10, "good": 6}, resident=resident, broken=("broken",))

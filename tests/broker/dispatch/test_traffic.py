@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 
 from broker.dispatch.flight import PHASES_MAX
 from broker.dispatch.traffic import CLIENT_LEFT, ENDS_MAX, Histogram
-from protocol.errors import RequestError
 from protocol.messages import Failed, Finished
-from protocol.types import TokenizeOptions
 from tests.broker.dispatcher_line import Line
-from tests.factories import accepted, embed, events, failed, finished, request, reused
+from tests.factories import accepted, events, failed, finished, request, reused
 
 BOUNDS = (0.1, 1.0, 5.0)
 
@@ -29,32 +27,6 @@ def line() -> Line:
     line = Line()
     line.serving("w")
     return line
-
-
-def test_tokens_prompts_and_ends_are_counted_by_model(line: Line) -> None:
-    line.unreachable.add("w")
-    with pytest.raises(RequestError):
-        answered(line, "refused", "x")
-    assert not line.dispatcher.traffic.ends
-    line.unreachable.clear()
-    answered(line, "a", "x", "y", "z")
-    traffic = line.dispatcher.traffic.models["m"]
-    assert (traffic.tokens, traffic.pieces, traffic.steps) == (3, 3, 1)
-    assert (traffic.prompts, traffic.hits, traffic.prompt_tokens, traffic.cached_tokens) == (1, 1, 3, 2)
-    counted, embedded = request("count", tokenizing=TokenizeOptions()), embed(id="embed")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [counted, embedded], ()):
-        pass
-    ends = {("generate", "stop"): 1, ("count", CLIENT_LEFT): 1, ("embed", CLIENT_LEFT): 1}
-    assert traffic.ends == ends
-    line.clock.now += 3600
-    answered(line, "b", "x")
-    assert traffic.inter_token_s.count == 0, "time without requests is no gap between tokens"
-    line.clock.now += 10
-    line.dispatcher.sweep()
-    line.dispatcher.lost("w")
-    told = [event.what for event in line.dispatcher.traffic.worker_events]
-    assert told == ["connected", "ready", "is silent", "connection lost"]
-    assert traffic.losses == {"silent": 1, "dead": 1}
 
 
 def test_every_way_to_end_has_its_code(line: Line) -> None:

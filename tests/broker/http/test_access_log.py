@@ -13,7 +13,6 @@ from protocol.log_context import fields_of
 from protocol.messages import Rank
 from tests import factories
 from tests.broker.application import House
-from tests.broker.asgi import until
 from tests.factories import GATEWAY, request
 
 SECRET = "the secret words"
@@ -32,16 +31,6 @@ async def test_an_end_is_told_with_both_ids_and_all_counts_but_no_text(
     assert end["seconds"] >= end["time_to_first_token_s"]
     assert end["key"] is None
     assert SECRET not in caplog.text
-
-
-async def test_a_client_that_leaves_is_told_of_too(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    asked = house.chat(SECRET)
-    await until(lambda: house.line.dispatcher.flights)
-    asked.leave()
-    await asked.end()
-    [code] = {fields_of(record).get("code") for record in caplog.records} - {None}
-    assert code == "client_left"
 
 
 async def test_prompts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:

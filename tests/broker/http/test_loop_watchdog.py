@@ -17,11 +17,3 @@ def test_a_loop_without_a_sign_of_life_is_told_once() -> None:
     assert told.get(timeout=WAIT_S) == f"the event loop has not run for {POLLS_MAX * POLL_S:g} s"
     watchdog.close()
     assert told.empty()
-
-
-def test_a_watchdog_that_is_closed_says_nothing() -> None:
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
-    watchdog = LoopWatchdog(told.put)
-    watchdog.start()
-    watchdog.close()
-    assert told.empty()

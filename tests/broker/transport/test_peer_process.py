@@ -35,7 +35,6 @@ hello = Hello(incarnation=name, version=1, model="m", pid=int(pid) or os.getpid(
 line.send_multipart(wire.encode(hello))
 threading.Event().wait()
 """
-IDLE = "import threading; threading.Event().wait()"
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -68,32 +67,26 @@ async def met(touch: LinkEvents) -> Hello:
     return news[1]
 
 
-async def test_peer_naming_another_pid_gets_no_process_killed(endpoint: str, start: Start) -> None:
-    victim = start(IDLE)
+async def test_peer_is_killed_by_its_own_pid_and_no_process_by_that_of_another(
+    endpoint: str, start: Start
+) -> None:
     async with listening(endpoint) as (link, touch):
-        liar = start(PEER, endpoint, "liar", victim.pid)
-        assert (await met(touch)).pid == victim.pid
-        assert link.end("liar", victim.pid) == LEFT_ALONE
-        for process in (victim, liar):
+        honest = start(PEER, endpoint, "honest", 0)
+        assert (await met(touch)).pid == honest.pid
+        liar = start(PEER, endpoint, "liar", honest.pid)
+        assert (await met(touch)).pid == honest.pid
+        assert link.end("liar", honest.pid) == link.end("nobody", honest.pid) == LEFT_ALONE
+        for process in (honest, liar):
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.2)
-        liar.kill()
-        assert await touch.next() == "liar"
-        assert link.end("liar", victim.pid) == LEFT_ALONE
-        assert link.end("nobody", victim.pid) == LEFT_ALONE
-        assert victim.poll() is None
-
-
-async def test_peer_naming_its_own_pid_is_killed(endpoint: str, start: Start) -> None:
-    async with listening(endpoint) as (link, touch):
-        honest, other = start(PEER, endpoint, "honest", 0), start(PEER, endpoint, "other", 0)
-        assert {(await met(touch)).pid, (await met(touch)).pid} == {honest.pid, other.pid}
-        assert link.end("other", honest.pid) == LEFT_ALONE
         honest.send_signal(signal.SIGSTOP)  # simulates a hang
         assert link.end("honest", honest.pid) == "killed"
         assert await asyncio.to_thread(honest.wait, WAIT_S) == -signal.SIGKILL
         assert await touch.next() == "honest"
-        assert other.poll() is None
+        assert liar.poll() is None
+        liar.kill()
+        assert await touch.next() == "liar"
+        assert link.end("liar", liar.pid) == LEFT_ALONE
 
 
 async def test_hung_tcp_peer_is_disconnected_and_not_killed(start: Start) -> None:

@@ -1,11 +1,15 @@
-"""Rate-limit headers: the limit of a key and the remaining requests, where there is a limit."""
+"""Headers of every answer: its id, its time, and what remains of a limit."""
 
 from __future__ import annotations
+
+import re
+import time
 
 import pytest
 
 from broker.http.ratelimit_headers import LIMITS, REMAINING
 from tests.broker.application import House
+from tests.broker.asgi import until
 from tests.factories import accepted, finished
 
 ANN, BOB = "rh-ann-12345678", "rh-bob-12345678"
@@ -44,3 +48,28 @@ async def test_without_a_limit_or_a_key_nothing_is_said(
     assert answer.status == 200
     assert not [name for name in answer.headers if "ratelimit" in name]
     house.close()
+
+
+async def test_a_request_id_of_the_client_is_echoed(house: House) -> None:
+    for given in ("a", "trace-1/2:3", "x" * 128, '{"a":1}'):
+        answer = await house.get("/health", x_request_id=given).end()
+        assert answer.headers["x-request-id"] == given
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "a\tb", "é", "\x7f", "a\r\nset-cookie: b"])
+async def test_a_missing_or_insane_request_id_is_replaced(given: str | None, house: House) -> None:
+    headers = {} if given is None else {"x_request_id": given}
+    ids = [(await house.get("/health", **headers).end()).headers["x-request-id"] for _ in range(2)]
+    assert all(re.fullmatch(r"req_[0-9a-f]{24}", id) for id in ids)
+    assert ids[0] != ids[1]
+
+
+async def test_every_answer_says_after_how_many_milliseconds_it_began(house: House) -> None:
+    answer = house.chat()
+    id = await house.arrived()
+    asked = time.monotonic()
+    await until(lambda: time.monotonic() - asked > 0.05)
+    house.line.say("w", accepted("w", id), finished("w", id))
+    assert int((await answer.end()).headers["openai-processing-ms"]) >= 50
+    refused = await house.get("/v1/nothing").end()
+    assert refused.headers["openai-processing-ms"].isdigit()
