@@ -148,8 +148,7 @@ def test_leaving_worker_is_idle_after_its_last_request() -> None:
         ModelStates(models=[ModelState(name="m", stage="running", leaving=[1])])
     )
     assert line.told[-1] == DesiredModels(serving=[1])
-    with pytest.raises(RequestError):
-        line.dispatcher.find("m")
+    line.refusal()
     line.say("w1", accepted("w1", "x"), finished("w1", "x"))
     line.contexts.pop().__exit__(None, None, None)
     assert flight.terminal is not None

@@ -35,7 +35,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.types import AdoptedRow, Delta, OrphanedRow, Sampling
-from tests.broker.dispatcher_line import FAILOVER_S, Line, code_of, ready
+from tests.broker.dispatcher_line import FAILOVER_S, Line, code_of, ready, text_of
 from tests.broker.peers import ROWS, TOKENS, Peer, SimulatedLine, text_at
 from tests.factories import accepted, embed, encoded, events, finished, request, reused
 
@@ -60,6 +60,13 @@ def begun(line: Line, id: str = "a") -> Flight:
     line.say("w1", accepted("w1", id), reused("w1", id, 2), events("w1", id, "al", "l"))
     flight.take()
     return flight
+
+
+def restarted() -> tuple[Line, Flight]:
+    """Return a gateway with a flight that the one before it had begun."""
+    line, after = Line(), Line(incarnation=NEXT)
+    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    return after, flight
 
 
 def test_a_restored_flight_goes_on_at_its_next_token_with_the_same_seed() -> None:
@@ -123,10 +130,8 @@ def test_more_flights_than_a_gateway_holds_are_left_in_the_journal(monkeypatch: 
         assert len(line.dispatcher.flights) == 2
         line.sent.clear()
     # Their clients have left.
-    assert [message.id for _, message in line.sent if isinstance(message, Cancel)] == [
-        "a~1.next-gat",
-        "b~1.next-gat",
-    ]
+    ids = [message.id for _, message in line.sent if isinstance(message, Cancel)]
+    assert ids == ["a~1.next-gat", "b~1.next-gat"]
     assert len(line.dispatcher.flights) == 0
     line.dispatcher.fail_all()
     with pytest.raises(RequestError):
@@ -134,8 +139,7 @@ def test_more_flights_than_a_gateway_holds_are_left_in_the_journal(monkeypatch: 
 
 
 def test_a_restored_flight_has_the_time_that_its_model_needs_to_load() -> None:
-    line, after = Line(), Line(incarnation=NEXT)
-    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    after, flight = restarted()
     after.clock.now += FAILOVER_S + 1
     after.dispatcher.sweep()
     assert flight.terminal is None
@@ -226,12 +230,11 @@ def greet(line: Line, worker: str, *rows: OrphanedRow) -> list[AdoptedRow] | Non
 
 
 def test_a_row_is_adopted_where_the_checkpoint_ends() -> None:
-    line, after = Line(), Line(incarnation=NEXT)
-    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    after, flight = restarted()
     rows = [OrphanedRow(id="a", deltas=4, first=1), OrphanedRow(id="stray", whole=True)]
     assert greet(after, "w1", *rows) == [AdoptedRow(id="a", deltas=2, accepted=True, reused=True)]
     after.say("w1", events("w1", "a", " aboard", "!", first=2), finished("w1", "a", 4))
-    assert "".join(item.text for item in flight.take() if isinstance(item, Delta)) == " aboard!"
+    assert text_of(flight) == " aboard!"
     assert isinstance(flight.terminal, Finished)
     # One that cannot send its acceptance again is adopted only if the gateway has that.
     checkpoint = Checkpoint(request=request("a"), model="m", attempt=AttemptRecord(id="a", worker="w1"))
@@ -251,8 +254,7 @@ def test_a_row_is_adopted_where_the_checkpoint_ends() -> None:
     ],
 )
 def test_a_row_that_cannot_send_what_is_missing_is_resumed_by_its_tokens(row: OrphanedRow | None) -> None:
-    line, after = Line(), Line(incarnation=NEXT)
-    restore(after, line.dispatcher.checkpoint(begun(line)))
+    after, _ = restarted()
     rows = [row] if row else []
     after.say("w1", Hello(incarnation="w1", version=PROTOCOL_VERSION, model="m", pid=1, rows=rows))
     after.say("w1", ready("w1"))
@@ -266,8 +268,7 @@ def test_a_row_that_cannot_send_what_is_missing_is_resumed_by_its_tokens(row: Or
 
 
 def test_a_reply_that_cannot_be_sent_adopts_nothing() -> None:
-    line, after = Line(), Line(incarnation=NEXT)
-    [flight] = restore(after, line.dispatcher.checkpoint(begun(line)))
+    after, flight = restarted()
     after.unreachable.add("w1")
     greet(after, "w1", OrphanedRow(id="a", deltas=2, whole=True))
     assert flight.attempt is None
@@ -288,11 +289,10 @@ def test_a_worker_that_loses_its_connection_goes_on_with_its_rows_unless_they_we
     line.say("w1", events("w1", "a", "!", first=2), finished("w1", "a", 3))
     assert isinstance(flight.terminal, Finished)
     line = Line()
-    line.serving("w2")
     begun(line)
-    busy = next(name for name in ("w1", "w2") if line.dispatcher.flights.attempts(name))
-    line.dispatcher.lost(busy)
-    assert greet(line, busy, row) == []
+    line.serving("w2")
+    line.dispatcher.lost("w1")
+    assert greet(line, "w1", row) == []
 
 
 # --- a history of gateways ----------------------------------------------------------------------------

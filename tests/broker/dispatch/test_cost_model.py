@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from broker.dispatch.cost_model import Throughput, ThroughputEstimate, cost_s, left_s, usual_speed
+from broker.dispatch.cost_model import Throughput, ThroughputEstimate, cost_s, left_s
 from broker.dispatch.flight import Attempt, Flight
 from protocol.messages import Embed, Finished, Generate
 from protocol.types import Timings, TokenizeOptions
@@ -52,14 +52,6 @@ def test_whatever_a_worker_says_of_its_times_a_speed_is_one(
     speed = throughput.speed(Throughput())
     assert 0 < speed.prompt < math.inf
     assert 0 < speed.answer < math.inf
-
-
-def test_unmeasured_worker_is_assumed_to_have_typical_throughput() -> None:
-    assert usual_speed(
-        [ThroughputEstimate(), ThroughputEstimate(prompt=10.0), ThroughputEstimate(prompt=30.0, answer=5.0)]
-    ) == Throughput(20.0, 5.0)
-    assert usual_speed([]) == Throughput()
-    assert ThroughputEstimate(answer=7.0).speed(SPEED) == Throughput(100.0, 7.0)
 
 
 def test_a_request_costs_its_prompt_and_an_answer_as_long_as_most_or_as_it_may_be() -> None:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from broker.dispatch.fleet import MODELS_MAX, HealthState, Worker
+from broker.dispatch.fleet import MODELS_MAX, Worker
 from broker.dispatch.flight import LONG_S
 from protocol.errors import Code, RequestError
 from protocol.messages import (
@@ -21,7 +21,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.types import PrefixReuse, TokenizeOptions
-from tests.broker.dispatcher_line import HUNG_S, SILENT_S, STALL_S, Line, cancel, text_of
+from tests.broker.dispatcher_line import HUNG_S, STALL_S, Line, cancel, text_of
 from tests.factories import GATEWAY, accepted, cleared, events, failed, finished, request, reused
 
 
@@ -194,31 +194,21 @@ def test_how_long_a_finished_request_took_is_what_later_ones_are_told(line: Line
         assert line.dispatcher.admission.retry_after_s(1) == expected
 
 
-@pytest.mark.parametrize("verdict", [HealthState.SILENT, HealthState.STALLED])
-def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_end(
-    verdict: HealthState, line: Line
-) -> None:
+def test_a_worker_that_hangs_loses_its_flights_and_is_told_so_and_killed_in_the_end(line: Line) -> None:
     line.serving("w")
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()) as [flight]:
-        line.beat("w", running=1, steps=1)
-        line.clock.now += {HealthState.SILENT: SILENT_S, HealthState.STALLED: STALL_S}[verdict] + 1
-        if verdict is HealthState.STALLED:
-            # After a silence, the first heartbeat restarts the stall timeout.
-            line.beat("w", running=1, steps=1)
-        line.sent_to("w")
-        line.dispatcher.sweep()
-        assert flight.attempt is None
-        assert line.sent_to("w") == [cancel("a")]
-        line.dispatcher.sweep()
-        assert line.sent_to("w") == []
-        assert line.killed == []
-        line.clock.now += HUNG_S + 1
-        line.dispatcher.sweep()
-        assert line.killed == [("w", 1)]
-    line.refusal()
-    if verdict is HealthState.SILENT:
-        line.beat("w")  # it speaks again
-        assert line.dispatcher.find("m").incarnation == "w"
+    flight = line.submit(request("a"))
+    line.beat("w", running=1, steps=1)
+    line.clock.now += STALL_S + 1
+    line.beat("w", running=1, steps=1)
+    line.sent_to("w")
+    line.dispatcher.sweep()
+    assert flight.attempt is None
+    assert line.sent_to("w") == [cancel("a")]
+    line.dispatcher.sweep()
+    assert (line.sent_to("w"), line.killed) == ([], [])
+    line.clock.now += HUNG_S + 1
+    line.dispatcher.sweep()
+    assert line.killed == [("w", 1)]
 
 
 # --- the end -----------------------------------------------------------------------------------------

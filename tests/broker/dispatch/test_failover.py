@@ -142,42 +142,6 @@ def test_all_aboard_at_a_death_go_back_together_as_far_as_there_are_rows(line: L
     assert line.attempts_sent_to("w2") == ["d~2"]
 
 
-def test_request_failing_twice_is_retried_in_isolation_after_the_others(line: Line) -> None:
-    line.serving("w1")
-    submit(line, "a", "b", "c")
-    assert die(line, "w1", "w2") == ["a~2", "b~2", "c~2"]
-    prove(line, "w2", "a~2")
-    line.say("w2", accepted("w2", "b~2"), events("w2", "b~2", *TEXTS[1:]))  # one token does not clear it
-    assert die(line, "w2", "w3") == ["a~3"]
-    live(line, "w3", STABLE_S + SWEEP_S)
-    assert line.attempts_sent_to("w3") == []
-    prove(line, "w3", "a~3")
-    assert line.attempts_sent_to("w3") == ["b~3"]
-    live(line, "w3", STABLE_S + SWEEP_S)
-    assert line.attempts_sent_to("w3") == []
-    prove(line, "w3", "b~3")
-    assert line.attempts_sent_to("w3") == ["c~3"]
-
-
-def test_newcomers_wait_while_somebody_is_tried_alone_unless_another_worker_is_free(line: Line) -> None:
-    line.serving("w1")
-    submit(line, "a")
-    die(line, "w1", "w2")
-    submit(line, "company")
-    assert line.attempts_sent_to("w2") == ["company"]
-    assert die(line, "w2", "w3") == ["company~2"]
-    [newcomer] = submit(line, "new")
-    line.say("w3", events("w3", "company~2", "x"), finished("w3", "company~2", 1))  # a short answer is proof
-    live(line, "w3", STABLE_S - SWEEP_S)
-    assert line.attempts_sent_to("w3") == []
-    live(line, "w3", 2 * SWEEP_S)
-    assert line.attempts_sent_to("w3") == ["a~3"]
-    line.serving("w4")
-    assert line.dispatcher.find("m").incarnation == "w4"
-    assert line.generates("w4") == [distinct("new")]
-    assert not newcomer.suspect
-
-
 def kill_thrice(line: Line) -> tuple[Flight, Flight]:
     """Let one of two requests kill its worker three times, until it is not dispatched any more."""
     line.serving("w1")

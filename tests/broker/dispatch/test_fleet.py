@@ -15,7 +15,6 @@ from broker.dispatch.fleet import (
 )
 from protocol.errors import Code
 from protocol.messages import Loading
-from protocol.types import Capabilities
 from tests.broker.dispatcher_line import HUNG_S, SILENT_S, STALL_S, Line, ready
 from tests.factories import request
 
@@ -165,13 +164,3 @@ def test_a_model_that_loads_again_is_expected_when_it_was_ready_the_last_time(
     for passed_s, expected in ((0, 30), (10, 20), (15, 5), (100, 1)):
         line.clock.now += passed_s
         assert line.refusal().retry_after_s == pytest.approx(expected)
-
-
-def test_a_worker_can_do_nothing_before_it_is_ready(line: Line) -> None:
-    line.hello("w")
-    worker, model = worker_of(line), line.dispatcher.fleet.models["m"]
-    assert not worker.serves
-    assert (worker.capabilities, model.context_length) == (Capabilities(), 0)
-    line.say("w", ready("w", images=True))
-    assert worker.serves
-    assert (worker.capabilities, model.context_length) == (Capabilities(images=True), 8192)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dispatch.flight import DeltaResult, Flight, Flights
-from protocol.messages import Embed, EmbeddingChunk, Finished
-from tests.factories import delta, embed, encoded, finished
+from protocol.messages import Embed, EmbeddingChunk
+from tests.factories import embed, encoded, finished
 
 WORKER = "w"
 COUNT = 4
@@ -27,25 +27,6 @@ def opened() -> tuple[Flights, Flight]:
 def part(sequence: int, *places: int, vectors: bytes | None = None) -> EmbeddingChunk:
     packed = struct.pack(f"<{2 * len(places)}f", *range(2 * len(places))) if vectors is None else vectors
     return encoded(sequence, places, packed)
-
-
-def test_parts_come_in_any_order_of_texts_and_once() -> None:
-    _, flight = opened()
-    flight.identity = "one"
-    assert flight.can_continue_on("other")
-    assert flight.encode(part(1, 0), 11.0) is DeltaResult.GAP
-    assert flight.accept_delta(delta("x"), 11.0) is DeltaResult.EXCESS
-    assert flight.encode(part(0, 3, 1), 11.0) is DeltaResult.TAKEN
-    assert flight.encode(part(0, 3, 1), 11.0) is DeltaResult.DUPLICATE
-    assert not flight.can_continue_on("other")
-    assert flight.can_continue_on("one")
-    assert flight.lacks(finished())
-    assert flight.encode(part(1, 0, 2), 12.0) is DeltaResult.TAKEN
-    assert not flight.lacks(finished())
-    assert flight.end(finished())
-    assert [type(item) for item in flight.take()] == [EmbeddingChunk, EmbeddingChunk, Finished]
-    assert (flight.started_at, flight.progress) == (11.0, 4)
-    assert flight.encode(part(2, 0), 13.0) is DeltaResult.OVER
 
 
 UNSOUND: dict[str, EmbeddingChunk] = {

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from broker.dispatch.history import SAMPLES_MAX
 from broker.dispatch.traffic import FIRST_TOKENS_MAX
-from protocol.messages import Heartbeat
-from protocol.types import Resources
 from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, events, request, reused
 
@@ -35,11 +33,7 @@ def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
         line.say("w", events("w", "a", "x"))
         line.clock.now += 0.25
         line.say("w", events("w", "a", "y", first=1))
-        resources = Resources(resident_bytes=7, device_bytes=8)
-        line.say(
-            "w",
-            Heartbeat(incarnation="w", running=1, waiting=2, steps=3, cache_bytes=9, resources=resources),
-        )
+        line.beat("w", running=1, waiting=2, steps=3)
         pass_s(line, 1.25)
         first = line.dispatcher.history.samples[-1]
         pass_s(line, 1.0)
@@ -47,7 +41,6 @@ def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
     assert (first.tokens_per_s, first.running, first.waiting, first.batch) == (1.0, 1, 2, 1.0)
     assert (first.time_to_first_token_s, first.inter_token_s) == (0.5, 0.25)
     assert first.cache_hit_rate == round(1 / 3, 6)
-    assert (first.resident_bytes, first.device_bytes, first.cache_bytes) == (7, 8, 9)
     assert (first.first_token_p50_s, first.first_token_p95_s, first.cache_hit_rate_1m) == (0.5, 0.5, 0.333333)
     assert (second.tokens_per_s, second.batch, second.time_to_first_token_s) == (0.0, None, None)
     assert (second.inter_token_s, second.cache_hit_rate, second.running) == (None, None, 1)

@@ -225,28 +225,6 @@ def test_affinity_is_recorded_while_only_one_worker_is_connected() -> None:
 # --- lost workers ------------------------------------------------------------------------------------
 
 
-def test_failover_routes_to_the_worker_with_the_prefix() -> None:
-    line = Line(waiting_max=64)
-    for name in ("w1", "w2", "w3"):
-        line.serving(name, rows=16)
-    home = ask(line, asked("a", "x"))
-    other, _third = sorted({"w1", "w2", "w3"} - {home})
-    known = line.dispatcher.failover.routing
-    flight = line.submit(asked("b", "x", "y", "z"))
-    assert flight.attempt is not None
-    assert flight.attempt.worker == home
-    knower = line.dispatcher.fleet.get(other)
-    assert knower is not None
-    assert flight.prefix_hashes is not None
-    known.affinity.note(flight.prefix_hashes, knower, line.clock())
-    where(line, replace(asked("busy", "q"), messages=pack([{"role": "user", "content": "something else"}])))
-    line.say(home, accepted(home, "b"), events(home, "b", "1", "2", "3"))
-    line.dispatcher.lost(home)
-    assert flight.attempt is not None
-    assert flight.attempt.worker == other
-    assert flight.attempts == 2
-
-
 def test_cleared_prefix_cache_removes_affinity_and_a_cleared_namespace_does_not() -> None:
     line = two()
     home = ask(line, asked("a", "x"))

@@ -24,12 +24,6 @@ def test_a_port_that_is_taken_is_named() -> None:
             open_listeners("127.0.0.1", port, {}, os.getpid())
 
 
-def test_a_word_about_sockets_that_makes_no_sense_is_an_error() -> None:
-    told = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}
-    with pytest.raises(ListenError, match="cannot use the sockets"):
-        open_listeners("127.0.0.1", 0, told, os.getpid())
-
-
 def test_the_supervisors_socket_comes_first() -> None:
     with listen("127.0.0.1", 0) as theirs:
         environ = {LISTENER_FD: str(os.dup(theirs.fileno())), "PATH": "/bin"}

@@ -45,16 +45,6 @@ async def test_one_is_worked_on_at_a_time_in_the_order_they_came(offload: BodyOf
     assert order == [(what, number) for number in range(20) for what in ("begins", "ends")]
 
 
-@pytest.mark.parametrize("size", [0, LARGE_BODY_BYTES])
-async def test_body_error_is_raised_in_the_awaiting_task(offload: BodyOffload, size: int) -> None:
-    def refuse() -> None:
-        raise RequestError(Code.INVALID_REQUEST, param="messages")
-
-    with pytest.raises(RequestError) as caught:
-        await offload.work(size, refuse)
-    assert caught.value.param == "messages"
-
-
 async def test_cancelled_waiting_work_is_not_run(offload: BodyOffload) -> None:
     held: Future[None] = Future()
     done: list[str] = []

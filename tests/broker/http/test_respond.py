@@ -10,9 +10,9 @@ import pytest
 
 from broker.dispatch import flight as flight_module
 from broker.http import respond
-from tests.broker.application import CHAT, House
+from tests.broker.application import CHAT, MESSAGES, House
 from tests.broker.asgi import Exchange
-from tests.factories import accepted, events, finished, reused
+from tests.factories import accepted, events, failed, finished, reused
 
 # --- prefix reuse ------------------------------------------------------------------------------------
 
@@ -86,26 +86,6 @@ async def test_failure_while_headers_are_delayed_is_handled_as_before_the_first_
         assert (answer.status, answer.error["code"]) == (503, "worker_unavailable")
         assert CACHE not in answer.headers
     assert len(house.line.dispatcher.flights) == 0
-
-
-async def test_a_stream_of_several_prompts_waits_for_what_is_known_of_each(
-    roomy: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(respond, "HEADERS_HELD_S_MAX", 600.0)
-    answer = roomy.text(["a", "b"], n=2, stream=True)
-    await roomy.arrived(4)
-    ids = [request.id for request in roomy.requests()]
-    for id in ids:
-        roomy.line.say("w", accepted("w", id))
-    roomy.line.say("w", reused("w", ids[0], 1), reused("w", ids[1], 3))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert answer.sent == []
-    roomy.line.say("w", reused("w", ids[3], 2, "ram"))
-    await answer.started()
-    assert answer.headers[CACHE] == "hit=3/6; tier=ram; miss=cold"
-    answer.leave()
-    await answer.end()
 
 
 # --- bodies ------------------------------------------------------------------------------------------
@@ -187,3 +167,16 @@ async def test_a_client_that_does_not_read_loses_its_stream_and_costs_no_more(
     assert b'"code":"client_too_slow"' in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.body.count(b'"content":"x"') < 60
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+async def test_errors_use_the_format_of_the_requested_api_whoever_raises_them(house: House) -> None:
+    failing = house.message()
+    house.line.say("w", failed("w", await house.arrived()))
+    keyed = House(api_keys=("rh-one",))
+    for refused in (failing, house.message(temperature=9), house.get(MESSAGES), keyed.message()):
+        assert (await refused.end()).json["type"] == "error"
+    assert (await house.chat(temperature=9).end()).error["code"] == "invalid_request"
+    assert (await keyed.chat().end()).error["code"] == "invalid_api_key"
