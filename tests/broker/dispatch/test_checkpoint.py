@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -113,8 +113,11 @@ def test_a_full_server_does_not_refuse_what_it_had_admitted() -> None:
     line.submit(request("a"))
     with pytest.raises(RequestError, match="capacity"):
         line.submit(request("b"))
-    [flight] = restore(line, Checkpoint(request=request("b"), model="m"))
+    checkpoint = Checkpoint(request=request("b"), model="m")
+    [flight] = restore(line, checkpoint)
     assert flight.terminal is None
+    with pytest.raises(ValueError, match="already open"):
+        restore(line, checkpoint)
 
 
 def test_more_flights_than_a_gateway_holds_are_left_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,22 +360,15 @@ class History:
                 answer.items += answer.flight.take()
                 answer.checkpoint = stored(self.line.dispatcher.checkpoint(answer.flight))
 
-    def happen(self, event: str) -> None:
-        match event:
-            case "work":
-                self.worker.work()
-            case "deliver":
-                self.deliver()
-            case "journal":
-                self.journal()
-            case "worker dies":
-                self.worker.alive, self.worker.noticed = False, True
-                self.line.dispatcher.lost(self.worker.name)
-                self.line.clock.now += 2
-                self.new_worker()
-                self.line.dispatcher.sweep()
-            case _:
-                self.gateway_dies()
+    def work(self) -> None:
+        self.worker.work()
+
+    def worker_dies(self) -> None:
+        self.worker.alive, self.worker.noticed = False, True
+        self.line.dispatcher.lost(self.worker.name)
+        self.line.clock.now += 2
+        self.new_worker()
+        self.line.dispatcher.sweep()
 
     def gateway_dies(self) -> None:
         self.gateways += 1
@@ -398,22 +394,22 @@ class History:
             self.journal()
 
 
-EVENTS = ("work", "work", "deliver", "journal", "gateway dies", "worker dies")
+BEGINNING = (History.work, History.deliver, History.journal)
+EVENTS = (*BEGINNING, History.work, History.gateway_dies, History.worker_dies)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, ROWS), st.lists(st.sampled_from(EVENTS), max_size=30), st.booleans())
 def test_every_answer_ends_with_its_text_whoever_dies_and_when(
-    answers: int, happens: Sequence[str], keeps_rows: bool
+    answers: int, happens: Sequence[Callable[[History], None]], keeps_rows: bool
 ) -> None:
     history = History(answers, keeps_rows=keeps_rows)
     if keeps_rows:
-        for event in ("work", "deliver", "journal"):
-            history.happen(event)
+        happens = [*BEGINNING, *happens]
     for event in happens:
-        history.happen(event)
+        event(history)
     history.settle()
-    gateways, workers = happens.count("gateway dies"), happens.count("worker dies")
+    gateways, workers = happens.count(History.gateway_dies), happens.count(History.worker_dies)
     for answer in history.answers:
         assert answer.has_ended
         end = answer.items[-1]

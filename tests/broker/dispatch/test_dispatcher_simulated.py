@@ -32,14 +32,9 @@ ROUNDS_MAX = 400
 ROUNDS_AFTER = 12
 SEEDS = 40
 FORGED = "never said"
-KINDS = ("delta", "finished", "failed", "accepted", "reused")
-POSSIBLE = {
-    "engine_error",
-    "a_later_code",
-    *(
-        code.value
-        for code in (Code.WORKER_UNAVAILABLE, Code.WORKER_CRASHED, Code.INTERNAL_ERROR, Code.SHUTTING_DOWN)
-    ),
+POSSIBLE = {"engine_error", "a_later_code"} | {
+    code.value
+    for code in (Code.WORKER_UNAVAILABLE, Code.WORKER_CRASHED, Code.INTERNAL_ERROR, Code.SHUTTING_DOWN)
 }
 
 
@@ -171,7 +166,7 @@ class Gateway:
         messages = [message for peer in self.peers.values() for message in (*peer.line, *peer.inbox)]
         return [message for message in messages if of_flights(message)]
 
-    def somebody_else_speaks_of_a_flight(self, number: int, kind: str) -> None:
+    def somebody_else_speaks_of_a_flight(self, number: int, kind: int) -> None:
         """Another peer forges messages, under its own name and under that of the flight's worker."""
         flight = self.clients[number % len(self.clients)].flight
         attempt = flight.attempt
@@ -180,20 +175,15 @@ class Gateway:
         )
         others = [name for name in [*self.peers, "stranger"] if name != worker]
         for signature in (other := others[number % len(others)], worker):
-            message: ToGateway
-            match kind:
-                case "delta":
-                    delta = Delta(id=id, sequence=sequence, tokens=[1], text=FORGED)
-                    message = StepOutputs(incarnation=signature, deltas=[delta])
-                case "finished":
-                    message = finished(signature, id)
-                case "failed":
-                    message = failed(signature, id, FORGED)
-                case "reused":
-                    message = reused(signature, id, 1, FORGED)
-                case _:
-                    message = accepted(signature, id)
-            self.dispatcher.on_message(other, message)
+            delta = Delta(id=id, sequence=sequence, tokens=[1], text=FORGED)
+            messages: list[ToGateway] = [
+                StepOutputs(incarnation=signature, deltas=[delta]),
+                finished(signature, id),
+                failed(signature, id, FORGED),
+                reused(signature, id, 1, FORGED),
+                accepted(signature, id),
+            ]
+            self.dispatcher.on_message(other, messages[kind])
 
     def worker_skips_or_repeats_a_delta(self, number: int, offset: int) -> None:
         """Deliver a delta with its correct text but a wrong sequence number."""
@@ -419,7 +409,7 @@ ACTIONS: dict[Action, int] = {
     lambda g, n: g.alive() and g.workers_queue_fills_or_empties(n()): 2,
     lambda g, n: g.alive() and g.worker_reconnects(n(), n() % 2 == 0, n() % 2 == 0): 2,
     lambda g, n: g.alive() and g.a_living_worker_is_taken_for_dead(n()): 1,
-    lambda g, n: g.clients and g.somebody_else_speaks_of_a_flight(n(), KINDS[n() % len(KINDS)]): 4,
+    lambda g, n: g.clients and g.somebody_else_speaks_of_a_flight(n(), n() % 5): 4,
     lambda g, n: g.clients and g.worker_skips_or_repeats_a_delta(n(), [-1, 1, 2][n() % 3]): 2,
     lambda g, n: g.at_work() and g.worker_fails_a_row(n(), ["engine_error", "a_later_code"][n() % 2]): 1,
     lambda g, n: g.opened and g.worker_ends_a_request_twice(n(), 1 + n() % 60): 2,

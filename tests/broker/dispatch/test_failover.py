@@ -292,26 +292,16 @@ def scored(worker: str, id: str, first: int, count: int) -> PromptLogprobs:
     return PromptLogprobs(incarnation=worker, id=id, first=first, tokens=tokens)
 
 
-@pytest.mark.parametrize("gets_on", [True, False])
-def test_request_crashing_at_the_same_prompt_token_is_the_crash_cause(gets_on: bool, line: Line) -> None:
+def test_request_whose_prompt_is_told_further_each_time_is_not_the_crash_cause(line: Line) -> None:
     line.serving("w1")
     flight = line.submit(replace(distinct("a"), echo=True, sampling=Sampling(seed=1, logprobs=1)))
-    told = 0
-    for worker_crash in range(1, (2 * CRASHES_MAX if gets_on else CRASHES_MAX + 1)):
-        worker = f"w{worker_crash}"
-        if not gets_on:
-            live(line, worker, STABLE_S + SWEEP_S)
+    for number in range(1, 2 * CRASHES_MAX):
         assert flight.attempt is not None
-        line.say(worker, accepted(worker, flight.attempt.id, prompt_tokens=1000))
-        for first in range(told, told + 20, 10) if gets_on else range(told, 10, 10):
-            line.say(worker, scored(worker, flight.attempt.id, first, 10))
-            told = first + 10
-        attempts = die(line, worker, f"w{worker_crash + 1}")
-        assert not gets_on or attempts == [f"a~{worker_crash + 1}"]
-    assert flight.scored == told
-    if not gets_on:
-        live(line, f"w{CRASHES_MAX + 1}", QUARANTINE_GRACE_S + SWEEP_S)
-    assert code_of(flight) == (None if gets_on else Code.WORKER_CRASHED)
+        line.say(f"w{number}", accepted(f"w{number}", flight.attempt.id, prompt_tokens=1000))
+        for first in (20 * number - 20, 20 * number - 10):
+            line.say(f"w{number}", scored(f"w{number}", flight.attempt.id, first, 10))
+        assert die(line, f"w{number}", f"w{number + 1}") == [f"a~{number + 1}"]
+    assert (flight.scored, flight.terminal) == (20 * (2 * CRASHES_MAX - 1), None)
 
 
 @pytest.mark.parametrize("gap", ["part", "delta", "end"])
@@ -344,6 +334,15 @@ def test_a_line_that_loses_something_every_time_fails_the_flight_in_the_end(line
         assert flight.attempt is not None
         line.say("w", events("w", flight.attempt.id, "z", first=7))
     assert code_of(flight) == Code.INTERNAL_ERROR
+
+
+def test_a_worker_that_says_more_than_was_asked_for_is_not_believed(line: Line) -> None:
+    line.serving("w")
+    flight = line.submit(replace(distinct("a"), max_tokens=2))
+    line.say("w", events("w", "a", "x", "y", "z"))
+    assert (line.dispatcher.dropped, line.attempts_sent_to("w")) == ({"beyond": 1}, ["a", "a~2"])
+    line.say("w", finished("w", "a~2", tokens=2))
+    assert text_of(flight) == "xy"
 
 
 def row(id: str) -> RequestStatus:

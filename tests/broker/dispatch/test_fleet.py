@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from broker.dispatch.fleet import (
@@ -16,7 +14,6 @@ from broker.dispatch.fleet import (
 from protocol.errors import Code
 from protocol.messages import Loading
 from tests.broker.dispatcher_line import HUNG_S, SILENT_S, STALL_S, Line, ready
-from tests.factories import request
 
 
 @pytest.fixture
@@ -110,24 +107,6 @@ def test_unresponsive_worker_counts_as_hung_and_loading_worker_later(line: Line)
 
 
 # --- choice of a worker ------------------------------------------------------------------------------
-
-
-def test_a_request_goes_where_the_fewest_are_aboard_of_those_that_serve(line: Line) -> None:
-    line.serving("small", "small")
-    assert found(line, "small") == found(line, None) == "small"
-    for name in ("w1", "w2", "w3"):
-        line.serving(name)
-    flights = [line.submit(request(str(number), prompt=str(number))) for number in range(6)]
-    assert Counter(flight.attempt.worker for flight in flights if flight.attempt) == {
-        "w1": 2,
-        "w2": 2,
-        "w3": 2,
-    }
-    line.hello("loading")
-    line.clock.now += SILENT_S + 1
-    line.beat("w1", running=2, steps=1)
-    line.dispatcher.sweep()
-    assert found(line) == "w1", "the others do not serve, however idle"
 
 
 def test_a_model_nobody_has_named_does_not_exist(line: Line) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.dispatch.flight import DeltaResult, Flight, Flights
 from protocol.messages import Embed, EmbeddingChunk
-from tests.factories import embed, encoded, finished
+from tests.factories import delta, embed, encoded, finished
 
 WORKER = "w"
 COUNT = 4
@@ -52,13 +52,16 @@ def test_invalid_embedding_chunk_is_rejected(message: EmbeddingChunk) -> None:
 
 def test_the_next_leg_is_for_the_texts_that_are_left() -> None:
     flights, flight = opened()
-    flight.encode(part(0, 2, 0), 11.0)
+    assert flight.accept_delta(delta("x"), 11.0) is DeltaResult.EXCESS
+    assert flight.encode(part(0, 2, 0), 11.0) is DeltaResult.TAKEN
     flights.leave(flight, 12.0)
     request: Any = flights.assign(flight, "worker-2", 13.0)
     assert (request.id, request.answered) == ("a~2", [0, 2])
     assert isinstance(request, Embed)
     assert flight.encode(part(0, 1, 3), 14.0) is DeltaResult.TAKEN
     assert not flight.lacks(finished())
+    flight.end(finished())
+    assert flight.encode(part(2, 0), 15.0) is DeltaResult.OVER
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, COUNT), max_size=3))))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker.dispatch.history import SAMPLES_MAX
 from broker.dispatch.traffic import FIRST_TOKENS_MAX
 from tests.broker.dispatcher_line import Line
-from tests.factories import accepted, events, request, reused
+from tests.factories import accepted, events, request
 
 
 def serving() -> Line:
@@ -23,27 +23,6 @@ def serving() -> Line:
 def pass_s(line: Line, seconds: float) -> None:
     line.clock.now += seconds
     line.dispatcher.history.tick(line.clock.now)
-
-
-def test_a_sample_has_rates_and_means_of_its_own_time_only() -> None:
-    line = serving()
-    with line.dispatcher.submit(line.dispatcher.find("m"), [request("a")], ()):
-        line.say("w", accepted("w", "a"), reused("w", "a", 1, "ram"))
-        line.clock.now += 0.5
-        line.say("w", events("w", "a", "x"))
-        line.clock.now += 0.25
-        line.say("w", events("w", "a", "y", first=1))
-        line.beat("w", running=1, waiting=2, steps=3)
-        pass_s(line, 1.25)
-        first = line.dispatcher.history.samples[-1]
-        pass_s(line, 1.0)
-        second = line.dispatcher.history.samples[-1]
-    assert (first.tokens_per_s, first.running, first.waiting, first.batch) == (1.0, 1, 2, 1.0)
-    assert (first.time_to_first_token_s, first.inter_token_s) == (0.5, 0.25)
-    assert first.cache_hit_rate == round(1 / 3, 6)
-    assert (first.first_token_p50_s, first.first_token_p95_s, first.cache_hit_rate_1m) == (0.5, 0.5, 0.333333)
-    assert (second.tokens_per_s, second.batch, second.time_to_first_token_s) == (0.0, None, None)
-    assert (second.inter_token_s, second.cache_hit_rate, second.running) == (None, None, 1)
 
 
 @given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=60))

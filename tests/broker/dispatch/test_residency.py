@@ -207,13 +207,6 @@ def test_one_of_unknown_size_is_loaded_alone_the_first_time() -> None:
     # Both sizes are known now, so they fit together.
     world.serve("a")
     assert world.ready == {"a", "b"}
-    # It finds what a resident one leaves, though that has grown.
-    world = World({"a": 4, "b": 3}, resident=("a",))
-    world.settle()
-    world.known = False
-    world.report()
-    uses = {"a": ModelDemand(loaded=True, cache_bytes=2), "b": ModelDemand(waiting_since=world.now)}
-    assert world.residency.decide(uses, world.now).wanted == {"a", "b"}
 
 
 def test_small_model_may_overtake_a_waiting_large_model_for_one_turn_only() -> None:

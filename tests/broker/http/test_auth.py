@@ -88,13 +88,6 @@ def test_invalid_keys_file_error_does_not_reveal_keys(content: bytes, complaint:
     assert not any(word in str(caught.value) for word in ("clé", "same", "a,b"))
 
 
-def test_a_key_does_not_show_itself() -> None:
-    shown = repr(ApiKey.of(GOOD, "ann", "here"))
-    assert GOOD not in shown
-    assert hashlib.sha256(GOOD.encode()).hexdigest() not in shown
-    assert "ann" in shown
-
-
 def test_prefix_namespace_is_of_the_owners_name_or_else_of_the_key() -> None:
     def namespaces(content: str) -> list[str]:
         return [key.prefix_namespace for key in parse(content.encode(), "keys")]
@@ -109,6 +102,7 @@ def test_prefix_namespace_is_of_the_owners_name_or_else_of_the_key() -> None:
     assert ApiKeys([GOOD, OTHER]).prefix_namespaces == {first, second}
     assert ApiKeys().prefix_namespaces == set()
     key = ApiKey.of(GOOD, "key 1", "here", is_named=False)
+    assert not any(secret in repr(key) for secret in (GOOD, hashlib.sha256(GOOD.encode()).hexdigest()))
     assert re.fullmatch("[0-9a-f]{32}", key.prefix_namespace)
     assert key.prefix_namespace not in key.digest.hex()
 
@@ -121,12 +115,9 @@ def test_keys_of_the_settings_and_of_the_file_are_in_force_together(file: Path) 
     assert ring.required
     assert [key.name for key in map(ring.find, [GOOD.encode(), OTHER.encode()]) if key] == ["ann", "key 1"]
     assert ring.find(b"another") is None
-
-
-@pytest.mark.parametrize("given", ["", "a b", "ключ", "a\n", "a,b"])
-def test_a_key_of_the_settings_that_is_none_is_refused_by_its_number(given: str) -> None:
-    with pytest.raises(KeysError, match="API key 2"):
-        ApiKeys([GOOD, given])
+    for wrong in ("", "a b", "ключ", "a\n", "a,b"):
+        with pytest.raises(KeysError, match="API key 2"):
+            ApiKeys([GOOD, wrong])
 
 
 def test_a_file_that_others_can_open_or_that_another_owns_is_refused(

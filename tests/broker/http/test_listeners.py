@@ -37,3 +37,9 @@ def test_the_supervisors_socket_comes_first() -> None:
 def test_a_descriptor_that_does_not_listen_is_an_error() -> None:
     with socket.socket() as idle, pytest.raises(ListenError, match="is not a listening TCP socket"):
         open_listeners("127.0.0.1", 0, {LISTENER_FD: str(os.dup(idle.fileno()))}, os.getpid())
+
+
+def test_a_word_about_sockets_that_makes_no_sense_is_an_error() -> None:
+    told = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}
+    with pytest.raises(ListenError, match="cannot use the sockets"):
+        open_listeners("127.0.0.1", 0, told, os.getpid())

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from functools import partial
 
 import pytest
 
@@ -32,17 +31,6 @@ async def test_only_what_is_large_leaves_the_loops_thread_which_runs_meanwhile(o
     reached = threading.Event()
     asyncio.get_running_loop().call_soon(reached.set)
     assert await offload.work(LARGE_BODY_BYTES, lambda: reached.wait(WAIT_S))
-
-
-async def test_one_is_worked_on_at_a_time_in_the_order_they_came(offload: BodyOffload) -> None:
-    order: list[tuple[str, int]] = []
-
-    def work(number: int) -> None:
-        order.append(("begins", number))
-        order.append(("ends", number))
-
-    await asyncio.gather(*(offload.work(LARGE_BODY_BYTES, partial(work, number)) for number in range(20)))
-    assert order == [(what, number) for number in range(20) for what in ("begins", "ends")]
 
 
 async def test_cancelled_waiting_work_is_not_run(offload: BodyOffload) -> None:

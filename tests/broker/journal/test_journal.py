@@ -143,7 +143,7 @@ def test_a_damaged_or_deleted_file_starts_over(path: Path, caplog: pytest.LogCap
     assert heads(path) == {"b": b"later"}
 
 
-@pytest.mark.parametrize("how", ["locked", "shared folder"])
+@pytest.mark.parametrize("how", ["locked", "a file in the way"])
 def test_a_journal_that_cannot_be_opened_is_none(
     how: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,8 +152,7 @@ def test_a_journal_that_cannot_be_opened_is_none(
     if how == "locked":
         other = JournalFile(path, 2**20, 0.0)
     else:
-        path.parent.mkdir(mode=0o777)
-        path.parent.chmod(0o777)
+        path.parent.write_bytes(b"")
     watched = Watched(path)
     assert watched.journal.entries("answer") == []
     watched.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -91,9 +91,12 @@ class LinkEvents:
 
 
 @asynccontextmanager
-async def listening(endpoint: str) -> AsyncIterator[tuple[RouterLink, LinkEvents]]:
+async def listening(
+    endpoint: str, on_message: Callable[[str, ToGateway], int] | None = None
+) -> AsyncIterator[tuple[RouterLink, LinkEvents]]:
+    """Yield a link, and its reports unless `on_message` takes the messages."""
     link, touch = RouterLink(endpoint, None), LinkEvents()
-    link.start(touch.on_message, touch.lost, touch.turn_away)
+    link.start(on_message or touch.on_message, touch.lost, touch.turn_away)
     try:
         yield link, touch
     finally:
@@ -145,17 +148,13 @@ async def test_others_get_their_turn_before_more_is_heard_than_is_read_at_once(
         link.send(sender, Welcome(incarnation="g", version=1))
         return 0
 
-    link = RouterLink(endpoint, None)
-    link.start(on_message, lambda peer: None, lambda peer, why: None)
-    try:
+    async with listening(endpoint, on_message) as (link, _):
         worker = workers.connect("w")
         for _ in range(AT_ONCE * 6):  # sent from this thread, so nothing is received meanwhile
             worker.send_multipart(wire.encode(hello("w")))
         while touch.total() < AT_ONCE * 6:
             await asyncio.sleep(0)
             turn += 1
-    finally:
-        link.close()
     assert max(touch.values()) <= AT_ONCE
 
 
@@ -175,19 +174,14 @@ async def test_garbage_is_counted_and_what_follows_is_heard(endpoint: str, worke
 async def test_a_message_that_brings_its_reader_down_is_counted_and_the_next_is_heard(
     endpoint: str, workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link, touch = RouterLink(endpoint, None), LinkEvents()
-
     def on_message(sender: str, message: ToGateway) -> int:
         if isinstance(message, Goodbye):
             raise KeyError("a mistake of ours")
         return touch.on_message(sender, message)
 
-    link.start(on_message, touch.lost, touch.turn_away)
-    try:
+    async with listening(endpoint, on_message) as (link, touch):
         await say(workers.connect("w"), goodbye("w"), goodbye("w"), hello("w"))
         assert await touch.next() == ("w", hello("w"))
-    finally:
-        link.close()
     assert link.errors == {"handle": 2}
     assert "failed to handle a Goodbye from w" in caplog.text
 
