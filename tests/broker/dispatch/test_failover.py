@@ -242,20 +242,6 @@ def test_the_death_of_a_worker_that_wakes_is_withdrawn_and_one_that_is_gone_has_
     assert deaths_of(line, flight) == len(line.dispatcher.failover.crash_attribution._crashes) == 2
 
 
-def test_the_death_of_one_model_says_nothing_of_another(line: Line) -> None:
-    line.serving("w1")
-    [flight] = submit(line, "a")
-    for number in range(5):
-        line.serving(f"o{number}", "another")
-        line.dispatcher.lost(f"o{number}")
-    die(line, "w1", "w2")
-    die(line, "w2", "w3")
-    live(line, "w3", STABLE_S + SWEEP_S)
-    die(line, "w3", "w4")
-    live(line, "w4", QUARANTINE_GRACE_S + SWEEP_S)
-    assert code_of(flight) == Code.WORKER_CRASHED
-
-
 def test_deaths_and_verdicts_that_are_remembered_are_bounded(line: Line) -> None:
     crash_attribution = line.dispatcher.failover.crash_attribution
     line.serving("w", rows=10)

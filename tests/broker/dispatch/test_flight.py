@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,16 @@ from msgspec.structs import replace
 from broker.dispatch import flight as flight_module
 from broker.dispatch.flight import PROVEN_PIECES, TOKENS_MAX, DeltaResult, Flight, Flights, Item
 from protocol.errors import Code
-from protocol.messages import Accepted, Failed, Finished, Generate, PrefixHit, PromptLogprobs
+from protocol.messages import (
+    Accepted,
+    Embed,
+    EmbeddingChunk,
+    Failed,
+    Finished,
+    Generate,
+    PrefixHit,
+    PromptLogprobs,
+)
 from protocol.types import CallDelta, Delta, PromptToken, Sampling, Timings, TokenLogprob, Usage
 from tests import factories
 from tests.factories import failed, request
@@ -302,3 +313,65 @@ def test_a_flight_is_found_by_its_leg_and_its_worker_only() -> None:
         flights.close(flight)
         assert (len(flights), flights.find("a~2", WORKER), list(flights.attempts(WORKER))) == (2, None, [])
     assert flights.open(request("a"), "m", now=8.0) is not flight
+
+
+# --- embeddings: one vector per text, in any order, over any number of attempts --------------------------
+
+COUNT = 4
+
+
+def opened() -> tuple[Flights, Flight]:
+    flights = Flights()
+    flight = flights.open(factories.embed(["x"] * COUNT), "m", now=10.0)
+    flights.assign(flight, WORKER, now=10.0)
+    return flights, flight
+
+
+def part(sequence: int, *places: int, vectors: bytes | None = None) -> EmbeddingChunk:
+    packed = struct.pack(f"<{2 * len(places)}f", *range(2 * len(places))) if vectors is None else vectors
+    return factories.encoded(sequence, places, packed)
+
+
+UNSOUND: dict[str, EmbeddingChunk] = {
+    "a text that is not there": part(0, COUNT),
+    "one that was answered": part(0, 3),
+    "one twice": part(0, 1, 1),
+    "nothing": part(0),
+    "no numbers": part(0, 1, vectors=b""),
+    "half a number": part(0, 1, vectors=b"\0" * 6),
+    "fewer than texts": part(0, 0, 1, vectors=b"\0" * 4),
+}
+
+
+@pytest.mark.parametrize("message", UNSOUND.values(), ids=UNSOUND)
+def test_invalid_embedding_chunk_is_rejected(message: EmbeddingChunk) -> None:
+    flights, flight = opened()
+    flight.encode(part(0, 3), 11.0)
+    flights.leave(flight, 12.0)
+    flights.assign(flight, WORKER, 12.0)
+    assert flight.encode(message, 12.0) is DeltaResult.EXCESS
+    assert flight.answered == {3}
+
+
+def test_the_next_leg_is_for_the_texts_that_are_left() -> None:
+    flights, flight = opened()
+    assert flight.accept_delta(delta(0), 11.0) is DeltaResult.EXCESS
+    assert flight.encode(part(0, 2, 0), 11.0) is DeltaResult.TAKEN
+    flights.leave(flight, 12.0)
+    request: Any = flights.assign(flight, "worker-2", 13.0)
+    assert (request.id, request.answered) == ("a~2", [0, 2])
+    assert isinstance(request, Embed)
+    assert flight.encode(part(0, 1, 3), 14.0) is DeltaResult.TAKEN
+    assert not flight.lacks(finished())
+    flight.end(finished())
+    assert flight.encode(part(2, 0), 15.0) is DeltaResult.OVER
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, COUNT), max_size=3))))
+def test_whatever_a_worker_says_each_text_is_answered_once(said: list[tuple[int, list[int]]]) -> None:
+    _, flight = opened()
+    for sequence, places in said:
+        flight.encode(part(sequence, *places), 11.0)
+    taken = [place for item in flight.take() if isinstance(item, EmbeddingChunk) for place in item.places]
+    assert len(taken) == len(set(taken))
+    assert set(taken) == flight.answered <= set(range(COUNT))

@@ -50,24 +50,18 @@ def common(one: PrefixHashes, other: PrefixHashes) -> int:
     return max((size for mark, size in one.hashes if mark in hashes), default=0)
 
 
-@given(MESSAGES, MESSAGES)
-def test_a_conversation_that_goes_on_begins_with_all_that_it_was(
-    before: list[Message], more: list[Message]
+@given(MESSAGES, MESSAGES, st.integers(0, 7))
+def test_a_conversation_that_goes_on_begins_with_all_that_it_was_and_another_up_to_where_they_part(
+    before: list[Message], more: list[Message], at: int
 ) -> None:
     one, other = prefix_hashes(conversation(before)), prefix_hashes(conversation([*before, *more]))
     assert common(other, one) == one.size, "every hash is preserved, the last one too"
     assert [size for _, size in other.hashes] == sorted({size for _, size in other.hashes})
     assert other.hashes[-1][1] == other.size
-
-
-@given(MESSAGES, st.integers(0, 7))
-def test_prompts_have_no_mark_in_common_behind_the_place_where_they_part(
-    messages: list[Message], at: int
-) -> None:
-    at %= len(messages)
-    changed = [*messages[:at], {**messages[at], "role": "other"}, *messages[at + 1 :]]
-    before = prefix_hashes(conversation(messages[:at])).size if at else 0
-    assert common(prefix_hashes(conversation(messages)), prefix_hashes(conversation(changed))) == before
+    at %= len(before)
+    changed = prefix_hashes(conversation([*before[:at], {**before[at], "role": "other"}, *before[at + 1 :]]))
+    kept = prefix_hashes(conversation(before[:at])).size if at else 0
+    assert common(one, changed) == kept
 
 
 @given(st.text(max_size=9000), st.text(min_size=1, max_size=50))

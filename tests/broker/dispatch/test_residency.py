@@ -156,15 +156,6 @@ def test_a_pinned_model_is_not_unloaded_for_time_or_for_memory() -> None:
     assert world.ready == set()
 
 
-def test_running_model_is_wanted_after_a_gateway_restart() -> None:
-    world = World({"a": 4, "b": 4})
-    world.serve("b")
-    successor = Residency(unload_after_s=None)
-    states = [ModelState(name=name, stage=world.stage[name]) for name in world.weights]
-    successor.on_model_states(ModelStates(models=states, on_demand=True), world.now)
-    assert successor.decide({}, world.now).wanted == {"b"}
-
-
 def test_room_is_made_by_the_one_unused_for_longest_and_never_by_a_resident_one() -> None:
     world = World({"a": 4, "b": 4, "c": 4, "resident": 5}, budget=15, resident=("resident",))
     assert world.decision.wanted == {"resident"}

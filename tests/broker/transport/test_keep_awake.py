@@ -1,4 +1,4 @@
-"""Sleep inhibitor, with stand-ins for the system's programs."""
+"""Sleep inhibition: its policy, and the inhibitor with stand-ins for the system's programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from broker.dispatch.keep_awake import HOLD_S, KeepAwake
 from broker.transport.keep_awake import SleepInhibitor, program
 from tests.system import eventually
 
@@ -69,3 +72,12 @@ def test_failing_sleep_inhibitor_is_logged_once(command: list[str], caplog: pyte
         for _ in range(3):
             caffeine.keep(True)
     assert len(caplog.records) == 1
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100.0), st.booleans()), max_size=40))
+def test_it_is_kept_awake_while_requests_run_and_a_moment_longer(looks: list[tuple[float, bool]]) -> None:
+    wakefulness, now, busy_at = KeepAwake(), 0.0, None
+    for passed_s, busy in looks:
+        now += passed_s
+        busy_at = now if busy else busy_at
+        assert wakefulness.is_wanted(busy, now) == (busy_at is not None and now - busy_at < HOLD_S)
