@@ -45,9 +45,8 @@ def test_prompt_that_cannot_fit_is_refused(fields: dict[str, Any], source: str) 
     assert error.details == {"prompt_tokens": CONTEXT + 2, "context_length": CONTEXT}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_prompt_that_may_fit_or_whose_bound_is_unknown_is_left_to_the_worker() -> None:
+    may_fit: list[dict[str, Any]] = [
         {"prompt": LONG[TOKEN_BYTES:]},
         {"prompt": " \n\u3000" * 10_000},  # a template or an added token may strip it
         {"prompt": LONG, "tokenizing": TokenizeOptions()},
@@ -58,13 +57,9 @@ def test_prompt_that_cannot_fit_is_refused(fields: dict[str, Any], source: str) 
         {"messages": [user([{"type": "text", "text": None}, LONG])]},
         {"messages": []},
         {"messages": Raw(b"\xc1" + LONG.encode())},
-    ],
-)
-def test_prompt_that_may_fit_is_left_to_the_worker(fields: dict[str, Any]) -> None:
-    check_prompt(request(**fields), READY)
-
-
-def test_prompt_is_left_to_the_worker_where_the_bound_is_unknown() -> None:
+    ]
+    for fields in may_fit:
+        check_prompt(request(**fields), READY)
     check_prompt(request(prompt=LONG), replace(READY, token_bytes_max=0))
     check_prompt(request(prompt=LONG), replace(READY, context_length=0))
     check_prompt(embed([LONG]), READY)

@@ -61,13 +61,11 @@ def test_a_new_gateway_adopts_what_runs_unless_its_supervisor_downloads_nothing(
     assert made.order("org/a").id == "a"
 
 
-@pytest.mark.parametrize(
-    "model", ["", "a/b/c", "../b", "a/..", "a b/c", "-a/b", "a/" + "b" * MODEL_CHARACTERS_MAX]
-)
-def test_only_names_of_models_are_ordered(model: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        pulls().order(model)
-    assert (caught.value.kind.status, caught.value.param) == (400, "model")
+def test_only_names_of_models_are_ordered() -> None:
+    for model in ("", "a/b/c", "../b", "a/..", "a b/c", "-a/b", "a/" + "b" * MODEL_CHARACTERS_MAX):
+        with pytest.raises(RequestError) as caught:
+            pulls().order(model)
+        assert (caught.value.kind.status, caught.value.param) == (400, "model")
 
 
 def test_orders_and_memory_of_them_are_bounded() -> None:

@@ -15,8 +15,6 @@ from protocol.messages import Failed, Finished
 from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, events, failed, finished, request, reused
 
-BOUNDS = (0.1, 1.0, 5.0)
-
 
 def answered(line: Line, id: str, *texts: str) -> None:
     """Serve a request to its end."""
@@ -59,18 +57,12 @@ def test_the_last_ends_are_remembered_and_no_more(line: Line) -> None:
     assert len(flight.phases) == PHASES_MAX
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5))))
-def test_each_bound_has_all_that_is_no_greater(observed: list[tuple[float, int]]) -> None:
-    histogram = Histogram(BOUNDS)
-    for value, times in observed:
+def test_each_bound_has_all_that_is_no_greater() -> None:
+    histogram = Histogram((0.1, 1.0, 5.0))
+    for value, times in ((0.1, 2), (0.5, 1), (9.0, 3)):
         histogram.observe(value, times)
-    values = [value for value, times in observed for _ in range(times)]
-    assert histogram.cumulative() == [
-        *(sum(value <= bound for value in values) for bound in BOUNDS),
-        len(values),
-    ]
-    assert histogram.count == len(values)
-    assert histogram.sum == pytest.approx(sum(values))
+    assert histogram.cumulative() == [2, 3, 3, 6]
+    assert (histogram.count, histogram.sum) == (6, pytest.approx(27.7))
 
 
 def test_a_request_that_flies_on_is_one_whose_phases_are_recorded_across_workers(line: Line) -> None:

@@ -144,12 +144,11 @@ async def serving(
     body_s_max: float = NEVER_S,
     unread_s_max: float = NEVER_S,
     begin: bool = False,
-    idle_s: int = 3600,
 ) -> AsyncIterator[Server]:
     echo = Echo(begin=begin)
     made = connection.connection_type(ConnectionLimits(connections_max, body_s_max, unread_s_max))
     config = uvicorn.Config(
-        echo, http=made, ws="none", lifespan="off", log_config=None, timeout_keep_alive=idle_s
+        echo, http=made, ws="none", lifespan="off", log_config=None, timeout_keep_alive=3600
     )
     config.load()
     state = ServerState()

@@ -104,15 +104,6 @@ async def test_a_late_rest_of_a_body_that_was_answered_already_ends_the_connecti
         assert await client.rest() == b"6\r\nbegun \r\n"
 
 
-async def test_a_connection_without_a_next_request_is_closed() -> None:
-    async with serving(idle_s=0) as server:
-        client = await server.client()
-        client.send(GET)
-        assert (await client.head())[0] == 200
-        assert await client.chunked() == b"-"
-        assert await client.rest() == b""
-
-
 # --- clients that do not read -----------------------------------------------------------------------
 
 LARGE = 2**20

@@ -138,17 +138,12 @@ def test_a_name_that_leads_inside_is_as_one_that_leads_nowhere(found: list[str])
     assert net.asked == []
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::ffff:127.0.0.1]", "[fe80::1]"])
-def test_an_address_that_is_inside_is_not_asked_either(host: str) -> None:
+def test_an_address_inside_or_a_host_that_is_not_allowed_is_neither_asked_nor_resolved() -> None:
     net = Net(lambda request: page(b"secret"))
-    assert refusal(net, f"http://{host}/") == UNREACHABLE
-    assert net.asked == net.resolved == []
-
-
-def test_a_host_that_is_not_allowed_is_not_even_resolved() -> None:
-    net = Net(lambda request: page(b"x"))
+    for host in ("127.0.0.1", "[::ffff:127.0.0.1]", "[fe80::1]"):
+        assert refusal(net, f"http://{host}/") == UNREACHABLE
     assert "not allowed" in refusal(net, "http://two.test/", ["one.test"])
-    assert net.resolved == []
+    assert net.asked == net.resolved == []
 
 
 def test_the_next_address_is_tried_where_one_takes_no_connection() -> None:

@@ -39,15 +39,12 @@ async def test_an_answer_says_what_remains_while_it_is_given(stream: bool) -> No
     house.close()
 
 
-@pytest.mark.parametrize(("keys", "per_key_max"), [((ANN,), None), ((), 1)])
-async def test_without_a_limit_or_a_key_nothing_is_said(
-    keys: tuple[str, ...], per_key_max: int | None
-) -> None:
-    house = House(per_key_max=per_key_max, api_keys=keys)
-    answer = await house.get("/v1/models", x_api_key=ANN).end()
-    assert answer.status == 200
-    assert not [name for name in answer.headers if "ratelimit" in name]
-    house.close()
+async def test_without_a_limit_or_a_key_nothing_is_said() -> None:
+    for house in (House(api_keys=(ANN,)), House(per_key_max=1)):
+        answer = await house.get("/v1/models", x_api_key=ANN).end()
+        assert answer.status == 200
+        assert not [name for name in answer.headers if "ratelimit" in name]
+        house.close()
 
 
 async def test_a_request_id_of_the_client_is_echoed(house: House) -> None:

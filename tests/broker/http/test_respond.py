@@ -118,8 +118,7 @@ async def test_a_body_of_the_largest_size_is_taken_and_a_client_may_leave_while_
 # --- disconnecting clients ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(("stream", "begun"), [(False, False), (False, True), (True, True)])
 async def test_a_client_that_leaves_frees_its_row(stream: bool, begun: bool, house: House) -> None:
     answer = house.chat(stream=stream)
     id = await house.arrived()
