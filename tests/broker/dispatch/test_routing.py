@@ -29,8 +29,8 @@ from broker.dispatch.routing import (
 )
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
-from protocol.messages import Finished, Generate, Ready
-from protocol.types import Timings, Usage
+from protocol.messages import Generate, Ready
+from protocol.types import Timings
 from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, cleared, events, finished, request
 
@@ -59,7 +59,7 @@ def where(line: Line, request: Generate) -> str:
     return flight.attempt.worker
 
 
-def ask(line: Line, request: Generate, *, prompt_tokens: int = 3) -> str:
+def ask(line: Line, request: Generate) -> str:
     """Serve the request to its end, and return its worker."""
     with line.dispatcher.submit(line.dispatcher.find("m"), [request], ()) as [flight]:
         assert flight.attempt is not None
@@ -189,11 +189,8 @@ def test_a_worker_that_was_measured_to_be_slow_gets_less() -> None:
     for worker, decode_s in (("w1", 8.0), ("w2", 2.0)):
         found = line.dispatcher.fleet.get(worker)
         assert found is not None
-        usage = Usage(prompt_tokens=1000, completion_tokens=64)
         timings = Timings(prefill_s=decode_s / 8, decode_s=decode_s)
-        found.throughput.observe(
-            Finished(incarnation=worker, id="x", reason="stop", usage=usage, timings=timings)
-        )
+        found.throughput.observe(finished(worker, "x", 64, prompt=1000, timings=timings))
     counts = Counter(where(line, asked(str(number), f"{number}")) for number in range(20))
     assert 3 <= counts["w2"] / counts["w1"] <= 5
 
