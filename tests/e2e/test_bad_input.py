@@ -6,8 +6,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import httpx
@@ -25,6 +24,17 @@ TRIES = 20
 T = TypeVar("T")
 
 
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Yield a gateway with little room, a worker that runs two requests, and one with little memory."""
+    with running_system(tmp_path_factory.mktemp("narrow"), ["--max-waiting", "1"]) as system:
+        system.start_worker("--max-running", "2")
+        memory = str(500 * TOKEN_BYTES)
+        system.start_worker("--served-name", "small", "--cache-limit-bytes", memory, "--step-ms", "5")
+        system.wait_loaded(2)
+        yield system
+
+
 def nested(depth: int) -> bytes:
     return b'{"messages":' + b"[" * depth + b"]" * depth + b"}"
 
@@ -40,18 +50,7 @@ BAD = {
     "malformed JSON": (b'{"messages": ', 400, None),
     "bytes that are not UTF-8": (b'{"model": "\xff\xfe"}', 400, None),
     "deep nesting": (nested(20_000), 400, None),
-    "NaN": (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', 400, None),
     "a temperature out of range": (with_field("temperature", 9), 400, "temperature"),
-    "a schema that is none": (
-        with_field("response_format", {"type": "json_schema", "json_schema": {"schema": "string"}}),
-        400,
-        "response_format.json_schema.schema",
-    ),
-    "a deep schema": (
-        with_field("guided_json", {"a": []}).replace(b'{"a": []}', DEEP_SCHEMA.encode()),
-        400,
-        None,
-    ),
     "a deep schema as text": (with_field("guided_json", DEEP_SCHEMA), 400, "guided_json"),
     "an unknown model": (with_field("model", "no-such-model"), 404, "model"),
     "a tool schema with a number no wire carries": (with_field("tools", [BIG_TOOL]), 400, None),
@@ -105,53 +104,43 @@ def test_a_client_that_sends_too_much_anyway_hears_the_refusal(system: System, i
     assert answer.status_code == 413
 
 
-def test_beyond_capacity_the_answer_is_a_503_at_once_that_names_who_is_there(tmp_path: Path) -> None:
-    with running_system(tmp_path, ["--max-waiting", "1"]) as system, contextlib.ExitStack() as held:
-        system.start_worker("--max-running", "2")
-        system.wait_ready()
-        body = chat_body("!tokens=8000 !slow=50", stream=True)
+def test_beyond_capacity_the_answer_is_a_503_at_once_that_names_who_is_there(narrow: System) -> None:
+    body = chat_body("!tokens=8000 !slow=50", model="fake", stream=True)
+    with contextlib.ExitStack() as held:
         for _ in range(3):
             # The headers arrive once it is accepted, so from here on it occupies its place.
-            stream = system.http.stream("POST", "/v1/chat/completions", json=body)
+            stream = narrow.http.stream("POST", "/v1/chat/completions", json=body)
             assert held.enter_context(stream).status_code == 200
-        refused = eventually(lambda: _refusal(system, running=2), within_s=60, what="two run and one waits")
+        refused = eventually(lambda: _refusal(narrow, running=2), within_s=60, what="two run and one waits")
         error = refused.json()["error"]
-        assert error["code"] == "text_generation_busy"
-        assert error["waiting"] == 1
+        assert (error["code"], error["waiting"]) == ("text_generation_busy", 1)
         assert len(error["running_ids"]) == 2
-        assert "2 requests are running and 1 are waiting" in error["message"]
         assert int(refused.headers["retry-after"]) >= 1
-        assert at_once(system, lambda: _refusal(system, running=2))
-        held.close()
-        system.wait_for("/ready")
-        eventually(lambda: not _refusal(system, running=2), within_s=60, what="requests are accepted again")
+        assert at_once(narrow, lambda: _refusal(narrow, running=2))
+    eventually(lambda: not _refusal(narrow, running=2), within_s=60, what="requests are accepted again")
 
 
 def _refusal(system: System, *, running: int) -> httpx.Response | None:
-    answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=1"))
+    answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=1", model="fake"))
     if answer.status_code == 503 and answer.json()["error"]["running"] == running:
         return answer
     return None
 
 
-def test_a_prompt_that_memory_never_holds_gets_a_400_beside_one_that_runs(tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-        system.start_worker("--cache-limit-bytes", str(500 * TOKEN_BYTES), "--step-ms", "5")
-        system.wait_ready()
-        [model] = system.http.get("/v1/models").json()["data"]
-        assert model["context_length"] == 447
-        neighbour = ask(system.url, "!tokens=100")
-        wait_until_flowing([neighbour])
-        # The last one also exceeds the model's own context.
-        for words, stream in ((447, True), (600, False), (9000, True), (9000, False)):
-            body = chat_body("word " * words, stream=stream)
-            answer = system.http.post("/v1/chat/completions", json=body)
-            assert answer.status_code == 400
-            error = answer.json()["error"]
-            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-            assert "447 tokens in the memory of this server" in error["message"]
-            assert f"resulted in {words} tokens" in error["message"]
-        longest = system.http.post("/v1/chat/completions", json=chat_body("word " * 446))
-        assert longest.status_code == 200
-        wait_for([neighbour], 60)
-        assert neighbour.texts == [scripted("!tokens=100", 100)]
+def test_a_prompt_that_memory_never_holds_gets_a_400_beside_one_that_runs(narrow: System) -> None:
+    assert narrow.http.get("/v1/models/small").json()["context_length"] == 447
+    neighbour = ask(narrow.url, "!tokens=100", model="small")
+    wait_until_flowing([neighbour])
+    # The last one also exceeds the model's own context.
+    for words, stream in ((447, True), (9000, False)):
+        body = chat_body("word " * words, model="small", stream=stream)
+        answer = narrow.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+        assert "447 tokens in the memory of this server" in error["message"]
+        assert f"resulted in {words} tokens" in error["message"]
+    longest = narrow.http.post("/v1/chat/completions", json=chat_body("word " * 446, model="small"))
+    assert longest.status_code == 200
+    wait_for([neighbour], 60)
+    assert neighbour.texts == [scripted("!tokens=100", 100)]

@@ -14,7 +14,9 @@ import anthropic
 import openai
 import pytest
 from openai.types import Batch
+from typer.testing import CliRunner
 
+from deploy.command import cli
 from tests.system import System, eventually, running_system
 
 CHAT = "/v1/chat/completions"
@@ -84,14 +86,12 @@ def test_a_batch_of_chats_answers_as_single_requests_do(client: openai.OpenAI) -
     answer = found[7]["response"]
     assert answer["status_code"] == 200
     assert answer["body"]["choices"][0]["message"]["content"] == alone.choices[0].message.content
-
-
-def test_other_endpoints_have_batches(client: openai.OpenAI) -> None:
-    asked, endpoint = {"model": "fake", "input": "hello", "max_output_tokens": 5}, "/v1/responses"
-    ended = over(client, create(client, [line("one", asked, endpoint)], endpoint).id)
-    (found,) = results(client, ended.output_file_id)
-    assert found["response"]["body"]["usage"]
-    assert found["error"] is None
+    endpoint = "/v1/responses"
+    short = line("one", {"model": "fake", "input": "hello", "max_output_tokens": 5}, endpoint)
+    second = over(client, create(client, [short], endpoint).id)
+    (found_response,) = results(client, second.output_file_id)
+    assert found_response["response"]["body"]["usage"]
+    assert {batch.id, second.id} <= {each.id for each in client.batches.list(limit=1)}
 
 
 def test_a_request_that_fails_is_in_the_error_file(client: openai.OpenAI) -> None:
@@ -162,15 +162,6 @@ def test_a_cancelled_batch_keeps_what_it_has(client: openai.OpenAI, system: Syst
     assert client.batches.cancel(batch.id).status == "cancelled"
 
 
-def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
-    ids = [create(client, [line("a", body("hello"))]).id for _ in range(3)]
-    listed = [batch.id for batch in client.batches.list(limit=1)]
-    assert set(ids) <= set(listed)
-    assert len(listed) == len(set(listed))
-    for id in ids:
-        over(client, id)
-
-
 def ended_of(claude: anthropic.Anthropic, id: str) -> Any:
     def look() -> Any:
         batch = claude.messages.batches.retrieve(id)
@@ -179,7 +170,7 @@ def ended_of(claude: anthropic.Anthropic, id: str) -> Any:
     return eventually(look, within_s=WAIT_S, what="the batch ends")
 
 
-def test_anthropics_batches_run_to_their_results(claude: anthropic.Anthropic) -> None:
+def test_anthropics_batches_run_to_their_results_or_are_cancelled(claude: anthropic.Anthropic) -> None:
     asked: Any = [
         {"custom_id": "first", "params": body("Repeat: Quito")},
         {"custom_id": "second", "params": body("x", temperature=7)},
@@ -200,42 +191,14 @@ def test_anthropics_batches_run_to_their_results(claude: anthropic.Anthropic) ->
     assert claude.messages.batches.delete(batch.id).type == "message_batch_deleted"
     with pytest.raises(anthropic.NotFoundError):
         claude.messages.batches.retrieve(batch.id)
-
-
-def test_a_cancelled_message_batch_says_so_of_its_requests(claude: anthropic.Anthropic) -> None:
     slow = body("!slow=20 !tokens=500", max_tokens=500)
-    asked: Any = [{"custom_id": f"n{n}", "params": slow} for n in range(40)]
+    asked = [{"custom_id": f"n{n}", "params": slow} for n in range(40)]
     batch = claude.messages.batches.create(requests=asked)
-    with pytest.raises(anthropic.BadRequestError):
-        claude.messages.batches.delete(batch.id)
     claude.messages.batches.cancel(batch.id)
     ended_of(claude, batch.id)
     found = list(claude.messages.batches.results(batch.id))
     assert sorted(each.custom_id for each in found) == sorted(each["custom_id"] for each in asked)
     assert {each.result.type for each in found} <= {"canceled", "succeeded"}
-
-
-def test_a_batch_goes_on_after_the_gateway_was_killed(tmp_path: Path) -> None:
-    asked = [line(f"n{n}", body(f"Repeat: {n} !slow=10 !tokens=20", max_tokens=30)) for n in range(60)]
-    with (
-        running_system(tmp_path, ["--batch-dir", str(tmp_path / "batches")]) as system,
-        openai.OpenAI(base_url=system.url + "/v1", api_key="none", timeout=60) as client,
-    ):
-        system.start_worker()
-        system.wait_ready()
-        batch = create(client, asked)
-
-        def some() -> bool:
-            counts = client.batches.retrieve(batch.id).request_counts
-            return counts is not None and counts.completed >= 5
-
-        eventually(some, within_s=WAIT_S, what="some lines are done")
-        system.restart_gateway()
-        system.wait_ready()
-        ended = over(client, batch.id)
-        assert ended.status == "completed"
-        found = results(client, ended.output_file_id)
-    assert [each["custom_id"] for each in found] == [f"n{n}" for n in range(60)]
 
 
 def test_a_folder_is_private(system: System) -> None:
@@ -248,32 +211,32 @@ def test_a_folder_is_private(system: System) -> None:
 # --- the command -------------------------------------------------------------------------------------
 
 
-def roundhouse_batch(system: System, file: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "deploy", "batch", str(file), "--url", system.url, *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
-
-
 def test_the_command_runs_a_file_in_either_format(system: System, tmp_path: Path) -> None:
-    first, second = tmp_path / "chats.jsonl", tmp_path / "messages.jsonl"
-    first.write_bytes(jsonl([line(f"n{n}", body("hello")) for n in range(3)]))
-    second.write_bytes(jsonl([{"custom_id": "a", "params": body("x", temperature=7)}]))
-    chats, again = roundhouse_batch(system, first), roundhouse_batch(system, second)
-    _, said = chats.communicate(timeout=WAIT_S)
-    assert chats.returncode == 0, said
+    chats, messages = tmp_path / "chats.jsonl", tmp_path / "messages.jsonl"
+    chats.write_bytes(jsonl([line(f"n{n}", body("hello")) for n in range(3)]))
+    messages.write_bytes(jsonl([{"custom_id": "a", "params": body("x", temperature=7)}]))
+    done, failed = [
+        CliRunner().invoke(cli.app, ["batch", str(file), "--url", system.url]) for file in (chats, messages)
+    ]
+    assert done.exit_code == 0, done.output
     lines = (tmp_path / "chats.results.jsonl").read_text().splitlines()
     assert [json.loads(each)["custom_id"] for each in lines] == ["n0", "n1", "n2"]
-    _, said = again.communicate(timeout=WAIT_S)
-    assert again.returncode == 1
-    assert "1 of 1 requests failed" in said
+    assert failed.exit_code == 1
+    assert "1 of 1 requests failed" in failed.output
     (found,) = (tmp_path / "messages.results.jsonl").read_text().splitlines()
     assert json.loads(found)["result"]["type"] == "errored"
+
+
+def roundhouse_batch(system: System, file: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "deploy", "batch", str(file), "--url", system.url]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
 
 
 def test_an_interrupted_command_goes_on_with_its_batch(
     system: System, client: openai.OpenAI, tmp_path: Path
 ) -> None:
     file = tmp_path / "slow.jsonl"
-    file.write_bytes(jsonl([line(f"n{n}", body("!slow=10 !tokens=20")) for n in range(30)]))
+    file.write_bytes(jsonl([line(f"n{n}", body("!slow=40 !tokens=20")) for n in range(30)]))
     before = {batch.id for batch in client.batches.list()}
     first = roundhouse_batch(system, file)
     memory = tmp_path / "slow.jsonl.batch"
@@ -288,12 +251,3 @@ def test_an_interrupted_command_goes_on_with_its_batch(
     assert len({batch.id for batch in client.batches.list()} - before) == 1
     assert len((tmp_path / "slow.results.jsonl").read_text().splitlines()) == 30
     assert not memory.exists()
-
-
-def test_the_command_names_the_lines_that_cannot_run(system: System, tmp_path: Path) -> None:
-    file = tmp_path / "wrong.jsonl"
-    file.write_bytes(jsonl([line("a", body("hello")), line("a", body("hello"))]))
-    wrong = roundhouse_batch(system, file)
-    _, said = wrong.communicate(timeout=WAIT_S)
-    assert wrong.returncode != 0
-    assert "line 2: The custom_id 'a' occurs more than once." in said

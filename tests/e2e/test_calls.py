@@ -67,15 +67,6 @@ def test_streamed_and_whole_are_the_same_calls_with_arguments_that_parse(client:
     assert chunks[-1].choices[0].finish_reason == choice.finish_reason == "tool_calls"
 
 
-def test_each_choice_has_calls_of_its_own(client: openai.OpenAI) -> None:
-    answer = whole(client, THREE, n=2, temperature=1, seed=5)
-    first, second = (calls_of(choice.message) for choice in answer.choices)
-    assert len(first) == len(second) == 3
-    assert first != second
-    ids = [call.id for choice in answer.choices for call in choice.message.tool_calls]
-    assert len(set(ids)) == 6
-
-
 def test_a_call_cut_short_is_told_as_far_as_it_came(client: openai.OpenAI) -> None:
     choice = whole(client, THREE, max_tokens=8).choices[0]
     assert choice.finish_reason == "length"
@@ -91,24 +82,6 @@ def test_the_stream_helper_of_openais_client_parses_the_calls(client: openai.Ope
     assert events.count("tool_calls.function.arguments.done") == 3
     parsed = [call.function.parsed_arguments for call in message.tool_calls or []]
     assert [len(arguments["words"].split()) for arguments in parsed if isinstance(arguments, dict)] == [4] * 3
-
-
-NAMED: dict[str, Any] = {"type": "function", "function": {"name": "note"}}
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}},
-        {"response_format": {"type": "json_object"}},
-    ],
-    ids=lambda fields: "-".join(fields),
-)
-def test_whatever_is_asked_of_the_calls_reaches_the_worker(
-    client: openai.OpenAI, fields: dict[str, Any]
-) -> None:
-    """The scripted worker accepts the parameters and follows its script."""
-    assert len(calls_of(whole(client, THREE, **fields).choices[0].message)) == 3
 
 
 def test_functions_are_called_as_they_were_before_there_were_tools(client: openai.OpenAI) -> None:
@@ -127,7 +100,3 @@ def test_functions_are_called_as_they_were_before_there_were_tools(client: opena
     ]
     assert [call.name for call in grown if call.name] == ["note"]
     assert "".join(call.arguments or "" for call in grown) == choice.message.function_call.arguments
-    again = [*said["messages"], choice.message.model_dump(exclude_none=True)]
-    again += [{"role": "function", "name": "note", "content": "!tokens=2"}]
-    answered = client.chat.completions.create(**said | {"messages": again})
-    assert answered.choices[0].message.content

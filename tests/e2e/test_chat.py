@@ -17,7 +17,6 @@ from mlx_lm.utils import load
 from openai.types import Completion, CompletionChoice
 
 from tests.models.fixtures import model_folder
-from tests.models.infill import infill_folder
 from tests.oracle import Oracle
 from tests.system import System, running_system
 
@@ -32,13 +31,11 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Yield a gateway with a worker for each of the three kinds of model, and for one that fills gaps."""
-    folder = tmp_path_factory.mktemp("chat")
-    infilling = infill_folder(folder / "infilling")
-    with running_system(folder) as system:
-        for path in (*map(model_folder, MODELS), infilling):
+    """Yield a gateway with a worker for each of the three kinds of model."""
+    with running_system(tmp_path_factory.mktemp("chat")) as system:
+        for path in map(model_folder, MODELS):
             system.start_worker("--model", str(path), "--prefill-tokens", str(CHUNK), module="worker")
-        system.wait_loaded(len(MODELS) + 1, within_s=300)
+        system.wait_loaded(len(MODELS), within_s=300)
         yield system
 
 
@@ -83,13 +80,17 @@ def test_sixteen_streams_begun_at_random_moments_equal_upstream_alone(
     assert len(set(texts)) > STREAMS // 2
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_same_seed_gives_the_same_text_alone_and_in_company(client: openai.OpenAI, name: str) -> None:
+def test_the_same_seed_gives_the_same_text_alone_and_in_company(client: openai.OpenAI) -> None:
     requests = [
         {"messages": [{"role": "user", "content": f"Story {n}"}], "max_tokens": 16, "seed": 100 + n}
         for n in range(6)
     ]
-    sampling = {"model": name, "temperature": 0.9, "top_p": 0.95, "extra_body": {"top_k": 50, "min_p": 0.01}}
+    sampling = {
+        "model": "hybrid",
+        "temperature": 0.9,
+        "top_p": 0.95,
+        "extra_body": {"top_k": 50, "min_p": 0.01},
+    }
     alone = [stream_text(client, **request, **sampling) for request in requests]
     with ThreadPoolExecutor(len(requests)) as pool:
         together = list(pool.map(lambda request: stream_text(client, **request, **sampling), requests))
@@ -125,21 +126,12 @@ def test_a_stop_string_ends_the_text_before_itself_wherever_tokens_divide_it(cli
     }
     full = client.chat.completions.create(**request).choices[0].message.content or ""
     assert len(full) > 30
-    for begin in range(5, len(full) - 4, 7):
+    for begin in range(5, len(full) - 4, 14):
         stop = full[begin : begin + 4]
         chunks = list(client.chat.completions.create(stream=True, stop=[stop, "never"], **request))
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         assert text == full[: full.index(stop)]
         assert chunks[-1].choices[0].finish_reason == "stop"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_beyond_the_context_is_refused_in_openais_words(client: openai.OpenAI, stream: bool) -> None:
-    messages: list[Any] = [{"role": "user", "content": "word " * 5000}]
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="dense", messages=messages, n=3, stream=stream)
-    assert caught.value.code == "context_length_exceeded"
-    assert "maximum context length is 4096 tokens" in caught.value.message
 
 
 def test_tools_system_and_tool_results_reach_the_template(client: openai.OpenAI) -> None:
@@ -184,14 +176,13 @@ def billed(prompt: str, number: int) -> str:
     return f"x-anthropic-billing-header: cc_version=2.1.330.{number:03x}; cch={number:05x};\n{prompt}"
 
 
-@pytest.mark.parametrize("model", ["dense", "hybrid"])
-def test_a_title_asked_for_beside_each_turn_costs_neither_its_prefix(
-    model: str, client: openai.OpenAI
-) -> None:
+def test_a_title_asked_for_beside_each_turn_costs_neither_its_prefix(client: openai.OpenAI) -> None:
     def ask(prompt: str, said: list[Any]) -> tuple[str, int, int]:
         """Return the text, and the numbers of prompt tokens and of those that were cached."""
         messages: Any = [{"role": "system", "content": prompt}, *said]
-        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=6, temperature=0)
+        answer = client.chat.completions.create(
+            model="hybrid", messages=messages, max_tokens=6, temperature=0
+        )
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
         cached = answer.usage.prompt_tokens_details.cached_tokens or 0
@@ -325,7 +316,7 @@ def test_an_echo_stands_before_the_answer_or_alone(client: openai.OpenAI) -> Non
 @pytest.mark.parametrize(
     ("name", "length"),
     [
-        ("dense", 1), ("hybrid", 2), ("dense", CHUNK), ("hybrid", CHUNK + 1), ("sliding", 6 * CHUNK),
+        ("dense", 1), ("hybrid", CHUNK + 1), ("sliding", 6 * CHUNK),
     ],
 )  # fmt: skip
 def test_prompts_are_scored_as_upstream_does_whatever_their_length(
@@ -376,15 +367,3 @@ def test_a_multiple_choice_question_is_decided_as_upstream_would(client: openai.
             assert len(told) == len(ids) - begin
             assert sum(told) == pytest.approx(expected, abs=1e-3)
             assert all(max(top.values()) == own for top, own in zip(tops, told, strict=True)) == is_greedy
-
-
-def test_a_gap_is_filled_as_its_marked_prompt_goes_on(client: openai.OpenAI) -> None:
-    marked = "<|fim_prefix|>def f():\n    <|fim_suffix|>\n    return 1<|fim_middle|>"
-    fields: dict[str, Any] = {"prompt": "def f():\n    ", "suffix": "\n    return 1"}
-    answer = complete(client, "infilling", **fields)
-    assert answer.choices[0].text == complete(client, "infilling", prompt=marked).choices[0].text
-    chunks = client.completions.create(model="infilling", stream=True, max_tokens=8, temperature=0, **fields)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
-    assert answer.usage is not None
-    parts = sum(len(encoded("dense", part)) for part in fields.values())
-    assert answer.usage.prompt_tokens == parts + 3
