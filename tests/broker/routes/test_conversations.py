@@ -51,7 +51,7 @@ async def test_a_response_continues_its_conversation_and_extends_it(house: House
     assert texts((await items_of(house, made["id"]))["data"]) == ["1", "2", "two", "3", "three"]
 
 
-async def test_items_are_listed_in_pages_added_read_and_deleted(house: House) -> None:
+async def test_items_are_listed_in_pages_added_read_and_deleted_as_is_the_conversation(house: House) -> None:
     made = await created(house)
     path = f"{CONVERSATIONS}/{made['id']}/items"
     added = (await house.post(path, items=[user(str(number)) for number in range(5)]).end()).json
@@ -66,15 +66,12 @@ async def test_items_are_listed_in_pages_added_read_and_deleted(house: House) ->
     assert deleted.json["id"] == made["id"]
     assert (await house.get(f"{path}/{one['id']}").end()).status == 404
     assert texts((await items_of(house, made["id"]))["data"]) == ["0", "1", "3", "4"]
-
-
-async def test_metadata_are_replaced_and_a_deleted_conversation_is_gone(house: House) -> None:
-    path = f"{CONVERSATIONS}/{(await created(house, metadata={'a': '1'}))['id']}"
-    await house.post(path, metadata={"b": "2"}).end()
-    assert (await house.get(path).end()).json["metadata"] == {"b": "2"}
-    deleted = (await house.get(path, method="DELETE").end()).json
+    conversation = f"{CONVERSATIONS}/{made['id']}"
+    await house.post(conversation, metadata={"b": "2"}).end()
+    assert (await house.get(conversation).end()).json["metadata"] == {"b": "2"}
+    deleted = (await house.get(conversation, method="DELETE").end()).json
     assert (deleted["object"], deleted["deleted"]) == ("conversation.deleted", True)
-    again = await house.get(path).end()
+    again = await house.get(conversation).end()
     assert (again.status, again.error["code"]) == (404, "conversation_not_found")
 
 
@@ -94,7 +91,6 @@ async def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted
     ("body", "param"),
     [
         ({"items": [user("x")] * 21}, "items"),
-        ({"items": [{"type": "unheard_of"}]}, "items[0].type"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"metadata": {"k": 1}}, "metadata[...]"),
@@ -142,17 +138,9 @@ async def test_a_compacted_conversation_is_continued_from_its_summary(house: Hou
     assert message["content"][0]["text"] == "Where is the key?"
     assert unseal(item["encrypted_content"]) == "The key is under the mat."
     assert compacted["usage"]["total_tokens"] > 0
-    await answered(house, house.respond([*compacted["output"], user("And now?")]))
+    foreign = {"type": "compaction", "encrypted_content": "???"}
+    await answered(house, house.respond([foreign, *compacted["output"], user("And now?")]))
     [message] = unpack(house.requests()[-1]).messages
     assert message["content"] == (f"Where is the key?\n\n{SUMMARY}\n\nThe key is under the mat.\n\nAnd now?")
-
-
-async def test_a_compaction_item_of_another_server_is_ignored(house: House) -> None:
-    await answered(house, house.respond([{"type": "compaction", "encrypted_content": "???"}, user("x")]))
-    [message] = unpack(house.requests()[-1]).messages
-    assert message["content"] == "x"
-
-
-async def test_there_is_nothing_to_compact_without_input_or_a_previous_response(house: House) -> None:
     exchange = await house.post(f"{RESPONSES}/compact").end()
     assert (exchange.status, exchange.error["param"]) == (400, "input")

@@ -80,19 +80,6 @@ async def test_a_stream_sends_nothing_before_the_workers_first_message(path: str
     assert "error" in answer.json
 
 
-async def test_a_whole_answer_is_never_padded_with_comments() -> None:
-    house = House(keepalive_s=0.01)
-    house.line.serving("w")
-    answer = house.chat()
-    id = await house.arrived()
-    house.line.say("w", accepted("w", id), events("w", id, "x"))
-    started = time.monotonic()
-    await until(lambda: time.monotonic() - started > 0.05)
-    assert answer.sent == []
-    house.line.say("w", finished("w", id))
-    assert (await answer.end()).json["choices"][0]["message"]["content"] == "x"
-
-
 async def test_a_completion_goes_on_with_its_prompts(roomy: House) -> None:
     answer = roomy.text(["Once", "Twice"], n=2)
     await roomy.arrived(4)
