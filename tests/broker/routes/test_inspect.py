@@ -36,11 +36,6 @@ async def answered(house: House, content: str, **fields: object) -> str:
     return id
 
 
-async def test_the_status_names_the_requests_that_can_be_inspected(inspected: House) -> None:
-    id = await answered(inspected, "hello")
-    assert (await inspected.get("/v1/status").end()).json["gateway"]["captured"] == [id]
-
-
 async def test_requests_are_not_captured_unless_inspection_is_enabled(house: House) -> None:
     id = await answered(house, "secret")
     told = (await house.get("/v1/inspect").end()).json
@@ -53,11 +48,16 @@ async def test_the_last_requests_are_told_of_the_latest_first(inspected: House) 
     first, second = await answered(inspected, "one"), await answered(inspected, "two")
     told = (await inspected.get("/v1/inspect").end()).json
     assert [each["id"] for each in told["data"]] == [second, first]
+    assert (await inspected.get("/v1/status").end()).json["gateway"]["captured"] == [first, second]
     latest = told["data"][0]
     assert (latest["path"], latest["model"], latest["code"]) == (CHAT, "org/model", "stop")
     assert (latest["prompt_tokens"], latest["answered"]) == (3, 2)
     assert latest["reuse"] == {"tokens": 2, "tier": "ram", "miss": "diverged"}
     assert "two" not in str(told)
+    scoring = inspected.text([7, 8], echo=True, logprobs=1, max_tokens=0)
+    await inspected.arrived(3)
+    assert (await inspected.get("/v1/inspect").end()).json == told
+    scoring.leave()
 
 
 async def test_one_is_told_as_it_came_and_as_its_model_was_given_it(inspected: House) -> None:
@@ -75,13 +75,6 @@ async def test_one_is_told_as_it_came_and_as_its_model_was_given_it(inspected: H
     assert told["answer"] == {"tokens": [0, 1]}
     # The inspection request itself is not captured.
     assert len((await inspected.get("/v1/inspect").end()).json["data"]) == 1
-
-
-async def test_scoring_request_is_not_captured(inspected: House) -> None:
-    scoring = inspected.text([7, 8], echo=True, logprobs=1, max_tokens=0)
-    await inspected.arrived()
-    assert (await inspected.get("/v1/inspect").end()).json["data"] == []
-    scoring.leave()
 
 
 async def test_captured_requests_require_the_api_key() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from broker.dialects.media import MediaError
-from broker.http.offload import LARGE_BODY_BYTES
 from broker.routes.media import FETCHES_PER_REQUEST_MAX
 from tests.broker.application import House
 from tests.broker.asgi import Exchange, until
@@ -90,6 +89,16 @@ async def test_inline_and_remote_images_preserve_their_order(house: House, elsew
     assert house.gateway.media.held == len(RED) + len(BLUE)
     finish(house)
     assert (await answer.end()).status == 200
+
+
+async def test_concurrent_fetches_of_one_request_are_limited(house: House, elsewhere: Elsewhere) -> None:
+    urls = [f"https://a/{n}" for n in range(3 * FETCHES_PER_REQUEST_MAX)]
+    elsewhere.pages |= dict.fromkeys(urls, RED)
+    answer = seeing(house, *urls, data_url(LARGE))
+    await house.arrived()
+    finish(house)
+    assert (await answer.end()).status == 200
+    assert 1 < elsewhere.most <= FETCHES_PER_REQUEST_MAX
 
 
 async def test_all_answers_to_one_request_share_its_images(house: House) -> None:
@@ -177,32 +186,3 @@ async def test_a_slow_fetch_ends_in_time_and_holds_nobody_up(elsewhere: Elsewher
     assert slow.error["param"] == "messages[0].content[1]"
     assert "0.2 s" in slow.error["message"]
     assert (elsewhere.under_way, elsewhere.cancelled) == (0, 1)
-
-
-async def test_concurrent_fetches_of_one_request_are_limited(house: House, elsewhere: Elsewhere) -> None:
-    urls = [f"https://a/{n}" for n in range(3 * FETCHES_PER_REQUEST_MAX)]
-    elsewhere.pages |= dict.fromkeys(urls, RED)
-    answer = seeing(house, *urls)
-    await house.arrived()
-    finish(house)
-    assert (await answer.end()).status == 200
-    assert 1 < elsewhere.most <= FETCHES_PER_REQUEST_MAX
-
-
-async def test_a_large_image_is_looked_at_beside_the_loop(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    work = house.gateway.offload.work
-
-    async def watched(size: int, job: Callable[[], Any]) -> Any:
-        sizes.append(size)
-        return await work(size, job)
-
-    monkeypatch.setattr(type(house.gateway.offload), "work", lambda offload, size, job: watched(size, job))
-    answer = seeing(house, data_url(LARGE), "https://a/red")
-    await house.arrived()
-    finish(house)
-    await answer.end()
-    assert len(LARGE) > LARGE_BODY_BYTES
-    assert [size >= LARGE_BODY_BYTES for size in sizes] == [True, True, True, False, True, True]

@@ -23,10 +23,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.routes.pulls.LOOK_S", 0.0)
 
 
-async def test_a_download_is_ordered_reported_as_events_and_listed(house: House) -> None:
+async def test_a_download_is_ordered_reported_as_events_and_listed() -> None:
+    house = House(keepalive_s=0.001)
+    nowhere = await house.post(PULL, model="org/a").end()
+    assert (nowhere.status, "roundhouse pull" in nowhere.error["message"]) == (400, True)
     report(house)
+    wrong = await house.post(PULL, model="../a").end()
+    assert (wrong.status, wrong.error["param"]) == (400, "model")
     answer = house.post(PULL, model="org/a", stream=True)
     await answer.holds(b'"status":"running"')
+    await answer.holds(b": keep-alive")
     [ordered] = house.line.told[-1].pulls or []
     assert ordered.model == "org/a"
     report(house, state(ordered.id, done=1))
@@ -40,6 +46,7 @@ async def test_a_download_is_ordered_reported_as_events_and_listed(house: House)
     [listed] = (await house.get(PULL).end()).json["data"]
     assert listed == (await house.get(f"{PULL}/{ordered.id}").end()).json
     assert not house.gateway.watchers
+    house.close()
 
 
 async def test_a_failed_download_says_why_and_a_cancelled_one_is_withdrawn(house: House) -> None:
@@ -55,21 +62,3 @@ async def test_a_failed_download_says_why_and_a_cancelled_one_is_withdrawn(house
     assert house.line.told[-1].pulls == []
     unknown = await house.post(f"{PULL}/pull_0/cancel").end()
     assert (unknown.status, unknown.error["param"]) == (404, "id")
-
-
-async def test_what_is_no_model_or_cannot_be_downloaded_here_is_refused(house: House) -> None:
-    nowhere = await house.post(PULL, model="org/a").end()
-    assert (nowhere.status, "roundhouse pull" in nowhere.error["message"]) == (400, True)
-    report(house)
-    wrong = await house.post(PULL, model="../a").end()
-    assert (wrong.status, wrong.error["param"]) == (400, "model")
-
-
-async def test_a_stream_is_kept_alive_and_its_client_may_leave() -> None:
-    house = House(keepalive_s=0.001)
-    report(house)
-    answer = house.post(PULL, model="org/a", stream=True)
-    await answer.holds(b": keep-alive")
-    answer.leave()
-    await answer.end()
-    assert [pull.model for pull in house.line.told[-1].pulls or []] == ["org/a"]

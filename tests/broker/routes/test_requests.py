@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.application import House
-from tests.broker.asgi import until
 from tests.factories import accepted
 
 
@@ -29,16 +28,6 @@ async def test_a_request_is_cancelled_at_its_client_and_at_its_worker(house: Hou
     assert house.cancels() == [id]
     other = await house.post("/v1/requests/chatcmpl-0/cancel").end()
     assert (other.status, other.error["code"], other.error["param"]) == (404, "route_not_found", "id")
-
-
-async def test_a_request_that_waits_for_a_worker_is_cancelled(house: House) -> None:
-    asked = house.chat("hello")
-    id = await house.arrived()
-    house.line.dispatcher.lost("w")
-    await until(lambda: house.line.dispatcher.flights.waiting())
-    assert (await house.post(f"/v1/requests/{id}/cancel").end()).status == 200
-    assert (await asked.end()).status == 499
-    assert not len(house.line.dispatcher.flights)
 
 
 async def test_a_key_cancels_only_its_own_requests() -> None:

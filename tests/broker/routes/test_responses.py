@@ -27,10 +27,6 @@ async def answered(house: House, text: str = "all aboard", **fields: Any) -> Any
     return (await house.serve(house.respond(**fields), text)).json
 
 
-def post(house: House, path: str) -> Exchange:
-    return house.get(path, method="POST")
-
-
 async def diagnosed(house: House, id: str, cached: int = 2, **fields: Any) -> Any:
     """Return the diagnostics of a response that is compared with another."""
     exchange = house.respond(**{"prompt_cache_options": {"comparison_response_id": id}, **fields})
@@ -104,20 +100,6 @@ async def test_keepalives_repeat_a_number_so_that_the_others_never_depend_on_tim
     assert [each for at, each in enumerate(late) if at not in repeated] == soon
 
 
-async def test_a_response_that_waits_for_a_worker_has_begun() -> None:
-    house = House(keepalive_s=0.001)
-    house.line.serving("w")
-    answer = house.respond(stream=True)
-    await house.arrived()
-    house.line.dispatcher.lost("w")
-    await until(lambda: len(answer.sent) > 3)
-    begun = numbered(answer.body)
-    assert begun[:2] == [(0, "response.created"), (1, "response.in_progress")]
-    assert set(begun[2:]) == {(1, "response.in_progress")}
-    answer.leave()
-    await answer.end()
-
-
 async def test_a_conversation_goes_on_from_the_last_id(house: House) -> None:
     first = await answered(house, "one", input="1", instructions="Be terse.")
     second = await answered(house, "two", input="2", previous_response_id=first["id"])
@@ -136,6 +118,10 @@ async def test_a_response_can_be_asked_for_again_until_it_is_deleted(house: Hous
     document = await answered(house)
     path = f"{RESPONSES}/{document['id']}"
     assert (await house.get(path).end()).json == document
+    streamed_again = await house.get(f"{path}?stream=true").end()
+    assert (streamed_again.status, streamed_again.error["param"]) == (400, "stream")
+    cancelled = await house.get(f"{path}/cancel", method="POST").end()
+    assert (cancelled.status, cancelled.error["code"]) == (400, "invalid_request")
     items = (await house.get(f"{path}/input_items").end()).json
     assert items["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]
     assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
@@ -197,16 +183,3 @@ async def test_a_response_that_runs_can_be_seen_and_cancelled() -> None:
     assert (await house.get(path, x_api_key=ANN).end()).json == document
     assert house.cancels()
     assert len(house.line.dispatcher.flights) == 0
-
-
-async def test_finished_response_cannot_be_cancelled(house: House) -> None:
-    document = await answered(house)
-    exchange = await post(house, f"{RESPONSES}/{document['id']}/cancel").end()
-    assert (exchange.status, exchange.error["code"]) == (400, "invalid_request")
-    assert (await post(house, f"{RESPONSES}/resp_none/cancel").end()).status == 404
-
-
-async def test_stored_response_cannot_be_streamed(house: House) -> None:
-    document = await answered(house)
-    answer = await house.get(f"{RESPONSES}/{document['id']}?stream=true").end()
-    assert (answer.status, answer.error["param"]) == (400, "stream")
