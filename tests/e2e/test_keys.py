@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 from protocol import sockets
@@ -52,30 +51,18 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def test_with_the_key_an_answer_comes_and_without_it_a_401(keyed: System) -> None:
+def test_with_the_key_an_answer_comes_and_without_it_a_401_and_the_log_has_no_key(keyed: System) -> None:
     body = chat_body("hi !tokens=2")
     for headers in (bearer(KEY), {"X-API-Key": KEY}, {"AUTHORIZATION": f"bearer {KEY}"}):
         assert keyed.http.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
-    for headers in ({}, bearer("wrong"), {"x-api-key": KEY[:-1]}, {"api-key": KEY}):
+    for headers in ({}, bearer("offered-and-wrong"), {"x-api-key": KEY[:-1]}, {"api-key": KEY}):
         refused = keyed.http.post("/v1/chat/completions", json=body, headers=headers)
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Bearer ")
         assert refused.json()["error"]["code"] == "invalid_api_key"
-
-
-def openais(system: System, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=system.url + "/v1", api_key=key, max_retries=0)
-
-
-def test_stored_responses_do_not_exist_for_another_key(keyed: System) -> None:
-    with openais(keyed, KEY) as ours, openais(keyed, OTHER) as other:
-        response = ours.responses.create(model="fake", input="hi !tokens=3")
-        assert ours.responses.retrieve(response.id) == response
-        with pytest.raises(openai.NotFoundError):
-            other.responses.retrieve(response.id)
-        with pytest.raises(openai.BadRequestError) as caught:
-            other.responses.create(model="fake", input="x", previous_response_id=response.id)
-    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+    eventually(lambda: "ann: " in keyed.gateway.log(), within_s=60, what="the log names the owner")
+    assert KEY not in keyed.gateway.log()
+    assert "offered-and-wrong" not in keyed.gateway.log()
 
 
 GIVEN = KEY.encode()
@@ -110,7 +97,7 @@ def _status(system: System, header: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", system.port), timeout=60) as connection:
         head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         connection.sendall(head + header + b"\r\n\r\n")
-        return read_all(connection)[9:12]
+        return b"".join(iter(lambda: connection.recv(65536), b""))[9:12]
 
 
 def in_flight(system: System) -> int:
@@ -167,22 +154,6 @@ def test_keys_that_change_under_load_are_in_force_at_once_and_nobody_else_is_ref
     assert refusals == []
 
 
-def test_the_log_names_the_owner_and_never_the_key(keyed: System) -> None:
-    keyed.http.post("/v1/chat/completions", json=chat_body("hi !tokens=1"), headers=bearer(KEY))
-    keyed.http.get("/v1/models", headers=bearer("offered-and-wrong"))
-    eventually(lambda: "ann: " in keyed.gateway.log(), within_s=60, what="the log names the owner")
-    text = keyed.gateway.log()
-    assert KEY not in text
-    assert "offered-and-wrong" not in text
-
-
-def read_all(connection: socket.socket) -> bytes:
-    found = b""
-    while piece := connection.recv(65536):
-        found += piece
-    return found
-
-
 # --- remote connections ------------------------------------------------------------------------------
 
 
@@ -194,25 +165,15 @@ def refusal_at_start(*flags: str) -> str:
     return ended.stderr
 
 
-def test_a_gateway_that_others_can_reach_needs_keys_or_a_word(tmp_path: Path) -> None:
+def test_a_gateway_that_others_can_reach_needs_keys_that_can_be_taken(tmp_path: Path) -> None:
     endpoint = f"--endpoint=ipc://{tmp_path}/line"
-    for host in ("0.0.0.0", "::"):
-        assert "there are no API keys" in refusal_at_start("--host", host, endpoint)
+    assert "there are no API keys" in refusal_at_start("--host", "0.0.0.0", endpoint)
     write(tmp_path / "keys", KEY)
-    for flag in ("--insecure-no-keys", f"--api-keys-file={tmp_path / 'keys'}"):
-        with running_system(tmp_path, ["--host", "0.0.0.0", flag]):
-            pass
-
-
-def test_keys_that_cannot_be_taken_end_the_gateway_before_it_serves(tmp_path: Path) -> None:
-    endpoint = f"--endpoint=ipc://{tmp_path}/line"
-    file = tmp_path / "keys"
-    assert "no such file" in refusal_at_start("--api-keys-file", str(file), endpoint)
-    write(file, "")
-    assert "contains no key" in refusal_at_start("--api-keys-file", str(file), endpoint)
-    write(file, KEY)
-    file.chmod(0o644)
-    assert "0600" in refusal_at_start("--api-keys-file", str(file), endpoint)
+    flag = f"--api-keys-file={tmp_path / 'keys'}"
+    with running_system(tmp_path, ["--host", "0.0.0.0", flag]):
+        pass
+    (tmp_path / "keys").chmod(0o644)
+    assert "0600" in refusal_at_start(flag, endpoint)
     told = refusal_at_start("--api-key", "two words", endpoint)
     assert "API key 1" in told
     assert "two words" not in told
@@ -226,7 +187,6 @@ def test_a_worker_with_the_keys_serves_over_tcp_and_one_without_is_never_heard(t
     with running_system(tmp_path, ["--endpoint", endpoint, "--curve-keys", str(ours)]) as system:
         system.endpoint = endpoint.replace("0.0.0.0", "127.0.0.1")
         stranger = system.start_worker("--name", "stranger", "--curve-keys", str(theirs))
-        bare = system.start_worker("--name", "bare")
         system.start_worker("--name", "known", "--curve-keys", str(ours))
         system.wait_ready()
         listed = [model["id"] for model in system.http.get("/v1/models").json()["data"]]
@@ -234,4 +194,3 @@ def test_a_worker_with_the_keys_serves_over_tcp_and_one_without_is_never_heard(t
         answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=2"))
         assert answer.status_code == 200
         assert stranger.running
-        assert bare.running

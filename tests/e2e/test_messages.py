@@ -7,8 +7,6 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.system import System
-
 NOTE: dict[str, Any] = {
     "name": "note",
     "description": "Write words down.",
@@ -55,7 +53,7 @@ def test_thoughts_texts_and_calls_are_blocks_in_their_order_streamed_and_whole(
 
 
 def test_a_call_cut_short_is_an_object_all_the_same(claude: anthropic.Anthropic) -> None:
-    for tokens in (6, 7, 10):
+    for tokens in (6, 10):
         whole = claude.messages.create(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens})
         with claude.messages.stream(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens}) as stream:
             streamed = stream.get_final_message()
@@ -67,7 +65,6 @@ def test_a_call_cut_short_is_an_object_all_the_same(claude: anthropic.Anthropic)
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        ({"max_tokens": 0}, anthropic.BadRequestError),
         ({"model": "nobody"}, anthropic.NotFoundError),
         ({"messages": [{"role": "user", "content": "!fail=0"}]}, anthropic.InternalServerError),
     ],
@@ -85,12 +82,6 @@ def test_errors_are_those_that_the_client_knows(
 def test_a_stream_that_fails_raises(claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.APIStatusError, match="api_error"):
         list(claude.messages.create(**asked("!fail=3"), stream=True))
-
-
-def test_a_head_is_answered_where_a_get_is(system: System) -> None:
-    for path in ("/", "/health", "/ready", "/v1/models", "/v1/models/fake", "/v1/status", "/openapi.json"):
-        answer = system.http.head(path)
-        assert (answer.status_code, answer.content) == (200, b""), path
 
 
 # --- embedded model ------------------------------------------------------------------------------------
@@ -135,30 +126,7 @@ def test_tokens_are_counted_as_they_are_run(claude: anthropic.Anthropic) -> None
     usage = claude.messages.create(max_tokens=4, **prompt).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
     assert counted > claude.messages.count_tokens(**prompt | {"tools": []}).input_tokens > 10
-
-
-def test_a_prompt_that_is_too_long_is_counted_and_refused_by_its_number(claude: anthropic.Anthropic) -> None:
-    body = asked("word " * 40_000) | {"model": "pocket"}
-    messages = body["messages"]
+    messages = asked("word " * 40_000)["messages"]
     tokens = claude.messages.count_tokens(model="pocket", messages=messages).input_tokens
-    with pytest.raises(anthropic.BadRequestError) as caught:
-        claude.messages.create(**body)
-    told: Any = caught.value.body
-    assert told["error"]["message"] == f"prompt is too long: {tokens} tokens > 32768 maximum"
-
-
-def test_tokens_are_told_as_vllm_tells_them(system: System) -> None:
-    def ask(path: str, **body: object) -> Any:
-        answer = system.http.post(path, json={"model": "pocket", **body})
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    text = "All aboard 🚂, 駅!"
-    told = ask("/tokenize", prompt=text, return_token_strs=True)
-    assert told["max_model_len"] == 32768
-    assert told["count"] == len(told["tokens"]) == len(told["token_strs"])
-    assert ask("/detokenize", tokens=told["tokens"]) == {"prompt": text}
-    messages = [{"role": "user", "content": text}]
-    count = ask("/tokenize", messages=messages)["count"]
-    assert count == ask("/v1/messages/count_tokens", messages=messages)["input_tokens"]
-    assert count > ask("/tokenize", messages=messages, add_generation_prompt=False)["count"]
+    with pytest.raises(anthropic.BadRequestError, match=f"too long: {tokens} tokens > 32768 maximum"):
+        claude.messages.create(model="pocket", max_tokens=4, messages=messages)

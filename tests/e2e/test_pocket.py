@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,8 +13,7 @@ import pytest
 
 from recipes.pocket.fillers import Fillers
 from recipes.pocket.objects import objects
-from tests.models.fixtures import model_folder
-from tests.system import System, chat_body, running_system, sse_documents
+from tests.system import System, chat_body, sse_documents
 
 
 def chosen(system: System, *messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -57,20 +54,14 @@ def test_what_the_messages_say_reaches_the_model(
     assert word in answer(system, *messages)
 
 
-def schema(*names: str, required: int | None = None) -> dict[str, Any]:
-    """Return the schema of an object of strings whose first `required` names are required; None: all."""
-    properties = {name: {"type": "string"} for name in names}
-    return {"type": "object", "properties": properties, "required": list(names[:required])}
-
-
-def tool(name: str, *parameters: str, required: int | None = None) -> dict[str, Any]:
-    function = {"name": name, "parameters": schema(*parameters, required=required)}
-    return {"type": "function", "function": function}
+def tool(name: str, *parameters: str) -> dict[str, Any]:
+    properties = {parameter: {"type": "string"} for parameter in parameters}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
 TIDE = tool("get_tide", "port")
 FILES = [tool("list_files", "path"), tool("read_file", "path"), tool("delete_file", "path")]
-WEATHER = tool("get_current_weather", "location", "unit", required=1)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +73,6 @@ WEATHER = tool("get_current_weather", "location", "unit", required=1)
             [("get_tide", {"port": "Brest"}), ("get_tide", {"port": "Vaduz"})],
         ),
         ("Delete the file main.py", FILES, [("delete_file", {"path": "main.py"})]),
-        (
-            "What's the weather like in Quito today?",
-            [WEATHER],
-            [("get_current_weather", {"location": "Quito"})],
-        ),
     ],
 )
 def test_tools_never_seen_before_are_called_with_their_arguments(
@@ -96,14 +82,6 @@ def test_tools_never_seen_before_are_called_with_their_arguments(
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     functions = [call["function"] for call in choice["message"]["tool_calls"]]
     assert [(made["name"], json.loads(made["arguments"])) for made in functions] == calls
-
-
-def test_it_is_made_to_call_one_tool_of_several_and_none_other(system: System) -> None:
-    wanted = {"type": "function", "function": {"name": "list_files"}}
-    choice = chosen(system, user("Hello"), tools=FILES, tool_choice=wanted)
-    (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["name"] == "list_files"
-    assert isinstance(json.loads(call["function"]["arguments"])["path"], str)
 
 
 def test_an_object_is_made_as_its_schema_says(system: System) -> None:
@@ -125,33 +103,18 @@ def test_an_object_is_made_as_its_schema_says(system: System) -> None:
 
 
 TAGS = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True, "maxItems": 3}
-LOOSE: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": [user("Hi")], "json_schema": TAGS, "stream": True},
-    "/v1/completions": {"prompt": "Hi", "json_schema": json.dumps(TAGS)},
-    "/v1/responses": {"input": "Hi", "text": {"format": {"type": "json_schema", "schema": TAGS}}},
-}
 
 
-@pytest.mark.parametrize("path", LOOSE)
-def test_schema_is_relaxed_and_the_response_header_names_what_was(path: str, system: System) -> None:
-    reply = system.http.post(path, json=LOOSE[path] | {"model": "pocket"})
+def test_schema_is_relaxed_with_a_header_or_refused_with_its_keyword_if_it_is_strict(system: System) -> None:
+    loose = {"messages": [user("Hi")], "json_schema": TAGS, "stream": True}
+    reply = system.http.post("/v1/chat/completions", json=loose | {"model": "pocket"})
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-roundhouse-schema-relaxed"] == "uniqueItems"
-
-
-def test_strict_schema_that_cannot_be_enforced_is_refused_with_its_keyword(system: System) -> None:
-    strict = {"name": "tags", "schema": TAGS, "strict": True}
-    format = {"type": "json_schema", "json_schema": strict}
     output = {"format": {"type": "json_schema", "schema": TAGS}}
-    anthropics = {"max_tokens": 9, "messages": [user("Hi")], "output_config": output}
-    for path, body in (
-        ("/v1/chat/completions", {"messages": [user("Hi")], "response_format": format}),
-        ("/v1/completions", {"prompt": "Hi", "guided_json": TAGS}),
-        ("/v1/messages", anthropics),
-    ):
-        reply = system.http.post(path, json=body | {"model": "pocket"})
-        assert reply.status_code == 400, path
-        assert "uniqueItems" in reply.json()["error"]["message"]
+    strict = {"max_tokens": 9, "messages": [user("Hi")], "output_config": output}
+    reply = system.http.post("/v1/messages", json=strict | {"model": "pocket"})
+    assert reply.status_code == 400
+    assert "uniqueItems" in reply.json()["error"]["message"]
 
 
 def test_an_answer_that_is_begun_is_gone_on_with(system: System) -> None:
@@ -169,10 +132,6 @@ def test_an_answer_that_is_begun_is_gone_on_with(system: System) -> None:
 
 # --- reasoning -----------------------------------------------------------------------------------------
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
 QUESTION = "Repeat: Quito"
 THOUGHT, CONTENT = "I repeat the text as it is.\n", "\n\nQuito"
 
@@ -223,69 +182,27 @@ def thought_tokens(answer: Answer) -> int:
 
 
 def test_a_thought_is_told_apart_when_it_is_asked_for(system: System) -> None:
-    answer = ask(system, enable_thinking=True)
+    answer = ask(system, enable_thinking=True, logprobs=True)
     assert (answer.reasoning, answer.content, answer.reason) == (THOUGHT, CONTENT, "stop")
+    assert "".join(entry["token"] for entry in answer.entries) == CONTENT
     assert 0 < thought_tokens(answer) < answer.usage["completion_tokens"]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True},
-    ],
-)
-def test_reasoning_is_absent_when_not_enabled(system: System, fields: dict[str, Any]) -> None:
-    answer = ask(system, **fields)
+def test_reasoning_is_absent_when_not_enabled_and_well_formed_when_cut(system: System) -> None:
+    answer = ask(system, chat_template_kwargs={"enable_thinking": False}, enable_thinking=True)
     assert (answer.reasoning, answer.content) == ("", "Quito")
     assert "completion_tokens_details" not in answer.usage
-
-
-def test_a_reply_cut_within_its_thought_is_well_formed(system: System) -> None:
-    for tokens in (1, 2, 9, 10):
+    for tokens in (1, 10):
         answer = ask(system, enable_thinking=True, max_tokens=tokens)
         assert THOUGHT.startswith(answer.reasoning)
         assert (answer.content, answer.reason, thought_tokens(answer)) == ("", "length", tokens)
 
 
-def test_stop_strings_count_in_the_content_only(system: System) -> None:
-    answer = ask(system, enable_thinking=True, stop=["text", "ito"])
-    assert (answer.reasoning, answer.content, answer.reason) == (THOUGHT, "\n\nQu", "stop")
-
-
-def test_log_probabilities_are_those_of_the_content(system: System) -> None:
-    answer = ask(system, enable_thinking=True, logprobs=True)
-    assert "".join(entry["token"] for entry in answer.entries) == answer.content == CONTENT
-
-
 def test_a_thought_is_closed_when_it_has_its_tokens(system: System) -> None:
     whole = ask(system, enable_thinking=True)
-    for budget in (1, 2, 5, thought_tokens(whole) - 1):
+    for budget in (1, thought_tokens(whole) - 1):
         answer = ask(system, enable_thinking=True, thinking_budget=budget)
         assert thought_tokens(answer) == budget
         assert THOUGHT.startswith(answer.reasoning)
         assert answer.content.startswith("\n\n")
     assert ask(system, enable_thinking=True, thinking_token_budget=thought_tokens(whole)) == whole
-
-
-def test_a_thought_that_the_prompt_opens_is_one(tmp_path: Path) -> None:
-    shutil.copytree(model_folder("dense"), tmp_path / "thinker")
-    (tmp_path / "thinker" / "chat_template.jinja").write_text(TEMPLATE)
-    fields: dict[str, Any] = {"model": "thinker", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
-    with running_system(tmp_path) as system:
-        system.start_worker("--model", str(tmp_path / "thinker"), module="worker")
-        system.wait_ready()
-        answer = ask(system, "Hello", **fields)
-        assert answer.reasoning
-        assert (answer.content, answer.reason) == ("", "length")
-        limited = ask(system, "Hello", **fields, thinking_budget=7)
-    assert answer.reasoning.startswith(limited.reasoning)
-    assert limited.content
-    assert thought_tokens(limited) == 7
-
-
-def test_raw_completions_have_no_channels(system: System) -> None:
-    prompt = "<|im_start|>user\nRepeat: Quito<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    body = {"model": "pocket", "prompt": prompt, "max_tokens": 40, "temperature": 0}
-    choice = system.http.post("/v1/completions", json=body).json()["choices"][0]
-    assert choice["text"] == f"{THOUGHT}</think>{CONTENT}"

@@ -99,16 +99,6 @@ def test_sixteen_at_once_are_all_right_beside_others_without_images(client: open
         assert all("Ida" in answer for answer in said)
 
 
-def test_an_image_of_an_earlier_turn_is_told_from_a_new_one(client: openai.OpenAI) -> None:
-    history: Any = [
-        {"role": "user", "content": parts([plain("green")], COLOUR)},
-        {"role": "assistant", "content": "The image is green."},
-        {"role": "user", "content": parts([drawn("circle")], SHAPE)},
-    ]
-    answered = client.chat.completions.create(model="pocket", messages=history).choices[0].message
-    assert answered.content == "It is a circle."
-
-
 def test_a_second_question_about_images_neither_encodes_nor_runs_them_again(
     system: System, client: openai.OpenAI
 ) -> None:
