@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import get_args
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from tests.factories import request
 from tests.protocol import fuzz
 from tests.protocol.samples import DECODERS, UNIONS, golden_frames
 
-FRAMES = 10_000
+FRAMES = 5_000
 
 
 def test_mutated_frames_decode_to_a_message_or_are_refused() -> None:
@@ -26,27 +25,6 @@ def test_mutated_frames_decode_to_a_message_or_are_refused() -> None:
     assert outcomes["refused"] > FRAMES // 2
     types = {member.__name__ for union in UNIONS.values() for member in get_args(union)}
     assert types <= outcomes.keys()
-
-
-def test_a_run_is_repeated_by_its_seed() -> None:
-    assert fuzz.run(100, seed=1) == fuzz.run(100, seed=1)
-    assert fuzz.run(100, seed=1) != fuzz.run(100, seed=2)
-
-
-def test_an_error_of_another_kind_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(frames: object) -> None:
-        raise UnicodeDecodeError("utf-8", b"", 0, 0, "")
-
-    monkeypatch.setitem(DECODERS, "to_worker", crash)
-    with pytest.raises(AssertionError, match="UnicodeDecodeError"):
-        fuzz.run(10, seed=1)
-
-
-@given(st.lists(st.binary(max_size=200), max_size=4))
-@settings(max_examples=50, deadline=None)
-def test_random_frames_decode_to_a_message_or_are_refused(frames: list[bytes]) -> None:
-    for direction in DECODERS:
-        fuzz.check(direction, frames)
 
 
 _scalars = (

@@ -80,10 +80,6 @@ def test_a_line_for_a_machine_is_one_json_object(capsys: pytest.CaptureFixture[s
     assert request["message"] == "a 200"
 
 
-def fail() -> None:
-    raise RuntimeError("it broke")
-
-
 def test_a_log_that_is_not_read_just_now_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
@@ -116,7 +112,7 @@ def test_a_traceback_follows_the_line_for_a_person_and_is_a_field_for_a_machine(
     for form in ("text", "json"):
         logs.setup("worker", form)
         try:
-            fail()
+            raise RuntimeError("it broke")
         except RuntimeError:
             log.exception("step failed")
     first, *traceback, last = lines(capsys)

@@ -77,11 +77,6 @@ def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(toml: Path) 
     assert read("--name", "flag", env=env | {"ROUNDHOUSE_CONFIG": str(toml)}) == expected
     other = env | {"ROUNDHOUSE_CONFIG": "/missing"}
     assert read("--config", str(toml), "--name", "flag", env=other) == expected
-    toml.write_text("")
-    assert read("--config", str(toml)) == Trains()
-
-
-def test_a_process_reads_its_own_section_only(toml: Path) -> None:
     toml.write_text('[gateway]\ncars = 4\n[worker]\nmodel = "m"\n[serve]\nport = 1\n')
     assert read("--config", str(toml)) == Trains(cars=4)
     assert read("--config", str(toml), section="worker", kind=WorkerSettings) == WorkerSettings(model="m")
@@ -107,47 +102,23 @@ def test_values_become_what_the_field_is_wherever_they_are_set(
         assert isinstance(found.speed_s, float)
 
 
-def test_seconds_go_without_saying_in_every_public_name(toml: Path) -> None:
-    toml.write_text("[gateway]\nkeepalive = 3.0\nsilent_after = 4.0\n")
-    found = read(
-        "--config",
-        str(toml),
-        "--silent-after",
-        "5",
-        kind=GatewaySettings,
-        env={"ROUNDHOUSE_DRAIN_TIMEOUT": "6"},
-    )
-    assert isinstance(found, GatewaySettings)
-    assert (found.keepalive_s, found.silent_after_s, found.drain_timeout_s) == (3.0, 5.0, 6.0)
-    toml.write_text("[gateway]\nkeepalive_s = 3.0\n")
-    with pytest.raises(SettingsError, match="unknown key keepalive_s"):
-        read("--config", str(toml), kind=GatewaySettings)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        'cars = "9"',
-        "cars = 9.5",
+def test_a_value_of_another_type_in_the_file_is_refused(toml: Path) -> None:
+    wrong = (
         "cars = true",
-        "name = 7",
         'whistles = "true"',
         "folder = 7",
         "speed_s = [1]",
-        'water = "much"',
-        "water = -1",
-        "water = true",
         "water = 1.5",
-        'water = "-1"',
         'stops = ["York", 1]',
-        "stops = 7",
-    ],
-)
-def test_a_value_of_another_type_in_the_file_is_refused(line: str, toml: Path) -> None:
-    toml.write_text(f"[gateway]\n{line}\n")
-    [error] = errors("--config", str(toml))
-    assert error.startswith(line.split(" ")[0] + ": Expected")
-    assert error.endswith(f"(from {toml} [gateway])")
+    )
+    for line in wrong:
+        toml.write_text(f"[gateway]\n{line}\n")
+        [error] = errors("--config", str(toml))
+        assert error.startswith(line.split(" ")[0] + ": Expected")
+        assert error.endswith(f"(from {toml} [gateway])")
+    toml.write_text('[gateway]\ncoal = "2 GB"\nwater = 4096\n')
+    assert read("--config", str(toml)) == Trains(coal=2 * 10**9, water=4096)
+    assert read("--water", "1m", env={"ROUNDHOUSE_COAL": "1.5GiB"}) == Trains(coal=3 * 2**29, water=2**20)
 
 
 @pytest.mark.parametrize("name", ["whistles", "lights"])
@@ -192,7 +163,6 @@ def test_everything_wrong_is_said_at_once_with_its_source(toml: Path) -> None:
     ("text", "said"),
     [
         ("[gateway]\ncar = 1", "unknown key car in [gateway]; did you mean cars?"),
-        ("[gateway]\nspeed-s = 1", "unknown key speed-s in [gateway]; did you mean speed_s?"),
         ("[gateway]\ncaboose = 1", "unknown key caboose in [gateway]"),
         ("[model.a]", "unknown section [model]; did you mean models?"),
     ],
@@ -219,9 +189,7 @@ def test_a_field_without_a_default_is_required_and_rules_across_fields_hold(toml
     [
         (None, ": no such file or folder"),
         (b"[gateway\n", " is not valid TOML: "),
-        (b"cars = ", " is not valid TOML: "),
         (b"\xff\xfe", " is not valid TOML: "),
-        (b"[gateway]\ncars = 1\ncars = 2\n", " is not valid TOML: "),
         (b"gateway = 7\n", ": gateway must be a table"),
     ],
 )
@@ -230,8 +198,6 @@ def test_a_file_that_cannot_be_read_is_an_error(content: bytes | None, why: str,
         toml.write_bytes(content)
     [error] = errors("--config", str(toml))
     assert error.startswith(f"{toml}{why}")
-    [error] = errors("--config", str(toml.parent))
-    assert error.startswith(f"{toml.parent}: ")
 
 
 def test_the_file_that_is_read_is_the_flags_or_else_the_variables() -> None:
@@ -246,17 +212,10 @@ def test_the_file_that_is_read_is_the_flags_or_else_the_variables() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("cars", 9.0, None),
         ("cars", "9", None),
         ("name", 7, None),
-        ("folder", "/x", None),
-        ("coal", "2GB", None),
-        ("whistles", True, None),
         ("cars", 10, "Expected a whole number <= 9"),
-        ("cars", 9.5, "Expected a whole number, got a number"),
-        ("cars", True, "Expected a whole number, got true or false"),
         ("cars", [9], "Expected a whole number, got a list"),
-        ("name", True, "Expected text, got true or false"),
         ("folder", "", "Expected a path"),
         ("whistles", "true", "Expected true or false, got text"),
     ],
@@ -270,17 +229,13 @@ def test_why_a_value_is_refused_is_said_of_what_stands_in_the_file(
 # --- the command line --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [["--colour", "red"], ["caboose"], ["--cars"], ["--whistle", "3"]])
-def test_a_flag_that_is_unknown_or_cut_short_or_without_its_value_is_an_error(argv: list[str]) -> None:
-    [error] = errors(*argv)
-    assert argv[0] in error
-
-
-def test_a_value_out_of_bounds_is_refused_with_its_source() -> None:
+def test_an_unknown_flag_or_a_value_out_of_bounds_is_refused_with_its_source() -> None:
+    for argv in (["--colour", "red"], ["caboose"], ["--cars"]):
+        [error] = errors(*argv)
+        assert argv[0] in error
     wrong = {
-        "--cars": ("0", "10", "many", "", "1.5"),
-        "--speed-s": ("0", "-1", "nan"),
-        "--limit": ("0",),
+        "--cars": ("0", "many", ""),
+        "--speed-s": ("0", "nan"),
         "--folder": ("",),
         "--kind": ("electric",),
     }
@@ -289,14 +244,6 @@ def test_a_value_out_of_bounds_is_refused_with_its_source() -> None:
             [error] = errors(f"{flag}={value}")
             assert error.startswith(flag[2:].replace("-", "_") + ":")
             assert error.endswith(f"(from {flag})")
-
-
-def test_sizes_have_units_wherever_they_are_set(toml: Path) -> None:
-    toml.write_text('[gateway]\ncoal = "2 GB"\nwater = 4096\n')
-    assert read("--config", str(toml)) == Trains(coal=2 * 10**9, water=4096)
-    env = {"ROUNDHOUSE_COAL": "1.5GiB", "ROUNDHOUSE_WATER": "0"}
-    assert read("--config", str(toml), env=env) == Trains(coal=3 * 2**29, water=0)
-    assert read("--water", "1m", env=env) == Trains(coal=3 * 2**29, water=2**20)
 
 
 @pytest.mark.parametrize("kind", [Trains, GatewaySettings, WorkerSettings, FakeSettings])

