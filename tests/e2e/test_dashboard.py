@@ -20,7 +20,7 @@ from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import System, eventually, running_system
 
 KEY = "sesame"
-WIDTHS = (380, 1440)
+WIDTH = 380
 ROWS = "[...document.querySelectorAll('#requests tr.row')]"
 
 
@@ -248,28 +248,27 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Pa
 # --- appearance ---
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_page_content_does_not_overflow(page: Page, served: Several, width: int) -> None:
-    page.size(width, 800)
+def test_page_content_does_not_overflow(page: Page, served: Several) -> None:
+    page.size(WIDTH, 800)
     page.run("location.hash = 'playground'")
     page.wait("document.querySelector('#prompt').offsetParent !== null")
     choose(page, "#model", "fake")
     ask_page(page, "!tokens=3 " + "long" * 40)
     wait_answered(page)
-    assert overflowing(page, width) == []
+    assert overflowing(page) == []
     wait_for([ask(served.url, f"{'long ' * 40}!tokens=5", model="fake")], 60)
     page.run("location.hash = 'overview'")
     page.wait(f"document.querySelector('.overview').offsetParent !== null && {ROWS}.length > 0")
-    assert overflowing(page, width) == []
+    assert overflowing(page) == []
     page.run("document.querySelector('#requests .open').click()")
     page.wait("document.querySelector('#requests .opened') !== null", "a row is open")
-    assert overflowing(page, width) == []
+    assert overflowing(page) == []
 
 
-def overflowing(page: Page, width: int) -> list[str]:
-    assert page.run("document.documentElement.scrollWidth") <= width
+def overflowing(page: Page) -> list[str]:
+    assert page.run("document.documentElement.scrollWidth") <= WIDTH
     over = page.run(
         "[...document.querySelectorAll('main *')].filter(e => e.offsetParent && !e.closest('svg, .unseen')"
-        f" && e.getBoundingClientRect().right > {width} + 1).map(e => e.outerHTML.slice(0, 80))"
+        f" && e.getBoundingClientRect().right > {WIDTH} + 1).map(e => e.outerHTML.slice(0, 80))"
     )
     return list(over)

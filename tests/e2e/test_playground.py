@@ -105,20 +105,6 @@ def test_connect_is_the_first_thing_of_the_page_and_stays_closed_if_closed(
     assert page.run("document.querySelector('#connect').open") is False
 
 
-def test_connect_copies_the_snippet_of_the_chosen_client_and_model(page: Page, system: System) -> None:
-    read = clipboard(page, system)
-    choose(page, "#connect-model", "other")
-    page.run("document.querySelector('#connect-clients button').click()")
-    page.click("#connect-copy")
-    page.wait("document.querySelector('#connect-copy').innerText === 'Copied'")
-    done = subprocess.run(["bash", "-euc", read()], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)["model"] == "other"
-    page.click("#connect-copy-openai")
-    page.wait("document.querySelector('#connect-copy-openai').innerText === 'Copied'")
-    assert read() == f"{system.url}/v1"
-    page.wait("document.querySelector('#connect-copy').innerText === 'Copy'", "the label returns")
-
-
 # --- a reload ---
 
 
@@ -164,17 +150,12 @@ def test_an_answer_that_a_reload_interrupts_keeps_its_text(page: Page) -> None:
     wait_answered(page)
 
 
-@pytest.mark.parametrize(
-    "storage",
-    [
-        "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };",
+def test_a_page_without_storage_works(page: Page) -> None:
+    forbidden = (
         "for (const name of ['localStorage', 'sessionStorage'])"
-        " Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });",
-    ],
-    ids=["full", "forbidden"],
-)
-def test_a_page_without_storage_works(page: Page, storage: str) -> None:
-    reload(page, storage)
+        " Object.defineProperty(window, name, { get() { throw new DOMException('no', 'SecurityError'); } });"
+    )
+    reload(page, forbidden)
     choose(page, "#theme", "dark")
     ask(page, "!tokens=3")
     assert wait_answered(page)

@@ -17,7 +17,7 @@ import pytest
 
 from protocol.sockets import Curve
 from tests.faults.ranks import ANSWER
-from tests.faults.sets import MODEL, READY_S_MAX, Set, assert_gone
+from tests.faults.sets import MODEL, READY_S_MAX, Set
 from tests.faults.streams import ask, wait_for
 from tests.models.fixtures import model_folder
 from tests.ports import free_port, free_ports
@@ -169,29 +169,6 @@ def test_strangers_at_a_set_read_nothing_and_the_set_lives(tmp_path: Path, tempo
     finally:
         served.process.stop()
     assert {path.name for path in temporary.iterdir()} <= OTHERS
-
-
-@pytest.mark.timeout(600)
-def test_a_set_whose_supervisor_is_killed_while_its_ranks_meet_leaves_no_folder(
-    tmp_path: Path, temporary: Path
-) -> None:
-    served = Set(tmp_path)
-    try:
-        eventually(
-            lambda: list(temporary.glob("roundhouse-ranks-*/line")), within_s=READY_S_MAX, what="bound"
-        )
-        members = served.members()
-    finally:
-        served.process.kill()
-        served.process.wait()
-    assert_gone(members)
-    # A compiler of MLX's kernels that is killed leaves its assembler file.
-    left = {
-        path.name
-        for path in temporary.iterdir()
-        if not (path.name[:2] == "cc" and path.suffix in (".s", ".o"))
-    }
-    assert left <= OTHERS
 
 
 @pytest.mark.timeout(600)

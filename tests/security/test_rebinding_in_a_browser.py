@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -122,23 +121,3 @@ def test_a_page_without_an_origin_is_refused(browser: Browser, elsewhere: Images
     )
     assert "the origin `null`" in system.gateway.log()
     page.close()
-
-
-def test_a_configured_origin_asks_and_administers_nothing(
-    browser: Browser, elsewhere: Images, tmp_path: Path
-) -> None:
-    origin = f"http://127.0.0.1:{elsewhere.port}"
-    with running_system(tmp_path, ["--cors-origin", origin]) as system:
-        system.start_worker()
-        system.wait_ready()
-        page = browser.open(origin + "/")
-        chat = f"{system.url}/v1/chat/completions"
-        status, text = fetch(page, chat, method="POST", headers=TYPE, body=BODY)
-        assert (status, json.loads(text)["object"]) == ("200", "chat.completion")
-        assert fetch(page, f"{system.url}/v1/models")[0] == "200"
-        fetch(page, chat, method="POST", body=BODY)
-        assert refusals(system, "unsupported_content_type") == 1
-        assert fetch(page, f"{system.url}/v1/status")[0] == "refused"
-        assert fetch(page, f"{system.url}/v1/cache", method="DELETE")[0] == "refused"
-        assert refusals(system, "origin_not_allowed") == 2
-        page.close()
