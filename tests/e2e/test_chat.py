@@ -98,25 +98,6 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_company(client: openai.O
     assert stream_text(client, **(requests[0] | {"seed": 50}), **sampling) != alone[0]
 
 
-def test_whole_and_streamed_answers_agree_in_text_and_usage(client: openai.OpenAI) -> None:
-    request: dict[str, Any] = {
-        "model": "hybrid",
-        "messages": [{"role": "user", "content": "こんにちは 🚂"}],
-        "max_tokens": 40,
-        "temperature": 0,
-    }
-    whole = client.chat.completions.create(**request)
-    chunks = list(
-        client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **request)
-    )
-    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert said == whole.choices[0].message.content
-    assert whole.usage is not None
-    assert chunks[-1].usage == whole.usage
-    assert whole.usage.completion_tokens == 40
-    assert whole.choices[0].finish_reason == "length"
-
-
 def test_a_stop_string_ends_the_text_before_itself_wherever_tokens_divide_it(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {
         "model": "dense",
@@ -132,36 +113,6 @@ def test_a_stop_string_ends_the_text_before_itself_wherever_tokens_divide_it(cli
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         assert text == full[: full.index(stop)]
         assert chunks[-1].choices[0].finish_reason == "stop"
-
-
-def test_tools_system_and_tool_results_reach_the_template(client: openai.OpenAI) -> None:
-    plain: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    parameters = {"type": "object", "properties": {}}
-    tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
-    function = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-    history = [
-        {"role": "developer", "content": "Be brief."},
-        *plain,
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "21 degrees"}]},
-    ]
-
-    def prompt_tokens(**request: Any) -> int:
-        answer = client.chat.completions.create(model="hybrid", max_tokens=1, **request)
-        assert answer.usage is not None
-        return answer.usage.prompt_tokens
-
-    bare = prompt_tokens(messages=plain)
-    with_tools = prompt_tokens(messages=plain, tools=[tool])
-    assert with_tools > bare + 20
-    assert prompt_tokens(messages=plain, tools=[tool], tool_choice="none") == bare
-    assert prompt_tokens(messages=history, tools=[tool]) > with_tools + 20
-    silent = {"chat_template_kwargs": {"enable_thinking": False}}
-    assert prompt_tokens(messages=plain, extra_body=silent) != bare
 
 
 # --- side requests of agents -------------------------------------------------------------------------
@@ -347,23 +298,3 @@ def test_scores_are_the_same_streamed_and_whole(client: openai.OpenAI) -> None:
     told = [each for part in parts for each in part.token_logprobs or []]
     assert told[0] is None
     assert told[1:] == pytest.approx((whole.logprobs.token_logprobs or [])[1:], abs=TOLERANCE)
-
-
-def test_a_multiple_choice_question_is_decided_as_upstream_would(client: openai.OpenAI) -> None:
-    """Like lm-eval's `local-completions`: one token is sampled and excluded from the sum."""
-    name, context = "hybrid", "Question: what turns at the 駅?\nAnswer:"
-    begin = len(encoded(name, context))
-    for continuation in (" the turntable", " seventeen whistles of steam"):
-        ids = encoded(name, context + continuation)
-        rows = logprobs_of(name, ids)
-        expected = sum(rows[at - 1][ids[at]] for at in range(begin, len(ids)))
-        is_greedy = all(max(rows[at - 1]) == rows[at - 1][ids[at]] for at in range(begin, len(ids)))
-        for prompt in (context + continuation, [ids]):
-            asked: Any = prompt
-            [choice] = complete(client, name, prompt=asked, echo=True, logprobs=1, max_tokens=1).choices
-            assert choice.logprobs is not None
-            told = (choice.logprobs.token_logprobs or [])[begin:-1]
-            tops = (choice.logprobs.top_logprobs or [])[begin:-1]
-            assert len(told) == len(ids) - begin
-            assert sum(told) == pytest.approx(expected, abs=1e-3)
-            assert all(max(top.values()) == own for top, own in zip(tops, told, strict=True)) == is_greedy

@@ -130,10 +130,3 @@ def pocket(system: System) -> dict[str, Any]:
     workers = system.http.get("/v1/status").json()["workers"]
     [worker] = [worker for worker in workers if worker["model"] == "pocket"]
     return dict(worker)
-
-
-def test_another_image_in_the_same_words_is_another_prompt(client: openai.OpenAI) -> None:
-    answers = [
-        chat(client, plain(colour).resize((128, 128)), question=COLOUR) for colour in ("red", "green", "red")
-    ]
-    assert answers == ["The image is red.", "The image is green.", "The image is red."]
