@@ -1,8 +1,5 @@
 """The overview of the page at `/` in a headless browser: requests, models, charts, keys, and streams that
-survive a worker death.
-
-Collected only if there is a browser (`tests/browser/`).
-"""
+survive a worker death."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""*Connect* and the playground of the page at `/`, in a headless browser.
-
-Collected only if there is a browser (`tests/browser/`).
-"""
+"""*Connect* and the playground of the page at `/`, in a headless browser (`tests/browser/`)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""Attacks on a real server, and what they cost others: `python -m tests.security.attacks --attacks NAME …`.
-
-Each attack gets a server of its own, a gateway and a worker with the embedded model. Meanwhile another
-process (`tests.security.probe`) sends “hi” every 0.2 s. The result is a row for each attack: the longest time
-of a “hi” and of /health, and the peak memory of worker and gateway above their calm state. The status is 1 if
-a limit of `tests.security.verdicts` is exceeded, or an answer is not as promised. `--count` is the size in
-percent; `--leaving` sets the number of clients of the attack `leaving`.
-"""
+"""Attacks, each on a real server of its own, and what they cost others, who are played by
+`tests.security.probe`. The status is 1 if a limit of `tests.security.verdicts` is exceeded, or an answer is
+not as promised. `--count` is the size in percent; `--leaving` the number of clients that leave."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""A client beside an attack: `python -m tests.security.probe PORT --worker PID --gateway PID`.
+"""A client beside an attack, in a process of its own, so that the attacker's work does not delay it.
 
-It is a process of its own, so that the attacker's work does not delay it. It prints “ready”, then sends “hi”
-and GET /health every 0.2 s, each on a new connection, and samples the resident memory of both processes. When
-its standard input ends, it finishes the requests in flight and prints the `Readings` as JSON.
-"""
+Until its standard input ends it sends “hi” and GET /health; then it prints the `Readings` as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""HTTP clients that are odd or hostile: each gets what it is due, and the others are not held up.
-
-Half-closed and pipelined requests and HTTP/1.0 are among the attacks (`connection_attacks.py`).
-"""
+"""HTTP clients that are odd or hostile get what they are due, and hold up nobody; others are attacks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Isolation of API keys in the prefix cache, with a real gateway and a real worker.
-
-A key that guesses another's prompt learns nothing from what is cached, and clears only what is its own.
-"""
+"""Isolation of API keys in the prefix cache, with a real gateway and a real worker."""
 
 from __future__ import annotations
 
