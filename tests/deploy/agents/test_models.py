@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
-from deploy.agents import models as models_module
 from deploy.agents.models import LaunchError, ask, choose, is_near, read
 from deploy.agents.profiles import Endpoint, Model
 from tests.deploy.agents.endpoints import endpoint_that_answers
@@ -27,12 +25,6 @@ def test_generating_models_are_read_in_listed_order() -> None:
     assert read(body) == [LARGE, SMALL, Model("unmeasured")]
 
 
-@pytest.mark.parametrize("body", [b"<html>", b'{"data": [{"name": "x"}]}'])
-def test_malformed_model_list_is_an_error(body: bytes) -> None:
-    with pytest.raises(LaunchError, match="did not return a list of models"):
-        read(body)
-
-
 def test_a_model_is_chosen_by_name_or_alias_or_else_needs_no_loading() -> None:
     assert choose([LARGE, SMALL], None) is SMALL
     assert choose([LARGE], None) is LARGE
@@ -44,7 +36,6 @@ def test_a_model_is_chosen_by_name_or_alias_or_else_needs_no_loading() -> None:
     ("models", "name", "said"),
     [
         ([LARGE, SMALL], "smal", r"does not serve a model smal; did you mean small\?"),
-        ([LARGE, SMALL], "qwen", "available: large, small, gpt-4o-mini"),
         ([], None, "serves no model yet"),
     ],
 )
@@ -61,6 +52,7 @@ def test_an_unknown_name_is_answered_with_what_there_is(
         (401, b"{}", "requires an API key"),
         (503, b'{"error": {"message": "The server is shutting down."}}', "503: The server is shutting down."),
         (404, b"<html>", "404: this is not a Roundhouse endpoint"),
+        (200, b"<html>", "did not return a list of models"),
     ],
 )
 def test_a_refusal_is_handed_on_in_a_sentence(status: int, body: bytes, said: str) -> None:
@@ -71,7 +63,7 @@ def test_a_refusal_is_handed_on_in_a_sentence(status: int, body: bytes, said: st
         ask(Endpoint(served.url))
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "file:///etc", "http://127.0.0.1:port", "http://[::1"])
+@pytest.mark.parametrize("url", ["file:///etc", "http://127.0.0.1:port", "http://[::1"])
 def test_invalid_endpoint_url_is_refused(url: str) -> None:
     with pytest.raises(LaunchError, match="is not a valid URL"):
         ask(Endpoint(url))
@@ -80,12 +72,3 @@ def test_invalid_endpoint_url_is_refused(url: str) -> None:
 def test_no_proxy_leads_to_this_machine() -> None:
     assert all(map(is_near, ["http://127.0.0.1:8000", "http://[::1]:8000", "http://localhost"]))
     assert not any(map(is_near, ["http://192.168.1.2:8000", "https://models.example.com"]))
-
-
-def test_an_endpoint_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models_module, "ANSWER_WAIT_S", 0.05)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(LaunchError, match="cannot connect"):
-            models_module.ask(Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}"))

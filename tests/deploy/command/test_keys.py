@@ -61,16 +61,6 @@ def test_file_of_the_settings_is_changed_and_its_plain_lines_stay(file: Path, tm
     assert [key.name for key in ApiKeys((), old)._keys()] == ["ann", "bo"]
 
 
-def test_link_to_the_file_stays_a_link(file: Path, tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "real")
-    made = keys("create", "ann", "--file", str(link))
-    assert made.exit_code == 0
-    assert f"with --api-keys-file {tmp_path / 'real'}" in made.stderr
-    assert link.is_symlink()
-    assert (tmp_path / "real").stat().st_size > 0
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

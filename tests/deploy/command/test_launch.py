@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,15 +36,14 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture
-def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder with stand-ins for all agents, as the only entry of PATH."""
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Create a folder with stand-ins for all agents, as the only entry of PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for agent in Agent:
         (folder / agent).write_text(STAND_IN)
         (folder / agent).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    return folder
 
 
 def launch(*words: str) -> list[str]:
@@ -53,14 +51,13 @@ def launch(*words: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("agents")
-@pytest.mark.parametrize("agent", [Agent.CLAUDE, Agent.PI])
 def test_the_agent_takes_its_place_and_its_status_is_ours_and_no_file_is_written(
-    agent: Agent, served: Served, begin: Begin, tmp_path: Path
+    served: Served, begin: Begin, tmp_path: Path
 ) -> None:
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     for folder in (home, scratch):
         folder.mkdir()
-    words = launch(agent, "--url", f"{served.url}/v1/", "--", "-p", "--model", "of the agent's")
+    words = launch(Agent.PI, "--url", f"{served.url}/v1/", "--", "-p", "--model", "of the agent's")
     told = begin(words, env={"HOME": str(home), "TMPDIR": str(scratch)})
     assert told.wait() == 7
     found = json.loads(told.lines[0])
@@ -68,11 +65,6 @@ def test_the_agent_takes_its_place_and_its_status_is_ours_and_no_file_is_written
     assert found["argv"][-3:] == ["-p", "--model", "of the agent's"]
     assert found["seen"]["HOME"] == str(home)
     assert [*home.rglob("*"), *scratch.rglob("*")] == []
-
-
-def test_no_signal_is_ignored_that_python_ignores(agents: Path, served: Served, begin: Begin) -> None:
-    (agents / "pi").write_text("#!/bin/sh\nkill -PIPE $$\n")
-    assert begin(launch("pi", "--url", served.url)).wait() == -signal.SIGPIPE
 
 
 @pytest.mark.usefixtures("agents")
@@ -114,7 +106,6 @@ def test_the_environment_is_printed_for_any_client(served: Served) -> None:
     ("words", "said"),
     [
         (["codex"], "cannot connect to"),
-        (["codex", "--url", "nowhere"], "'nowhere' is not a valid URL"),
         (["codex", "--port", "0"], "port: "),
     ],
 )

@@ -12,7 +12,6 @@ TOOLS = [
     {"name": "fail", "inputSchema": {"type": "object"}},
     {"name": "long", "inputSchema": {"type": "object"}},
     {"name": "hang", "inputSchema": {"type": "object"}},
-    {"name": "die", "inputSchema": {"type": "object"}},
     {"name": "with space!", "inputSchema": None},
 ]
 
@@ -37,8 +36,6 @@ def answer(said: dict[str, Any]) -> dict[str, Any]:
             return {"content": [{"type": "text", "text": "x" * 200_000}]}
         case "hang":
             time.sleep(600)
-        case "die":
-            raise SystemExit(3)
     return {"content": [{"type": "text", "text": json.dumps(arguments)}, {"type": "image", "data": ""}]}
 
 

@@ -31,15 +31,10 @@ def everything(path: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_command_is_known_and_told_of(verb: str) -> None:
-    order = read(f"/{verb}  some words ", nothing)
-    assert isinstance(order, ChatCommand)
-    assert (order.verb, order.rest) == (verb, "some words")
-    assert verb == "help" or f"/{verb}" in HELP
-
-
-def test_aliases_mean_the_same_and_what_is_no_command_or_lacks_its_file_is_wrong() -> None:
+def test_commands_and_aliases_are_known_and_what_is_none_or_lacks_its_file_is_wrong() -> None:
+    for verb in VERBS:
+        assert read(f"/{verb}  some words ", nothing) == ChatCommand(verb, "some words")
+        assert verb == "help" or f"/{verb}" in HELP
     for alias, verb in ALIASES.items():
         assert read(f"/{alias}", nothing) == ChatCommand(verb)
     assert isinstance(read("/nwe", nothing), InvalidInput)
@@ -51,7 +46,6 @@ def test_aliases_mean_the_same_and_what_is_no_command_or_lacks_its_file_is_wrong
     ("text", "found"),
     [
         ("temperature 0.2", Parameter("temperature", 0.2)),
-        ("stop END", Parameter("stop", "END")),
         ("enable_thinking false", Parameter("enable_thinking", False)),
         ("stop " + 5000 * "[", Parameter("stop", 5000 * "[")),
         ("temprature 1", InvalidInput("unknown parameter temprature; did you mean temperature?")),

@@ -79,14 +79,6 @@ def test_each_question_brings_all_that_was_said_before(talking: ChatRepl, played
     assert asked == {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def test_thoughts_are_folded_and_can_be_seen(talking: ChatRepl, played: Played) -> None:
-    played.will_say("42", thought="what do they\nmean?")
-    shown = converse(talking, "Answer?", "/thought")
-    assert "reasoned for" in shown
-    assert "5 words" not in shown.split("reasoned for")[0]
-    assert "what do they\nmean?" in shown
-
-
 def test_refused_message_can_be_retried(talking: ChatRepl, played: Played) -> None:
     played.answers.append(httpx.Response(503, json={"error": {"message": "m is loading (40%)."}}))
     played.will_say("Here")

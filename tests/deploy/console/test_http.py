@@ -86,22 +86,3 @@ def test_an_endpoint_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Mon
                 http.get(client, "/v1/status")
             with pytest.raises(ConsoleError, match="timed out"):
                 list(http.stream(client, {}))
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "refusal"),
-    [
-        (503, b"{}", ""),
-        (504, b'{"error": {"message": "No reply from m within 5 s."}}', "No reply from m within 5 s."),
-    ],
-)
-def test_server_that_cannot_clear_its_cache_says_why(status: int, body: bytes, refusal: str) -> None:
-    asked: list[str] = []
-
-    def played(request: httpx.Request) -> httpx.Response:
-        asked.append(f"{request.method} {request.url.path}")
-        return httpx.Response(status, content=body)
-
-    with httpx.Client(base_url="http://played", transport=httpx.MockTransport(played)) as client:
-        assert http.clear_cache(client) == refusal
-    assert asked == ["DELETE /v1/cache"]

@@ -35,7 +35,7 @@ def tools() -> Iterator[Toolbox]:
 
 
 def write(path: Path, document: object) -> Path:
-    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    path.write_text(json.dumps(document))
     return path
 
 
@@ -51,9 +51,7 @@ def test_servers_are_read_from_the_usual_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "why"),
     [
-        ("{", "must be JSON"),
         ({"mcpServers": {"a": {"url": "http://x"}}}, "a: only servers with a command"),
-        ({"mcpServers": {"a": {"command": "b", "env": {"c": 1}}}}, "a: args must be"),
         ({"mcpServers": {str(n): {"command": "b"} for n in range(mcp.SERVERS_MAX + 1)}}, "at most"),
     ],
 )
@@ -97,12 +95,6 @@ def test_a_call_is_bounded_in_time_and_its_server_ends_nevertheless(monkeypatch:
     monkeypatch.setattr(mcp, "END_S_MAX", 0.05)
     with opened([command()]) as tools:
         assert "not been answered in time" in tools.call("fs__hang", "{}")
-
-
-def test_a_server_that_dies_is_an_error_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened([command()]) as tools:
-        for _ in range(2):
-            assert tools.call("fs__die", "{}") == "Error: fs: the server has ended"
 
 
 def test_servers_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from broker.dispatch.traffic import HttpCounters
@@ -94,31 +92,6 @@ def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> No
     [worker] = [row for row in text.splitlines() if row.startswith("m ")]
     assert " ".join(worker.split()) == "m ready 1 m 5 s 2/4 1 8,192 7.0 GB 2 MB 2 EXIT 70"
     assert "1 tokens/s" in text
-
-
-@given(st.lists(st.one_of(st.none(), st.floats(0, 1e9)), max_size=60))
-def test_each_value_has_a_bar_and_the_largest_the_highest(values: list[float | None]) -> None:
-    bars = table.spark(values)
-    assert len(bars) == len(values)
-    most = max((value for value in values if value is not None), default=0.0)
-    for bar, value in zip(bars, values, strict=True):
-        assert (bar == " ") == (value is None)
-        if most and value == most:
-            assert bar == "█"
-
-
-def test_a_narrow_screen_shows_every_number_of_every_request() -> None:
-    line = Line()
-    line.serving("w")
-    id = "chatcmpl-0a3f77d1674bdd8401b5b6520b"
-    line.submit(request(id))
-    line.say("w", accepted("w", id), reused("w", id, 2, "disk"), events("w", id, "x"))
-    line.clock.now += 12.5
-    line.say("w", events("w", id, *"yz" * 60, first=1))
-    text = shown(status(line), width=80)
-    assert max(map(len, text.splitlines())) <= 80
-    [row] = [row for row in text.splitlines() if row.startswith(f"…{id[-8:]}")]
-    assert " ".join(row.split()[1:]) == "decode 3 in 121 9.6 0 ms 12.5 s 67% disk"
 
 
 def test_batches_are_listed_while_they_run() -> None:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deploy.load.client import note
-from deploy.load.samples import Sample, percentile, summarize
+from deploy.load.samples import Sample, summarize
 
 
 def answered(sent_at: float, *pieces: float, tokens: int = 0) -> Sample:
     return Sample(sent_at, list(pieces), pieces[-1] + 0.5, tokens=tokens, prompt_tokens=10, cached_tokens=4)
-
-
-@given(st.lists(st.floats(0, 100), min_size=1), st.integers(1, 100))
-def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
-    values: list[float], percent: int
-) -> None:
-    found = percentile(values, percent)
-    needed = len(values) * percent / 100
-    assert sum(value <= found for value in values) >= needed
-    assert not [v for v in values if v < found and sum(w <= v for w in values) >= needed]
 
 
 def test_times_are_those_of_what_was_answered_and_errors_are_counted() -> None:

@@ -47,7 +47,6 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
 @pytest.mark.parametrize(
     ("wrong", "about", "verdict", "advice"),
     [
-        ({"python": (3, 10, 4)}, "Python", Verdict.WRONG, "PYTHON=python3.12"),
         ({"machine": "x86_64"}, "system", Verdict.WRONG, "Rosetta"),
         (
             {"system": "Linux", "mlx": "Device(cpu, 0)", "cuda_package": "mlx-cuda-13"},
@@ -55,10 +54,7 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
             Verdict.WRONG,
             "--no-deps mlx-cuda-13",
         ),
-        ({"disk_free": 3 * GB}, "disk", Verdict.NOTE, "roundhouse rm"),
         ({"port_user": "another program"}, "port 8000", Verdict.NOTE, "--port"),
-        ({"runtime_error": "too long"}, "sockets", Verdict.WRONG, "XDG_RUNTIME_DIR"),
-        ({"files_max": 256}, "open files", Verdict.NOTE, "ulimit -n"),
         ({"memory": MachineMemory(64 * GB, 9 * GB, 48 * GB)}, "memory", Verdict.WELL, "wired_limit_mb=51879"),
         ({"system": "Linux", "has_compiler": False}, "compiler", Verdict.NOTE, "apt install g++"),
     ],

@@ -32,18 +32,6 @@ FIT = ContextFit(
 )
 
 
-def test_each_kind_of_pass_has_a_line() -> None:
-    assert exactness.lines(FOUND) == [
-        ("decode, 2 rows", "ok", "equal"),
-        ("decode, 16 rows", "ok", "same tokens, logprobs differ by up to 2e-05"),
-        ("verify, 1 row × 4 tokens", "note", "token 3 differs, logprobs by up to 0.2"),
-        ("8 prompts together", "ok", "equal"),
-        ("prompt in chunks of 8", "ok", "equal"),
-        ("the rest", "note", "not measured for lack of time"),
-        ("chip", "wrong", "bfloat16 matrix products are wrong"),
-    ]
-
-
 def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(tmp_path: Path) -> None:
     """By flags, or by the model's table of the settings file."""
     model, file = str(model_folder("dense")), tmp_path / "roundhouse.toml"
@@ -95,5 +83,6 @@ def test_the_command_prints_the_table_and_its_status_tells_wrong_results(
     assert asked == [["org/model", "--kv-bits=8"]]
     assert "3,071 of 4,096 tokens fit for one request" in done.output
     assert "org/model, compared with one row alone:" in done.output
-    assert "token 3 differs" in done.output
+    for line in ("same tokens, logprobs differ by up to 2e-05", "token 3 differs", "8 prompts together"):
+        assert line in done.output
     assert done.exit_code == 1

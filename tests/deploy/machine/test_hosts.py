@@ -46,7 +46,6 @@ def test_machines_that_are_alike_are_well() -> None:
     ("second", "backend", "words", "advice"),
     [
         (None, "ring", "mac-2: Permission denied", "without a password"),
-        (HostReport("m", VERSIONS | {"mlx": ""}, True, True), "ring", "has no mlx", "install"),
         (HostReport("m", VERSIONS | {"mlx": "0.9"}, True, True), "ring", "has mlx 0.9", "same versions"),
         (HostReport("m", VERSIONS, False, True), "ring", "no such model", "same folder"),
         (HostReport("m", VERSIONS, True, False), "jaccl", "no RDMA", "rdma_ctl enable"),
@@ -59,11 +58,6 @@ def test_missing_host_requirement_is_reported_with_advice(
     assert words in said
     assert "mac-2" in said
     assert advice in what
-
-
-def test_a_ring_beyond_this_machine_is_said_to_have_no_key() -> None:
-    findings = examine(FILE, HOSTS, "ring", [HostAnswer(HERE, WELL), HostAnswer(READY, WELL)])
-    assert [f.about for f in findings if f.verdict is Verdict.NOTE] == ["ring"]
 
 
 def test_machines_are_asked_here_and_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

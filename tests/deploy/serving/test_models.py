@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from deploy.serving import serve
 from deploy.serving.commandlines import worker_flags
-from deploy.serving.models import SPARE_BYTES, beside_spare, memory_budget, read
+from deploy.serving.models import memory_budget, read
 from deploy.serving.settings import ServeSettings
 from deploy.supervisor.child import Child, ServedModel, Setting
 from protocol import settings
@@ -72,21 +73,9 @@ def test_command_line_models_precede_and_override_those_of_the_file(tmp_path: Pa
     assert third == ServedModel(name="b", named=True, resident=True)
 
 
-def test_everything_wrong_is_said_at_once_with_what_may_be_meant(tmp_path: Path) -> None:
-    file = config(
-        tmp_path,
-        "[models.a]\nmax_running = [1]\nmax_runing = 8\nalias = ['x']\ncolour = 1\n"
-        '[models.b]\nresident = 1\n[models.c]\naliases = ["d"]\n[models.d]\n[models."e]"]',
-    )
-    assert wrong(file) == [
-        f"[models.a] max_runing: unknown key; did you mean max_running? (from {file})",
-        f"[models.a] alias: unknown key; did you mean aliases? (from {file})",
-        f"[models.a] colour: unknown key (from {file})",
-        f"[models.a] max_running: Expected a whole number, got a list (from {file})",
-        f"[models.b] resident: Expected true or false, got a whole number (from {file})",
-        "model 'e]': invalid name",
-        "model 'd': duplicate name",
-    ]
+def test_a_name_is_valid_and_there_once(tmp_path: Path) -> None:
+    file = config(tmp_path, '[models.c]\naliases = ["d"]\n[models.d]\n[models."e]"]')
+    assert wrong(file) == ["model 'e]': invalid name", "model 'd': duplicate name"]
 
 
 VALUES = st.one_of(
@@ -97,6 +86,7 @@ VALUES = st.one_of(
 )
 
 
+@settings_of_hypothesis(max_examples=60)
 @given(st.sampled_from(sorted(WorkerSettings.__struct_encode_fields__)), VALUES)
 def test_a_value_is_refused_just_when_the_worker_would_refuse_its_flag(name: str, value: Setting) -> None:
     try:
@@ -116,26 +106,6 @@ def test_one_model_takes_what_it_needs_and_several_share_a_part_of_the_machine()
     share = memory_budget(None, two)
     assert share is not None
     assert share > 10**8
-
-
-def test_residents_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    models = [
-        ServedModel(name=name, model=weights(tmp_path / name, 1000), resident=True) for name in ("a", "b")
-    ]
-    assert memory_budget(2000, models) == 2000
-    with pytest.raises(SettingsError, match="the resident models take 2000 bytes"):
-        memory_budget(1999, models)
-
-
-def test_a_spare_leaves_room_for_the_residents_and_one_more_with_its_process(tmp_path: Path) -> None:
-    models = [
-        ServedModel(name="a", model=weights(tmp_path / "a", 1000), resident=True),
-        ServedModel(name="b", model=weights(tmp_path / "b", 100)),
-        ServedModel(name="c", model=weights(tmp_path / "c", 200)),
-    ]
-    least = 2 * SPARE_BYTES + 1200
-    assert beside_spare(least, models) == least - SPARE_BYTES
-    assert beside_spare(least - 1, models) is None
 
 
 def test_each_model_has_as_many_workers_as_its_table_or_else_serve_says(tmp_path: Path) -> None:
@@ -205,45 +175,10 @@ def test_plans_follow_one_another_in_the_order_in_which_they_are_named(tmp_path:
     assert [first.plans, first.fallback and first.fallback.plans] == [3, 2]
 
 
-def test_streams_are_still_there_when_the_last_plan_takes_over(tmp_path: Path) -> None:
-    file = f"--hosts={hostfile(tmp_path)}"
-    alone = worker("--model=m", file, "--fallback=small")
-    assert alone.fallback_after_s == 60
-    patient = worker("--model=m", file, "--fallback=small", "--fallback=less", "--failover-timeout=600")
-    assert patient.fallback_after_s == 60
-    with pytest.raises(SettingsError, match="--failover-timeout"):
-        worker("--model=m", file, "--fallback=small", "--fallback=less", "--fallback-after=60")
-
-
-def test_the_file_says_it_of_each_model(tmp_path: Path) -> None:
-    file = hostfile(tmp_path)
-    config = tmp_path / "roundhouse.toml"
-    config.write_text(
-        f'[models.large]\nmodel = "big"\nhosts = "{file}"\nsplit = "tensor"\nfallback = "small"\n'
-        'fallback_after = 30\n[models.other]\nmodel = "other"\nfallback = ["less", "small"]\n'
-    )
-    _, children = serve.read([f"--config={config}"], {})
-    large, other = children[1:]
-    assert large.is_set
-    assert not other.is_set
-    assert "--model=less" in words(other.fallback)
-    assert other.fallback is not None
-    assert "--model=small" in words(other.fallback.fallback)
-    assert large.fallback_after_s == 30
-    assert "--model=small" in words(large.fallback)
-    assert "--stands-in" in words(large.fallback)
-    assert not any("--hosts" in word or "--split" in word for word in words(large.fallback))
-
-
 @pytest.mark.parametrize(
     ("hosts", "flags", "why"),
     [
         ([{"ssh": "a"}, {"ssh": "b"}], [], "`ips` is missing for a, b"),
-        (
-            [{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b"}],
-            ["--backend=jaccl"],
-            "`rdma` of a lists 0 devices",
-        ),
         (
             [{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [None, None]}, {"ssh": "b", "rdma": ["x", None]}],
             ["--backend=jaccl"],

@@ -61,7 +61,6 @@ def test_notice_comes_at_the_start_that_creates_the_folder_only(folder: Path, tm
 def test_what_is_stored_is_shown_by_model(folder: Path) -> None:
     sizes = sum(file.stat().st_size for file in (folder / MODEL).iterdir())
     (folder / "empty").mkdir()
-    (folder / MODEL / "notes.txt").write_text("mine")
     assert prefix_cache.models(folder) == [ModelPrefixes(MODEL, 2, sizes, NOW - 60, NOW)]
     assert prefix_cache.models(folder / "nowhere") == []
 
@@ -80,15 +79,6 @@ def test_clear_deletes_prefixes_and_nothing_else(folder: Path) -> None:
     assert sorted(file.name for file in model.iterdir()) == sorted(names[:3])
     assert (elsewhere / "a.prefix.safetensors").exists()
     prefix_cache.clear(folder / "nowhere", NOW)
-
-
-def test_worker_takes_a_file_that_was_cleared_for_a_miss(folder: Path) -> None:
-    opened = Folder(folder / MODEL, MODEL)
-    assert len(list(opened.scan())) == 2
-    prefix_cache.clear(folder, NOW)
-    assert opened.read("0123abcd") is None
-    opened.save(draft(Record("0123abcd", {}, {}), MODEL))
-    assert opened.read("0123abcd") is not None
 
 
 def test_commands_show_and_clear_the_cache_where_no_server_runs(folder: Path) -> None:

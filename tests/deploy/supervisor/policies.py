@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from deploy.supervisor.children import ChildState
 from deploy.supervisor.events import (
+    AssignSpare,
     Decision,
     Died,
     Event,
@@ -23,6 +24,7 @@ from deploy.supervisor.events import (
     Terminate,
 )
 from deploy.supervisor.lifecycle import Lifecycle
+from deploy.supervisor.spares import SPARE
 
 HISTORIES = settings(max_examples=40)
 RUNNING_STATES = (ChildState.RUNNING, ChildState.ENDING, ChildState.KILLED)
@@ -68,7 +70,7 @@ def after(children: Lifecycle, *events: Event | None, now: float = 1.0) -> Lifec
 class History(RuleBasedStateMachine):
     """Stateful test of deaths, time and a stop in any order. Subclasses add what can be asked for."""
 
-    statuses: ClassVar = [0, 78, -9]
+    statuses: ClassVar[Sequence[int]] = (0, 78, -9)
     children: Lifecycle
 
     def __init__(self) -> None:
@@ -99,6 +101,9 @@ class History(RuleBasedStateMachine):
                     assert name not in self.alive or name in self.killed, "started twice"
                     self.alive.add(name)
                     self.killed.discard(name)
+                case AssignSpare(name):
+                    assert name not in self.alive
+                    self.alive = self.alive - {SPARE} | {name}
                 case Terminate(name) | Kill(name):
                     assert name in self.alive
                     self.check(decision)

@@ -35,13 +35,6 @@ def reloaded(made: Reloads, *, done: bool, swap_for: str | None = None) -> Reloa
     return asked
 
 
-def test_it_falls_from_plan_to_plan() -> None:
-    made = reloads(chain("less", "least"))
-    for name in ("less", "least"):
-        made.fall("worker")
-        assert runs(made) == name
-
-
 def test_a_reload_brings_the_first_plan_back_or_leaves_what_runs() -> None:
     made = reloads(chain("less", "least"))
     made.fall("worker")

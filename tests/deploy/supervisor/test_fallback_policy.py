@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from deploy.supervisor.children import ChildEntry, ChildState
 from deploy.supervisor.events import (
     ChildMessage,
     Died,
@@ -60,11 +57,6 @@ def test_child_not_loaded_in_time_is_killed_and_restarts_with_its_fallback_plan(
     follow(children, (None, 159.0, []), (None, 160.0, FALL), (died(-9), 160.5, [Start("set")]))
     assert children.wake_at() is None
     follow(children, (None, 1000.0, []))
-
-
-def test_child_waiting_for_restart_uses_its_fallback_without_a_kill() -> None:
-    limits = RestartLimits(deaths_max=1000, delay_s=100.0, delay_s_max=100.0)
-    follow(lifecycle(limits), (died(), 1.0, []), (None, 61.0, FALL_AND_START))
 
 
 def test_deaths_on_the_way_back_do_not_put_it_off_and_a_good_start_does() -> None:
@@ -131,27 +123,3 @@ def test_fallback_is_not_used_during_shutdown() -> None:
     children.handle(died(), 1.0)
     children.handle(StopAsked("test"), 2.0)
     assert UseFallback("set") not in children.handle(None, 100.0)
-
-
-@given(
-    st.integers(1, 3),
-    st.lists(st.tuples(st.sampled_from(["died", "loaded", "passes"]), st.floats(0, 90)), max_size=40),
-)
-def test_it_falls_once_for_each_plan_and_never_before_its_time(
-    plans: int, events: list[tuple[str, float]]
-) -> None:
-    fallbacks, now, down, fallen = Fallbacks({"set": AFTER_S}, {"set": plans}), 0.0, None, 0
-    for what, passed in events:
-        now += passed
-        if what == "died":
-            fallbacks.died("set", now)
-            down = now if down is None else down
-        elif what == "loaded":
-            fallbacks.loaded("set")
-            down = None
-        if fallbacks.is_due("set", now):
-            assert down is not None
-            assert now - down >= AFTER_S
-            fallbacks.switch(ChildEntry("set", "set", ChildState.WAITING), "", now)
-            fallen, down = fallen + 1, now
-    assert fallen <= plans

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import pytest
 
 from deploy.supervisor import processes
 from deploy.supervisor.child import Child, ServedModel
-from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
 from protocol.channel import SUPERVISOR_FD
 from protocol.supervisor_messages import ModelStates
@@ -43,32 +40,6 @@ def test_states_of_all_models_are_there_before_the_gateway_starts(monkeypatch: p
     model_states = msgspec.json.decode(found[0], type=ModelStates)
     assert [state.name for state in model_states.models] == ["first", "second"]
     assert model_states.on_demand
-
-
-@pytest.mark.parametrize("fails", ["socket pair", "thread"])
-def test_a_gateway_whose_channel_cannot_be_opened_is_started_again(
-    fails: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures = []
-    socketpair, start = socket.socketpair, threading.Thread.start
-
-    def open_pair() -> tuple[socket.socket, socket.socket]:
-        if fails == "socket pair" and not failures:
-            failures.append(fails)
-            raise OSError(errno.EMFILE, "Too many open files")
-        return socketpair()
-
-    def start_thread(thread: threading.Thread) -> None:
-        if fails == "thread" and thread.name == "channel-gateway" and not failures:
-            failures.append(fails)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(socket, "socketpair", open_pair)
-    monkeypatch.setattr(threading.Thread, "start", start_thread)
-    gateway = Child("gateway", ENDS, dict(os.environ), hears=True)
-    assert Supervisor([gateway], limits=RestartLimits(delay_s=0.01)).run() == 78
-    assert failures == [fails]
 
 
 ORDERS_A_DOWNLOAD = f"""

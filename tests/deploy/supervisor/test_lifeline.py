@@ -32,20 +32,6 @@ def test_children_end_when_the_supervisor_is_killed_even_one_that_does_not_liste
     told.wait_silence()
 
 
-def test_a_child_that_dies_takes_nothing_from_the_lifeline_of_the_others(supervise: Supervise) -> None:
-    told = supervise(
-        gateway=FOLLOWS.format(name="gateway", before=""),
-        worker=FOLLOWS.format(name="worker", before="os.kill(os.getpid(), signal.SIGKILL)"),
-        limits={"delay_s": 0.01, "delay_s_max": 0.01, "deaths_max": 1000},
-    )
-    told.wait_line("gateway up")
-    told.wait_line("worker", "SIGKILL")
-    told.wait_line("worker", "SIGKILL")
-    told.signal(signal.SIGKILL)
-    told.wait_silence()
-    assert not any("gateway (pid" in line for line in told.lines)
-
-
 def test_grandchild_inherits_neither_the_lifeline_nor_its_variable() -> None:
     grandchild = """
 import os, sys

@@ -94,15 +94,6 @@ def test_failure_of_a_start_is_reported_until_the_model_is_loaded() -> None:
     assert "was killed by SIGKILL" in children.ends("a").failure
 
 
-def test_crash_looping_model_fails_while_other_models_run() -> None:
-    children = after(lifecycle("a", "b", deaths_max=1), Died("b", 2, -9), Died("a", 1, -9))
-    children.handle(None, 2.0)
-    children.handle(Died("a", 3, -9), 3.0)
-    assert (children.stage("a"), children.stage("b")) == ("failed", "running")
-    assert "a (pid 3) was killed by SIGKILL" in children.ends("a").failure
-    assert children.status is None
-
-
 def test_the_gateways_failure_still_stops_everything() -> None:
     children = follow(running(), (Died("gateway", 1, 78), 1.0, [Terminate("a")]), (Died("a", 2, 0), 2.0, []))
     assert children.status == 78
@@ -117,18 +108,6 @@ def test_the_old_one_is_leaving_until_it_has_nothing_to_do() -> None:
     follow(children, (Idle("a-2"), 3.0, []), (Idle("a"), 4.0, [Terminate("a")]))
     assert children.leaving() == set()
     follow(children, (Died("a", 1, 0), 5.0, [TAKEN_OVER]))
-
-
-def test_without_room_the_old_one_ends_its_requests_first() -> None:
-    children = running(SWAP_AFTER)
-    assert children.leaving() == {"a"}
-    follow(
-        children,
-        (Serving("a"), 2.0, []),
-        (Idle("a"), 3.0, [Terminate("a")]),
-        (Died("a", 1, 0), 4.0, [Start("a")]),
-        (Serving("a"), 5.0, [Reloaded(True, "a was stopped and started again")]),
-    )
 
 
 def test_a_successor_without_room_that_fails_or_is_late_gives_its_place_back() -> None:

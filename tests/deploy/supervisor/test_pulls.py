@@ -17,7 +17,6 @@ import pytest
 from deploy.supervisor.pulls import Pulls
 from protocol.supervisor_messages import PULLS_MAX, Pull, PullState
 from tests.deploy.machine.hub_played import SHA, hub_that_has
-from tests.ports import free_port
 
 WAIT_S = 60.0
 MODEL = "org/small-4bit"
@@ -76,34 +75,17 @@ def test_a_model_is_downloaded_with_its_progress(hub: list[str], tmp_path: Path,
     assert downloads.pulls.states() == []
 
 
-def test_a_failure_is_one_sentence(hub: list[str], monkeypatch: pytest.MonkeyPatch, line: int) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    downloads = Downloads()
-    downloads.pulls.order([Pull(id="a", model=MODEL)], line)
-    failed = downloads.until("failed")
-    assert failed.failure.startswith(f"{MODEL}: ")
-    assert "cannot be reached" in failed.failure
-    assert "\n" not in failed.failure
-    downloads.pulls.close()
-
-
-def test_a_download_whose_order_is_withdrawn_ends(line: int) -> None:
+def test_downloads_are_bounded_and_end_with_their_order_or_the_supervisor(line: int) -> None:
     downloads = Downloads(*HANGS)
     order = [Pull(id="a", model=MODEL)]
     downloads.pulls.order(order, line)
     assert downloads.until("running").total_bytes == 4
-    downloads.pulls.order(order, line)
-    assert len(downloads.pulls.states()) == 1
     downloads.pulls.order([], line)
     assert downloads.pulls.states() == []
-
-
-def test_downloads_are_bounded_and_end_with_the_supervisor(line: int) -> None:
-    pulls = Downloads(*HANGS).pulls
-    pulls.order([Pull(id=str(number), model=MODEL) for number in range(PULLS_MAX + 2)], line)
-    assert len(pulls.states()) == PULLS_MAX
-    pulls.close()
-    assert pulls.states() == []
+    downloads.pulls.order([Pull(id=str(number), model=MODEL) for number in range(PULLS_MAX + 2)], line)
+    assert len(downloads.pulls.states()) == PULLS_MAX
+    downloads.pulls.close()
+    assert downloads.pulls.states() == []
 
 
 @pytest.mark.parametrize("fails", ["process", "thread"])
@@ -128,10 +110,3 @@ def test_a_download_that_cannot_be_started_is_a_failure_and_reported_once(
     assert len(changes) == 1
     pulls.order([], line)
     assert pulls.states() == []
-
-
-def test_a_process_that_dies_without_a_word_is_a_failure(line: int) -> None:
-    downloads = Downloads(sys.executable, "-S", "-c", "print('nonsense'); raise SystemExit(3)")
-    downloads.pulls.order([Pull(id="a", model=MODEL)], line)
-    assert downloads.until("failed").failure == "The download ended with status 3."
-    downloads.pulls.close()

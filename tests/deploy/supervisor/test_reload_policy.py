@@ -18,10 +18,9 @@ from deploy.supervisor.events import (
 )
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
-from tests.deploy.supervisor.policies import DONE, REFUSED, after, deeds, follow
+from tests.deploy.supervisor.policies import DONE, REFUSED, after, follow
 
 STOP_S, DRAIN_S, READY_S = 15.0, 10.0, 600.0
-GATEWAY = ReloadAsked("gateway", beside=False)
 BESIDE, AFTER = ReloadAsked("worker", beside=True), ReloadAsked("worker", beside=False)
 BUSY = Reloaded(False, "a reload is already in progress")
 TAKEN_OVER = Reloaded(True, "worker-2 has taken over from worker")
@@ -53,15 +52,6 @@ def test_the_old_one_is_told_to_end_when_the_new_one_serves_and_not_before() -> 
         (Died("worker", 1, 0), 4.0, [TAKEN_OVER]),
         (ReloadAsked("worker-2", beside=True), 5.0, [Start("worker")]),
     )
-
-
-def test_a_gateway_has_the_time_to_drain_before_the_next_one_starts() -> None:
-    children = running(GATEWAY)
-    assert deeds(children.handle(None, 1.0 + DRAIN_S + STOP_S - 0.1)) == []
-    assert deeds(children.handle(Died("gateway", 1, 0), 26.0)) == [Start("gateway")]
-    assert deeds(children.handle(Serving("gateway"), 27.0)) == [
-        Reloaded(True, "gateway was stopped and started again")
-    ]
 
 
 def test_without_room_the_old_one_ends_first() -> None:
@@ -105,8 +95,3 @@ def test_the_old_one_gets_time_for_its_requests_and_is_then_killed() -> None:
         (None, end + KILL_WAIT_S_MAX, [DONE]),
         (Died("worker", 1, -9), 100.0, []),
     )
-
-
-def test_the_new_one_that_dies_once_it_served_is_started_again() -> None:
-    children = running(BESIDE, Serving("worker-2"))
-    follow(children, (Died("worker-2", 2, -9), 2.0, []), (None, 2.5, [Start("worker-2")]))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from deploy.supervisor.children import ChildState
-from deploy.supervisor.events import Died, ReloadAsked, Reloaded, Serving, Start, StopAsked, Terminate
-from deploy.supervisor.lifecycle import EXIT_GAVE_UP, FAILED_S, Lifecycle
+from deploy.supervisor.events import Died, ReloadAsked, Reloaded, Serving, Start, Terminate
+from deploy.supervisor.lifecycle import FAILED_S, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from protocol.settings import EXIT_CONFIGURATION
-from tests.deploy.supervisor.policies import DONE, follow
+from tests.deploy.supervisor.policies import follow
 
 LIMITS = RestartLimits(deaths_max=2)
 ONE, OTHER = "worker", "worker.2"
@@ -48,16 +48,6 @@ def test_crash_looping_replica_fails_while_the_other_serves() -> None:
     follow(children, (None, now + FAILED_S, [Start(ONE)]))
 
 
-def test_when_neither_can_be_kept_alive_everything_stops() -> None:
-    children, now = failed()
-    for _ in range(LIMITS.deaths_max):
-        children.handle(Died(OTHER, 7, 1), now)
-        now += 11.0
-        children.handle(None, now)
-    follow(children, (Died(OTHER, 7, 1), now, [Terminate("gateway")]), (Died("gateway", 8, 0), now, []))
-    assert children.status == EXIT_GAVE_UP
-
-
 def test_wrong_settings_stop_everything_once_they_have_ended_both() -> None:
     children = follow(running(), (Died(ONE, 7, EXIT_CONFIGURATION), 1.0, []))
     assert children.status is None
@@ -89,13 +79,3 @@ def test_each_is_reloaded_by_itself_and_the_other_is_not_touched() -> None:
             (Died(name, 7, 0), 3.0, [Reloaded(True, f"{name}-2 has taken over from {name}")]),
         )
     assert children.states() == states(suffix="-2")
-
-
-def test_one_that_was_left_alone_is_started_by_a_reload_and_ended_by_a_stop() -> None:
-    children, now = failed()
-    follow(children, (ReloadAsked(ONE, beside=False), now, [DONE, Start(ONE)]))
-    children, now = failed()
-    children.handle(StopAsked("a test"), now)
-    for name in ("gateway", OTHER):
-        children.handle(Died(name, 7, 0), now)
-    assert children.status == 0

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.supervisor.stderr import LINES_KEPT, WORDS_MAX, QuietTerminal, Stderr, stderr_tail
@@ -34,18 +34,13 @@ def record(level: str, message: str, **fields: str) -> str:
     [
         ([], ""),
         (["12:00:00 worker   warning: dropped a message: x", ""], ""),
-        (["12:00:00 worker   serving fake", METAL], METAL),
         (["roundhouse worker: port: wrong (from --port)"], "roundhouse worker: port: wrong (from --port)"),
-        (["12:00:00 worker   critical: no step for 120 s"], "no step for 120 s"),
         # Stack dumps are ignored.
         (["12:00:00 worker   error: over", "Thread 0x7f (most recent call first):", '  File "x"'], "over"),
-        # A word with a colon is no level.
-        (["12:00:00 gateway  stopping: 0 requests in flight"], ""),
         # An error followed by normal lines is not the cause of the end.
         (["12:00:00 worker   error: no space left", "12:00:09 worker   serving fake"], ""),
         # Only the type of an exception, whose message may quote a prompt.
         ([*TRACEBACK, "ValueError: cannot tokenize 'my secret'"], "ValueError"),
-        (["12:00:00 worker   critical: it ended: KeyError('my secret')"], "it ended: KeyError"),
         (
             [record("critical", "it ended: KeyError('my secret')", traceback="my secret")],
             "it ended: KeyError",
@@ -64,6 +59,7 @@ def test_last_words_are_one_short_printable_line_whatever_was_written(lines: lis
     assert len(words) <= WORDS_MAX
 
 
+@settings(max_examples=25)
 @given(st.lists(st.binary(max_size=50), max_size=20))
 def test_all_that_is_written_is_passed_on_in_order(chunks: list[bytes]) -> None:
     reader, writer = os.pipe()
@@ -77,17 +73,6 @@ def test_all_that_is_written_is_passed_on_in_order(chunks: list[bytes]) -> None:
         ended = not written or written.endswith((b"\n", b"\r"))
         assert passed_on.read() == (written if ended else written + b"\n")
     assert not any(thread.name == "stderr-child" for thread in threading.enumerate())
-
-
-def test_a_log_that_nobody_reads_any_more_does_not_hold_the_child_up() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    stderr = Stderr("child", to=writer)
-    for _ in range(2 * LINES_KEPT):
-        os.write(stderr.writer, b"x" * 4096 + b"\n")
-    os.write(stderr.writer, METAL.encode())
-    assert stderr.close() == METAL
-    os.close(writer)
 
 
 def test_a_log_that_is_not_read_just_now_does_not_hold_the_child_up() -> None:

@@ -14,12 +14,10 @@ from deploy.supervisor.events import (
     Died,
     ExitStats,
     Kill,
-    NotStarted,
     Report,
     Start,
     StopAsked,
     Terminate,
-    reason_of,
 )
 from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
@@ -68,18 +66,6 @@ def test_it_gives_up_exactly_when_more_than_so_many_died_within_the_window(
             assert limits.delay_s <= delay_s <= limits.delay_s_max
         else:
             assert not delay_s
-
-
-@pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        (Died("worker", 1, -6), "sigabrt"),
-        (Died("worker", 1, 70, "words"), "exit_70"),
-        (NotStarted("worker", "no such file"), "not_started"),
-    ],
-)
-def test_an_end_has_a_code_for_programs(event: Died | NotStarted, reason: str) -> None:
-    assert reason_of(event) == reason
 
 
 def test_a_death_is_one_line_that_says_who_how_and_what_now_and_is_counted() -> None:

@@ -118,19 +118,6 @@ def _spare_takes_over(job: Job, act: Callable[[], object], tokens: int) -> None:
     assert job.serving() == [spare]
 
 
-def test_none_outlives_it(tmp_path: Path) -> None:
-    with running_job(tmp_path) as job:
-        job.spare()
-        family = job.family()
-        job.process.kill()
-        job.process.wait(WITHIN_S)
-        eventually(
-            lambda: not any(map(psutil.Process.is_running, family)),
-            within_s=WITHIN_S,
-            what="the job has ended",
-        )
-
-
 def test_incurable_failure_exits_so_that_the_manager_does_not_restart(tmp_path: Path) -> None:
     with running_job(tmp_path, "--broken") as broken:
         assert broken.process.wait(WITHIN_S) == 78
