@@ -1,8 +1,5 @@
-"""Extract the fenced code blocks of the documents, so that tests can run them.
-
-The first word after a fence is the language of the block. A second word names the environment that the block
-needs, one of `tests.conformance.recipes`; without it the block runs in the repository's environment.
-"""
+"""Fenced code blocks of the documents. The word after the language names the environment that a block needs,
+one of `tests.conformance.recipes`; without it the block runs in the repository's environment."""
 
 from __future__ import annotations
 

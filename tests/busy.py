@@ -1,8 +1,6 @@
 """A tenth of the tests with two busy processes beside them: `make busy`, `make busy TENTH=3`.
 
-No test may depend on the machine's speed. Which tenth runs follows from the last commit, so that a failure
-can be repeated, and every tenth has its turn.
-"""
+Which tenth runs follows from the last commit, so that a failure can be repeated."""
 
 from __future__ import annotations
 

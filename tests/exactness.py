@@ -1,8 +1,5 @@
-"""Compare batched passes with passes of one row for ten families, in three types of weights, on a CPU: `make
-exactness`, which writes `docs/exactness.md`.
-
-The models are tiny and random, as those of the zoo. `roundhouse doctor --model` measures a real one.
-"""
+"""Compare batched passes with passes of one row for ten families of tiny random models, in three types of
+weights, on a CPU: `make exactness`, which writes `docs/exactness.md`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""`python -m tests.gateway`: the gateway, with internet hosts replaced by servers on this machine.
-
-`TESTS_NETWORK` is JSON: `names` maps host names to lists of addresses, `addresses` maps addresses to loopback
-ports. The gateway's check of allowed hosts is unchanged: no setting allows loopback itself.
-"""
+"""`python -m tests.gateway`: the gateway, with internet hosts replaced by servers on this machine. In JSON,
+`TESTS_NETWORK` maps `names` to lists of addresses, and `addresses` to loopback ports."""
 
 from __future__ import annotations
 

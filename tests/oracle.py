@@ -1,14 +1,6 @@
-"""Reference answers of upstream: `mlx_lm.stream_generate`, one request at a time, in a separate process.
-
-    echo '{"folder": …, "requests": [{"messages": […], "max_tokens": N}]}' | python -m tests.oracle
-
-prints the answers as one line of JSON for each line of input. A request has one of `messages`, `tokens` (a
-tokenized prompt; its answer has exactly `max_tokens` tokens) and `prompt` (a text to complete). `rule`
-constrains the answer to the grammar of that seed (`tests.worker.rules`). With `ignore_eos` end tokens do not
-end the answer. `settings`: further arguments of `stream_generate`. The process has the same BLAS as a
-worker, so differences never come from libraries. It does not import the worker's modules, so their patches of
-upstream's classes do not affect it.
-"""
+"""Reference answers of upstream: `mlx_lm.stream_generate`, one request at a time, in a process of its own,
+with a worker's BLAS and none of its modules. A request has `messages`, `tokens` (its answer has `max_tokens`
+tokens) or `prompt`, and may have `rule` (a seed of `tests.worker.rules`), `ignore_eos` and `settings`."""
 
 from __future__ import annotations
 

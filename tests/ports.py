@@ -1,9 +1,6 @@
-"""Unique loopback ports for tests: each test process reserves a range of its own.
+"""Unique loopback ports for tests: each test process reserves a range of its own, below the ephemeral ports.
 
-A port chosen by the kernel may be taken by another server or connection before the test binds it. The ranges
-lie below the ephemeral ports of Linux (from 32768) and macOS (from 49152). The process that listens at the
-first port of a range owns the rest of it, so no two test processes, of any run, share a port.
-"""
+The process that listens at the first port of a range owns the rest of it."""
 
 from __future__ import annotations
 

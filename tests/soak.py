@@ -1,9 +1,6 @@
 """Run all randomized tests for any length of time: `make soak [SEEDS=10000] [SECONDS=…] [LANES="…"]`.
 
-Each lane is a command with a seed and a count. The command is printed before it starts, and the same seed
-reproduces a failure. Without SECONDS each lane runs once, at the size required for a release, scaled by
-SEEDS. With SECONDS, small rounds with new seeds run until the time is over. The status is 1 if a lane failed.
-"""
+The same seed reproduces a failure. With SECONDS, rounds with new seeds run until the time is over."""
 
 from __future__ import annotations
 

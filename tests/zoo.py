@@ -1,9 +1,6 @@
 """Test every model family of the installed mlx-lm, and mlx-vlm's other families: `make zoo [FAMILIES="…"]`.
 
-Each family must give upstream's answers or be refused with a reason. The families are listed from upstream's
-folders, so a new one fails until `tests/models/families.py` or `tests/models/whole_families.py` has a config
-or a reason for it. A run of all families rewrites `docs/models.md`. The status is 1 if a family is wrong.
-"""
+Each must give upstream's answers or be refused with a reason. A run of all rewrites `docs/models.md`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The GitHub workflow: what it runs exists, on macOS and Linux, with every Python that the package names.
-
-Its steps cannot run here: `.ci/run` runs the same targets, and `tests/deploy/test_wheel.py` serves the wheel.
-"""
+"""The GitHub workflow, which cannot run here: what it runs exists, on macOS and Linux, with every Python."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
 """Agents from npm read a file through a tool call and report its content, each over its own API.
 
-    python -m tests.conformance.agents [--folder FOLDER] [--latest] [opencode codex claude qwen pi]
-
-Each agent is installed into its own folder and started by `roundhouse launch`, with an empty home and a
-project of one file, against a gateway and a worker that makes the right call (`tests.conformance.reader`).
-It passes if it exits with status 0, prints the password, and received no errors. Needs npm and Node 22.
-"""
+It passes if it exits with status 0, prints the password, and received no errors. Needs npm and Node 22."""
 
 from __future__ import annotations
 
@@ -71,10 +66,12 @@ class Outcome:
         return self.status == 0 and PASSWORD in self.said and answered
 
 
-def install(agent: Agent, folder: Path, version: str) -> Path:
+def install(agent: Agent, version: str) -> Path:
     """Install an agent; return the folder of its program. Raises `NotMade`."""
     packages = (f"{agent.package}@{version}",)
-    return make(Environment(f"{agent}-{version}", "javascript", packages), folder) / "node_modules" / ".bin"
+    return (
+        make(Environment(f"{agent}-{version}", "javascript", packages), INSTALLED) / "node_modules" / ".bin"
+    )
 
 
 def ask(agent: Agent, programs: Path, system: System) -> Outcome:
@@ -127,7 +124,7 @@ def _statuses(system: System) -> list[int]:
     return [int(status) for _, status in _ANSWERED.findall(system.gateway.log())]
 
 
-def run(agents: Sequence[Agent], folder: Path, *, latest: bool) -> int:
+def run(agents: Sequence[Agent], *, latest: bool) -> int:
     """Test the agents, print a line for each and the count; return the exit status."""
     passed = 0
     with tempfile.TemporaryDirectory(prefix="rh-") as name, running_system(Path(name)) as system:
@@ -135,7 +132,7 @@ def run(agents: Sequence[Agent], folder: Path, *, latest: bool) -> int:
         system.wait_ready()
         for agent in agents:
             version = "latest" if latest else TRIED[agent]
-            outcome = ask(agent, install(agent, folder, version), system)
+            outcome = ask(agent, install(agent, version), system)
             passed += outcome.passed
             verdict = "passed" if outcome.passed else "FAILED"
             print(f"{agent} {version}: {verdict}, answers {list(outcome.statuses)}, status {outcome.status}")
@@ -148,12 +145,11 @@ def run(agents: Sequence[Agent], folder: Path, *, latest: bool) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("agents", nargs="*", type=Agent, help="default: all")
-    parser.add_argument("--folder", type=Path, default=INSTALLED, help="folder for the installations")
     parser.add_argument("--latest", action="store_true", help="test the latest versions")
     told = parser.parse_args()
     if shutil.which("npm") is None:
         parser.error("npm is not installed")
-    return run(told.agents or list(Agent), told.folder, latest=told.latest)
+    return run(told.agents or list(Agent), latest=told.latest)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,6 @@
 """A worker that answers like a capable model: it calls the right tool and reports the result.
 
-    python -m tests.conformance.capable --endpoint ipc://…
-
-It is the real worker with the embedded model, which runs every token. Only the words of the answer, which a
-small model would not find, are forced, in the model's own format. They depend on the conversation alone:
-
-* a tool result is repeated;
-* the tool is called whose name and description share most words with the question, or the required tool, with
-  arguments made from its schema and the question's words;
-* any other question is repeated.
-
-Structured output and prompts without a conversation are left to the embedded model.
-"""
+The embedded model runs every token; only the words of the answer are forced, in the model's own format."""
 
 from __future__ import annotations
 

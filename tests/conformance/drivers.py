@@ -1,9 +1,5 @@
-"""Tables of the drivers, which are programs around real SDKs, and of their environments.
-
-A driver is identified by its file name, in any folder. It reads BASE_URL and MODEL, prints a line for each
-check, and `passed/total` last. Dependencies of its packages are not pinned, because the versions that users
-install today must work.
-"""
+"""Tables of the drivers, programs around real SDKs, and of their environments. A driver reads BASE_URL and
+MODEL, and prints `passed/total` last. Dependencies of its packages are those that users install today."""
 
 from __future__ import annotations
 

@@ -53,15 +53,11 @@ def _commands(environment: Environment, place: Path) -> list[list[str]]:
     if environment.language == "javascript":
         npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(place)]
         return [[*npm, *environment.packages]]
-    python = str(_interpreter(place))
+    python, overrides = str(_interpreter(place)), ["--override", str(place / ".overrides")]
     return [
         [UV, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(place)],
-        [UV, "pip", "install", "--quiet", "--python", python, *_overrides(place), *environment.packages],
+        [UV, "pip", "install", "--quiet", "--python", python, *overrides, *environment.packages],
     ]
-
-
-def _overrides(place: Path) -> list[str]:
-    return ["--override", str(place / ".overrides")]
 
 
 def _install(command: list[str]) -> None:

@@ -1,7 +1,4 @@
-"""Hooks of schemathesis: the check of responses, and names of existing objects.
-
-Schemathesis imports this module in its own environment; `tests.conformance.fuzz` starts it.
-"""
+"""Hooks of schemathesis, in its own environment: the check of responses, and names of existing objects."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """A load generator, an evaluation harness and a chat backend from PyPI as clients of `roundhouse serve`.
 
-    python -m tests.conformance.loads [lm-eval aiperf open-webui]
-
-Each runs a few requests in its own environment, with the embedded model's tokenizer if it needs one, and
-offline. Its own report of its requests is evaluated. (`vllm bench` requires all of vLLM and is not included.)
-"""
+Each runs a few requests offline; its own report of them is evaluated. (`vllm bench` requires all of vLLM.)"""
 
 from __future__ import annotations
 

@@ -1,12 +1,6 @@
 """A worker that reads a file like a capable model: it calls the tool and reports the result.
 
-    python -m tests.conformance.reader --endpoint ipc://…
-
-Everything but the model is real, as in `tests.scripted_worker`. Agents from npm run on it, because the small
-models of the tests are too weak for them. Its answers depend on the conversation alone. With a tool that
-reads files, it calls that with the path in the question. With the result, it repeats the password in it.
-Without tools, it returns a title.
-"""
+Agents from npm run on it, because the small models of the tests are too weak for them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """Run the recipes of docs/clients.md that need third-party packages, unchanged.
 
-    python -m tests.conformance.recipes [langchain litellm …]
-
-Each recipe runs in the environment named after its fence, in an empty home, against one `roundhouse serve`
-with the embedded model. It passes if it exits with status 0 and has printed something.
-"""
+Each runs in the environment named after its fence, and passes with status 0 if it has printed something."""
 
 from __future__ import annotations
 

@@ -63,17 +63,8 @@ def test_a_release_adds_the_hash_of_its_wheel() -> None:
 @pytest.mark.parametrize(
     ("names", "best"),
     [
-        (["x-1-py3-none-any", "x-1-cp313-cp313-macosx_11_0_arm64"], 1),
         (["x-1-cp313-cp313-macosx_14_0_arm64", "x-1-cp313-cp313-macosx_11_0_arm64"], 0),
         (["x-1-cp313-cp313-macosx_15_0_arm64", "x-1-cp37-abi3-macosx_11_0_universal2"], 1),
-        (
-            [
-                "x-1-cp312-cp312-macosx_11_0_arm64",
-                "x-1-cp313-cp313-manylinux_2_28_x86_64",
-                "x-1-py2.py3-none-any",
-            ],
-            2,
-        ),
     ],
 )
 def test_the_wheel_is_that_which_pip_would_choose(names: list[str], best: int) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import pytest
 
 from recipes.smollm2 import convert
 
@@ -44,19 +43,6 @@ def test_only_query_and_key_projections_are_unpermuted() -> None:
     assert mx.array_equal(result["blk.0.attn_q.weight"], rows(2 * HEADS))
     assert mx.array_equal(result["blk.0.attn_k.weight"], rows(HEADS))
     assert mx.array_equal(result["blk.0.attn_v.weight"], rows(HEADS))
-
-
-@pytest.mark.parametrize(
-    ("gguf", "hugging_face"),
-    [
-        ("token_embd.scales", "model.embed_tokens.scales"),
-        ("output_norm.weight", "model.norm.weight"),
-        ("blk.12.attn_output.biases", "model.layers.12.self_attn.o_proj.biases"),
-        ("blk.0.ffn_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
-    ],
-)
-def test_tensor_names_are_mapped(gguf: str, hugging_face: str) -> None:
-    assert convert.hugging_face_name(gguf) == hugging_face
 
 
 def test_dequantize_finds_the_bits_of_each_module() -> None:

@@ -19,17 +19,7 @@ def main() -> int:
     )
     logs.setup("fake", "text", configured.log_level)
     lifeline.follow_parent()
-    loader = FakeLoader(
-        configured.served_name or configured.name,
-        configured.step_ms,
-        configured.load_s,
-        configured.images,
-        configured.broken,
-        configured.crowded,
-        configured.model,
-        configured.videos,
-        configured.tally,
-    )
+    loader = FakeLoader(configured.served_name or configured.name, configured)
     worker_settings = WorkerSettings(
         endpoint=configured.endpoint,
         curve_keys=configured.curve_keys,

@@ -15,7 +15,7 @@ from protocol.worker_settings import Bytes
 class FakeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     """Settings of a scripted worker."""
 
-    endpoint: Annotated[str, Meta(description="endpoint of the gateway")]
+    endpoint: Annotated[str, Meta(description="endpoint of the gateway")] = ""
     name: Annotated[str, Meta(description="the model's name")] = "fake"
     served_name: Annotated[str, Meta(description="the name given by a supervisor, instead of --name")] = ""
     model: Annotated[str, Meta(description="identity: others' output is not continued")] = ""
@@ -30,5 +30,4 @@ class FakeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     videos: Annotated[bool, Meta(description="support videos")] = False
     broken: Annotated[bool, Meta(description="fail to load")] = False
     crowded: Annotated[bool, Meta(description="fail to load for lack of memory")] = False
-    tally: Annotated[Path | None, Meta(description="file for the numbers of computed tokens")] = None
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"

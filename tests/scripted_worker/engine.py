@@ -12,7 +12,6 @@ from typing import Any
 
 from tests.scripted_worker.pictures import FakeSight
 from tests.scripted_worker.script import Script
-from tests.scripted_worker.tally import TallyFile
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
     NO_TARGETS,
@@ -58,7 +57,6 @@ class FakeEngine:
     can_skip_tokens: bool = False
     rows: dict[str, FakeRow] = field(default_factory=dict)
     sight: FakeSight = field(default_factory=FakeSight)
-    tally: TallyFile = field(default_factory=TallyFile)
 
     def encode_image(self, image: ImageInput) -> int:
         return self.sight.encode_image(image)
@@ -81,7 +79,6 @@ class FakeEngine:
             raise MemoryError("scripted: out of memory")
         for row, tokens in chunks.items():
             self.sight.ran(row, tokens)
-        self.tally.add(prefilled=sum(map(len, chunks.values())))
         time.sleep(max(self._script(row).prefill_ms for row in chunks) / 1000)
         return {row: [_likelihood(token, of.top) for token in of.tokens] for row, of in targets.items()}
 
@@ -107,7 +104,6 @@ class FakeEngine:
         if pause_ms:
             time.sleep(pause_ms / 1000)
         drawn = {id: self._draw(row) for id, row in self.rows.items() if row.fed}
-        self.tally.add(sampled=len(drawn))
         for row in self.rows.values():
             row.fed = True
         asking = {id: self.rows[id].sampling.logprobs for id in drawn}

@@ -1,7 +1,4 @@
-"""Words of the scripted engine for images and videos, made of their bytes.
-
-Images are fully decoded, as in a real preparer, with the same errors.
-"""
+"""Words of the scripted engine for images and videos, made of their bytes; images are really decoded."""
 
 from __future__ import annotations
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from bench.timing import Ratio
-from bench.versus import results
-from bench.versus.__main__ import JSON
+from bench.versus import chats, deaths, results, starts
+from bench.versus.__main__ import JSON, LINES
 from bench.versus.documents import BENCHMARKS, CHARTS, FIGURES, README, write
 from bench.versus.results import OURS, Better, Entry, Results, Run, Side, load, merge, save
+from bench.versus.tables import CHOICES
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = Run(
@@ -42,24 +43,6 @@ def test_a_ratio_is_of_rounds_and_above_1_where_we_are_better(
     ours: list[float], theirs: list[float], better: Better, ratio: Ratio | None
 ) -> None:
     assert entry(ours, theirs, better).ratio("theirs") == ratio
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "better", "best", "lost"),
-    [
-        ([10], [20], "more", "theirs", True),
-        ([], [], "more", None, False),
-        ([0.99], [1], "more", "theirs", True),
-        ([0.996], [1], "more", "theirs", False),  # a loss is what two decimals show
-        ([1], [0], "less", "theirs", True),  # more is lost than by those who lose nothing
-        ([0], [0], "less", OURS, False),
-    ],
-)
-def test_the_best_is_named_and_a_loss_is_seen(
-    ours: list[float], theirs: list[float], better: Better, best: str | None, lost: bool
-) -> None:
-    found = entry(ours, theirs, better)
-    assert (found.best(), found.is_lost()) == (best, lost)
 
 
 def test_a_later_run_replaces_what_it_has_measured_and_nothing_else() -> None:
@@ -95,3 +78,14 @@ def test_documents_and_charts_match_the_stored_results(tmp_path: Path) -> None:
         name: (ROOT / name).read_text() for name in names
     }
     assert all(f"]({name})" in (ROOT / BENCHMARKS).read_text() for name in FIGURES)
+
+
+def test_readme_choices_are_measured_figures() -> None:
+    measured = {
+        **{(chats.LINE, at): chats.figures_at(at) for at in chats.CONCURRENCIES},
+        **{(starts.LINE, at): starts.figures_at(at) for at in starts.CONCURRENCIES},
+        (deaths.LINE, None): deaths.FIGURES,
+    }
+    for choice in CHOICES:
+        assert choice.figure in {figure.key for figure in measured[choice.line, choice.at]}
+        assert choice.model in LINES[choice.line][1]

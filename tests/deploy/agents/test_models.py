@@ -8,7 +8,7 @@ import pytest
 
 from deploy.agents.models import LaunchError, ask, choose, is_near, read
 from deploy.agents.profiles import Endpoint, Model
-from tests.deploy.agents.endpoints import endpoint_that_answers
+from tests.hosts import endpoint_that_answers
 
 LARGE = Model("large", 131072, loaded=False)
 SMALL = Model("small", 4096, ("gpt-4o-mini",))

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from deploy.agents.profiles import API_KEY, Agent
 from deploy.command.cli import app
-from tests.deploy.agents.endpoints import Served, endpoint_that_answers
 from tests.deploy.supervisor.process_output import Begin
+from tests.hosts import Served, endpoint_that_answers
 from tests.system import free_port
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deploy.agents.profiles import Endpoint
 from deploy.command import run
 from deploy.command.cli import app
-from tests.deploy.agents.endpoints import endpoint_that_answers
+from tests.hosts import endpoint_that_answers
 from tests.system import eventually, free_port
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")

@@ -1,13 +1,14 @@
-"""Streamed answers: complete blocks of Markdown, and the summary below."""
+"""Streamed answers: complete blocks of Markdown, the summary below, and the lines in a terminal."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from deploy.console.answer import Answer, settled
 from deploy.console.http import AnswerDelta
+from tests.terminal import COLUMNS, Terminal, screen
 
 
 @pytest.mark.parametrize(
@@ -21,20 +22,6 @@ from deploy.console.http import AnswerDelta
 )
 def test_it_is_settled_between_two_blocks(text: str, printed: str) -> None:
     assert text[: settled(text)] == printed
-
-
-pieces = st.lists(st.sampled_from(["a", " ", "\n", "\n\n", "```\n", "~~~", "- ", "1. ", "b c"]), max_size=30)
-
-
-@given(pieces)
-def test_settled_markdown_prefix_never_shrinks(parts: list[str]) -> None:
-    text, before = "", 0
-    for part in parts:
-        text += part
-        now = settled(text)
-        assert before <= now <= len(text)
-        assert now == 0 or text[:now].endswith("\n")
-        before = now
 
 
 def test_summary_has_tokens_decode_speed_and_time_to_first_token() -> None:
@@ -59,3 +46,30 @@ def test_summary_has_tokens_decode_speed_and_time_to_first_token() -> None:
 )
 def test_summary_has_only_what_is_known(answer: Answer, summary: str) -> None:
     assert answer.summary(3.0) == summary
+
+
+WORDS = [f"word{number}" for number in range(1, 3 * COLUMNS // 8)]
+ANSWER = f"""
+import threading
+from rich.console import Console
+from deploy.console import answer
+from deploy.console.http import AnswerDelta
+
+def pieces():
+    yield AnswerDelta("text", {" ".join(WORDS)!r})
+    while not threading.Event().wait(0.1):  # a signal just before a long wait is noticed at its end only
+        pass
+
+print(answer.drawn(Console(), pieces()).stopped)
+"""
+
+
+def test_ctrl_c_in_an_answer_of_several_lines_prints_each_line_once() -> None:
+    terminal = Terminal([sys.executable, "-c", ANSWER], {})
+    terminal.wait(WORDS[-1])
+    terminal.type("\x03")
+    terminal.wait("True")
+    assert terminal.end() == 0
+    words = " ".join(screen(terminal.output)).split()
+    assert words[: len(WORDS) + 1] == [*WORDS, "stopped"]
+    assert words[-1] == "True"

@@ -79,16 +79,6 @@ def test_each_question_brings_all_that_was_said_before(talking: ChatRepl, played
     assert asked == {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def test_refused_message_can_be_retried(talking: ChatRepl, played: Played) -> None:
-    played.answers.append(httpx.Response(503, json={"error": {"message": "m is loading (40%)."}}))
-    played.will_say("Here")
-    shown = converse(talking, "Hi", "/retry")
-    assert "m is loading (40%)." in shown
-    assert "/retry sends it again" in shown
-    assert played.asked[0]["messages"] == played.asked[1]["messages"]
-    assert talking.conversation.messages[-1] == {"role": "assistant", "content": "Here"}
-
-
 def test_commands_change_what_is_asked(talking: ChatRepl, played: Played, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     image.write_bytes(b"png")

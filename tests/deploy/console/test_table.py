@@ -92,14 +92,3 @@ def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> No
     [worker] = [row for row in text.splitlines() if row.startswith("m ")]
     assert " ".join(worker.split()) == "m ready 1 m 5 s 2/4 1 8,192 7.0 GB 2 MB 2 EXIT 70"
     assert "1 tokens/s" in text
-
-
-def test_batches_are_listed_while_they_run() -> None:
-    batch = {"id": "batch_1", "status": "in_progress", "endpoint": "/v1/embeddings", "total": 1200}
-    told = status(Line()) | {
-        "batches": {"unfinished": [batch | {"succeeded": 1000, "errored": 1}], "problem": "the disk is full"}
-    }
-    text = shown(told)
-    assert "1,001/1,200" in text
-    assert "batches wait: the disk is full" in text
-    assert "endpoint" not in shown(told | {"batches": {"unfinished": [], "problem": ""}})

@@ -36,13 +36,6 @@ def test_an_address_to_listen_on_becomes_one_to_connect_to(argv: list[str], url:
     assert clients.url(argv, {}) == url
 
 
-def test_flag_variable_and_file_are_read_as_serve_reads_them(tmp_path: Path) -> None:
-    file = config(tmp_path, "[serve]\nport = 3\n[gateway]\nhost = '10.0.0.1'\n")
-    assert clients.url([file], {}) == "http://10.0.0.1:3"
-    assert clients.url([file], {"ROUNDHOUSE_PORT": "4"}) == "http://10.0.0.1:4"
-    assert clients.url([file, "--port=5"], {"ROUNDHOUSE_PORT": "4"}) == "http://10.0.0.1:5"
-
-
 def test_keys_come_from_variables_and_from_the_gateways_section(tmp_path: Path) -> None:
     keys = private(tmp_path / "keys", "# ours\n\nfiled alice\n")
     assert clients.keys([], {}) == []

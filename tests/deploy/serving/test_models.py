@@ -98,16 +98,6 @@ def test_a_value_is_refused_just_when_the_worker_would_refuse_its_flag(name: str
     assert (settings.refusal(WorkerSettings, name, value) is None) == taken
 
 
-def test_one_model_takes_what_it_needs_and_several_share_a_part_of_the_machine() -> None:
-    one, two = [ServedModel(name="a")], [ServedModel(name="a"), ServedModel(name="b")]
-    assert memory_budget(None, one) is None
-    assert memory_budget(10**9, one) == 10**9
-    assert memory_budget(10**9, two) == 10**9
-    share = memory_budget(None, two)
-    assert share is not None
-    assert share > 10**8
-
-
 def test_each_model_has_as_many_workers_as_its_table_or_else_serve_says(tmp_path: Path) -> None:
     file = config(tmp_path, '[models.two]\nmodel = "org/b"\nreplicas = 2\n[models.any]\nmodel = "org/c"\n')
     models = read(("org/a",), file, [], replicas=3)

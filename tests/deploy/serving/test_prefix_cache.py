@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deploy.command.cli import app
 from deploy.serving import prefix_cache, serve
-from deploy.serving.prefix_cache import ModelPrefixes, first_start_notice
+from deploy.serving.prefix_cache import first_start_notice
 from tests.ports import free_port
 from worker.prefixes.files import Record, draft
 from worker.prefixes.folder import Folder
@@ -56,13 +56,6 @@ def test_notice_comes_at_the_start_that_creates_the_folder_only(folder: Path, tm
     assert stat.S_IMODE(new.stat().st_mode) == 0o700
     assert first_start_notice({folder: 1, new: 3 * 2**30}) == ""
     assert first_start_notice({}) == ""
-
-
-def test_what_is_stored_is_shown_by_model(folder: Path) -> None:
-    sizes = sum(file.stat().st_size for file in (folder / MODEL).iterdir())
-    (folder / "empty").mkdir()
-    assert prefix_cache.models(folder) == [ModelPrefixes(MODEL, 2, sizes, NOW - 60, NOW)]
-    assert prefix_cache.models(folder / "nowhere") == []
 
 
 def test_clear_deletes_prefixes_and_nothing_else(folder: Path) -> None:

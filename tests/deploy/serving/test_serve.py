@@ -12,12 +12,10 @@ from deploy.serving import serve
 from deploy.serving.commandlines import python_module
 from deploy.serving.models import SPARE_BYTES
 from deploy.serving.settings import GATEWAY_FLAGS, WORKER_FLAGS, ServeSettings
-from deploy.supervisor.memory import weights_of
 from protocol import breadcrumbs, channel, lifeline, listening, settings
 from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
 from protocol.worker_settings import WorkerSettings
-from tests.deploy.weights import EXPERT_BYTES, OTHER_BYTES, mixture
 from worker import preload
 from worker.ranks import rank_info, rank_keys
 
@@ -140,29 +138,6 @@ def test_replicas_are_told_the_same_and_the_gateway_where_others_join() -> None:
     }
 
 
-def test_a_budget_counts_only_the_experts_that_stay_in_memory(tmp_path: Path) -> None:
-    """By the flag for all models, or by the table of one."""
-    text = f"""
-[models.flag]
-model = "{mixture(tmp_path / "flag")}"
-resident = true
-[models.own]
-model = "{mixture(tmp_path / "own")}"
-resident = true
-experts_memory = {3 * EXPERT_BYTES}
-"""
-    both = 2 * OTHER_BYTES + (2 + 3) * EXPERT_BYTES
-    argv = ["--config", config(tmp_path, text), f"--experts-memory={2 * EXPERT_BYTES}", "--spare=0"]
-    given, [_, flag, own] = serve.read([*argv, f"--memory-budget={both}"], {})
-    assert given.memory_budget == both
-    assert [child.model and weights_of(child.model) for child in (flag, own)] == [
-        OTHER_BYTES + 2 * EXPERT_BYTES,
-        OTHER_BYTES + 3 * EXPERT_BYTES,
-    ]
-    with pytest.raises(SettingsError, match=f"the resident models take {both} bytes"):
-        serve.read([*argv, f"--memory-budget={both - 1}"], {})
-
-
 def test_a_table_gives_a_model_its_name_and_its_worker_settings_of_its_own(tmp_path: Path) -> None:
     text = """
 [serve]
@@ -214,17 +189,13 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("argv", "environ", "table", "port"),
-    [
-        (["--port", "1"], {"ROUNDHOUSE_PORT": "2"}, "[serve]\nport = 3\n[gateway]\nport = 4", 1),
-        ([], {}, "[serve]\nport = 3\n[gateway]\nport = 4", 3),
-        ([], {}, "[gateway]\nport = 4", 4),
-    ],
+    ("argv", "table", "port"),
+    [(["--port", "1"], "[gateway]\nport = 4", 1), ([], "[serve]\nport = 3\n[gateway]\nport = 4", 3)],
 )
 def test_the_endpoint_is_named_by_the_port_that_the_gateway_will_have(
-    argv: list[str], environ: dict[str, str], table: str, port: int, tmp_path: Path
+    argv: list[str], table: str, port: int, tmp_path: Path
 ) -> None:
-    told = flags([*argv, "--config", config(tmp_path, table)], environ)
+    told = flags([*argv, "--config", config(tmp_path, table)], {"ROUNDHOUSE_PORT": "1"} if argv else {})
     assert f"--endpoint=ipc://{tmp_path}/roundhouse/{port}.sock" in told["worker"]
     assert told["gateway"][1] == told["worker"][1]
 

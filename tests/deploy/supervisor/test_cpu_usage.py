@@ -15,13 +15,6 @@ def test_idle_is_little_cpu_time_since_the_last_sample(used_s: float, idle: bool
     assert watch.due_in_s(10.0) == 0.0
     assert not watch.is_idle(5.0, 10.0)  # there is nothing to compare with
     assert watch.due_in_s(10.5) == pytest.approx(IDLE_S - 0.5)
+    assert not watch.is_idle(5.0, 10.1), "a sample before it is due"
     assert watch.is_idle(5.0 + used_s, 10.0 + IDLE_S) is idle
-
-
-def test_sample_before_it_is_due_or_after_a_long_time_is_not_taken() -> None:
-    watch = IdleWatch()
-    watch.is_idle(5.0, 10.0)
-    assert not watch.is_idle(9.0, 10.1)
-    assert watch.is_idle(5.0, 10.0 + IDLE_S)
-    assert watch.due_in_s(60.0) == 0.0
-    assert not watch.is_idle(5.0, 60.0)
+    assert not watch.is_idle(5.0 + used_s, 60.0), "a sample after a long time"

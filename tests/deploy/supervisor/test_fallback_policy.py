@@ -59,17 +59,6 @@ def test_child_not_loaded_in_time_is_killed_and_restarts_with_its_fallback_plan(
     follow(children, (None, 1000.0, []))
 
 
-def test_deaths_on_the_way_back_do_not_put_it_off_and_a_good_start_does() -> None:
-    children = lifecycle(RestartLimits(deaths_max=1000, delay_s=0.1, delay_s_max=0.1))
-    children.handle(died(), 10.0)
-    children.handle(None, 10.9)
-    for now in range(11, 69):
-        assert UseFallback("set") not in children.handle(died(), float(now))
-        children.handle(None, now + 0.9)
-    follow(children, (LOADED, 69.5, []), (None, 90.0, []))
-    assert children.wake_at() is None
-
-
 @pytest.mark.parametrize(
     ("limits", "death", "status"),
     [(RestartLimits(), WRONG, EXIT_CONFIGURATION), (RestartLimits(deaths_max=0), died(), EXIT_GAVE_UP)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from broker.http.listeners import take_over
 from tests.deploy.supervisor.handover import handing_over, listening
-from tests.system import START_S_MAX, STOP_S_MAX, eventually, running_system
+from tests.system import START_S_MAX, STOP_S_MAX, eventually
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 WAITING = 32
@@ -77,27 +76,6 @@ def test_no_connection_is_refused_while_one_gateway_follows_another(
         start()
         statuses = [answer(client).split(b"\r\n")[0] for client in waiting]
     assert statuses == [b"HTTP/1.1 200 OK"] * WAITING
-
-
-def refuses(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=STOP_S_MAX).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-def test_new_connection_to_a_stopping_gateway_is_answered(tmp_path: Path) -> None:
-    with (
-        running_system(tmp_path) as system,
-        socket.create_connection(("127.0.0.1", system.port), timeout=STOP_S_MAX) as client,
-    ):
-        system.wait_for("/health")  # later connections, as that of `client`, are accepted too
-        system.http.close()
-        system.gateway.kill(signal.SIGTERM)
-        eventually(lambda: refuses(system.port), within_s=STOP_S_MAX, what="the gateway stops listening")
-        client.sendall(GET)
-        assert answer(client).startswith(b"HTTP/1.1 200")
 
 
 def test_a_socket_that_does_not_listen_is_refused_for_good(start: Start, tmp_path: Path) -> None:

@@ -49,23 +49,12 @@ def test_a_long_run_with_another_end_clears_the_model(tmp_path: Path, lived_s: f
     panicked(tmp_path)
     clock = Clock()
     panics = Panics(tmp_path, boot_at=AFTER, clock=clock)
-    run = panics.open_slot(MODEL)
+    run = panics.open_slot(None)
+    clock.now += 2 * CLEAN_RUN_S  # the life of a spare counts from its model on
+    run.assign(MODEL)
     clock.now += lived_s
     run.close()
     assert (panics.caution(MODEL) == "") == clears
-
-
-def test_the_life_of_a_spare_counts_from_its_model_on(tmp_path: Path) -> None:
-    panicked(tmp_path)
-    clock = Clock()
-    panics = Panics(tmp_path, boot_at=AFTER, clock=clock)
-    run = panics.open_slot(None)
-    clock.now += 2 * CLEAN_RUN_S
-    run.assign(MODEL)
-    assert [file.name.split(".")[0] for file in tmp_path.glob("*.run")] != ["spare"]
-    run.close()
-    assert panics.caution(MODEL)
-    assert not list(tmp_path.glob("*.run"))
 
 
 def test_files_in_use_and_those_of_spares_are_no_panic(tmp_path: Path) -> None:

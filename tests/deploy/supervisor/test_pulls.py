@@ -7,7 +7,6 @@ import os
 import queue
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -88,19 +87,15 @@ def test_downloads_are_bounded_and_end_with_their_order_or_the_supervisor(line: 
     assert downloads.pulls.states() == []
 
 
-@pytest.mark.parametrize("fails", ["process", "thread"])
 def test_a_download_that_cannot_be_started_is_a_failure_and_reported_once(
-    fails: str, monkeypatch: pytest.MonkeyPatch, line: int
+    monkeypatch: pytest.MonkeyPatch, line: int
 ) -> None:
     changes: list[None] = []
     pulls = Pulls(lambda: changes.append(None), HANGS)
     order = [Pull(id="a", model=MODEL)]
     with monkeypatch.context() as patched:
-        if fails == "process":
-            error = OSError(errno.EAGAIN, "Resource temporarily unavailable")
-            patched.setattr(subprocess, "Popen", mock.Mock(side_effect=error))
-        else:
-            patched.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("no new thread")))
+        error = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        patched.setattr(subprocess, "Popen", mock.Mock(side_effect=error))
         pulls.order(order, line)
     pulls.order(order, line)
     [state] = pulls.states()

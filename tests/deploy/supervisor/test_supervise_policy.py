@@ -1,4 +1,4 @@
-"""Supervisor policy, with a simulation in place of processes."""
+"""Supervisor policy for deaths, stops, reloads and replicas, with a simulation in place of processes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from hypothesis.stateful import invariant, precondition, rule
 from deploy.supervisor.children import KILL_WAIT_S_MAX, ChildState
 from deploy.supervisor.events import (
     Died,
+    Event,
     ExitStats,
     Kill,
+    NotStarted,
+    ReloadAsked,
+    Reloaded,
     Report,
+    Serving,
     Start,
     StopAsked,
     Terminate,
 )
-from deploy.supervisor.lifecycle import Lifecycle
+from deploy.supervisor.lifecycle import FAILED_S, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
-from tests.deploy.supervisor.policies import HISTORIES, History, after, deeds, follow, reports
+from protocol.settings import EXIT_CONFIGURATION
+from tests.deploy.supervisor.policies import DONE, HISTORIES, REFUSED, History, after, deeds, follow, reports
 
 LIMITS = RestartLimits()
 STOP_S = 15.0
 
 
-def lifecycle(*names: str, limits: RestartLimits = LIMITS) -> Lifecycle:
-    return Lifecycle(names or ("gateway", "worker"), RestartPolicy(limits), stop_timeout_s=STOP_S, now=0.0)
+def lifecycle(*names: str, limits: RestartLimits = LIMITS, **timeouts_s: float) -> Lifecycle:
+    policy = RestartPolicy(limits)
+    return Lifecycle(names or ("gateway", "worker"), policy, stop_timeout_s=STOP_S, now=0.0, **timeouts_s)
 
 
 def running(*names: str) -> Lifecycle:
@@ -119,27 +126,156 @@ def test_too_many_deaths_stop_everything_with_status_1_and_one_clear_line() -> N
     assert children.status == 1
 
 
-def test_a_stop_ends_them_one_after_the_other_each_with_its_own_time() -> None:
-    children = lifecycle()
-    assert children.handle(None, 0.0) == [Start("gateway"), Start("worker")]
-    follow(children, (StopAsked("SIGTERM"), 1.0, [Terminate("gateway")]))
-    assert children.wake_at() == 1.0 + STOP_S
-    follow(
-        children,
-        (None, 1.0 + STOP_S, [Kill("gateway")]),
-        (Died("gateway", 1, -9), 17.0, [Terminate("worker")]),
-    )
-    assert children.wake_at() == 17.0 + STOP_S
-    follow(children, (Died("worker", 2, 0), 18.0, []))
-    assert children.status == 0
-
-
 def test_child_surviving_sigkill_does_not_delay_shutdown() -> None:
     children = after(running("worker"), StopAsked("SIGTERM"), now=0.0)
     children.handle(None, STOP_S)
     [line] = reports(children.handle(None, STOP_S + KILL_WAIT_S_MAX))
     assert (line.level, children.status) == (logging.ERROR, 0)
     assert children.handle(Died("worker", 1, -9), 100.0) == []
+
+
+# --- reloads -------------------------------------------------------------------------------------------
+
+DRAIN_S, READY_S = 10.0, 600.0
+BESIDE, AFTER = ReloadAsked("worker", beside=True), ReloadAsked("worker", beside=False)
+
+
+def reloadable() -> Lifecycle:
+    return lifecycle(drain_timeout_s=DRAIN_S, ready_timeout_s=READY_S)
+
+
+def test_the_old_one_is_told_to_end_when_the_new_one_serves_and_not_before() -> None:
+    follow(
+        after(reloadable()),
+        (BESIDE, 1.0, [Start("worker-2")]),
+        (Serving("worker"), 2.0, []),
+        (Serving("worker-2"), 3.0, [Terminate("worker")]),
+        (Died("worker", 1, 0), 4.0, [Reloaded(True, "worker-2 has taken over from worker")]),
+        (ReloadAsked("worker-2", beside=True), 5.0, [Start("worker")]),
+    )
+
+
+def test_without_room_the_old_one_ends_first() -> None:
+    follow(
+        after(reloadable()),
+        (AFTER, 1.0, [Terminate("worker")]),
+        (Serving("worker"), 1.5, []),
+        (Died("worker", 1, 0), 2.0, [Start("worker")]),
+        (Serving("worker"), 3.0, [Reloaded(True, "worker was stopped and started again")]),
+    )
+
+
+@pytest.mark.parametrize("death", [Died("worker-2", 2, 78), NotStarted("worker-2", "no such file")])
+def test_a_successor_that_dies_counts_as_no_death_and_changes_nothing(death: Event) -> None:
+    children = follow(after(reloadable(), BESIDE), (death, 2.0, [REFUSED]))
+    assert (children.states(), children.wake_at()) == (
+        {"gateway": ChildState.RUNNING, "worker": ChildState.RUNNING},
+        None,
+    )
+
+
+def test_a_successor_that_takes_too_long_is_told_to_end() -> None:
+    children = after(reloadable(), BESIDE)
+    assert children.wake_at() == 1.0 + READY_S
+    follow(
+        children,
+        (
+            None,
+            1.0 + READY_S,
+            [Reloaded(False, "worker-2 was not ready within 600 s"), Terminate("worker-2")],
+        ),
+        (BESIDE, 602.0, [Reloaded(False, "a reload is already in progress")]),
+        (Died("worker-2", 2, 0), 603.0, []),
+        (BESIDE, 604.0, [Start("worker-2")]),
+    )
+
+
+def test_the_old_one_gets_time_for_its_requests_and_is_then_killed() -> None:
+    children, end = after(reloadable(), BESIDE, Serving("worker-2")), 1.0 + STOP_S + DRAIN_S
+    assert children.wake_at() == end
+    follow(
+        children,
+        (None, end, [Kill("worker")]),
+        (None, end + KILL_WAIT_S_MAX, [DONE]),
+        (Died("worker", 1, -9), 100.0, []),
+    )
+
+
+# --- replicas ------------------------------------------------------------------------------------------
+
+FEW = RestartLimits(deaths_max=2)
+ONE, OTHER = "worker", "worker.2"
+
+
+def replicas() -> Lifecycle:
+    children = Lifecycle(
+        ["gateway", ONE, OTHER], RestartPolicy(FEW), stop_timeout_s=10.0, now=0.0, replicas=[[ONE, OTHER]]
+    )
+    return follow(children, (None, 0.0, [Start("gateway"), Start(ONE), Start(OTHER)]))
+
+
+def states(one: ChildState = ChildState.RUNNING, suffix: str = "") -> dict[str, ChildState]:
+    return {"gateway": ChildState.RUNNING, f"{ONE}{suffix}": one, f"{OTHER}{suffix}": ChildState.RUNNING}
+
+
+def die(children: Lifecycle, name: str, now: float, *, times: int) -> float:
+    """Let a child crash `times` times, after each restart. Return the time after the last crash."""
+    for _ in range(times):
+        children.handle(Died(name, 7, 1), now)
+        now += 20.0
+        children.handle(None, now)
+    return now
+
+
+def failed() -> tuple[Lifecycle, float]:
+    """Return the policy in which one replica has crashed too often, and the time."""
+    children = replicas()
+    return children, die(children, ONE, 1.0, times=FEW.deaths_max + 1)
+
+
+def test_crash_looping_replica_fails_while_the_other_serves() -> None:
+    children, now = failed()
+    assert children.status is None
+    assert children.states() == states(ChildState.FAILED)
+    assert children.stage(ONE, OTHER) == "running"
+    assert children.wake_at() is not None
+    follow(children, (None, now + FAILED_S, [Start(ONE)]))
+
+
+def test_wrong_settings_stop_everything_once_they_have_ended_both() -> None:
+    children = follow(replicas(), (Died(ONE, 7, EXIT_CONFIGURATION), 1.0, []))
+    assert children.status is None
+    follow(
+        children,
+        (Died(OTHER, 8, EXIT_CONFIGURATION), 1.1, [Terminate("gateway")]),
+        (Died("gateway", 9, 0), 2.0, []),
+    )
+    assert children.status == EXIT_CONFIGURATION
+
+
+def test_deaths_of_the_one_do_not_count_against_the_other() -> None:
+    children = replicas()
+    die(children, ONE, 1.0, times=FEW.deaths_max)
+    die(children, OTHER, 2.0, times=FEW.deaths_max)
+    assert children.states() == states()
+    ends = children.ends(ONE, OTHER)
+    assert (ends.count, children.ends(ONE).count) == (2 * FEW.deaths_max, FEW.deaths_max)
+    assert ends.last.startswith(OTHER)
+
+
+def test_each_is_reloaded_by_itself_and_the_other_is_not_touched() -> None:
+    children = replicas()
+    for name in (ONE, OTHER):
+        follow(
+            children,
+            (ReloadAsked(name, beside=True), 1.0, [Start(f"{name}-2")]),
+            (Serving(f"{name}-2"), 2.0, [Terminate(name)]),
+            (Died(name, 7, 0), 3.0, [Reloaded(True, f"{name}-2 has taken over from {name}")]),
+        )
+    assert children.states() == states(suffix="-2")
+
+
+# --- any history ---------------------------------------------------------------------------------------
 
 
 class AnyHistory(History):

@@ -1,9 +1,5 @@
-"""Small launchd: runs plists as real processes, and answers as `launchctl` does.
-
-It supports Label, ProgramArguments, EnvironmentVariables, WorkingDirectory, RunAtLoad, KeepAlive,
-ExitTimeOut, ThrottleInterval (shortened), StandardErrorPath, StandardOutPath and Sockets. As in launchd, a
-job's environment is little more than its plist's. Sockets are handed over at the start, not on request.
-"""
+"""Small launchd: runs plists as real processes, and answers as `launchctl` does. The environment of a job is
+little more than its plist's. Sockets are handed over at the start, not on request."""
 
 from __future__ import annotations
 

@@ -182,23 +182,3 @@ def _stop_and_remove(system: Installed) -> None:
         system.http.get("/health")
     assert service.status(system.manager) == (["nothing is installed"], False)
     assert service.remove(system.manager) == []
-
-
-def test_misconfigured_agent_gives_up_after_the_crash_limit(tmp_path: Path, environ: dict[str, str]) -> None:
-    agents = Agents(throttle_s=0.0)
-    manager = Launchd(tmp_path, environ, os.getuid(), agents)
-    jobs = read_jobs(["--port", str(free_port()), "--deaths-max=2", "--spare=0"], environ)
-    broken = [replace(job, argv=[*job.argv, "--no-such-flag"]) for job in jobs if job.name == "worker"]
-    with contextlib.closing(agents):
-        service.install(manager, broken)
-        agent = agents.loaded[f"{PREFIX}worker"]
-        eventually(lambda: agent.last_exit == 0, within_s=START_S_MAX, what="the job exits with success")
-        assert agent.starts == 4  # first start, two restarts, and the start that gives up
-        (line,), runs = service.status(manager)
-        assert not runs
-        assert "started 3 times within 300 s, giving up" in line
-        assert (tmp_path / "Library/Logs/roundhouse/worker.log").read_text().count("no-such-flag") == 3
-        # A new installation, with better flags or not, gets new attempts.
-        service.install(manager, [replace(job, argv=[*job.argv, "--again"]) for job in broken])
-        again = agents.loaded[f"{PREFIX}worker"]
-        eventually(lambda: again.starts >= 2, within_s=START_S_MAX, what="the job is started again")
