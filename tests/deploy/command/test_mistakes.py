@@ -41,6 +41,7 @@ MISTAKES = [
     (["--config", "broken.toml"], "broken.toml is not valid TOML"),
     (["--model", "./nowhere"], "no such folder. Give a model folder or a Hugging Face id."),
     (["--model", "./bare"], "bare contains no config.json; give a model folder"),
+    (["--model", "./foreign"], "only .gguf, which MLX cannot load: use a conversion"),
     (["--model", "foreign/model-Q4.gguf"], "is a file, which MLX cannot load: use a conversion"),
     (["--model", "./weightless"], "weightless contains no weights (model*.safetensors). Download"),
     (["--model", "a=./bare", "--model", "b=./bare", "--memory-budget", "much"], "memory_budget: "),

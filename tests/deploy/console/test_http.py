@@ -74,6 +74,12 @@ def test_refusals_are_sentences(answer: httpx.Response, told: str) -> None:
         http.get(asking, "/v1/status")
 
 
+def test_server_that_cannot_clear_its_cache_says_why() -> None:
+    error = {"error": {"message": "No reply from m within 5 s."}}
+    with client(lambda request: httpx.Response(504, json=error)) as asking:
+        assert http.clear_cache(asking) == "No reply from m within 5 s."
+
+
 def test_an_endpoint_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "DOCUMENT_S_MAX", 0.05)
     monkeypatch.setattr(http, "SILENCE_S_MAX", 0.05)

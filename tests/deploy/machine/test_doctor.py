@@ -69,6 +69,12 @@ def test_whatever_is_wrong_is_named_with_what_to_do(
     assert others == {Verdict.WELL}
 
 
+def test_several_faults_are_all_named() -> None:
+    found = findings(python=(3, 10, 4), disk_free=3 * GB, runtime_error="too long", files_max=256)
+    wrong = {finding.about for finding in found if finding.verdict is not Verdict.WELL}
+    assert wrong == {"Python", "disk", "sockets", "open files"}
+
+
 def test_a_port_is_free_or_somebodys() -> None:
     assert listening_process("127.0.0.1", free_port()) == ""
     with socket.socket() as silent:

@@ -34,8 +34,8 @@ def start(listener: socket.socket, tmp_path: Path) -> Iterator[Start]:
     """Function that starts gateways with an inherited socket, killed after the test."""
     begun: list[subprocess.Popen[bytes]] = []
 
-    def begin(handed: socket.socket = listener, port: int = 1) -> subprocess.Popen[bytes]:
-        flags = [f"--port={port}", f"--endpoint=ipc://{tmp_path}/line"]
+    def begin(handed: socket.socket = listener) -> subprocess.Popen[bytes]:
+        flags = ["--port=1", f"--endpoint=ipc://{tmp_path}/line"]
         command = handing_over(handed, [sys.executable, "-m", "broker", *flags])
         with (tmp_path / "gateway.log").open("ab") as log:
             begun.append(subprocess.Popen(command, pass_fds=[handed.fileno()], stdout=log, stderr=log))

@@ -27,6 +27,7 @@ from deploy.supervisor.spares import SPARE, TAKE_S_MAX, THERE_S_MAX, Spares
 from protocol.supervisor_messages import Word
 from tests.deploy.supervisor.policies import HISTORIES, History, deeds, follow
 
+LIMITS = RestartLimits()
 IDLE = WorkersIdle()
 READY = ChildMessage(SPARE, 9, "there")
 
@@ -35,32 +36,28 @@ def said(name: str, word: Word) -> ChildMessage:
     return ChildMessage(name, 1, word)
 
 
-def lifecycle(limits: RestartLimits | None = None, *, on_demand: bool = False) -> Lifecycle:
-    limits = limits or RestartLimits()
-    workers = ["a", "b"] if on_demand else ["a"]
+def lifecycle(limits: RestartLimits = LIMITS) -> Lifecycle:
     return Lifecycle(
-        ["gateway", *workers],
+        ["gateway", "a"],
         RestartPolicy(limits),
         stop_timeout_s=15.0,
         now=0.0,
-        loading=workers,
-        on_demand={name: RestartPolicy(limits) for name in workers} if on_demand else None,
-        wanted=["a"],
-        spares=Spares(workers, RestartPolicy(limits)),
+        loading=["a"],
+        spares=Spares(["a"], RestartPolicy(limits)),
     )
 
 
-def after(*events: Event, children: Lifecycle | None = None) -> Lifecycle:
+def after(*events: Event) -> Lifecycle:
     """Return the policy after its start and these events, 0.1 s apart."""
-    children = children or lifecycle()
+    children = lifecycle()
     for number, event in enumerate([None, *events]):
         children.handle(event, number / 10)
     return children
 
 
-def ready(children: Lifecycle | None = None) -> Lifecycle:
+def ready() -> Lifecycle:
     """Return the policy with a worker that has loaded its model, and a spare that is ready."""
-    return after(said("a", "loaded"), IDLE, READY, children=children)
+    return after(said("a", "loaded"), IDLE, READY)
 
 
 def test_it_is_begun_once_the_worker_has_loaded_its_model_and_is_idle_and_once_only() -> None:
