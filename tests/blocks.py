@@ -27,12 +27,10 @@ class Block:
     text: str
 
     def at(self, address: str) -> str:
-        """Return the text with the server at another address."""
         return self.text.replace(ADDRESS, address)
 
     @property
     def first(self) -> str:
-        """The first line of the text."""
         return self.text.splitlines()[0]
 
 
@@ -45,5 +43,4 @@ def blocks(document: Path) -> Iterator[Block]:
 
 
 def all_blocks() -> list[Block]:
-    """Return the blocks of all documents."""
     return [block for document in DOCUMENTS for block in blocks(document)]

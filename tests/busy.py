@@ -20,13 +20,11 @@ _BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pa
 
 
 def files_of(tenth: int) -> list[str]:
-    """Return the test files of a tenth."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     return [file for file in files if zlib.crc32(file.encode()) % TENTHS == tenth]
 
 
 def tenth_of_commit() -> int:
-    """Return the tenth whose turn it is."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     return int(head.stdout, 16) % TENTHS
 

@@ -64,7 +64,6 @@ TYPES: dict[str, Callable[[Any], None]] = {
 
 
 def compared(family: str, convert: Callable[[Any], None]) -> Exactness:
-    """Return what is measured of a family's tiny model."""
     network: Any = load_model(model_folder(family))[0]
     convert(network)
     mx.eval(network.parameters())
@@ -77,7 +76,6 @@ def compared(family: str, convert: Callable[[Any], None]) -> Exactness:
 
 
 def tables(measured: Callable[[str, Callable[[Any], None]], Exactness]) -> str:
-    """Return the text below the mark."""
     lines = [f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}, on a CPU.", ""]
     for name, convert in TYPES.items():
         lines += [
@@ -117,7 +115,6 @@ def cell(checks: Sequence[PassCheck]) -> str:
 
 
 def main() -> None:
-    """Measure all families and write the tables."""
     preload_openblas(sys.argv)
 
     def measured(family: str, convert: Callable[[Any], None]) -> Exactness:

@@ -69,7 +69,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving_images(pages: Mapping[str, Page]) -> Iterator[Images]:
-    """Run the server for the duration of the context."""
     with Images(pages) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

@@ -23,14 +23,12 @@ MP4 = b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isommp41" + bytes(64)
 
 
 def picture(colour: str = "red", size: tuple[int, int] = (8, 6), kind: str = "PNG", **told: Any) -> bytes:
-    """Return an image of a single colour."""
     file = BytesIO()
     Image.new("RGB", size, colour).save(file, kind, **told)
     return file.getvalue()
 
 
 def noise(size: tuple[int, int], kind: str = "PNG") -> bytes:
-    """Return an image that is hard to compress."""
     file = BytesIO()
     Image.effect_noise(size, 80).save(file, kind)
     return file.getvalue()

@@ -70,7 +70,6 @@ LANES = (
 
 
 def run(lane: Lane, seed: int, seeds: int) -> bool:
-    """Run the lane; return whether it passed."""
     words = lane.words(seed, seeds)
     print(f"=== {lane.name}: python {' '.join(words[1:])}", flush=True)
     began = time.monotonic()
@@ -92,7 +91,6 @@ def rounds(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--seconds", type=float)

@@ -165,8 +165,6 @@ class System:
         return worker
 
     def wait_for(self, path: str, within_s: float = START_S_MAX) -> None:
-        """Wait until `path` answers 200."""
-
         def answers() -> bool:
             with contextlib.suppress(httpx.TransportError):
                 return self.http.get(path).status_code == 200
@@ -175,7 +173,6 @@ class System:
         eventually(answers, within_s=within_s, what=f"{path} answers 200")
 
     def wait_ready(self) -> None:
-        """Wait until a model is ready."""
         self.wait_for("/ready")
 
     def wait_loaded(self, models: int, within_s: float = START_S_MAX) -> None:
@@ -206,14 +203,12 @@ def running_system(
 
 
 def is_ready(http: httpx.Client) -> bool:
-    """Return whether a model is ready behind the base URL of a client."""
     with contextlib.suppress(httpx.TransportError):
         return http.get("/ready").status_code == 200
     return False
 
 
 def chat_body(text: str, **fields: object) -> dict[str, object]:
-    """Return a chat request with one message."""
     return {"messages": [{"role": "user", "content": text}], **fields}
 
 

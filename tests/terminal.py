@@ -52,13 +52,11 @@ class Terminal:
         self.output += data.decode(errors="replace")
 
     def kill(self) -> None:
-        """Kill the command if it is still running."""
         if self._fd >= 0:
             os.kill(self.pid, signal.SIGKILL)
             self.end()
 
     def end(self) -> int:
-        """Wait for the exit status."""
         deadline = time.monotonic() + WAIT_S
         while select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             try:

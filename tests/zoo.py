@@ -89,7 +89,6 @@ def _line(outcome: Outcome) -> str:
 
 
 def tables(outcomes: Sequence[Outcome]) -> str:
-    """Return the text of `docs/models.md` below the mark."""
     whole = set(whole_families.listed())
     first = [outcome for outcome in outcomes if outcome.family not in whole]
     second = [outcome for outcome in outcomes if outcome.family in whole]
@@ -97,7 +96,6 @@ def tables(outcomes: Sequence[Outcome]) -> str:
 
 
 def table(library: str, outcomes: Sequence[Outcome]) -> str:
-    """Return the table of one library's families."""
     verdicts = Counter(outcome.verdict for outcome in outcomes)
     batched = sum(outcome.batched for outcome in outcomes if outcome.verdict == "equal")
     lines = [
@@ -122,7 +120,6 @@ def _row(outcome: Outcome) -> str:
 
 
 def main() -> int:
-    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("--seeds", type=int, default=4, help="seeds for each family")
     parser.add_argument("--lanes", type=int, default=max(1, (os.cpu_count() or 2) // 2))

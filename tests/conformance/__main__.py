@@ -73,7 +73,6 @@ def _drive_in(place: Path, lane: str, driver: Driver) -> Outcome:
 
 @contextlib.contextmanager
 def _served(lane: str, driver: Driver) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the address of a server, and further variables of the driver."""
     if lane == "sdks":
         with serving() as served:
             yield served.url, {"MODEL": served.model}
@@ -83,7 +82,6 @@ def _served(lane: str, driver: Driver) -> Iterator[tuple[str, Mapping[str, str]]
 
 
 def commanded(lane: str, module: str, needed: str | None) -> Outcome | NotRun:
-    """Run a lane that is a command."""
     if needed and shutil.which(needed) is None:
         return NotRun(f"{lane} (no {needed})")
     print(f"=== {lane}", flush=True)
@@ -93,7 +91,6 @@ def commanded(lane: str, module: str, needed: str | None) -> Outcome | NotRun:
 
 
 def run_lanes(lanes: Sequence[str], clients: Path) -> Iterator[Outcome | NotRun]:
-    """Run the lanes in the order of the table and yield the outcomes."""
     for lane in ("sdks", *HOUSES):
         if lane in lanes:
             yield from driven(lane, clients)
@@ -101,7 +98,6 @@ def run_lanes(lanes: Sequence[str], clients: Path) -> Iterator[Outcome | NotRun]
 
 
 def conclude(came: Sequence[Outcome | NotRun]) -> int:
-    """Print a line for each outcome and return the exit status."""
     outcomes = [one for one in came if isinstance(one, Outcome)]
     for outcome in outcomes:
         count = "{}/{}".format(*outcome.count) if outcome.count else "-"
@@ -113,7 +109,6 @@ def conclude(came: Sequence[Outcome | NotRun]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--clients", type=Path, default=SMOKES, metavar="DIR", help="a folder of drivers")
     parser.add_argument("lanes", nargs="*", metavar="lane", help=f"of {', '.join(LANES)}; default: all")

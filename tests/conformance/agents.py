@@ -75,7 +75,6 @@ def install(agent: Agent, version: str) -> Path:
 
 
 def ask(agent: Agent, programs: Path, system: System) -> Outcome:
-    """Give the agent one task, in a new home and a new project."""
     before = len(_statuses(system))
     with tempfile.TemporaryDirectory(prefix="roundhouse-agent-") as name:
         home, project = Path(name) / "home", Path(name) / "project"
@@ -120,7 +119,6 @@ def _environment(home: Path, programs: Path) -> dict[str, str]:
 
 
 def _statuses(system: System) -> list[int]:
-    """Return the statuses of all responses so far from the gateway's log."""
     return [int(status) for _, status in _ANSWERED.findall(system.gateway.log())]
 
 

@@ -176,8 +176,6 @@ class Prompter:
 
 
 class Loader:
-    """A `contract.Loader` of the embedded model with forced answers."""
-
     def __init__(self) -> None:
         self._loader = ModelLoader(None)
         self.name = self._loader.name
@@ -193,7 +191,6 @@ class Loader:
 
 
 def main() -> int:
-    """Serve the gateway until a stop signal, and return the exit status."""
     configured = settings.read_or_exit(
         WorkerSettings,
         "worker",

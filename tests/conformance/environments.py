@@ -30,7 +30,6 @@ class NotMade(Exception):
 
 
 def missing(environment: Environment) -> str | None:
-    """Return a required program that is not installed, if any."""
     return next((name for name in PROGRAMS[environment.language] if shutil.which(name) is None), None)
 
 

@@ -85,7 +85,6 @@ def run(system: System, program: Path, folder: Path, *, seed: int, cases: int) -
 
 
 def start(system: System) -> None:
-    """Start the workers and wait until all are ready."""
     system.start_worker("--name", GENERATOR, "--images", "--videos")
     for name in (EMBEDDER, RANKER):
         system.start_worker("--model", str(model_folder(name)), module="worker")
@@ -93,7 +92,6 @@ def start(system: System) -> None:
 
 
 def told_by_status(told: Counter[str]) -> str:
-    """Describe the counts of each status, and the number of operations."""
     statuses: Counter[str] = Counter()
     for name, times in told.items():
         statuses[name.rpartition(" ")[2]] += times

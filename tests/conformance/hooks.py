@@ -46,7 +46,6 @@ def after_call(context: Any, case: Any, response: Any) -> None:
 
 @schemathesis.check
 def answers_as_it_should(context: Any, response: Any, case: Any) -> None:
-    """Check a response. Raises `AssertionError`."""
     headers = {name.lower(): values[0] for name, values in response.headers.items()}
     is_head = case.method.upper() == "HEAD"
     wrong = complaint(case.path, response.status_code, headers, response.content, is_head=is_head)
@@ -55,5 +54,4 @@ def answers_as_it_should(context: Any, response: Any, case: Any) -> None:
 
 @atexit.register
 def _tell() -> None:
-    """Write the counts of cases by operation and status."""
     Path(os.environ["FUZZ_TALLY"]).write_text(json.dumps(_told))

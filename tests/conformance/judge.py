@@ -48,7 +48,6 @@ def _of_stream(body: bytes) -> str:
 
 
 def _of_metrics(kind: str, body: bytes) -> str:
-    """Check that each line is a sample or a comment."""
     *lines, last = body.decode().split("\n")
     well = kind.startswith("text/plain") and not last and all(" " in line for line in lines)
     return "" if well else f"no metrics: {kind!r}, {body[:300]!r}"

@@ -123,7 +123,6 @@ def check_samples(samples: Iterator[Any]) -> None:
 
 
 def aiperf(bench: Bench) -> Iterator[str]:
-    """Run streamed chats and completions, two at a time."""
     for kind in ("chat", "completions"):
         out = bench.folder / kind
         arguments = ["profile", "-m", bench.served.model, "--endpoint-type", kind, "--streaming"]
@@ -220,7 +219,6 @@ def tried(name: str, served: Served) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; default: all")
     names = parser.parse_args(argv).clients or list(CLIENTS)

@@ -107,7 +107,6 @@ def _is_ready(server: Process, url: str) -> bool:
 def run(
     name: str, command: Sequence[str], env: Mapping[str, str], folder: Path, within_s: float = DRIVER_S_MAX
 ) -> Outcome:
-    """Run a command, show its output, and return the outcome."""
     said: list[str] = []
     with (
         subprocess.Popen(

@@ -58,7 +58,6 @@ class Call:
 
 
 def decide(conversation: Conversation) -> Call | str:
-    """Return the next answer: a tool call or a text."""
     messages = conversation.messages or []
     results = [_text(message) for message in messages if message["role"] == "tool"]
     if results:
@@ -100,15 +99,11 @@ def growths(done: Call | str, id: str) -> list[OutputDelta]:
 
 @dataclass(frozen=True, slots=True)
 class Planned(FakePrepared):
-    """A prepared request with its complete answer."""
-
     growths: tuple[OutputDelta, ...] = ()
 
 
 @dataclass(slots=True)
 class Preparer:
-    """A `contract.Preparer` that determines the answer."""
-
     scripts: MutableMapping[str, Script]
     context_length: int
 
@@ -165,8 +160,6 @@ def open_output_processor(request: EngineRequest) -> Pipeline:
 
 @dataclass(slots=True)
 class Loader:
-    """A `contract.Loader` of this worker's parts."""
-
     name: str = NAME
 
     def load(self, progress: Progress) -> Model:
@@ -180,7 +173,6 @@ class Loader:
 
 
 def main() -> int:
-    """Serve the gateway until a stop signal, and return the exit status."""
     logs.setup("reader", "text", "info")
     lifeline.follow_parent()
     endpoint = sys.argv[sys.argv.index("--endpoint") + 1]

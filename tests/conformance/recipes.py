@@ -88,7 +88,6 @@ def run(wanted: list[str]) -> int:
 
 
 def main() -> int:
-    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("environments", nargs="*", choices=[*RECIPES, []], help="default: all")
     return run(parser.parse_args().environments or list(RECIPES))

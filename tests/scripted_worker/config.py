@@ -13,8 +13,6 @@ from protocol.worker_settings import Bytes
 
 
 class FakeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
-    """Settings of a scripted worker."""
-
     endpoint: Annotated[str, Meta(description="endpoint of the gateway")] = ""
     name: Annotated[str, Meta(description="the model's name")] = "fake"
     served_name: Annotated[str, Meta(description="the name given by a supervisor, instead of --name")] = ""

@@ -28,7 +28,6 @@ def seen(messages: Sequence[Mapping[str, Any]], media: Sequence[Media], frames: 
 
 
 def word(media: Media, frames: Sequence[bytes]) -> str:
-    """Return the word for one image or video."""
     digest = sha256(b"".join(frames)).hexdigest()
     if digest != media.sha256:
         raise ValueError(f"{media.param}: the bytes do not match the sha256")

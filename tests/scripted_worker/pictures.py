@@ -104,7 +104,6 @@ class FakeSight:
         self._shown.pop(row, None)
 
     def clear(self) -> None:
-        """Drop all rows."""
         self._shown.clear()
 
 

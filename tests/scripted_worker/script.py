@@ -13,8 +13,6 @@ TOKENS_DEFAULT = 32
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Script:
-    """Parsed directions of a prompt."""
-
     tokens: int = TOKENS_DEFAULT
     slow_ms: float = 0.0
     prefill_ms: float = 0.0

@@ -53,7 +53,6 @@ def refused(error: type[Exception], function: Callable[..., object], **told: obj
 
 
 def main() -> None:
-    """Run the checks and exit; the status is 0 if all have passed."""
     passed = sum([_passes(function) for function in _checks])
     print(f"{passed}/{len(_checks)}")
     raise SystemExit(passed != len(_checks))

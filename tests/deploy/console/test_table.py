@@ -18,7 +18,6 @@ from tests.factories import accepted, events, finished, request, reused
 
 
 def status(line: Line) -> dict[str, Any]:
-    """Return a status document as the gateway does."""
     moment = StatusSnapshot(line.clock.now, line.clock.now)
     told = report.status(line.dispatcher, HttpCounters(), {}, moment, line.clock.now - 3700.0)
     return told | {"history": report.history(line.dispatcher.history.since(0), moment)}

@@ -8,7 +8,6 @@ from deploy.supervisor.reloading import ReloadOrder, Reloads
 
 
 def chain(*fallback: str) -> Child:
-    """Return a worker with these fallback plans."""
     model = ServedModel(name="big", model="big", fallback=fallback)
     child: Child | None = None
     for each in reversed([model, *plans(model)]):

@@ -30,7 +30,6 @@ TAKEN_OVER = Reloaded(True, "a-2 has taken over from a")
 
 
 def lifecycle(*wanted: str, deaths_max: int = 10) -> Lifecycle:
-    """Return the policy of a gateway and two workers on demand."""
     limits = RestartLimits(deaths_max=deaths_max)
     return Lifecycle(
         ["gateway", "a", "b"],
@@ -116,8 +115,6 @@ def test_a_successor_without_room_that_fails_gives_its_place_back() -> None:
 
 
 class AnyHistory(History):
-    """Any order of wanted models, reloads, swaps and crashes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.wanted = {"a"}

@@ -23,8 +23,6 @@ END_S_MAX = 30.0
 
 
 class Agent:
-    """Loaded job."""
-
     def __init__(self, plist: dict[str, Any], throttle_s: float) -> None:
         self.plist = plist
         self.pid: int | None = None
@@ -41,7 +39,6 @@ class Agent:
             self.kickstart()
 
     def kickstart(self) -> None:
-        """Start it, unless it runs."""
         if self._thread is not None:
             if self.pid is not None and _runs(self.pid):
                 return

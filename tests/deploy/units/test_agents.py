@@ -38,7 +38,6 @@ class Installed:
         return self.agents.loaded[PREFIX + name]
 
     def worker_pid(self) -> int | None:
-        """Return the pid of the ready worker, or None."""
         with contextlib.suppress(httpx.TransportError):
             workers: list[dict[str, Any]] = self.http.get("/v1/status").json()["workers"]
             return next((worker["pid"] for worker in workers if worker["state"] == "ready"), None)
@@ -86,7 +85,6 @@ def installing(tmp_path: Path, environ: dict[str, str], *flags: str) -> Iterator
 
 
 def killed(system: Installed) -> None:
-    """Kill the ready worker, and wait until another one is ready."""
     worker = system.worker_pid()
     assert worker is not None
     os.kill(worker, signal.SIGKILL)

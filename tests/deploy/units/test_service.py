@@ -52,7 +52,6 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def plists(home: Path, argv: list[str], environ: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the rendered plists by label."""
     files = Launchd(home, environ, 501, Agents()).files(jobs.read(argv, environ))
     parsed = {name: plistlib.loads(text.encode()) for name, text in files.items()}
     assert all(name == f"{plist['Label']}.plist" for name, plist in parsed.items())
