@@ -1,9 +1,11 @@
-"""Style rules that a test can check: lengths, docstrings, broad handlers, sleeps, private paths."""
+"""Style rules that a test can check: lengths, docstrings, names, broad handlers, sleeps, private paths."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,25 @@ EXCUSED = {
     "worker/models/vlm_text.py",
 }
 
+SHARED_NAMES = {"Body", "Message", "Tool"}
+"""Class names that each dialect of the API may define."""
+BANNED = {
+    *("told", "said", "heard", "kept", "held", "looked", "known", "shown", "begun"),
+    *("who", "whoever", "nobody", "somebody", "anybody", "everybody"),
+}
+"""Participles, and pronouns for persons, that must not name technical things."""
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
 MAY_SLEEP = {"worker/models/memory.py", "protocol/lifeline.py", "bench/processes.py"}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def classes(path: Path) -> list[str]:
+    return [node.name for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -76,7 +96,7 @@ def sleeps(tree: ast.AST) -> bool:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    found = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in BY_NAME.items()}
+    found = {name: parsed(path) for name, path in BY_NAME.items()}
     assert {name.split("/")[0] for name in found} == set(PACKAGES)
     assert len(TESTS) > 20
     return found
@@ -98,6 +118,26 @@ def test_everything_is_caught_at_boundaries_only(trees: dict[str, ast.Module]) -
 
 def test_modules_do_not_call_time_sleep(trees: dict[str, ast.Module]) -> None:
     assert {name for name, tree in trees.items() if sleeps(tree)} == MAY_SLEEP
+
+
+@pytest.mark.parametrize("package", [package for package in PACKAGES if package != "bench"])
+def test_public_class_names_are_unique_within_a_package(package: str) -> None:
+    places = defaultdict(list)
+    for path in (ROOT / package).rglob("*.py"):
+        for name in classes(path):
+            if not name.startswith("_"):
+                places[name].append(str(path.relative_to(ROOT)))
+    assert not {name: found for name, found in places.items() if len(found) > 1 and name not in SHARED_NAMES}
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "recipes"])
+def test_class_and_module_names_have_no_banned_words(package: str) -> None:
+    paths = sorted((ROOT / package).rglob("*.py"))
+    assert paths
+    modules = [str(path.relative_to(ROOT)) for path in paths if BANNED & set(path.stem.split("_"))]
+    found = [(str(path.relative_to(ROOT)), name) for path in paths for name in classes(path)]
+    assert modules == []
+    assert [each for each in found if BANNED & {word.lower() for word in WORD.findall(each[1])}] == []
 
 
 def test_no_file_knows_the_machine_it_was_written_on() -> None:
