@@ -20,6 +20,7 @@ from tests.deploy.supervisor.handover import handing_over, listening
 
 DOMAIN = f"gui/{os.getuid()}"
 END_S_MAX = 30.0
+LOOK_S = 0.02
 
 
 class Agent:
@@ -35,14 +36,16 @@ class Agent:
         ]
         self._unloaded = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_starting = False
         if plist["RunAtLoad"]:
             self.kickstart()
 
     def kickstart(self) -> None:
-        if self._thread is not None:
-            if self.pid is not None and _runs(self.pid):
+        while self._thread is not None and self._thread.is_alive():
+            if self._is_starting or (self.pid is not None and _runs(self.pid)):
                 return
-            self._thread.join(END_S_MAX)
+            self._thread.join(LOOK_S)
+        self._is_starting = True
         self._thread = threading.Thread(target=self._keep_alive, name=self.plist["Label"])
         self._thread.start()
 
@@ -52,6 +55,7 @@ class Agent:
             self._run()
             if (self.last_exit == 0) != self.plist["KeepAlive"]["SuccessfulExit"]:
                 return
+            self._is_starting = True
             self._unloaded.wait(max(0.0, started + self._throttle_s - time.monotonic()))
 
     def _run(self) -> None:
@@ -71,8 +75,8 @@ class Agent:
                 pass_fds=numbers,
                 start_new_session=True,
             )
-        self.pid, self.starts = process.pid, self.starts + 1
-        while process.poll() is None and not self._unloaded.wait(0.02):
+        self.pid, self.starts, self._is_starting = process.pid, self.starts + 1, False
+        while process.poll() is None and not self._unloaded.wait(LOOK_S):
             pass
         self._end(process)
         self.pid, self.last_exit = None, process.returncode
