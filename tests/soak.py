@@ -53,7 +53,6 @@ LANES = (
     Lane("drafts", 10, "tests.faults.failover --model embedded --drafts --seed {seed} --kills {count}"),
     Lane("reloads", 50, "tests.faults.reload --seed {seed} --reloads {count} --seconds {count}"),
     Lane("gateways", 100, "tests.faults.gateway_ends --seed {seed} --kills {count} --reloads {count}"),
-    Lane("adapters", 20, "tests.faults.adapters --seed {seed} --kills {count} --seconds 60"),
     Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
     Lane("prompts", 70, "tests.faults.shared_prompts --seed {seed} --kills {count}"),
     Lane("recurrent", 70, "tests.faults.shared_prompts --model hybrid --seed {seed} --kills {count}"),
