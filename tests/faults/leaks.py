@@ -1,9 +1,10 @@
 """Leaks after ten thousand faults: `python -m tests.faults.leaks --faults 10000 --kills 200`.
 
-A gateway and a scripted worker are joined by a connection that loses, duplicates and truncates messages. Some
-clients read, others disconnect at any point, and requests that wait too long for a row are refused. In the
-first half the worker is killed repeatedly, in the second half one worker must survive. In the end no flight,
-no row and no prefix in use may remain, no additional descriptor, thread or process, and hardly more memory.
+A gateway and a scripted worker are joined by a connection that loses, duplicates, swaps and truncates
+messages. Some clients read, others stop reading or disconnect at any point, and requests that wait too long
+for a row are refused. In the first half the worker is killed repeatedly, in the second half one worker must
+survive. Every answer must be that of an undisturbed run. In the end no flight, no row and no prefix in use
+may remain, no additional descriptor, thread or process, and hardly more memory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import socket
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -20,24 +22,25 @@ from typing import Any
 
 import psutil
 
-from tests.faults.clients import GOING, go
-from tests.faults.line import Kind, Line, harmed
+from tests.faults.line import Line, harmed
 from tests.faults.raw import CHAT, Pool, get, on_uvloop, post
 from tests.faults.runner import run_program
-from tests.faults.streams import scripted
+from tests.faults.streams import joined_text, scripted
 from tests.system import Process, System, chat_body, running_system, stable
 
 READERS, LEAVERS = 8, 8
 ROWS, STEP_MS = 8, 2
 SHARE = 0.005
-HARMED_HOW: tuple[Kind, ...] = ("lost", "doubled", "cut")
 UNDISTURBED_S_MAX = 2.0
 WARM_FAULTS = 300
 SETTLE_S_MAX = 60.0
 BUSY_S = 0.05
 LOOK_S = 0.02
+UNREAD_S_MAX = 1.5
 GROWTH_BYTES_MAX = 16 * 2**20
-FLAGS = ("--queue-timeout", "0.4", "--read-timeout", "5", "--max-waiting", "64", "--log-level", "error")
+GOING = ("head", "body", "queue", "stream", "whole", "unread")
+"""The phase of the exchange in which a client disconnects, the last one after it has stopped reading."""
+FLAGS = ("--queue-timeout", "0.4", "--read-timeout", "0.5", "--max-waiting", "64", "--log-level", "error")
 REFUSED = {"worker_unavailable", "model_loading", "text_generation_busy"}
 
 
@@ -145,19 +148,18 @@ class Siege:
                     self.outcome.wrong.append(f"{text}: {content!r}")
                 self.outcome.answers += 1
             elif reply.status == 200:
-                self._judge_stream(reply.body)
+                self._judge_stream(reply.body.decode(), scripted(text, tokens))
             else:
                 await self._judge_refusal(reply.document["error"])
 
-    def _judge_stream(self, body: bytes) -> None:
-        whole = body.count(b'"finish_reason":"stop"') == 1 and b'"error"' not in body
+    def _judge_stream(self, body: str, expected: str) -> None:
         # After the headers the only possible error is a timeout in the queue.
-        if whole:
-            self.outcome.answers += 1
-        elif b"text_generation_busy" in body:
+        if "text_generation_busy" in body:
             self.outcome.faults["waited too long"] += 1
+        elif joined_text(body) == expected and body.count('"finish_reason":"stop"') == 1:
+            self.outcome.answers += 1
         else:
-            self.outcome.wrong.append(repr(body[-300:]))
+            self.outcome.wrong.append(body[-300:])
 
     async def _judge_refusal(self, error: dict[str, Any]) -> None:
         if error["code"] not in REFUSED:
@@ -169,7 +171,7 @@ class Siege:
     async def _leave_on(self) -> None:
         while True:
             kind = self._dice.choice(GOING)
-            await go(self._pool, kind, self._dice)
+            await go(self._pool, self._system.port, kind, self._dice)
             self.outcome.faults[f"left in {kind}"] += 1
 
     # --- leaks ---
@@ -207,6 +209,44 @@ class Siege:
                 self.outcome.left.append(f"{process.name}: {count} {name}, {asdict(before)[name]} before")
 
 
+async def go(pool: Pool, port: int, kind: str, dice: random.Random) -> None:
+    """Run a client that disconnects at a random moment in the phase `kind` of `GOING`."""
+    connection = await pool.open(await _narrow_socket(port) if kind == "unread" else None)
+    words = f"!tokens=5000 !text={'x' * 5000}" if kind == "unread" else "go " * 2000 + "!tokens=5000"
+    request = post(CHAT, chat_body(words, stream=kind in ("stream", "unread")))
+    head = request.index(b"\r\n\r\n") + 4
+    try:
+        match kind:
+            case "head":
+                connection.write(request[: dice.randrange(1, head)])
+            case "body":
+                connection.write(request[: dice.randrange(head, len(request))])
+            case _:
+                answer = connection.ask(request)
+                answer.add_done_callback(lambda done: done.exception())
+        if kind == "stream":
+            await connection.has_received(dice.randrange(1, 20_000))
+        elif kind == "whole":
+            await asyncio.sleep(dice.uniform(0, 0.3))
+        elif kind == "unread":
+            connection.stop_reading()
+            await asyncio.sleep(dice.uniform(0, UNREAD_S_MAX))
+        elif dice.random() < 0.5:
+            await asyncio.sleep(dice.uniform(0, 0.02))
+    finally:
+        connection.abort()
+    await connection.lost.wait()
+
+
+async def _narrow_socket(port: int) -> socket.socket:
+    """Return a connected socket with a small receive buffer, so that the server's fills up soon."""
+    own = socket.socket()
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    own.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", port))
+    return own
+
+
 def _traces(process: Process) -> Traces:
     stats = process.stats
     return Traces(stats.num_fds(), stats.num_threads(), len(stats.children(recursive=True)))
@@ -224,7 +264,7 @@ def _memory(process: Process) -> int:
 
 def besiege(folder: Path, faults: int, kills: int, seed: int, warm: int = WARM_FAULTS) -> Outcome:
     """Run the whole test, and also check this process's children."""
-    with running_system(folder, FLAGS) as system, harmed(folder, system.endpoint, seed, HARMED_HOW) as line:
+    with running_system(folder, FLAGS) as system, harmed(folder, system.endpoint, seed) as line:
         outcome = on_uvloop(Siege(system, line, seed).run(faults, kills, warm))
         outcome.faults.update(line.counts)
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -24,7 +24,7 @@ from tests.broker.peers import of_flights
 
 POLL_MS = 20
 
-Kind = Literal["lost", "doubled", "swapped", "cut"]
+KINDS = ("lost", "doubled", "swapped", "cut")
 Decode = Callable[[list[bytes]], tuple[Message, list[bytes]]]
 
 
@@ -38,10 +38,8 @@ class Passing(NamedTuple):
 class Direction:
     """One direction of the proxy."""
 
-    def __init__(
-        self, dice: random.Random, kinds: Sequence[Kind], counts: Counter[str], decode: Decode
-    ) -> None:
-        self._dice, self._kinds, self._counts, self._decode = dice, kinds, counts, decode
+    def __init__(self, dice: random.Random, counts: Counter[str], decode: Decode) -> None:
+        self._dice, self._counts, self._decode = dice, counts, decode
         self._held: list[Passing] = []
 
     def harm(self, passing: Passing, share: float) -> list[Passing]:
@@ -49,7 +47,7 @@ class Direction:
         held = self.held()
         if self._dice.random() >= share or not of_flights(self._decode(passing.frames)[0]):
             return [passing, *held]
-        how = self._dice.choice(self._kinds)
+        how = self._dice.choice(KINDS)
         self._counts[how] += 1
         match how:
             case "lost":
@@ -71,11 +69,11 @@ class Direction:
 class Line(threading.Thread):
     """The proxy. Workers connect to `endpoint`. `counts`: the number of harmed messages by kind."""
 
-    def __init__(self, folder: Path, gateway: str, seed: int, kinds: Sequence[Kind], share: float) -> None:
-        """`share`: the fraction of request messages that are harmed; it may be changed."""
+    def __init__(self, folder: Path, gateway: str, seed: int) -> None:
         super().__init__(name="line")
         self.endpoint = f"ipc://{folder}/harmed"
-        self.share = share
+        self.share = 0.0
+        """The fraction of request messages that are harmed; it may be changed."""
         self.counts: Counter[str] = Counter()
         self._gateway = gateway
         self._over = threading.Event()
@@ -86,8 +84,8 @@ class Line(threading.Thread):
         self._names: dict[object, bytes] = {}
         """Names of workers by the descriptor of their connection."""
         dice = random.Random(seed)
-        self._up = Direction(dice, kinds, self.counts, wire.decode_to_gateway)
-        self._down = Direction(dice, kinds, self.counts, wire.decode_to_worker)
+        self._up = Direction(dice, self.counts, wire.decode_to_gateway)
+        self._down = Direction(dice, self.counts, wire.decode_to_worker)
 
     def run(self) -> None:
         while not self._over.is_set():
@@ -151,11 +149,9 @@ def _close(socket: zmq.Socket[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def harmed(
-    folder: Path, gateway: str, seed: int, kinds: Sequence[Kind], share: float = 0.0
-) -> Iterator[Line]:
+def harmed(folder: Path, gateway: str, seed: int) -> Iterator[Line]:
     """Run a proxy to the gateway at the endpoint `gateway`."""
-    line = Line(folder, gateway, seed, kinds, share)
+    line = Line(folder, gateway, seed)
     line.start()
     try:
         yield line

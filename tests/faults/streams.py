@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -23,9 +24,16 @@ PAUSE_S_MIN = 0.1
 class Client(threading.Thread):
     """A client that sends one request and reads the response, streamed or not, with low overhead."""
 
-    def __init__(self, url: str, body: dict[str, object]) -> None:
+    def __init__(
+        self,
+        url: str,
+        body: dict[str, object],
+        path: str = "/v1/chat/completions",
+        within_s: float = math.inf,
+    ) -> None:
+        """`within_s`: the time for the whole answer."""
         super().__init__()
-        self._url, self._body = f"{url}/v1/chat/completions", body
+        self._url, self._body, self._within_s = url + path, body, within_s
         self.status = 0
         self.headers: httpx.Headers = httpx.Headers()
         self.failure: Exception | None = None
@@ -35,6 +43,7 @@ class Client(threading.Thread):
         """Begin and end of the intervals without data."""
 
     def run(self) -> None:
+        deadline = time.monotonic() + self._within_s
         try:
             with httpx.stream(
                 "POST", self._url, json=self._body, timeout=ANSWER_S_MAX, verify=NO_TLS
@@ -43,9 +52,10 @@ class Client(threading.Thread):
                 last = time.monotonic()
                 for piece in answer.iter_raw():
                     self.read += piece
+                    now = time.monotonic()
+                    assert now < deadline, f"no end within {self._within_s} s"
                     if piece.startswith(b":"):
                         continue  # a keep-alive comment
-                    now = time.monotonic()
                     if now - last > PAUSE_S_MIN:
                         self.pauses.append((last, now))
                     last = now
@@ -127,7 +137,7 @@ class Client(threading.Thread):
         texts: dict[int, str] = {}
         for document in self.documents:
             for choice in document["choices"]:
-                said = choice.get("delta") or choice.get("message") or {}
+                said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
                 texts[choice["index"]] = texts.get(choice["index"], "") + (said.get(channel) or "")
         assert len(self.reasons) == len(texts)
         return [texts[index] for index in sorted(texts)]
@@ -136,6 +146,11 @@ class Client(threading.Thread):
     def completion_tokens(self) -> int:
         """The completion tokens in the response's usage."""
         return int(self.documents[-1]["usage"]["completion_tokens"])
+
+    @property
+    def cached_tokens(self) -> int:
+        """The number of prompt tokens that were restored from the prefix cache."""
+        return int((self.documents[-1]["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
     @property
     def drafted(self) -> tuple[int, int]:
@@ -152,6 +167,13 @@ def scripted(text: str, tokens: int, seed: int = 0, seen: Sequence[str] = (), th
     words = [WORDS[(first + 7 * number) % len(WORDS)] for number in range(tokens)]
     words[thinks : thinks + len(seen)] = seen[: max(0, tokens - thinks)]
     return "".join(f"{word} " for word in words)
+
+
+def joined_text(stream: str) -> str:
+    """Return the text in the events of a streamed chat completion."""
+    events = [json.loads(event) for event in sse_documents(iter(stream.split("\n"))) if event != "[DONE]"]
+    choices = [choice for event in events for choice in event.get("choices", ())]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
 
 
 def ask(url: str, text: str, *, stream: bool = True, **fields: Any) -> Client:

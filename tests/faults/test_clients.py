@@ -1,22 +1,27 @@
-"""Clients that do not read or that disconnect: a short run of `tests.faults.clients`."""
+"""The row of a client that disconnects is free at once."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
-from tests.faults import clients, freeing
-from tests.faults.raw import on_uvloop
-from tests.system import running_system
+from tests.faults.raw import CHAT, Pool, on_uvloop, post
+from tests.system import System, chat_body, running_system
 
 
-def test_stalled_and_disconnected_clients_leave_no_residue_in_the_gateway(tmp_path: Path) -> None:
-    flags = ["--read-timeout", "0.5", "--log-level", "warning"]
-    with running_system(tmp_path, flags) as system:
-        clients.start(system)
-        crowd = clients.Crowd(system, seed=3, text="x" * 20_000)
-        outcome = on_uvloop(crowd.run(unread=4, leaving=30, window_s=0.5))
-    assert sum(outcome.left.values()) == 30
-    assert outcome.growth <= clients.GROWTH_BYTES_MAX
+async def leave_to_another(system: System, text: str) -> None:
+    """Disconnect a client from the only row, for which another one waits; that must have its answer."""
+    pool = Pool(system.port)
+    for stream in (False, True):
+        gone, next_one = await pool.open(), await pool.open()
+        answer = gone.ask(post(CHAT, chat_body(text, stream=stream)))
+        answer.add_done_callback(lambda done: done.exception())
+        await asyncio.sleep(0.1)
+        waiting = next_one.ask(post(CHAT, chat_body("!tokens=1 !text=first", stream=True)))
+        await asyncio.sleep(0.02)
+        gone.abort()
+        assert b'"content":"first"' in (await waiting).body
+    await pool.close()
 
 
 def test_a_row_is_another_s_once_its_client_has_gone(tmp_path: Path) -> None:
@@ -25,5 +30,5 @@ def test_a_row_is_another_s_once_its_client_has_gone(tmp_path: Path) -> None:
         system.wait_ready()
         for text in ("!tokens=5000", "go " * 8000 + "!prefill=100 !tokens=5"):
             # If its row were not freed, each request would occupy it longer than the timeout.
-            assert len(on_uvloop(freeing.freed_after(system, text, 0.02, tries=2, seed=1))) == 2
+            on_uvloop(leave_to_another(system, text))
         assert system.gateway.log().count("client left after") == 4
