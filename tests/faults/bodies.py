@@ -64,10 +64,6 @@ class Outcome:
     statuses: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     beside: int = 0
-    growth_bytes: dict[str, int] = field(default_factory=dict)
-
-
-# --- one request -------------------------------------------------------------------------------------
 
 
 async def read_answer(reader: asyncio.StreamReader, *, bare: bool) -> Answer | None:
@@ -133,9 +129,6 @@ async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
         pass
 
 
-# --- expected responses ------------------------------------------------------------------------------
-
-
 def judge(request: Request, answers: list[Answer]) -> str:
     """Return what is wrong with these responses, or an empty string."""
     over = bool(answers) and answers[-1].closes
@@ -191,9 +184,6 @@ def _judge_anthropics(request: Request, answer: Answer, document: Any) -> str:
     return ""
 
 
-# --- runs --------------------------------------------------------------------------------------------
-
-
 class Run:
     """A run of requests drawn from a seed, `AT_ONCE` at a time."""
 
@@ -237,7 +227,6 @@ def run(system: System, seed: int, count: int, first: int = 0) -> Outcome:
     outcome.beside = neighbour.streams
     outcome.wrong += [neighbour.wrong] if neighbour.wrong else []
     outcome.wrong += health.complaints()
-    outcome.growth_bytes = health.growth_bytes
     return outcome
 
 
@@ -249,7 +238,6 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
         outcome = run(system, given.seed, given.count, given.first)
     print(f"{given.count} requests, {outcome.beside} undisturbed streams")
     print(", ".join(f"{times} {status}" for status, times in outcome.statuses.most_common()))
-    print({name: f"{growth / 2**20:+.1f} MiB" for name, growth in outcome.growth_bytes.items()})
     return outcome.wrong
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 CHUNK_BYTES = 1024
 
@@ -25,8 +26,8 @@ class CuttingProxy:
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
-    def _start(self, run: object, *arguments: object) -> None:
-        thread = threading.Thread(target=run, args=arguments)  # type: ignore[arg-type]
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments)
         self._threads.append(thread)
         thread.start()
 
@@ -36,29 +37,23 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
                 self.connections += 1
                 server = socket.create_connection(("127.0.0.1", self._target))
-                cut = self.cuts.pop(0) if self.cuts else None
                 self._start(self._forward, client, server)
-                self._start(self._answer, server, client, cut)
+                self._start(self._answer, server, client, self.cuts.pop(0) if self.cuts else math.inf)
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
-        is_first = True
         with contextlib.suppress(OSError):
-            while data := client.recv(65536):
-                if is_first:
-                    self.heads.append(data.partition(b"\r\n\r\n")[0].lower())
-                    is_first = False
+            data = client.recv(65536)
+            self.heads.append(data.partition(b"\r\n\r\n")[0].lower())
+            while data:
                 server.sendall(data)
+                data = client.recv(65536)
         _close(server)
 
-    def _answer(self, server: socket.socket, client: socket.socket, cut: int | None) -> None:
-        left = cut
+    def _answer(self, server: socket.socket, client: socket.socket, left: float) -> None:
         with contextlib.suppress(OSError):
-            while data := server.recv(CHUNK_BYTES if left is None else min(CHUNK_BYTES, max(1, left))):
+            while left > 0 and (data := server.recv(int(min(CHUNK_BYTES, left)))):
                 client.sendall(data)
-                if left is not None:
-                    left -= len(data)
-                    if left <= 0:
-                        break
+                left -= len(data)
         _close(client)
         _close(server)
 

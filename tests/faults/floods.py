@@ -25,20 +25,14 @@ from protocol.messages import (
 from protocol.types import Delta
 
 
-def useless(name: str, count: int) -> list[bytes]:
-    deltas = [Delta(id="nobody's", sequence=number, tokens=[7]) for number in range(count)]
-    return wire.encode(StepOutputs(incarnation=name, deltas=deltas))
-
-
 def flood_of(kind: str, name: str) -> list[bytes]:
     """Return the frames of the repeated message."""
     match kind:
         case "heartbeats":
             return wire.encode(Heartbeat(incarnation=name, running=0, waiting=0, steps=1))
-        case "steps":
-            return useless(name, 1000)
         case "megabytes of deltas":
-            return useless(name, 150_000)
+            deltas = [Delta(id="nobody's", sequence=number, tokens=[7]) for number in range(150_000)]
+            return wire.encode(StepOutputs(incarnation=name, deltas=deltas))
         case "megabytes of garbage":
             return [b"\xc1" * 2**20]
     raise ValueError(kind)

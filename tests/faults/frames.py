@@ -1,8 +1,7 @@
 """Mutated frames for a live gateway and a live worker: `python -m tests.faults.frames --frames 1000000`.
 
 Each end is the real process at a real socket; its peer is simulated. The process must count and drop the
-frames that it cannot read, stay alive, not grow, log little, and answer real requests meanwhile. The frames
-sent depend on the seed and on the messages of the other end.
+frames that it cannot read, stay alive, not grow, log little, and answer real requests meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,25 +39,19 @@ class Outcome:
     sent: int = 0
     answered: int = 0
     heard: Counter[str] = field(default_factory=Counter)
-    growth_bytes: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
 
-class Victim(threading.Thread):
-    """A client that keeps sending requests to the simulated worker. Each must end, no matter how."""
-
-    def __init__(self, url: str, over: threading.Event) -> None:
-        super().__init__()
-        self._url, self._over = url, over
-        self.statuses: Counter[int] = Counter()
-
-    def run(self) -> None:
-        body = chat_body("anything", stream=True, model=FalseWorker.MODEL, max_tokens=50)
-        while not self._over.is_set():
-            client = Client(self._url, body)
-            client.run()
-            self.statuses[client.status] += 1
-            self._over.wait(0.01)
+def ask_on(url: str, over: threading.Event) -> Counter[int]:
+    """Send requests to the simulated worker until `over` is set. Each must end, no matter how; return its
+    status."""
+    statuses = Counter[int]()
+    body = chat_body("anything", stream=True, model=FalseWorker.MODEL, max_tokens=50)
+    while not over.wait(0.01):
+        client = Client(url, body)
+        client.run()
+        statuses[client.status] += 1
+    return statuses
 
 
 def at_gateway(folder: Path, frames: int, seed: int) -> Outcome:
@@ -67,22 +61,17 @@ def at_gateway(folder: Path, frames: int, seed: int) -> Outcome:
         system.start_worker("--name", "real")
         system.wait_ready()
         health = Health([system.gateway, *system.workers])
-        victims = [Victim(system.url, over) for _ in range(VICTIMS)]
-        with Neighbour(system.url, "real") as neighbour:
-            for victim in victims:
-                victim.start()
+        with Neighbour(system.url, "real") as neighbour, ThreadPoolExecutor(VICTIMS) as pool:
+            victims = [pool.submit(ask_on, system.url, over) for _ in range(VICTIMS)]
             try:
                 lives = _live_falsely(context, system.endpoint, frames // BATCH, random.Random(seed), health)
                 outcome.heard = sum(lives, Counter())
             finally:
                 over.set()
-                for victim in victims:
-                    victim.join()
         outcome.sent, outcome.answered = frames // BATCH * BATCH, neighbour.streams
         outcome.wrong = health.complaints() + [neighbour.wrong][: bool(neighbour.wrong)]
-        outcome.growth_bytes = health.growth_bytes
         for victim in victims:
-            outcome.heard.update({f"victims told {status}": n for status, n in victim.statuses.items()})
+            outcome.heard.update({f"victims told {status}": n for status, n in victim.result().items()})
         status = system.http.get("/v1/status").json()["gateway"]
         outcome.heard.update({f"dropped as {name}": count for name, count in status["dropped"].items()})
     return outcome
@@ -130,7 +119,7 @@ def at_worker(folder: Path, frames: int, seed: int) -> Outcome:
         finally:
             gateway.close()
             worker.stop()
-        outcome.heard, outcome.growth_bytes = gateway.heard, health.growth_bytes
+        outcome.heard = gateway.heard
     return outcome
 
 
@@ -142,7 +131,6 @@ def check(folder: Path, given: argparse.Namespace) -> list[str]:
         outcome = run(folder / end, given.frames, given.seed)
         print(f"{outcome.sent} messages to the {end}, {outcome.answered} real answers", flush=True)
         print(dict(outcome.heard))
-        print({name: f"{growth / 2**20:+.1f} MiB" for name, growth in outcome.growth_bytes.items()})
         wrong += [f"{end}: {what}" for what in outcome.wrong]
     return wrong
 

@@ -1,21 +1,11 @@
 """Logs as a disk has them that froze at an earlier write: the ends of the journal and of batches' results.
 
-What may be lost. A client is told something once it is on the disk: the journal syncs its log after each
-group (SQLite's, `synchronous = FULL`), a batch its results log after each append. So:
-
-* what a client was told about responses is below the end that the journal's log had when the last answer had
-  arrived, which `note` reads. A disk that froze at a later write has any shorter log than the process left,
-  down to that end;
-* no client is told results of a batch that is not over, so all of its results log may be missing.
-
-A cut is made there, at any byte. Behind it the log ends, or has zeros, random bytes or a repetition of
-earlier ones, as blocks have that were allocated and not written. Nothing else is touched, so nothing may be
-lost.
-
-Two logs are left as they are, because no disk has had the rest of the state with a shorter one:
-* a journal's that is, or may be, partly copied into the database: the database was written after it. When the
-  copy is complete, SQLite begins its log anew with other salts; then all of the new one may be missing;
-* the results of a batch whose record says that all of them are there.
+A client is told something once it is on the disk, so nothing is lost before the end that the journal's log
+had when the last answer had arrived (`note` reads it); results of a batch under way are told to nobody.
+Logs are cut there, at any byte. Behind the cut come nothing, zeros, noise or earlier bytes, as in blocks that
+were allocated and not written. Two logs stay whole, as no disk has the rest of the state without them: a
+journal's that may be copied into the database in part (a log begun anew, with other salts, may be missing as
+a whole), and the results of a batch whose record says that all of them are there.
 """
 
 from __future__ import annotations
@@ -36,7 +26,7 @@ AT_AN_EDGE_SHARE = 0.3
 
 
 class FrozenDisk:
-    """The logs of a gateway. `outcomes` counts the cuts, those that took something, and the bytes."""
+    """The logs of a gateway. `outcomes` counts the cuts that took something."""
 
     def __init__(self, journal: Path, batches: Path, dice: random.Random) -> None:
         """`journal`: the database. `batches`: the folder with the results logs."""
@@ -78,9 +68,7 @@ class FrozenDisk:
             file.truncate(at)
             file.seek(at)
             file.write(tail)
-        self.outcomes[f"{name} cut"] += 1
-        self.outcomes[f"{name} shortened"] += at < end
-        self.outcomes[f"{name} bytes lost"] += end - at
+        self.outcomes[f"{name} cut"] += at < end
 
     def _tail(self, before: bytes, size: int) -> bytes:
         match self._dice.choice(TAILS):

@@ -57,7 +57,6 @@ class Health:
         self._boundary = boundary
         self._began = time.monotonic()
         self._warm: dict[str, int] = {}
-        self.growth_bytes: dict[str, int] = {}
 
     def warm(self) -> None:
         """Record the memory of the processes, which must not grow after this."""
@@ -73,7 +72,7 @@ class Health:
             return [f"{process.name} died: {log[-2000:]}"]
         found = []
         if process.name in self._warm:  # a short run may end before it is warm
-            growth = self.growth_bytes[process.name] = _memory(process) - self._warm[process.name]
+            growth = _memory(process) - self._warm[process.name]
             if growth > GROWTH_BYTES_MAX:
                 found.append(f"{process.name} grew by {growth / 2**20:.1f} MiB")
         before, *tracebacks = log.split("Traceback")

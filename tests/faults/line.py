@@ -1,8 +1,7 @@
 """A faulty proxy between gateway and workers: it loses, duplicates, swaps and truncates messages.
 
-It connects to the gateway once for each worker, under the worker's name, and is the gateway for workers. When
-a worker disconnects, its connection to the gateway is closed too. Messages about connections and heartbeats
-pass unchanged, because ZeroMQ's guarantees for them are not under test.
+It connects to the gateway once for each worker, under its name, and disconnects with it. Messages about
+connections and heartbeats pass unchanged, because ZeroMQ's guarantees for them are not under test.
 """
 
 from __future__ import annotations

@@ -67,9 +67,6 @@ class Request:
         return b"".join(self.pieces).startswith(b"HEAD ")
 
 
-# --- around the body ---------------------------------------------------------------------------------
-
-
 def head(method: str, target: str, headers: list[bytes], version: str = "1.1") -> bytes:
     line = f"{method} {target} HTTP/{version}".encode("latin-1", "replace")
     return b"\r\n".join([line, *headers, b"", b""])
@@ -116,9 +113,6 @@ def in_pieces(dice: random.Random, data: bytes) -> list[bytes]:
         return [data]
     cuts = sorted(dice.sample(range(1, len(data)), k=min(len(data) - 1, dice.randint(1, 4))))
     return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-
-
-# --- a request ---------------------------------------------------------------------------------------
 
 
 def draw(dice: random.Random) -> Request:

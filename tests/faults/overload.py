@@ -1,11 +1,8 @@
-"""Overload: `python -m tests.faults.overload --seconds 60 --times 10`.
+"""Requests at a multiple of the capacity: `python -m tests.faults.overload --seconds 60 --times 10`.
 
-The system is a gateway and a scripted worker of a known capacity, given by rows and step time. A closed loop
-of clients first measures the rate at capacity; then requests arrive at `--times` that rate, regardless of
-earlier ones. The server must answer as many as at capacity, refuse the rest in milliseconds with a
-Retry-After, and never exceed its limit of requests in flight.
-
-The clients run in this process, so measured times are upper bounds.
+A closed loop of clients measures the rate at capacity. Beyond it, the server must answer as many, refuse the
+rest in milliseconds with a Retry-After, and never exceed its limit of requests in flight. The clients run in
+this process, so measured times are upper bounds.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from pathlib import Path
 
 from tests.faults.raw import CHAT, Pool, Reply, on_uvloop, post
 from tests.faults.runner import run_program
-from tests.faults.streams import scripted
+from tests.faults.streams import joined_text, scripted
 from tests.system import System, chat_body, running_system
 
 ROWS, WAITING_MAX = 16, 64
@@ -58,10 +55,10 @@ class Outcome:
 
     def _take_answer(self, reply: Reply) -> None:
         if reply.headers["content-type"] == "application/json":
-            whole = reply.document["choices"][0]["message"]["content"] == scripted(QUESTION, TOKENS)
+            text = reply.document["choices"][0]["message"]["content"]
         else:
-            whole = reply.body.count(b'"content":"') == 1 + TOKENS and reply.body.endswith(b"[DONE]\n\n")
-        if whole:
+            text = joined_text(reply.body.decode()) if reply.body.endswith(b"[DONE]\n\n") else ""
+        if text == scripted(QUESTION, TOKENS):
             self.served += 1
         else:
             self.wrong.append(f"a wrong answer: {reply.body[-200:]!r}")

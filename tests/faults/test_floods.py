@@ -16,7 +16,7 @@ STREAMS, TOKENS = 4, 50
 LATER, LATER_TOKENS = "later !tokens=20", 20
 """A request after the peer was rejected, while the flood still uses two cores."""
 STEP = ("--name", "good", "--step-ms", "20")
-KINDS = "steps", "megabytes of deltas", "megabytes of garbage"
+KINDS = "megabytes of deltas", "megabytes of garbage"
 """Floods of single small messages would be none where the gateway reads fewer than it allows a peer."""
 FLOOD_S_MAX = 60.0
 PAUSE_S_MAX, REFERENCE_PAUSES = 5.0, 3
