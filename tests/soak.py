@@ -49,7 +49,6 @@ LANES = (
     Lane("overload", 60, "tests.faults.overload --seed {seed} --seconds {count}"),
     Lane("kills", 100, "tests.faults.failover --seed {seed} --kills {count}"),
     Lane("engine", 20, "tests.faults.failover --model embedded --seed {seed} --kills {count}"),
-    Lane("drafts", 10, "tests.faults.failover --model embedded --drafts --seed {seed} --kills {count}"),
     Lane("gateways", 100, "tests.faults.gateway_ends --seed {seed} --kills {count} --reloads {count}"),
     Lane("spares", 1000, "tests.faults.spares --seed {seed} --kills {count}"),
     Lane("prompts", 70, "tests.faults.shared_prompts --seed {seed} --kills {count}"),

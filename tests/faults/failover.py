@@ -41,19 +41,16 @@ MODULES = {"scripted": "tests.scripted_worker", "embedded": "worker"}
 
 @dataclass(slots=True)
 class Outcome:
-    """The results of a run. `drafted`: accepted and rejected draft tokens of the answers. `wrong`: the
-    beginnings of wrong answers."""
+    """The results of a run."""
 
     answers: int = 0
     refusals: int = 0
-    drafted: tuple[int, int] = (0, 0)
     pauses_s: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
         self.answers += other.answers
         self.refusals += other.refusals
-        self.drafted = self.drafted[0] + other.drafted[0], self.drafted[1] + other.drafted[1]
         self.pauses_s += other.pauses_s
         self.wrong += other.wrong
 
@@ -88,8 +85,6 @@ class Asker(threading.Thread):
             assert client.reasons == question.reasons
             assert client.completion_tokens == question.tokens
             outcome.answers += 1
-            right, wrong = client.drafted
-            outcome.drafted = outcome.drafted[0] + right, outcome.drafted[1] + wrong
             outcome.pauses_s += [client.pause_s]
         except Exception as error:
             outcome.wrong.append(f"{question.body}: {error!r}: {client.read[-200:]!r}")
@@ -113,60 +108,46 @@ def asking(
             total.add(asker.outcome)
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A system whose workers are killed. `known`: the number of questions whose answers are recorded first.
-    `drafts`: workers speculate."""
+def start(system: System, model: str) -> Process:
+    """Start a worker and wait until it is ready."""
+    worker = system.start_worker(*FLAGS[model], module=MODULES[model])
 
-    system: System
-    model: str = "scripted"
-    known: int = KNOWN_ANSWERS
-    drafts: bool = False
-
-    def start(self) -> Process:
-        """Start a worker and wait until it is ready."""
-        flags, module = FLAGS[self.model], MODULES[self.model]
-        if self.drafts:
-            # Without `tests.eager`, drafts would be disabled where they do not pay, as on most CPUs.
-            flags, module = [*flags, "--speculation", "auto"], "tests.eager"
-        worker = self.system.start_worker(*flags, module=module)
-        eventually(lambda: worker.pid in self._ready(), within_s=90, what="the worker is ready")
-        return worker
-
-    def _ready(self) -> list[int]:
-        workers = self.system.http.get("/v1/status").json()["workers"]
+    def ready() -> list[int]:
+        workers = system.http.get("/v1/status").json()["workers"]
         return [worker["pid"] for worker in workers if worker["state"] == "ready"]
 
-    def source(self, seed: int) -> Source:
-        """Return a source of questions for the model, which must be ready."""
-        if self.model == "scripted":
-            return of_the_scripted
-        return of_the_embedded(self.system.url, seed, self.known, predicted=self.drafts)
+    eventually(lambda: worker.pid in ready(), within_s=90, what="the worker is ready")
+    return worker
 
 
 def run(
-    stage: Stage, kills: int, seed: int, clients: int = CLIENTS, life_s: float = UNDISTURBED_S_MAX
+    system: System,
+    model: str,
+    kills: int,
+    seed: int,
+    clients: int = CLIENTS,
+    life_s: float = UNDISTURBED_S_MAX,
+    known: int = KNOWN_ANSWERS,
 ) -> Outcome:
-    """Kill `kills` workers while `clients` clients send requests."""
+    """Kill `kills` workers while `clients` clients send requests. `known`: the number of questions to the
+    embedded model, whose answers are recorded first."""
     dice, total = random.Random(seed), Outcome()
-    worker = stage.start()
-    source = stage.source(seed)
-    with asking(stage.system.url, dice, clients, total, source):
+    worker = start(system, model)
+    source = of_the_scripted if model == "scripted" else of_the_embedded(system.url, seed, known)
+    with asking(system.url, dice, clients, total, source):
         for _ in range(kills):
             time.sleep(dice.uniform(0, life_s))
             worker.kill()
             worker.wait()
-            worker = stage.start()
+            worker = start(system, model)
     return total
 
 
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
-    """Make the kills on a new stage, and print the pauses."""
+    """Make the kills in a new system, and print the pauses."""
     with running_system(folder) as system:
-        stage = Stage(system, given.model, drafts=given.drafts)
-        outcome = run(stage, given.kills, given.seed, given.clients, given.life)
+        outcome = run(system, given.model, given.kills, given.seed, given.clients, given.life)
     print(f"{given.kills} kills, {outcome.answers} answers, {outcome.refusals} refusals between workers")
-    print(f"draft tokens of these answers: {outcome.drafted[0]} accepted, {outcome.drafted[1]} rejected")
     pauses_s = sorted(outcome.pauses_s)
     print(
         f"longest pause of an answer: median {statistics.median(pauses_s):.2f} s, most {pauses_s[-1]:.2f} s"
@@ -181,6 +162,5 @@ if __name__ == "__main__":
         "--seed": 0,
         "--clients": CLIENTS,
         "--life": {"type": float, "default": UNDISTURBED_S_MAX, "metavar": "SECONDS"},
-        "--drafts": {"action": "store_true", "help": "speculate with the embedded model"},
     }
     run_program(__doc__, check, options)

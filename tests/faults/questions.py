@@ -30,11 +30,10 @@ FOR_TOOLS = ("What is the tide in Brest?", "What is the tide in Brest and in Por
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string"},
         "words": {"type": "array", "items": {"type": "string"}, "minItems": 2},
         "count": {"type": "integer"},
     },
-    "required": ["name", "words", "count"],
+    "required": ["words", "count"],
     "additionalProperties": False,
 }
 TOOL = {
@@ -135,29 +134,16 @@ def _spoken(words: list[str]) -> str:
     return "".join(f"{word} " for word in words)
 
 
-def of_the_embedded(url: str, seed: int, count: int, *, predicted: bool = False) -> Source:
-    """Ask `count` questions one by one without faults, and record the answers.
-
-    `predicted`: most requests carry a prediction close to their answer, so that there are draft tokens.
-    """
+def of_the_embedded(url: str, seed: int, count: int) -> Source:
+    """Ask `count` questions one by one without faults, and record the answers."""
     known = [_answered(url, body) for body in _drawn(random.Random(seed), count)]
 
     def draw(dice: random.Random) -> Question:
         question = dice.choice(known)
         plain = {name: it for name, it in question.body.items() if not name.startswith("stream")}
-        body = {**plain, **_form(dice)}
-        if predicted and dice.random() < 0.8:
-            body["prediction"] = {"type": "content", "content": _nearly("".join(question.texts), dice)}
-        return replace(question, body=body)
+        return replace(question, body={**plain, **_form(dice)})
 
     return draw
-
-
-def _nearly(text: str, dice: random.Random) -> str:
-    """Replace one word of a text."""
-    words = text.split(" ")
-    words[dice.randrange(len(words))] = "signal"
-    return " ".join(words)
 
 
 def _drawn(dice: random.Random, count: int) -> Iterator[dict[str, object]]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import signal
-import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults import failover
 from tests.faults.questions import image_url, seeing_body, seen_in
+from tests.faults.several import Served, serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing, wait_until_taken
-from tests.system import Process, System, chat_body, eventually, running_system
+from tests.system import chat_body, eventually, running_system
 
 STEP = ("--step-ms", "20", "--images")
 TOKENS = 75
@@ -23,44 +21,8 @@ POISON_AT_ONCE = "a poisoned one !burst"
 CLIENTS = 8
 
 
-class Supervisor(threading.Thread):
-    """A thread that restarts the worker whenever it dies."""
-
-    def __init__(self, system: System, *flags: str) -> None:
-        super().__init__()
-        self._system, self._flags = system, flags
-        self._over = threading.Event()
-        self.worker = self._start()
-
-    def _start(self) -> Process:
-        return self._system.start_worker(*self._flags)
-
-    @property
-    def crashes(self) -> int:
-        return len(self._system.workers) - 1
-
-    def run(self) -> None:
-        while not self._over.is_set():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.worker.wait(0.05)
-                self.worker = self._start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
-
-@contextlib.contextmanager
-def supervised(folder: Path) -> Iterator[tuple[System, Supervisor]]:
-    """Run a gateway with a worker that is restarted."""
-    with running_system(folder) as system:
-        supervisor = Supervisor(system, *STEP)
-        supervisor.start()
-        try:
-            system.wait_ready()
-            yield system, supervisor
-        finally:
-            supervisor.stop()
+def crashes(served: Served) -> int:
+    return served.process.log().count("worker runs as pid") - 1
 
 
 def prompt(number: int, tokens: int) -> str:
@@ -72,11 +34,6 @@ def ask_many(url: str, count: int, tokens: int) -> list[Client]:
     clients = [ask(url, prompt(n, tokens), stream=n % 2 == 0) for n in range(count)]
     wait_until_taken(url, clients)
     return clients
-
-
-def running(system: System) -> int:
-    """Return the number of running rows in the worker's status."""
-    return sum(worker["running"] for worker in system.http.get("/v1/status").json()["workers"])
 
 
 def assert_undisturbed(clients: list[Client], tokens: int) -> None:
@@ -91,27 +48,31 @@ def test_a_kill_at_a_random_instant_costs_clients_a_pause_whatever_they_asked(
     tmp_path: Path, model: str, clients: int
 ) -> None:
     with running_system(tmp_path) as system:
-        outcome = failover.run(failover.Stage(system, model, known=4), 1, seed=7, clients=clients)
+        outcome = failover.run(system, model, 1, seed=7, clients=clients, known=4)
     assert outcome.wrong == []
     assert outcome.answers >= clients
 
 
 def test_a_worker_killed_while_it_encodes_an_image_or_answers_costs_nobody_an_answer(tmp_path: Path) -> None:
-    with supervised(tmp_path) as (system, supervisor):
-        for crashes, direction, tokens in ((1, "!look=1000", 60), (2, "", TOKENS)):
-            streams = [ask(system.url, prompt(n, TOKENS)) for n in range(4)]
+    with serving(tmp_path, " ".join(STEP)) as served:
+        for count, direction, tokens in ((1, "!look=1000", 60), (2, "", TOKENS)):
+            streams = [ask(served.url, prompt(n, TOKENS)) for n in range(4)]
             wait_until_flowing(streams)
             text, images = f"look {direction} !tokens={tokens}", [image_url(1), image_url(2)]
-            seeing = Client(system.url, seeing_body(text, images, stream=not direction))
+            seeing = Client(served.url, seeing_body(text, images, stream=not direction))
             seeing.start()
             if direction:
-                eventually(lambda: running(system) > 4, within_s=20, what="the image is begun")
+                eventually(
+                    lambda: sum(worker["running"] for worker in served.status()["workers"]) > 4,
+                    within_s=20,
+                    what="the image is begun",
+                )
                 assert not seeing.read
             else:
                 wait_until_flowing([seeing])
-            supervisor.worker.kill()
+            os.kill(served.wait_ready(), signal.SIGKILL)
             wait_for([*streams, seeing], 60)
-            assert supervisor.crashes == crashes
+            assert crashes(served) == count
             assert_undisturbed(streams, TOKENS)
             assert seeing.texts == [scripted(text, tokens, seen=[*map(seen_in, images)])]
 
@@ -161,21 +122,20 @@ def test_requests_fail_when_no_worker_returns_within_the_failover_timeout(tmp_pa
 def test_a_request_that_kills_its_worker_takes_nobody_with_it(
     tmp_path: Path, text: str, choices: int, innocents: int
 ) -> None:
-    with supervised(tmp_path) as (system, supervisor):
-        beside = ask_many(system.url, innocents, TOKENS)
+    with serving(tmp_path, " ".join(STEP)) as served:
+        beside = ask_many(served.url, innocents, TOKENS)
         wait_until_flowing(beside[:8:2])
-        poison = ask(system.url, text, seed=1, n=choices)
+        poison = ask(served.url, text, seed=1, n=choices)
         wait_for([poison, *beside], 120)
         assert_undisturbed(beside, TOKENS)
         assert poison.error == "worker_crashed"
-        assert supervisor.crashes <= 3
+        served.wait_ready()
+        assert (before := crashes(served)) <= 3
 
-        system.wait_ready()
-        crashes = supervisor.crashes
-        refused = ask(system.url, text, seed=2)
-        other = ask(system.url, "another one !tokens=20")
+        refused = ask(served.url, text, seed=2)
+        other = ask(served.url, "another one !tokens=20")
         wait_for([refused, other], 30)
         assert (refused.status, refused.error) == (500, "worker_crashed")
         assert refused.headers["x-should-retry"] == "false"
         assert other.texts == [scripted("another one !tokens=20", 20)]
-        assert supervisor.crashes == crashes
+        assert crashes(served) == before
