@@ -29,7 +29,6 @@ class EventFollower(threading.Thread):
         super().__init__()
         self.id = id
         self.events: list[dict[str, Any]] = []
-        self.connections = 0
         self.wrong = ""
         self._url = f"{url}/v1/responses/{id}"
         self._serving, self._lock, self._on_event = serving, lock, on_event
@@ -58,7 +57,6 @@ class EventFollower(threading.Thread):
         with httpx.stream(
             "GET", self._url, params={"stream": "true"} | after, timeout=WAIT_S_MAX, verify=NO_TLS
         ) as answer:
-            self.connections += 1
             if answer.status_code != 200:
                 answer.read()
                 self.wrong = f"{answer.status_code}: {answer.text:.200}"

@@ -1,20 +1,19 @@
-"""`python -m tests.faults.gateway_ends`: kill -9 and reloads of the gateway under clients of three kinds.
+"""Ends of the gateway and reloads of the worker under clients: `python -m tests.faults.gateway_ends`.
 
-Keyed answers, answers in the background, and short ones that no gateway keeps, over open connections. No
-request may be refused, and no text may differ from that of an undisturbed run; only answers that no gateway
-keeps may be cut, by a kill.
+The clients ask for keyed answers, and for short ones that no gateway keeps. No request may be refused, and no
+text may differ from that of an undisturbed run; only answers that no gateway keeps may be cut, by a kill.
+Answers in the background are part of `tests.faults.power_failures`.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import signal
 import threading
-import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +23,12 @@ import httpx
 
 from tests.faults.retrying import DIALECTS, RetryingClient
 from tests.faults.runner import run_program
-from tests.faults.serving import Served, serving
-from tests.faults.streams import scripted
-from tests.system import NO_TLS, chat_body, eventually, sse_documents
+from tests.faults.several import Served, serving
+from tests.faults.streams import joined_text, scripted
+from tests.system import NO_TLS, chat_body, eventually
 
 STEP = "--step-ms 5 --max-running 64"
 SHORT = "!tokens=5"
-WAIT_S = 0.05
 ANSWER_S_MAX = 120.0
 RECOVERED_S_MAX = 60.0
 
@@ -61,15 +59,15 @@ class Asker(threading.Thread):
         self._http = httpx.Client(base_url=url, timeout=60, verify=NO_TLS)
 
     def run(self) -> None:
-        kinds = (self._ask_with_a_key, self._ask_in_the_background, self._ask_shortly, self._ask_shortly)
+        ask = self._ask_shortly if self._number % 2 else self._ask_with_a_key
         with self._http:
             for self._round in itertools.count():
-                kinds[self._number % len(kinds)](f"{self._number}-{self._round}")
+                ask(f"{self._number}-{self._round}")
                 if self._over.is_set():
                     return
 
     def _ask_with_a_key(self, key: str) -> None:
-        turn = self._number // 4 + self._round
+        turn = self._number // 2 + self._round
         dialect, stream = DIALECTS[turn % len(DIALECTS)], turn // len(DIALECTS) % 2 == 0
         client = RetryingClient(self._url, dialect, self._prompt, key, stream=stream)
         client.run()
@@ -81,31 +79,8 @@ class Asker(threading.Thread):
     def _tokens(self) -> int:
         return int(self._prompt.rpartition("=")[2])
 
-    def _ask_in_the_background(self, key: str) -> None:
-        body = {"model": "fake", "input": self._prompt, "background": True}
-        headers = {"idempotency-key": key}
-        document = self._retried("POST", "/v1/responses", json=body, headers=headers)
-        deadline = time.monotonic() + ANSWER_S_MAX
-        while document.get("status") in ("queued", "in_progress") and time.monotonic() < deadline:
-            self._over.wait(WAIT_S)
-            document = self._retried("GET", f"/v1/responses/{document['id']}")
-        is_over = document.get("status") == "completed"
-        text = document["output"][0]["content"][0]["text"] if is_over else str(document)
-        self._tally.count("in the background", text, scripted(self._prompt, self._tokens))
-
-    def _retried(self, method: str, path: str, **fields: Any) -> dict[str, Any]:
-        """Return the document of an answer; a lost connection is made again, as SDKs do."""
-        deadline = time.monotonic() + ANSWER_S_MAX
-        while time.monotonic() < deadline:
-            try:
-                document: dict[str, Any] = self._http.request(method, path, **fields).json()
-                return document
-            except httpx.TransportError:
-                time.sleep(WAIT_S)
-        return {"status": f"no answer within {ANSWER_S_MAX} s"}
-
     def _ask_shortly(self, key: str) -> None:
-        stream = self._number % 8 < 4
+        stream = self._number % 4 < 2
         try:
             answer = self._http.post("/v1/chat/completions", json=chat_body(SHORT, stream=stream))
         except httpx.TransportError:
@@ -116,21 +91,16 @@ class Asker(threading.Thread):
         if answer.is_success and not stream:
             text = answer.json()["choices"][0]["message"]["content"]
         elif answer.is_success:
-            text = _joined(answer.text)
+            text = joined_text(answer.text)
         self._tally.count(f"short, {answer.status_code}", text, scripted(SHORT, 5))
 
 
-def _joined(stream: str) -> str:
-    documents = [json.loads(event) for event in sse_documents(iter(stream.split("\n"))) if event != "[DONE]"]
-    return "".join(choice["delta"].get("content") or "" for each in documents for choice in each["choices"])
-
-
 def end_gateways(folder: Path, given: argparse.Namespace) -> Sequence[str]:
-    """End the gateway `kills` times by kill -9 and `reloads` times by a reload, in a random order."""
+    """Kill the gateway `kills` times, and reload it and the worker `reloads` times each, in any order."""
     dice, tally, over = random.Random(given.seed), Tally(), threading.Event()
-    ends = given.kills * ["kill"] + given.reloads * ["reload"]
+    ends = given.kills * ["kill"] + given.reloads * ["reload", "reload of the worker"]
     dice.shuffle(ends)
-    cut = dict.fromkeys(("kill", "reload"), 0)
+    cut = Counter[str]()
     with serving(folder, STEP) as served:
         askers = [Asker(served.url, n, given.tokens, over, tally) for n in range(given.clients)]
         for asker in askers:
@@ -139,7 +109,8 @@ def end_gateways(folder: Path, given: argparse.Namespace) -> Sequence[str]:
             for end in ends:
                 over.wait(dice.uniform(0.2, 0.2 + given.interval))
                 before = tally.cut
-                tally.wrong += _end(served, by_kill=end == "kill")
+                served.set_worker(f"{STEP} --drain-timeout {dice.choice((0, 10))}")
+                tally.wrong += _end(served, end)
                 cut[end] += tally.cut - before
         finally:
             over.set()
@@ -147,21 +118,23 @@ def end_gateways(folder: Path, given: argparse.Namespace) -> Sequence[str]:
                 asker.join(2 * ANSWER_S_MAX)
         left = served.status()["gateway"]["in_flight"]
     waiting = sum(asker.is_alive() for asker in askers)
-    print(f"{tally.answers} answers; cut by kills {cut['kill']}, by reloads {cut['reload']}", flush=True)
-    tally.wrong += [f"reloads cut {cut['reload']} short answers"] if cut["reload"] else []
+    print(f"{tally.answers} answers; cut by {dict(cut)}", flush=True)
+    tally.wrong += [f"{end}: {n} short answers are cut" for end, n in cut.items() if n and end != "kill"]
     tally.wrong += [f"{waiting} clients are still waiting"] if waiting else []
     return tally.wrong + ([f"{left} requests are left"] if left else [])
 
 
-def _end(served: Served, *, by_kill: bool) -> list[str]:
-    """End the gateway, and wait until the next one serves with its worker."""
+def _end(served: Served, end: str) -> list[str]:
+    """End the gateway or the worker, and wait until the next one serves."""
     before = served.gateway_pids()
-    if by_kill:
+    if end == "kill":
         os.kill(before[-1], signal.SIGKILL)
     else:
-        done, text = served.reload(gateway=True)
+        done, text = served.reload(gateway=end == "reload")
         if not done:
-            return [f"reload: {text}"]
+            return [f"{end}: {text}"]
+        if end == "reload of the worker":
+            return []
     eventually(
         lambda: served.gateway_pids() != before and served.workers("ready"),
         within_s=RECOVERED_S_MAX,
@@ -171,12 +144,5 @@ def _end(served: Served, *, by_kill: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    options: dict[str, Any] = {
-        "--kills": 30,
-        "--reloads": 30,
-        "--clients": 16,
-        "--tokens": 150,
-        "--interval": 1.0,
-        "--seed": 1,
-    }
-    run_program(__doc__, end_gateways, options)
+    options: dict[str, Any] = {"--kills": 30, "--reloads": 30, "--clients": 16, "--tokens": 150}
+    run_program(__doc__, end_gateways, options | {"--interval": 1.0, "--seed": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -9,10 +10,11 @@ from typing import Any
 
 import httpx
 
+from tests.faults.streams import joined_text
 from tests.system import NO_TLS, sse_documents
 
 DIALECTS = ("chat", "responses", "messages")
-RETRY_S = 0.05
+RETRY_S, WITHIN_S = 0.05, 120.0
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
@@ -25,52 +27,34 @@ def body_of(dialect: str, prompt: str, *, stream: bool) -> dict[str, Any]:
 
 
 class RetryingClient(threading.Thread):
-    """A client that sends one request, again and again until its answer is complete.
+    """A client that sends one request, again and again until its answer is complete."""
 
-    `attempts`: connections that got anything. `pauses`: seconds from the loss of a connection to the first
-    byte of the next response.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        dialect: str,
-        prompt: str,
-        key: str,
-        *,
-        stream: bool,
-        within_s: float = 120,
-        **fields: object,
-    ) -> None:
-        """`fields`: further fields of the body."""
+    def __init__(self, url: str, dialect: str, prompt: str, key: str, *, stream: bool) -> None:
         super().__init__()
-        self.dialect, self.stream, self.prompt = dialect, stream, prompt
-        self._url, self._key, self._within_s = url + PATHS[dialect], key, within_s
-        self._body = body_of(dialect, prompt, stream=stream) | fields
+        self._dialect, self._stream = dialect, stream
+        self._url, self._key = url + PATHS[dialect], key
+        self._body = body_of(dialect, prompt, stream=stream)
         self._over = threading.Event()
         self.read = bytearray()
         self.beginnings: list[bytes] = []
         """What the earlier connections got."""
-        self.pauses: list[float] = []
         self.refusals = 0
         """Responses with the status 503."""
         self.wrong = ""
         self.text: str | None = None
 
     def run(self) -> None:
-        deadline, lost_at = time.monotonic() + self._within_s, None
+        deadline = time.monotonic() + WITHIN_S
         while self.text is None and not self.wrong:
             if time.monotonic() > deadline:
-                self.wrong = f"no answer within {self._within_s} s"
+                self.wrong = f"no answer within {WITHIN_S} s"
                 return
-            try:
-                lost_at = self._try(lost_at)
-            except httpx.HTTPError:
-                lost_at = lost_at or time.monotonic()
-                self._over.wait(RETRY_S)
+            with contextlib.suppress(httpx.HTTPError):
+                self._try()
+            self._over.wait(RETRY_S if self.text is None else 0)
 
-    def _try(self, lost_at: float | None) -> float | None:
-        """Send the request once; return since when the client has no answer."""
+    def _try(self) -> None:
+        """Send the request once."""
         if self.read:
             self.beginnings.append(bytes(self.read))
         self.read = bytearray()
@@ -79,9 +63,6 @@ class RetryingClient(threading.Thread):
             "POST", self._url, json=self._body, headers=headers, timeout=30, verify=NO_TLS
         ) as answer:
             for chunk in answer.iter_raw():
-                if lost_at is not None and answer.status_code == 200:
-                    self.pauses.append(time.monotonic() - lost_at)
-                    lost_at = None
                 self.read += chunk
         if answer.status_code == 200:
             self.text = self._text()
@@ -89,22 +70,19 @@ class RetryingClient(threading.Thread):
             self.refusals += 1
         else:
             self.wrong = f"{answer.status_code}: {bytes(self.read[:300])!r}"
-        self._over.wait(RETRY_S if self.text is None else 0)
-        return lost_at
 
     def _text(self) -> str | None:
         """Return the text of the answer; None if it was cut off."""
-        if not self.stream:
-            return _whole_text(self.dialect, json.loads(self.read))
+        if not self._stream:
+            return _whole_text(self._dialect, json.loads(self.read))
         documents = list(sse_documents(iter(self.read.decode().split("\n"))))
-        if self.dialect == "chat":
+        if self._dialect == "chat":
             if documents[-1:] != ["[DONE]"]:
                 return None
-            deltas = [json.loads(each) for each in documents[:-1]]
-            if "error" in deltas[-1]:
-                self._fail(deltas[-1])
+            if "error" in (last := json.loads(documents[-2])):
+                self._fail(last)
                 return None
-            return "".join(c["delta"].get("content") or "" for d in deltas for c in d["choices"])
+            return joined_text(self.read.decode())
         events = [json.loads(each) for each in documents]
         kinds = [event["type"] for event in events]
         if "error" in kinds or "response.failed" in kinds:
@@ -112,7 +90,7 @@ class RetryingClient(threading.Thread):
             return None
         if not kinds or kinds[-1] not in ("response.completed", "message_stop"):
             return None
-        if self.dialect == "responses":
+        if self._dialect == "responses":
             return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
         return "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
 

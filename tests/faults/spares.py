@@ -1,8 +1,7 @@
 """Random kills of workers and spares under streams: `python -m tests.faults.spares --kills 1000`.
 
-The system has a supervisor, a gateway, a scripted worker and a spare; the clients are those of
-`tests.faults.failover`. Every answer must equal that of an undisturbed run. There are never two spares or two
-workers at once. In the end there is one of each, and the supervisor's resources are as after warm-up.
+Every answer must equal that of an undisturbed run. There are never two spares or two workers at once. In the
+end there is one of each, and the supervisor's resources are as after warm-up.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
@@ -28,7 +28,6 @@ from tests.system import eventually
 CLIENTS = 8
 WARM_KILLS = 10
 SETTLE_S_MAX = 60.0
-LETTING_GO_S_MAX = 20.0
 STEADY_LOOKS = 75
 LIFE_S_MAX = 1.5
 SERVING_SHARE = 0.75
@@ -37,21 +36,31 @@ GROWTH_BYTES_MAX = 8 * 2**20
 PROGRAM = "tests.scripted_worker"
 
 
+class Counts(NamedTuple):
+    """Of the supervisor."""
+
+    descriptors: int
+    threads: int
+
+    def exceeds(self, other: Counts) -> bool:
+        return self.descriptors > other.descriptors or self.threads > other.threads
+
+
 @dataclass(slots=True)
 class Kills(Outcome):
-    """The results of a run. `most`: the maximum number of workers and spares at an instant. `held`: the
-    supervisor's bytes, descriptors and threads, after warm-up and at the end."""
+    """The results of a run. `most`: the maximum number of workers and spares at an instant. `bytes_held`: by
+    the supervisor, after warm-up and at the end."""
 
     kills: Counter[str] = field(default_factory=Counter)
     most: int = 0
-    held: list[tuple[int, int, int]] = field(default_factory=list)
+    bytes_held: list[int] = field(default_factory=list)
 
     @property
-    def grown(self) -> list[str]:
-        (bytes_before, *before), (bytes_after, *after) = self.held
-        more = any(now > then for now, then in zip(after, before, strict=True))
-        grown = [f"{after} descriptors and threads, {before} before"] if more else []
-        return grown + (["memory"] if bytes_after - bytes_before > GROWTH_BYTES_MAX else [])
+    def failures(self) -> list[str]:
+        warm, end = self.bytes_held
+        grown = [f"the supervisor grew from {warm} to {end} bytes"] if end - warm > GROWTH_BYTES_MAX else []
+        crowd = [f"{self.most} processes were workers or spares at once"] if self.most > 2 else []
+        return self.wrong + grown + crowd
 
 
 class Siege:
@@ -62,6 +71,7 @@ class Siege:
         self._served = served
         self._dice = random.Random(seed)
         self._over = threading.Event()
+        self._warm: Counts | None = None
 
     def run(self, kills: int, warm: int = WARM_KILLS) -> Kills:
         watcher = threading.Thread(target=self._watch)
@@ -72,13 +82,13 @@ class Siege:
         finally:
             self._over.set()
             watcher.join()
-        self.outcome.held.append(self._settled(like=self.outcome.held[0]))
+        self._settle(self._warm)
         return self.outcome
 
     def _kill_all(self, kills: int, warm: int) -> None:
         for number in range(warm + kills):
             if number == warm:
-                self.outcome.held.append(self._settled())
+                self._warm = self._settle()
             # Some are killed while they start, most when a worker is ready, so that clients get answers.
             if self._dice.random() < SERVING_SHARE:
                 eventually(self._serving, within_s=SETTLE_S_MAX, what="a worker serves")
@@ -107,48 +117,24 @@ class Siege:
         while not self._over.wait(LOOK_S):
             self.outcome.most = max(self.outcome.most, len(list(_processes(self._served))))
 
-    def _settled(self, like: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
-        """Return the supervisor's resources once only a worker and a spare are left.
-
-        `like`: wait for at most these descriptors and threads, and return any counts after a timeout.
-        """
-        held = eventually(
-            self._held_of_two, within_s=SETTLE_S_MAX, what="only a worker and a spare are left for a while"
-        )
-        assert held is not None
-        ends_at = time.monotonic() + LETTING_GO_S_MAX
-        while any(map(int.__gt__, held[1:], (like or held)[1:])) and time.monotonic() < ends_at:
-            time.sleep(LOOK_S)
-            held = self._held()
-        return held
-
-    def _held_of_two(self) -> tuple[int, int, int] | None:
-        """Return the resources if the worker and the spare stay: what was just killed is still there for an
-        instant, and its successor may wait until the workers are idle."""
-        there = self._there()
-        held = self._steady() if self._is_settled() else None
-        return held if self._there() == there else None
-
-    def _steady(self) -> tuple[int, int, int]:
-        """Return the resources once they are stable: threads start later than their process."""
-        held, looks = self._held(), 0
+    def _settle(self, most: Counts | None = None) -> Counts:
+        """Wait until only a worker and a spare are left and stay, and the supervisor's descriptors and
+        threads, of which there are at most `most`, too: threads start later than their process. Return
+        these counts and note its memory."""
+        stats, ends_at = self._served.process.stats, time.monotonic() + SETTLE_S_MAX
+        seen: object = None
+        looks, counts = 0, Counts(0, 0)
         while looks < STEADY_LOOKS:
+            assert time.monotonic() < ends_at, f"not settled: {seen}, at most {most}"
             time.sleep(LOOK_S)
-            now = self._held()
-            looks = looks + 1 if now[1:] == held[1:] else 0
-            held = now
-        return held
-
-    def _held(self) -> tuple[int, int, int]:
-        stats = self._served.process.stats
-        return stats.memory_info().rss, stats.num_fds(), stats.num_threads()
-
-    def _there(self) -> set[int]:
-        return {process.pid for process in _processes(self._served)}
-
-    def _is_settled(self) -> bool:
-        there = self._there()
-        return len(there) == 2 and len(there & set(self._serving())) == 1
+            there = {process.pid for process in _processes(self._served)}
+            serving = there & set(self._serving())
+            counts = Counts(stats.num_fds(), stats.num_threads())
+            is_settled = (len(there), len(serving)) == (2, 1) and not counts.exceeds(most or counts)
+            looks = looks + 1 if is_settled and (there, serving, counts) == seen else 0
+            seen = there, serving, counts
+        self.outcome.bytes_held.append(stats.memory_info().rss)
+        return counts
 
 
 def _processes(served: Several) -> Iterator[psutil.Process]:
@@ -170,12 +156,8 @@ def besiege(folder: Path, kills: int, seed: int, warm: int = WARM_KILLS) -> Kill
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
     """Run the whole test, and print what was killed and what the supervisor held."""
     outcome = besiege(folder, given.kills, given.seed)
-    warm, end = outcome.held
-    print(f"killed {dict(outcome.kills)}; {outcome.answers} answers")
-    print(f"supervisor bytes, descriptors, threads: {warm} when warm, {end} at the end")
-    crowd = f"at most {outcome.most} processes that were workers or could become one"
-    print(crowd)
-    return [*outcome.wrong, *outcome.grown, *([crowd] if outcome.most > 2 else [])]
+    print(f"killed {dict(outcome.kills)}; {outcome.answers} answers; bytes {outcome.bytes_held}")
+    return outcome.failures
 
 
 if __name__ == "__main__":

@@ -152,13 +152,6 @@ class Client(threading.Thread):
         """The number of prompt tokens that were restored from the prefix cache."""
         return int((self.documents[-1]["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
 
-    @property
-    def drafted(self) -> tuple[int, int]:
-        """The accepted and rejected draft tokens in the response's usage."""
-        details = self.documents[-1]["usage"].get("completion_tokens_details") or {}
-        right, wrong = (details.get(f"{kind}_prediction_tokens") for kind in ("accepted", "rejected"))
-        return int(right or 0), int(wrong or 0)
-
 
 def scripted(text: str, tokens: int, seed: int = 0, seen: Sequence[str] = (), thinks: int = 0) -> str:
     """Return the scripted engine's answer to a prompt, greedy or with a seed. `seen`: its words for each

@@ -6,14 +6,12 @@ import argparse
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tests.faults.gateway_ends import end_gateways
-from tests.faults.serving import serving
+from tests.faults.several import serving
 from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
-from tests.system import eventually, running_system
+from tests.system import eventually
 
 LONG = "!tokens=20 !slow=100"
 
@@ -41,7 +39,7 @@ def test_a_stream_is_finished_while_clients_that_come_wait(tmp_path: Path) -> No
 
 
 def test_a_stream_beyond_the_drain_timeout_gets_an_error_event(tmp_path: Path) -> None:
-    with serving(tmp_path, gateway_flags=["--drain-timeout=0.2"]) as served:
+    with serving(tmp_path, gateway_flags="--drain-timeout=0.2") as served:
         client = ask(served.url, "!tokens=200 !slow=100")
         wait_until_flowing([client])
         assert served.reload(gateway=True)[0]
@@ -49,46 +47,16 @@ def test_a_stream_beyond_the_drain_timeout_gets_an_error_event(tmp_path: Path) -
         assert client.error == "shutting_down"
 
 
-def ask_before_it_connects(
-    url: str, worker: int, in_flight: Callable[[], int], end: Callable[[], None]
-) -> str:
-    """Replace the gateway, ask while its worker cannot connect, and return the text."""
-    os.kill(worker, signal.SIGSTOP)
-    try:
-        end()
-        client = ask(url, "!tokens=5")
-        eventually(lambda: in_flight() == 1, within_s=30, what="the request is in flight")
-    finally:
-        os.kill(worker, signal.SIGCONT)
-    wait_for([client], 60)
-    return client.texts[0]
-
-
 def test_a_request_to_a_new_gateway_waits_for_a_worker_that_the_supervisor_knows(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         [worker], [gateway] = served.workers("ready"), served.gateway_pids()
-
-        def end() -> None:
+        os.kill(worker, signal.SIGSTOP)  # so it cannot connect
+        try:
             os.kill(gateway, signal.SIGKILL)
             eventually(lambda: served.gateway_pids() != [gateway], within_s=30, what="another one starts")
-
-        text = ask_before_it_connects(
-            served.url, worker, lambda: int(served.status()["gateway"]["in_flight"]), end
-        )
-        assert text == scripted("!tokens=5", 5)
-
-
-def test_a_request_to_a_new_gateway_waits_for_a_worker_that_the_journal_knows(tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-
-        def status() -> dict[str, Any]:
-            told: dict[str, Any] = system.http.get("/v1/status").json()
-            return told
-
-        worker = system.start_worker()
-        system.wait_ready()
-        eventually(lambda: status()["durable"]["journal"]["entries"], within_s=30, what="it is written")
-        text = ask_before_it_connects(
-            system.url, worker.pid, lambda: int(status()["gateway"]["in_flight"]), system.restart_gateway
-        )
-        assert text == scripted("!tokens=5", 5)
+            client = ask(served.url, "!tokens=5")
+            eventually(lambda: served.status()["gateway"]["in_flight"] == 1, within_s=30, what="it has it")
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        wait_for([client], 60)
+        assert client.texts == [scripted("!tokens=5", 5)]

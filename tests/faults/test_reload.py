@@ -6,17 +6,14 @@ import signal
 import socket
 from pathlib import Path
 
-import pytest
-
 from deploy.supervisor import control
 from deploy.supervisor.reloading import ReloadOrder
-from tests.faults.serving import Served, serving
+from tests.faults.several import Served, serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.faults.test_flights import ask_many, assert_undisturbed
 from tests.system import chat_body, eventually, running_system
 
 STEP = "--step-ms 20"
-NO_TIME = f"{STEP} --drain-timeout 0"
 CLIENTS = 4
 SHORT, TOKENS = 100, 600
 """Short answers end while their worker drains; others outlast the start of another, on which they go on."""
@@ -29,59 +26,40 @@ def ask_all(url: str, count: int = CLIENTS, tokens: int = TOKENS) -> list[Client
     return clients
 
 
-def reload_under_streams(served: Served, resumed: int) -> None:
-    """Reload, which must cost clients nothing; `resumed` of them go on with the new worker."""
-    before, tokens = resumed_by(served), TOKENS if resumed else SHORT
-    clients, old = ask_all(served.url, tokens=tokens), served.workers("ready")
-    late = ask(served.url, "!tokens=30")
-    wait_until_flowing([late])  # without memory for two, no worker serves for a moment
-    done, text = served.reload()
-    assert done, text
-    assert not {*old} & {*served.workers("ready")}
-    wait_for([late, *clients], 60)
-    assert late.texts == [scripted("!tokens=30", 30)]
-    assert_undisturbed(clients, tokens)
-    assert resumed_by(served) - before in (resumed, resumed + bool(resumed))  # the late one may be
-
-
 def resumed_by(served: Served) -> int:
     return int(served.status()["gateway"]["failover"].get("resumed", 0))
 
 
 def test_consecutive_reloads_cost_clients_nothing_drained_or_handed_over(tmp_path: Path) -> None:
     with serving(tmp_path, STEP) as served:
-        served.set_worker(NO_TIME)
-        reload_under_streams(served, 0)
-        reload_under_streams(served, CLIENTS)
+        served.set_worker(f"{STEP} --drain-timeout 0")
+        for tokens, resumed in ((SHORT, 0), (TOKENS, CLIENTS)):
+            before = resumed_by(served)
+            clients, old = ask_all(served.url, tokens=tokens), served.workers("ready")
+            late = ask(served.url, "!tokens=30")
+            wait_until_flowing([late])
+            done, text = served.reload()
+            assert done, text
+            assert not {*old} & {*served.workers("ready")}
+            wait_for([late, *clients], 60)
+            assert late.texts == [scripted("!tokens=30", 30)]
+            assert_undisturbed(clients, tokens)
+            assert resumed_by(served) - before in (resumed, resumed + bool(resumed))  # the late one may be
 
 
-def test_a_reload_without_memory_for_two_costs_clients_nothing(tmp_path: Path) -> None:
-    with serving(tmp_path, NO_TIME, fits=False) as served:
-        reload_under_streams(served, CLIENTS)
-
-
-def fails_to_reload(served: Served, flags: str, why: str) -> None:
-    """Reload with flags of a worker that does not get ready: the old one must stay."""
-    clients, old = ask_all(served.url, tokens=SHORT), served.workers("ready")
-    served.set_worker(flags)
-    done, text = served.reload()
-    assert not done
-    assert why in text
-    wait_for(clients, 60)
-    assert_undisturbed(clients, SHORT)
-    assert served.workers("ready") == old
-    eventually(lambda: len(served.status()["workers"]) == 1, within_s=30, what="the new one is gone")
-
-
-def test_a_worker_that_does_not_get_ready_leaves_the_old_one_in_place(tmp_path: Path) -> None:
-    with serving(tmp_path, STEP, ready_timeout_s=0.5) as served:
-        fails_to_reload(served, "--load 60", "was not ready within 0.5 s")
-
-
-def test_one_that_is_broken_too_and_a_reload_under_way_when_all_stops_is_answered(tmp_path: Path) -> None:
+def test_a_broken_worker_leaves_the_old_one_and_a_reload_under_way_when_all_stops_is_answered(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path, STEP) as served:
-        fails_to_reload(served, "--broken", "exited with status 78")
-        old = served.workers("ready")
+        clients, old = ask_all(served.url, tokens=SHORT), served.workers("ready")
+        served.set_worker("--broken")
+        done, text = served.reload()
+        assert not done
+        assert "exited with status 78" in text
+        wait_for(clients, 60)
+        assert_undisturbed(clients, SHORT)
+        assert served.workers("ready") == old
+        eventually(lambda: len(served.status()["workers"]) == 1, within_s=30, what="the new one is gone")
         served.set_worker(STEP)
         eventually(lambda: served.reload()[0], within_s=60, what="the next reload succeeds")
         assert served.workers("ready") != old
@@ -96,11 +74,6 @@ def test_one_that_is_broken_too_and_a_reload_under_way_when_all_stops_is_answere
             assert line.recv(100) == b"-the server is stopping"
         assert served.process.wait() == 0
         assert not (tmp_path / "control").exists()
-
-
-def test_reload_without_a_running_server_fails(tmp_path: Path) -> None:
-    with pytest.raises(control.ControlError, match="no `roundhouse serve` is listening"):
-        control.order(tmp_path / "control")
 
 
 # --- SIGTERM -------------------------------------------------------------------------------------------

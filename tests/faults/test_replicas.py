@@ -31,14 +31,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
         yield served
 
 
-def ready(served: Several) -> list[int]:
-    """Return the process ids of the ready workers."""
-    return [worker["pid"] for worker in served.status()["workers"] if worker["state"] == "ready"]
-
-
 def both_ready(served: Several) -> list[int]:
     def two() -> list[int] | None:
-        return found if len(found := ready(served)) == 2 else None
+        return found if len(found := served.workers("ready")) == 2 else None
 
     return eventually(two, within_s=60, what="two workers are ready") or []
 
@@ -82,7 +77,7 @@ def lose(served: Several, number: signal.Signals) -> None:
         return grounded == resumed > before[1]
 
     eventually(moved, within_s=60, what="its streams go on")
-    assert ready(served) == [survivor], "no stream waited for the new worker"
+    assert served.workers("ready") == [survivor], "no stream waited for the new worker"
     wait_for(clients, 60)
     assert_undisturbed(clients, TOKENS)
     replaced = both_ready(served)
@@ -90,18 +85,8 @@ def lose(served: Several, number: signal.Signals) -> None:
     assert victim not in replaced
 
 
-def told(served: Several) -> tuple[int, dict[str, int]]:
-    """Return the supervisor's and the gateway's counters of the model."""
-    [model] = served.status()["models"]
-    assert model["replicas"] == 2
-    return model["restarts"], model["losses"]
-
-
 def test_when_one_of_two_is_killed_its_streams_go_on_at_once_with_the_other(served: Several) -> None:
-    restarts, losses = told(served)
     lose(served, signal.SIGKILL)
-    counts = restarts + 1, losses | {"dead": losses.get("dead", 0) + 1}
-    eventually(lambda: told(served) == counts, within_s=30, what="one restart and one loss are counted")
     clients = ask_many(served.url, STREAMS, TOKENS)
     eventually(
         lambda: min(assigned(served)) > 0,
@@ -121,7 +106,7 @@ def test_a_reload_takes_one_after_the_other_and_no_request_is_lost(served: Sever
 
     def watch() -> None:
         while not over.wait(0.02):
-            least.append(len(ready(served)))
+            least.append(len(served.workers("ready")))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -137,19 +122,6 @@ def test_a_reload_takes_one_after_the_other_and_no_request_is_lost(served: Sever
     assert min(least) >= 2, "each starts before the worker that it replaces ends"
     wait_for(clients, 60)
     assert_undisturbed(clients, TOKENS)
-
-
-def test_both_get_the_spare_by_turns_and_no_two_have_one_incarnation(tmp_path: Path) -> None:
-    with several(tmp_path, Scripted("m", "--step-ms 5", replicas=2), spare=True) as served:
-        victims = both_ready(served)
-        incarnations = {worker["incarnation"] for worker in served.status()["workers"]}
-        for victim in victims:
-            spare = eventually(served.there, within_s=60, what="a spare")
-            os.kill(victim, signal.SIGKILL)
-            eventually(lambda spare=spare: spare in ready(served), within_s=60, what="it serves")
-            both_ready(served)
-            incarnations |= {worker["incarnation"] for worker in served.status()["workers"]}
-        assert len(incarnations) == 4
 
 
 # --- workers of other machines -----------------------------------------------------------------------

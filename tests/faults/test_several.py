@@ -102,11 +102,6 @@ def test_reload_without_a_name_replaces_every_one_that_runs(served: Several) -> 
     wait_for(clients, 60)
     assert [client.texts for client in clients] == [[scripted("!tokens=50", 50)]] * 2
     assert not set(before) & {*served.pids("first"), *served.pids("second")}
-    assert served.states()["bad"] != "loaded"
-    assert served.reload("nobody") == (
-        False,
-        "there is no model nobody; the models are: first, second, bad, lazy",
-    )
 
 
 def test_a_gateway_that_returns_finds_the_models_loaded(served: Several) -> None:
@@ -174,20 +169,6 @@ def test_the_one_that_is_unused_for_longest_makes_room_and_one_in_use_does_not(t
         assert (served.pids("a"), served.pids("c")) == ([], untouched)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-def test_model_without_room_is_refused_at_once_and_one_that_fails_takes_none(tmp_path: Path) -> None:
-    # Without weights on the disk, the size of the bad one is unknown.
-    models = Scripted("bad", "--broken", resident=True), Scripted("good")
-    huge = Scripted("huge", weight_bytes=9000 * MB)
-    with several(tmp_path, *models, huge, budget=1000 * MB) as served:
-        served.wait_for(bad="failed")
-        load(served, "good")
-        listed = served.http.get("/v1/models/bad").json()
-        assert (listed["state"], listed["failure"]) == ("failed", WHY_BROKEN)
-        wait_for([client := ask(served.url, "x", model="huge")], 30)
-        assert (client.status, client.error) == (503, "model_failed")
-        assert "9.0 GB" in client.documents[0]["error"]["message"]
 
 
 def test_request_that_waits_too_long_for_a_model_gets_a_503(tmp_path: Path) -> None:

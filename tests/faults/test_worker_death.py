@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.faults.serving import Served, serving
+from tests.faults.several import Served, serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
-from tests.system import NO_TLS, System, chat_body, eventually, running_system, stable
+from tests.system import NO_TLS, chat_body, eventually, running_system, stable
 
 STREAMS = 4
-TEXT, TOKENS = "!tokens=75", 75
+SECRET = "Mellifluous"
+TEXT, TOKENS = f"{SECRET} !tokens=75", 75
 
 
 def open_streams(url: str, text: str = TEXT) -> list[Client]:
@@ -54,11 +55,18 @@ def watched_health(url: str) -> Iterator[None]:
     assert set(statuses) == {200}
 
 
+def phases(served: Served) -> list[str]:
+    return [row["phase"] for worker in served.status()["workers"] for row in worker["rows"]]
+
+
 def kill_under_streams(served: Served) -> None:
-    """Kill the worker under streams, which notice only the pause."""
+    """Kill the worker under streams, which notice only the pause. Supervisor and gateway log a line each, of
+    requests without their text."""
     streams = open_streams(served.url)
     with watched_health(served.url):
         [worker] = served.workers("ready")
+        # The supervisor logs the last reported phases.
+        eventually(lambda: phases(served) == ["decode"] * STREAMS, within_s=10, what="a beat with all")
         os.kill(worker, signal.SIGKILL)
         eventually(
             lambda: served.http.get("/ready").status_code != 200, within_s=10, what="the death is noticed"
@@ -70,6 +78,15 @@ def kill_under_streams(served: Served) -> None:
         served.wait_ready()
         assert_undisturbed(streams)
     assert {stream.completion_tokens for stream in streams} == {TOKENS + 1}
+    for line in (
+        rf"worker \(pid {worker}\) was killed by SIGKILL after \d+\.\d s, at step \d+ with {STREAMS} requests"
+        r" in flight: chatcmpl-\w+ \(decode, \d+\), .*; restarting (in|at once)",
+        rf"worker for fake \(pid {worker}\) connection lost after step \d+, {STREAMS} requests in flight:"
+        r" chatcmpl-\w+ \(\d+ tokens\), ",
+    ):
+        found = partial(re.search, line)
+        eventually(lambda f=found: f(served.process.log()), within_s=10, what=f"a line like {line!r}")
+    assert SECRET not in served.process.log()
 
 
 def test_the_gateway_and_its_streams_outlive_kills_and_nothing_leaks(tmp_path: Path) -> None:
@@ -96,115 +113,47 @@ def test_the_gateway_and_its_streams_outlive_kills_and_nothing_leaks(tmp_path: P
 
 def test_a_worker_killed_with_frames_still_on_their_way_is_known_to_be_dead_at_once(tmp_path: Path) -> None:
     with running_system(tmp_path, ["--silent-after", "60"]) as system:
-        for _ in range(2):
-            worker = system.start_worker()  # at full speed, so its last frames are read after its death
-            system.wait_ready()
-            streams = open_streams(system.url, "hi !tokens=1500")
-            worker.kill()
-            worker.wait()
-            successor = system.start_worker()
-            assert_undisturbed(streams, "hi !tokens=1500", 1500)
-            successor.stop()
+        worker = system.start_worker()  # at full speed, so its last frames are read after its death
+        system.wait_ready()
+        streams = open_streams(system.url, "hi !tokens=1500")
+        worker.kill()
+        worker.wait()
+        system.start_worker()
+        assert_undisturbed(streams, "hi !tokens=1500", 1500)
         assert "connection lost" in system.gateway.log()
 
 
-def test_a_worker_whose_model_hangs_ends_itself_and_dumps_its_stacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "status", "logged"),
+    [
+        ("!hang=2", 70, "most recent call first"),
+        ("!gpu=OutOfMemory", 75, "the GPU ran out of memory: [METAL] Command buffer execution failed"),
+    ],
+)
+def test_a_hang_or_an_error_of_the_gpu_hands_neighbours_over_and_costs_its_own_request(
+    tmp_path: Path, text: str, status: int, logged: str
+) -> None:
+    flags = "--step-ms", "20", "--stall-timeout", "1"
     with running_system(tmp_path) as system:
-        worker = system.start_worker("--stall-timeout", "1")
-        system.wait_ready()
-        hangs = ask(system.url, "!hang=2")
-        assert worker.wait() == 70
-        assert "most recent call first" in worker.log()
-        for _ in range(2):  # it is retried twice
-            worker = system.start_worker("--stall-timeout", "1")
-            assert worker.wait() == 70
-        system.start_worker()  # survives, without the request
-        wait_for([hangs], 30)
-        assert hangs.error == "worker_crashed"
-
-
-def test_an_error_of_the_gpu_hands_its_neighbours_over_and_costs_its_own_request(tmp_path: Path) -> None:
-    with running_system(tmp_path) as system:
-        worker = system.start_worker("--step-ms", "20")
+        worker = system.start_worker(*flags)
         system.wait_ready()
         streams = open_streams(system.url)
-        fatal = ask(system.url, "!gpu=OutOfMemory")
-        for _ in range(3):
-            assert worker.wait() == 75
-            assert "the GPU ran out of memory: [METAL] Command buffer execution failed" in worker.log()
-            worker = system.start_worker("--step-ms", "20")
+        fatal = ask(system.url, text)
+        for _ in range(3):  # it is retried twice
+            assert worker.wait() == status
+            assert logged in worker.log()
+            worker = system.start_worker(*flags)
         assert_undisturbed(streams)
         wait_for([fatal], 60)
         assert fatal.error == "worker_crashed"
         assert worker.running
 
 
-# --- one gateway and one worker ------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with running_system(tmp_path_factory.mktemp("one")) as system:
+def test_a_failing_request_takes_no_neighbour_with_it(tmp_path: Path) -> None:
+    with running_system(tmp_path) as system:
         system.start_worker("--step-ms", "20")
         system.wait_ready()
-        yield system
-
-
-def rows(system: System) -> int:
-    workers = system.http.get("/v1/status").json()["workers"]
-    return sum(len(worker["rows"]) for worker in workers)
-
-
-def wait_until_free(system: System) -> None:
-    """Wait until no row is left. The long ones of these tests would take minutes."""
-    eventually(lambda: rows(system) == 0, within_s=60, what="no row is left")
-
-
-def test_a_failing_request_takes_no_neighbour_with_it(system: System) -> None:
-    streams = open_streams(system.url)
-    for words in ("!oom", "!bad", "!what=3"):
-        assert system.http.post("/v1/chat/completions", json=chat_body(words)).status_code in (400, 500)
-    assert_undisturbed(streams)
-
-
-def test_a_gateway_that_returns_finds_its_worker_still_loaded_and_without_rows(system: System) -> None:
-    [worker], streams = system.workers, open_streams(system.url, "!tokens=8000 !slow=100")
-    system.restart_gateway()
-    for stream in streams:
-        stream.join(10)
-        assert not stream.is_alive()
-    system.wait_ready()
-    wait_until_free(system)
-    assert worker.running
-    answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=3"))
-    assert answer.status_code == 200
-    assert answer.json()["usage"]["completion_tokens"] == 4
-
-
-def test_a_worker_of_another_protocol_version_is_turned_away(system: System) -> None:
-    script = (
-        "import sys, protocol.messages as m; m.PROTOCOL_VERSION = 999;"
-        "import worker.transport.service as s; s.PROTOCOL_VERSION = 999;"
-        "import tests.scripted_worker.__main__ as f; sys.argv[1:1] = ['--endpoint'];"
-        "raise SystemExit(f.main())"
-    )
-    worker = subprocess.run(
-        [sys.executable, "-c", script, system.endpoint],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert worker.returncode == 78
-    assert "999" in worker.stderr
-    assert "rejected" in system.gateway.log()
-
-
-def test_ten_failing_steps_in_a_row_end_the_worker_for_a_restart(system: System) -> None:
-    [worker] = system.workers
-    for _ in range(10):
-        answer = system.http.post("/v1/chat/completions", json=chat_body("!fail=0"))
-        assert answer.status_code == 500
-        assert answer.json()["error"]["code"] == "engine_error"
-        assert answer.headers["x-should-retry"] == "false"
-    assert worker.wait() == 70
+        streams = open_streams(system.url)
+        for words in ("!oom", "!bad", "!what=3"):
+            assert system.http.post("/v1/chat/completions", json=chat_body(words)).status_code in (400, 500)
+        assert_undisturbed(streams)
