@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.several import Scripted, Several, several
 from tests.faults.streams import ask, scripted, wait_for, wait_until_flowing
-from tests.system import eventually, stable
+from tests.system import eventually, is_ready, stable
 
 MB = 10**6
 WHY_BROKEN = "scripted: the model cannot be loaded"
@@ -114,7 +114,7 @@ def test_a_gateway_that_returns_finds_the_models_loaded(served: Several) -> None
         accept=lambda found: len(found) == 1,
     )
     gateway.kill()
-    eventually(served.answers, within_s=30, what="a new gateway")
+    eventually(lambda: is_ready(served.http), within_s=30, what="a new gateway")
     served.wait_for(first="loaded", second="loaded")
     assert served.pids("first") + served.pids("second") == pids
 
