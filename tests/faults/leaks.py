@@ -214,7 +214,7 @@ def _memory(process: Process) -> int:
 async def go(pool: Pool, port: int, kind: str, dice: random.Random) -> None:
     """Run a client that disconnects at a random moment in the phase `kind` of `GOING`."""
     connection = await pool.open(await _narrow_socket(port) if kind == "unread" else None)
-    words = f"!tokens=5000 !text={'x' * 5000}" if kind == "unread" else "go " * 2000 + "!tokens=5000"
+    words = f"!tokens=5000 !text={'x' * 2000}" if kind == "unread" else "go " * 2000 + "!tokens=5000"
     request = post(CHAT, chat_body(words, stream=kind in ("stream", "unread")))
     head = request.index(b"\r\n\r\n") + 4
     try:
