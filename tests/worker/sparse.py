@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.utils import load_model
 
 from tests.models import whole_families
 from tests.models.families import PREFIX, REFUSED, listed
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
-from worker.contract.engine import CacheSegment, Model, SamplingParams
+from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
 from worker.engine.caches import grouping, snapshots
 from worker.engine.caches.spans import Span
 from worker.engine.caches.sparse_rows import hiding
@@ -97,7 +98,7 @@ def _said(engine: BatchEngine, caches: list[Any], tokens: Sequence[int], count: 
     return said
 
 
-def begin(engine: BatchEngine, name: str, row: Sparse) -> None:
+def begin(engine: Engine, name: str, row: Sparse) -> None:
     """Prefill the row, skipping its spans, and start it."""
     at = 0
     for first, last in [*row.spans, (len(row.prompt) - 1, 0)]:
@@ -108,7 +109,7 @@ def begin(engine: BatchEngine, name: str, row: Sparse) -> None:
     engine.start(name, row.prompt, len(row.prompt), SamplingParams())
 
 
-def played(engine: BatchEngine, rows: Mapping[str, Sparse], count: int) -> dict[str, list[int]]:
+def played(engine: Engine, rows: Mapping[str, Sparse], count: int) -> dict[str, list[int]]:
     """Run the rows for `count` steps; they join one after another. Rows without gaps get drafts now and then,
     so that they leave the common batch and return."""
     said: dict[str, list[int]] = {name: [] for name in rows}
@@ -142,6 +143,16 @@ def faults(engine: BatchEngine, folder_name: str, seed: int, oracle: Oracle) -> 
         if hidden(engine, row, len(said[name])).first_other(said[name]) is not None:
             found.append(f"seed {seed}, {name}: parts")
     return found
+
+
+def differing(engine: Engine, folder_name: str, seed: int) -> list[str]:
+    """Return the rows whose answers differ from those of an engine in one process."""
+    rng = random.Random(seed)
+    rows = {f"row {number}": _drawn(rng, gaps=2 * bool(number)) for number in range(4)}
+    alone = played(BatchEngine(load_model(model_folder(folder_name))[0]), rows, ANSWER_TOKENS)
+    said = played(engine, rows, ANSWER_TOKENS)
+    assert min(map(len, alone.values())) > ANSWER_TOKENS // 3
+    return [row for row in rows if said[row] != alone[row]]
 
 
 def _drawn(rng: random.Random, gaps: int) -> Sparse:

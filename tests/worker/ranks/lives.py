@@ -31,7 +31,7 @@ from tests.models.mtp_models import UNTIED
 from tests.oracle import Oracle
 from tests.ports import free_ports
 from tests.worker.families import ROWS, is_tie
-from tests.worker.ranks.sparse import differing
+from tests.worker.sparse import differing
 from tests.worker.zoo import play, possible
 from worker.contract.engine import Model
 from worker.preload import preload_openblas
@@ -95,8 +95,6 @@ OTHERS = (
     "qwen3:tensor:2:sparse",
     "deepseek_v3:pipeline:2:sparse",
 )
-ODD: dict[str, tuple[Mode, ...]] = {}
-"""Families that cannot be sharded over three ranks in these modes."""
 
 
 class Case(NamedTuple):
@@ -232,14 +230,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def every_case(ranks: int) -> list[Case]:
-    """Return all cases over `ranks` ranks, except those that an odd number cannot shard. For two ranks,
-    `OTHERS` too."""
+    """Return all cases over `ranks` ranks; for two ranks, `OTHERS` too."""
     modes: list[tuple[Mode, list[str]]] = [("tensor", TENSOR), ("pipeline", PIPELINE)]
     plain = [
-        Case(family, mode, ranks)
-        for mode, families in modes
-        for family in families
-        if family not in REFUSED and not (ranks % 2 and mode in ODD.get(family, ()))
+        Case(family, mode, ranks) for mode, families in modes for family in families if family not in REFUSED
     ]
     return [*plain, *(Case.of(name) for name in OTHERS if ranks == RANKS)]
 

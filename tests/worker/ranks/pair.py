@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from tests.worker.wrapper import EngineWrapper
 from worker.contract.drafts import NO_DRAFTS
 from worker.contract.engine import Engine, StepOutput
 from worker.ranks import rpc
@@ -16,17 +15,17 @@ from worker.ranks.follower import Follower
 from worker.ranks.leader import Leader
 
 
-class Recording(EngineWrapper):
-    """An engine that records its steps."""
+def steps_of(engine: Engine) -> list[dict[str, int]]:
+    """Return a list that fills with the tokens of the engine's steps."""
+    steps, run = list[dict[str, int]](), engine.step
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.steps: list[dict[str, int]] = []
+    def step(drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
+        found = run(drafts)
+        steps.append(dict(found.tokens))
+        return found
 
-    def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
-        step = self.engine.step(drafts)
-        self.steps.append(dict(step.tokens))
-        return step
+    engine.step = step  # type: ignore[method-assign]
+    return steps
 
 
 class Pair:
@@ -38,7 +37,8 @@ class Pair:
         self.called: list[rpc.Call] = []
 
     def join(self, own: Engine, other: Engine) -> None:
-        self.own, self.other = Recording(own), Recording(other)
+        self.own, self.other = own, other
+        self.own_steps, self.other_steps = steps_of(own), steps_of(other)
         self.leader = Leader(self.own, self)
         self.follower = Follower(self.other)
 

@@ -12,7 +12,7 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Broken, ScriptedEngine
 from tests.worker.ranks.pair import Pair
-from tests.worker.ranks.sparse import differing
+from tests.worker.sparse import differing
 from tests.worker.zoo import play
 from worker.contract.engine import CacheSpec, Model, ModelInfo, SamplingParams
 from worker.engine.draft_model import DraftModelProposer
@@ -48,8 +48,8 @@ def test_rows_of_random_lives_are_the_same_on_both(architecture: str, oracle: Or
     played = play(model, architecture, 0, oracle, 9)
     assert played.differences == []
     both.flush()
-    assert both.own.steps == both.other.steps
-    assert sum(map(len, both.own.steps)) > 100
+    assert both.own_steps == both.other_steps
+    assert sum(map(len, both.own_steps)) > 100
     assert {"forked", "dropped"} <= played.seen
     gc.collect()
     both.leader.reset()  # releases the remaining rows
@@ -64,7 +64,7 @@ def test_one_guesses_and_both_try_it(oracle: Oracle) -> None:
     model = Model(ModelInfo("m", 4096, 0, None), both.leader, None, None)  # type: ignore[arg-type]
     assert play(model, "dense", 1, oracle, 4, drafted=True).differences == []
     both.flush()
-    assert both.own.steps == both.other.steps
+    assert both.own_steps == both.other_steps
     assert any(isinstance(call, rpc.RunStep) and call.drafts for call in both.called)
 
 
@@ -74,7 +74,7 @@ def test_one_weighs_and_both_leave_out() -> None:
     assert both.leader.importance_scorer is both.own.drafter is not None
     assert differing(both.leader, "dense", 0) == []
     both.flush()
-    assert both.own.steps == both.other.steps
+    assert both.own_steps == both.other_steps
     assert any(isinstance(call, rpc.LeaveOut) for call in both.called)
 
 
@@ -85,8 +85,8 @@ def test_failure_after_a_broadcast_call_is_fatal() -> None:
     def fail() -> None:
         raise Broken("prefill")
 
-    both.own.engine.prompts["a"] = (1, 2, 3)  # type: ignore[attr-defined]
-    both.own.engine.at["prefill", 0] = fail  # type: ignore[attr-defined]
+    both.own.prompts["a"] = (1, 2, 3)  # type: ignore[attr-defined]
+    both.own.at["prefill", 0] = fail  # type: ignore[attr-defined]
     with pytest.raises(RankGoneError, match="Prefill failed"):
         both.leader.prefill({"a": [1, 2]})
     assert not isinstance(RankGoneError(), Exception)
@@ -96,24 +96,24 @@ def test_a_row_that_fails_to_start_is_an_ordinary_failure_and_is_dropped_everywh
     both = Pair()
     both.join(ScriptedEngine(), ScriptedEngine())
     for engine in (both.own, both.other):
-        engine.engine.prompts["a"] = (1,)  # type: ignore[attr-defined]
+        engine.prompts["a"] = (1,)  # type: ignore[attr-defined]
 
     def fail() -> None:
         raise Broken("start")
 
-    both.own.engine.at["start", 0] = fail  # type: ignore[attr-defined]
+    both.own.at["start", 0] = fail  # type: ignore[attr-defined]
     with pytest.raises(Broken):
         both.leader.start("a", (1,), 1, SamplingParams())
     both.leader.drop("a")
     both.flush()
-    assert both.other.engine.decoding == {}  # type: ignore[attr-defined]
+    assert both.other.decoding == {}  # type: ignore[attr-defined]
 
 
 def test_cuts_are_numbered_and_let_go_of_with_the_next_call() -> None:
     both = Pair()
     both.join(ScriptedEngine(), ScriptedEngine())
     for engine in (both.own, both.other):
-        scripted: ScriptedEngine = engine.engine  # type: ignore[assignment]
+        scripted: ScriptedEngine = engine  # type: ignore[assignment]
         scripted.shape, scripted.prompts["a"] = CacheSpec(has_states=True), (1, 2, 3, 4)
     both.leader.prefill({"a": (1, 2, 3)})
     cuts, states = both.leader.copy_cache("a", [(0, 2), (2, 3)], states=True)

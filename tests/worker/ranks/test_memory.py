@@ -6,7 +6,7 @@ from collections import deque
 
 import msgspec
 
-from protocol.types import MemoryUsage, RankMemory, Resources
+from protocol.types import Resources
 from worker.ranks import rpc
 from worker.ranks.memory import TELL_EVERY_S, MemoryReporter, RankMemoryTable
 
@@ -26,32 +26,27 @@ class Line:
         return self.words.popleft() if self.words else None
 
 
-def device() -> MemoryUsage:
-    return Resources(device_bytes=2, device_peak_bytes=3, device_spare_bytes=4, uptime_s=5.0)
-
-
 def test_news_are_told_when_the_last_ones_are_old_and_nothing_else_is() -> None:
     line = Line()
-    telling = MemoryReporter(1, line.send, device, lambda: line.now)
+    telling = MemoryReporter(1, line.send, Resources, lambda: line.now)
     telling.tell()
     telling.after(rpc.Reset())
     assert len(line.words) == 1
     line.now += TELL_EVERY_S
     telling.after(None)
     assert len(line.words) == 2
-    for _ in range(3):
-        line.now += TELL_EVERY_S
-        telling.after(None)
+    line.now += TELL_EVERY_S
+    telling.after(None)
     assert len(line.words) == 2
     telling.after(rpc.Reset())
     assert len(line.words) == 3
 
 
 def test_the_last_word_of_each_rank_counts() -> None:
-    line, now = Line(), [0.0]
+    line, taken = Line(), Resources(device_bytes=2, device_peak_bytes=3, device_spare_bytes=4, uptime_s=5.0)
     ledger = RankMemoryTable(line.receive)
     for rank in (2, 1):
-        MemoryReporter(rank, line.send, device, lambda: now[0]).tell()
+        MemoryReporter(rank, line.send, lambda: taken, lambda: line.now).tell()
     ledger.await_all(2)
     one, two = ledger.read()
     assert (one.rank, two.rank) == (1, 2)
@@ -61,4 +56,3 @@ def test_the_last_word_of_each_rank_counts() -> None:
     line.send(rpc.MemoryReport(later), 0.0)
     line.send(rpc.RankUp(1, "mac-1"), 0.0)
     assert ledger.read() == [one, later]
-    assert isinstance(later, RankMemory)
