@@ -22,10 +22,8 @@ def read(*argv: str) -> WorkerSettings:
 @pytest.mark.parametrize(
     ("flag", "text"),
     [
-        ("--prefill-tokens", "0"),
         ("--burst-wait-max", "31"),
         ("--memory-limit-bytes", "many"),
-        ("--prefix-cache-ram", "-1"),
         ("--prefix-cache-disk", "4 apples"),
         ("--prefix-cache-dir", ""),
     ],

@@ -40,10 +40,7 @@ def test_messages_come_out_in_order_and_it_is_readable_until_the_last_is_taken(o
     assert outbox.take(99) == [word(2), word(3), word(4)]
     assert not readable(outbox)
     assert (outbox.take(99), outbox.depth()) == ([], 0)
-
-
-def test_it_can_be_woken_without_a_message(outbox: Outbox) -> None:
-    outbox.wake()
+    outbox.wake()  # without a message
     assert readable(outbox)
     assert outbox.take(99) == []
     assert not readable(outbox)

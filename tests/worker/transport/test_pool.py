@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -11,7 +12,6 @@ import pytest
 
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.types import TokenizeOptions
 from tests.factories import engine_request, request
 from tests.system import eventually
 from worker.contract.engine import EngineRequest, Preparer, Tokenized
@@ -27,13 +27,11 @@ class Scripted:
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
-        self.media: list[Sequence[bytes]] = []
 
     def prepare(
         self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
     ) -> EngineRequest:
         self.threads.add(threading.get_ident())
-        self.media.append(media)
         if request.prompt == "break":
             raise ZeroDivisionError("secret detail")
         return engine_request(request.id)
@@ -41,7 +39,7 @@ class Scripted:
     def tokenize(
         self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
     ) -> Tokenized:
-        return Tokenized(id=request.id, count=len((request.prompt or "").split()))
+        raise NotImplementedError
 
 
 class Paused(Scripted):
@@ -75,9 +73,9 @@ class Desk:
         self.pool = PreparerPool(open_preparer)
         self.outcomes: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
 
-    def prepare(self, id: str, prompt: str = "", media: Sequence[bytes] = ()) -> None:
+    def prepare(self, id: str, prompt: str = "") -> None:
         self.pool.prepare(
-            request(id, prompt=prompt), media, lambda id, outcome: self.outcomes.put((id, outcome))
+            request(id, prompt=prompt), [], lambda id, outcome: self.outcomes.put((id, outcome))
         )
 
     def next(self) -> tuple[str, Outcome]:
@@ -89,26 +87,14 @@ Open = Callable[[Callable[[], Preparer]], Desk]
 
 @pytest.fixture
 def open_desk() -> Iterator[Open]:
-    desks: list[Desk] = []
+    with contextlib.ExitStack() as stack:
 
-    def open_one(open_preparer: Callable[[], Preparer]) -> Desk:
-        desks.append(Desk(open_preparer))
-        return desks[-1]
+        def open_one(open_preparer: Callable[[], Preparer]) -> Desk:
+            desk = Desk(open_preparer)
+            stack.callback(desk.pool.close)
+            return desk
 
-    yield open_one
-    for desk in desks:
-        desk.pool.close()
-
-
-def test_a_request_is_prepared_with_its_media_or_only_counted(open_desk: Open) -> None:
-    preparer = Scripted()
-    desk = open_desk(lambda: preparer)
-    desk.prepare("a", media=[b"image"])
-    assert desk.next() == ("a", engine_request("a"))
-    assert preparer.media == [[b"image"]]
-    counted = request("a", prompt="one two three", tokenizing=TokenizeOptions())
-    desk.pool.prepare(counted, [], lambda id, outcome: desk.outcomes.put((id, outcome)))
-    assert desk.next() == ("a", Tokenized(id="a", count=3))
+        yield open_one
 
 
 def test_every_thread_has_a_preparer_of_its_own_and_keeps_it(open_desk: Open) -> None:
@@ -183,22 +169,6 @@ def test_a_pool_that_closes_begins_nothing_more_and_waits_for_nobody(open_desk: 
     assert {desk.next()[0] for _ in range(THREADS)} == {f"r{n}" for n in range(THREADS)}
     assert desk.outcomes.empty()
     assert not preparer.began.acquire(blocking=False)
-
-
-def test_a_warm_pool_opens_no_preparer_for_a_request(open_desk: Open) -> None:
-    opened: list[int] = []
-
-    def open_preparer() -> Preparer:
-        opened.append(threading.get_ident())
-        return Scripted()
-
-    desk = open_desk(open_preparer)
-    desk.pool.warm()
-    assert len(set(opened)) == len(opened) == THREADS
-    for number in range(2 * THREADS):
-        desk.prepare(str(number))
-        desk.next()
-    assert len(opened) == THREADS
 
 
 def test_pool_is_stuck_when_every_thread_is_at_work_on_one_request_for_too_long(open_desk: Open) -> None:

@@ -46,10 +46,6 @@ def drain(queue: PreparationQueue, *, short_only: bool = False) -> list[str]:
     return ids
 
 
-def test_queue_other_lane_takes_long_requests_first() -> None:
-    assert drain(filled(entry("short"), entry("long", cost=LONG))) == ["long", "short"]
-
-
 def test_queue_lets_no_request_pass_a_long_one_that_has_waited_its_own_cost() -> None:
     late = [entry(f"late-{n}", cost=LONG, arrived_at=10.0 + n) for n in range(50)]
     queue = filled(entry("longest", cost=10 * COST_PER_S), *late)
@@ -77,19 +73,6 @@ def test_queue_refuses_a_request_beyond_its_bytes_until_others_have_finished() -
     queue.finish("a")
     queue.add(entry("b", nbytes=BYTES_MAX + 1))  # alone
     assert len(queue) == 1
-
-
-def test_queue_forgets_a_cancelled_request_and_reports_what_waits() -> None:
-    queue = filled(entry("a", arrived_at=1.0), entry("b", arrived_at=3.0), entry("c", arrived_at=4.0))
-    taken = queue.take(5.0, short_only=True)
-    assert taken is not None
-    assert taken.id == "a"
-    assert not queue.cancel("a")  # it has a thread, which has to end
-    assert queue.cancel("b")
-    assert not queue.cancel("b")
-    status = queue.status(6.0)
-    assert (status.waiting, status.running, status.bytes, status.oldest_s) == (1, 1, 2, 2.0)
-    assert (status.started, status.waited_s, status.cancelled) == (1, 4.0, 2)
 
 
 CLIENTS = st.sampled_from("abc")

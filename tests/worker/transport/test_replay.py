@@ -62,13 +62,7 @@ def test_old_messages_are_dropped_and_a_row_says_from_where_it_is_known() -> Non
     replay.trim(9.0)
     assert replay.rows() == [OrphanedRow(id="b", deltas=4, first=4)]
     assert len(replay) == 0
-
-
-def test_a_cancelled_request_is_not_offered() -> None:
-    replay = full()
     replay.forget("b")
-    assert [row.id for row in replay.rows()] == ["a"]
-    replay.clear()
     assert replay.rows() == []
 
 

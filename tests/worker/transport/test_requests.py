@@ -105,8 +105,9 @@ def generate(id: str, prompt: str = "hi", *, counted: bool = False) -> Generate:
     return factories.request(id, prompt=prompt, tokenizing=tokenizing)
 
 
-def test_a_prompt_is_accepted_and_goes_to_the_model(desk: Desk) -> None:
+def test_a_prompt_is_accepted_once_and_goes_to_the_model(desk: Desk) -> None:
     desk.load()
+    desk.take(generate("a"))
     desk.take(generate("a"))
     assert desk.said == [factories.accepted(prompt_tokens=2)]
     [submitted] = desk.commands()
@@ -132,7 +133,7 @@ def test_a_prompt_that_is_counted_ends_without_the_model(desk: Desk) -> None:
     assert desk.commands() == []
 
 
-@pytest.mark.parametrize("request_", [generate("a"), generate("a", counted=True), TEXTS])
+@pytest.mark.parametrize("request_", [generate("a", counted=True), TEXTS])
 def test_request_before_the_model_is_loaded_is_refused(desk: Desk, request_: Generate | Embed) -> None:
     desk.take(request_)
     [failed] = desk.said
@@ -163,13 +164,6 @@ def test_one_is_there_until_its_end_is_sent(desk: Desk) -> None:
     desk.requests.sent(desk.said)
     assert len(desk.requests) == 1
     assert [type(message) for message in desk.said if message.id == "a"] == [Failed]  # type: ignore[attr-defined]
-
-
-def test_duplicate_request_is_not_accepted_again(desk: Desk) -> None:
-    desk.load()
-    desk.take(generate("a"))
-    desk.take(generate("a"))
-    assert len(desk.said) == len(desk.commands()) == 1
 
 
 @pytest.mark.parametrize("which", ["one", "all"])
