@@ -35,16 +35,6 @@ def test_an_unknown_adapter_is_refused() -> None:
     assert end.code == "adapter_not_found"
 
 
-def test_a_broken_adapter_changes_nothing() -> None:
-    house = House()
-    house.inbox.put(AddAdapter("sql", Path("/a/broken")))
-    house.submit("a", 1, 2)
-    house.run()
-    [told] = changes(house)
-    assert "adapter_config.json" in told.error
-    assert told.adapters == []
-
-
 def test_rows_of_a_removed_adapter_fail_and_others_go_on() -> None:
     house = House()
     house.inbox.put(AddAdapter("sql", Path("/a/sql")))

@@ -92,21 +92,6 @@ def test_a_turn_reads_what_is_new(shape: CacheSpec) -> None:
     assert again[-1] > 300 + 9 * 200
 
 
-def test_states_are_kept_where_later_prompts_are_alike() -> None:
-    agent = Agent(CacheSpec(has_states=True))
-    prompt = agent.said
-    agent.turn(0)
-    agent.said = (*prompt[:290], *agent.tokens(100))
-    assert agent.turn(1) < 120
-
-
-def test_prompt_without_shared_prefix_is_read_completely() -> None:
-    agent = Agent(CacheSpec())
-    agent.turn(0, salt="one")
-    assert agent.turn(1, salt="other") > 300
-    assert agent.turn(2, salt="other") < 2 * ADDED
-
-
 def test_evicted_draft_prefix_is_read_again() -> None:
     agent = Agent(CacheSpec())
     agent.turn(0)

@@ -67,14 +67,6 @@ def test_a_cancel_is_heard_between_two_batches() -> None:
     assert len(house.encoder.batches) <= 2
 
 
-def test_a_request_that_comes_twice_is_answered_once() -> None:
-    house = House()
-    house.submit(prepared_texts("a", 3), prepared_texts("a", 3))
-    house.run()
-    assert [*house.vectors("a")] == [0]
-    assert isinstance(house.end("a"), Finished)
-
-
 def test_request_past_its_deadline_fails_alone() -> None:
     house = House()
 
@@ -88,19 +80,6 @@ def test_request_past_its_deadline_fails_alone() -> None:
     assert isinstance(end, Failed)
     assert end.code == Code.DEADLINE_EXCEEDED
     assert isinstance(house.end("b"), Finished)
-
-
-def test_rows_say_how_far_they_are() -> None:
-    house = House(tokens_max=16)
-
-    def tick() -> None:
-        house.now += 1.0
-
-    house.encoder.at = dict.fromkeys(range(3), tick)
-    house.submit(prepared_texts("a", 9, 9, 9))
-    house.run(steps=2)
-    [row] = house.loop.counters.rows
-    assert (row.id, row.phase, row.prompt_tokens, row.prefilled) == ("a", "prefill", 27, 18)
 
 
 # --- failures ----------------------------------------------------------------------------------------

@@ -45,24 +45,6 @@ def test_each_text_is_taken_once_in_batches_that_fit(asked: list[list[int]], tok
         assert all(length >= PADDED_SHARE * max(lengths) for length in guests)
 
 
-@given(lists)
-def test_batches_are_of_neighbours_in_length(asked: list[list[int]]) -> None:
-    queue = TextQueue()
-    queue.add(prepared_texts("a", *asked[0]), 0.0)
-    lengths = [len(place.text.tokens) for batch in drained(queue, 64) for place in batch]
-    assert lengths == sorted(asked[0], reverse=True)
-
-
-def test_request_with_least_cost_so_far_leads_the_next_batch() -> None:
-    queue = TextQueue()
-    queue.add(prepared_texts("a", *[50] * 30), 0.0)
-    queue.add(prepared_texts("b", *[10] * 30), 0.0)
-    is_leader = [batch[0].request.id for batch in drained(queue, 50)][:12]
-    assert is_leader[:2] == ["a", "b"]
-    # Each request pays 50 per batch: one text of the first, five of the second.
-    assert is_leader.count("a") == is_leader.count("b")
-
-
 def test_no_stream_of_newcomers_keeps_a_list_waiting() -> None:
     queue = TextQueue()
     queue.add(prepared_texts("list", *[40] * 20), 0.0)
@@ -82,12 +64,3 @@ def test_the_smallest_priority_goes_first() -> None:
     queue.add(prepared_texts("soon", *[8] * 4, priority=-1), 0.0)
     order = [place.request.id for batch in drained(queue, 16) for place in batch]
     assert order == ["soon"] * 4 + ["late"] * 4
-
-
-def test_dropped_request_is_not_batched() -> None:
-    queue = TextQueue()
-    queue.add(prepared_texts("a", 3), 0.0)
-    assert queue.drop("a") is not None
-    assert queue.drop("a") is None
-    assert drained(queue, 16) == []
-    assert len(queue) == 0

@@ -74,16 +74,10 @@ def test_a_row_is_run_up_to_the_first_image_that_is_not_kept() -> None:
 def test_short_text_waits_for_the_image_behind_it_but_no_image_waits_for_another() -> None:
     encoder_cache, asking = EncoderCacheManager(None), row(("cat", 15, 5), ("dog", 25, 5))
     assert encoder_cache.reach(asking, 0) == 0
+    assert encoder_cache.missing(asking, 19) is asking.images[0]
     encoder_cache.encoded(asking, asking.images[0], 5)
     assert encoder_cache.reach(asking, 0) == 25
     assert encoder_cache.reach(asking, 20) == 20
-
-
-def test_row_that_begins_at_or_within_an_image_needs_it_encoded_first() -> None:
-    encoder_cache, asking = EncoderCacheManager(None), row(("cat", 10, 5))
-    for begin in (10, 14):
-        assert encoder_cache.reach(asking, begin) == begin
-        assert encoder_cache.missing(asking, begin) is asking.images[0]
 
 
 # --- eviction ----------------------------------------------------------------------------------------
@@ -124,10 +118,12 @@ def test_clearing_leaves_what_is_needed() -> None:
     assert encoder_cache.clear([]) == (digests("dog"), 5)
 
 
-def test_clearing_a_namespace_leaves_the_images_of_others() -> None:
+def test_salts_share_no_image_and_clearing_a_namespace_leaves_those_of_others() -> None:
     encoder_cache = EncoderCacheManager(None)
     for namespace, salt in (("ann", ""), ("ann", "tenant"), ("bob", ""), ("", "")):
-        encode(encoder_cache, row(("cat", 0, 4), salt=salt_in(namespace, salt)))
+        asking = row(("cat", 0, 4), salt=salt_in(namespace, salt))
+        assert encoder_cache.missing(asking, 0) is not None
+        encode(encoder_cache, asking)
     gone, freed = encoder_cache.clear([], "ann")
     assert (len(gone), freed, encoder_cache.bytes) == (2, 8, 8)
     assert encoder_cache.missing(row(("cat", 0, 4), salt=salt_in("bob", "")), 0) is None
@@ -147,22 +143,6 @@ def test_an_image_is_a_hit_for_whoever_did_not_wait_for_it_and_once_whatever_the
     for _ in range(4):
         run(encoder_cache, second, 4)
     assert counts(encoder_cache) == (1, 8, 1, 1)
-
-
-def test_an_image_that_stands_twice_in_a_prompt_is_encoded_once_and_hit_once() -> None:
-    encoder_cache, asking = EncoderCacheManager(None), row(("cat", 0, 4), ("cat", 6, 4))
-    encode(encoder_cache, asking)
-    run(encoder_cache, asking, 20)
-    assert counts(encoder_cache) == (1, 4, 1, 1)
-
-
-def test_salts_share_no_image() -> None:
-    encoder_cache = EncoderCacheManager(None)
-    encode(encoder_cache, row(("cat", 0, 4), salt="one"))
-    assert encoder_cache.missing(row(("cat", 0, 4), salt="one"), 0) is None
-    assert encoder_cache.missing(row(("cat", 0, 4), salt="other"), 0) is not None
-    assert encoder_cache.missing(row(("cat", 0, 4)), 0) is not None
-    assert len(images_of(request(("cat", 0, 4), salt="one"))[0].digest) == 64
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 12), st.integers(1, 2)), max_size=60))

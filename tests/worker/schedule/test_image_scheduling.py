@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -15,13 +14,6 @@ from worker.schedule.commands import ClearPrefixes
 
 PLENTY = 10**9
 CAT, DOG = picture("cat", 0, 1).digest, picture("dog", 0, 1).digest
-
-
-def happenings(house: House) -> list[str]:
-    """Return a list that fills with the engine's calls."""
-    happened: list[str] = []
-    house.engine.takes = lambda kind, size: happened.append(kind)
-    return happened
 
 
 def storing(shape: CacheSpec) -> House:
@@ -59,7 +51,8 @@ def test_a_prompt_is_run_up_to_an_image_then_on_with_it() -> None:
 
 def test_streams_get_a_token_between_two_images_and_no_prompt_is_run_beside_one() -> None:
     house = House(prefill_tokens=64)
-    happened = happenings(house)
+    happened: list[str] = []
+    house.engine.takes = lambda kind, size: happened.append(kind)
     images: list[Image] = [(f"image {n}", 3 * n, 3) for n in range(4)]
     house.submit("stream", *range(1, 40), prompt=1)
     house.engine.at["step", 5] = lambda: house.submit("seeing", 5, prompt=13, images=images)
@@ -68,26 +61,6 @@ def test_streams_get_a_token_between_two_images_and_no_prompt_is_run_beside_one(
     around = [happened[at - 1 : at + 2] for at, what in enumerate(happened) if what == "look"]
     assert around == [["step", "look", "step"]] * 4
     assert house.text("text") == "<6>"
-
-
-def test_the_step_counter_goes_on_with_every_image() -> None:
-    house = House(prefill_tokens=64)
-    counted: list[int] = []
-    house.engine.takes = lambda kind, size: counted.append(house.loop.counters.steps)
-    house.submit("a", 5, prompt=9, images=[("cat", 0, 4), ("dog", 4, 4)])
-    house.run()
-    assert len(set(counted[:4])) == 4
-
-
-def test_a_text_goes_before_an_image_whose_turn_has_not_come_where_there_is_time_left() -> None:
-    house = House(prefill_tokens=128)
-    happened = happenings(house)
-    house.submit("first", 5, prompt=16)
-    house.submit("seeing", 6, prompt=20, images=[("cat", 0, 8)])
-    house.submit("behind", 7, prompt=41)
-    house.run()
-    assert happened[: happened.index("look")].count("prefill") == 2
-    assert house.engine.groups == [["first"], ["behind"], ["seeing"]]
 
 
 def test_image_encoding_time_does_not_affect_the_prefill_cost_model() -> None:
@@ -115,14 +88,6 @@ def test_image_encoding_time_does_not_affect_the_prefill_cost_model() -> None:
 # --- commands and failures ---------------------------------------------------------------------------
 
 
-def test_a_cancel_is_heard_between_two_images() -> None:
-    house = House(prefill_tokens=64)
-    house.submit("a", 5, prompt=20, images=[(f"image {n}", 3 * n, 3) for n in range(5)])
-    house.engine.at["look", 1] = lambda: house.drop("a")
-    house.run()
-    assert (len(house.engine.looks), house.ends("a")) == (2, [])
-
-
 @pytest.mark.parametrize("what", ["look", "show"])
 def test_image_failure_fails_only_its_row_and_duplicates_retry(what: str) -> None:
     house = House(prefill_tokens=64)
@@ -139,40 +104,6 @@ def test_image_failure_fails_only_its_row_and_duplicates_retry(what: str) -> Non
     assert house.reason("stream") == "stop"
     assert house.engine.looks == [CAT]
     assert house.engine.probes == 1
-
-
-def test_a_prompt_shared_by_several_fails_one_by_one_where_its_image_cannot_be_encoded() -> None:
-    house = House(prefill_tokens=64)
-    house.submit("a", 5, prompt=20, images=[("cat", 4, 8)])
-    for id in "bc":
-        house.submit(id, 5, like="a")
-    for number in range(3):
-        house.engine.at["look", number] = breaking("scripted")
-    house.run()
-    assert all(house.failed(id) for id in "abc")
-
-
-def test_copies_share_what_was_seen() -> None:
-    house = House(prefill_tokens=64)
-    house.submit("a", 5, prompt=20, images=[("cat", 4, 8)])
-    house.submit("b", 6, like="a")
-    house.run()
-    assert (house.text("a"), house.text("b")) == ("<5>", "<6>")
-    assert house.engine.forks == [("a", "b")]
-    assert house.engine.looks == [CAT]
-    assert (status(house).encoded, status(house).hits) == (1, 0)
-
-
-def test_after_a_failed_step_rows_are_shown_anew_and_images_are_still_kept() -> None:
-    house = House(prefill_tokens=4)
-    house.submit("stream", *range(1, 30), prompt=1)
-    house.submit("a", 5, prompt=40, images=[("cat", 4, 8)])
-    house.engine.at["step", 7] = breaking("scripted")
-    house.run()
-    assert house.failed("stream")
-    assert house.text("a") == "<5>"
-    assert house.engine.looks == [CAT]
-    assert house.engine.calls["show"] >= 1
 
 
 def test_a_preempted_row_is_shown_its_images_again_in_front_of_what_it_has_answered() -> None:
@@ -253,66 +184,3 @@ def test_clearing_the_cache_forgets_images_too() -> None:
     assert cleared.ram_bytes == 8
     assert house.engine.kept == {}
     assert status(house).kept == 0
-
-
-def test_an_image_that_can_never_be_kept_is_refused() -> None:
-    house = House(prefill_tokens=64, image_bytes_max=7)
-    house.submit("large", 5, prompt=20, images=[("cat", 4, 8)])
-    house.submit("small", 6, prompt=20, images=[("cat", 4, 7)])
-    house.run()
-    assert house.failed("large")
-    assert house.text("small") == "<6>"
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_histories_of_images(seed: int) -> None:
-    """Random prompts with recurring images, little memory for them, prefix reuse, failures and cancels."""
-    rng = random.Random(seed)
-    engine = ScriptedEngine(shape=CacheSpec(has_states=rng.random() < 0.3))
-    engine.swells = rng.choice((0.5, 1.0, 1.0, 1.4))
-    house = House(
-        rows_max=rng.randint(1, 5),
-        prefill_tokens=rng.choice((8, 64, 256)),
-        bytes_max=rng.choice((None, 900)),
-        engine=engine,
-        store_bytes=rng.choice((None, 0, 20_000, PLENTY)),
-        image_bytes_max=rng.choice((None, 40, 120)),
-    )
-    engine.takes = lambda kind, size: check(house)
-    expected: dict[str, str] = {}
-    for number in range(40):
-        id, script = f"row {number}", range(1, rng.randint(1, 40))
-        if expected and rng.random() < 0.2:
-            house.submit(id, *script, like=rng.choice(list(expected)))
-        else:
-            shared = tuple(range(1, rng.randint(2, 200)))
-            tokens = (*shared, *(rng.randrange(1000, 9000) for _ in range(rng.randint(60, 200))))
-            house.submit(id, *script, tokens=tokens, images=images_of(rng), salt=rng.choice(("", "", "x")))
-        expected[id] = "".join(f"<{token}>" for token in script)
-        if rng.random() < 0.2:
-            kind = rng.choice(("look", "look", "prefill", "step"))
-            house.engine.at[kind, rng.randrange(80)] = lambda id=id: house.drop(id)  # type: ignore[misc]
-        if rng.random() < 0.1:
-            house.engine.at[rng.choice(("look", "prefill", "step")), rng.randrange(60)] = breaking("scripted")
-        if rng.random() < 0.3:
-            house.run()
-    house.run()
-    for id, text in expected.items():
-        cut_short = house.ends(id) == [] or house.failed(id)
-        assert house.text(id) == text or (cut_short and text.startswith(house.text(id)))
-    ended = [id for id in expected if house.ends(id) and not house.failed(id)]
-    assert sum(house.text(id) == expected[id] for id in ended) > 15
-    assert house.engine.looks
-
-
-def images_of(rng: random.Random) -> list[Image]:
-    """Draw up to three images from a few that recur."""
-    places = sorted(rng.sample(range(0, 60, 20), rng.randint(0, 3)))
-    sizes = {name: 4 + 3 * number for number, name in enumerate("abcdef")}
-    return [(name, place, sizes[name]) for place in places for name in rng.choice("abcdef")]
-
-
-def check(house: House) -> None:
-    limit, kept = house.image_bytes_max, house.engine.kept
-    # A new image that is larger than estimated evicts others a moment later.
-    assert limit is None or house.engine.swells > 1 or sum(kept.values()) <= limit

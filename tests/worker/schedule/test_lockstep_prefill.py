@@ -36,21 +36,6 @@ def span(pace: PrefillCostModel, rooms: list[int], apart: CallShape) -> CallShap
     return span_of(apart, rooms, 0, pace.budget(decoding=True))
 
 
-def test_where_columns_cost_narrow_pieces_of_many_prompts_take_the_place_of_one_wide_one() -> None:
-    found = span(pace_of(column=1e-3, token=2e-5), [500] * 12, CallShape(1, 48))
-    assert found is not None
-    assert found.rows == 12
-    assert found.width < 48
-
-
-def test_where_tokens_cost_prompts_run_one_after_another() -> None:
-    assert span(pace_of(column=0.0, token=1e-3), [500] * 12, CallShape(1, 48)) is None
-
-
-def test_where_it_spares_too_little_for_the_first_to_wait_prompts_run_one_after_another() -> None:
-    assert span(pace_of(column=2e-4, token=8e-4), [500] * 12, CallShape(1, 48)) is None
-
-
 def test_lockstep_cost_is_probed_now_and_then_within_the_budget() -> None:
     pace = pace_of(column=0.0, token=1e-3)
     for _ in range(CALLS_ALONE_MAX):
@@ -91,7 +76,6 @@ class Engine:
     def __init__(self, column: float, token: float, streams: int = 4) -> None:
         self.column, self.token, self.now = column, token, 0.0
         self.gaps: list[float] = []
-        self.widths: list[set[int]] = []
         self.scheduler = Scheduler(SchedulerConfig(rows_max=128, inter_token_target_s=TARGET_S))
         self.came, self.streams = 0, streams
         for _ in range(streams):
@@ -109,7 +93,6 @@ class Engine:
         self.scheduler.on_step_end(self.now, decoded=None if not decodes else True)
         for group in self.scheduler.plan().groups:
             work = work_of(group)
-            self.widths.append({len(chunk.tokens) for chunk in group})
             self.now += 0.002 + self.column * work.width + self.token * work.tokens
             self.scheduler.ran(group)
             for chunk in group:

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable
-
 import pytest
 
 from protocol.errors import Code
-from protocol.messages import Failed, Finished, Message, StepOutputs
-from protocol.types import Resources
-from tests.factories import request
-from tests.scripted_worker.loader import FakeLoader
-from tests.worker.engines import (
-    END,
-    INCARNATION,
-    Broken,
-    House,
-    ScriptedPipeline,
-    breaking,
-)
+from protocol.messages import Failed, Finished, StepOutputs
+from tests.worker.engines import END, INCARNATION, Broken, House, ScriptedPipeline, breaking
 from worker.contract.device_errors import DeviceError
 from worker.schedule import loop as loop_module
-from worker.schedule.commands import Abort, Command, Stop, Submit
+from worker.schedule.commands import Stop
 from worker.schedule.failures import FAILURES_MAX, EngineKeepsFailing
-from worker.schedule.loop import Loop
-from worker.schedule.publisher import Publisher
-from worker.schedule.scheduler import Scheduler, SchedulerConfig
-
-WAIT_S = 20.0
-
 
 # --- how a request ends ------------------------------------------------------------------------------
 
@@ -47,7 +27,6 @@ WAIT_S = 20.0
     ],
     ids=["end", "length", "end in the last place", "stop string", "held until the end", "held, length"],
 )
-@pytest.mark.parametrize("prompt", [1, 3])
 def test_an_answer_ends_with_its_reason_and_all_its_text(
     script: tuple[int, ...],
     max_tokens: int,
@@ -55,18 +34,16 @@ def test_an_answer_ends_with_its_reason_and_all_its_text(
     tokens: list[int],
     text: str,
     reason: str,
-    prompt: int,
 ) -> None:
     house = House()
     house.pipelines["a"] = lambda: ScriptedPipeline(**pipeline)
-    house.submit("a", *script, prompt=prompt, max_tokens=max_tokens)
+    house.submit("a", *script, max_tokens=max_tokens)
     house.run()
     assert (house.tokens("a"), house.text("a")) == (tokens, text)
     end = house.end("a")
     assert isinstance(end, Finished)
     assert (end.reason, end.incarnation) == (reason, INCARNATION)
-    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (prompt, len(tokens))
-    assert ("prefill" in house.engine.calls) is (prompt > 1)
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (3, len(tokens))
 
 
 def test_phases_are_timed() -> None:
@@ -90,56 +67,6 @@ def test_phases_are_timed() -> None:
     assert second.timings.queued_s == pytest.approx(5 * step_s)
 
 
-def test_a_copy_is_queued_until_it_is_made_and_a_preempted_row_decodes_all_the_while() -> None:
-    house = House(prefill_tokens=64, bytes_max=256)
-
-    def take(kind: str, size: int) -> None:
-        house.now += 1.0
-
-    house.engine.takes = take
-    house.submit("a", *range(1, 120), prompt=60, max_tokens=110)
-    house.submit("b", *range(1, 120), like="a", max_tokens=110)
-    house.run()
-    assert house.engine.groups[1:] != []
-    for id, queued_s, prefill_s in (("a", 0.0, 1.0), ("b", 1.0, 0.0)):
-        end = house.end(id)
-        assert isinstance(end, Finished)
-        assert (end.timings.queued_s, end.timings.prefill_s) == (queued_s, prefill_s)
-        assert end.timings.decode_s > 110
-
-
-def test_row_in_prefill_counts_as_running() -> None:
-    house = House()
-    counted: list[tuple[int, int]] = []
-
-    def count(kind: str, size: int) -> None:
-        counted.append((house.loop.counters.running, house.loop.counters.waiting))
-
-    house.engine.takes = count
-    house.submit("a", 5)
-    house.run()
-    assert set(counted) == {(1, 0)}
-
-
-def test_the_heartbeat_is_told_who_gave_way_and_what_the_model_takes_before_anybody_asks() -> None:
-    house = House(prefill_tokens=64, bytes_max=256)
-    house.loop.device_memory = lambda: Resources(device_bytes=7)
-    house.run()
-    assert house.loop.counters.device == Resources(device_bytes=7)
-    most = {"old": 0, "young": 0}
-
-    def look(kind: str, size: int) -> None:
-        house.now += 1.0
-        for row in house.loop.counters.rows:
-            most[row.id] = max(most[row.id], row.preemptions)
-
-    house.engine.takes = look
-    for id in most:
-        house.submit(id, *range(1, 120), prompt=30, max_tokens=110)
-    house.run()
-    assert most == {"old": 0, "young": 1}
-
-
 # --- one message per step ----------------------------------------------------------------------------
 
 
@@ -151,25 +78,6 @@ def test_a_step_is_one_message_with_every_row() -> None:
     carried = [[d.id for d in m.deltas] for m in house.published if isinstance(m, StepOutputs)]
     assert carried == [list("abcd"), list("abcd"), list("bcd"), list("cd")]
     assert all(house.reason(id) == "stop" for id in "abcd")
-
-
-def test_rows_decode_between_the_chunks_of_a_long_prompt() -> None:
-    house = House(prefill_tokens=4)
-    house.submit("quick", *range(1, 30), prompt=1, max_tokens=10)
-    house.submit("long", 5, prompt=41)
-    house.run()
-    events = [m for m in house.published if isinstance(m, StepOutputs)]
-    alone = [m for m in events if [d.id for d in m.deltas] == ["quick"]]
-    assert len(alone) >= 8
-    assert house.reason("long") == "stop"
-
-
-def test_every_step_is_counted_that_did_something() -> None:
-    house = House(prefill_tokens=4)
-    house.submit("a", 5, 6, prompt=9)
-    house.run()
-    # Two prompt chunks and three tokens, the first of which is read by the second step.
-    assert house.loop.counters.steps == 6
 
 
 # --- cancels -----------------------------------------------------------------------------------------
@@ -194,24 +102,6 @@ def test_a_cancel_in_each_phase_ends_that_row_alone_and_says_nothing_of_it() -> 
     assert house.tokens("decoding") == [*said, len(said) + 1]
     assert [house.ends(id) for id in ("decoding", "prefilling", "waiting")] == [[], [], []]
     assert house.text("next") == "<7>"
-
-
-def test_a_cancel_before_its_request_is_taken_does_not_reach_it() -> None:
-    # The I/O thread forwards only requests that were not cancelled; a later one is another request.
-    house = House()
-    house.drop("a")
-    house.submit("a", 5)
-    house.run()
-    assert house.text("a") == "<5>"
-
-
-def test_a_cancel_does_not_wait_for_the_prompts_before_it() -> None:
-    house = House(prefill_tokens=64)
-    for id, prompt in (("a", 10), ("b", 40), ("c", 10)):
-        house.submit(id, 5, prompt=prompt)
-    house.engine.at["prefill", 0] = lambda: house.drop("b")
-    house.run()
-    assert house.engine.groups == [["a", "c"]]
 
 
 # --- failures of one request -------------------------------------------------------------------------
@@ -352,7 +242,7 @@ def test_an_error_of_the_gpu_ends_the_thread_at_once_and_fails_nobody(kind: str)
     assert house.ends("a") == house.ends("b") == []
 
 
-@pytest.mark.parametrize("kind", ["step", "prefill", "start"])
+@pytest.mark.parametrize("kind", ["step", "prefill"])
 def test_failures_in_a_row_end_the_thread(kind: str) -> None:
     house = House(rows_max=1)
     house.engine.broken = True
@@ -366,21 +256,20 @@ def test_failures_in_a_row_end_the_thread(kind: str) -> None:
     assert house.engine.breaches == []
 
 
-@pytest.mark.parametrize("kind", ["step", "prefill"])
-def test_a_step_that_works_in_between_makes_failures_bearable(kind: str) -> None:
+def test_a_step_that_works_in_between_makes_failures_bearable() -> None:
     house = House(rows_max=1, prefill_tokens=1)
     house.engine.broken = True
     total = 3 * FAILURES_MAX
     for n in range(total):
         house.submit(f"r{n}", 5, prompt=2)
-    # Every ninth request succeeds; those before it fail at their prefill or at their first step.
+    # Every ninth request succeeds; those before it fail at their first step.
     well = [n for n in range(total) if n % (FAILURES_MAX - 1) == FAILURES_MAX - 2]
     ill, calls = [n for n in range(total) if n not in well], 0
     for n in range(total):
         if n in ill:
-            house.engine.at[kind, calls] = breaking("again")
+            house.engine.at["step", calls] = breaking("again")
         # A successful request takes three steps: one that dispatches, one for its token, one for its end.
-        calls += 3 if kind == "step" and n in well else 1
+        calls += 3 if n in well else 1
     house.run()
     assert [n for n in range(total) if house.failed(f"r{n}")] == ill
     assert all(house.text(f"r{n}") == "<5>" for n in well)
@@ -434,51 +323,6 @@ def test_a_stop_ends_the_thread_with_rows_aboard() -> None:
 
 
 # --- on a thread, with the real engine ---------------------------------------------------------------
-
-
-class Thread:
-    """Runs the loop as the service does."""
-
-    def __init__(self, published: Callable[[Message], None]) -> None:
-        model = FakeLoader("fake").load(lambda done, total: None)
-        self.preparer = model.open_preparer(model.info.context_length)
-        self.inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self.loop = Loop(
-            model=model,
-            scheduler=Scheduler(SchedulerConfig(rows_max=4, prefill_tokens=16)),
-            inbox=self.inbox,
-            publisher=Publisher(INCARNATION, published, lambda: 0),
-        )
-        self.thread = threading.Thread(target=self.loop.run)
-
-    def submit(self, id: str, prompt: str) -> None:
-        self.inbox.put(Submit(self.preparer.prepare(request(id, prompt=prompt), ())))
-
-
-def test_the_loop_runs_on_a_thread_of_its_own_until_it_is_told_to_stop() -> None:
-    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    running = Thread(said.put)
-    running.thread.start()
-    try:
-        for n in range(12):
-            running.submit(f"r{n}", f"a few words !tokens={n}")
-        running.submit("endless", "on and on !tokens=1000000")
-        ends: dict[str, Finished | Failed] = {}
-        while len(ends) < 12:
-            message = said.get(timeout=WAIT_S)
-            if isinstance(message, Finished | Failed):
-                assert message.id not in ends
-                ends[message.id] = message
-        assert {id: end.usage.completion_tokens for id, end in ends.items() if isinstance(end, Finished)} == {
-            f"r{n}": n + 1 for n in range(12)
-        }
-        running.inbox.put(Abort("endless"))
-    finally:
-        running.inbox.put(Stop())
-        running.thread.join(WAIT_S)
-    assert not running.thread.is_alive()
-    counters = running.loop.counters
-    assert (counters.running, counters.waiting, counters.cache_bytes) == (0, 0, 0)
 
 
 def test_deadline_passes_while_nobody_takes_what_was_said() -> None:

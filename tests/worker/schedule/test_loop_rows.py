@@ -6,12 +6,8 @@ import itertools
 
 import pytest
 
-from protocol.messages import Failed, Finished
-from tests.worker.engines import (
-    Broken,
-    House,
-    breaking,
-)
+from protocol.messages import Failed
+from tests.worker.engines import Broken, House, breaking
 from worker.contract.engine import SamplingParams
 from worker.schedule import loop as loop_module
 from worker.schedule.batching_window import WINDOW_ALONE_S
@@ -94,33 +90,7 @@ def test_another_copy_takes_over_where_the_leader_is_gone(what: str) -> None:
     assert len(house.ends("a")) == (what == "failed")
 
 
-def test_a_copy_that_cannot_be_made_fails_alone() -> None:
-    house = House()
-    house.submit("a", 5)
-    house.submit("b", 6, like="a")
-    house.submit("c", 7, like="a")
-    house.engine.at["fork", 0] = breaking("no room")
-    house.run()
-    assert house.failed("b")
-    assert [house.text(id) for id in "ac"] == ["<5>", "<7>"]
-
-
 # --- preemption and deadlines ------------------------------------------------------------------------
-
-
-def test_a_row_that_is_preempted_goes_on_with_the_same_text() -> None:
-    house = House(bytes_max=256, prefill_tokens=64)
-    scripts = {"old": range(1, 120), "young": range(200, 320)}
-    for id, script in scripts.items():
-        house.submit(id, *script, prompt=30, max_tokens=110)
-    house.run()
-    for id, script in scripts.items():
-        assert house.tokens(id) == list(script)[:110]
-        assert house.text(id) == "".join(f"<{n}>" for n in list(script)[:110])
-    together, *later = house.engine.groups
-    assert together == ["old", "young"]
-    assert later == [["young"]] * 2  # its prompt and its answer so far
-    assert [m.id for m in house.published if isinstance(m, Finished)] == ["old", "young"]
 
 
 def test_an_answer_ends_where_memory_does() -> None:
@@ -193,25 +163,11 @@ def test_a_loop_that_is_full_or_busy_waits_for_nobody() -> None:
     assert house.text("b") == "<6>"
 
 
-def test_one_who_comes_alone_time_and_again_hardly_waits() -> None:
+def test_one_who_comes_alone_hardly_waits_until_requests_have_arrived_together() -> None:
     house = House(admission_window_s=0.005)
-    for number in range(3):
-        house.submit(f"{number}", 11)
+    for number, together in enumerate((1, 1, 2, 2)):
+        for place in range(together):
+            house.submit(f"{number} {place}", 11)
         house.run()
         house.now += 1
-    assert house.inbox.timeouts[0] == pytest.approx(0.005)
-    assert house.inbox.timeouts[1:] == [pytest.approx(WINDOW_ALONE_S)] * 2
-
-
-def test_batching_window_is_longer_after_requests_arrived_together() -> None:
-    house = House(admission_window_s=0.005)
-    house.submit("alone", 11)
-    house.run()
-    for number in range(2):
-        house.now += 1
-        house.submit(f"{number}", 11)
-        house.submit(f"{number} too", 11)
-        house.run()
-    assert house.inbox.timeouts[0] == pytest.approx(0.005)
-    assert house.inbox.timeouts[1] == pytest.approx(WINDOW_ALONE_S)
-    assert house.inbox.timeouts[2] == pytest.approx(0.005)
+    assert house.inbox.timeouts == pytest.approx([0.005, WINDOW_ALONE_S, WINDOW_ALONE_S, 0.005])

@@ -31,21 +31,6 @@ def matched(tokens: list[int], place: int) -> int:
     return count
 
 
-def test_tokens_after_a_matching_ngram_are_proposed() -> None:
-    assert NgramProposer([1, 2, 3, 4, 5, 9, 1, 2, 3]).propose(2) == Draft((4, 5), 3)
-
-
-def test_of_two_places_the_longer_match_wins_and_of_equals_the_later() -> None:
-    assert NgramProposer([7, 1, 2, 3, 4, 8, 1, 2, 3, 5, 7, 1, 2, 3]).propose(1) == Draft((4,), 4)
-    assert NgramProposer([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3]).propose(1) == Draft((5,), 3)
-
-
-def test_an_ending_that_is_new_or_too_short_proposes_nothing() -> None:
-    assert NgramProposer([1, 2, 3, 4, 5]).propose(3) == Draft()
-    assert NgramProposer([1, 2]).propose(3) == Draft()
-    assert NgramProposer([]).propose(3) == Draft()
-
-
 def test_image_keys_are_never_proposed() -> None:
     assert NgramProposer([1, 2, 3, 4, MEDIA_KEYS + 5, 1, 2, 3]).propose(4) == Draft((4,), 3)
 

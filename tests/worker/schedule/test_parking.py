@@ -33,9 +33,8 @@ def test_batch_rows_give_way_within_a_step_and_go_on_with_the_same_text(step: in
         assert house.text(id) == "".join(f"<{n}>" for n in script)
     assert next(m.id for m in house.published if isinstance(m, Finished)) == "chat"
     together = stepped(house)
-    first, last = (
-        place(i for i, rows in enumerate(together) if "chat" in rows) for place in (min, lambda i: max(i))
-    )
+    chatting = [number for number, rows in enumerate(together) if "chat" in rows]
+    first, last = chatting[0], chatting[-1]
     assert all(rows == ["chat"] for rows in together[first : last + 1])
     assert sum(len(rows) > 1 for rows in together[:first]) <= step + 1
     # Their prompts and answers come from the prefix store.
@@ -67,15 +66,6 @@ def test_a_batch_prompt_in_prefill_gives_way() -> None:
     [[chunk]] = s.plan().groups
     assert chunk.row.id == "line"
     assert s.giving_way() == []
-
-
-def test_batch_rows_alone_are_not_parked_and_their_prompts_are_bounded() -> None:
-    s = scheduler(prefill_tokens=2048)
-    for n in range(3):
-        add(s, f"line{n}", 9, priority=BATCH)
-    carry_out(s, s.plan())
-    assert s.giving_way() == []
-    assert set(phases(s).values()) == {Phase.DECODE}
 
 
 def test_waiting_for_other_requests_is_no_starvation() -> None:

@@ -12,7 +12,6 @@ import pytest
 from protocol.messages import Finished, PrefixHit
 from tests.worker.engines import END, House, ScriptedEngine, breaking
 from worker.contract.engine import CacheSpec
-from worker.schedule.prefix_store import disk_limit
 
 DENSE, HYBRID, SLIDING = CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=31)
 SHAPES = {"dense": DENSE, "hybrid": HYBRID, "sliding": SLIDING}
@@ -89,13 +88,11 @@ def test_states_are_kept_at_the_boundaries_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("has_boundaries", [True, False])
-def test_sixteen_that_begin_alike_compute_it_once(shape: CacheSpec, has_boundaries: bool) -> None:
+def test_sixteen_that_begin_alike_compute_it_once(shape: CacheSpec) -> None:
     house = _house(shape)
     prefix = _tokens(1, 1500)
-    boundaries = (1490,) if has_boundaries else ()
     for number in range(16):
-        house.submit(f"row {number}", 5, tokens=(*prefix, *_tokens(100 + number, 20)), boundaries=boundaries)
+        house.submit(f"row {number}", 5, tokens=(*prefix, *_tokens(100 + number, 20)))
     house.run()
     assert sum(house.engine.sizes) <= 1.3 * 1520
     assert all(house.text(f"row {number}") == "<5>" for number in range(16))
@@ -115,19 +112,6 @@ def test_whom_a_row_waits_for_may_leave() -> None:
     assert house.text("third") == "<7>"
     # The first row's chunks were neither lost nor computed twice.
     assert sum(house.engine.sizes) <= 3100
-
-
-def test_a_cancelled_prefill_keeps_what_it_finished() -> None:
-    house = _house(HYBRID)
-    prompt = _tokens(1, 3000)
-    house.submit("first", 5, tokens=prompt)
-    house.engine.at["prefill", 4] = lambda: house.drop("first")
-    house.run()
-    done = sum(house.engine.sizes)
-    assert 0 < done < 2900
-    house.submit("again", 5, tokens=prompt)
-    house.run()
-    assert _cached(house, "again") == done
 
 
 def test_rows_that_fail_are_not_stored() -> None:
@@ -169,41 +153,3 @@ def test_rows_get_memory_before_prefixes() -> None:
         assert house.store is not None
         assert house.store.index.ram_bytes + 900 <= 4000 + 64
     assert all(house.text(f"row {number}") == "<5>" for number in range(6))
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("seed", range(4))
-def test_histories_of_conversations(shape: CacheSpec, seed: int) -> None:
-    """Random conversations: turns grow, branch, are cut short and repeated, with little memory and cancels at
-    any time."""
-    rng = random.Random(f"{seed} {shape}")
-    small = rng.choice((0, 20_000, 60_000, PLENTY))
-    house = _house(shape, rows_max=rng.randint(1, 6), store_bytes=small, bytes_max=rng.choice((6000, 40_000)))
-    known = [_tokens(number, rng.randint(1, 900)) for number in range(3)]
-    expected = {}
-    for number in range(60):
-        begun = rng.choice(known)
-        begun = begun[: rng.choice((len(begun), rng.randint(1, len(begun))))]
-        tokens = (*begun, *_tokens(rng.randrange(40), rng.randint(0, 300)))[:1800]
-        script = _tokens(rng.randrange(40), rng.randint(0, 60))
-        id = f"row {number}"
-        borders = sorted({rng.randint(1, len(tokens)) for _ in range(3)} - {len(tokens)})
-        house.submit(id, *script, tokens=tokens, boundaries=tuple(borders), salt=rng.choice(("", "", "x")))
-        expected[id] = "".join(f"<{token}>" for token in script)
-        known.append((*tokens, *script, END))
-        if rng.random() < 0.2:
-            house.engine.at["prefill", rng.randrange(200)] = lambda id=id: house.drop(id)  # type: ignore[misc]
-        if rng.random() < 0.4:
-            house.run()
-    house.run()
-    for id, text in expected.items():
-        assert house.text(id) == text or (house.ends(id) == [] and text.startswith(house.text(id)))
-
-
-@pytest.mark.parametrize(
-    ("room", "limit"),
-    [(None, 1000), (10_000, 1000), (2000, 500), (0, 0)],
-    ids=["unknown", "much", "little", "full"],
-)
-def test_a_cache_on_disk_takes_a_share_of_its_room(room: int | None, limit: int) -> None:
-    assert disk_limit(1000, 0.25, room) == limit

@@ -192,16 +192,11 @@ class HybridStoreOnDisk(StoreOnDisk):
     shape_name = "hybrid"
 
 
-class SlidingStoreOnDisk(StoreOnDisk):
-    shape_name = "sliding"
-
-
 _SETTINGS = settings(max_examples=20, stateful_step_count=40)
-for _machine in (StoreOnDisk, HybridStoreOnDisk, SlidingStoreOnDisk):
+for _machine in (StoreOnDisk, HybridStoreOnDisk):
     _machine.TestCase.settings = _SETTINGS
 TestDense = StoreOnDisk.TestCase
 TestHybrid = HybridStoreOnDisk.TestCase
-TestSliding = SlidingStoreOnDisk.TestCase
 
 
 # --- with the loop ---

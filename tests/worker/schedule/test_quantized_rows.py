@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from protocol.messages import PrefixHit
 from tests.factories import engine_request
@@ -36,39 +34,28 @@ def tokens(seed: int, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(1, 2**31) for _ in range(count))
 
 
-def reused(house: House, id: str) -> int:
-    [hit] = [message for message in house.published if isinstance(message, PrefixHit) and message.id == id]
-    return hit.reuse.tokens
-
-
-def next_turn(house: House, prompt: tuple[int, ...]) -> int:
-    """Answer a prompt, and the conversation's next one; return what is reused for that."""
-    house.submit("first", 5, 6, 7, tokens=prompt)
+@SHAPED
+@pytest.mark.parametrize(
+    ("start", "step", "prompt", "stored"),
+    [
+        (0, 600, 700, 704),  # both prompts are quantized at 600 tokens, so what follows is computed alike
+        (0, 600, 500, 499),  # the answer is computed on quantized keys, and the next prompt on exact ones
+        (502, 502, 500, 504),  # every prompt is quantized there
+        (502, 600, 500, 502),
+    ],
+    ids=["long prompt", "short prompt", "same switch", "other switch"],
+)
+def test_the_next_turn_begins_where_it_is_computed_otherwise(
+    shape: CacheSpec, start: int, step: int, prompt: int, stored: int
+) -> None:
+    house = house_of(shape, KVQuantization(8, 64, start, step))
+    house.submit("first", 5, 6, 7, tokens=tokens(1, prompt))
     house.run()
-    house.submit("second", 8, tokens=(*prompt, 5, 6, 7, END, *tokens(2, 40)))
+    house.submit("second", 8, tokens=(*tokens(1, prompt), 5, 6, 7, END, *tokens(2, 40)))
     house.run()
     assert house.text("second") == "<8>"
-    return reused(house, "second")
-
-
-@SHAPED
-def test_the_next_turn_of_a_long_prompt_begins_behind_its_answer(shape: CacheSpec) -> None:
-    """Both are quantized at 600 tokens, so the tokens behind were computed alike."""
-    assert next_turn(house_of(shape), tokens(1, 700)) == 704
-
-
-@SHAPED
-def test_the_next_turn_of_a_short_prompt_begins_at_its_switch(shape: CacheSpec) -> None:
-    """Its answer was computed on quantized keys, where the next prompt computes exact ones."""
-    assert next_turn(house_of(shape), tokens(1, 500)) == 499
-
-
-@SHAPED
-def test_answers_that_reach_the_switch_are_reused_up_to_it(shape: CacheSpec) -> None:
-    late = KVQuantization(8, 64, start=502, step=502)
-    assert next_turn(house_of(shape, late), tokens(1, 500)) == 504  # every prompt is quantized there
-    uneven = KVQuantization(8, 64, start=502, step=600)
-    assert next_turn(house_of(shape, uneven), tokens(1, 500)) == 502
+    [hit] = [m for m in house.published if isinstance(m, PrefixHit) and m.id == "second"]
+    assert hit.reuse.tokens == stored
 
 
 @SHAPED
@@ -84,16 +71,6 @@ def test_a_resumed_answer_is_restored_up_to_its_own_switch(shape: CacheSpec) -> 
     assert house.tokens("resumed")[-2:] == [6, END]
 
 
-@SHAPED
-def test_a_row_whose_prefill_failed_in_a_batch_runs_up_to_its_switch_again(shape: CacheSpec) -> None:
-    house = house_of(shape, KVQuantization(8, 64, start=0, step=30))
-    house.engine.at["prefill", 0] = breaking("scripted")
-    for row in range(3):
-        house.submit(f"{row}", 5, prompt=80 + row)
-    house.run()
-    assert [house.text(f"{row}") for row in range(3)] == ["<5>"] * 3
-
-
 def test_a_row_that_cannot_be_quantized_fails_alone() -> None:
     house = house_of(SHAPES["dense"])
     house.engine.at["quantize", 0] = breaking("scripted")
@@ -103,46 +80,22 @@ def test_a_row_that_cannot_be_quantized_fails_alone() -> None:
     assert sorted(house.failed(id) for id in ("first", "second")) == [False, True]
 
 
-@SHAPED
-@settings(max_examples=30)
-@given(seed=st.integers(0, 2**32), start=st.sampled_from([0, 7, 40, 64]), step=st.sampled_from([16, 64]))
-def test_any_conversations_are_quantized_and_stored_right(
-    shape: CacheSpec, seed: int, start: int, step: int
-) -> None:
-    rng = random.Random(seed)
-    house = house_of(shape, KVQuantization(8, 64, start, step), bytes_max=rng.choice((300, 10**6)))
-    known: list[tuple[int, ...]] = [()]
-    for turn in range(4):
-        for row in range(rng.randint(1, 3)):
-            begun = rng.choice(known)
-            prompt = (*begun[: rng.choice((len(begun), rng.randint(0, len(begun))))], *tokens(turn, 20))[:120]
-            script = tokens(row, rng.randint(0, 60))
-            resume = script[: rng.randint(0, len(script))] if rng.random() < 0.3 else ()
-            house.submit(f"{turn} {row}", *script, tokens=prompt, resume=resume)
-            known.append((*prompt, *script))
-        house.run()
-
-
 # --- memory ---
 
 
-def reservations(bytes_max: int = PLENTY) -> Reservations:
-    return Reservations(
-        bytes_max, lambda length: 4 * length, quantized=QuantizedRows(KV, lambda length: length)
-    )
-
-
 def test_a_new_row_reserves_what_it_takes_at_its_switch_or_in_the_end() -> None:
-    ledger = reservations()
+    def reservations(bytes_max: int) -> Reservations:
+        quantized = QuantizedRows(KV, lambda length: length)
+        return Reservations(bytes_max, lambda length: 4 * length, quantized=quantized)
+
+    ledger = reservations(PLENTY)
     assert ledger.needs(100, 99) == 4 * 128
     assert ledger.needs(1000, 600) == 4 * 640
     assert ledger.needs(6000, 600) == 6016
     assert ledger.needs(6000, NEVER) == 4 * 6016
     lengths = [ledger.needs(length) for length in range(0, 6000, 50)]
     assert lengths == sorted(lengths)
-
-
-def test_the_longest_row_is_the_longest_that_fits_quantized() -> None:
+    # The longest row is the longest that fits quantized.
     assert reservations(4 * 640).tokens_max(10_000) == 2559
     assert reservations(4 * 600).tokens_max(10_000) == 575
 

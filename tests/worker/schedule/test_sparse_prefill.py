@@ -44,10 +44,6 @@ def request(tokens: int = 5000, id: str = "a", **fields: Any) -> EngineRequest:
     return engine_request(id, tokens, **{"max_tokens": 100, "sparse": WISH, **fields})
 
 
-def ticking() -> itertools.count[float]:
-    return itertools.count(0.0, 0.01)
-
-
 def thinned(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> Row:
     """Return the row of a request whose prompt has been scored."""
     scheduler = Scheduler(SchedulerConfig(rows_max=4))
@@ -55,7 +51,7 @@ def thinned(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> Row:
     assert requested_keep is not None
     row = scheduler.add(asked, 0.0, sparse=True)
     sparse_prefill.hold(row, requested_keep)
-    clock = ticking()
+    clock = itertools.count(0.0, 0.01)
     for _ in range(1000):
         if not len(sparse_prefill):
             return row
@@ -94,10 +90,6 @@ def test_most_important_tokens_are_run() -> None:
         assert not any(first <= place < last for first, last in spans)
 
 
-def test_of_a_prompt_that_is_hardly_longer_than_its_ends_nothing_is_left_out() -> None:
-    assert least([1.0] * (HEAD_TOKENS + TAIL_TOKENS + CHUNK_TOKENS - 1), 0.1, 0) == []
-
-
 # --- eligible requests -------------------------------------------------------------------------------
 
 
@@ -113,30 +105,17 @@ def test_a_request_that_says_nothing_gets_what_is_usual() -> None:
     assert SparsePrefillQueue(Weighing(), WISH).requested_keep(asked) is None
 
 
-@pytest.mark.parametrize(
-    ("sparse_prefill", "fields", "why"),
-    [
-        (SparsePrefillQueue(Weighing()), {}, "layers"),
-        (SparsePrefillQueue(None, is_able=True), {}, "--draft-model"),
-        (
-            SparsePrefillQueue(Weighing(), is_able=True),
-            {"echo": True, "sampling": SamplingParams(logprobs=0)},
-            "images or",
-        ),
-        (SparsePrefillQueue(Weighing()), {"left_out": ((64, 96),)}, "layers"),
-    ],
-)
-def test_unsupported_sparse_prefill_request_is_refused_with_a_reason(
-    sparse_prefill: SparsePrefillQueue, fields: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
-        sparse_prefill.requested_keep(request(**fields))
-    assert caught.value.param == "sparse_prefill"
-    assert why in str(caught.value)
-
-
-def test_a_short_prompt_is_run_whole_wherever() -> None:
-    assert SparsePrefillQueue().requested_keep(request(tokens=1000)) is None
+def test_unsupported_sparse_prefill_request_is_refused_with_a_reason() -> None:
+    scored = request(echo=True, sampling=SamplingParams(logprobs=0))
+    for sparse_prefill, asked, why in (
+        (SparsePrefillQueue(Weighing()), request(), "layers"),
+        (SparsePrefillQueue(None, is_able=True), request(), "--draft-model"),
+        (SparsePrefillQueue(Weighing(), is_able=True), scored, "images or"),
+        (SparsePrefillQueue(Weighing()), request(left_out=((64, 96),)), "layers"),
+    ):
+        with pytest.raises(RequestError, match=why) as caught:
+            sparse_prefill.requested_keep(asked)
+        assert caught.value.param == "sparse_prefill"
 
 
 # --- scoring -----------------------------------------------------------------------------------------

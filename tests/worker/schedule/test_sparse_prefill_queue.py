@@ -57,27 +57,6 @@ def submit(house: House, id: str, tokens: int) -> None:
     house.inbox.put(Submit(asked))
 
 
-def test_others_step_between_chunks_and_between_the_parts_of_weighing() -> None:
-    house, reader = reading()
-    house.submit("stream", *range(1, 99), prompt=1, max_tokens=90)
-    house.engine.at["step", 4] = lambda: submit(house, "long", 1400)
-    began: list[int] = []
-    said: list[int] = []
-    reader.at = {0: lambda: began.append(len(house.tokens("stream")))}
-    score_tokens = reader.score_tokens
-
-    def noted(row: str, last: int) -> list[float] | None:
-        said.append(len(house.tokens("stream")))
-        return score_tokens(row, last)
-
-    reader.score_tokens = noted  # type: ignore[method-assign]
-    house.run()
-    assert house.text("long") == "<5>"
-    assert sum(reader.sizes) == 1399
-    assert all(after > before for before, after in itertools.pairwise([*began, *said]))
-    assert len(said) == 4
-
-
 def test_importance_scoring_delays_a_stream_no_longer_than_the_target() -> None:
     house, reader = reading()
     house.submit("stream", *range(1, 999), prompt=1, max_tokens=300)

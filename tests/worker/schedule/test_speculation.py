@@ -15,7 +15,7 @@ from worker.contract.guides import ForcedTokens
 from worker.contract.images import MEDIA_KEYS
 from worker.schedule import ngram_proposer
 from worker.schedule.draft_length import DRAFTED_MAX
-from worker.schedule.ngram_proposer import LOOKUP, Draft
+from worker.schedule.ngram_proposer import Draft
 from worker.schedule.rows import Row
 from worker.schedule.speculation import Speculation
 from worker.schedule.step_cost import DOUBTS, HOPELESS_STEPS, LAPS_MIN
@@ -122,13 +122,6 @@ def test_files_that_are_rewritten_take_far_fewer_steps(rows: int) -> None:
     assert machine.drafting.accepted > machine.drafting.rejected
 
 
-def test_a_text_of_its_own_is_not_drafted_for() -> None:
-    dice = random.Random(4)
-    machine = Machine(Speculation(), column_s=0.3)
-    answer = [dice.randrange(1000, 9000) for _ in range(300)]
-    assert machine.play([row_of("a")], {"a": answer}) == len(answer)
-
-
 def test_where_every_column_costs_a_step_drafts_end_by_themselves() -> None:
     dice = random.Random(5)
     machine = Machine(Speculation(), column_s=1.0)
@@ -136,17 +129,6 @@ def test_where_every_column_costs_a_step_drafts_end_by_themselves() -> None:
         machine.play([row_of(str(number))], {str(number): edited(FILE, dice)})
     assert max(machine.widths[-300:]) == 1
     assert machine.now < 1.05 * len(machine.widths) + 60
-
-
-def test_endings_that_mislead_end_drafts() -> None:
-    dice = random.Random(6)
-    prompt = [1, 2, 3, 4, 5, 6] * 20
-    # Each time the words are the same, but a different token follows.
-    answer = [token for _ in range(200) for token in (1, 2, 3, dice.randrange(100, 900))]
-    machine = Machine(Speculation(), column_s=0.25)
-    took = machine.play([row_of("a", prompt)], {"a": answer})
-    assert took < 1.15 * len(answer)
-    assert machine.widths[-100:].count(1) > 90
 
 
 def test_draft_does_not_exceed_the_remaining_tokens_nor_the_reserved_memory() -> None:
@@ -194,27 +176,6 @@ def test_forced_tokens_do_not_raise_the_acceptance_rate_of_likely_ones() -> None
     assert drafting._sources["a"].acceptance(ngram_proposer.FORCED) < 0.2
 
 
-def test_only_rows_that_are_held_to_something_are_asked_how_they_go_on() -> None:
-    asked: list[str] = []
-
-    def forced_tokens(id: str, most: int) -> ForcedTokens:
-        asked.append(id)
-        return ForcedTokens()
-
-    measured().propose([row_of("a"), row_of("b", sampling=FORCED)], forced_tokens)
-    assert asked == ["b"]
-
-
-def test_untried_drafts_update_the_acceptance_estimate() -> None:
-    machine, rows = Machine(Speculation(), column_s=4.0), [row_of("right"), row_of("wrong")]
-    misled = [token for end in range(3, 100) for token in (*FILE[end - 3 : end], 999)]
-    machine.play(rows, {"right": FILE, "wrong": misled})
-    assert sum(width > 1 for width in machine.widths) < 10, "too expensive to speculate"
-    sources = machine.drafting._sources
-    assert sources["right"].acceptance(LOOKUP, 16) > 0.9
-    assert sources["wrong"].acceptance(LOOKUP, 16) < 0.4
-
-
 def test_time_lost_between_drafts_limits_speculation() -> None:
     dice = random.Random(8)
     quotes = [FILE[at : at + 8] for at in range(0, 390, 10)]
@@ -231,9 +192,7 @@ def test_time_lost_between_drafts_limits_speculation() -> None:
     [
         ("right", 0.05, 1),
         ("right", 0.25, 16),
-        ("right", 1.0, 4),
         ("wrong", 0.05, 16),
-        ("wrong", 0.25, 4),
         ("wrong", 1.0, 1),
         ("by turns", 0.05, 4),
         ("by turns", 0.25, 1),
@@ -265,12 +224,7 @@ def prompt_for(kind: str, answer: Sequence[int]) -> Sequence[int]:
 
 @pytest.mark.parametrize(
     ("kinds", "column_s", "rows"),
-    [
-        (("right", "new"), 0.05, 4),
-        (("right", "new"), 0.25, 16),
-        (("right", "new", "new", "new"), 0.25, 4),
-        (("by turns", "new"), 0.05, 16),
-    ],
+    [(("right", "new"), 0.25, 16), (("by turns", "new"), 0.05, 16)],
 )
 def test_rows_without_drafts_are_not_slowed_by_rows_with_drafts(
     kinds: Sequence[str], column_s: float, rows: int
@@ -282,7 +236,7 @@ def test_rows_without_drafts_are_not_slowed_by_rows_with_drafts(
     assert machine.play([row_of(id, prompt) for id, prompt in prompts.items()], answers) < 1.06 * 80
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("rows", [1, 16])
 def test_short_answers_gain_where_columns_are_cheap(rows: int) -> None:
     dice = random.Random(rows)
     machine = Machine(Speculation(position_cost=0.05), 0.05)
@@ -291,19 +245,13 @@ def test_short_answers_gain_where_columns_are_cheap(rows: int) -> None:
     assert took < 0.25 * 80
 
 
-@pytest.mark.parametrize("told", [0.05, 0.25, None])
+@pytest.mark.parametrize("told", [0.05, None])
 def test_columns_that_are_dearer_than_was_told_are_soon_known(told: float | None) -> None:
     machine = Machine(Speculation(position_cost=told), column_s=1.0)
     answer = FILE[:80]
     assert machine.play([row_of("a", prompt_for("by turns", answer))], {"a": answer}) < 1.1 * 80
     machine.play([row_of("b", prompt_for("by turns", answer))], {"b": answer})
     assert max(machine.widths[-60:]) == 1
-
-
-def test_where_not_even_right_drafts_would_pay_nothing_is_looked_up() -> None:
-    machine = Machine(Speculation(position_cost=1.0), column_s=1.0)
-    machine.play([row_of("a")], {"a": FILE[:80]})
-    assert machine.drafting._sources["a"].seen < 2 * LAPS_MIN
 
 
 @pytest.mark.parametrize("column_s", [0.05, 1.0])
@@ -319,12 +267,3 @@ def test_a_price_that_was_measured_beside_other_work_is_not_believed_for_ever(co
     else:
         assert took == len(file)
         assert 0 < drafted < 0.001 * len(machine.widths) + DOUBTS
-
-
-def test_the_step_in_which_rows_turn_to_drafts_is_not_learned_from() -> None:
-    drafting, row, now = measured(), row_of("a", [1, 2], sampling=FORCED), float(LAPS_MIN)
-    for seconds, cost in ((2.1, 1.5), (1.1, 1.1)):
-        assert drafting.propose([row], lambda id, most: ForcedTokens((7, 8), 2)) == {"a": (7, 8)}
-        now += seconds
-        drafting.learn(StepOutput({"a": 7}, {}, {}, {"a": [SampledToken(8), SampledToken(9)]}), 1, now)
-        assert drafting._costs.of(1, 3) == pytest.approx(cost)

@@ -12,7 +12,6 @@ from tests.worker.engines import House, ScriptedEngine
 from worker.contract.engine import CacheSpec
 from worker.schedule.loop import PAUSE_S
 from worker.schedule.rows import Row
-from worker.schedule.scheduler import Scheduler
 from worker.schedule.starvation import STARVED_S_MAX, RowStarved, starved_after_s
 
 PLENTY = 10**9
@@ -33,42 +32,31 @@ def _house(**options: Any) -> House:
     return house
 
 
-def _forget(scheduler: Scheduler, id: str) -> None:
-    """Remove a row from the tables from which plans are made."""
-    row = scheduler.get(id)
-    assert row is not None
-    del scheduler._in[row.phase][id]
-
-
-def test_forgotten_row_is_restarted_and_answered() -> None:
+@pytest.mark.parametrize("in_every_table", [False, True])
+def test_row_lost_from_tables_of_the_scheduler_is_restarted_and_answered(in_every_table: bool) -> None:
     house = _house(rows_max=1)
+    scheduler = house.loop.scheduler
     house.submit("first", *range(1, 20))
     house.submit("lost", 7, 8, 9)
-    house.engine.at["step", 2] = lambda: _forget(house.loop.scheduler, "lost")
+
+    def forget() -> None:
+        row = scheduler.get("lost")
+        assert row is not None
+        del scheduler._in[row.phase]["lost"]
+        if in_every_table:
+            del scheduler._rows["lost"]
+
+    house.engine.at["step", 3] = forget
     house.run()
     assert house.text("lost") == "<7><8><9>"
     assert house.reason("lost") == "stop"
     assert house.loop.counters.starved == 1
 
 
-def test_row_lost_from_every_table_is_restarted_and_answered() -> None:
-    house = _house(rows_max=1)
-    house.submit("first", *range(1, 20))
-    house.submit("lost", 7, 8, 9)
-
-    def forget() -> None:
-        _forget(house.loop.scheduler, "lost")
-        del house.loop.scheduler._rows["lost"]
-
-    house.engine.at["step", 3] = forget
-    house.run()
-    assert house.text("lost") == "<7><8><9>"
-    assert house.loop.counters.starved == 1
-
-
-@pytest.mark.parametrize("shape", [CacheSpec(), CacheSpec(has_states=True)], ids=["dense", "hybrid"])
-def test_row_that_is_held_for_ever_is_restarted(shape: CacheSpec) -> None:
-    house = _house(engine=ScriptedEngine(shape=shape), store_bytes=PLENTY, prefill_tokens=256)
+def test_row_that_is_held_for_ever_is_restarted() -> None:
+    house = _house(
+        engine=ScriptedEngine(shape=CacheSpec(has_states=True)), store_bytes=PLENTY, prefill_tokens=256
+    )
     house.submit("first", 5, prompt=700)
     house.run()
     house.submit("held", 6, like="first")
