@@ -13,12 +13,7 @@ import pytest
 from mlx_lm import stream_generate
 from mlx_lm.models.cache import KVCache
 
-from tests.worker.engine.test_engine_parity import (
-    Job,
-    Rewrapped,
-    endless_tokenizer,
-    play,
-)
+from tests.worker.engine.test_engine_parity import Job, Rewrapped, endless_tokenizer, play
 from tests.worker.probed_networks import engine_of, network
 from tests.worker.rules import RuleGrammar, Unforeseeing, processor
 from worker.contract.engine import SamplingParams, ThinkingBudget
@@ -39,9 +34,6 @@ def held_alone(name: str, job: Job, model: Any = None) -> list[int]:
     return [answer.token for answer in answers][: job.tokens]
 
 
-# --- rows compared with themselves ----------------------------------------------------------------------
-
-
 def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[int]:
     """Return the next tokens of a row that resumes after `answered`."""
     engine = engine_of(name)
@@ -50,9 +42,6 @@ def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[i
         engine.prefill({"row": whole[:-1]})
     engine.start("row", whole, len(job.prompt), job.sampling)
     return [engine.step().tokens.get("row", -1) for _ in range(tokens + 1)][1:]
-
-
-# --- with other constraints in the same row -------------------------------------------------------------
 
 
 def test_forced_tokens_override_the_grammar_and_are_passed_to_its_guide() -> None:
@@ -72,9 +61,6 @@ def test_forced_tokens_override_the_grammar_and_are_passed_to_its_guide() -> Non
     assert guide.asked <= len(said) + 1 - 4  # the guide is not queried where tokens are forced
     for cut in range(0, 9, 2):
         assert resumed("sliding", job, said[:cut], 12) == said[cut : cut + 12]
-
-
-# --- grammars that fail ---------------------------------------------------------------------------------
 
 
 class Fault(Exception):

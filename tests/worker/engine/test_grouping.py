@@ -11,7 +11,6 @@ from worker.engine.caches.grouping import (
     RATIO_JOINED,
     RATIO_MAX,
     columns_for,
-    fits,
     is_fine,
     partition,
     place,
@@ -65,12 +64,3 @@ def test_slack_makes_groups_fewer_and_bounds_their_padding(numbers: list[int], s
     padding = (ratio(by_length(numbers, groups)) - 1) * alone
     assert padding <= max((RATIO_MAX - 1) * alone, slack) + 1e-6
     assert is_fine(by_length(numbers, groups), slack)
-
-
-def test_padding_within_the_slack_is_no_reason_for_another_pass() -> None:
-    lengths = [100, 200, 300, 700]
-    assert len(partition(lengths)) == 2
-    assert len(partition(lengths, slack=2000)) == 1
-    assert place([[100, 200, 300]], 700) == 1
-    assert place([[100, 200, 300]], 700, slack=2000) == 0
-    assert not fits([lengths], 2000, RATIO_JOINED)  # groups that exist are merged only below the bound

@@ -79,9 +79,9 @@ def answer(engine: Engine, row: str, prompt: tuple[int, ...], tokens: int) -> li
     return said
 
 
-@pytest.mark.parametrize("length", [1, 16, 17, 34, 66, 98])
+@pytest.mark.parametrize("length", [1, 17, 34, 98])
 def test_chunks_of_a_prompt_change_nothing(dense: Model, length: int) -> None:
-    """Upstream runs the last token of a prompt of 34 or 66 tokens but one alone, as those of answers."""
+    """Upstream runs the last token of a prompt of 34 tokens but one alone, as those of answers."""
     prompt, engine = drawn_prompt(length), dense.engine
     right = upstream_answer(network_of(dense), prompt, 24)
     for chunk in (1 if length == 34 else 7, 90):
@@ -90,7 +90,7 @@ def test_chunks_of_a_prompt_change_nothing(dense: Model, length: int) -> None:
         engine.drop("row")
 
 
-@pytest.mark.parametrize("stop", [2, 40, 70])
+@pytest.mark.parametrize("stop", [2, 70])
 def test_prefixes_come_back_from_files_with_their_sinks(dense: Model, stop: int) -> None:
     prompt, engine = drawn_prompt(80), dense.engine
     runs = [(0, 3), (3, 40), (40, 70)]  # sinks are in two of them

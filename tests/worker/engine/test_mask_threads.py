@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
-
-import pytest
 
 from worker.engine.sampling import grammar_masks
 from worker.engine.sampling.grammar_masks import MaskThreads
 
 WAIT_S_MAX = 20.0
-
-
-@pytest.mark.parametrize(("threads", "jobs"), [(4, 0), (4, 1), (1, 5)])
-def test_a_single_job_or_all_jobs_of_a_single_thread_are_done_by_the_caller(threads: int, jobs: int) -> None:
-    done: list[tuple[str, int]] = []
-
-    def job(number: int) -> None:
-        done.append((threading.current_thread().name, number))
-        threading.Event().wait(2 * grammar_masks.ALONE_S_MAX if threads == 1 else 0)
-
-    MaskThreads(threads).run([partial(job, number) for number in range(jobs)])
-    assert done == [(threading.current_thread().name, number) for number in range(jobs)]
 
 
 def test_jobs_behind_a_long_one_are_done_at_the_same_time_and_each_once() -> None:

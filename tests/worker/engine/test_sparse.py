@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from tests.worker.probed_networks import engine_of, network, prompt_of
 from tests.worker.sparse import Sparse, begin, hidden, played
-from worker.contract.engine import CacheSegment, SamplingParams
-from worker.engine.caches import snapshots
-from worker.engine.caches.sparse_rows import hiding
+from worker.contract.engine import SamplingParams
 from worker.engine.draft_model import DraftModelProposer
 from worker.engine.engine import BatchEngine
 
-WINDOWED = ("sliding", "gpt_oss", "gemma3n")
 ARCHITECTURES = (
-    *("hybrid", "llama_4bit", "deepseek_v3", "deepseek_v32", "falcon_h1", "kimi_linear"),
+    *("hybrid", "deepseek_v3", "deepseek_v32", "kimi_linear"),
     *("sliding", "gpt_oss", "recurrent_gemma"),
 )
 
@@ -37,7 +32,7 @@ def test_sparse_prefill_output_equals_dense_output_with_masked_tokens(name: str)
         assert said == hidden(engine, rows[row], len(said)).tokens
 
 
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("name", ["sliding", "gemma3n"])
 def test_a_window_is_one_of_positions(name: str) -> None:
     """Skipped tokens within a window are not replaced by earlier ones."""
     engine, row = engine_of(name), Sparse(prompt_of(8, 60), ((36, 52),))
@@ -78,7 +73,7 @@ def weighed(follower: DraftModelProposer, last: int) -> list[Any]:
     return parts
 
 
-@pytest.mark.parametrize("name", ["dense", "hybrid", "sliding", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["hybrid", "sliding", "deepseek_v3"])
 def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: str) -> None:
     follower, prompt = DraftModelProposer(network(name), 0.1, 2048), prompt_of(6, 50)
     follower.read("a", prompt[:-1])
@@ -93,36 +88,7 @@ def test_a_prompt_is_weighed_token_by_token_and_the_row_goes_on_as_it_was(name: 
     assert [cache.offset for cache in follower._draft_batches.own("a") if hasattr(cache, "offset")] == before
 
 
-def test_most_important_tokens_change_the_logits_most() -> None:
-    """Masks each token's column in turn and compares the logits."""
-    prompt, model = prompt_of(7, 24), network("dense")
-    follower = DraftModelProposer(model, 0.1, 2048)
-    follower.read("a", prompt[:-1])
-    weights = weighed(follower, prompt[-1])[-1]
-    caches = follower._draft_batches.own("a")
-    last = mx.array([prompt[-1:]], mx.uint32)
-
-    def logits(place: int) -> mx.array:
-        rows = make_prompt_cache(model)
-        columns, _ = snapshots.columns_of(caches, 0, 0, len(prompt) - 1)
-        snapshots.rebuild(rows, [CacheSegment(columns, 0, len(prompt) - 1, len(prompt) - 1)], None)
-        out: mx.array = model(last, cache=hiding(rows, (place, place + 1)))
-        return out[0, -1]
-
-    usual = logits(len(prompt))
-    changes = [float(mx.linalg.norm(logits(place) - usual)) for place in range(len(prompt) - 1)]
-    heaviest = sorted(range(len(weights)), key=lambda place: -weights[place])
-    assert sum(changes[place] for place in heaviest[:6]) > 1.5 * sum(
-        changes[place] for place in heaviest[-6:]
-    )
-
-
 def test_a_network_that_has_only_states_weighs_nothing() -> None:
-    target = network("dense")
-    assert (
-        BatchEngine(target, drafter=DraftModelProposer(network("mamba"), 0.1, 2048)).importance_scorer is None
-    )
-    assert (
-        BatchEngine(target, drafter=DraftModelProposer(network("hybrid"), 0.1, 2048)).importance_scorer
-        is not None
-    )
+    for name in ("mamba", "hybrid"):
+        engine = BatchEngine(network("dense"), drafter=DraftModelProposer(network(name), 0.1, 2048))
+        assert (engine.importance_scorer is None) == (name == "mamba")

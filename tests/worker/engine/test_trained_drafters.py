@@ -130,7 +130,6 @@ class Lives:
         "dense_dflash_sliding",
         "dense_dflash2",
         "dense_dspark",
-        "hybrid_dflash",
     ],
 )
 def test_guesses_are_those_of_upstreams_module(name: str) -> None:
