@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.schedule.test_speculation import FILE, edited, row_of, verified
+from tests.worker.schedule.test_speculation import row_of, verified
 from worker.contract.drafts import BACKLOG_MAX
 from worker.contract.engine import SampledToken, StepOutput
 from worker.schedule.circuit_breaker import TRIED_GUESSES
@@ -190,17 +190,6 @@ def test_prompts_of_others_go_first() -> None:
         played.drafting.propose([row])
         played.drafting.learn(StepOutput({}, {}), 1, on_step_end * STEP_S)
     assert played.guesser.reads == []
-
-
-def test_bad_draft_network_does_not_slow_down_ngram_drafts() -> None:
-    answer = edited(FILE * 3, random.Random(5))
-    taken = []
-    for skill in (0.0, 0.1):
-        played = House(Guesser({"0": answer}, skill, prompt=len(FILE)))
-        if not skill:
-            played.drafting = Speculation()
-        taken.append(played.play([row_of("0", FILE)]))
-    assert taken[1] < 1.05 * taken[0]
 
 
 def test_failed_draft_network_is_not_asked_again() -> None:

@@ -106,17 +106,6 @@ def test_image_failure_fails_only_its_row_and_duplicates_retry(what: str) -> Non
     assert house.engine.probes == 1
 
 
-def test_a_preempted_row_is_shown_its_images_again_in_front_of_what_it_has_answered() -> None:
-    house = House(prefill_tokens=64, bytes_max=256)
-    for id in "ab":
-        house.submit(id, *range(1, 120), prompt=60, images=[(id, 7, 20)], max_tokens=110)
-    house.run()
-    assert house.engine.calls["show"] > 1
-    assert len(house.engine.looks) == 2
-    for id in "ab":
-        assert house.tokens(id) == list(range(1, 111))
-
-
 # --- reuse -------------------------------------------------------------------------------------------
 
 

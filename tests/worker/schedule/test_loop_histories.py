@@ -181,7 +181,7 @@ class History:
     st.tuples(st.sampled_from([None, 6, 9]), st.sampled_from([1.0, 1.0, 0.5, 1.4])),
     st.sampled_from([None, None, (0, 8), (12, 8), (40, 16)]),
 )
-@settings(max_examples=40)
+@settings(max_examples=120)
 def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
     requests: list[Asked],
     happening: list[tuple[str, int, str, int]],

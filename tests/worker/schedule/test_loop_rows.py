@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from protocol.messages import Failed
-from tests.worker.engines import Broken, House, breaking
+from tests.worker.engines import House, breaking
 from worker.contract.engine import SamplingParams
 from worker.schedule import loop as loop_module
 from worker.schedule.batching_window import WINDOW_ALONE_S
@@ -37,22 +37,6 @@ def test_a_running_stream_is_kept_waiting_no_longer_than_the_target() -> None:
     assert house.engine.sizes[0] == 64
     assert set(house.engine.sizes[1:-1]) == {64}
     assert sorted(gaps)[-2] < 0.1
-
-
-def test_the_time_of_a_prefill_that_fails_is_no_measure() -> None:
-    house = House(prefill_tokens=2048)
-    paced(house)
-    house.submit("stream", *range(1, 99), prompt=1, max_tokens=90)
-    house.engine.at["step", 4] = lambda: house.submit("bad", 5, prompt=20)
-    house.engine.at["step", 5] = lambda: house.submit("long", 5, prompt=1500)
-
-    def fail() -> None:
-        house.now += 50
-        raise Broken("after a long time")
-
-    house.engine.at["prefill", 0] = fail
-    house.run()
-    assert set(house.engine.sizes[2:-1]) == {64}
 
 
 def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:

@@ -114,17 +114,6 @@ def test_whom_a_row_waits_for_may_leave() -> None:
     assert sum(house.engine.sizes) <= 3100
 
 
-def test_rows_that_fail_are_not_stored() -> None:
-    house = _house(DENSE)
-    house.submit("bad", 5, prompt=600)
-    house.engine.at["prefill", 0] = breaking("it")
-    house.run()
-    assert house.failed("bad")
-    house.submit("again", 5, like="bad")
-    house.run()
-    assert _cached(house, "again") == 0
-
-
 def test_a_prefix_that_cannot_be_restored_is_forgotten_and_computed() -> None:
     house = _house(DENSE)
     house.submit("first", 5, prompt=600)

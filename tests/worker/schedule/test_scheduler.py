@@ -144,18 +144,6 @@ def test_row_prefilled_ahead_is_preempted_by_a_higher_priority_row() -> None:
     assert phases(s)["b"] is Phase.WAITING
 
 
-def test_long_prompts_and_those_half_way_are_run_alone() -> None:
-    s = warm()
-    add(s, "half", SHORT_TOKENS_MAX * 2)
-    s.plan()
-    for id, left in (("long", 1), ("short", 0), ("shorter", -1)):
-        add(s, id, SHORT_TOKENS_MAX + 1 + left)
-    row = s.get("half")
-    assert row is not None
-    row.prefilled = SHORT_TOKENS_MAX
-    assert ids(s) == [["half"], ["long"], ["short", "shorter"]]
-
-
 # --- short prompts beside a long one -----------------------------------------------------------------
 
 

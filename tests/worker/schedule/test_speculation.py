@@ -71,8 +71,6 @@ class Machine:
 
     drafting: Speculation
     column_s: float
-    between_s: float = 0.0
-    """Additional time of a step without drafts when one of the last 16 steps had some."""
     now: float = 0.0
     widths: list[int] = field(default_factory=list)
 
@@ -83,7 +81,6 @@ class Machine:
             drafts = self.drafting.propose(going)
             self.widths.append(1 + max(map(len, drafts.values()), default=0))
             self.now += 1 + self.column_s * (self.widths[-1] - 1)
-            self.now += self.between_s * any(width > 1 for width in self.widths[-16:])
             self.drafting.learn(verified(going, drafts, answers), len(going), self.now)
         return self.now - began
 
@@ -174,17 +171,6 @@ def test_forced_tokens_do_not_raise_the_acceptance_rate_of_likely_ones() -> None
         drafting.learn(StepOutput({"a": 7}, {}, {}, further), 1, 10.0 + on_step_end)
     assert drafting.propose([row], lambda id, most: ForcedTokens((7, 8, 9), 3))["a"][:2] == (7, 8)
     assert drafting._sources["a"].acceptance(ngram_proposer.FORCED) < 0.2
-
-
-def test_time_lost_between_drafts_limits_speculation() -> None:
-    dice = random.Random(8)
-    quotes = [FILE[at : at + 8] for at in range(0, 390, 10)]
-    # An occasional quotation of a length that would pay, and much new text.
-    answer = [t for quote in quotes for t in (*quote, *(dice.randrange(1000, 9000) for _ in range(12)))]
-    machine = Machine(Speculation(), column_s=0.05, between_s=1.0)
-    machine.play([row_of(str(number)) for number in range(2)], {"0": answer, "1": answer})
-    assert machine.drafting.accepted > 0
-    assert machine.now < 1.06 * len(answer) + 12
 
 
 @pytest.mark.parametrize(
