@@ -40,7 +40,8 @@ def test_texts_of_several_requests_share_a_batch() -> None:
 
 def test_texts_answered_by_another_worker_are_not_run_again() -> None:
     house = House()
-    house.submit(prepared_texts("a", 3, 4, 5, answered=frozenset({0, 2})))
+    asked = prepared_texts("a", 3, 4, 5, answered=frozenset({0, 2}))
+    house.submit(asked, asked)  # nor is a request taken twice
     house.run()
     assert [*house.vectors("a")] == [1]
     assert house.encoder.batches == [[4]]
