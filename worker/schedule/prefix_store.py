@@ -223,7 +223,9 @@ class PrefixStore:
             self.draft_prefix_cache.keep(row)
         if row.phase is Phase.DECODE:
             if row.answered:
-                self._store_row(row, (*row.request.tokens, *row.answered), states=True)
+                tokens = (*row.request.tokens, *row.answered)
+                # The last token of a row that resumes is in its caches only behind its next step.
+                self._store_row(row, tokens[: self.engine.cached_tokens(row.id)], states=True)
         elif row.prefilled >= ENDED_TOKENS_MIN:
             self._store_row(row, row.tokens[: row.prefilled], states=True)
 

@@ -142,3 +142,16 @@ def test_rows_get_memory_before_prefixes() -> None:
         assert house.store is not None
         assert house.store.index.ram_bytes + 900 <= 4000 + 64
     assert all(house.text(f"row {number}") == "<5>" for number in range(6))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_that_ends_between_its_resume_and_the_next_step_stores_what_its_caches_hold(shape: str) -> None:
+    house = _house(SHAPES[shape])
+    house.submit("first", *range(1, 40), prompt=200, resume=tuple(range(1, 20)))
+    house.engine.at["prefill", 1] = lambda: house.drop("first")
+    house.run()
+    tokens = (*house.engine.prompts["first"], *range(1, 20))
+    house.submit("next", 90, tokens=(*tokens, *range(500, 520)))
+    house.run()
+    assert _cached(house, "next") == len(tokens) - 1
+    assert house.engine.breaches == []
