@@ -94,12 +94,13 @@ def _no_folders_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report in one line which browser tests were skipped because no browser or node was found."""
+    """Report which tests of the page were left out because no browser or node was found."""
     if chromium.find() is None:
-        left = "" if scripts.runnable() else " and its scripts (no node either)"
         terminalreporter.write_line(
-            f"Not opened in a browser: the page at / and those of other origins{left}: `make browser`"
+            "Not opened in a browser: the page at / and those of other origins: `make browser`"
         )
+    if not scripts.runnable():
+        terminalreporter.write_line("Not run: the scripts of the page at / (node is not installed)")
 
 
 def _threads() -> set[str]:
