@@ -3,7 +3,7 @@ receives its command line over `protocol.channel`.
 
 It starts while other workers are busy, so it imports on a low-priority thread, which then ends: a process may
 not raise its own priority again. Threads started by that thread keep its low priority, so it must not start
-threads that live on.
+threads that live on. At the lowest priority of all it might never get ready on a machine that is busy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol import channel, lifeline
 from worker import command_buffers, file_limit
 from worker.preload import preload_openblas
 
-_LOWEST = 19
+_LOWER = 10
 _DARWIN_THREAD, _DARWIN_BACKGROUND = 3, 0x1000
 """Arguments of macOS's setpriority(2) for a thread; the usual ones set a whole process's priority."""
 
@@ -58,8 +58,8 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _step_back() -> None:
-    """Set this thread alone to the lowest priority."""
+    """Set the priority of this thread alone lower."""
     if sys.platform == "darwin":
         os.setpriority(_DARWIN_THREAD, 0, _DARWIN_BACKGROUND)
     else:
-        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
+        os.setpriority(os.PRIO_PROCESS, 0, _LOWER)

@@ -34,7 +34,7 @@ SPARE = "spare"
 TAKE_S_MAX = 2.0
 """Timeout for confirming its arguments."""
 THERE_S_MAX = 600.0
-"""Timeout for importing everything, at the lowest priority on a machine that may be busy. A spare that hangs
+"""Timeout for importing everything, at low priority on a machine that may be busy. A spare that hangs
 would otherwise keep its memory and prevent another one."""
 IDLE_WAIT_S_MAX = 30.0
 """Longest wait for idle workers. On two cores, importing takes a quarter of the speed of a burst beside it;

@@ -79,7 +79,7 @@ def test_it_imports_at_low_priority_says_that_it_is_there_and_takes_its_words(tm
         assert spare.hear() == "taken\n"
         said, _ = spare.process.communicate(timeout=DEADLINE_S)
         imported, looked, words = said.splitlines()[-3:]
-        assert imported == f"imported at {19 if sys.platform == 'linux' else 0}"
+        assert imported == f"imported at {10 if sys.platform == 'linux' else 0}"
         assert looked == f"looked ahead at {os.nice(0)}"
         assert words == "['--model=a', '--port', '1'] None True"
 
