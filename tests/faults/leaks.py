@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from tests.faults.line import Line, harmed
-from tests.faults.raw import CHAT, Pool, get, on_uvloop, post
+from tests.faults.raw import CHAT, Connection, Pool, get, on_uvloop, post
 from tests.faults.runner import run_program
 from tests.faults.streams import joined_text, scripted
 from tests.system import Process, System, chat_body, running_system, stable
@@ -213,7 +213,7 @@ def _memory(process: Process) -> int:
 
 async def go(pool: Pool, port: int, kind: str, dice: random.Random) -> None:
     """Run a client that disconnects at a random moment in the phase `kind` of `GOING`."""
-    connection = await pool.open(await _narrow_socket(port) if kind == "unread" else None)
+    connection = await (_narrow(pool, port) if kind == "unread" else pool.open())
     words = f"!tokens=5000 !text={'x' * 2000}" if kind == "unread" else "go " * 2000 + "!tokens=5000"
     request = post(CHAT, chat_body(words, stream=kind in ("stream", "unread")))
     head = request.index(b"\r\n\r\n") + 4
@@ -240,13 +240,16 @@ async def go(pool: Pool, port: int, kind: str, dice: random.Random) -> None:
     await connection.lost.wait()
 
 
-async def _narrow_socket(port: int) -> socket.socket:
-    """Return a connected socket with a small receive buffer, so that the server's fills up soon."""
-    own = socket.socket()
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    own.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", port))
-    return own
+async def _narrow(pool: Pool, port: int) -> Connection:
+    """Connect with a small receive buffer, so that the server's fills up soon."""
+    with contextlib.ExitStack() as unless_connected:
+        own = unless_connected.enter_context(socket.socket())
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        own.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(own, ("127.0.0.1", port))
+        connection = await pool.open(own)
+        unless_connected.pop_all()
+    return connection
 
 
 def besiege(folder: Path, faults: int, kills: int, seed: int, warm: int = WARM_FAULTS) -> Outcome:
