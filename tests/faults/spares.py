@@ -28,10 +28,10 @@ from tests.system import eventually
 CLIENTS = 8
 WARM_KILLS = 10
 SETTLE_S_MAX = 60.0
-STEADY_LOOKS = 75
+STEADY_LOOKS = 30
 LIFE_S_MAX = 1.5
 SERVING_SHARE = 0.75
-LOOK_S = 0.02
+LOOK_S = 0.05
 GROWTH_BYTES_MAX = 8 * 2**20
 PROGRAM = "tests.scripted_worker"
 

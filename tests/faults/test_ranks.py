@@ -48,7 +48,7 @@ def test_streams_outlive_ranks_that_are_stopped_or_wait_for_each_other_for_ever(
 ) -> None:
     monkeypatch.setenv("ROUNDHOUSE_STALL_TIMEOUT", str(STALL_S))
     with served_set(tmp_path, python=str(interpreter(tmp_path, SKIPPING))) as served:
-        siege = Siege(served, STREAMS, tokens=ANSWER_TOKENS)
+        siege = Siege(served, STREAMS)
         siege.strike("decode", 1, signal.SIGSTOP)
         siege.strike("ahead", 1, signal.SIGUSR1)  # it soon skips all steps, and the first one waits
         assert "no step for" in served.process.log()
