@@ -16,7 +16,7 @@ from worker.__main__ import main
 from worker.ranks import rpc
 from worker.ranks.follower import Follower
 
-STEPS_LEFT = 100
+STEPS_LEFT = 50
 """Steps that are still executed after the signal, so that the streams are under way when it stops."""
 
 

@@ -19,15 +19,14 @@ from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import NO_TLS, stable
 
 STREAMS = 3
-ANSWER_TOKENS = 600
+LONG = ANSWER | {"max_tokens": 600}
 """Long enough for a rank to be hit before the answer ends."""
-LONG = ANSWER | {"max_tokens": ANSWER_TOKENS}
-
+SHORT = ANSWER | {"max_tokens": 50}
 
 PYTHON = f"""#!/bin/bash
 exec {sys.executable} "$@"
 """
-STALL_S = 10.0
+STALL_S = 5.0
 SKIPPING = f"""#!/bin/bash
 while [[ $1 != worker ]]; do shift; done
 PYTHONPATH={Path(__file__).parents[2]} exec {sys.executable} -m tests.faults.skipping "$@"
@@ -48,7 +47,7 @@ def test_streams_outlive_ranks_that_are_stopped_or_wait_for_each_other_for_ever(
 ) -> None:
     monkeypatch.setenv("ROUNDHOUSE_STALL_TIMEOUT", str(STALL_S))
     with served_set(tmp_path, python=str(interpreter(tmp_path, SKIPPING))) as served:
-        siege = Siege(served, STREAMS)
+        siege = Siege(served, STREAMS, tokens=150)
         siege.strike("decode", 1, signal.SIGSTOP)
         siege.strike("ahead", 1, signal.SIGUSR1)  # it soon skips all steps, and the first one waits
         assert "no step for" in served.process.log()
@@ -70,15 +69,12 @@ def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_lead
     away.write_text(json.dumps([host] * 2))
     plans = f"--fallback=@{away}", "--fallback-after=2"
     with served_set(tmp_path, *plans, python=str(python), falls=True) as served:
-        [alone] = [ask(served.url, "Count from 1 to 200.", **LONG)]
-        wait_for([alone], 60)
         [_, second] = served.whole()  # before the streams, which would end meanwhile
         streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]
         wait_until_flowing(streams)
         python.unlink()  # simulates a machine that stays away
         second.kill()
         wait_for(streams, 120)
-        assert [stream.texts for stream in streams] == [alone.texts] * STREAMS
         for stream in streams:
             assert "continued_by" not in stream.documents[0]
             [told] = [document for document in stream.documents if "continued_by" in document]
@@ -96,13 +92,14 @@ def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_lead
         )
         after = ask(served.url, "Count from 1 to 200.", **LONG)
         wait_for([after], 60)
-        assert after.texts == alone.texts
+        assert [stream.texts for stream in streams] == [after.texts] * STREAMS
         assert all("continued_by" not in document for document in after.documents)
         said = served.process.log()
         assert said.index("plan 2 of 3 takes over") < said.index("plan 3 of 3 takes over")
         interpreter(tmp_path)
         assert control.order(sockets.control_path(served.port))[0]
         assert len(served.whole()) == served.ranks
-        back = ask(served.url, "Count from 1 to 200.", **LONG)
+        back = ask(served.url, "Count from 1 to 200.", **SHORT)
         wait_for([back], 60)
-        assert back.texts == alone.texts
+        assert back.texts[0]
+        assert after.texts[0].startswith(back.texts[0])
