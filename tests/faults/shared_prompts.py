@@ -132,8 +132,8 @@ class Soak:
         wait_until_taken(self._server.url, clients)
         again: list[Step] = ["worker"] if self._dice.random() < AGAIN_SHARE else []
         for victims in (step, *again):
-            time.sleep(self._dice.uniform(0, self._life_s))
             worker, spare = self._server.wait_ready(), self._server.spare()
+            time.sleep(self._dice.uniform(0, self._life_s))
             self.outcome.met += sum(client.is_alive() for client in clients)
             for name, pid in (("spare", spare), ("worker", worker)):
                 if pid is not None and victims in (name, "both"):

@@ -12,7 +12,8 @@ from tests.faults.shared_prompts import Soak
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 
-SIZES = Sizes(prompt_max=1300, answer_max=32, requests=5)
+SIZES = Sizes(prompt_max=1300, answer_max=300, requests=5)
+"""Answers that last longer than it takes to kill under them."""
 STREAMS = 6
 
 
@@ -21,7 +22,7 @@ def test_streams_with_shared_prefixes_survive_kills_and_a_restart(tmp_path: Path
     model = model_folder("dense")
     with Oracle() as oracle, full_server(tmp_path, model) as server:
         [before] = server.status()["workers"]
-        soak = Soak(server, model, SIZES, seed=5, streams=STREAMS, life_s=0.1)
+        soak = Soak(server, model, SIZES, seed=7, streams=STREAMS, life_s=0.1)
         outcome = soak.run(["restart", "worker"], oracle)
         [after] = server.status()["workers"]
         assert f"worker runs as pid {after['pid']}, which was the spare" in server.process.log()
