@@ -121,9 +121,9 @@ class FakeEngine:
             raise RuntimeError("scripted: the step fails")
         if script.gpu and number == 2:
             raise RuntimeError(_METAL.format(script.gpu))
-        row.drawn += 1
         if number >= script.tokens:
             return END
+        row.drawn += 1
         seed = row.sampling.seed if row.sampling.temperature else 0
         return 1 + (seed + 7 * (row.prompt_tokens + number)) % len(WORDS)
 
@@ -131,9 +131,7 @@ class FakeEngine:
         return ForcedTokens()
 
     def cached_tokens(self, row: str) -> int:
-        """Return what caches would hold: all tokens, but before the row's first step not the last one."""
-        started = self.rows[row]
-        return started.prompt_tokens + started.drawn - (not started.fed)
+        raise AssertionError("this engine never quantizes")
 
     def quantize_cache(self, row: str) -> None:
         raise AssertionError("this engine never quantizes")

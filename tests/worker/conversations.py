@@ -9,7 +9,7 @@ causes evictions. Whatever is reused, the answer must equal that of upstream alo
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,12 +29,15 @@ from worker.schedule.loop import Loop
 from worker.schedule.memory_reservations import QuantizedRows
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
+from worker.schedule.rows import Row
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
+from worker.schedule.speculation import Speculation
 
 TURNS = 18
 """Default number of turns in a scenario."""
 PROMPT_TOKENS_MAX = 130
 ANSWER_TOKENS_MAX = 10
+GUESSES_MAX = 3
 _VOCABULARY = 2000
 
 
@@ -46,6 +49,22 @@ class Turn:
     answer: tuple[int, ...]
     cached: int
     boundaries: tuple[int, ...]
+
+
+class RandomDrafts(Speculation):
+    """Random drafts for most rows in most steps: hardly a token is accepted, but the rows are verified."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(is_on=False)
+        self._rng = rng
+
+    def propose(self, rows: Sequence[Row], _forced_tokens: object = None) -> Mapping[str, Sequence[int]]:
+        rooms = {row.id: min(GUESSES_MAX, row.request.max_tokens - len(row.answered) - 2) for row in rows}
+        return {
+            id: [self._rng.randrange(_VOCABULARY) for _ in range(room)]
+            for id, room in rooms.items()
+            if room > 0 and self._rng.random() < 0.8
+        }
 
 
 @contextmanager
@@ -63,7 +82,7 @@ def small_steps() -> Iterator[None]:
         yield
 
 
-def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]:
+def converse(model: Model, rng: random.Random, count: int = TURNS, *, drafted: bool = False) -> list[Turn]:
     """Run some conversations, mostly greedy. Sampled turns are not compared; others only reuse their
     prefixes."""
     assert model.engine.shape is not None
@@ -82,6 +101,7 @@ def converse(model: Model, rng: random.Random, count: int = TURNS) -> list[Turn]
         inbox=inbox,  # type: ignore[arg-type]
         publisher=Publisher("w", said.append, lambda: 0),
         store=store,
+        drafting=RandomDrafts(rng) if drafted else Speculation(),
     )
     known: list[tuple[int, ...]] = [()]
     asked: dict[str, EngineRequest] = {}
@@ -135,11 +155,12 @@ def _turn(request: EngineRequest, said: list[Message]) -> Turn:
 
 
 def differences(
-    model: Model, architecture: str, seed: int, oracle: Oracle, count: int = TURNS
+    model: Model, architecture: str, seed: int, oracle: Oracle, count: int = TURNS, *, drafted: bool = False
 ) -> tuple[list[Turn], list[Turn]]:
     """Return all turns of a scenario, and those whose answers differ from upstream's."""
     with small_steps():
-        turns = converse(model, random.Random(f"{architecture} {seed} conversations"), count)
+        rng = random.Random(f"{architecture} {seed} conversations")
+        turns = converse(model, rng, count, drafted=drafted)
     kv = kv_of(model)
     settings = {} if kv is None else {"settings": settings_of(kv)}
     requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer), **settings} for turn in turns]

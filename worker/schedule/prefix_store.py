@@ -222,10 +222,9 @@ class PrefixStore:
         if self.draft_prefix_cache is not None:
             self.draft_prefix_cache.keep(row)
         if row.phase is Phase.DECODE:
-            if row.answered:
-                tokens = (*row.request.tokens, *row.answered)
-                # The last token of a row that resumes is in its caches only behind its next step.
-                self._store_row(row, tokens[: self.engine.cached_tokens(row.id)], states=True)
+            # Until it has sampled a token, the last one is not in its caches; those before it are stored.
+            if row.length > len(row.tokens):
+                self._store_row(row, (*row.request.tokens, *row.answered), states=True)
         elif row.prefilled >= ENDED_TOKENS_MIN:
             self._store_row(row, row.tokens[: row.prefilled], states=True)
 

@@ -25,6 +25,13 @@ def test_warm_answers_are_those_of_upstream_alone(architecture: str, oracle: Ora
     assert sum(turn.cached for turn in turns) > 0.1 * sum(len(turn.prompt) for turn in turns)
 
 
+@pytest.mark.parametrize("architecture", ["dense", "hybrid"])
+def test_so_are_those_of_rows_whose_drafts_were_verified(architecture: str, oracle: Oracle) -> None:
+    turns, wrong = differences(load(architecture), architecture, 1, oracle, TURNS, drafted=True)
+    assert wrong == []
+    assert sum(turn.cached for turn in turns) > 0.1 * sum(len(turn.prompt) for turn in turns)
+
+
 def test_unstorable_cache_is_detected_at_load() -> None:
     for architecture in NOT_STORED:
         assert load(architecture).engine.shape is None
