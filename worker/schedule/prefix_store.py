@@ -212,7 +212,9 @@ class PrefixStore:
     def keep_exact(self, row: Row) -> None:
         """Store what a row that decodes has in its caches, before they are quantized."""
         if not row.sparse and row.switch > row.stored_upto:
-            self._store_row(row, (*row.request.tokens, *row.answered)[: row.switch], states=True)
+            # The copies of a drafted row also hold what it has accepted behind the switch.
+            tokens = (*row.request.tokens, *row.answered)[: row.switch]
+            self._store_row(row, tokens, states=row.length == row.switch)
             row.stored_upto = row.switch
 
     def store_ended_row(self, row: Row) -> None:

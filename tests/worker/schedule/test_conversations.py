@@ -7,6 +7,7 @@ import pytest
 from tests.oracle import Oracle
 from tests.worker.conversations import differences
 from tests.worker.zoo import ARCHITECTURES, load
+from worker.contract.kv_quantization import KVQuantization
 
 TURNS = 8
 """Turns of the one scenario per architecture; `python -m tests.worker.conversations` runs any number."""
@@ -25,9 +26,15 @@ def test_warm_answers_are_those_of_upstream_alone(architecture: str, oracle: Ora
     assert sum(turn.cached for turn in turns) > 0.1 * sum(len(turn.prompt) for turn in turns)
 
 
-@pytest.mark.parametrize("architecture", ["dense", "hybrid"])
-def test_so_are_those_of_rows_whose_drafts_were_verified(architecture: str, oracle: Oracle) -> None:
-    turns, wrong = differences(load(architecture), architecture, 1, oracle, TURNS, drafted=True)
+@pytest.mark.parametrize(
+    ("architecture", "quantization", "seed"),
+    [("dense", None, 1), ("hybrid", None, 1), ("hybrid", KVQuantization(8, 64, start=30), 0)],
+)
+def test_so_are_those_of_rows_whose_drafts_were_verified(
+    architecture: str, quantization: KVQuantization | None, seed: int, oracle: Oracle
+) -> None:
+    model = load(architecture, kv_quantization=quantization)
+    turns, wrong = differences(model, architecture, seed, oracle, TURNS, drafted=True)
     assert wrong == []
     assert sum(turn.cached for turn in turns) > 0.1 * sum(len(turn.prompt) for turn in turns)
 
