@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import hypothesis
@@ -108,12 +109,19 @@ def _threads() -> set[str]:
     return {t.name for t in threading.enumerate() if t.is_alive() and not t.daemon}
 
 
-def _children() -> set[int]:
+def _children(shared: Set[int] = frozenset()) -> set[int]:
+    """Return the child processes of all levels, without what `shared` ones have started: a browser replaces
+    its processes as it likes."""
     # Listing all processes takes milliseconds, before and after each of thousands of tests, most of which
     # have no children.
     if _is_childless():
         return set()
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    found: set[int] = set()
+    of_shared = set(shared)
+    for child in psutil.Process().children(recursive=True):  # parents first
+        with contextlib.suppress(psutil.NoSuchProcess):
+            (of_shared if child.ppid() in of_shared else found).add(child.pid)
+    return found
 
 
 def _is_childless() -> bool:
@@ -133,7 +141,7 @@ def nothing_leaks() -> Iterator[None]:
     threads, children = _threads(), _children()
     yield
     eventually(
-        lambda: _threads() <= threads and _children() <= children,
+        lambda: _threads() <= threads and _children(children) <= children,
         within_s=_LEAK_WAIT_S,
         what="threads and child processes of the test have ended",
     )
