@@ -18,7 +18,7 @@ from tests.system import System, chat_body, eventually, running_system
 from worker.pocket import MODEL_PATH
 
 ANSWER_S_MAX = 300.0
-TOKENS = 60
+TOKENS = 40
 FIELDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1.0, "seed": 7},
@@ -103,9 +103,12 @@ WORDS = "the quick brown fox and the lazy dog and the red house and the quick br
 
 def test_answers_are_the_same_with_n_grams_and_predictions(system: System) -> None:
     requests: list[dict[str, Any]] = [
-        chat_body(f"Repeat: {words}", max_tokens=48, **fields)
-        for words in (WORDS, "駅 🦊 駅 🦊 駅 🦊 駅")
-        for fields in ({}, {"temperature": 1.0, "seed": 7}, {"repetition_penalty": 1.1, "logprobs": True})
+        chat_body(f"Repeat: {words}", max_tokens=32, **fields)
+        for words, fields in (
+            (WORDS, {}),
+            ("駅 🦊 駅 🦊 駅 🦊 駅", {"temperature": 1.0, "seed": 7}),
+            (WORDS, {"repetition_penalty": 1.1, "logprobs": True}),
+        )
     ]
 
     def answer(body: dict[str, Any]) -> Any:
@@ -122,7 +125,7 @@ def test_answers_are_the_same_with_n_grams_and_predictions(system: System) -> No
     ]
     assert [answer(body) for body in likely] == plain
     with ThreadPoolExecutor(len(likely)) as pool:
-        assert list(pool.map(answer, likely * 2)) == plain * 2
+        assert list(pool.map(answer, likely)) == plain
 
 
 FILLER = "The river runs slowly past old houses and green fields where people walk with dogs. "

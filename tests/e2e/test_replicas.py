@@ -16,8 +16,8 @@ from protocol import sockets
 from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import NO_TLS, START_S_MAX, Process, eventually, free_port
 
-STREAMS, TOKENS = 9, 120
-ANSWER = 60
+STREAMS, TOKENS = 6, 60
+ANSWER = 40
 """Tokens of a turn: enough that affinity matters, because cheap requests go to any free worker."""
 GREEDY: dict[str, object] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
 
