@@ -72,16 +72,23 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Return all nodes, whose walk takes as long as to parse them."""
+    return list(ast.walk(tree))
+
+
+@cache
 def classes(path: Path) -> list[str]:
-    return [node.name for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
+    return [node.name for node in nodes(parsed(path)) if isinstance(node, ast.ClassDef)]
 
 
-def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+def functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-def catches_everything(tree: ast.AST) -> bool:
-    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+def catches_everything(tree: ast.Module) -> bool:
+    handlers = [node for node in nodes(tree) if isinstance(node, ast.ExceptHandler)]
     named = [each for node in handlers for each in getattr(node.type, "elts", [node.type])]
     return any(
         name is None or (isinstance(name, ast.Name) and name.id in ("Exception", "BaseException"))
@@ -89,8 +96,8 @@ def catches_everything(tree: ast.AST) -> bool:
     )
 
 
-def sleeps(tree: ast.AST) -> bool:
-    named = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "sleep"]
+def sleeps(tree: ast.Module) -> bool:
+    named = [node for node in nodes(tree) if isinstance(node, ast.Attribute) and node.attr == "sleep"]
     return any(isinstance(node.value, ast.Name) and node.value.id == "time" for node in named)
 
 

@@ -22,6 +22,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 ON_A_MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 
 CALL_S_MAX, WAIT_S_MAX, CLOSE_S_MAX = 30.0, 60.0, 10.0
+WIDTH, HEIGHT = 1280, 900
+"""Of the window, in pixels."""
 
 FLAGS = (
     "--headless=shell",
@@ -106,17 +108,15 @@ class Browser:
         *whole, self._read = self._read.split(b"\0")
         return [json.loads(each) for each in whole]
 
-    def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
-        self.events.clear()
+    def open(self, url: str, *, width: int = WIDTH, height: int = HEIGHT, dark: bool = False) -> Page:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, session, target)
         for domain in ("Page", "Runtime", "Log"):
             page.call(f"{domain}.enable")
         page.size(width, height)
-        page.call("Emulation.setEmulatedMedia", features=[scheme(dark=dark)])
-        page.call("Page.navigate", url=url)
-        page.wait("document.readyState === 'complete' && location.href !== 'about:blank'", "the page")
+        page.dark(dark=dark)
+        page.go(url)
         return page
 
     def close(self) -> None:
@@ -148,6 +148,13 @@ class Page:
 
     def close(self) -> None:
         self._browser.call("Target.closeTarget", targetId=self._target)
+
+    def go(self, url: str) -> None:
+        """Load another page in this tab."""
+        self._browser.events.clear()
+        self.run("window.isOld = true")
+        self.call("Page.navigate", url=url)
+        self.wait("!window.isOld && document.readyState === 'complete'", "the page")
 
     def run(self, script: str) -> Any:
         """Evaluate an expression, await it, and return its JSON value. Raises `Failed`."""

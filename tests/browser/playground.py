@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 
-from tests.browser.chromium import Page
+from tests.browser.chromium import HEIGHT, WIDTH, Page
 from tests.system import System, chat_body
+
+
+@contextlib.contextmanager
+def visiting(tab: Page, url: str) -> Iterator[None]:
+    """Open the page as in a new tab, which takes twice the time, and assert that it has not complained."""
+    tab.size(WIDTH, HEIGHT)
+    tab.dark(dark=False)
+    tab.go(url)
+    yield
+    complaints = tab.complaints()
+    tab.go(f"{url}/health")  # where no script stores what is left behind
+    tab.run("(localStorage.clear(), sessionStorage.clear())")
+    assert complaints == []
 
 
 def ask(page: Page, text: str) -> None:

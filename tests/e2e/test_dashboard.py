@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import Browser, Page
-from tests.browser.playground import answer_of, choose, wait_answered
+from tests.browser.playground import answer_of, choose, visiting, wait_answered
 from tests.browser.playground import ask as ask_page
 from tests.faults.several import Scripted, Several, several
 from tests.faults.streams import ask, wait_for, wait_until_flowing
@@ -30,14 +30,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser, served: Several) -> Iterator[Page]:
+    tab = browser.open(f"{served.url}/health")
+    yield tab
+    tab.close()
+
+
 @pytest.fixture
-def page(browser: Browser, served: Several) -> Iterator[Page]:
+def page(tab: Page, served: Several) -> Iterator[Page]:
     """Open the page and wait until it shows the models."""
-    page = browser.open(served.url)
-    page.wait("document.querySelectorAll('#models .card').length === 2", "both models")
-    yield page
-    assert page.complaints() == []
-    page.close()
+    with visiting(tab, served.url):
+        tab.wait("document.querySelectorAll('#models .card').length === 2", "both models")
+        yield tab
 
 
 # --- a worker or the gateway is lost ---

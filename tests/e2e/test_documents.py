@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from tests.system import NO_TLS, START_S_MAX, STOP_S_MAX, Process, eventually, i
 
 BLOCK_S_MAX = 300
 
-SERVED = '[models.pocket]\naliases = ["small"]\n'
-"""The embedded model, with an alias for the small model of the documents."""
+SERVED = '[serve]\nspare = 0\n[models.pocket]\naliases = ["small"]\n'
+"""The embedded model, with an alias for the small model of the documents. No reload here needs a spare."""
 
 NOT_RUN: Mapping[str, str] = {
     "sudo sysctl iogpu.wired_limit_mb=27852             # 85% of 32 GB; 0: the default": "macOS only",
@@ -37,8 +37,9 @@ NOT_RUN: Mapping[str, str] = {
     "roundhouse doctor --model mlx-community/Qwen3-8B-4bit": "a download",
     "curl -N http://127.0.0.1:8000/v1/models/pull -d "
     '\'{"model": "mlx-community/SmolLM2-135M-Instruct", "stream": true}\'': "a download",
+    "roundhouse reload": "it is the second half of the block above it",
 }
-"""Reasons why blocks cannot be run here, by their first lines."""
+"""Reasons why blocks cannot be run here, or need not be, by their first lines."""
 
 PLAYED = {
     # The arguments of `serve` are only checked, by the test, because the models of the documents are missing.
@@ -60,7 +61,15 @@ exec "$MAKE_OF_SYSTEM" -n -C "$ROOT" "$@"
     **dict.fromkeys(Agent, "exit 0\n"),
 }
 """Shell scripts that replace programs."""
-BRIEFLY = "--requests 1 --rounds 1 --concurrency 1 --prompt-tokens 40 --answer-tokens 4"
+BRIEFLY = "--requests 1 --rounds 1 --concurrency 1 --prompt-tokens 40 --shared-tokens 8 --answer-tokens 4"
+
+IN_ONE_PROCESS = """
+import json, sys
+for place, text in json.load(sys.stdin):
+    print("running", place, file=sys.stderr)
+    exec(compile(text, place, "exec"), {"__name__": "__main__"})
+"""
+"""Runs blocks of Python, each with names of its own: importing the SDKs takes longer than the blocks do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +82,19 @@ class Reader:
 
     def run(self, block: Block) -> subprocess.CompletedProcess[str]:
         text = block.at(self.address).replace("127.0.0.1:8080", self.address)
-        command = [sys.executable, "-c", text] if block.language == "python" else ["bash", "-euc", text]
+        return self._run(["bash", "-euc", text])
+
+    def run_python(self, known: Sequence[Block]) -> subprocess.CompletedProcess[str]:
+        """Run blocks one after another, until one fails."""
+        texts = [(block.place, block.at(self.address)) for block in known]
+        return self._run([sys.executable, "-c", IN_ONE_PROCESS], json.dumps(texts))
+
+    def _run(self, command: Sequence[str], typed: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command,
             cwd=self.project,
             env=dict(self.env),
-            stdin=subprocess.DEVNULL,
+            input=typed,
             capture_output=True,
             text=True,
             timeout=BLOCK_S_MAX,
@@ -164,19 +180,24 @@ def _project(home: Path) -> Path:
     return project
 
 
-RUN = [
-    block
-    for block in all_blocks()
-    if block.language in ("bash", "python") and not block.environment and block.first not in NOT_RUN
-]
+RUN = [block for block in all_blocks() if not block.environment and block.first not in NOT_RUN]
+COMMANDS = [block for block in RUN if block.language == "bash"]
+PYTHON = [block for block in RUN if block.language == "python"]
 
 
-@pytest.mark.parametrize("block", RUN, ids=lambda block: block.place)
+@pytest.mark.parametrize("block", COMMANDS, ids=lambda block: block.place)
 def test_a_command_of_the_documents_works(block: Block, reader: Reader) -> None:
     done = reader.run(block)
     assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     reader.check_served()
+
+
+def test_the_python_of_the_documents_works(reader: Reader) -> None:
+    assert PYTHON
+    done = reader.run_python(PYTHON)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
 
 
 def test_the_first_answer_is_the_one_that_the_readme_shows(reader: Reader) -> None:

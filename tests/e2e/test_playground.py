@@ -13,7 +13,7 @@ import pytest
 
 from tests.browser import accessibility
 from tests.browser.chromium import Browser, Page
-from tests.browser.playground import answer_of, ask, choose, settle, wait_answered
+from tests.browser.playground import answer_of, ask, choose, settle, visiting, wait_answered
 from tests.system import System, eventually, running_system
 
 DOT_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
@@ -32,15 +32,19 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
+@pytest.fixture(scope="module")
+def tab(browser: Browser, system: System) -> Iterator[Page]:
+    tab = browser.open(f"{system.url}/health")
+    yield tab
+    tab.close()
+
+
 @pytest.fixture
-def page(browser: Browser, system: System) -> Iterator[Page]:
+def page(tab: Page, system: System) -> Iterator[Page]:
     """Open the page and wait until it offers the models."""
-    page = browser.open(system.url)
-    wait_offered(page)
-    yield page
-    assert page.complaints() == []
-    page.call("Storage.clearDataForOrigin", origin=system.url, storageTypes="local_storage")
-    page.close()
+    with visiting(tab, system.url):
+        wait_offered(tab)
+        yield tab
 
 
 def wait_offered(page: Page) -> None:
@@ -49,11 +53,11 @@ def wait_offered(page: Page) -> None:
 
 def reload(page: Page, first: str = "") -> None:
     """Load the page again. `first`: a script that runs before any of its own."""
-    if first:
-        page.call("Page.addScriptToEvaluateOnNewDocument", source=first)
+    added = page.call("Page.addScriptToEvaluateOnNewDocument", source=first)
     page.run("window.isOld = true")
     page.call("Page.reload")
     page.wait("!window.isOld && document.readyState === 'complete'", "the page is loaded again")
+    page.call("Page.removeScriptToEvaluateOnNewDocument", **added)
     wait_offered(page)
 
 

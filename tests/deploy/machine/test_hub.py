@@ -75,12 +75,11 @@ def test_a_model_is_fetched_once_shown_and_removed(
     snapshot = tmp_path / "hub" / "models--org--small-4bit" / "snapshots" / SHA
     assert {path.name for path in snapshot.iterdir()} == FILES.keys() - {"original.bin"}
     assert (snapshot / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    again = command("pull", MODEL)
-    assert again.returncode == 0, again.stderr
-    assert not fetched()
-    for words in (["pull", "org/small-4bt"], ["rm", "org/smal-4bit", "--yes"]):
+    for words in (["pull", MODEL, "org/small-4bt"], ["rm", MODEL, "org/smal-4bit", "--yes"]):
         wrong = command(*words)
         assert (wrong.returncode, f"did you mean {MODEL}?" in wrong.stderr.splitlines()[-1]) == (78, True)
+        assert (f"{MODEL} is in {snapshot}" in wrong.stdout) == (words[0] == "pull")
+        assert not fetched()
     assert MODEL in command("ls").stdout
     assert command("rm", MODEL, typed="n\n").returncode == 1
     assert snapshot.exists()

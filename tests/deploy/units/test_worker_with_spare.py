@@ -74,15 +74,21 @@ class Job:
         )
 
 
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """Yield a gateway, whose workers are those of jobs."""
+    with running_system(tmp_path_factory.mktemp("system")) as system:
+        yield system
+
+
 @contextlib.contextmanager
-def running_job(folder: Path, flags: str = "--step-ms 10") -> Iterator[Job]:
-    with running_system(folder) as system:
-        job = Job(system, folder, flags)
-        try:
-            yield job
-        finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                job.process.stop()
+def running_job(system: System, folder: Path, flags: str = "--step-ms 10") -> Iterator[Job]:
+    job = Job(system, folder, flags)
+    try:
+        yield job
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            job.process.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +97,9 @@ def _runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_spare_takes_over_from_a_dead_worker_and_at_a_reload_until_all_are_told_to_stop(
-    tmp_path: Path,
+    system: System, tmp_path: Path
 ) -> None:
-    with running_job(tmp_path) as job:
+    with running_job(system, tmp_path) as job:
         _spare_takes_over(job, lambda: os.kill(job.serving()[0], signal.SIGKILL), tokens=60)
         assert {process.ppid() for process in job.family()} == {job.process.pid}
         folder = sockets.runtime_directory() / f"serve-{job.system.port}"
@@ -118,8 +124,8 @@ def _spare_takes_over(job: Job, act: Callable[[], object], tokens: int) -> None:
     assert job.serving() == [spare]
 
 
-def test_incurable_failure_exits_so_that_the_manager_does_not_restart(tmp_path: Path) -> None:
-    with running_job(tmp_path, "--broken") as broken:
+def test_incurable_failure_exits_so_that_the_manager_does_not_restart(system: System, tmp_path: Path) -> None:
+    with running_job(system, tmp_path, "--broken") as broken:
         assert broken.process.wait(WITHIN_S) == 78
         assert "giving up" not in broken.process.log()
         crowded = Job(broken.system, tmp_path, "--crowded")
