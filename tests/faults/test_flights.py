@@ -14,9 +14,9 @@ from tests.faults.several import Served, serving
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing, wait_until_taken
 from tests.system import chat_body, eventually, running_system
 
-STEP = ("--step-ms", "20", "--images")
-TOKENS = 75
-POISON = "a poisoned one !die=7 !tokens=20"
+STEP = ("--step-ms", "40", "--images")
+TOKENS = 38
+POISON = "a poisoned one !die=4 !tokens=10"
 POISON_AT_ONCE = "a poisoned one !burst"
 CLIENTS = 8
 
@@ -43,19 +43,20 @@ def assert_undisturbed(clients: list[Client], tokens: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("model", "clients"), [("scripted", CLIENTS), ("embedded", 4)])
+@pytest.mark.parametrize(("model", "clients"), [("scripted", CLIENTS), ("embedded", 3)])
 def test_a_kill_at_a_random_instant_costs_clients_a_pause_whatever_they_asked(
     tmp_path: Path, model: str, clients: int
 ) -> None:
     with running_system(tmp_path) as system:
-        outcome = failover.run(system, model, 1, seed=7, clients=clients, known=4)
+        # With this seed the two questions are a tool call with reasoning, and an image with a schema.
+        outcome = failover.run(system, model, 1, seed=12, clients=clients, known=2)
     assert outcome.wrong == []
     assert outcome.answers >= clients
 
 
 def test_a_worker_killed_while_it_encodes_an_image_or_answers_costs_nobody_an_answer(tmp_path: Path) -> None:
     with serving(tmp_path, " ".join(STEP)) as served:
-        for count, direction, tokens in ((1, "!look=1000", 60), (2, "", TOKENS)):
+        for count, direction, tokens in ((1, "!look=1000", 30), (2, "", TOKENS)):
             streams = [ask(served.url, prompt(n, TOKENS)) for n in range(4)]
             wait_until_flowing(streams)
             text, images = f"look {direction} !tokens={tokens}", [image_url(1), image_url(2)]
@@ -105,7 +106,7 @@ def test_requests_fail_when_no_worker_returns_within_the_failover_timeout(tmp_pa
     with running_system(tmp_path, ["--failover-timeout", "1", "--keepalive", "0.2"]) as system:
         worker = system.start_worker(*STEP)
         system.wait_ready()
-        clients = [ask(system.url, "!tokens=2000", stream=stream) for stream in (True, False)]
+        clients = [ask(system.url, "!tokens=1000", stream=stream) for stream in (True, False)]
         streamed, whole = clients
         wait_until_taken(system.url, clients)
         wait_until_flowing([streamed])
@@ -118,7 +119,7 @@ def test_requests_fail_when_no_worker_returns_within_the_failover_timeout(tmp_pa
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("text", "choices", "innocents"), [(POISON, 1, 50), (POISON_AT_ONCE, 3, 8)])
+@pytest.mark.parametrize(("text", "choices", "innocents"), [(POISON, 1, 24), (POISON_AT_ONCE, 3, 8)])
 def test_a_request_that_kills_its_worker_takes_nobody_with_it(
     tmp_path: Path, text: str, choices: int, innocents: int
 ) -> None:
@@ -133,9 +134,9 @@ def test_a_request_that_kills_its_worker_takes_nobody_with_it(
         assert (before := crashes(served)) <= 3
 
         refused = ask(served.url, text, seed=2)
-        other = ask(served.url, "another one !tokens=20")
+        other = ask(served.url, "another one !tokens=10")
         wait_for([refused, other], 30)
         assert (refused.status, refused.error) == (500, "worker_crashed")
         assert refused.headers["x-should-retry"] == "false"
-        assert other.texts == [scripted("another one !tokens=20", 20)]
+        assert other.texts == [scripted("another one !tokens=10", 10)]
         assert crashes(served) == before

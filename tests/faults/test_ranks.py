@@ -19,7 +19,7 @@ from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import NO_TLS, stable
 
 STREAMS = 3
-LONG = ANSWER | {"max_tokens": 600}
+LONG = ANSWER | {"max_tokens": 400}
 """Long enough for a rank to be hit before the answer ends."""
 SHORT = ANSWER | {"max_tokens": 50}
 
@@ -67,7 +67,7 @@ def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_lead
     python, away = interpreter(tmp_path), tmp_path / "away.json"
     host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "python": f"{tmp_path}/absent"}
     away.write_text(json.dumps([host] * 2))
-    plans = f"--fallback=@{away}", "--fallback-after=2"
+    plans = f"--fallback=@{away}", "--fallback-after=1"
     with served_set(tmp_path, *plans, python=str(python), falls=True) as served:
         [_, second] = served.whole()  # before the streams, which would end meanwhile
         streams = [ask(served.url, "Count from 1 to 200.", **LONG) for _ in range(STREAMS)]

@@ -13,9 +13,9 @@ from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flo
 from tests.faults.test_flights import ask_many, assert_undisturbed
 from tests.system import chat_body, eventually, running_system
 
-STEP = "--step-ms 20"
+STEP = "--step-ms 40"
 CLIENTS = 4
-SHORT, TOKENS = 100, 600
+SHORT, TOKENS = 50, 300
 """Short answers end while their worker drains; others outlast the start of another, on which they go on."""
 
 
@@ -36,13 +36,13 @@ def test_consecutive_reloads_cost_clients_nothing_drained_or_handed_over(tmp_pat
         for tokens, resumed in ((SHORT, 0), (TOKENS, CLIENTS)):
             before = resumed_by(served)
             clients, old = ask_all(served.url, tokens=tokens), served.workers("ready")
-            late = ask(served.url, "!tokens=30")
+            late = ask(served.url, "!tokens=15")
             wait_until_flowing([late])
             done, text = served.reload()
             assert done, text
             assert not {*old} & {*served.workers("ready")}
             wait_for([late, *clients], 60)
-            assert late.texts == [scripted("!tokens=30", 30)]
+            assert late.texts == [scripted("!tokens=15", 15)]
             assert_undisturbed(clients, tokens)
             assert resumed_by(served) - before in (resumed, resumed + bool(resumed))  # the late one may be
 
@@ -122,7 +122,7 @@ def test_requests_that_outlast_the_drain_timeout_or_a_second_signal_resume_on_an
             worker = other
         assert worker.running
         # One that drains does not outstay its gateway.
-        clients = ask_all(system.url, 2, 2000)
+        clients = ask_all(system.url, 2, 1000)
         worker.kill(signal.SIGTERM)
         eventually(lambda: "draining:" in worker.log(), within_s=10, what="it drains")
         assert worker.running

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tests.security.attacker import CHAT, AttackRun, for_each, get, post
-from tests.security.payloads import HEADERS, PATHS, chat, image_chat, injected_bodies
+from tests.security.payloads import HEADERS, NAMES, PATHS, chat, image_chat, injected_bodies
 from tests.security.request_forgery import ASKED_HOSTS, FORGED
 
 BAD_REQUEST = frozenset((400,))
@@ -55,7 +55,8 @@ async def injections(run: AttackRun) -> None:
         if answer is not None:
             run.check(f"{request[0]}: a file was read", b"root:" not in answer.body)
 
-    bodies = [(f"{path} {body}"[:120], post(path, body)) for path, body in injected_bodies()]
+    tools = run.scaled(len(NAMES), least=5)
+    bodies = [(f"{path} {body}"[:120], post(path, body)) for path, body in injected_bodies(tools)]
     paths = [(path, get(path)) for path in PATHS]
     headers = [(repr(header), post(CHAT, chat("hi"), header)) for header in HEADERS]
     await for_each([*bodies, *paths, *headers], inject)

@@ -163,16 +163,21 @@ HEADERS: tuple[bytes, ...] = (
 )  # fmt: skip
 
 
-def injected_bodies() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield requests, as path and body, with the texts of `NAMES` wherever a body has a name."""
+def injected_bodies(tools: int = len(NAMES)) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield requests, as path and body, with the texts of `NAMES` wherever a body has a name.
+
+    `tools`: how many of them become the name of a tool too, whose prompts take the longest.
+    """
     tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}
-    for name in NAMES:
-        yield "/v1/chat/completions", chat(SECRET, model=name)
+    for number, name in enumerate(NAMES):
+        yield "/v1/chat/completions", chat(SECRET, max_tokens=1, model=name)
         yield "/v1/completions", {"prompt": SECRET, "max_tokens": 1, "model": name}
-        yield "/v1/chat/completions", chat(SECRET, cache_salt=name, user=name, stop=[name or "x"])
-        named = {**tool, "function": {**tool["function"], "name": name}}  # type: ignore[dict-item]
-        yield "/v1/chat/completions", chat(SECRET, tools=[named])
-        yield "/v1/chat/completions", chat(SECRET, chat_template_kwargs={name or "x": name})
+        salted = {"cache_salt": name, "user": name, "stop": [name or "x"]}
+        yield "/v1/chat/completions", chat(SECRET, max_tokens=1, **salted)
+        if number < tools:
+            named = {**tool, "function": {**tool["function"], "name": name}}  # type: ignore[dict-item]
+            yield "/v1/chat/completions", chat(SECRET, max_tokens=1, tools=[named])
+        yield "/v1/chat/completions", chat(SECRET, max_tokens=1, chat_template_kwargs={name or "x": name})
         yield "/v1/responses", {"input": SECRET, "max_output_tokens": 16, "previous_response_id": name}
         yield (
             "/v1/messages",
@@ -180,5 +185,5 @@ def injected_bodies() -> Iterator[tuple[str, dict[str, Any]]]:
         )
         yield "/v1/chat/completions", {"messages": [{"role": name, "content": SECRET}], "max_tokens": 1}
         yield "/v1/embeddings", {"model": name, "input": SECRET}
-        yield "/v1/chat/completions", chat(SECRET, response_format={"type": name})
+        yield "/v1/chat/completions", chat(SECRET, max_tokens=1, response_format={"type": name})
         yield "/v1/chat/completions", image_chat(name)
