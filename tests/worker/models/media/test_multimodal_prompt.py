@@ -26,7 +26,7 @@ from tests.worker.image_questions import (
     inputs_of,
     upstream,
 )
-from tests.worker.vision_models import engine_request, folder_of, loaded, preparer, request
+from tests.worker.vision_models import engine_request, loaded, preparer, request
 from worker.contract.engine import EngineRequest, Model
 from worker.contract.images import MEDIA_KEYS
 from worker.engine.image_embeddings import array_of
@@ -124,7 +124,7 @@ class Trap:
             self.trespasses.append(name)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5-eyes", "gemma4-eyes", "idefics3-eyes", POCKET])
+@pytest.mark.parametrize("name", ["qwen3_5-eyes", "gemma4-eyes", "idefics3-eyes"])
 def test_the_pool_touches_nothing_of_mlx_nor_does_a_processor_that_is_opened_late(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +135,7 @@ def test_the_pool_touches_nothing_of_mlx_nor_does_a_processor_that_is_opened_lat
         return load(folder)
 
     def begun() -> Model:
-        model = ModelLoader(str(folder_of(name)), probe_cache_folder=tmp_path).load(nothing)
+        model = ModelLoader(str(model_folder(name)), probe_cache_folder=tmp_path).load(nothing)
         assert isinstance(model, Model)
         return model
 

@@ -59,7 +59,7 @@ def test_images_exact_passes_and_models_that_generate_nothing_are_refused(
         with pytest.raises(ModelError, match="--max-kv-size cannot be combined with --kv-bits"):
             ModelLoader(str(dense), kv_quantization=KVQuantization(8), **fields).load(nothing)
     else:
-        model = ModelLoader(None, text_only=True, **fields).load(nothing)
+        model = ModelLoader(str(model_folder("qwen3_5-eyes")), text_only=True, **fields).load(nothing)
         assert model.info.kv_quantization == KV
 
 
