@@ -143,6 +143,8 @@ def _read_arguments(arguments: Any) -> Any:
         return {}
     try:
         parsed = json.loads(arguments)
+        if isinstance(parsed, str):  # encoded twice
+            parsed = json.loads(parsed)
     except (ValueError, RecursionError):  # ValueError also for integers of thousands of digits
         return arguments
     return parsed if isinstance(parsed, dict) and _is_portable(parsed) else arguments
