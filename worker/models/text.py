@@ -37,7 +37,7 @@ from worker.models.prompts.grammar_choice import GrammarCache
 from worker.models.prompts.prompt import PromptRules, TextPreparer
 from worker.models.prompts.render_bound import RenderTimeout
 from worker.models.prompts.sampling_defaults import read_defaults
-from worker.models.prompts.template import probe
+from worker.models.prompts.template import probe, template_of
 from worker.models.prompts.token_bytes import token_bytes_max
 from worker.models.tokenizers import Tokenizers
 from worker.output.calls.writer import CallNumbering, namer_of
@@ -102,7 +102,14 @@ def build_text_model(
 
 def _probe(tokenizer: TokenizerWrapper, name: str) -> Capabilities:
     try:
-        return probe(tokenizer)
+        template = template_of(tokenizer)
+        if template is not None and template.problem:
+            log.warning(
+                "%s: its chat template is broken: %s Only /v1/completions will work.",
+                name,
+                template.problem,
+            )
+        return probe(template, tokenizer)
     except RenderTimeout as error:
         message = f"{name}: its chat template does not end: {error} Correct the template."
         raise ModelError(message) from None

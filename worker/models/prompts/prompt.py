@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -34,8 +34,9 @@ from worker.models.prompts.sampling_defaults import draw_of
 from worker.models.prompts.template import (
     RESERVED,
     TEMPLATE_ERRORS,
+    Render,
     attempt,
-    find_unknown_wishes,
+    reason_of,
     render,
     template_of,
 )
@@ -88,11 +89,10 @@ class TextPreparer:
     ) -> None:
         """`tokenizer`: used by no other thread. `grammar_cache`: shared by the preparers of one model."""
         self._tokenizer = tokenizer
-        self._render = template_of(tokenizer)
+        self._render: Render | None = template_of(tokenizer)
         self._added = added_tokens(tokenizer)
         self._completion = Completion(tokenizer, rules.vocabulary)
         self._rules = rules
-        self._unknown = find_unknown_wishes(self._render) if self._render else frozenset()
         self._closing = closing_of(tokenizer, self._render)
         self._calling = calling_of(tokenizer)
         self._holder = GrammarSelector(
@@ -107,7 +107,7 @@ class TextPreparer:
             return self._prepared(request, media, limit)
 
     def _prepared(self, request: Generate, media: Sequence[bytes], limit: TokenLimit) -> EngineRequest:
-        conversation = self._heeded(unpack(request))
+        conversation = unpack(request)
         laid = self._lay(request, media, conversation, limit)
         source, tokens = laid.source, laid.tokens
         if not tokens:
@@ -166,7 +166,7 @@ class TextPreparer:
     def _taken_apart(
         self, request: Generate, media: Sequence[bytes], wanted: TokenizeOptions, limit: TokenLimit
     ) -> list[int]:
-        conversation = self._heeded(unpack(request))
+        conversation = unpack(request)
         if conversation.messages is None and wanted.special is not None and request.tokens is None:
             _refuse_media(request, media)
             text, source = request.prompt or "", request.source or "prompt"
@@ -204,13 +204,6 @@ class TextPreparer:
     def _pieces(self, tokens: list[int]) -> tuple[str, ...]:
         pieces: list[str | None] = self._tokenizer.convert_ids_to_tokens(tokens)
         return tuple(piece or "" for piece in pieces)  # the model may have more ids than the tokenizer
-
-    def _heeded(self, conversation: Conversation) -> Conversation:
-        """Drop the options that this model's template does not support."""
-        if not self._unknown & conversation.options.keys():
-            return conversation
-        options = {name: wish for name, wish in conversation.options.items() if name not in self._unknown}
-        return replace(conversation, options=options)
 
     def _opening(self, conversation: Conversation, laid: TokenizedPrompt) -> str | None:
         template, messages = self._render, laid.messages
@@ -289,7 +282,7 @@ class TextPreparer:
         except TEMPLATE_ERRORS as error:
             raise RequestError(
                 Code.INVALID_REQUEST,
-                f"The model's chat template does not accept these messages: {error}",
+                f"The model's chat template does not accept these messages: {reason_of(error)}",
                 param="messages",
             ) from error
 

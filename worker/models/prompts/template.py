@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -13,11 +12,27 @@ from typing import Any
 import jinja2
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS, ends_with_prefill
 from protocol.types import Capabilities
 from worker.models.prompts import render_bound
 from worker.models.prompts.boundaries import Messages
+from worker.models.prompts.wants import (
+    ANSWER,
+    LATE_USER,
+    SYSTEM,
+    THOUGHT,
+    THOUGHT_KEYS,
+    TOOL,
+    TOOL_NAME,
+    USER,
+    Tools,
+    Wants,
+    find_wants,
+    fit_options,
+    lay_out,
+)
 
 Render = Callable[..., Any]
 
@@ -44,30 +59,40 @@ RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_templa
 _END = "\ue000continued\ue000"
 """Marks the end of a message that the model continues; occurs in no message."""
 
-_SYSTEM = {"role": "system", "content": "first-instruction"}
-_USER = {"role": "user", "content": "first-question"}
-_ANSWER = {"role": "assistant", "content": "first-answer"}
 _LATE_SYSTEM = {"role": "system", "content": "late-instruction"}
-_LATE_USER = {"role": "user", "content": "late-question"}
-_THOUGHT = "first-thought"
-_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""Keys under which templates look for the reasoning of an answer; the first is the canonical one."""
-_SHORT_ID, _LONG_ID = "abcdefgh0", "call_0123456789abcdef01234567"
-_CALLING = {"function": {"name": "probe_tool", "arguments": {}}, "id": _SHORT_ID, "type": "function"}
-_RESULT = {"role": "tool", "name": "probe_tool", "tool_call_id": _SHORT_ID, "content": "first-result"}
-_WISHES: Mapping[str, Any] = {"reasoning_effort": "high", "thinking_budget": 1024}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "probe_tool",
-        "description": "A probe.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
 
 
-def template_of(tokenizer: TokenizerWrapper) -> Render | None:
-    """Return the function that renders messages; None: the model has no chat template.
+class Template:
+    """Chat template with the layout of messages that it wants. Called like `apply_chat_template`, with
+    canonical messages. `problem`: why it renders no conversation, as a sentence; empty if it does."""
+
+    def __init__(self, renderer: Render, nulls: Render | None = None) -> None:
+        """`renderer`: renders messages as they are, or without their null values; `nulls`: with these. Raises
+        `RenderTimeout` if it does not end."""
+        self._renderer, self._nulls = renderer, nulls or renderer
+
+        def tried(wants: Wants, messages: Messages, tools: Tools | None, options: Mapping[str, Any]) -> str:
+            return attempt(self._in_layout(wants), messages, tools, options)
+
+        self.wants = find_wants(tried)
+        self._render = self._in_layout(self.wants)
+        self.problem = _problem(self._render)
+
+    def __call__(self, messages: Messages, **options: Any) -> Any:
+        return self._render(messages, **options)
+
+    def _in_layout(self, wants: Wants) -> Render:
+        renderer = self._nulls if wants.null_contents else self._renderer
+
+        def rendered(messages: Messages, *, tools: Tools | None = None, **options: Any) -> Any:
+            laid, described = lay_out(messages, tools, wants)
+            return renderer(laid, tools=described, **fit_options(options, wants))
+
+        return rendered
+
+
+def template_of(tokenizer: TokenizerWrapper) -> Template | None:
+    """Return the chat template; None: the model has none.
 
     Upstream's own renderers, Python modules for a few models, are in the wrapper. All other templates are
     rendered by the tokenizer itself: the wrapper would enable thinking where the template leaves it off.
@@ -75,97 +100,51 @@ def template_of(tokenizer: TokenizerWrapper) -> Render | None:
     inner: PreTrainedTokenizerBase = tokenizer._tokenizer
     if not tokenizer.has_chat_template:
         return None
-    upstreams_own = tokenizer._chat_template is not None or inner.chat_template is None
-    renderer: Render = (tokenizer if upstreams_own else inner).apply_chat_template
-    if _USER["content"] not in attempt(renderer, [_USER]):
-        renderer = _with_parts(renderer)
-    if not attempt(renderer, _called(_LONG_ID)) and attempt(renderer, _called(_SHORT_ID)):
-        renderer = _with_short_ids(renderer)
-    canonical, *others = _THOUGHT_KEYS
-    if _shows_thoughts(renderer, canonical):
-        return renderer
-    key = next((other for other in others if _shows_thoughts(renderer, other)), canonical)
-    return renderer if key == canonical else _with_thoughts_under(renderer, key)
+    if tokenizer._chat_template is not None or inner.chat_template is None:
+        return Template(tokenizer.apply_chat_template)
+    return Template(inner.apply_chat_template, partial(_render_with_nulls, inner))
 
 
-def _with_parts(renderer: Render) -> Render:
-    """Adapt templates of vision models that read content parts, but drop content that is a string."""
-
-    def split(content: Any) -> Any:
-        return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-    def render_split(messages: Messages, **options: Any) -> Any:
-        parts = [{**message, "content": split(message.get("content"))} for message in messages]
-        return renderer(parts, **options)
-
-    return render_split if _USER["content"] in attempt(render_split, [_USER]) else renderer
+def _render_with_nulls(
+    tokenizer: PreTrainedTokenizerBase, messages: Any, *, tools: Any, tokenize: bool, **options: Any
+) -> str:
+    """Render as `apply_chat_template` does, but leave null values in the messages."""
+    template = tokenizer.get_chat_template(None, tools)
+    named = {**tokenizer.special_tokens_map, **options}
+    rendered: Any = render_jinja_template([messages], tools, chat_template=template, **named)
+    return str(rendered[0][0])
 
 
-def _shows_thoughts(renderer: Render, key: str) -> bool:
-    """Return whether reasoning under `key` is rendered, with answers or at least with tool calls."""
-    hidden = _ANSWER | {key: _THOUGHT}
-    calling = hidden | {"content": "", "tool_calls": [_CALLING]}
-    asked: list[Messages] = [[_USER, hidden], [_USER, calling, _RESULT]]
-    return any(_THOUGHT in attempt(renderer, messages) for messages in asked)
+def _problem(template: Render) -> str:
+    try:
+        text = render(template, [USER])
+    except TEMPLATE_ERRORS as error:
+        return f"it fails on every conversation: {reason_of(error)}"
+    return "" if USER["content"] in text else "it does not write what the user says."
 
 
-def _called(id: str) -> Messages:
-    answer = _ANSWER | {"content": "", "tool_calls": [_CALLING | {"id": id}]}
-    return [_USER, answer, _RESULT | {"tool_call_id": id}]
-
-
-def _with_short_ids(renderer: Render) -> Render:
-    """Adapt Mistral's templates, which accept only their own format of call ids. Calls and results still
-    match."""
-
-    def shorten(item: Mapping[str, Any], key: str) -> dict[str, Any]:
-        id = item.get(key)
-        if not isinstance(id, str) or (len(id) == len(_SHORT_ID) and id.isascii() and id.isalnum()):
-            return dict(item)
-        return {**item, key: hashlib.sha256(id.encode()).hexdigest()[: len(_SHORT_ID)]}
-
-    def shorten_all(message: Mapping[str, Any]) -> dict[str, Any]:
-        shortened = shorten(message, "tool_call_id")
-        if calls := message.get("tool_calls"):
-            shortened["tool_calls"] = [shorten(call, "id") for call in calls]
-        return shortened
-
-    def render_shortened(messages: Messages, **options: Any) -> Any:
-        return renderer([shorten_all(message) for message in messages], **options)
-
-    return render_shortened
-
-
-def _with_thoughts_under(renderer: Render, key: str) -> Render:
-    canonical = _THOUGHT_KEYS[0]
-
-    def render_renamed(messages: Messages, **options: Any) -> Any:
-        named = [{key if name == canonical else name: it for name, it in m.items()} for m in messages]
-        return renderer(named, **options)
-
-    return render_renamed
-
-
-def find_unknown_wishes(template: Render) -> frozenset[str]:
-    """Return the common reasoning options on which this template fails. Most templates ignore unknown
-    variables; upstream's own renderers raise."""
-    wishes = _WISHES.items()
-    return frozenset(name for name, value in wishes if not attempt(template, [_USER], options={name: value}))
+def reason_of(error: Exception) -> str:
+    """Return what a template says of messages that it refuses, or else that it fails on them, as a
+    sentence."""
+    told = " ".join(str(error).split()).rstrip(".")
+    if type(error) is jinja2.TemplateError:  # raised by the template itself
+        return f"{told}."
+    return f"{type(error).__name__}: {told}. The fault is the template's."
 
 
 def opens_thoughts(template: Render, start: str) -> bool:
     """Return whether the template opens the reasoning itself if it is enabled; then the model never does."""
-    return attempt(template, [_USER], options={"enable_thinking": True}).rstrip().endswith(start)
+    return attempt(template, [USER], options={"enable_thinking": True}).rstrip().endswith(start)
 
 
 def behind_thoughts(template: Render, end: str) -> str:
     """Return the text between the end of reasoning and the answer: from rendered history, else from the empty
     reasoning that the prompt gets when thinking is off."""
-    answered = attempt(template, [_USER, _ANSWER | {_THOUGHT_KEYS[0]: _THOUGHT}])
+    answered = attempt(template, [USER, ANSWER | {THOUGHT_KEYS[0]: THOUGHT}])
     _, found, behind = answered.rpartition(end)
-    if found and _ANSWER["content"] in behind:
-        return behind[: behind.index(_ANSWER["content"])]
-    silent = attempt(template, [_USER], options={"enable_thinking": False})
+    if found and ANSWER["content"] in behind:
+        return behind[: behind.index(ANSWER["content"])]
+    silent = attempt(template, [USER], options={"enable_thinking": False})
     _, found, behind = silent.rpartition(end)
     return behind if found and not behind.strip() else ""
 
@@ -173,7 +152,7 @@ def behind_thoughts(template: Render, end: str) -> str:
 def render(
     template: Render,
     messages: Messages,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools | None = None,
     options: Mapping[str, Any] = _NO_OPTIONS,
     *,
     opens_turn: bool = True,
@@ -190,7 +169,7 @@ def render(
 def _render(
     template: Render,
     messages: Messages,
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Tools | None,
     options: Mapping[str, Any],
     *,
     opens_turn: bool,
@@ -223,16 +202,15 @@ def attempt(
         return ""
 
 
-def probe(tokenizer: TokenizerWrapper) -> Capabilities:
+def probe(template: Template | None, tokenizer: TokenizerWrapper) -> Capabilities:
     """Probe the chat template's support of late system messages, tools and thinking."""
-    template = template_of(tokenizer)
     if template is None:
         return Capabilities()
-    plain = attempt(template, [_USER])
-    thinking, silent = (attempt(template, [_USER], options={"enable_thinking": on}) for on in (True, False))
-    late = attempt(template, [_SYSTEM, _USER, _ANSWER, _LATE_SYSTEM, _LATE_USER])
+    plain = attempt(template, [USER])
+    thinking, silent = (attempt(template, [USER], options={"enable_thinking": on}) for on in (True, False))
+    late = attempt(template, [SYSTEM, USER, ANSWER, _LATE_SYSTEM, LATE_USER])
     return Capabilities(
-        tools="probe_tool" in attempt(template, [_USER], [_TOOL]),
+        tools=not template.wants.writes_tools and TOOL_NAME in attempt(template, [USER], [TOOL]),
         thinking=thinking != silent or bool(tokenizer.think_start and tokenizer.think_start in plain),
         system_in_place=_in_order(late, "first-question", "late-instruction", "late-question"),
     )
@@ -245,9 +223,9 @@ def _in_order(text: str, *parts: str) -> bool:
 
 def rendered_calls(template: Render) -> str:
     """Render an answer with two tool calls; empty if the template cannot."""
-    function = {"name": "probe_tool", "arguments": {"alpha": "one", "beta": "two"}}
+    function = {"name": TOOL_NAME, "arguments": {"alpha": "one", "beta": "two"}}
     calls = [{"function": function, "id": f"abcdefgh{number}", "type": "function"} for number in range(2)]
-    return attempt(template, [_USER, {"role": "assistant", "content": "", "tool_calls": calls}], [_TOOL])
+    return attempt(template, [USER, {"role": "assistant", "content": "", "tool_calls": calls}], [TOOL])
 
 
 def spacing_in(rendered: str) -> Callable[[str, str, str], str]:

@@ -21,7 +21,7 @@ from tests.models.fixtures import model_folder
 from worker.contract.engine import EngineRequest, SamplingParams, Tokenized
 from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.prompts.sampling_defaults import read_defaults
-from worker.models.prompts.template import probe
+from worker.models.prompts.template import probe, template_of
 from worker.output.channels import CONTENT, REASONING
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=SamplingParams(temperature=1.0))
@@ -270,8 +270,10 @@ def test_defaults_are_those_of_the_models_makers(
 def test_capabilities_are_found_by_trying(
     tmp_path: Path, template: str | None, capabilities: Capabilities
 ) -> None:
-    assert probe(tokenizer()) == Capabilities(tools=True, thinking=True, system_in_place=True)
-    assert probe(with_template(tmp_path, template)) == capabilities
+    own = tokenizer()
+    assert probe(template_of(own), own) == Capabilities(tools=True, thinking=True, system_in_place=True)
+    other = with_template(tmp_path, template)
+    assert probe(template_of(other), other) == capabilities
 
 
 # --- token ids -----------------------------------------------------------------------------------------
