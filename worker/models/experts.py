@@ -12,7 +12,7 @@ from worker.models.config import ModelConfig, reads
 
 if TYPE_CHECKING:
     from worker.engine.experts import ExpertMemory
-    from worker.models.probes.network import Open
+    from worker.models.weights import Open
 
 
 def require_experts(config: ModelConfig, task: Task, *, text_only: bool) -> None:
@@ -30,7 +30,7 @@ def open_network(plan: ExpertPlan, folder: Path) -> tuple[Any, ExpertMemory, Ope
     how to open it again with the same, and its number of parameters. Raises what upstream raises."""
     from mlx_lm.utils import get_total_parameters
 
-    from worker.models.probes.network import open_text
+    from worker.models.weights import open_text
 
     network: Any = open_text(folder)
     parameters = int(get_total_parameters(network))

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from worker.models.media.preprocessing import ImagePreprocessor
     from worker.models.probes.cache import ProbeCache
     from worker.models.probes.exactness import Measurement
-    from worker.models.probes.network import Open
     from worker.models.tokenizers import Tokenizers
+    from worker.models.weights import Open
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ class ModelLoader:
         progress: Progress,
     ) -> Model:
         if reads(config):
-            from worker.models.probes.network import open_text
+            from worker.models.weights import open_text
 
             if self._experts is not None:
                 return self._streaming(self._experts, folder, config, tokenizers, drafter, progress)

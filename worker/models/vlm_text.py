@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,8 @@ import mlx.core as mx
 
 from worker.contract.engine import ModelError
 from worker.engine.image_embeddings import VisionNetwork
+from worker.models.rope_parameters import translated
+from worker.models.weights import open_with_config
 
 ERROR_MAX = 0.2
 """Maximum relative error of logits against upstream's. Rounding of low-bit weights through many layers stays
@@ -37,8 +40,11 @@ def load_network(folder: Path) -> VisionNetwork:
     from mlx_vlm.generate.diffusion import is_diffusion_model
     from mlx_vlm.utils import load_model
 
-    require_writer(json.loads((folder / "config.json").read_bytes()))
-    whole = load_model(folder, lazy=True)
+    config = json.loads((folder / "config.json").read_bytes())
+    require_writer(config)
+    open_whole = partial(load_model, lazy=True)
+    told = translated(config)
+    whole = open_with_config(folder, config | told, open_whole) if told else open_whole(folder)
     if is_diffusion_model(whole):
         raise ModelError("it generates by diffusion, many tokens at a time, which is not supported.")
     if not hasattr(whole, "language_model") or not hasattr(whole, "get_input_embeddings"):

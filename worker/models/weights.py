@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from protocol.temporary_folder import TemporaryFolder
 from worker.contract.engine import Engine, Progress, SamplingParams
+from worker.models.rope_parameters import overrides
 
+Open = Callable[[Path], Any]
+"""Opens a folder's network with lazy parameters."""
 GROUP_BYTES = 64 * 2**20
 """Bytes of weights that are evaluated before the next progress report."""
 _WARM_PROMPT = (1, 2, 3, 4, 5)
 _WARM_STEPS = 3
 
 
-def load_weights(folder: Path, progress: Progress) -> Any:
-    """Load mlx-lm's model, an `mlx.nn.Module`, and its weights. Raises whatever upstream raises."""
+def open_text(folder: Path) -> Any:
+    """Open mlx-lm's model, an `mlx.nn.Module` with lazy parameters. Raises whatever upstream raises."""
     from mlx_lm.utils import load_model
 
-    network, _ = load_model(folder, lazy=True)
+    network, _ = load_model(folder, lazy=True, model_config=overrides(folder))
+    return network
+
+
+def open_with_config(folder: Path, config: Mapping[str, Any], open_network: Open) -> Any:
+    """Open a folder's network with another config."""
+    with TemporaryFolder("config") as home:
+        for file in folder.iterdir():
+            if file.name != "config.json":
+                (home / file.name).symlink_to(file.resolve())
+        (home / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return open_network(home)
+
+
+def load_weights(folder: Path, progress: Progress) -> Any:
+    """Open mlx-lm's model and load its weights. Raises whatever upstream raises."""
+    network = open_text(folder)
     evaluate(network, progress)
     return network
 

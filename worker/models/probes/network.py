@@ -8,28 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import mlx.nn as nn
-from mlx_lm.utils import _get_classes, load_model
+from mlx_lm.utils import _get_classes
 
-from protocol.temporary_folder import TemporaryFolder
 from worker.engine.caches.capability_probe import CAUGHT_UP_TOKENS_MAX, ProbeTarget
 from worker.models.config import TEXT_KEYS
 from worker.models.probes.thresholds import Config, farthest, shortened
+from worker.models.weights import Open, open_text, open_with_config
 
 log = logging.getLogger(__name__)
-
-Open = Callable[[Path], nn.Module]
-"""Opens a folder's network with lazy parameters."""
-
-
-def open_text(folder: Path) -> nn.Module:
-    """Open mlx-lm's network."""
-    network, _ = load_model(folder, lazy=True)
-    return network
 
 
 def stage_for(folder: Path, network: nn.Module, open_network: Open = open_text) -> ProbeTarget:
@@ -39,7 +29,7 @@ def stage_for(folder: Path, network: nn.Module, open_network: Open = open_text) 
     config = _filled(config, network)
     for near in shortened(config, CAUGHT_UP_TOKENS_MAX):
         try:
-            twin = _reopened(folder, near, open_network)
+            twin = open_with_config(folder, near, open_network)
             twin.update(network.parameters())
         except Exception as error:  # upstream's loaders raise whatever a config leads to
             log.debug("no network with thresholds at %d tokens: %r", farthest(near), error)
@@ -74,13 +64,3 @@ def _defaults(config: Config) -> Config:
         return {}
     fields = dataclasses.fields(arguments) if dataclasses.is_dataclass(arguments) else ()
     return {field.name: field.default for field in fields if farthest({field.name: field.default})}
-
-
-def _reopened(folder: Path, config: Config, open_network: Open) -> nn.Module:
-    """Open the same weights with another config."""
-    with TemporaryFolder("probe") as home:
-        for file in folder.iterdir():
-            if file.name != "config.json":
-                (home / file.name).symlink_to(file.resolve())
-        (home / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return open_network(home)

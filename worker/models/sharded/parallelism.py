@@ -28,6 +28,7 @@ from worker.contract.engine import ModelError
 from worker.engine.caches.batch import RowCaches, leaf_caches
 from worker.engine.hidden_states import Tap
 from worker.engine.trees import arrays_of
+from worker.models.rope_parameters import overrides
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class ShardGroup:
     def open(self, folder: Path, look: Callable[[nn.Module], None] | None = None) -> ShardNetwork:
         """Open this rank's shard of a network; no weights are read. `inspect`: called with the whole network.
         Raises `ModelError` if it cannot be split, and whatever upstream raises if it cannot be opened."""
-        network, config = load_model(folder, lazy=True)
+        network, config = load_model(folder, lazy=True, model_config=overrides(folder))
         if look is not None:
             look(network)
         self.parameters = int(get_total_parameters(network))
