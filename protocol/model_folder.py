@@ -16,7 +16,7 @@ CONFIG = "config.json"
 WEIGHTS = "model*.safetensors"
 """The weight files that upstream loads; it loads no others."""
 
-_FOREIGN = ("*.bin", "*.gguf", "*.pth")
+_FOREIGN = ("*.bin", "*.gguf", "*.pth", "*.npz")
 _INSTEAD = "use a conversion, for example from mlx-community on Hugging Face, or make one with mlx_lm.convert"
 
 POCKET = "pocket"
@@ -67,6 +67,8 @@ def why_no_config(folder: Path) -> str | None:
     """Check that the folder contains `config.json`."""
     if (folder / CONFIG).exists():
         return None
+    if snapshots := sorted(folder.glob(f"snapshots/*/{CONFIG}")):
+        return f"{folder} is a cache of downloads; give {snapshots[-1].parent}."
     if found := _foreign(folder):
         return f"{folder} contains no {CONFIG}, only {found}, which MLX cannot load: {_INSTEAD}."
     return f"{folder} contains no {CONFIG}; give a model folder, or download the model again."

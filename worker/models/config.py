@@ -144,11 +144,10 @@ def _context_length(folder: Path, config: dict[str, Any], text: dict[str, Any]) 
 
 
 def _end_tokens(folder: Path, config: dict[str, Any], text: dict[str, Any]) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json, else of config.json, as upstream does. The
-    tokenizer's are added elsewhere."""
+    """Return the end tokens that any of the configs lists, generation_config.json's first. Upstream takes the
+    first list alone, and then goes on behind an end that only another names. The tokenizer's are added
+    elsewhere."""
     generation = _optional_object(folder / "generation_config.json")
-    told = next(
-        (place["eos_token_id"] for place in (generation, config, text) if place.get("eos_token_id")), ()
-    )
-    tokens = told if isinstance(told, list | tuple) else (told,)
-    return tuple(token for token in tokens if isinstance(token, int))
+    told = [place.get("eos_token_id") for place in (generation, config, text)]
+    tokens = [token for each in told for token in (each if isinstance(each, list) else [each])]
+    return tuple(dict.fromkeys(token for token in tokens if type(token) is int))

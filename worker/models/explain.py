@@ -7,6 +7,9 @@ from protocol.tasks import Task
 from worker.contract.engine import ModelError, ModelInfo
 from worker.models.config import ModelConfig, reads
 
+LINES_MAX = 5
+"""Lines of an error that are shown; the first says how many names follow."""
+
 
 def explain(error: BaseException, config: ModelConfig) -> str:
     """Explain a failed load in one sentence for the operator."""
@@ -14,14 +17,22 @@ def explain(error: BaseException, config: ModelConfig) -> str:
     if isinstance(error, SystemExit | ImportError):
         return f"{library} needs a package for the architecture {architecture} that is not installed."
     text = str(error).strip() or type(error).__name__
-    first_line = text.splitlines()[0]
+    first_line, told = text.splitlines()[0], _first_lines(text)
+    if isinstance(error, KeyError):
+        return f"its config.json has no {text}, or an unknown value beside it, which {library} needs."
     if "back-end" in first_line:
         return f"its layers are made for another device than this machine has ({first_line})."
     if "parameters" in text or "shape" in text.lower():
-        return f"its weights do not fit its config.json ({first_line}). Download or convert the model again."
+        return f"its weights do not fit its config.json ({told}). Download or convert the model again."
     if isinstance(error, RuntimeError | OSError):
         return f"its weights cannot be loaded ({first_line}). Download the model again."
     return f"{library} cannot build the architecture {architecture} from its config.json ({first_line})."
+
+
+def _first_lines(text: str) -> str:
+    """Return the first lines as one; upstream lists names, one a line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[:LINES_MAX]) + (" …" if len(lines) > LINES_MAX else "")
 
 
 def explain_blindness(error: BaseException) -> str:

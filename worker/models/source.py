@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from protocol import huggingface
 from protocol.error_text import closest_match, describe_os_error
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 REACH = "Check the network, set HF_ENDPOINT to a mirror, or give a folder."
 """Advice for when the hub cannot be reached."""
 
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d{1,5})\.safetensors")
+"""Name of one file of a model in several."""
 _MODELS = "models--"
 """Prefix of model folders in the Hugging Face cache; `/` of an id becomes `--`."""
 
@@ -60,19 +64,42 @@ def _cached() -> list[str]:
 
 
 def weight_files(folder: Path, name: str) -> list[Path]:
-    """Return the model's weight files. Raises `ModelError` if some or all are missing."""
+    """Return the model's weight files. Raises `ModelError` if some or all are missing, if files of two models
+    are in the folder, or if they hold numbers that nobody can read."""
     files = sorted(folder.glob(WEIGHTS))
-    if why := why_no_weights(folder):
+    why = why_no_weights(folder) or _why_incomplete(folder, {file.name for file in files}, name)
+    if why := why or _why_mixed(files) or _why_unscaled(files):
         raise ModelError(f"{name}: {why}")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        missing = _listed(index, name) - {file.name for file in files}
-        if missing:
-            raise ModelError(
-                f"{name}: {len(missing)} of its weight files are missing from {folder} "
-                f"(for example {min(missing)}). Download the model again."
-            )
     return files
+
+
+def _why_incomplete(folder: Path, found: set[str], name: str) -> str | None:
+    index = folder / "model.safetensors.index.json"
+    listed = _listed(index, name) if index.is_file() else set()
+    # An index that a conversion has left behind names the files of the model that was converted.
+    is_stale = not listed <= found and _is_whole(found - listed)
+    missing = _gaps(found) if not listed or is_stale else listed - found
+    if not missing:
+        return None
+    return (
+        f"{len(missing)} of its weight files are missing from {folder} (for example {min(missing)}). "
+        "Download the model again."
+    )
+
+
+def _is_whole(files: set[str]) -> bool:
+    """Return whether files are whole models, by their names."""
+    return bool(files) and not _gaps(files)
+
+
+def _gaps(files: set[str]) -> set[str]:
+    """Return the files that are missing between `…-00001-of-00004` and its last."""
+    gaps: set[str] = set()
+    for file in files:
+        if part := _PART.fullmatch(file):
+            stem, number, count = part["stem"], part["number"], part["count"]
+            gaps |= {f"{stem}-{n:0{len(number)}}-of-{count}.safetensors" for n in range(1, int(count) + 1)}
+    return gaps - files
 
 
 def bytes_of(files: Sequence[Path]) -> int:
@@ -82,13 +109,60 @@ def bytes_of(files: Sequence[Path]) -> int:
 
 def tensor_sizes(files: Sequence[Path]) -> list[int]:
     """Return the bytes of each tensor in safetensors files, from their headers."""
-    sizes: list[int] = []
+    entries = (entry for file in files for entry in _tensors(file).values())
+    return [last - first for first, last in (entry["data_offsets"] for entry in entries)]
+
+
+def _tensors(file: Path) -> dict[str, Any]:
+    """Return the header's entries by tensor. Raises `OSError` or `ValueError`."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def _why_mixed(files: Sequence[Path]) -> str | None:
+    """Check that no tensor is in two files; upstream would use any of the two."""
+    places: dict[str, Path] = {}
     for file in files:
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        entries = (entry for name, entry in header.items() if name != "__metadata__")
-        sizes += [last - first for first, last in (entry["data_offsets"] for entry in entries)]
-    return sizes
+        for tensor in _readable(file):
+            if (other := places.setdefault(tensor, file)) != file:
+                return (
+                    f"both {other.name} and {file.name} in {file.parent} hold the tensor {tensor}: one is "
+                    "left over from another download. Remove it."
+                )
+    return None
+
+
+def _why_unscaled(files: Sequence[Path]) -> str | None:
+    """Check that numbers in eight bits have scales."""
+    tensors = {name: entry for file in files for name, entry in _readable(file).items()}
+    scaled = {name.rpartition(".")[0] for name in tensors if _is_scale(name)}
+    bare = [
+        name
+        for name, entry in tensors.items()
+        if str(entry.get("dtype")).startswith("F8_")
+        and not _is_scale(name)
+        and name.rpartition(".")[0] not in scaled
+    ]
+    if not bare:
+        return None
+    return (
+        f"{len(bare)} of its tensors are FP8 without scales (for example {bare[0]}), which MLX reads as "
+        "integers. Use a conversion for MLX, or the model in bfloat16."
+    )
+
+
+def _is_scale(tensor: str) -> bool:
+    return "scale" in tensor.rpartition(".")[2]
+
+
+def _readable(file: Path) -> dict[str, Any]:
+    """Return the header's entries; none of a file that upstream will refuse."""
+    try:
+        tensors = _tensors(file)
+    except (OSError, ValueError, AttributeError, OverflowError):
+        return {}
+    return {name: entry for name, entry in tensors.items() if isinstance(entry, dict)}
 
 
 def _listed(index: Path, name: str) -> set[str]:

@@ -124,6 +124,8 @@ def _first(tokenizers: Tokenizers, name: str, folder: Path) -> TokenizerWrapper:
     except Exception as error:  # the tokenizers library raises Exception itself
         log.debug("%s: no tokenizer", name, exc_info=True)
         reason = " ".join(str(error).split())
+        if not (folder / "tokenizer.json").exists():
+            reason = f"there is no tokenizer.json; use a conversion for MLX that has one: {reason}"
         raise ModelError(f"{name}: its tokenizer in {folder} cannot be loaded ({reason}).") from None
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import huggingface_hub
 import mlx.core as mx
+import numpy as np
 import pytest
 from huggingface_hub import constants, errors
 
 from protocol.huggingface import transport_errors
 from tests.worker.folders import copied, failure, nothing
-from worker.contract.engine import ModelError, SamplingParams
+from worker.contract.engine import Model, ModelError, SamplingParams
 from worker.models import load
 from worker.models.load import ModelLoader
 
@@ -25,6 +28,16 @@ def test_a_missing_folder_is_named_and_one_without_a_config_is_no_model(tmp_path
     assert f"{tmp_path} contains no config.json" in failure(tmp_path)
     (tmp_path / "qwen-small").mkdir()
     assert "did you mean qwen-small?" in failure(tmp_path / "qwen-smal")
+
+
+def test_the_root_of_a_cache_folder_says_where_the_model_is(tmp_path: Path) -> None:
+    copied(tmp_path).rename((tmp_path / "snapshots").resolve())
+    inner = tmp_path / "snapshots" / "abc"
+    inner.mkdir()
+    for file in (tmp_path / "snapshots").iterdir():
+        if file.is_file():
+            file.rename(inner / file.name)
+    assert failure(tmp_path).endswith(f"is a cache of downloads; give {inner}.")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])
@@ -58,6 +71,63 @@ def test_a_missing_part_of_the_weights_is_named(tmp_path: Path) -> None:
     assert "model-00002-of-00002.safetensors" in failure(folder)
     (folder / "model.safetensors.index.json").write_text("{}")
     assert "model.safetensors.index.json cannot be read" in failure(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors").rename(folder / "model-00002-of-00003.safetensors")
+    assert "2 of its weight files are missing" in failure(folder)
+
+
+@pytest.mark.parametrize("whole", ["model.safetensors", "model-00001-of-00001.safetensors"])
+def test_an_index_that_a_conversion_has_left_behind_is_nothing(tmp_path: Path, whole: str) -> None:
+    folder = copied(tmp_path)
+    (folder / "model.safetensors").rename(folder / whole)
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert isinstance(ModelLoader(str(folder)).load(nothing), Model)
+
+
+def test_files_that_another_download_has_left_are_named(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    message = failure(folder)
+    assert "both model-00001-of-00001.safetensors and model.safetensors" in message
+    assert "Remove it." in message
+
+
+def test_eight_bits_without_scales_are_no_weights(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    name, shape = next((name, array.shape) for name, array in weights.items() if array.ndim == 2)
+    as_saved = {each: np.array(array.astype(mx.float32)) for each, array in weights.items() if each != name}
+    header_of_fp8(folder / "model.safetensors", as_saved, name, shape)
+    message = failure(folder)
+    assert f"1 of its tensors are FP8 without scales (for example {name})" in message
+
+
+def header_of_fp8(file: Path, weights: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> None:
+    """Write weights, one of them in a type that NumPy and MLX do not have."""
+    count = math.prod(shape)
+    entries: dict[str, Any] = {name: {"dtype": "F8_E4M3", "shape": shape, "data_offsets": [0, count]}}
+    body = [bytes(count)]
+    for other, array in weights.items():
+        first = sum(map(len, body))
+        body.append(array.tobytes())
+        offsets = [first, first + array.nbytes]
+        entries[other] = {"dtype": "F32", "shape": array.shape, "data_offsets": offsets}
+    header = json.dumps(entries).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(body))
+
+
+def test_missing_tensors_and_keys_are_named(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    weights = dict(mx.load(str(folder / "model.safetensors")))
+    name = next(name for name in weights if name.endswith("norm.weight"))
+    del weights[name]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    assert name in failure(folder)
+    config = json.loads((folder / "config.json").read_bytes())
+    config["quantization_config"] = {"bits": 4, "group_size": 32, "method": "x"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "its config.json has no 'quant_method'" in failure(folder)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from worker.models.prompts.template import (
     template_of,
 )
 from worker.models.prompts.token_limit import TokenLimit
+from worker.models.prompts.tokenizer_settings import mended_settings
 from worker.output.channels import CONTENT, REASONING
 
 TOKENIZE_TOKENS_MIN = 2**17
@@ -77,7 +78,8 @@ class TokenizedPrompt:
 
 def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
     """Open a tokenizer for one thread. `end_tokens`: the model config's; the tokenizer's own are added."""
-    tokenizer: TokenizerWrapper = load_tokenizer(folder, eos_token_ids=list(end_tokens))
+    mended = mended_settings(folder)
+    tokenizer: TokenizerWrapper = load_tokenizer(folder, mended, eos_token_ids=list(end_tokens))
     return tokenizer
 
 

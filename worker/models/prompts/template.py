@@ -29,6 +29,7 @@ from worker.models.prompts.wants import (
     USER,
     Tools,
     Wants,
+    complete,
     find_wants,
     fit_options,
     lay_out,
@@ -71,8 +72,8 @@ class Template:
         `RenderTimeout` if it does not end."""
         self._renderer, self._nulls = renderer, nulls or renderer
 
-        def tried(wants: Wants, messages: Messages, tools: Tools | None, options: Mapping[str, Any]) -> str:
-            return attempt(self._in_layout(wants), messages, tools, options)
+        def tried(wants: Wants, messages: Messages, options: Mapping[str, Any]) -> str:
+            return attempt(self._in_layout(wants), messages, options=options)
 
         self.wants = find_wants(tried)
         self._render = self._in_layout(self.wants)
@@ -85,8 +86,8 @@ class Template:
         renderer = self._nulls if wants.null_contents else self._renderer
 
         def rendered(messages: Messages, *, tools: Tools | None = None, **options: Any) -> Any:
-            laid, described = lay_out(messages, tools, wants)
-            return renderer(laid, tools=described, **fit_options(options, wants))
+            fitted = fit_options(options, wants)
+            return renderer(lay_out(messages, wants), tools=complete(tools), **fitted)
 
         return rendered
 
@@ -210,7 +211,7 @@ def probe(template: Template | None, tokenizer: TokenizerWrapper) -> Capabilitie
     thinking, silent = (attempt(template, [USER], options={"enable_thinking": on}) for on in (True, False))
     late = attempt(template, [SYSTEM, USER, ANSWER, _LATE_SYSTEM, LATE_USER])
     return Capabilities(
-        tools=not template.wants.writes_tools and TOOL_NAME in attempt(template, [USER], [TOOL]),
+        tools=TOOL_NAME in attempt(template, [USER], [TOOL]),
         thinking=thinking != silent or bool(tokenizer.think_start and tokenizer.think_start in plain),
         system_in_place=_in_order(late, "first-question", "late-instruction", "late-question"),
     )

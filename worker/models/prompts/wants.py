@@ -20,8 +20,8 @@ from worker.models.prompts.boundaries import Messages
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
-Attempt = Callable[["Wants", Messages, Tools | None, Mapping[str, Any]], str]
-"""Renders messages in a layout, with tools and options; returns an empty string if the template raises."""
+Attempt = Callable[["Wants", Messages, Mapping[str, Any]], str]
+"""Renders messages in a layout, with options; returns an empty string if the template raises."""
 
 SYSTEM = {"role": "system", "content": "first-instruction"}
 USER = {"role": "user", "content": "first-question"}
@@ -71,13 +71,6 @@ _TWO = (
 _TWO_SHOWN = (*_CALL_SHOWN, f"{TOOL_NAME}_1", "value-1", "result-1")
 
 
-_TOOLS_BEFORE = "You may call functions. Here is what there is, as JSON:"
-_TOOLS_BEHIND = """To call one, answer with its name and its arguments in this form:
-<tool_call>
-{"name": "…", "arguments": {…}}
-</tool_call>"""
-
-
 @dataclass(frozen=True, slots=True)
 class Wants:
     """Layout of messages, as differences from the canonical form.
@@ -86,7 +79,6 @@ class Wants:
     * `joins_system`: there is no system role; its text comes before that of the first user.
     * `inserts_user`: a conversation needs a user's message at its beginning (`first`) or anywhere (`any`).
     * `between`: text of an answer that is put between a tool's result and the next user message.
-    * `writes_tools`: there are no tools; they become text of the system message.
     * `writes_calls`: there are no calls; they and their results become text.
     * `splits_calls`: an answer has one call at most.
     * `text_arguments`: a call's arguments are JSON text, not an object.
@@ -101,7 +93,6 @@ class Wants:
     joins_system: bool = False
     inserts_user: str = ""
     between: str | None = None
-    writes_tools: bool = False
     writes_calls: bool = False
     splits_calls: bool = False
     text_arguments: bool = False
@@ -124,7 +115,6 @@ class _Probe:
     conversations: tuple[Messages, ...]
     shown: tuple[str, ...]
     changes: tuple[Mapping[str, Any], ...]
-    tools: Tools | None = None
 
 
 _CALL_CHANGES = tuple(
@@ -137,7 +127,6 @@ _HIDDEN = ANSWER | {THOUGHT_KEYS[0]: THOUGHT}
 _PROBES = (
     _Probe(([USER],), ("first-question",), ({"splits_contents": True},)),
     _Probe(([SYSTEM, USER],), ("first-instruction", "first-question"), ({"joins_system": True},)),
-    _Probe(([USER],), (TOOL_NAME,), ({"writes_tools": True},), [TOOL]),
     _Probe(([USER, *_CALLED],), _CALL_SHOWN, _CALL_CHANGES),
     _Probe(([USER, *_CALLED],), (f"{TOOL_NAME}_0", "result-0"), (*_CALL_CHANGES, {"writes_calls": True})),
     _Probe(([USER, *_TWO],), _TWO_SHOWN, ({"splits_calls": True},)),
@@ -162,7 +151,7 @@ def find_wants(attempt: Attempt) -> Wants:
         wants = next((layout for layout in layouts if _shows(attempt, layout, probe)), wants)
 
     def told(**options: Any) -> str:
-        return attempt(wants, [USER], None, options)
+        return attempt(wants, [USER], options)
 
     efforts = tuple(effort for effort in EFFORTS if told(reasoning_effort=effort))
     renames = told(enable_thinking=True) == told(enable_thinking=False)
@@ -176,7 +165,7 @@ def find_wants(attempt: Attempt) -> Wants:
 
 
 def _shows(attempt: Attempt, layout: Wants, probe: _Probe) -> bool:
-    texts = (attempt(layout, messages, probe.tools, {}) for messages in probe.conversations)
+    texts = (attempt(layout, messages, {}) for messages in probe.conversations)
     return any(all(part in text for part in probe.shown) for text in texts)
 
 
@@ -211,36 +200,20 @@ def _nearest(effort: str, accepted: Sequence[str]) -> str:
 # --- messages ----------------------------------------------------------------------------------------
 
 
-def lay_out(
-    messages: Messages, tools: Tools | None, wants: Wants
-) -> tuple[Messages, list[Mapping[str, Any]] | None]:
-    """Return canonical messages and tools in the layout that a template wants."""
-    described = [_with_parameters(tool) for tool in tools or []]
-    if wants.writes_tools and described:
-        messages, described = _write_tools(messages, described), []
-    return _lay_out(messages, wants), described or None
+def complete(tools: Tools | None) -> list[Mapping[str, Any]] | None:
+    """Return the tools, each with the schema of its parameters, which clients may leave out."""
+    return None if tools is None else [_with_parameters(tool) for tool in tools]
 
 
 def _with_parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the schema of a function's parameters, which clients may leave out."""
     function = tool.get("function")
     if not isinstance(function, dict) or function.get("parameters") is not None:
         return tool
     return {**tool, "function": function | {"parameters": {"type": "object", "properties": {}}}}
 
 
-def _write_tools(messages: Messages, tools: Tools) -> Messages:
-    """Describe tools in the system message as Hermes' models have them."""
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    text = f"{_TOOLS_BEFORE}\n<tools>\n{lines}\n</tools>\n{_TOOLS_BEHIND}"
-    if messages and messages[0].get("role") == "system":
-        content = messages[0].get("content")
-        joined = _both(content, f"\n{text}") if content else text
-        return [{**messages[0], "content": joined}, *messages[1:]]
-    return [{"role": "system", "content": text}, *messages]
-
-
-def _lay_out(messages: Messages, wants: Wants) -> Messages:
+def lay_out(messages: Messages, wants: Wants) -> Messages:
+    """Return canonical messages in the layout that a template wants."""
     if wants.joins_system:
         messages = _join_system(messages)
     if wants.inserts_user:
@@ -293,7 +266,7 @@ def _write_calls(messages: Messages) -> Messages:
 def _written(message: Message) -> Message:
     content = message.get("content") or ""
     if message.get("role") == "tool":
-        open, close = "<tool_response>\n", "\n</tool_response>"
+        open, close = "<tool_response>", "</tool_response>"
         if isinstance(content, list):
             content = [{"type": "text", "text": open}, *content, {"type": "text", "text": close}]
         else:
@@ -302,7 +275,7 @@ def _written(message: Message) -> Message:
     if not message.get("tool_calls"):
         return message
     calls = "\n".join(
-        f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
+        f"<tool_call>{json.dumps(call['function'], ensure_ascii=False)}</tool_call>"
         for call in message["tool_calls"]
     )
     bare = {key: value for key, value in message.items() if key != "tool_calls"}

@@ -19,9 +19,10 @@ from protocol.types import Capabilities, Sampling, TokenizeOptions, ToolCallCons
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from worker.contract.engine import EngineRequest, SamplingParams, Tokenized
+from worker.models.config import read_config
 from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
 from worker.models.prompts.sampling_defaults import read_defaults
-from worker.models.prompts.template import probe, template_of
+from worker.models.prompts.template import probe, render, template_of
 from worker.output.channels import CONTENT, REASONING
 
 RULES = PromptRules(context_length=100, vocabulary=2048, defaults=SamplingParams(temperature=1.0))
@@ -240,6 +241,46 @@ def test_defaults_are_those_of_the_models_makers(
     if config is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert read_defaults(tmp_path) == sampling
+
+
+def test_a_template_is_found_beside_an_older_processor(tmp_path: Path) -> None:
+    own = with_template(tmp_path, None)
+    assert template_of(own) is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}!"}))
+    found = template_of(open_tokenizer(tmp_path, []))
+    assert found is not None
+    assert render(found, [USER]) == f"{USER['content']}!"
+    other = template_of(with_template(tmp_path, "{{ messages[0].content }}?"))  # the tokenizer's own wins
+    assert other is not None
+    assert render(other, [USER]) == f"{USER['content']}?"
+
+
+def test_settings_of_a_newer_upstream_are_left_out(tmp_path: Path) -> None:
+    with_template(tmp_path, "{{ messages[0].content }}")
+    file = tmp_path / "tokenizer_config.json"
+    newer = {"chat_template_type": "of_tomorrow", "tool_parser_type": "of_tomorrow"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | newer))
+    found = template_of(open_tokenizer(tmp_path, []))
+    assert found is not None
+    assert render(found, [USER]) == USER["content"]
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "text", "ends"),
+    [
+        ([1], [1, 2], None, (1, 2)),
+        (3, 2, 3, (3, 2)),
+        (None, 2, None, (2,)),
+        (None, None, [4, True, "x"], (4,)),
+    ],
+)
+def test_whatever_lists_an_end_of_turn_ends_it(
+    tmp_path: Path, generation: Any, config: Any, text: Any, ends: tuple[int, ...]
+) -> None:
+    told = {"model_type": "llama", "eos_token_id": config, "text_config": {"eos_token_id": text}}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    assert read_config(tmp_path, "a").end_tokens == ends
 
 
 # --- capabilities of a template ------------------------------------------------------------------------

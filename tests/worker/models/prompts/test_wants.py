@@ -137,12 +137,11 @@ def test_without_a_system_role_its_text_comes_before_the_first_question(tmp_path
     assert prompt == "<user>Be terse.\n\nhello<assistant>Hi.<user>again<A>"
 
 
-def test_a_template_without_tools_has_them_and_their_calls_as_text(tmp_path: Path) -> None:
+def test_a_template_without_calls_has_them_as_text(tmp_path: Path) -> None:
     prompt = rendered(tmp_path, GEMMA_2, [user("Be terse.", "system"), *ONE, user("And now?")])
-    assert prompt.startswith("<user>Be terse.\n\n")
-    assert '<tools>\n{"type": "function", "function": {"name": "run"' in prompt
-    call = '<assistant><tool_call>\n{"name": "run", "arguments": {"command": "ls"}}\n</tool_call>'
-    assert f"{call}<user><tool_response>\ntwo files\n</tool_response>\nAnd now?<A>" in prompt
+    assert prompt.startswith("<user>Be terse.\n\nlist<assistant>")
+    call = '<assistant><tool_call>{"name": "run", "arguments": {"command": "ls"}}</tool_call>'
+    assert f"{call}<user><tool_response>two files</tool_response>\nAnd now?<A>" in prompt
 
 
 def test_of_several_calls_each_has_a_message_where_a_template_takes_one(tmp_path: Path) -> None:
