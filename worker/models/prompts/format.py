@@ -18,8 +18,17 @@ from typing import Any
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from worker.models.prompts.markup import (
+    HARMONY_CALL,
+    HARMONY_HEADS,
+    PLAIN_THOUGHTS,
+    harmony_opening,
+    has_plain_thoughts,
+    is_harmony,
+    transitions,
+)
 from worker.models.prompts.template import Render, behind_thoughts
-from worker.output.calls.formats import LITERALS, READERS
+from worker.output.calls.formats import LITERALS, READERS, read_harmony
 from worker.output.calls.parser import CallOpening, ToolCallParser
 from worker.output.calls.source import Spelling
 from worker.output.calls.writer import CallNumbering, Reader
@@ -39,7 +48,7 @@ class Format:
         self.is_plain = not edges
         self.signs = Markers(signs_of(_special_tokens(tokenizer, vocabulary, _markers_in(edges))))
         self._machine = TextStateMachine(_spelled(edges, _names(vocabulary, self.signs)))
-        self._lengths = _Lengths(edges)
+        self._lengths = _Lengths(edges, begins_plainly=has_plain_thoughts(tokenizer))
 
     def open(self, state: str) -> FormatReader:
         """Return a reader for one answer that begins in `state`."""
@@ -63,7 +72,7 @@ class CallFormat:
         self._openings = _add_openings(spelled, tokenizer, names)
         self._spelling = Spelling(names)
         self._machine = TextStateMachine(spelled)
-        self._lengths = _Lengths(spelled, calls=self._openings)
+        self._lengths = _Lengths(spelled, calls=self._openings, begins_plainly=has_plain_thoughts(tokenizer))
 
     def open(self, state: str, calls: CallNumbering) -> ToolCallParser:
         """Return a parser for one answer that begins in `state`."""
@@ -79,6 +88,8 @@ def opening_of(tokenizer: TokenizerWrapper, prompt: str, render_without_turn: Ca
     """
     if tokenizer.response_initial_state is not None:
         return str(tokenizer.response_initial_state)
+    if is_harmony(tokenizer):
+        return harmony_opening(prompt)
     start, end = tokenizer.think_start, tokenizer.think_end
     if start is None or prompt.rfind(start) <= prompt.rfind(end):
         return CONTENT
@@ -102,7 +113,9 @@ def closing_of(tokenizer: TokenizerWrapper, template: Render | None) -> tuple[in
 class _Lengths:
     """Properties of a format that its readers share: header states and the longest text to buffer."""
 
-    def __init__(self, edges: Edges, calls: Iterable[str] = ()) -> None:
+    def __init__(self, edges: Edges, calls: Iterable[str] = (), *, begins_plainly: bool = False) -> None:
+        """`begins_plainly`: an answer may begin with one of `PLAIN_THOUGHTS`."""
+        self.begins_plainly = begins_plainly
         self.held_max = max((len(marker) for marker in _markers_in(edges)), default=1) - 1
         self.heads = edges.keys() - _SAID - {*calls}
 
@@ -118,13 +131,17 @@ class FormatReader:
         self._held_max = lengths.held_max
         self._heads = lengths.heads
         self._head = ""
+        self._may_begin = lengths.begins_plainly and state == CONTENT
+        self._begun = ""
 
     @property
     def holds(self) -> bool:
-        return bool(self._position[3])
+        return bool(self._position[3] or self._begun)
 
     def split(self, text: str) -> list[Piece]:
         pieces: list[Piece]
+        if self._may_begin:
+            text = self._behind_beginning(text)
         position, pieces = TextStateMachine.split(self._position, text)
         if self._heads or len(position[3]) > self._held_max:
             return self._gone_on(position, pieces)
@@ -132,6 +149,8 @@ class FormatReader:
         return pieces
 
     def seek(self, text: str) -> tuple[list[Piece], str]:
+        if self._may_begin:
+            text = self._behind_beginning(text)
         position, pieces = TextStateMachine.split(self._position, text)
         if len(pieces) == 1:  # no marker, the common case
             return self._gone_on(position, pieces), ""
@@ -143,14 +162,30 @@ class FormatReader:
                 return said, text[count:]
         raise AssertionError("a marker was found in the text but not character by character")
 
+    def _behind_beginning(self, text: str) -> str:
+        """Return the text to go on with. An answer that begins with a plain marker of reasoning begins in
+        reasoning; what may become one is withheld."""
+        self._begun += text
+        bare = self._begun.lstrip()
+        start = next((start for start, _ in PLAIN_THOUGHTS if bare.startswith(start)), None)
+        if start is not None:
+            self.enter(REASONING)
+            return bare[len(start) :]
+        if bare and any(start.startswith(bare) for start, _ in PLAIN_THOUGHTS):
+            return ""
+        text, self._begun = self._begun, ""
+        self._may_begin = not bare
+        return text
+
     def enter(self, state: str) -> None:
+        self._may_begin, self._begun = False, ""
         self.state = state
         self._position = self._machine.make_state(state)
 
     def rest(self, *, has_ended: bool = False) -> list[Piece]:
         """Return the buffered text; a header without a marker after it is ordinary text."""
         self._position, grammar_cache, _ = TextStateMachine.flush(self._position)
-        return [(self.state, self._head + grammar_cache)]
+        return [(self.state, self._head + self._begun + grammar_cache)]
 
     def _gone_on(self, position: Any, pieces: list[Piece]) -> list[Piece]:
         self.state, node, states, grammar_cache = position
@@ -187,6 +222,8 @@ def _edges_of(tokenizer: TokenizerWrapper) -> Edges:
         add([CONTENT, REASONING], tokenizer.think_end, CONTENT)
     for marker in tokenizer.structural_markers:
         add([CONTENT, REASONING], marker)
+    for state, marker, then in transitions(tokenizer):
+        add([state], marker, then)
     return edges
 
 
@@ -240,6 +277,9 @@ def _add_openings(
         for marker in (marker for marker, then in leaving if then == CALL and marker in READERS):
             for form in sorted({marker, _signed(marker, names)}):
                 add(origin, form, READERS[marker])
+    if is_harmony(tokenizer):
+        for state in HARMONY_HEADS:
+            add(state, HARMONY_CALL, read_harmony)
     own = tokenizer.tool_call_start
     if own in READERS and REASONING in edges and _signed(own, names) != own:
         add(REASONING, _signed(own, names), READERS[own])

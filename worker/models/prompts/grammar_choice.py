@@ -31,6 +31,7 @@ from worker.grammars.schema import SchemaError
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Edges, Markup
 from worker.models.locks import acquired
+from worker.models.prompts.markup import HARMONY_HEAD
 from worker.models.prompts.template import Render, opens_thoughts, rendered_calls, spacing_in
 from worker.output.channels import CONTENT, REASONING
 from worker.output.text import Vocabulary
@@ -112,7 +113,7 @@ class GrammarSelector:
             message = "Structured output is not supported with this model's tokens."
             raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param=form.param if form else "tools")
         self._budget = CompileBudget(self._compiler, cancel_token)
-        state = CONTENT if opening is None else opening
+        state = CONTENT if opening in (None, HARMONY_HEAD) else str(opening)
         try:
             if is_called:
                 return self._required(tools, calling, conversation, state, text)

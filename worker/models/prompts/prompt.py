@@ -29,6 +29,7 @@ from worker.models.prompts.boundaries import Messages, RenderedPrompt, find_boun
 from worker.models.prompts.completion import Completion, encode
 from worker.models.prompts.format import calling_of, closing_of, opening_of
 from worker.models.prompts.grammar_choice import GrammarCache, GrammarSelector, offered
+from worker.models.prompts.markup import HARMONY_HEAD, complete
 from worker.models.prompts.render_bound import RenderTimeout
 from worker.models.prompts.sampling_defaults import draw_of
 from worker.models.prompts.template import (
@@ -80,7 +81,7 @@ def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
     """Open a tokenizer for one thread. `end_tokens`: the model config's; the tokenizer's own are added."""
     mended = mended_settings(folder)
     tokenizer: TokenizerWrapper = load_tokenizer(folder, mended, eos_token_ids=list(end_tokens))
-    return tokenizer
+    return complete(tokenizer)
 
 
 class TextPreparer:
@@ -135,7 +136,7 @@ class TextPreparer:
             pin=request.cache_pin,
             resume=tuple(request.resume),
             boundaries=self._boundaries(conversation, laid, limit.cancel_token),
-            opening=None if _is_raw(grammar) else opening,
+            opening=_opening_under(grammar, opening),
             echo=request.echo,
             scored=request.scored,
             echo_text=self._completion.echo_text(request),
@@ -307,6 +308,14 @@ def _rendering(request: Generate) -> Iterator[None]:
     except RenderTimeout as error:
         message = f"The model's chat template does not accept these messages: {error}"
         raise RequestError(Code.INVALID_REQUEST, message, param=request.source or "messages") from None
+
+
+def _opening_under(grammar: Grammar | None, opening: str | None) -> str | None:
+    """Return the state in which the answer begins; None: it contains no markers."""
+    if _is_raw(grammar):
+        return None
+    # A grammar of the whole answer leaves no room for a head.
+    return CONTENT if opening == HARMONY_HEAD and isinstance(grammar, AnswerGrammar) else opening
 
 
 def _is_raw(grammar: Grammar | None) -> bool:

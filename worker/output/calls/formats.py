@@ -23,34 +23,39 @@ from worker.output.calls.literals import (
     read_value,
     transcode,
 )
-from worker.output.calls.objects import read_objects
-from worker.output.calls.repairs import CLOSINGS
+from worker.output.calls.objects import read_bare_list, read_bare_object, read_objects
 from worker.output.calls.schemas import kinds_of
-from worker.output.calls.source import BrokenError, Steps
+from worker.output.calls.source import CLOSINGS, BrokenError, Steps
 from worker.output.calls.tagged import (
     ARG_KEY,
     ATEM,
+    DSML,
     FUNCTION,
     HEAD_CHARACTERS_MAX,
     INVOKE,
     LONGCAT,
     PARAM,
     Tags,
-    Trim,
     read_arguments,
     read_call,
     read_end,
     read_name,
     read_text,
     stream_text,
+    unquoted,
 )
 from worker.output.calls.writer import CallWriter, Reader
 
 _FUNCTIONS = {"<function=": FUNCTION, "<function name=": PARAM}
+_DSMLS = {"<｜DSML｜invoke": DSML}
 _INVOKES, _INVOKES_END = {"<invoke name=": INVOKE}, "</minimax:tool_call>"
 _ATEMS, _ATEMS_END = {"<atem:invoke": ATEM}, "</atem:function_calls>"
 
 _WORD = re.compile(r"\w+")
+_NAMED_INVOKE = "<invoke name="
+
+_DEEPSEEK_CALL, _DEEPSEEK_SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+_DEEPSEEK_END = "<｜tool▁call▁end｜>"
 
 _KIMI_CALL = "<|tool_call_begin|>"
 _KIMI_HEAD = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?", re.DOTALL)
@@ -66,7 +71,6 @@ _XTML_ARGUMENT = Tags(
     _XTML_SEPARATOR,
     _XTML_CLOSE_ARGUMENT,
     _XTML_CLOSE_CALL,
-    trim=Trim.NOTHING,
     guesses=True,
 )
 
@@ -114,7 +118,7 @@ def _read_xtml_argument(writer: CallWriter) -> Steps[None]:
     if kinds:
         yield from read_text(writer, _XTML_ARGUMENT, kinds)
     elif attributes.get("type", "string") == "string":
-        yield from stream_text(writer, _XTML_CLOSE_ARGUMENT, Trim.NOTHING, ())
+        yield from stream_text(writer, _XTML_ARGUMENT, ())
     else:
         text, _ = yield from writer.source.until(_XTML_CLOSE_ARGUMENT)
         writer.say(transcode(text, JSON) or quote(text))
@@ -176,6 +180,22 @@ def read_kimi(writer: CallWriter) -> Steps[None]:
             return (yield from read_end(writer, "<|tool_calls_section_end|>"))
 
 
+_HARMONY_ENDS = ("<|channel|>", "<|constrain|>", "<|message|>", " ")
+
+
+def read_harmony(writer: CallWriter) -> Steps[None]:
+    """Read a call behind its recipient (gpt-oss): what else is in the head of its message, and its object."""
+    source = writer.source
+    name, end = yield from read_name(writer, *_HARMONY_ENDS)
+    writer.begin(name)
+    if end != "<|message|>":
+        yield from source.until("<|message|>", characters_max=HEAD_CHARACTERS_MAX)
+    yield from source.spaces()
+    yield from read_object(source, LOOSE_JSON, writer.say)
+    writer.close()
+    yield from read_end(writer, "<|call|>")
+
+
 # --- calls that look like code: `[name(key=value)]`, and Gemma's `call:name{key:value}` ---
 
 
@@ -206,18 +226,52 @@ def read_pythonic(writer: CallWriter, end: str) -> Steps[None]:
     if (yield from source.ahead()) == "{":
         yield from read_objects(writer, is_list=True)
         return (yield from read_end(writer, end))
-    while True:
+    yield from _read_pythonic_calls(writer)
+    return (yield from read_end(writer, end))
+
+
+def read_bare_calls(writer: CallWriter) -> Steps[None]:
+    """Read a list of calls without a marker, in JSON or like code (Llama 4)."""
+    yield from writer.source.expect("[")
+    if (yield from writer.source.ahead()) == "{":
+        yield from read_bare_list(writer)
+    else:
+        yield from _read_pythonic_calls(writer)
+
+
+def _read_pythonic_calls(writer: CallWriter) -> Steps[None]:
+    """Read the calls of a list, and its end."""
+    source, end = writer.source, ","
+    while end == ",":
+        yield from source.spaces()
         yield from _read_pythonic_call(writer)
         yield from source.spaces()
-        if (yield from source.expect(",", "]")) == "]":
-            source.take()
-            return (yield from read_end(writer, end))
+        end = yield from source.expect(",", "]")
+    source.take()
+
+
+def read_lines(writer: CallWriter, end: str) -> Steps[None]:
+    """Read calls that follow each other, one a line (OLMo 3)."""
+    source = writer.source
+    while (yield from source.ahead()) not in ("<", ""):
+        yield from source.spaces()
+        yield from _read_pythonic_call(writer)
+    yield from read_end(writer, end)
+
+
+def read_python_tag(writer: CallWriter) -> Steps[None]:
+    """Read JSON objects, or a call like code (Llama 3)."""
+    if (yield from writer.source.ahead()) in ("{", "["):
+        yield from read_objects(writer)
+    else:
+        yield from writer.source.spaces()
+        yield from _read_pythonic_call(writer)
 
 
 def _read_pythonic_call(writer: CallWriter) -> Steps[None]:
     """Read a call. It is emitted once it has a keyword argument, or none: positional ones have no name."""
     source = writer.source
-    name, _ = yield from read_name(writer, "(")
+    name, _ = yield from read_name(writer, ".call(", "(")
     has_begun = False
     end = ","
     while end == ",":
@@ -249,15 +303,15 @@ def _read_tagged(writer: CallWriter, openings: Mapping[str, Tags], end: str) -> 
     yield from source.spaces()
     opening = yield from source.expect(*openings)
     while opening:
-        yield from read_call(writer, openings[opening])
+        yield from read_call(writer, openings[opening], opening)
         yield from source.spaces()
         opening = yield from source.skip(*openings)
     yield from read_end(writer, end)
 
 
-def _read_opened(writer: CallWriter, tags: Tags, end: str) -> Steps[None]:
+def _read_opened(writer: CallWriter, tags: Tags, opening: str, end: str) -> Steps[None]:
     """Read a call whose own opening tag was the marker."""
-    yield from read_call(writer, tags)
+    yield from read_call(writer, tags, opening)
     yield from read_end(writer, end)
 
 
@@ -280,9 +334,73 @@ def _read_any(writer: CallWriter, tags: Tags, openings: Mapping[str, Tags]) -> S
         case "{" | "[":
             yield from _read_objects(writer, tags.end)
         case "<" if openings:
-            yield from _read_tagged(writer, openings, tags.end)
+            yield from writer.source.spaces()
+            if (yield from writer.source.skip(_NAMED_INVOKE)):
+                yield from _read_own_tags(writer, tags.end)
+            else:
+                yield from _read_tagged(writer, openings, tags.end)
         case _:
             yield from _read_named(writer, tags)
+
+
+def _read_own_tags(writer: CallWriter, end: str) -> Steps[None]:
+    """Read calls whose arguments are tags of their own names (MiniMax M3)."""
+    source = writer.source
+    opening = _NAMED_INVOKE
+    while opening:
+        name, _ = yield from read_name(writer, ">")
+        writer.begin(name)
+        while True:
+            yield from source.spaces()
+            if (yield from source.expect("</invoke>", "<")) != "<":
+                break
+            key, _ = yield from source.until(">", characters_max=HEAD_CHARACTERS_MAX)
+            tags = Tags("<", ">", f"</{key}>", "</invoke>", guesses=True)
+            writer.key(unquoted(key.removeprefix("parameter name=")))
+            yield from read_text(writer, tags, kinds_of(writer.schema, key))
+        writer.close_keys()
+        yield from source.spaces()
+        opening = yield from source.skip(_NAMED_INVOKE)
+    yield from read_end(writer, end)
+
+
+def _read_function_calls(writer: CallWriter) -> Steps[None]:
+    if (yield from writer.source.ahead()) == "<":
+        yield from _read_tagged(writer, _INVOKES, "</function_calls>")
+    else:
+        yield from read_lines(writer, "</function_calls>")
+
+
+# --- DeepSeek R1 to V3.1: a type and a name, or a name alone, before the arguments ---
+
+
+def read_deepseek_section(writer: CallWriter) -> Steps[None]:
+    """Read the calls of a section, up to its end marker."""
+    yield from writer.source.spaces()
+    yield from writer.source.expect(_DEEPSEEK_CALL)
+    yield from read_deepseek(writer)
+
+
+def read_deepseek(writer: CallWriter) -> Steps[None]:
+    """Read one or more calls."""
+    source = writer.source
+    while True:
+        head, _ = yield from source.until(_DEEPSEEK_SEPARATOR, characters_max=HEAD_CHARACTERS_MAX)
+        name = head.strip()
+        if name == "function" and not writer.has_parameter(name):
+            name, _ = yield from read_name(writer, "\n", "```", "{")
+            source.back()
+        writer.begin(name)
+        yield from source.spaces()
+        yield from source.skip("```json", "```")
+        yield from source.spaces()
+        yield from read_object(source, LOOSE_JSON, writer.say)
+        writer.close()
+        yield from read_end(writer, "```")
+        yield from read_end(writer, _DEEPSEEK_END)
+        yield from source.spaces()
+        if not (yield from source.skip(_DEEPSEEK_CALL)):
+            return (yield from read_end(writer, "<｜tool▁calls▁end｜>"))
 
 
 def _read_objects(writer: CallWriter, end: str) -> Steps[None]:
@@ -292,11 +410,11 @@ def _read_objects(writer: CallWriter, end: str) -> Steps[None]:
 
 READERS: Mapping[str, Reader] = {
     "<tool_call>": partial(_read_any, tags=ARG_KEY, openings=_FUNCTIONS),
-    "<function=": partial(_read_opened, tags=FUNCTION, end=ARG_KEY.end),
-    "<function name=": partial(read_call, tags=PARAM),
+    "<function=": partial(_read_opened, tags=FUNCTION, opening="<function=", end=ARG_KEY.end),
+    "<function name=": partial(read_call, tags=PARAM, opening="<function name="),
     "<longcat_tool_call>": partial(_read_any, tags=LONGCAT, openings={}),
     "<minimax:tool_call>": partial(_read_tagged, openings=_INVOKES, end=_INVOKES_END),
-    "<invoke name=": partial(_read_opened, tags=INVOKE, end=_INVOKES_END),
+    "<invoke name=": partial(_read_opened, tags=INVOKE, opening="<invoke name=", end=_INVOKES_END),
     "<atem:function_calls>": partial(_read_tagged, openings=_ATEMS, end=_ATEMS_END),
     "[TOOL_CALLS]": read_mistral,
     "<|tool_call>": partial(read_gemma, dialect=GEMMA, end="<tool_call|>"),
@@ -305,12 +423,22 @@ READERS: Mapping[str, Reader] = {
     "<|tool_calls_section_begin|>": read_kimi_section,
     "<|tool_call_begin|>": read_kimi,
     "<|open|>tools<|sep|>": read_xtml,
-    "<|python_tag|>": read_objects,
+    "<|python_tag|>": read_python_tag,
     "<tools>": read_objects,
     "<tool_calls>": read_objects,
-    "<function_calls>": partial(_read_tagged, openings=_INVOKES, end="</function_calls>"),
+    "<function_calls>": _read_function_calls,
+    "<seed:tool_call>": partial(_read_tagged, openings=_FUNCTIONS, end="</seed:tool_call>"),
+    "<TOOLCALL>": partial(_read_objects, end="</TOOLCALL>"),  # Nemotron
+    "<|tool_call|>": partial(_read_objects, end="<|/tool_call|>"),  # Granite 3, Phi-4-mini
+    "<|START_ACTION|>": partial(_read_objects, end="<|END_ACTION|>"),  # Command
+    "<｜tool▁calls▁begin｜>": read_deepseek_section,
+    _DEEPSEEK_CALL: read_deepseek,
+    "<｜DSML｜function_calls>": partial(_read_tagged, openings=_DSMLS, end="</｜DSML｜function_calls>"),
+    "<｜DSML｜tool_calls>": partial(_read_tagged, openings=_DSMLS, end="</｜DSML｜tool_calls>"),
 }
-"""Readers by marker. Calls without a marker are read by `objects.read_bare_object`."""
+"""Readers by marker."""
+BARE: Mapping[str, Reader] = {"{": read_bare_object, "[": read_bare_calls}
+"""Readers of calls without a marker, by the first character of the answer."""
 
 
 LITERALS = frozenset(
@@ -318,10 +446,12 @@ LITERALS = frozenset(
         *READERS,
         *(_INVOKES_END, *_ATEMS, _ATEMS_END, "<tool_call|>", "<end_function_call>"),
         *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_argument_begin|>"),
+        *(*_HARMONY_ENDS[:-1], "<|call|>"),
+        *(_DEEPSEEK_SEPARATOR, _DEEPSEEK_END),
         *("[ARGS]", "[CALL_ID]", GEMMA.delimiter, FUNCTION_GEMMA.delimiter),
         *(_XTML_OPEN_CALL, _XTML_CLOSE_CALL, _XTML_OPEN_ARGUMENT, _XTML_CLOSE_ARGUMENT, _XTML_OPEN_JSON),
         *(_XTML_CLOSE_JSON, _XTML_CLOSE_TOOLS, _XTML_SEPARATOR, *CLOSINGS),
-        *(tag for tags in (FUNCTION, INVOKE, PARAM, ATEM, ARG_KEY, LONGCAT) for tag in tags.literals),
+        *(tag for tags in (FUNCTION, INVOKE, PARAM, ATEM, ARG_KEY, LONGCAT, DSML) for tag in tags.literals),
     ]
 )
 """All literals that readers search for and that may be special tokens of a model."""

@@ -24,12 +24,13 @@ UNDECIDED_CHARACTERS_MAX = 8192
 """Maximum text of an object before its call begins. If it is not a call, it is parsed again as text."""
 NAME_CHARACTERS_MAX = 1024
 _NAME = "name"
+_NAMES_BEHIND_MARKERS = (_NAME, "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 _FUNCTION = "function"
 """Key of the whole call, or of its name, behind a marker."""
 _ARGUMENTS_BEHIND_MARKERS = (*_ARGUMENTS, "args", "input")
 _BARE_KEY = re.compile(r"\w+")
-_KEYS_BESIDE = ("type", "id")
+_KEYS_BESIDE = ("type", "id", "tool_call_id")
 """Other keys that are ignored. Any further key breaks the call: it could be something the tool needs."""
 
 
@@ -75,13 +76,28 @@ def read_objects(writer: CallWriter, *, is_list: bool = False) -> Steps[None]:
             return source.take()
         if is_list:
             yield from source.expect(",")
-        elif (yield from source.peek()) != "{":
-            return None
+        else:
+            if (yield from source.skip(";")):  # Llama 3, between several
+                yield from source.spaces()
+            if (yield from source.peek()) != "{":
+                return None
 
 
 def read_bare_object(writer: CallWriter) -> Steps[None]:
     """Read a call without a marker: it must look like a call from its start to its arguments."""
     yield from _Object(writer, is_bare=True).read()
+
+
+def read_bare_list(writer: CallWriter) -> Steps[None]:
+    """Read the rest of a list of such calls."""
+    source = writer.source
+    end = ","
+    while end == ",":
+        yield from source.spaces()
+        yield from read_bare_object(writer)
+        yield from source.spaces()
+        end = yield from source.expect(",", "]")
+    source.take()
 
 
 class _Object:
@@ -135,7 +151,7 @@ class _Object:
 
     def _read_value_of(self, key: str) -> Steps[None]:
         names = _ARGUMENTS if self._is_bare else _ARGUMENTS_BEHIND_MARKERS
-        if key == _NAME and not self._name:
+        if key in ((_NAME,) if self._is_bare else _NAMES_BEHIND_MARKERS) and not self._name:
             yield from self._read_name()
         elif key in names and not self._has_arguments and (self._name or not self._is_bare):
             yield from self._read_arguments()

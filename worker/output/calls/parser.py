@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from worker.output.calls.objects import read_bare_object
+from worker.output.calls.formats import BARE
 from worker.output.calls.repairs import read_repaired
 from worker.output.calls.source import BrokenError, CallSource, Spelling
 from worker.output.calls.writer import CallNumbering, CallWriter, Reader
@@ -44,6 +44,17 @@ class MarkerScanner(Protocol):
 
     def rest(self) -> list[Piece]:
         """Return the text withheld as a possible marker."""
+
+
+def is_plain(marker: str) -> bool:
+    """Return whether a marker is made of text alone: the model may cite it. Signs are surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in marker)
+
+
+def is_in_code(text: str) -> bool:
+    """Return whether Markdown ends within code: a fence, or backticks in its last line."""
+    fences = sum(line.lstrip().startswith("```") for line in text.split("\n"))
+    return fences % 2 == 1 or text.rpartition("\n")[2].count("`") % 2 == 1
 
 
 class CallAttempt:
@@ -102,6 +113,7 @@ class ToolCallParser:
         self._calls = calls
         self._attempt: CallAttempt | None = None
         self._pieces: list[Piece] = []
+        self._content: list[str] = []
         # White space at the start of the content or since a call; None: other content has followed.
         self._spaces: str | None = ""
         self._may_be_bare = True
@@ -133,16 +145,20 @@ class ToolCallParser:
         seeker = self._seeker
         if self._may_be_bare and seeker.state == CONTENT and not seeker.holds:
             behind = text.lstrip(_SPACES)
-            if behind.startswith("{"):
+            if reader := BARE.get(behind[:1]):
                 self._say(CONTENT, text[: len(text) - len(behind)])
-                self._open(CallOpening("", read_bare_object), CONTENT)
+                self._open(CallOpening("", reader), CONTENT)
                 return behind
         origin = seeker.state
         said, text = seeker.seek(text)
         for state, piece in said:
             self._say(state, str(piece))
-        if seeker.state in self._openings:
-            self._open(self._openings[seeker.state], origin)
+        if opening := self._openings.get(seeker.state):
+            if is_plain(opening.marker) and is_in_code("".join(self._content)):
+                seeker.enter(origin)
+                self._say(origin, opening.marker)
+            else:
+                self._open(opening, origin)
         return text
 
     def _open(self, opening: CallOpening, origin: str) -> None:
@@ -180,3 +196,5 @@ class ToolCallParser:
             self._spaces, self._may_be_bare = None, False
         if text:
             self._pieces.append((state, text))
+            if state == CONTENT:
+                self._content.append(text)

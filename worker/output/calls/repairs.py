@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from worker.output.calls.source import BrokenError, CallSource, Steps
+from worker.output.calls.source import CLOSINGS, BrokenError, CallSource, Steps
 from worker.output.calls.writer import CallWriter, Reader
 
 REPEATS_MAX = 8
@@ -15,13 +15,6 @@ REPEATS_MAX = 8
 _FENCES = ("```json", "```")
 _BRACKETS = "}])"
 _PAIRS = {"{": "}", "[": "]"}
-
-CLOSINGS = (
-    *("</tool_call>", "</function>", "</invoke>", "</minimax:tool_call>", "</atem:invoke>"),
-    *("</atem:function_calls>", "</longcat_tool_call>", "</tools>", "</tool_calls>", "</function_calls>"),
-    *("<tool_call|>", "<end_function_call>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
-)
-"""What ends a call or a section in any format."""
 
 
 def read_repaired(writer: CallWriter, reader: Reader, marker: str) -> Steps[None]:

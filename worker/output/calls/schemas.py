@@ -103,7 +103,8 @@ def typed(text: str, kinds: frozenset[str]) -> str:
 
 def guessed(text: str) -> str:
     """Convert text to JSON with an inferred type: a JSON or Python literal, else a string."""
-    return transcode(text, JSON) or transcode(text, PYTHON) or quote(text)
+    stripped = text.strip()
+    return transcode(stripped, JSON) or transcode(stripped, PYTHON) or quote(text)
 
 
 def _integer(text: str) -> str | None:

@@ -18,6 +18,15 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A running reader: yields when it needs more text, returns its result, raises `BrokenError`."""
 
+CLOSINGS = (
+    *("</tool_call>", "</function>", "</invoke>", "</minimax:tool_call>", "</atem:invoke>"),
+    *("</atem:function_calls>", "</longcat_tool_call>", "</tools>", "</tool_calls>", "</function_calls>"),
+    *("<tool_call|>", "<end_function_call>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    *("</seed:tool_call>", "</TOOLCALL>", "<|/tool_call|>", "<|END_ACTION|>", "<｜tool▁calls▁end｜>"),
+    *("</｜DSML｜invoke>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+)
+"""What ends a call or a section in any format."""
+
 _SPACES = re.compile(r"[ \t\r\n]*")
 
 
@@ -182,6 +191,14 @@ class CallSource:
         character = yield from self.peek()
         self._at = self._taken + read  # taken text may have been dropped from the buffer
         return character
+
+    def follows(self, *literals: str) -> Steps[bool]:
+        """Return whether one of `literals` comes next, behind white space, or the end; consume nothing."""
+        read = self._at - self._taken
+        yield from self.spaces()
+        found = not (yield from self.peek()) or bool((yield from self.skip(*literals)))
+        self._at = self._taken + read  # taken text may have been dropped from the buffer
+        return found
 
     def part(self, *literals: str) -> Steps[tuple[str, str]]:
         """Consume some text before the first of `literals`; return it, and the literal once reached."""

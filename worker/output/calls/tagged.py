@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from worker.output.calls.literals import JSON, LOOSE_JSON, escape, quote, read_object, transcode
 from worker.output.calls.schemas import NULLS, guessed, kinds_of, typed
-from worker.output.calls.source import BrokenError, Steps
+from worker.output.calls.source import CLOSINGS, BrokenError, Steps
 from worker.output.calls.writer import CallWriter
 
 HEAD_CHARACTERS_MAX = 512
@@ -19,15 +18,6 @@ _CDATA = ("<![CDATA[", "]]>")
 _STRING = frozenset(["string"])
 _TEXTUAL = frozenset(["string", "null"])
 _NULL = ("null",)
-_EDGE = re.compile(r"[ \t\r\n]*\Z")
-
-
-class Trim(Enum):
-    """White space around a value that belongs to the format: none, a line break on either side, or all."""
-
-    NOTHING = 0
-    LINES = 1
-    SPACES = 2
 
 
 def unquoted(text: str) -> str:
@@ -51,10 +41,13 @@ class Tags:
     value_end: str
     end: str
     value: str = ""
-    trim: Trim = Trim.SPACES
+    lines: bool = False
+    """The template puts a line break on either side of a value, which is no part of it. All else is."""
     guesses: bool = False
     """Infer any type for arguments without one in the schema; otherwise only lists, objects and text."""
     name_in: Callable[[str], str] = unquoted
+    also: str = ""
+    """What models write for `key` by mistake."""
     has_cdata: bool = False
     may_quote: bool = False
     """Strings may be quoted as in JSON."""
@@ -64,9 +57,19 @@ class Tags:
         """All literals that are searched for."""
         return (self.key, self.key_end, self.value, self.value_end, self.end)
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The literals that begin an argument."""
+        return (self.key, self.also) if self.also else (self.key,)
 
-FUNCTION = Tags("<parameter=", ">", "</parameter>", "</function>", trim=Trim.LINES)
-INVOKE = Tags("<parameter name=", ">", "</parameter>", "</invoke>")
+
+FUNCTION = Tags(
+    "<parameter=", ">", "</parameter>", "</function>", lines=True, also="<parameter name=",
+)  # fmt: skip
+INVOKE = Tags("<parameter name=", ">", "</parameter>", "</invoke>", also="<parameter=")
+DSML = Tags(
+    "<｜DSML｜parameter", ">", "</｜DSML｜parameter>", "</｜DSML｜invoke>", guesses=True, name_in=attribute,
+)  # fmt: skip
 PARAM = Tags("<param name=", ">", "</param>", "</function>", has_cdata=True)
 ATEM = Tags(
     "<atem:parameter", ">", "</atem:parameter>", "</atem:invoke>",
@@ -101,11 +104,17 @@ def read_end(writer: CallWriter, end: str) -> Steps[None]:
         writer.source.take()
 
 
-def read_call(writer: CallWriter, tags: Tags) -> Steps[None]:
+def read_call(writer: CallWriter, tags: Tags, opening: str = "") -> Steps[None]:
     """Read a call behind its opening tag: name, arguments, end. The arguments may also be one JSON object."""
     name, _ = yield from read_name(writer, ">", name_in=tags.name_in)
     writer.begin(name)
     yield from writer.source.spaces()
+    if opening and (yield from writer.source.skip(opening)):  # the opening tag twice
+        again, _ = yield from read_name(writer, ">", name_in=tags.name_in)
+        if again != name:
+            raise BrokenError
+        writer.source.take()
+        yield from writer.source.spaces()
     if (yield from writer.source.peek()) == "{":
         yield from read_object(writer.source, LOOSE_JSON, writer.say)
         writer.close()
@@ -119,7 +128,9 @@ def read_arguments(writer: CallWriter, tags: Tags) -> Steps[None]:
     source = writer.source
     while True:
         yield from source.spaces()
-        if (yield from source.expect(tags.key, tags.end)) == tags.end:
+        while (yield from source.skip(tags.value_end)):  # the end of a value twice
+            yield from source.spaces()
+        if (yield from source.expect(*tags.keys, tags.end)) == tags.end:
             writer.close_keys()
             return
         yield from read_argument(writer, tags)
@@ -135,7 +146,9 @@ def read_argument(writer: CallWriter, tags: Tags) -> Steps[None]:
             pass
         yield from source.expect(tags.value)
     writer.key(key)
-    if tags.has_cdata and (yield from source.ahead()) == "<" and (yield from _skips_cdata(writer)):
+    if tags.has_cdata and (yield from source.follows(_CDATA[0])):
+        yield from source.spaces()
+        yield from source.expect(_CDATA[0])
         yield from _read_cdata(writer, tags, kinds_of(writer.schema, key))
     else:
         yield from read_text(writer, tags, kinds_of(writer.schema, key))
@@ -152,68 +165,55 @@ def read_text(writer: CallWriter, tags: Tags, kinds: frozenset[str] | None) -> S
     if streams and tags.may_quote and (yield from writer.source.ahead()) == '"':
         streams = False
     if streams:
-        yield from stream_text(writer, tags.value_end, tags.trim, nulls)
+        yield from stream_text(writer, tags, nulls)
     else:
-        text, _ = yield from writer.source.until(tags.value_end)
-        writer.say(_valued(_trimmed(text, tags.trim), tags, kinds))
+        text, is_over = "", False
+        while not is_over:
+            more, is_over = yield from _read_part(writer, tags)
+            text += more
+        text = text.removeprefix("\n").removesuffix("\n") if tags.lines else text
+        writer.say(_valued(text, tags, kinds))
 
 
 def _valued(text: str, tags: Tags, kinds: frozenset[str] | None) -> str:
     if not kinds:
         return guessed(text)
-    if tags.may_quote and kinds <= _TEXTUAL and text.startswith('"'):
-        return transcode(text, JSON) or quote(text)
+    if tags.may_quote and kinds <= _TEXTUAL and text.lstrip().startswith('"'):
+        return transcode(text.strip(), JSON) or quote(text)
     return typed(text, kinds)
 
 
-def stream_text(writer: CallWriter, value_end: str, trim: Trim, nulls: Sequence[str]) -> Steps[None]:
-    """Stream a string, unless it is one of `nulls`. White space that may have to be trimmed is withheld."""
-    source = writer.source
-    held, end = "", ""
-    if trim is Trim.SPACES:
-        yield from source.spaces()
-    elif trim is Trim.LINES:
-        yield from source.skip("\n")
-    while not end and any(null.startswith(held.strip().lower()) for null in nulls):
-        more, end = yield from source.part(value_end)
+def stream_text(writer: CallWriter, tags: Tags, nulls: Sequence[str]) -> Steps[None]:
+    """Stream a string, unless it is one of `nulls`."""
+    held, is_over = "", False
+    if tags.lines:
+        yield from writer.source.skip("\n")
+    while not is_over and any(null.startswith(held.strip().lower()) for null in nulls):
+        more, is_over = yield from _read_part(writer, tags)
         held += more
-    if end and held.strip().lower() in nulls:
+    if is_over and held.strip().lower() in nulls:
         return writer.say("null")
-    writer.say('"', but=0 if end else len(held))
-    while not end:
-        text = held.removesuffix(_edge(held, trim))
+    writer.say('"', but=0 if is_over else len(held))
+    while not is_over:
+        text = held.removesuffix("\n") if tags.lines else held
         held = held[len(text) :]
         writer.say(escape(text), but=len(held))
-        more, end = yield from source.part(value_end)
+        more, is_over = yield from _read_part(writer, tags)
         held += more
-    return writer.say(escape(held.removesuffix(_edge(held, trim))) + '"')
+    return writer.say(escape(held.removesuffix("\n") if tags.lines else held) + '"')
 
 
-def _edge(text: str, trim: Trim) -> str:
-    """Return the end of a value that `trim` would remove."""
-    match trim:
-        case Trim.NOTHING:
-            return ""
-        case Trim.LINES:
-            return "\n" if text.endswith("\n") else ""
-        case Trim.SPACES:
-            found = _EDGE.search(text)
-            return found[0] if found else ""
-
-
-def _trimmed(text: str, trim: Trim) -> str:
-    match trim:
-        case Trim.NOTHING:
-            return text
-        case Trim.LINES:
-            return text.removeprefix("\n").removesuffix("\n")
-        case Trim.SPACES:
-            return text.strip(" \t\r\n")
-
-
-def _skips_cdata(writer: CallWriter) -> Steps[str]:
-    yield from writer.source.spaces()
-    return (yield from writer.source.skip(_CDATA[0]))
+def _read_part(writer: CallWriter, tags: Tags) -> Steps[tuple[str, bool]]:
+    """Read some of a value; return it, and whether it is over. An end that neither an argument nor the end of
+    the call follows is a part of the value, as in code that is about such tags."""
+    source = writer.source
+    text, end = yield from source.part(tags.value_end)
+    if text or not end:
+        if end:
+            source.back()  # what comes behind it may break the call: the text before it is certain
+        return text, False
+    is_over = yield from source.follows(*tags.keys, tags.value_end, tags.end, *CLOSINGS)
+    return ("" if is_over else end), is_over
 
 
 def _read_cdata(writer: CallWriter, tags: Tags, kinds: frozenset[str] | None) -> Steps[None]:

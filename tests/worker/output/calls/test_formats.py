@@ -20,7 +20,9 @@ from tests.worker.output.calls.written import (
     calls_in,
     tools_for,
 )
-from worker.output.calls.repairs import CLOSINGS
+from worker.models.prompts.markup import PLAIN_THOUGHTS
+from worker.output.calls.parser import is_in_code
+from worker.output.calls.source import CLOSINGS
 
 SPACES = " \t\r\n"
 MARKS = ["<tool_call>", "</tool_call>", "<function", "[TOOL_CALLS]", "{", '"name"', "<invoke", "<|", "call:"]
@@ -29,6 +31,7 @@ surroundings = st.lists(
 ).map("".join)
 CLOSED = re.compile(r"[ \t\r\n}\])]*(" + "|".join(map(re.escape, CLOSINGS)) + ")")
 """Text that belongs to the call before it, because models write too many closings."""
+THOUGHTS = tuple(start for start, _ in PLAIN_THOUGHTS)
 every_format = pytest.mark.parametrize("name", FORMATS)
 thorough = settings(max_examples=12)
 
@@ -61,7 +64,9 @@ def test_calls_between_texts_come_out_whole_as_upstream_reads_them_wherever_they
     groups = [[call] for call in calls] if data.draw(st.booleans()) else [calls]
     around = data.draw(st.lists(surroundings, min_size=len(groups) + 1, max_size=len(groups) + 1))
     assume(not any(CLOSED.match(text) for text in around[1:]))
+    assume(not any(is_in_code("".join(around[:count])) for count in range(1, len(around))))
     text = written(form, groups, around)
+    assume(not text.lstrip().startswith(THOUGHTS))
     tools = schemas_in(tools_for(calls))
     whole = in_pieces(tools, [text])
     assert whole.parsed() == calls
@@ -86,6 +91,8 @@ def test_an_answer_cut_anywhere_keeps_what_was_given_out_and_loses_no_text(
     calls = data.draw(calls_in(form, 2))
     before = data.draw(surroundings)
     text = before + form.write(calls)
+    assume(not is_in_code(before))
+    assume(not text.lstrip().startswith(THOUGHTS))
     tools = schemas_in(tools_for(calls))
     whole = in_pieces(tools, [text])
     place = data.draw(st.integers(0, len(text)))
@@ -135,6 +142,7 @@ def test_whatever_is_damaged_nothing_is_invented_and_nothing_lost(name: str, dat
         start = data.draw(st.integers(0, len(text)))
         end = min(len(text), start + data.draw(st.integers(0, 5)))
         text = text[:start] + data.draw(st.sampled_from(WORDS) | st.just("")) + text[end:]
+    assume(not text.lstrip().startswith(THOUGHTS))
     said = in_pieces(tools, [text])
     assert in_pieces(tools, text) == said
     check_unfinished(said)

@@ -126,7 +126,7 @@ def test_a_marker_within_what_was_no_call_is_one() -> None:
         ('<tool_call>{"name": "get", "arguments": {"a": tru!}}', '{"a": ', "tru!}}"),
         ('<tool_call>{"name": "get", "argument": {"a": 1}}', "", ', "argument": {"a": 1}}'),
         ("<function=get>\n<parameter=city>\nQuito", '{"city": "Quito', ""),
-        ("<function=get>\n<parameter=city>\nQ\n</parameter>\nBye", '{"city": "Q"', "\nBye"),
+        ("<function=get>\n<parameter=city>\nQ\n</parameter>\nBye", '{"city": "Q\\n</parameter>\\nBye', ""),
         ("<tool_call>get\n<arg_key>city</arg_key>\nQuito", "", "<arg_key>city</arg_key>\nQuito"),
         ("[TOOL_CALLS]get[ARGS]{(a): 1}", "{", "(a): 1}"),
     ],
