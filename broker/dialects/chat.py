@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from broker.dialects import continuation
 from broker.dialects.body import encode, encode_text
+from broker.dialects.calls import as_text, is_whole
 from broker.dialects.chat_body import Body
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
@@ -71,6 +72,8 @@ class ChatChoiceRenderer:
         """`logprobs`: whether they were requested. `functions`: render calls as legacy function calls."""
         self._logprobs = logprobs
         self._functions = functions
+        self._streamed: dict[int, dict[int, list[str]]] = {}
+        """Arguments by choice and call."""
 
     def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
         """Ignore prompt information, which chat completions do not show."""
@@ -92,13 +95,19 @@ class ChatChoiceRenderer:
         if delta.text or delta.likelihoods:
             shown["content"] = delta.text
         if delta.calls:
-            shown |= self._calls(delta.calls, numbered=True)
+            grown = self._joined(delta.calls)
+            shown |= self._calls(grown, numbered=True)
+            arguments = self._streamed.setdefault(choice, {})
+            for call in grown:
+                arguments.setdefault(call.index, []).append(call.arguments)
         return _entry(choice, shown, logprobs=chat_logprobs(delta.likelihoods) if delta.likelihoods else None)
 
-    def _calls(self, growths: Iterable[CallDelta], *, numbered: bool) -> dict[str, Any]:
+    def _joined(self, growths: Iterable[CallDelta]) -> list[CallDelta]:
+        """Merge the deltas of each call. Legacy function calling allows one call."""
+        return _joined(growth for growth in growths if not (self._functions and growth.index))
+
+    def _calls(self, calls: Sequence[CallDelta], *, numbered: bool) -> dict[str, Any]:
         """Return the fields of a message or a delta that hold the calls; empty if there are none."""
-        # Legacy function calling allows one call.
-        calls = _joined(growth for growth in growths if not (self._functions and growth.index))
         if self._functions:
             return {"function_call": _call(calls[0])["function"]} if calls else {}
         shown = [({"index": call.index} if numbered else {}) | _call(call) for call in calls]
@@ -108,12 +117,18 @@ class ChatChoiceRenderer:
         return "function_call" if self._functions and reason == "tool_calls" else reason
 
     def closing(self, choice: int, reason: str) -> bytes:
+        """A call that broke off, and whose fragments the client has, is none: the reason says so."""
+        streamed = self._streamed.get(choice, {}).values()
+        if reason == "tool_calls" and not all(is_whole("".join(parts)) for parts in streamed):
+            reason = "stop"
         return _entry(choice, {}, reason=self._reason(reason))
 
     def whole(self, choice: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
         thought = "".join(delta.reasoning for delta in deltas)
-        calls = self._calls((call for delta in deltas for call in delta.calls), numbered=False)
+        called = self._joined(call for delta in deltas for call in delta.calls)
+        text += "".join(as_text(call.name, call.arguments) for call in called if not is_whole(call.arguments))
+        calls = self._calls([call for call in called if is_whole(call.arguments)], numbered=False)
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
         message = {
             "role": "assistant",

@@ -12,6 +12,7 @@ from hashlib import sha256
 
 from PIL import Image
 
+from broker.dialects.calls import as_text
 from broker.dialects.parameters import derived_seed
 from tests.faults.streams import Call, Client, scripted
 from tests.images import data_url
@@ -77,9 +78,10 @@ def of_the_scripted(dice: random.Random) -> Question:
     seeds = [seed, *(derived_seed(seed, choice) for choice in range(1, choices))]
     seen = [*map(seen_in, images)]
     said = [scripted(text, tokens, each if seeded else 0, seen, thinks) for each in seeds]
-    answers = [_answer(each, thinks, calls, len(seen)) for each in said]
-    thoughts, texts, called = (list(channel) for channel in zip(*answers, strict=True))
-    reasons = ["tool_calls" if any(_is_whole(call) for call in each) else "stop" for each in called]
+    answers = [
+        _shown(*_answer(each, thinks, calls, len(seen)), is_streamed="stream" in fields) for each in said
+    ]
+    thoughts, texts, called, reasons = (list(channel) for channel in zip(*answers, strict=True))
     body = seeing_body(text, images, **fields) if images else chat_body(text, **fields)
     return Question(body, thoughts, texts, called, reasons, choices * (tokens + 1))
 
@@ -118,6 +120,17 @@ def _answer(said: str, thinks: int, calls: int, seen: int) -> tuple[str, str, li
     begins = range(first, min(last, len(words)), CALL_TOKENS)
     called = [_call(words[begin : begin + CALL_TOKENS]) for begin in begins]
     return _spoken(thoughts), _spoken(words[:first] + words[last:]), called
+
+
+def _shown(
+    thoughts: str, text: str, calls: list[Call], *, is_streamed: bool
+) -> tuple[str, str, list[Call], str]:
+    """Return what clients get, and the finish reason. A call that broke off is no call."""
+    whole = [call for call in calls if _is_whole(call)]
+    if is_streamed:
+        return thoughts, text, calls, "tool_calls" if calls and whole == calls else "stop"
+    text += "".join(as_text(*call) for call in calls if not _is_whole(call))
+    return thoughts, text, whole, "tool_calls" if whole else "stop"
 
 
 def _call(words: list[str]) -> Call:

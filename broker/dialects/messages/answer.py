@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import Raw
+
 from broker.dialects.body import encode, encode_text
-from broker.dialects.messages.arguments import object_of
+from broker.dialects.calls import as_text, is_whole
 from broker.dialects.messages.blocks import BlockDelta, BlockKind, BlockStart, BlockStop, ContentBlocks, Event
 from broker.dialects.messages.errors import error_object
 from broker.dialects.openai import failure
@@ -76,9 +78,14 @@ class MessageSseRenderer(SseRenderer):
 
     def _finish(self, finished: Finished) -> Iterator[bytes]:
         self.over = True
-        told = {"delta": _ending(finished), "usage": usage_object(finished.usage)}
+        told = {"delta": self._ending(finished), "usage": usage_object(finished.usage)}
         yield typed_event({"type": "message_delta", **told})
         yield typed_event({"type": "message_stop"})
+
+    def _ending(self, finished: Finished) -> dict[str, Any]:
+        """A call that broke off, and whose fragments the client has, is none: the reason says so."""
+        ending = _ending(finished)
+        return ending | {"stop_reason": "max_tokens"} if self._blocks.is_broken else ending
 
     def _render(self, event: Event) -> bytes:
         match event:
@@ -171,7 +178,10 @@ def _whole(opened: BlockStart, gains: Sequence[BlockDelta]) -> dict[str, Any]:
     block = _opened(opened)
     match opened.kind:
         case BlockKind.TOOL_USE:
-            return block | {"input": object_of(texts[BlockKind.TOOL_USE])}
+            arguments = texts[BlockKind.TOOL_USE]
+            if is_whole(arguments):
+                return block | {"input": Raw(arguments.encode())}
+            return {"type": "text", "text": as_text(opened.name, arguments)}
         case BlockKind.THINKING:
             return block | {"thinking": texts[BlockKind.THINKING], "signature": texts[BlockKind.SIGNATURE]}
         case _:

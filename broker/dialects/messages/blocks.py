@@ -11,6 +11,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import NamedTuple
 
+from broker.dialects.calls import is_whole
 from protocol.types import CallDelta, Delta
 
 SIGNED = "rh1_"
@@ -54,7 +55,10 @@ class ContentBlocks:
         self._open: BlockKind | None = None
         self._held = BlockDelta(BlockKind.TEXT, "")
         self._call = -1
+        self._arguments: list[str] = []
         self._thought = sha256()
+        self.is_broken = False
+        """Whether a call broke off."""
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """Return the events of one delta."""
@@ -71,6 +75,8 @@ class ContentBlocks:
         if self._open is BlockKind.THINKING:
             yield BlockDelta(BlockKind.SIGNATURE, SIGNED + self._thought.hexdigest())
             self._thought = sha256()
+        if self._open is BlockKind.TOOL_USE:
+            self.is_broken = self.is_broken or not is_whole("".join(self._arguments))
         if self._open is not None:
             self._open = None
             yield BlockStop()
@@ -90,7 +96,9 @@ class ContentBlocks:
         if call.index > self._call:
             self._call = call.index
             yield from self._begin(BlockStart(BlockKind.TOOL_USE, call.id, call.name))
+            self._arguments = []
         if call.arguments:
+            self._arguments.append(call.arguments)
             yield BlockDelta(BlockKind.TOOL_USE, call.arguments)
 
     def _begin(self, opened: BlockStart) -> Iterator[Event]:

@@ -110,8 +110,8 @@ class ResponseBuilder:
             yield from self._output.take(delta)
 
     def _finish(self, finished: Finished) -> Iterator[Event]:
-        complete = finished.reason != "length"
-        yield from self._output.close(complete=complete)
+        yield from self._output.close(complete=finished.reason != "length")
+        complete = finished.reason != "length" and not self._output.is_broken
         told: dict[str, Any] = {"usage": usage_object(finished.usage), **self._diagnostics(finished.usage)}
         if finished.continued_by:
             told["continued_by"] = finished.continued_by

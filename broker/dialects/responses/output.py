@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from broker.dialects.calls import is_whole
 from broker.dialects.logprobs import entries
 from broker.dialects.responses.custom import InputReader
 from broker.dialects.responses.encrypted_content import seal
@@ -154,6 +155,7 @@ class _Call(_Item):
 
     def closed(self, status: str) -> Iterator[Event]:
         arguments = "".join(self._arguments)
+        status = status if is_whole(arguments) else "incomplete"
         told = {"name": self._named["name"], "arguments": arguments}
         yield {"type": "response.function_call_arguments.done", **self.place, **told}
         yield self._done(self._item(status, arguments))
@@ -173,6 +175,7 @@ class _CustomCall(_Call):
         return {"id": self.id, "type": "custom_tool_call", "status": status, **said}
 
     def grow(self, arguments: str) -> Iterator[Event]:
+        self._arguments.append(arguments)
         yield from self._told(self._input.push(arguments))
 
     def _told(self, text: str) -> Iterator[Event]:
@@ -182,6 +185,7 @@ class _CustomCall(_Call):
     def closed(self, status: str) -> Iterator[Event]:
         yield from self._told(self._input.close())
         text = self._input.text
+        status = status if is_whole("".join(self._arguments)) else "incomplete"
         yield {"type": "response.custom_tool_call_input.done", **self.place, "input": text}
         yield self._done(self._item(status, text))
 
@@ -231,6 +235,11 @@ class ResponseOutput:
         yield from self._end("completed")
         self._open = item
         yield from item.opened()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an item is incomplete: the answer was cut, or a call broke off."""
+        return any(item["status"] == "incomplete" for item in self.items)
 
     def close(self, *, complete: bool) -> Iterator[Event]:
         """Yield the final events. An output without any item gets an empty message."""

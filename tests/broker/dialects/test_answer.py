@@ -177,7 +177,21 @@ def test_a_call_is_named_once_and_then_gains_arguments() -> None:
     # A later version of the worker may tell of a call that never began.
     stray = items(delta("", more(2**53, "x")))
     assert entries(stray)[1] == {"tool_calls": [{"index": 2**53, "function": {"arguments": "x"}}]}
-    assert choice_of(stray)["message"]["tool_calls"] == [{"function": {"arguments": "x"}}]
+    assert "tool_calls" not in choice_of(stray)["message"]
+
+
+@pytest.mark.parametrize("arguments", ["", '{"port": "Br', "[]", '{"port": 1}}'])
+def test_a_call_that_broke_off_is_text_or_its_reason_says_so(arguments: str) -> None:
+    broken = items(delta("Well, ", begun(0, "get_tide", arguments)), reason="stop")
+    choice = choice_of(broken)
+    assert choice["message"]["content"] == 'Well, {"name": "get_tide", "arguments": ' + arguments
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+    mixed = items(delta("", begun(0, "f", "{}"), begun(1, "get_tide", arguments)), reason="tool_calls")
+    choice = choice_of(mixed)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks(mixed)][-1] == "stop"
 
 
 def test_clients_from_before_there_were_tools_get_one_call_of_a_function() -> None:
@@ -205,7 +219,9 @@ def test_the_chunks_joined_by_openais_client_are_the_document(growths: list[Any]
     for reasoning, text, call in growths:
         first, rest = [], []
         if call is not None:
-            name, *arguments = call
+            name, *values = call
+            written = json.dumps({"a": values})
+            arguments = written[: len(written) // 2], written[len(written) // 2 :]
             first, rest = [begun(len(expected), name, arguments[0])], [more(len(expected), arguments[1])]
             expected.append((f"call_{len(expected)}", name, "".join(arguments)))
         whole_delta = [delta(text, *first, *rest, reasoning=reasoning)]

@@ -154,6 +154,18 @@ def test_likelihoods_stand_in_each_delta_and_in_the_part() -> None:
 # --- end of a response -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("reason", ["length", "stop", "tool_calls"])
+def test_an_answer_with_a_call_that_broke_off_is_incomplete(reason: str) -> None:
+    steps = [delta(calls=(call(0, "note", '{"a": 1}'),)), delta(calls=(call(1, "note", '{"a": 1'),))]
+    document = stream(ACCEPTED, *steps, finished(reason=reason))[-1]["response"]
+    assert (document["status"], document["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    assert [item["status"] for item in document["output"]] == ["completed", "incomplete"]
+    assert document == whole(ACCEPTED, *steps, finished(reason=reason))
+
+
 @pytest.mark.parametrize(
     ("steps", "output"),
     [

@@ -1,0 +1,28 @@
+"""Calls that broke off: clients must not take them for calls, and run a tool with a part of its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from broker.dialects.json_size import is_too_deep
+
+_object: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def is_whole(arguments: str) -> bool:
+    """Return whether a call's arguments are a JSON object. They are not if the call broke off."""
+    if is_too_deep(arguments.encode(errors="replace")):
+        return False
+    try:
+        _object.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeError):
+        return False
+    return True
+
+
+def as_text(name: str, arguments: str) -> str:
+    """Return a call that broke off as the text that clients get instead."""
+    said: Any = msgspec.json.encode(name).decode()
+    return f'{{"name": {said}, "arguments": {arguments}'
