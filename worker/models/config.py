@@ -124,7 +124,8 @@ def _read_object(file: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def _optional_object(file: Path) -> dict[str, Any]:
+def read_optional(file: Path) -> dict[str, Any]:
+    """Return a JSON object of a model folder; empty if there is none that can be read."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -138,7 +139,7 @@ def _first_count(keys: tuple[str, ...], *places: dict[str, Any]) -> int | None:
 
 
 def _context_length(folder: Path, config: dict[str, Any], text: dict[str, Any]) -> int:
-    tokenizer = _optional_object(folder / "tokenizer_config.json")
+    tokenizer = read_optional(folder / "tokenizer_config.json")
     told = _first_count(_CONTEXT_KEYS, text, config) or _first_count(("model_max_length",), tokenizer)
     return told if told and told <= _CONTEXT_PLAUSIBLE_TOKENS_MAX else CONTEXT_FALLBACK_TOKENS
 
@@ -147,7 +148,7 @@ def _end_tokens(folder: Path, config: dict[str, Any], text: dict[str, Any]) -> t
     """Return the end tokens that any of the configs lists, generation_config.json's first. Upstream takes the
     first list alone, and then goes on behind an end that only another names. The tokenizer's are added
     elsewhere."""
-    generation = _optional_object(folder / "generation_config.json")
+    generation = read_optional(folder / "generation_config.json")
     told = [place.get("eos_token_id") for place in (generation, config, text)]
     tokens = [token for each in told for token in (each if isinstance(each, list) else [each])]
     return tuple(dict.fromkeys(token for token in tokens if type(token) is int))

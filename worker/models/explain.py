@@ -18,6 +18,8 @@ def explain(error: BaseException, config: ModelConfig) -> str:
         return f"{library} needs a package for the architecture {architecture} that is not installed."
     text = str(error).strip() or type(error).__name__
     first_line, told = text.splitlines()[0], _first_lines(text)
+    if isinstance(error, KeyError) and "." in text:
+        return f"its weights have no tensor {text}. Download or convert the model again."
     if isinstance(error, KeyError):
         return f"its config.json has no {text}, or an unknown value beside it, which {library} needs."
     if "back-end" in first_line:

@@ -17,9 +17,12 @@ import pytest
 from huggingface_hub import constants, errors
 
 from protocol.huggingface import transport_errors
+from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure, nothing
 from worker.contract.engine import Model, ModelError, SamplingParams
 from worker.models import load
+from worker.models.config import read_config
+from worker.models.explain import explain
 from worker.models.load import ModelLoader
 
 
@@ -115,6 +118,12 @@ def header_of_fp8(file: Path, weights: Mapping[str, np.ndarray], name: str, shap
         entries[other] = {"dtype": "F32", "shape": array.shape, "data_offsets": offsets}
     header = json.dumps(entries).encode()
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(body))
+
+
+def test_a_key_is_missing_in_the_file_that_would_have_it() -> None:
+    config = read_config(model_folder("dense"), "dense")
+    assert "weights have no tensor 'model.norm.weight'" in explain(KeyError("model.norm.weight"), config)
+    assert "config.json has no 'quant_method'" in explain(KeyError("quant_method"), config)
 
 
 def test_missing_tensors_and_keys_are_named(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 from pathlib import Path
 from typing import Any
+
+from worker.models.config import read_optional
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ _MODULES = {"chat_template_type": "mlx_lm.chat_templates", "tool_parser_type": "
 
 def mended_settings(folder: Path) -> dict[str, Any]:
     """Return settings that replace those of a folder's tokenizer_config.json; empty for most folders."""
-    settings = _object(folder / _CONFIG)
+    settings = read_optional(folder / _CONFIG)
     mended: dict[str, Any] = {}
     for key, package in _MODULES.items():
         name = settings.get(key)
@@ -28,7 +29,7 @@ def mended_settings(folder: Path) -> dict[str, Any]:
             log.warning("%s: %s is ignored: this mlx-lm has no %r", folder / _CONFIG, key, name)
             mended[key] = None
     if not settings.get("chat_template") and not any((folder / each).exists() for each in _TEMPLATES):
-        template = _object(folder / _SIDECAR).get("chat_template")
+        template = read_optional(folder / _SIDECAR).get("chat_template")
         if isinstance(template, str) and template:
             mended["chat_template"] = template
     return mended
@@ -38,11 +39,3 @@ def _is_module(package: str, name: object) -> bool:
     if not isinstance(name, str) or not name.isidentifier():
         return False
     return importlib.util.find_spec(f"{package}.{name}") is not None
-
-
-def _object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -63,11 +63,7 @@ def _result(id: str, text: str) -> Message:
 _BARE: Message = {"role": "assistant", "content": ""}
 _CALLED = (_calling(_LONG_ID), _result(_LONG_ID, "result-0"))
 _CALL_SHOWN = (f"{TOOL_NAME}_0", "value-0", "result-0")
-_TWO = (
-    _calling("abcdefgh0", "abcdefgh1"),
-    _result("abcdefgh0", "result-0"),
-    _result("abcdefgh1", "result-1"),
-)
+_TWO = (_calling(*_SHORT_IDS), *(_result(id, f"result-{place}") for place, id in enumerate(_SHORT_IDS)))
 _TWO_SHOWN = (*_CALL_SHOWN, f"{TOOL_NAME}_1", "value-1", "result-1")
 
 
