@@ -106,19 +106,6 @@ class Delete:
 Operation = Put | Append | Replace | Delete
 
 
-def size_of(operation: Operation) -> int:
-    """Return the number of bytes that an operation writes."""
-    match operation:
-        case Put():
-            return len(operation.head) + sum(map(len, operation.blobs.values()))
-        case Append():
-            return len(operation.item)
-        case Replace():
-            return len(operation.head or b"")
-        case Delete():
-            return 0
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """An entry as it was read. `at`: time of the last change of its head, in seconds since 1970."""
@@ -239,13 +226,6 @@ class JournalFile:
         if sha256(data).digest() != digest:
             raise DamagedError("a blob has another digest")
         return data
-
-    def blobs_of(self, name: Name) -> list[bytes]:
-        """Return the digests of an entry's blobs."""
-        known = self._known.get(name)
-        number = -1 if known is None else known.number
-        rows = self._base.execute("SELECT digest FROM uses WHERE entry = ?", (number,))
-        return [bytes(digest) for (digest,) in rows]
 
     # --- writing ---
 

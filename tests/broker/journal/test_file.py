@@ -73,8 +73,10 @@ def content_of(file: JournalFile) -> Content:
     found: Content = {}
     for kind in ("answer", "response"):
         for entry in file.entries(kind):
-            digests = file.blobs_of(entry.name)
-            data = [file.blob(digest) for digest in digests]
+            rows = file._base.execute(
+                "SELECT digest FROM uses JOIN entries ON entry = number WHERE kind = ? AND id = ?", entry.name
+            )
+            data = [file.blob(bytes(digest)) for (digest,) in rows.fetchall()]
             assert None not in data
             found[entry.name] = (
                 entry.head,
