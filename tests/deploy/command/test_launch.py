@@ -116,3 +116,15 @@ def test_configuration_error_exits_with_78_and_one_line(words: list[str], said: 
     assert found.stderr.startswith("roundhouse launch: ")
     assert said in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+def test_an_agent_that_is_not_there_or_not_named_is_said(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    found = CliRunner().invoke(app, ["launch", "codex", "--url", served.url])
+    assert found.exit_code == 78
+    assert "codex is not installed: npm install -g @openai/codex" in found.stderr
+    found = CliRunner().invoke(app, ["launch", "--url", served.url])
+    assert found.exit_code == 2
+    assert "name an agent" in " ".join(found.stderr.split())

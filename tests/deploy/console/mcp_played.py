@@ -55,6 +55,8 @@ def main() -> None:
             for _ in range(2):
                 reply = json.loads(sys.stdin.readline())
                 assert ("result" in reply) == (reply["id"] == "s1")
+        if said["method"] == "tools/call" and behaviour == "ends":
+            return
         if said["method"] == "tools/call" and said["params"]["name"] == "with space!":
             say(id=said["id"], error={"code": 1, "message": "not today"})
         else:

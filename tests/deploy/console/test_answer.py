@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
+from rich.console import Console
 
-from deploy.console.answer import Answer, settled
+from deploy.console.answer import Answer, drawn, settled
 from deploy.console.http import AnswerDelta
 from tests.terminal import COLUMNS, Terminal, screen
 
@@ -36,6 +37,21 @@ def test_summary_has_tokens_decode_speed_and_time_to_first_token() -> None:
     assert answer.summary(99.0) == "41 tokens, 20.0 tokens/s, first token after 0.50 s"
     assert Answer(reason="length").summary(3.0) == "cut off at the maximum number of tokens"
     assert Answer(stopped=True, first_at=1.0, last_at=2.0).summary(3.0) == "stopped after 3.0 s"
+
+
+def test_a_thought_is_one_line_once_the_answer_begins() -> None:
+    console = Console(width=COLUMNS, force_terminal=False, record=True)
+    times = iter(range(100))
+    pieces = [
+        AnswerDelta("thought", "First this,"), AnswerDelta("thought", " then that."),
+        AnswerDelta("text", "One.\n\nTwo"), AnswerDelta("text", ".\n\nThree."), AnswerDelta("end", "stop"),
+    ]  # fmt: skip
+    found = drawn(console, iter(pieces), clock=lambda: float(next(times)))
+    lines = [line.strip() for line in console.export_text().splitlines() if line.strip()]
+    assert found.text == "One.\n\nTwo.\n\nThree."
+    assert lines[0].startswith("▸ reasoned for")
+    assert "4 words (/thought)" in lines[0]
+    assert lines[1:4] == ["One.", "Two.", "Three."]
 
 
 WORDS = [f"word{number}" for number in range(1, 3 * COLUMNS // 8)]

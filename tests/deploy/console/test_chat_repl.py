@@ -155,3 +155,32 @@ def test_unreadable_or_oversized_image_is_an_error(tmp_path: Path, monkeypatch: 
     ):
         with pytest.raises(ImageError, match=why):
             read_image(path)
+
+
+def test_parameters_and_thoughts_are_shown_and_a_question_is_asked_again(
+    talking: ChatRepl, played: Played
+) -> None:
+    played.will_say("Hello", thought="A greeting.")
+    played.will_say("Hello again")
+    typed = ["/retry", "/set", "Hi", "/set temperature 0.5", "/set stop x", "/set stop", "/set warmth 1"]
+    shown = converse(talking, *typed, "/thought", "/retry", "/thought", "/set", "/model", "/help")
+    asked = [message["content"] for message in played.asked[1]["messages"]]
+    assert (asked, played.asked[1]["temperature"], "stop" in played.asked[1]) == (["Hi"], 0.5, False)
+    assert [message["content"] for message in talking.conversation.messages] == ["Hi", "Hello again"]
+    for line in (
+        "there is no question to send again", "no parameters are set", 'stop = "x"', "temperature = 0.5",
+        "unknown parameter warmth", "A greeting.", "no reasoning",
+    ):  # fmt: skip
+        assert line in shown
+
+
+def test_an_unanswered_question_is_replaced_by_the_next_or_sent_again(
+    talking: ChatRepl, played: Played
+) -> None:
+    failure = {"error": {"message": "no worker", "code": "overloaded"}}
+    played.answers = [httpx.Response(503, json=failure), httpx.Response(503, json=failure)]
+    played.will_say("Well")
+    shown = converse(talking, "one", "two", "/retry")
+    assert shown.count("/retry sends it again") == 2
+    assert [message["content"] for message in played.asked[2]["messages"]] == ["two"]
+    assert [message["content"] for message in talking.conversation.messages] == ["two", "Well"]

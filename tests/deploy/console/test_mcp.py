@@ -53,11 +53,17 @@ def test_servers_are_read_from_the_usual_format(tmp_path: Path) -> None:
     [
         ({"mcpServers": {"a": {"url": "http://x"}}}, "a: only servers with a command"),
         ({"mcpServers": {str(n): {"command": "b"} for n in range(mcp.SERVERS_MAX + 1)}}, "at most"),
+        ({"servers": {}}, "must be JSON like"),
+        ({"mcpServers": {"a": []}}, "a: it has no command"),
+        ({"mcpServers": {"a": {"command": "b", "args": [1]}}}, "a: args must be a list, env an object"),
+        ({"mcpServers": {"a": {"command": "b", "env": ["x"]}}}, "a: args must be a list, env an object"),
     ],
 )
 def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, document: object, why: str) -> None:
     with pytest.raises(McpError, match=why):
         read_servers(write(tmp_path / "mcp.json", document))
+    with pytest.raises(McpError, match="cannot be read: No such file"):
+        read_servers(tmp_path / "none.json")
 
 
 # --- servers -----------------------------------------------------------------------------------------
@@ -102,6 +108,20 @@ def test_servers_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mcp, "END_S_MAX", 0.05)
     with pytest.raises(McpError, match="initialize has not been answered"), opened([command("silent")]):
         pass
+
+
+def test_names_are_shortened_and_told_apart() -> None:
+    taken: set[str] = set()
+    for _ in range(3):
+        taken.add(mcp._offered_name("s", "t" * 100, taken))
+    assert {len(name) for name in taken} == {64}
+    assert {name[-4:] for name in taken} == {"tttt", "tt_2", "tt_3"}
+
+
+def test_a_server_that_has_ended_is_said_to_the_model() -> None:
+    with opened([command("ends")]) as tools:
+        for _ in range(2):
+            assert tools.call("fs__echo", "{}") == "Error: fs: the server has ended"
 
 
 # --- the chat ----------------------------------------------------------------------------------------

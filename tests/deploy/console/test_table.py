@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from broker.dispatch.traffic import HttpCounters
@@ -91,3 +92,30 @@ def test_requests_are_shown_where_they_stand_and_what_became_of_the_last() -> No
     [worker] = [row for row in text.splitlines() if row.startswith("m ")]
     assert " ".join(worker.split()) == "m ready 1 m 5 s 2/4 1 8,192 7.0 GB 2 MB 2 EXIT 70"
     assert "1 tokens/s" in text
+
+
+def test_batches_a_long_queue_and_a_model_that_is_away_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = busy()
+    monkeypatch.setattr(table, "REQUESTS_SHOWN_MAX", 2)
+    line.serving("w")
+    for number in range(5):
+        line.submit(request(f"chat-{number}"))
+    document = status(line)
+    batch = {
+        "id": "batch_1", "status": "in_progress", "endpoint": "/v1/chat/completions",
+        "succeeded": 1200, "errored": 3, "total": 5000,
+    }  # fmt: skip
+    text = shown(document | {"batches": {"unfinished": [batch], "problem": "the disk is full"}})
+    assert "5 in flight" in text
+    assert "3 more" in text
+    assert "1,203/5,000 3" in " ".join(text.split())
+    assert "batches wait: the disk is full" in text
+    idle = {"unfinished": [], "problem": ""}
+    assert "batches" not in shown(document | {"batches": idle})
+    [away] = [row for row in shown(document | {"workers": []}).splitlines() if row.startswith("m ")]
+    assert away.split()[:2] == ["m", document["models"][0]["state"]]
+
+
+def test_a_sparkline_has_gaps_where_nothing_was_measured() -> None:
+    assert table.spark([0.0, None, 4.0, 8.0]) == f"{table._BARS[0]} {table._BARS[4]}{table._BARS[-1]}"
+    assert table.spark([None, 0.0]) == f" {table._BARS[0]}"

@@ -57,6 +57,10 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
         ({"port_user": "another program"}, "port 8000", Verdict.NOTE, "--port"),
         ({"memory": MachineMemory(64 * GB, 9 * GB, 48 * GB)}, "memory", Verdict.WELL, "wired_limit_mb=51879"),
         ({"system": "Linux", "has_compiler": False}, "compiler", Verdict.NOTE, "apt install g++"),
+        ({"mlx": "", "mlx_error": "no module"}, "MLX", Verdict.WRONG, "--force-reinstall mlx"),
+        ({"cache_writable": False}, "models here", Verdict.WRONG, "chown /caches/hub"),
+        ({"keeps_awake": False}, "sleep", Verdict.NOTE, "fall asleep"),
+        ({"port_user": "roundhouse"}, "port 8000", Verdict.WELL, "roundhouse status"),
     ],
 )
 def test_whatever_is_wrong_is_named_with_what_to_do(
@@ -67,6 +71,14 @@ def test_whatever_is_wrong_is_named_with_what_to_do(
     assert advice in finding.advice
     others = {each.verdict for each in findings(**wrong) if each.about != about}
     assert others == {Verdict.WELL}
+
+
+def test_a_system_or_memory_too_small_is_named() -> None:
+    [system] = [finding for finding in findings(release="13.6") if finding.about == "system"]
+    assert (system.verdict, "needs macOS 14" in system.advice) == (Verdict.WRONG, True)
+    small = findings(memory=MachineMemory(2 * GB, GB, GB // 8, wired_limit=GB))
+    [fits] = [finding for finding in small if finding.about == "models that fit"]
+    assert (fits.verdict, fits.told) == (Verdict.NOTE, "only the embedded one")
 
 
 def test_several_faults_are_all_named() -> None:

@@ -78,6 +78,19 @@ def test_a_name_is_valid_and_there_once(tmp_path: Path) -> None:
     assert wrong(file) == ["model 'e]': invalid name", "model 'd': duplicate name"]
 
 
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ('models = "a"', ["FILE: models must be tables like [models.NAME]"]),
+        ("[models]\na = 1", ["[models.a]: must be a table (from FILE)"]),
+        ("[models.a]\nalias = 1", ["[models.a] alias: unknown key; did you mean aliases? (from FILE)"]),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_file(text: str, errors: list[str], tmp_path: Path) -> None:
+    file = config(tmp_path, text)
+    assert wrong(file) == [error.replace("FILE", file) for error in errors]
+
+
 VALUES = st.one_of(
     st.booleans(),
     st.integers(-3, 2**63),
@@ -183,3 +196,21 @@ def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_starts(
     file.write_text(json.dumps(hosts))
     with pytest.raises(SettingsError, match=why):
         worker("--model=m", f"--hosts={file}", *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--model=a", "--model=b", "--hosts=FILE"], "hosts: with several models, set it for one"),
+        (["--model=a", "--replicas=2", "--hosts=FILE"], "hosts: a: remove replicas"),
+        (
+            ["--model=a", "--fallback=b", "--fallback-after=60", "--failover-timeout=30"],
+            "takes over after 60 s",
+        ),
+        (["--model=a", "--hosts=/no/such/hosts.json"], "hosts: /no/such/hosts.json"),
+    ],
+)
+def test_a_set_that_cannot_work_is_refused(flags: list[str], why: str, tmp_path: Path) -> None:
+    file = str(hostfile(tmp_path))
+    with pytest.raises(SettingsError, match=why):
+        serve.read([flag.replace("FILE", file) for flag in flags], {})

@@ -11,6 +11,7 @@ import pytest
 from broker.dialects.normalize import normalize
 from tests.worker.models.prompts.test_format import with_template
 from worker.models.prompts.template import TEMPLATE_ERRORS, Template, reason_of, render, template_of
+from worker.models.prompts.wants import Wants, lay_out
 
 ENDS = "{% if add_generation_prompt %}<A>{% endif %}"
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}" + ENDS
@@ -142,6 +143,20 @@ def test_a_template_without_calls_has_them_as_text(tmp_path: Path) -> None:
     assert prompt.startswith("<user>Be terse.\n\nlist<assistant>")
     call = '<assistant><tool_call>{"name": "run", "arguments": {"command": "ls"}}</tool_call>'
     assert f"{call}<user><tool_response>two files</tool_response>\nAnd now?<A>" in prompt
+
+
+def test_parts_are_joined_as_texts_are() -> None:
+    image = {"type": "image"}
+    shown = lay_out(
+        [user("Be terse.", "system"), {"role": "user", "content": [image]}], Wants(joins_system=True)
+    )
+    assert shown == [{"role": "user", "content": [{"type": "text", "text": "Be terse.\n\n"}, image]}]
+    looked = [{"role": "tool", "content": [image]}, user("And?")]
+    [spoken] = lay_out(looked, Wants(writes_calls=True))
+    texts = [part.get("text", "<image>") for part in spoken["content"]]
+    assert "".join(texts) == "<tool_response><image></tool_response>\nAnd?"
+    alone = lay_out([user("Be terse.", "system")], Wants(joins_system=True))
+    assert alone == [user("Be terse.")]
 
 
 def test_of_several_calls_each_has_a_message_where_a_template_takes_one(tmp_path: Path) -> None:

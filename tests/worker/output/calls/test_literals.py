@@ -68,6 +68,7 @@ def test_literals_of_python_become_json(value: Any) -> None:
         ("{'a': None, 1: True,}", {"a": None, "1": True}), ("'it\\'s \\x41\\101\\u00e9'", "it's AAé"),
         ("'''a 'b'\n\"c\"'''", "a 'b'\n\"c\""), ('"two\nlines"', "two\nlines"), ("'a\\\nb'", "ab"),
         ("[1_000, 0x1f, .5, 5., +3, -0b11]", [1000, 31, 0.5, 5.0, 3, -3]), ("'\\ud83d\\ude00'", "😀"),
+        ("'\\n\\q\\0\\1234'", "\n\\q\0S4"), ("'\\ud83d'", "\ud83d"), ("'say \"hi\"'", 'say "hi"'),
     ],
 )  # fmt: skip
 def test_python_only_literal_becomes_json(text: str, value: Any) -> None:
@@ -80,6 +81,7 @@ def test_python_only_literal_becomes_json(text: str, value: Any) -> None:
     "text",
     [
         "007", "nan", "inf", "1e999999x", "{1, 2}", "b'a'", "1 + 1", "f(x)", "'a' 'b'", "'\\x4'", "[1", "'a",
+        "'\\", "'\\U00110000'", "{: 1}",
     ],
 )  # fmt: skip
 def test_invalid_literal_yields_none(text: str) -> None:
