@@ -349,7 +349,9 @@ class KVCacheQuantization(Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Capabilities of a worker's model: generation and its features, embeddings, reranking."""
+    """Capabilities of a worker's model: generation and its features, embeddings, reranking. `layout`: what
+    its chat template wants of messages, besides the usual. `unread`: what of its output is not recognized,
+    and would be text: `tool_calls`, `reasoning`. `template_problem`: why it renders no conversation."""
 
     images: bool = False
     videos: bool = False
@@ -359,6 +361,9 @@ class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: bool = True
     embeddings: bool = False
     rerank: bool = False
+    layout: list[str] = []
+    unread: list[str] = []
+    template_problem: str = ""
 
 
 class PassCheck(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -408,6 +413,7 @@ class ModelReport(Struct, frozen=True, kw_only=True):
 
     exactness: Exactness
     context: ContextFit | None
+    capabilities: Capabilities = Capabilities()
 
 
 class OrphanedRow(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from protocol import logs
 from protocol.adapters import SETTING, problem_with
 from protocol.hosts import Backend, Mode
+from protocol.parsers import CallParser, ReasoningParser
 from protocol.settings import Size, public_name
 from protocol.tasks import Task
 from protocol.types import Share, Wired
@@ -36,6 +37,14 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     text_only: Annotated[
         bool, Meta(description="load only the text part of a vision-language model, without image input")
     ] = False
+    tool_call_parser: Annotated[
+        CallParser | None,
+        Meta(description="format of the model's tool calls, by vLLM's name (default: recognized)"),
+    ] = None
+    reasoning_parser: Annotated[
+        ReasoningParser | None,
+        Meta(description="format of the model's reasoning, by vLLM's name (default: recognized)"),
+    ] = None
     endpoint: Annotated[
         str, Meta(description="endpoint of the gateway (default: the socket of a gateway on port 8000)")
     ] = ""

@@ -14,6 +14,7 @@ from protocol import gc_heap, lifeline, logs, settings, sockets, temporary_folde
 from protocol.adapters import split_setting
 from protocol.cache_folder import cache_folder
 from protocol.hosts import HostsError
+from protocol.parsers import NamedParsers
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
 from worker import command_buffers, file_limit, kernel_folder, spare
@@ -95,6 +96,7 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         wired=configured.wired,
         task=configured.task,
         text_only=configured.text_only,
+        parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
         draft_model=configured.draft_model,
         use_mtp=configured.speculation == "auto",
         measurement="exact" if configured.exact else "load",

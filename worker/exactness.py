@@ -10,6 +10,7 @@ import sys
 import msgspec
 
 from protocol import logs, settings
+from protocol.parsers import NamedParsers
 from protocol.types import ContextFit, ModelReport
 from protocol.worker_settings import WorkerSettings
 from worker import file_limit, kernel_folder
@@ -40,7 +41,10 @@ def main() -> int:
         print("only models that generate text can be measured.", file=sys.stderr)
         return 1
     assert isinstance(loaded, Model), "it has been measured"
-    print(msgspec.json.encode(ModelReport(exactness=found, context=_context(configured, loaded))).decode())
+    report = ModelReport(
+        exactness=found, context=_context(configured, loaded), capabilities=loaded.info.capabilities
+    )
+    print(msgspec.json.encode(report).decode())
     return 0
 
 
@@ -55,6 +59,7 @@ def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
         memory_budget=configured.memory_budget,
         cache_share=configured.cache_share,
         text_only=configured.text_only,
+        parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
         measurement="table",
         kv_quantization=kv_quantization_of(configured),
         kv_cap=kv_cap_of(configured),

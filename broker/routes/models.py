@@ -138,6 +138,8 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
         model["context_length"] = known.context_length
     if known.last is not None:
         model["tasks"] = tasks(known.last.capabilities)
+        if unread := known.last.capabilities.unread:
+            model["unread"] = unread
         if (kv := known.last.kv_quantization) is not None:
             model["kv_cache"] = {"bits": kv.bits, "group_size": kv.group_size, "quantized_from": kv.start}
         if known.last.max_kv_size is not None:

@@ -94,6 +94,9 @@ def _measure(model: str, kv: Mapping[str, int | None], console: Console) -> bool
         fits, sentence = exactness.context(found.context)
         about = (f"{fits:<6}", _STYLES[fits]), (f"{'context':<16}", "bold")
         console.print(Text.assemble(*about, sentence), soft_wrap=True)
+    for verdict, subject, sentence in exactness.output(found.capabilities):
+        about = (f"{verdict:<6}", _STYLES[verdict]), (f"{subject:<16}", "bold")
+        console.print(Text.assemble(*about, sentence), soft_wrap=True)
     table = exactness.lines(found.exactness)
     console.print(f"\n{model}, compared with one row alone:", highlight=False, markup=False)
     for kind, verdict, told in table:

@@ -11,7 +11,7 @@ import msgspec
 from deploy.serving import serve
 from deploy.serving.commandlines import flag_words, python_module
 from protocol.error_text import in_bytes
-from protocol.types import ContextFit, Exactness, ModelReport, PassCheck
+from protocol.types import Capabilities, ContextFit, Exactness, ModelReport, PassCheck
 
 MEASURE_S_MAX = 1800.0
 """Maximum duration of loading and measuring a model."""
@@ -56,6 +56,22 @@ def context(found: ContextFit) -> tuple[str, str]:
         f" KV caches), {found.tokens_max:,} for all together"
     )
     return "ok" if found.tokens >= found.context_length else "note", told
+
+
+def output(found: Capabilities) -> list[tuple[str, str, str]]:
+    """Return what was found of the model's template and output: verdict, subject, sentence."""
+    if found.template_problem:
+        return [("wrong", "template", found.template_problem)]
+    wants = ", ".join(found.layout)
+    table = [("ok", "template", f"wants {wants}" if wants else "wants nothing unusual")]
+    if not found.unread:
+        return [
+            *table,
+            ("ok", "output", "all that the template writes of an answer is recognized"),
+        ]
+    kinds = " and ".join(kind.replace("_", " ") for kind in found.unread)
+    advice = "--tool-call-parser and --reasoning-parser name a format"
+    return [*table, ("note", "output", f"{kinds} are in an unknown format, and will be text: {advice}")]
 
 
 def lines(found: Exactness) -> list[tuple[str, str, str]]:

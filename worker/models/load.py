@@ -18,6 +18,7 @@ import msgspec
 
 from protocol.expert_plan import ExpertPlan, ExpertPlanError, plan_experts
 from protocol.model_folder import name_of
+from protocol.parsers import RECOGNIZED, NamedParsers
 from protocol.tasks import Task
 from protocol.types import ExpertStatus, Resources, Wired
 from worker.contract.adapters import AdapterError
@@ -75,6 +76,7 @@ class ModelLoader:
         wired: Wired = "weights",
         task: Task | None = None,
         text_only: bool = False,
+        parsers: NamedParsers = RECOGNIZED,
         stands_in: bool = False,
         draft_model: str | None = None,
         use_mtp: bool = False,
@@ -87,21 +89,20 @@ class ModelLoader:
         timer: StartupTimer | None = None,
     ) -> None:
         """`model`: folder or id; None: the embedded one. `served_name`: its name for clients; None: its own.
-        `task`: overrides the detected task. `text_only`: serve a vision model without images. `stands_in`:
-        it replaces another model, so its plan gets a name. `draft_model`: folder or id of a draft model.
-        `use_mtp`: without a draft model, use the model's own MTP layers, if any. With either, the cost of
-        verifying drafts is measured. `measurement`: what to measure of the exactness of batched passes.
-        `adapters`: names and folders. `kv_quantization`: how its rows' KV caches are quantized.
-        `kv_cap`: how they are capped.
+        `task`: overrides the detected task. `text_only`: serve a vision model without images. `parsers`: the
+        formats of its output, if named. `stands_in`: it replaces another model, so its plan gets a name.
+        `draft_model`: folder or id of a draft model. `use_mtp`: without one, use the model's own MTP layers,
+        if any. `measurement`: what to measure of the exactness of batched passes.
+        `adapters`: names and folders. `kv_quantization`, `kv_cap`: how its KV caches are quantized or capped.
         `experts_memory`: bytes of experts in memory; the others are read from disk when needed.
-        `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: the share of it to keep free.
-        `memory_budget`: upper bound of the process in bytes. `cache_share`: share of the memory for caches
-        that they may use. `wired`: the memory that macOS may not page out. `probe_cache_folder`: where probe
-        results are cached. `timer`: times the phases of the process's start."""
+        `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: share of it to keep free.
+        `memory_budget`: the process's most bytes. `cache_share`: share of the caches' memory that they may
+        use. `wired`: what macOS may not page out. `probe_cache_folder`: where probe results are cached."""
         self.name = served_name or name_of(model)
         self._model = model
         self._task = task
         self._text_only = text_only
+        self._parsers = parsers
         self._plan = f"{name_of(model)}, one process alone" if stands_in else ""
         self._memory_fit = MemoryFit(
             self.name, memory_headroom, memory_limit_bytes, memory_budget, cache_share, wired
@@ -211,7 +212,7 @@ class ModelLoader:
         self._timer.lap("imports")
         if flag := self._kv_flag:
             self._require_plain_text(config, flag)
-        tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft))
+        tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft), self._parsers)
         drafter = self._drafter(folder, tokenizers)
         if config.kind == "vision" and not self._text_only:
             model, reason = self._seeing(folder, config, tokenizers, drafter, progress)

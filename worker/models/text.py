@@ -39,6 +39,7 @@ from worker.models.prompts.render_bound import RenderTimeout
 from worker.models.prompts.sampling_defaults import read_defaults
 from worker.models.prompts.template import probe, template_of
 from worker.models.prompts.token_bytes import token_bytes_max
+from worker.models.prompts.unread import PROBED_TOOLS, unread
 from worker.models.tokenizers import Tokenizers
 from worker.output.calls.writer import CallNumbering, namer_of
 from worker.output.channels import ChannelProcessor
@@ -86,30 +87,39 @@ def build_text_model(
     for reason in engine.capabilities.reasons:
         log.log(level, "%s: %s", name, reason)
     seen = image_preprocessor.placeholders if image_preprocessor else {}
+    processors = OutputProcessors(tokenizer)
     facts = ModelInfo(
         name=name,
         context_length=config.context_length,
         parameters=get_total_parameters(network),
-        capabilities=replace(_probe(tokenizer, name), images="image" in seen, videos="video" in seen),
+        capabilities=replace(
+            _probe(tokenizer, processors, name), images="image" in seen, videos="video" in seen
+        ),
         batched=engine.is_batchable,
         token_bytes_max=token_bytes_max(tokenizer._tokenizer),
         kv_quantization=kv_quantization,
         kv_cap=kv_cap,
     )
     adapters = ServedAdapters(engine.adapters)
-    return Model(facts, engine, open_preparer, OutputProcessors(tokenizer).open, adapters)
+    return Model(facts, engine, open_preparer, processors.open, adapters)
 
 
-def _probe(tokenizer: TokenizerWrapper, name: str) -> Capabilities:
+def _probe(tokenizer: TokenizerWrapper, processors: OutputProcessors, name: str) -> Capabilities:
+    """Probe the template and what is read of its answers; say what an operator must know."""
     try:
         template = template_of(tokenizer)
-        if template is not None and template.problem:
-            log.warning(
-                "%s: its chat template is broken: %s Only /v1/completions will work.",
-                name,
-                template.problem,
-            )
-        return probe(template, tokenizer)
+        found = probe(template, tokenizer)
+        if template is None:
+            return found
+        if template.problem:
+            told = "%s: its chat template is broken: %s Only /v1/completions will work."
+            log.warning(told, name, template.problem)
+        kinds = unread(template, tokenizer, processors.probed)
+        for kind in kinds:
+            flag = "tool-call-parser" if kind == "tool_calls" else "reasoning-parser"
+            told = "%s: its %s are in an unknown format, and will be text. If you know it: --%s"
+            log.warning(told, name, kind.replace("_", " "), flag)
+        return replace(found, unread=[*kinds])
     except RenderTimeout as error:
         message = f"{name}: its chat template does not end: {error} Correct the template."
         raise ModelError(message) from None
@@ -136,6 +146,14 @@ class OutputProcessors:
         self._vocabulary = Vocabulary(tokenizer._tokenizer)
         self._form = Format(tokenizer, self._vocabulary)
         self._call_form = CallFormat(tokenizer, self._vocabulary)
+
+    def probed(self, state: str, calls: bool) -> OutputProcessor:
+        """Return the output processor of an answer with the probe's call, or without tools."""
+        if not calls:
+            return ChannelProcessor(self._vocabulary, self._form.open(state), self._form.signs, ())
+        numbering = CallNumbering(PROBED_TOOLS, str, single=False)
+        reading = self._call_form.open(state, numbering)
+        return ChannelProcessor(self._vocabulary, reading, self._call_form.signs, ())
 
     def open(self, engine_request: EngineRequest) -> OutputProcessor:
         """Return the output processor of one request."""

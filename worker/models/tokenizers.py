@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from protocol.parsers import RECOGNIZED, NamedParsers
 from worker.models.config import ModelConfig
 from worker.models.locks import OPEN_S_MAX
 from worker.models.prompts.prompt import open_tokenizer
@@ -16,9 +17,11 @@ from worker.models.prompts.prompt import open_tokenizer
 class Tokenizers:
     """Pool of tokenizers, each handed out once. `take` may be called on any thread."""
 
-    def __init__(self, folder: Path, config: ModelConfig, prefetch: int = 0) -> None:
+    def __init__(
+        self, folder: Path, config: ModelConfig, prefetch: int = 0, parsers: NamedParsers = RECOGNIZED
+    ) -> None:
         """`prefetch`: number of tokenizers to open now, one after another, on a separate thread."""
-        self._folder, self._config = folder, config
+        self._folder, self._config, self._parsers = folder, config, parsers
         self._opened: deque[Future[TokenizerWrapper]] = deque()
         if prefetch:
             executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizers")
@@ -38,4 +41,4 @@ class Tokenizers:
             raise TimeoutError(f"the tokenizer was not opened within {OPEN_S_MAX:g} s") from None
 
     def _open(self) -> TokenizerWrapper:
-        return open_tokenizer(self._folder, self._config.end_tokens)
+        return open_tokenizer(self._folder, self._config.end_tokens, self._parsers)

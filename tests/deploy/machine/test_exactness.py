@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from deploy.command.cli import app
 from deploy.machine import exactness
 from deploy.machine.facts import MachineFacts
-from protocol.types import ContextFit, Exactness, ModelReport, PassCheck
+from protocol.types import Capabilities, ContextFit, Exactness, ModelReport, PassCheck
 from tests.models.fixtures import model_folder
 
 FOUND = Exactness(
@@ -76,13 +76,21 @@ def test_the_command_prints_the_table_and_its_status_tells_wrong_results(
 
     def measured(model: str, flags: list[str], environ: object) -> ModelReport:
         asked.append([model, *flags])
-        return ModelReport(exactness=FOUND, context=FIT)
+        return ModelReport(exactness=FOUND, context=FIT, capabilities=Capabilities(unread=["tool_calls"]))
 
     monkeypatch.setattr(exactness, "measure", measured)
     done = CliRunner().invoke(app, ["doctor", "--model", "org/model", "--kv-bits", "8"])
     assert asked == [["org/model", "--kv-bits=8"]]
     assert "3,071 of 4,096 tokens fit for one request" in done.output
     assert "org/model, compared with one row alone:" in done.output
-    for line in ("same tokens, logprobs differ by up to 2e-05", "token 3 differs", "8 prompts together"):
+    for line in (
+        "same tokens, logprobs differ by up to 2e-05", "token 3 differs", "8 prompts together",
+        "wants nothing unusual", "tool calls are in an unknown format",
+    ):  # fmt: skip
         assert line in done.output
+    wants = Capabilities(layout=["joins_system"])
+    assert exactness.output(wants)[0] == ("ok", "template", "wants joins_system")
+    assert exactness.output(Capabilities(template_problem="It fails.")) == [
+        ("wrong", "template", "It fails.")
+    ]
     assert done.exit_code == 1

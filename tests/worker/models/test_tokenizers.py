@@ -26,7 +26,7 @@ def test_each_is_taken_once_and_those_beyond_are_opened_when_they_are() -> None:
 
 def test_slow_tokenizer_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(module, "open_tokenizer", lambda folder, ends: gate.wait(WAIT_S))
+    monkeypatch.setattr(module, "open_tokenizer", lambda *_: gate.wait(WAIT_S))
     monkeypatch.setattr(module, "OPEN_S_MAX", 0.05)
     folder = model_folder("dense")
     tokenizers = Tokenizers(folder, read_config(folder, "dense"), prefetch=1)

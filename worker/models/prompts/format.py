@@ -86,15 +86,19 @@ def opening_of(tokenizer: TokenizerWrapper, prompt: str, render_without_turn: Ca
     `render_without_turn`: renders it without the opening of the model's turn. Upstream takes any unclosed
     `<think>` of the prompt for the model's; here one in a user's message does not count.
     """
-    if tokenizer.response_initial_state is not None:
-        return str(tokenizer.response_initial_state)
     if is_harmony(tokenizer):
         return harmony_opening(prompt)
-    start, end = tokenizer.think_start, tokenizer.think_end
-    if start is None or prompt.rfind(start) <= prompt.rfind(end):
+    marks: tuple[tuple[str, str], ...] = PLAIN_THOUGHTS if has_plain_thoughts(tokenizer) else ()
+    if tokenizer.has_thinking:
+        marks = ((tokenizer.think_start, tokenizer.think_end), *marks)
+    is_off = any(prompt.rstrip().endswith(end) for _, end in marks)
+    if tokenizer.response_initial_state is not None and not is_off:
+        return str(tokenizer.response_initial_state)
+    marks = tuple((start, end) for start, end in marks if prompt.rfind(start) > prompt.rfind(end))
+    if not marks:
         return CONTENT
-    turn = prompt.removeprefix(render_without_turn())
-    is_open = prompt.rstrip().endswith(start) or turn.rfind(start) > turn.rfind(end)
+    turn, bare = prompt.removeprefix(render_without_turn()), prompt.rstrip()
+    is_open = any(bare.endswith(start) or turn.rfind(start) > turn.rfind(end) for start, end in marks)
     return REASONING if is_open else CONTENT
 
 

@@ -18,6 +18,7 @@ from msgspec import UNSET
 from protocol.conversation import Conversation, unpack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
+from protocol.parsers import RECOGNIZED, NamedParsers
 from protocol.types import TokenizeOptions
 from worker.contract.engine import EngineRequest, SamplingParams, ThinkingBudget, Tokenized
 from worker.contract.guides import Grammar
@@ -30,6 +31,7 @@ from worker.models.prompts.completion import Completion, encode
 from worker.models.prompts.format import calling_of, closing_of, opening_of
 from worker.models.prompts.grammar_choice import GrammarCache, GrammarSelector, offered
 from worker.models.prompts.markup import HARMONY_HEAD, complete
+from worker.models.prompts.named import apply
 from worker.models.prompts.render_bound import RenderTimeout
 from worker.models.prompts.sampling_defaults import draw_of
 from worker.models.prompts.template import (
@@ -77,11 +79,13 @@ class TokenizedPrompt:
     images: tuple[ImageInput, ...] = ()
 
 
-def open_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerWrapper:
+def open_tokenizer(
+    folder: Path, end_tokens: Sequence[int], parsers: NamedParsers = RECOGNIZED
+) -> TokenizerWrapper:
     """Open a tokenizer for one thread. `end_tokens`: the model config's; the tokenizer's own are added."""
     mended = mended_settings(folder)
     tokenizer: TokenizerWrapper = load_tokenizer(folder, mended, eos_token_ids=list(end_tokens))
-    return complete(tokenizer)
+    return apply(complete(tokenizer), parsers)
 
 
 class TextPreparer:

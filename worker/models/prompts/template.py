@@ -30,6 +30,7 @@ from worker.models.prompts.wants import (
     Tools,
     Wants,
     complete,
+    differences,
     find_wants,
     fit_options,
     lay_out,
@@ -214,6 +215,8 @@ def probe(template: Template | None, tokenizer: TokenizerWrapper) -> Capabilitie
         tools=TOOL_NAME in attempt(template, [USER], [TOOL]),
         thinking=thinking != silent or bool(tokenizer.think_start and tokenizer.think_start in plain),
         system_in_place=_in_order(late, "first-question", "late-instruction", "late-question"),
+        layout=differences(template.wants),
+        template_problem=template.problem,
     )
 
 

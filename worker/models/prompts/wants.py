@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, takewhile
 from typing import Any
 
@@ -61,7 +61,7 @@ def _result(id: str, text: str) -> Message:
 
 
 _BARE: Message = {"role": "assistant", "content": ""}
-_CALLED = (_calling(_LONG_ID), _result(_LONG_ID, "result-0"))
+CALLED = (_calling(_LONG_ID), _result(_LONG_ID, "result-0"))
 _CALL_SHOWN = (f"{TOOL_NAME}_0", "value-0", "result-0")
 _TWO = (_calling(*_SHORT_IDS), *(_result(id, f"result-{place}") for place, id in enumerate(_SHORT_IDS)))
 _TWO_SHOWN = (*_CALL_SHOWN, f"{TOOL_NAME}_1", "value-1", "result-1")
@@ -100,6 +100,14 @@ class Wants:
     takes_budget: bool = True
 
 
+def differences(wants: Wants) -> list[str]:
+    """Return the names of what differs from the canonical form, each with its value unless it is yes."""
+    changed = {
+        field.name: value for field in fields(wants) if (value := getattr(wants, field.name)) != field.default
+    }
+    return [name if value is True else f"{name}={value}" for name, value in changed.items()]
+
+
 # --- probing -----------------------------------------------------------------------------------------
 
 
@@ -118,21 +126,19 @@ _CALL_CHANGES = tuple(
     for count in (1, 2, 3)
     for names in combinations(("short_ids", "text_arguments", "null_contents"), count)
 )
-_HIDDEN = ANSWER | {THOUGHT_KEYS[0]: THOUGHT}
+HIDDEN = ANSWER | {THOUGHT_KEYS[0]: THOUGHT}
 
 _PROBES = (
     _Probe(([USER],), ("first-question",), ({"splits_contents": True},)),
     _Probe(([SYSTEM, USER],), ("first-instruction", "first-question"), ({"joins_system": True},)),
-    _Probe(([USER, *_CALLED],), _CALL_SHOWN, _CALL_CHANGES),
-    _Probe(([USER, *_CALLED],), (f"{TOOL_NAME}_0", "result-0"), (*_CALL_CHANGES, {"writes_calls": True})),
+    _Probe(([USER, *CALLED],), _CALL_SHOWN, _CALL_CHANGES),
+    _Probe(([USER, *CALLED],), (f"{TOOL_NAME}_0", "result-0"), (*_CALL_CHANGES, {"writes_calls": True})),
     _Probe(([USER, *_TWO],), _TWO_SHOWN, ({"splits_calls": True},)),
-    _Probe(([SYSTEM, *_CALLED],), _CALL_SHOWN, ({"inserts_user": "any"},)),
+    _Probe(([SYSTEM, *CALLED],), _CALL_SHOWN, ({"inserts_user": "any"},)),
     _Probe(([ANSWER, LATE_USER],), ("first-answer", "late-question"), ({"inserts_user": "first"},)),
+    _Probe(([USER, *CALLED, LATE_USER],), ("result-0", "late-question"), ({"between": ""}, {"between": " "})),
     _Probe(
-        ([USER, *_CALLED, LATE_USER],), ("result-0", "late-question"), ({"between": ""}, {"between": " "})
-    ),
-    _Probe(
-        ([USER, _HIDDEN], [USER, {**_CALLED[0], THOUGHT_KEYS[0]: THOUGHT}, _CALLED[1]]),
+        ([USER, HIDDEN], [USER, {**CALLED[0], THOUGHT_KEYS[0]: THOUGHT}, CALLED[1]]),
         (THOUGHT,),
         tuple({"thoughts_under": key} for key in THOUGHT_KEYS[1:]),
     ),

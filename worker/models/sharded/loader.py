@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocol.model_folder import name_of
+from protocol.parsers import RECOGNIZED, NamedParsers
 from protocol.tasks import Task
 from protocol.types import Resources
 from protocol.worker_settings import WorkerSettings
@@ -56,6 +57,7 @@ class ShardLoader:
         memory_fit: MemoryFit | None = None,
         task: Task | None = None,
         text_only: bool = False,
+        parsers: NamedParsers = RECOGNIZED,
         kv_quantization: KVQuantization | None = None,
         drafting: ShardDrafting | None = None,
         timer: StartupTimer | None = None,
@@ -69,6 +71,7 @@ class ShardLoader:
         self._memory_fit = memory_fit or MemoryFit(self.name)
         self._task = task
         self._text_only = text_only
+        self._parsers = parsers
         self._kv_quantization = kv_quantization
         self._drafting = drafting
         self._timer = timer or StartupTimer()
@@ -120,7 +123,7 @@ class ShardLoader:
     def _tokenizers(self) -> Tokenizers:
         from worker.models.tokenizers import Tokenizers
 
-        return Tokenizers(self._folder, self._config, TOKENIZERS)
+        return Tokenizers(self._folder, self._config, TOKENIZERS, self._parsers)
 
     def _inspect(self, folder: Path) -> ModelConfig:
         config = read_config(folder, self.name)
@@ -245,6 +248,7 @@ def part_loader(
         memory_fit=MemoryFit(name, *limits, settings.cache_share, settings.wired),
         task=settings.task,
         text_only=settings.text_only,
+        parsers=NamedParsers(settings.tool_call_parser, settings.reasoning_parser),
         kv_quantization=kv_quantization_of(settings),
         drafting=drafting,
         timer=timer,

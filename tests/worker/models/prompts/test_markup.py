@@ -71,6 +71,18 @@ def test_plain_thoughts_are_reasoning_at_the_beginning_and_cited_elsewhere(
         assert (said.reasoning, said.text) == ("", text)
 
 
+@pytest.mark.parametrize("start", ["<think>", "◁think▷"])
+def test_a_plain_thought_may_be_opened_by_the_template(start: str) -> None:
+    tokenizer = tokenizer_with("<end>")
+    for asked, turn, opening in (
+        ("Hi.", f"A: {start}\n", REASONING),
+        (f"What is {start}?", "A: ", CONTENT),
+        (f"What is {start}?", f"A: {start}\n", REASONING),
+        ("Hi.", f"A: {start}\n{start.replace('think', '/think')}\n", CONTENT),
+    ):
+        assert opening_of(tokenizer, f"{asked}\n{turn}", lambda asked=asked: f"{asked}\n") == opening
+
+
 def test_tokens_around_a_response_are_hidden() -> None:
     marks = ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
     tokenizer = tokenizer_with(*marks)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from protocol.conversation import BEFORE_TURN, IN_MESSAGE, PROMPT_ENDS
 from protocol.errors import Code, RequestError
@@ -314,7 +314,7 @@ def test_capabilities_are_found_by_trying(
     own = tokenizer()
     assert probe(template_of(own), own) == Capabilities(tools=True, thinking=True, system_in_place=True)
     other = with_template(tmp_path, template)
-    assert probe(template_of(other), other) == capabilities
+    assert structs.replace(probe(template_of(other), other), layout=[], template_problem="") == capabilities
 
 
 # --- token ids -----------------------------------------------------------------------------------------
