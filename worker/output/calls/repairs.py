@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from worker.output.calls.schemas import fits
 from worker.output.calls.source import CLOSINGS, BrokenError, CallSource, Steps
 from worker.output.calls.writer import CallWriter, Reader
 
@@ -67,10 +68,10 @@ def _skip_repeats(source: CallSource, marker: str) -> Steps[tuple[str, ...]]:
 def _complete(writer: CallWriter, closings: tuple[str, ...]) -> Steps[None]:
     """Complete a call that only lacks brackets, if another closing or the end of the answer follows.
 
-    Raises `BrokenError` if it lacks more.
+    Raises `BrokenError` if it lacks more: an argument that its tool requires, too.
     """
     closing = closing_of(writer.arguments) if writer.is_open else None
-    if closing is None:
+    if closing is None or not fits(writer.schema, json.loads(writer.arguments + closing)):
         raise BrokenError
     source = writer.source
     source.rewind()

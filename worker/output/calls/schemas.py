@@ -36,6 +36,19 @@ def kinds_of(schema: Schema, name: str) -> frozenset[str] | None:
     return frozenset(_kinds(properties[name], schema, 0))
 
 
+def fits(schema: Schema, arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments have all that are required, each of a type that it may have."""
+    required = schema.get("required")
+    if isinstance(required, list) and not all(name in arguments for name in required):
+        return False
+    return all(_may_be(value, kinds_of(schema, name)) for name, value in arguments.items())
+
+
+def _may_be(value: object, kinds: frozenset[str] | None) -> bool:
+    kind = _kind_of_value(value)
+    return not kinds or kind in kinds or (kind == "integer" and "number" in kinds)
+
+
 def _kinds(part: Any, root: Schema, depth: int) -> set[str]:
     if not isinstance(part, Mapping) or depth > DEPTH_MAX:
         return set()

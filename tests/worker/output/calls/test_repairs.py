@@ -110,6 +110,23 @@ def test_a_call_that_only_lacks_its_closing_is_complete_only_if_the_model_has_en
     check_unfinished(result)
 
 
+@pytest.mark.parametrize("text", [*UNCLOSED, f"<tool_call>{OBJECT[:-2]}</tool_call>"])
+@pytest.mark.parametrize(
+    "schema",
+    [{"required": ["city", "days"]}, {"properties": {"city": {"type": "array"}}}, {"required": ["x"]}],
+)
+def test_a_call_without_its_closing_that_its_schema_refuses_is_not_complete(
+    text: str, schema: dict[str, Any]
+) -> None:
+    result = in_pieces({"get": schema}, [text], has_ended=True)
+    assert (len(result.calls), result.whole) == (1, [])
+
+
+def test_whatever_a_model_has_closed_is_a_call_whose_client_judges_its_arguments() -> None:
+    result = in_pieces({"get": {"required": ["days"]}}, [f"<tool_call>{OBJECT}</tool_call>"], has_ended=True)
+    assert (result.parsed(), result.whole) == ([("get", {"city": "Quito"})], [0])
+
+
 @pytest.mark.parametrize(
     "text",
     [
