@@ -37,7 +37,7 @@ from worker.models.prompts.grammar_choice import GrammarCache
 from worker.models.prompts.prompt import PromptRules, TextPreparer
 from worker.models.prompts.render_bound import RenderTimeout
 from worker.models.prompts.sampling_defaults import read_defaults
-from worker.models.prompts.template import probe, template_of
+from worker.models.prompts.template import probe, template_of, unlisted_end
 from worker.models.prompts.token_bytes import token_bytes_max
 from worker.models.prompts.unread import PROBED_TOOLS, unread
 from worker.models.tokenizers import Tokenizers
@@ -114,6 +114,9 @@ def _probe(tokenizer: TokenizerWrapper, processors: OutputProcessors, name: str)
         if template.problem:
             told = "%s: its chat template is broken: %s Only /v1/completions will work."
             log.warning(told, name, template.problem)
+        if (end := unlisted_end(template, tokenizer)) is not None:
+            told = "%s: %s ends its answers, as its template writes them. List it as eos_token_id."
+            log.warning(told, name, tokenizer.decode([end]))
         kinds = unread(template, tokenizer, processors.probed)
         for kind in kinds:
             flag = "tool-call-parser" if kind == "tool_calls" else "reasoning-parser"

@@ -42,6 +42,7 @@ from worker.models.prompts.template import (
     reason_of,
     render,
     template_of,
+    unlisted_end,
 )
 from worker.models.prompts.token_limit import TokenLimit
 from worker.models.prompts.tokenizer_settings import mended_settings
@@ -97,6 +98,8 @@ class TextPreparer:
         """`tokenizer`: used by no other thread. `grammar_cache`: shared by the preparers of one model."""
         self._tokenizer = tokenizer
         self._render: Render | None = template_of(tokenizer)
+        if self._render is not None and (end := unlisted_end(self._render, tokenizer)) is not None:
+            tokenizer.eos_token_ids.add(end)
         self._added = added_tokens(tokenizer)
         self._completion = Completion(tokenizer, rules.vocabulary)
         self._rules = rules

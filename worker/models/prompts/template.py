@@ -151,6 +151,19 @@ def behind_thoughts(template: Render, end: str) -> str:
     return behind if found and not behind.strip() else ""
 
 
+def unlisted_end(template: Render, tokenizer: TokenizerWrapper) -> int | None:
+    """Return the special token that ends an answer in the template, if no token there is known as an end."""
+    behind = attempt(template, [USER, ANSWER], opens_turn=False).rpartition(ANSWER["content"])[2]
+    tokens = tokenizer.encode(behind, add_special_tokens=False) if behind else []
+    if not tokens or {*tokens} & {*tokenizer.eos_token_ids}:
+        return None
+    try:
+        added = tokenizer.added_tokens_decoder
+    except NotImplementedError:  # Mistral's own tokenizers do not list theirs
+        return None
+    return tokens[0] if tokens[0] in added and added[tokens[0]].special else None
+
+
 def render(
     template: Render,
     messages: Messages,

@@ -61,6 +61,23 @@ def test_an_answer_begins_within_the_thought_that_the_template_opens_whatever_us
         assert prepare(tokenizer, text).opening == opening
 
 
+@pytest.mark.parametrize(
+    ("behind", "end"),
+    [
+        ("<|vision_end|>\n", "<|vision_end|>"),
+        ("<|vision_end|><|im_end|>", "<|im_end|>"),  # a listed end among them
+        ("</think>", "<|im_end|>"),  # no special token
+        ("", "<|im_end|>"),
+    ],
+)
+def test_the_end_of_turn_of_a_template_ends_answers_if_nothing_lists_it(
+    tmp_path: Path, behind: str, end: str
+) -> None:
+    tokenizer = with_template(tmp_path, "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}")
+    ends = prepare(tokenizer).end_tokens
+    assert (tokenizer.convert_tokens_to_ids(end) in ends, len(ends)) == (True, 1 + (end != "<|im_end|>"))
+
+
 # --- reasoning in the history --------------------------------------------------------------------------
 
 
