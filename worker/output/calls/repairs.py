@@ -55,13 +55,10 @@ def _skip_repeats(source: CallSource, marker: str) -> Steps[tuple[str, ...]]:
     """Skip repetitions of the marker, and a code fence around the calls. Returns the end of the fence."""
     fence: tuple[str, ...] = ()
     for _ in range(REPEATS_MAX):
-        if (yield from source.ahead()) not in (marker[0], "`"):
+        found = yield from source.find(marker, *_FENCES, ">", "]")
+        if found not in (marker, *_FENCES, ">", "]"):
             break
-        yield from source.spaces()
-        found = yield from source.skip(marker, *_FENCES)
-        if not found:
-            break
-        fence = fence if found == marker else ("```",)
+        fence = ("```",) if found in _FENCES else fence
     return fence
 
 
@@ -76,10 +73,10 @@ def _complete(writer: CallWriter, closings: tuple[str, ...]) -> Steps[None]:
     source = writer.source
     source.rewind()
     yield from _skip_brackets(source)
-    if not (yield from source.skip(*closings)):
-        is_over = source.has_answer_ended and not (yield from source.peek())
-        if not (is_over and writer.arguments):
-            raise BrokenError
+    found = yield from source.find(*closings, scraps=(">",))
+    is_over = not found and source.has_answer_ended and writer.arguments
+    if not (found in closings or is_over):
+        raise BrokenError
     writer.close(closing)
 
 

@@ -28,6 +28,7 @@ CLOSINGS = (
 """What ends a call or a section in any format."""
 
 _SPACES = re.compile(r"[ \t\r\n]*")
+_SIGN = re.compile("[\ud800-\udfff]")
 
 
 class BrokenError(Exception):
@@ -80,7 +81,8 @@ class CallSource:
         self._at = 0
         self._taken = 0
         self._ended_at = 0
-        self._has_ended = False
+        self.has_ended = False
+        """Whether no more text comes."""
         self._is_whole = False
         self.has_answer_ended = False
         """Whether the model has ended its answer here, by itself."""
@@ -89,11 +91,12 @@ class CallSource:
         """Append text."""
         self._text = self._text[self._taken :] + text
         self._at -= self._taken
+        self._ended_at -= self._taken
         self._taken = 0
 
     def end(self, *, is_whole: bool = False, has_answer_ended: bool = False) -> None:
         """Mark the end. `is_whole`: the text is complete, so a token at its end is complete too."""
-        self._has_ended = True
+        self.has_ended = True
         self._is_whole = is_whole
         self.has_answer_ended = has_answer_ended
 
@@ -111,13 +114,13 @@ class CallSource:
 
     def more(self) -> Steps[None]:
         """Wait for more text. Raises `BrokenError` at the end."""
-        if self._has_ended:
+        if self.has_ended:
             raise BrokenError
         yield
 
     def peek(self) -> Steps[str]:
         """Return the next character without consuming it; empty at the end."""
-        while self._at == len(self._text) and not self._has_ended:
+        while self._at == len(self._text) and not self.has_ended:
             yield
         return self._text[self._at : self._at + 1]
 
@@ -127,7 +130,7 @@ class CallSource:
         return self._text[self._at - 1]
 
     def back(self) -> None:
-        """Unread the literal that ended the last `part`."""
+        """Unread the literal that was read last."""
         self._at = self._ended_at
 
     def skip(self, *literals: str) -> Steps[str]:
@@ -142,10 +145,11 @@ class CallSource:
         while True:
             for form in forms:
                 if self._text.startswith(form, self._at):
+                    self._ended_at = self._at
                     self._at += len(form)
                     return True
             rest = self._text[self._at : self._at + len(literal)]
-            if not any(form.startswith(rest) for form in forms) or (self._has_ended and not rest):
+            if not any(form.startswith(rest) for form in forms) or (self.has_ended and not rest):
                 return False
             if self._is_whole:
                 return False
@@ -184,21 +188,46 @@ class CallSource:
             read += more
         return read
 
+    def look(self, steps: Steps[T]) -> Steps[T]:
+        """Return what `steps` read, consuming nothing."""
+        read = self._at - self._taken
+        try:
+            return (yield from steps)
+        finally:
+            self._at = self._taken + read  # taken text may have been dropped from the buffer
+
     def ahead(self) -> Steps[str]:
         """Return the next character behind white space, consuming nothing; empty at the end."""
-        read = self._at - self._taken
-        yield from self.spaces()
-        character = yield from self.peek()
-        self._at = self._taken + read  # taken text may have been dropped from the buffer
-        return character
+        return (yield from self.look(self.find()))
 
-    def follows(self, *literals: str) -> Steps[bool]:
-        """Return whether one of `literals` comes next, behind white space, or the end; consume nothing."""
+    def find(self, *literals: str, scraps: tuple[str, ...] = ()) -> Steps[str]:
+        """Consume the first of `literals` that comes next behind white space and scraps, and return it. Else
+        consume nothing, and return the next character; empty: the text ends, which is consumed.
+
+        Scraps are `scraps`, and beginnings of `literals` that models break off and begin again.
+        """
         read = self._at - self._taken
-        yield from self.spaces()
-        found = not (yield from self.peek()) or bool((yield from self.skip(*literals)))
-        self._at = self._taken + read  # taken text may have been dropped from the buffer
-        return found
+        while True:
+            yield from self.spaces()
+            try:
+                found = yield from self.skip(*literals)
+            except BrokenError:  # the text ends within one
+                found = ""
+            if found or not (character := (yield from self.peek())):
+                return found
+            if not (yield from self.skip(*scraps)) and not self._skip_beginning(literals):
+                self._at = self._taken + read
+                return character
+
+    def _skip_beginning(self, literals: tuple[str, ...]) -> bool:
+        forms = [form for literal in literals for form in self._spelling.forms(literal)]
+        for length in range(max(map(len, forms), default=0), 0, -1):
+            begun = self._text[self._at : self._at + length]
+            if any(form.startswith(begun) for form in forms):
+                is_scrap = len(begun) > 1 or _SIGN.match(begun) or self._at + 1 == len(self._text)
+                self._at += len(begun) if is_scrap else 0
+                return bool(is_scrap)
+        return False
 
     def part(self, *literals: str) -> Steps[tuple[str, str]]:
         """Consume some text before the first of `literals`; return it, and the literal once reached."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.output.calls.literals import JSON, LOOSE_JSON, escape, quote, read_object, transcode
 from worker.output.calls.schemas import NULLS, guessed, kinds_of, typed
@@ -13,7 +13,9 @@ from worker.output.calls.writer import CallWriter
 
 HEAD_CHARACTERS_MAX = 512
 """Maximum length of a tag's name and attributes, or of a key."""
-_NAME = re.compile(r"""\bname\s*=\s*("[^"]*"|'[^']*'|[^\s"'<>]+)""")
+_ATTRIBUTE = re.compile(r"""\b(?:name|tool|key)\s*=\s*(?:"([^"]*)|'([^']*)|([^\s"'<>]+))""")
+_ASSIGNED = re.compile(r"\s*(?:<param(?:eter)?\b)?\s*(?:name\s*)?=")
+_DECLARED = re.compile(r"""\b(?:type="string"|string="true")""")
 _CDATA = ("<![CDATA[", "]]>")
 _STRING = frozenset(["string"])
 _TEXTUAL = frozenset(["string", "null"])
@@ -21,64 +23,79 @@ _NULL = ("null",)
 
 
 def unquoted(text: str) -> str:
-    """Strip white space and quotes from a name."""
-    text = text.strip()
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+    """Strip white space, quotes and equal signs, and `name=` before them."""
+    return _ASSIGNED.sub("", text, count=1).strip(" \t\r\n=\"'")
 
 
 def attribute(text: str) -> str:
-    """Return the `name` among a tag's attributes; empty: none."""
-    found = _NAME.search(text)
-    return unquoted(found[1]) if found else ""
+    """Return the name among a tag's attributes; empty: none."""
+    found = _ATTRIBUTE.search(text)
+    return "".join(found.groups("")).replace("&quot;", '"').replace("&amp;", "&") if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Tags of one format: `<key>…<key_end> … <value>…<value_end>`, repeated until `end`."""
+    """Tags of one format: `<opening>…<key>…<key_end> … <value>…<value_end>`, repeated until `end`."""
 
+    opening: str
     key: str
     key_end: str
+    """It ends the head of the opening tag, too."""
     value_end: str
+    """Empty: the tag of an argument is its name."""
     end: str
     value: str = ""
     lines: bool = False
     """The template puts a line break on either side of a value, which is no part of it. All else is."""
     guesses: bool = False
     """Infer any type for arguments without one in the schema; otherwise only lists, objects and text."""
-    name_in: Callable[[str], str] = unquoted
-    also: str = ""
-    """What models write for `key` by mistake."""
     has_cdata: bool = False
     may_quote: bool = False
     """Strings may be quoted as in JSON."""
+    box: tuple[str, str] = ("", "")
+    """Tags around arguments that are one JSON object."""
 
     @property
     def literals(self) -> tuple[str, ...]:
         """All literals that are searched for."""
-        return (self.key, self.key_end, self.value, self.value_end, self.end)
+        parts = (self.opening, self.end, self.key, self.key_end, self.value, self.value_end, *self.box)
+        return tuple(filter(None, parts))
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The literals that begin an argument."""
-        return (self.key, self.also) if self.also else (self.key,)
+    def name_in(self) -> Callable[[str], str]:
+        """Return the function that finds the name in the head of a tag."""
+        return unquoted if not self.opening or self.opening.endswith("=") else attribute
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """What may come behind an argument, and what may wrongly come before it."""
+        return tuple(filter(None, (self.end, self.opening, self.box[0], self.key)))
+
+    @property
+    def scraps(self) -> tuple[str, ...]:
+        """What may come between arguments by mistake: ends of tags a second time."""
+        return tuple(filter(None, (self.value_end, self.key_end, ">")))
 
 
-FUNCTION = Tags(
-    "<parameter=", ">", "</parameter>", "</function>", lines=True, also="<parameter name=",
-)  # fmt: skip
-INVOKE = Tags("<parameter name=", ">", "</parameter>", "</invoke>", also="<parameter=")
+FUNCTION = Tags("<function=", "<parameter", ">", "</parameter>", "</function>", lines=True)
+PARAM = Tags("<function name=", "<param", ">", "</param>", "</function>", has_cdata=True)
+INVOKE = Tags("<invoke name=", "<parameter", ">", "</parameter>", "</invoke>")
+NAMED = Tags("<invoke name=", "<", ">", "", "</invoke>", guesses=True)
 DSML = Tags(
-    "<｜DSML｜parameter", ">", "</｜DSML｜parameter>", "</｜DSML｜invoke>", guesses=True, name_in=attribute,
+    "<｜DSML｜invoke", "<｜DSML｜parameter", ">", "</｜DSML｜parameter>", "</｜DSML｜invoke>", guesses=True,
 )  # fmt: skip
-PARAM = Tags("<param name=", ">", "</param>", "</function>", has_cdata=True)
 ATEM = Tags(
-    "<atem:parameter", ">", "</atem:parameter>", "</atem:invoke>",
-    guesses=True, name_in=attribute, may_quote=True,
+    "<atem:invoke", "<atem:parameter", ">", "</atem:parameter>", "</atem:invoke>",
+    guesses=True, may_quote=True,
 )  # fmt: skip
-ARG_KEY = Tags("<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", "<arg_value>", guesses=True)
+ARG_KEY = Tags("", "<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", "<arg_value>", guesses=True)
 LONGCAT = Tags(
-    "<longcat_arg_key>", "</longcat_arg_key>", "</longcat_arg_value>", "</longcat_tool_call>",
+    "", "<longcat_arg_key>", "</longcat_arg_key>", "</longcat_arg_value>", "</longcat_tool_call>",
     "<longcat_arg_value>", guesses=True,
+)  # fmt: skip
+XTML = Tags(
+    "<|open|>call", "<|open|>argument", "<|sep|>", "<|close|>argument<|sep|>", "<|close|>call<|sep|>",
+    guesses=True, box=("<|open|>json", "<|close|>json<|sep|>"),
 )  # fmt: skip
 
 
@@ -92,8 +109,7 @@ def read_name(
         text += more
         if end:
             return name_in(text), end
-        begins = text.lstrip().removeprefix('"').removeprefix("'").rstrip("\"' \t\r\n")
-        if len(text) > HEAD_CHARACTERS_MAX or (name_in is unquoted and not writer.may_know(begins)):
+        if len(text) > HEAD_CHARACTERS_MAX or (name_in is unquoted and not writer.may_know(unquoted(text))):
             raise BrokenError
 
 
@@ -104,54 +120,89 @@ def read_end(writer: CallWriter, end: str) -> Steps[None]:
         writer.source.take()
 
 
-def read_call(writer: CallWriter, tags: Tags, opening: str = "") -> Steps[None]:
-    """Read a call behind its opening tag: name, arguments, end. The arguments may also be one JSON object."""
-    name, _ = yield from read_name(writer, ">", name_in=tags.name_in)
+def read_tagged(writer: CallWriter, tags: Sequence[Tags], end: str, opening: str = "") -> Steps[None]:
+    """Read one or more calls, and the end of their section. `opening`: the one that was consumed."""
+    source = writer.source
+    by_opening = {each.opening: each for each in tags}
+    opening = opening or (yield from source.find(*by_opening, scraps=tags[0].scraps))
+    if opening not in by_opening:
+        raise BrokenError
+    while opening in by_opening:
+        yield from read_call(writer, by_opening[opening])
+        opening = yield from source.find(*by_opening)
+    yield from read_end(writer, end)
+
+
+def read_call(writer: CallWriter, tags: Tags) -> Steps[None]:
+    """Read a call behind its opening tag: name, arguments, end."""
+    source = writer.source
+    ends = (">", "<") if tags.opening.endswith("=") else (tags.key_end,)
+    name, end = yield from read_name(writer, *ends, name_in=tags.name_in)
+    if end == "<":
+        source.back()
     writer.begin(name)
-    yield from writer.source.spaces()
-    if opening and (yield from writer.source.skip(opening)):  # the opening tag twice
-        again, _ = yield from read_name(writer, ">", name_in=tags.name_in)
-        if again != name:
-            raise BrokenError
-        writer.source.take()
-        yield from writer.source.spaces()
-    if (yield from writer.source.peek()) == "{":
-        yield from read_object(writer.source, LOOSE_JSON, writer.say)
-        writer.close()
-        yield from read_end(writer, tags.end)
-    else:
-        yield from read_arguments(writer, tags)
+    yield from source.skip('"')
+    yield from read_arguments(writer, tags)
 
 
 def read_arguments(writer: CallWriter, tags: Tags) -> Steps[None]:
-    """Read all arguments, up to the end of the call."""
+    """Read all arguments, up to the end of the call. They may also be one JSON object."""
     source = writer.source
     while True:
-        yield from source.spaces()
-        while (yield from source.skip(tags.value_end)):  # the end of a value twice
+        found = yield from source.find(*tags.next, scraps=tags.scraps)
+        if found == tags.end:
+            return writer.close_keys()
+        if found == tags.key:
+            yield from _read_argument(writer, tags)
+        elif writer.keys:
+            raise BrokenError
+        elif found == "{":
             yield from source.spaces()
-        if (yield from source.expect(*tags.keys, tags.end)) == tags.end:
-            writer.close_keys()
-            return
-        yield from read_argument(writer, tags)
+            yield from read_object(source, LOOSE_JSON, writer.say)
+            writer.close()
+            yield from read_end(writer, tags.box[1])
+            return (yield from read_end(writer, tags.end))
+        elif found == tags.opening:  # the opening tag twice
+            again, _ = yield from read_name(writer, tags.key_end, name_in=tags.name_in)
+            if again != writer.name:
+                raise BrokenError
+            source.take()
+        elif found == tags.box[0]:
+            yield from source.until(tags.key_end, characters_max=HEAD_CHARACTERS_MAX)
+        else:
+            raise BrokenError
 
 
-def read_argument(writer: CallWriter, tags: Tags) -> Steps[None]:
-    """Read an argument behind its opening tag."""
+def _read_head(writer: CallWriter, tags: Tags) -> Steps[str]:
+    """Read the opening tag of an argument behind its beginning."""
+    ends = (tags.key_end, "\n") if tags.lines else (tags.key_end,)
+    head, end = yield from writer.source.until(*ends, characters_max=HEAD_CHARACTERS_MAX)
+    if end == "\n" and (yield from writer.source.find(">")) != ">":
+        writer.source.back()
+    return head
+
+
+def _read_argument(writer: CallWriter, tags: Tags) -> Steps[None]:
     source = writer.source
-    head, _ = yield from source.until(tags.key_end, characters_max=HEAD_CHARACTERS_MAX)
+    head = yield from _read_head(writer, tags)
     key = tags.name_in(head)
     if tags.value:
         while (yield from source.skip("\\n")) or (yield from source.spaces()):
             pass
         yield from source.expect(tags.value)
+    if not key:
+        raise BrokenError
     writer.key(key)
-    if tags.has_cdata and (yield from source.follows(_CDATA[0])):
-        yield from source.spaces()
-        yield from source.expect(_CDATA[0])
-        yield from _read_cdata(writer, tags, kinds_of(writer.schema, key))
+    kinds = kinds_of(writer.schema, key)
+    if not kinds and _DECLARED.search(head):
+        kinds = _STRING
+    if tags.has_cdata and (yield from source.look(source.find(_CDATA[0]))) in ("", _CDATA[0]):
+        yield from source.find(_CDATA[0])
+        yield from _read_cdata(writer, tags, kinds)
+    elif tags.value_end:
+        yield from read_text(writer, tags, kinds)
     else:
-        yield from read_text(writer, tags, kinds_of(writer.schema, key))
+        yield from read_text(writer, replace(tags, value_end=f"</{head.split()[0]}>"), kinds)
 
 
 def read_text(writer: CallWriter, tags: Tags, kinds: frozenset[str] | None) -> Steps[None]:
@@ -205,15 +256,34 @@ def stream_text(writer: CallWriter, tags: Tags, nulls: Sequence[str]) -> Steps[N
 
 def _read_part(writer: CallWriter, tags: Tags) -> Steps[tuple[str, bool]]:
     """Read some of a value; return it, and whether it is over. An end that neither an argument nor the end of
-    the call follows is a part of the value, as in code that is about such tags."""
+    the call follows is a part of the value, as in code that is about such tags. So is the beginning of an
+    argument, unless the tool has one of its name that was not given yet: then the end is missing."""
     source = writer.source
-    text, end = yield from source.part(tags.value_end)
+    text, end = yield from source.part(tags.value_end, *([tags.key] if tags.key != "<" else []))
     if text or not end:
         if end:
             source.back()  # what comes behind it may break the call: the text before it is certain
         return text, False
-    is_over = yield from source.follows(*tags.keys, tags.value_end, tags.end, *CLOSINGS)
+    if end == tags.key:
+        source.back()
+        is_over = yield from source.look(_opens_argument(writer, tags))
+        if not is_over:
+            yield from source.skip(tags.key)
+    else:
+        ends = (*tags.next, *CLOSINGS)
+        is_over = (yield from source.look(source.find(*ends, scraps=tags.scraps))) in ("", *ends)
     return ("" if is_over else end), is_over
+
+
+def _opens_argument(writer: CallWriter, tags: Tags) -> Steps[bool]:
+    yield from writer.source.skip(tags.key)
+    try:
+        key = tags.name_in((yield from _read_head(writer, tags)))
+    except BrokenError:
+        if writer.source.has_ended:
+            raise
+        return False  # too long
+    return key not in writer.keys and kinds_of(writer.schema, key) is not None
 
 
 def _read_cdata(writer: CallWriter, tags: Tags, kinds: frozenset[str] | None) -> Steps[None]:

@@ -86,7 +86,8 @@ class CallWriter:
         """Whether a call is emitted and not complete."""
         self._calls = calls
         self._begun_before = calls.begun
-        self._has_arguments = False
+        self.keys: list[str] = []
+        """The arguments of the current call that were begun with `key`."""
         self._said: list[str] = []
 
     @property
@@ -117,7 +118,7 @@ class CallWriter:
         self._calls.begin(name, own_id)
         self.name = name
         self.is_open = True
-        self._has_arguments = False
+        self.keys = []
         self._said = []
         self.source.take()
 
@@ -129,12 +130,12 @@ class CallWriter:
 
     def key(self, name: str) -> None:
         """Begin the argument `name`; its value follows."""
-        self.say(("{" if not self._has_arguments else ", ") + quote(name) + ": ")
-        self._has_arguments = True
+        self.say((", " if self.keys else "{") + quote(name) + ": ")
+        self.keys.append(name)
 
     def close_keys(self) -> None:
         """Complete a call whose arguments were written one by one with `key`."""
-        self.close("}" if self._has_arguments else "{}")
+        self.close("}" if self.keys else "{}")
 
     def close(self, last: str = "}") -> None:
         """Complete the call with `last`, the end of its arguments."""
