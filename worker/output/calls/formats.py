@@ -14,13 +14,11 @@ from worker.output.calls.literals import (
     ATOM_CHARACTERS_MAX,
     FUNCTION_GEMMA,
     GEMMA,
-    LOOSE_JSON,
     PYTHON,
     Dialect,
-    read_object,
     read_value,
 )
-from worker.output.calls.objects import read_bare_list, read_bare_object, read_objects
+from worker.output.calls.objects import read_objects
 from worker.output.calls.source import CLOSINGS, BrokenError, Steps
 from worker.output.calls.tagged import (
     ARG_KEY,
@@ -35,6 +33,7 @@ from worker.output.calls.tagged import (
     XTML,
     Tags,
     read_arguments,
+    read_body,
     read_end,
     read_name,
     read_tagged,
@@ -48,14 +47,15 @@ _DEEPSEEK_END = "<｜tool▁call▁end｜>"
 _KIMI_CALL = "<|tool_call_begin|>"
 _KIMI_HEAD = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?", re.DOTALL)
 
-# --- Mistral and Kimi K2: a header for the name, followed by one JSON object of arguments ---
+
+# --- a header for the name, followed by one object of arguments ---
 
 
 def read_mistral(writer: CallWriter) -> Steps[None]:
     """Read one or more `name[ARGS]{…}`, or JSON objects as older models write. There is no end marker."""
     source = writer.source
     if (yield from source.ahead()) in ("[", "{"):
-        return (yield from read_objects(writer))
+        return (yield from read_code(writer))
     while True:
         name, end = yield from read_name(writer, "[CALL_ID]", "[ARGS]", "{")
         if end == "[CALL_ID]":
@@ -63,36 +63,45 @@ def read_mistral(writer: CallWriter) -> Steps[None]:
         elif end == "{":
             source.back()
         writer.begin(name)
+        yield from read_body(writer)
         yield from source.spaces()
-        yield from read_object(source, LOOSE_JSON, writer.say)
-        writer.close()
-        yield from source.spaces()
-
-
-def read_kimi_section(writer: CallWriter) -> Steps[None]:
-    """Read the calls of a section, up to its end marker."""
-    yield from writer.source.spaces()
-    yield from writer.source.expect(_KIMI_CALL)
-    yield from read_kimi(writer)
 
 
 def read_kimi(writer: CallWriter) -> Steps[None]:
-    """Read one or more calls. They keep the model's own ids, which its template renders as call names."""
+    """Read one or more calls of Kimi K2. They keep the model's own ids, which its template renders as call
+    names."""
     source = writer.source
-    while True:
+    found: str = _KIMI_CALL
+    yield from source.find(_KIMI_CALL)
+    while found == _KIMI_CALL:
         head, _ = yield from source.until("<|tool_call_argument_begin|>", characters_max=HEAD_CHARACTERS_MAX)
-        found = _KIMI_HEAD.fullmatch(head.strip())
-        writer.begin(found[1] if found else "", head.strip())
-        yield from source.spaces()
-        if (yield from source.skip("<|tool_call_end|>")):
+        parts = _KIMI_HEAD.fullmatch(head.strip())
+        writer.begin(parts[1] if parts else "", head.strip())
+        if (yield from source.find("<|tool_call_end|>")) == "<|tool_call_end|>":
             writer.close("{}")
         else:
-            yield from read_object(source, LOOSE_JSON, writer.say)
-            writer.close()
-            yield from read_end(writer, "<|tool_call_end|>")
-        yield from source.spaces()
-        if not (yield from source.skip(_KIMI_CALL)):
-            return (yield from read_end(writer, "<|tool_calls_section_end|>"))
+            yield from read_body(writer, "<|tool_call_end|>")
+        found = yield from source.find(_KIMI_CALL)
+    yield from read_end(writer, "<|tool_calls_section_end|>")
+
+
+def read_deepseek(writer: CallWriter) -> Steps[None]:
+    """Read one or more calls of DeepSeek R1 to V3.1: a type and a name, or a name alone, before the
+    arguments."""
+    source = writer.source
+    found: str = _DEEPSEEK_CALL
+    yield from source.find(_DEEPSEEK_CALL)
+    while found == _DEEPSEEK_CALL:
+        head, _ = yield from source.until(_DEEPSEEK_SEPARATOR, characters_max=HEAD_CHARACTERS_MAX)
+        name = head.strip()
+        if name == "function" and not writer.has_parameter(name):
+            name, _ = yield from read_name(writer, "\n", "```", "{")
+            source.back()
+        writer.begin(name)
+        yield from source.find("```json", "```")
+        yield from read_body(writer, "```", _DEEPSEEK_END)
+        found = yield from source.find(_DEEPSEEK_CALL)
+    yield from read_end(writer, "<｜tool▁calls▁end｜>")
 
 
 _HARMONY_ENDS = ("<|channel|>", "<|constrain|>", "<|message|>", " ")
@@ -100,92 +109,53 @@ _HARMONY_ENDS = ("<|channel|>", "<|constrain|>", "<|message|>", " ")
 
 def read_harmony(writer: CallWriter) -> Steps[None]:
     """Read a call behind its recipient (gpt-oss): what else is in the head of its message, and its object."""
-    source = writer.source
     name, end = yield from read_name(writer, *_HARMONY_ENDS)
     writer.begin(name)
     if end != "<|message|>":
-        yield from source.until("<|message|>", characters_max=HEAD_CHARACTERS_MAX)
-    yield from source.spaces()
-    yield from read_object(source, LOOSE_JSON, writer.say)
-    writer.close()
-    yield from read_end(writer, "<|call|>")
-
-
-# --- calls that look like code: `[name(key=value)]`, and Gemma's `call:name{key:value}` ---
+        yield from writer.source.until("<|message|>", characters_max=HEAD_CHARACTERS_MAX)
+    yield from read_body(writer, "<|call|>")
 
 
 def read_gemma(writer: CallWriter, dialect: Dialect, end: str) -> Steps[None]:
-    """Read one or more calls."""
+    """Read one or more `call:name{key:value}`."""
     source = writer.source
-    yield from source.spaces()
-    while (yield from source.skip("call")):
-        pass
-    yield from source.expect(":")
-    while True:
+    found = yield from source.find("call:")
+    while found == "call:":
         name, _ = yield from read_name(writer, "{")
         source.back()
         writer.begin(name)
-        yield from read_object(source, dialect, writer.say)
-        writer.close()
-        yield from source.spaces()
-        if not (yield from source.skip("call:")):
-            return (yield from read_end(writer, end))
-
-
-def read_pythonic(writer: CallWriter, end: str) -> Steps[None]:
-    """Read a list of calls, or JSON objects, which some models write instead."""
-    source = writer.source
-    if (yield from source.ahead()) == "{":
-        yield from read_objects(writer)
-        return (yield from read_end(writer, end))
-    yield from source.spaces()
-    yield from source.expect("[")
-    if (yield from source.ahead()) == "{":
-        yield from read_objects(writer, is_list=True)
-        return (yield from read_end(writer, end))
-    yield from _read_pythonic_calls(writer)
-    return (yield from read_end(writer, end))
-
-
-def read_bare_calls(writer: CallWriter) -> Steps[None]:
-    """Read a list of calls without a marker, in JSON or like code (Llama 4)."""
-    yield from writer.source.expect("[")
-    if (yield from writer.source.ahead()) == "{":
-        yield from read_bare_list(writer)
-    else:
-        yield from _read_pythonic_calls(writer)
-
-
-def _read_pythonic_calls(writer: CallWriter) -> Steps[None]:
-    """Read the calls of a list, and its end."""
-    source, end = writer.source, ","
-    while end == ",":
-        yield from source.spaces()
-        yield from _read_pythonic_call(writer)
-        yield from source.spaces()
-        end = yield from source.expect(",", "]")
-    source.take()
-
-
-def read_lines(writer: CallWriter, end: str) -> Steps[None]:
-    """Read calls that follow each other, one a line (OLMo 3)."""
-    source = writer.source
-    while (yield from source.ahead()) not in ("<", ""):
-        yield from source.spaces()
-        yield from _read_pythonic_call(writer)
+        yield from read_body(writer, dialect=dialect)
+        found = yield from source.find("call:")
+    if not writer.has_begun:
+        raise BrokenError
     yield from read_end(writer, end)
 
 
-def read_python_tag(writer: CallWriter) -> Steps[None]:
-    """Read JSON objects, or a call like code (Llama 3)."""
-    if (yield from writer.source.ahead()) in ("{", "["):
-        yield from read_objects(writer)
+# --- calls that look like code: `[name(key=value)]` ---
+
+
+def read_code(writer: CallWriter, end: str = "", *, is_bare: bool = False) -> Steps[None]:
+    """Read calls like code or as JSON objects, in a list or one behind the other. `is_bare`: there is no
+    marker."""
+    source = writer.source
+    yield from source.spaces()
+    closing = "]" if (yield from source.skip("[")) else ""
+    if (yield from source.ahead()) == "{":
+        yield from read_objects(writer, closing, is_bare=is_bare)
     else:
-        yield from writer.source.spaces()
-        yield from _read_pythonic_call(writer)
+        found = ","
+        while found not in ("<", ""):
+            yield from source.spaces()
+            yield from _read_code_call(writer)
+            yield from source.spaces()
+            found = (yield from source.expect(",", "]")) if closing else (yield from source.peek())
+            if found == closing:
+                source.take()
+                break
+    yield from read_end(writer, end)
 
 
-def _read_pythonic_call(writer: CallWriter) -> Steps[None]:
+def _read_code_call(writer: CallWriter) -> Steps[None]:
     """Read a call. It is emitted once it has a keyword argument, or none: positional ones have no name."""
     source = writer.source
     name, _ = yield from read_name(writer, ".call(", "(")
@@ -219,7 +189,7 @@ def _read_any(writer: CallWriter, tags: Tags, others: Sequence[Tags] = ()) -> St
     """Read objects, tags or a call with a bare name, depending on the first character."""
     match (yield from writer.source.ahead()):
         case "{" | "[":
-            yield from _read_objects(writer, tags.end)
+            yield from read_code(writer, tags.end)
         case "<" if others:
             yield from read_tagged(writer, others, tags.end)
         case _:
@@ -236,47 +206,9 @@ def _read_named(writer: CallWriter, tags: Tags) -> Steps[None]:
 
 
 def _read_function_calls(writer: CallWriter) -> Steps[None]:
-    if (yield from writer.source.ahead()) == "<":
-        yield from read_tagged(writer, [INVOKE], "</function_calls>")
-    else:
-        yield from read_lines(writer, "</function_calls>")
-
-
-# --- DeepSeek R1 to V3.1: a type and a name, or a name alone, before the arguments ---
-
-
-def read_deepseek_section(writer: CallWriter) -> Steps[None]:
-    """Read the calls of a section, up to its end marker."""
-    yield from writer.source.spaces()
-    yield from writer.source.expect(_DEEPSEEK_CALL)
-    yield from read_deepseek(writer)
-
-
-def read_deepseek(writer: CallWriter) -> Steps[None]:
-    """Read one or more calls."""
-    source = writer.source
-    while True:
-        head, _ = yield from source.until(_DEEPSEEK_SEPARATOR, characters_max=HEAD_CHARACTERS_MAX)
-        name = head.strip()
-        if name == "function" and not writer.has_parameter(name):
-            name, _ = yield from read_name(writer, "\n", "```", "{")
-            source.back()
-        writer.begin(name)
-        yield from source.spaces()
-        yield from source.skip("```json", "```")
-        yield from source.spaces()
-        yield from read_object(source, LOOSE_JSON, writer.say)
-        writer.close()
-        yield from read_end(writer, "```")
-        yield from read_end(writer, _DEEPSEEK_END)
-        yield from source.spaces()
-        if not (yield from source.skip(_DEEPSEEK_CALL)):
-            return (yield from read_end(writer, "<｜tool▁calls▁end｜>"))
-
-
-def _read_objects(writer: CallWriter, end: str) -> Steps[None]:
-    yield from read_objects(writer)
-    yield from read_end(writer, end)
+    is_tagged = (yield from writer.source.ahead()) == "<"
+    tagged = partial(read_tagged, tags=[INVOKE])
+    yield from (tagged if is_tagged else read_code)(writer, end="</function_calls>")
 
 
 _SECTIONS = (
@@ -297,23 +229,24 @@ READERS: Mapping[str, Reader] = {
     "[TOOL_CALLS]": read_mistral,
     "<|tool_call>": partial(read_gemma, dialect=GEMMA, end="<tool_call|>"),
     "<start_function_call>": partial(read_gemma, dialect=FUNCTION_GEMMA, end="<end_function_call>"),
-    "<|tool_call_start|>": partial(read_pythonic, end="<|tool_call_end|>"),
-    "<|tool_calls_section_begin|>": read_kimi_section,
+    "<|tool_calls_section_begin|>": read_kimi,
     "<|tool_call_begin|>": read_kimi,
-    "<|python_tag|>": read_python_tag,
-    "<tools>": read_objects,
-    "<tool_calls>": read_objects,
-    "<function_calls>": _read_function_calls,
-    "<TOOLCALL>": partial(_read_objects, end="</TOOLCALL>"),  # Nemotron
-    "<|tool_call|>": partial(_read_objects, end="<|/tool_call|>"),  # Granite 3, Phi-4-mini
-    "<|START_ACTION|>": partial(_read_objects, end="<|END_ACTION|>"),  # Command
-    "<｜tool▁calls▁begin｜>": read_deepseek_section,
+    "<｜tool▁calls▁begin｜>": read_deepseek,
     _DEEPSEEK_CALL: read_deepseek,
+    "<function_calls>": _read_function_calls,
+    "<|tool_call_start|>": partial(read_code, end="<|tool_call_end|>"),
+    "<|python_tag|>": read_code,
+    "<tools>": read_code,
+    "<tool_calls>": read_code,
+    "<TOOLCALL>": partial(read_code, end="</TOOLCALL>"),  # Nemotron
+    "<|tool_call|>": partial(read_code, end="<|/tool_call|>"),  # Granite 3, Phi-4-mini
+    "<|START_ACTION|>": partial(read_code, end="<|END_ACTION|>"),  # Command
     **{start: partial(read_tagged, tags=tags, end=end) for start, end, tags in _SECTIONS},
 }
 """Readers by marker."""
-BARE: Mapping[str, Reader] = {"{": read_bare_object, "[": read_bare_calls}
-"""Readers of calls without a marker, by the first character of the answer."""
+read_bare = partial(read_code, is_bare=True)
+"""Reads calls without a marker, which begin with one of `BARE`."""
+BARE = ("{", "[")
 
 
 LITERALS = frozenset(

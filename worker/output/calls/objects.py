@@ -63,41 +63,20 @@ class _NameCheck:
             raise BrokenError
 
 
-def read_objects(writer: CallWriter, *, is_list: bool = False) -> Steps[None]:
-    """Read one or more calls, in sequence or in a list. `is_list`: the opening bracket was consumed."""
-    source = writer.source
-    yield from source.spaces()
-    is_list = is_list or bool((yield from source.skip("[")))
-    while True:
+def read_objects(writer: CallWriter, closing: str = "", *, is_bare: bool = False) -> Steps[None]:
+    """Read one or more calls, in sequence or up to the `closing` of a list whose opening was consumed.
+    `is_bare`: there is no marker, so each must look like a call from its start to its arguments."""
+    source, found = writer.source, "{"
+    while found in ("{", ","):
         yield from source.spaces()
-        yield from _Object(writer).read()
-        yield from source.spaces()
-        if is_list and (yield from source.skip("]")):
-            return source.take()
-        if is_list:
-            yield from source.expect(",")
-        else:
-            if (yield from source.skip(";")):  # Llama 3, between several
-                yield from source.spaces()
-            if (yield from source.peek()) != "{":
-                return None
-
-
-def read_bare_object(writer: CallWriter) -> Steps[None]:
-    """Read a call without a marker: it must look like a call from its start to its arguments."""
-    yield from _Object(writer, is_bare=True).read()
-
-
-def read_bare_list(writer: CallWriter) -> Steps[None]:
-    """Read the rest of a list of such calls."""
-    source = writer.source
-    end = ","
-    while end == ",":
-        yield from source.spaces()
-        yield from read_bare_object(writer)
-        yield from source.spaces()
-        end = yield from source.expect(",", "]")
-    source.take()
+        yield from _Object(writer, is_bare=is_bare).read()
+        if not closing:
+            yield from source.find(";")  # Llama 3, between several
+        found = (yield from source.find(",", closing)) if closing else (yield from source.ahead())
+    if closing and found != closing:
+        raise BrokenError
+    if closing:
+        source.take()
 
 
 class _Object:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from worker.output.calls.formats import BARE
+from worker.output.calls.formats import BARE, read_bare
 from worker.output.calls.repairs import read_repaired
 from worker.output.calls.source import BrokenError, CallSource, Spelling
 from worker.output.calls.writer import CallNumbering, CallWriter, Reader
@@ -145,9 +145,9 @@ class ToolCallParser:
         seeker = self._seeker
         if self._may_be_bare and seeker.state == CONTENT and not seeker.holds:
             behind = text.lstrip(_SPACES)
-            if reader := BARE.get(behind[:1]):
+            if behind.startswith(BARE):
                 self._say(CONTENT, text[: len(text) - len(behind)])
-                self._open(CallOpening("", reader), CONTENT)
+                self._open(CallOpening("", read_bare), CONTENT)
                 return behind
         origin = seeker.state
         said, text = seeker.seek(text)

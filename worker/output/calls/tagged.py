@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from worker.output.calls.literals import JSON, LOOSE_JSON, escape, quote, read_object, transcode
+from worker.output.calls.literals import JSON, LOOSE_JSON, Dialect, escape, quote, read_object, transcode
 from worker.output.calls.schemas import NULLS, guessed, kinds_of, typed
 from worker.output.calls.source import CLOSINGS, BrokenError, Steps
 from worker.output.calls.writer import CallWriter
@@ -14,7 +14,7 @@ from worker.output.calls.writer import CallWriter
 HEAD_CHARACTERS_MAX = 512
 """Maximum length of a tag's name and attributes, or of a key."""
 _ATTRIBUTE = re.compile(r"""\b(?:name|tool|key)\s*=\s*(?:"([^"]*)|'([^']*)|([^\s"'<>]+))""")
-_ASSIGNED = re.compile(r"\s*(?:<param(?:eter)?\b)?\s*(?:name\s*)?=")
+_ASSIGNED = re.compile(r"^\s*(?:<?param(?:eter)?\b)?\s*(?:name\s*)?=")
 _DECLARED = re.compile(r"""\b(?:type="string"|string="true")""")
 _CDATA = ("<![CDATA[", "]]>")
 _STRING = frozenset(["string"])
@@ -23,8 +23,8 @@ _NULL = ("null",)
 
 
 def unquoted(text: str) -> str:
-    """Strip white space, quotes and equal signs, and `name=` before them."""
-    return _ASSIGNED.sub("", text, count=1).strip(" \t\r\n=\"'")
+    """Strip white space, quotes and equal signs."""
+    return text.strip(" \t\r\n=\"'")
 
 
 def attribute(text: str) -> str:
@@ -65,6 +65,10 @@ class Tags:
     def name_in(self) -> Callable[[str], str]:
         """Return the function that finds the name in the head of a tag."""
         return unquoted if not self.opening or self.opening.endswith("=") else attribute
+
+    def key_in(self, head: str) -> str:
+        """Return the name of an argument."""
+        return attribute(head) if self.name_in is attribute else unquoted(_ASSIGNED.sub("", head))
 
     @property
     def next(self) -> tuple[str, ...]:
@@ -113,11 +117,20 @@ def read_name(
             raise BrokenError
 
 
-def read_end(writer: CallWriter, end: str) -> Steps[None]:
-    """Consume the end of a section, if it comes next."""
+def read_end(writer: CallWriter, *ends: str) -> Steps[None]:
+    """Consume the ends of a call and its section, as far as they come next."""
+    for end in filter(None, ends):
+        yield from writer.source.spaces()
+        if (yield from writer.source.skip(end)):
+            writer.source.take()
+
+
+def read_body(writer: CallWriter, *ends: str, dialect: Dialect = LOOSE_JSON) -> Steps[None]:
+    """Read a call's arguments that are one object, and its ends."""
     yield from writer.source.spaces()
-    if (yield from writer.source.skip(end)):
-        writer.source.take()
+    yield from read_object(writer.source, dialect, writer.say)
+    writer.close()
+    yield from read_end(writer, *ends)
 
 
 def read_tagged(writer: CallWriter, tags: Sequence[Tags], end: str, opening: str = "") -> Steps[None]:
@@ -157,11 +170,7 @@ def read_arguments(writer: CallWriter, tags: Tags) -> Steps[None]:
         elif writer.keys:
             raise BrokenError
         elif found == "{":
-            yield from source.spaces()
-            yield from read_object(source, LOOSE_JSON, writer.say)
-            writer.close()
-            yield from read_end(writer, tags.box[1])
-            return (yield from read_end(writer, tags.end))
+            return (yield from read_body(writer, tags.box[1], tags.end))
         elif found == tags.opening:  # the opening tag twice
             again, _ = yield from read_name(writer, tags.key_end, name_in=tags.name_in)
             if again != writer.name:
@@ -185,7 +194,7 @@ def _read_head(writer: CallWriter, tags: Tags) -> Steps[str]:
 def _read_argument(writer: CallWriter, tags: Tags) -> Steps[None]:
     source = writer.source
     head = yield from _read_head(writer, tags)
-    key = tags.name_in(head)
+    key = tags.key_in(head)
     if tags.value:
         while (yield from source.skip("\\n")) or (yield from source.spaces()):
             pass
@@ -278,7 +287,7 @@ def _read_part(writer: CallWriter, tags: Tags) -> Steps[tuple[str, bool]]:
 def _opens_argument(writer: CallWriter, tags: Tags) -> Steps[bool]:
     yield from writer.source.skip(tags.key)
     try:
-        key = tags.name_in((yield from _read_head(writer, tags)))
+        key = tags.key_in((yield from _read_head(writer, tags)))
     except BrokenError:
         if writer.source.has_ended:
             raise
