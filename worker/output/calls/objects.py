@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 from worker.output.calls.literals import (
+    ATOM_CHARACTERS_MAX,
     LOOSE_JSON,
-    Emit,
     read_json_string,
     read_object,
     read_python_string,
     read_value,
     transcode,
 )
-from worker.output.calls.source import BrokenError, CallSource, Steps
+from worker.output.calls.source import BrokenError, Steps
 from worker.output.calls.writer import CallWriter
 
 UNDECIDED_CHARACTERS_MAX = 8192
 """Maximum text of an object before its call begins. If it is not a call, it is parsed again as text."""
-NAME_CHARACTERS_MAX = 1024
 _NAME = "name"
 _NAMES_BEHIND_MARKERS = (_NAME, "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -35,31 +35,16 @@ _KEYS_BESIDE = ("type", "id", "tool_call_id")
 
 
 class _TextBuffer:
-    """Buffer of text that is not yet known to belong to a call."""
+    """Buffer of text that is not yet known to belong to a call. `fits`: checks it as it grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, fits: Callable[[str], bool] = lambda _: True) -> None:
         self.text = ""
+        self._fits = fits
 
     def add(self, text: str) -> None:
-        """Append text. Raises `BrokenError` beyond `UNDECIDED_CHARACTERS_MAX` characters."""
+        """Append text. Raises `BrokenError` if it does not fit, or beyond `UNDECIDED_CHARACTERS_MAX`."""
         self.text += text
-        if len(self.text) > UNDECIDED_CHARACTERS_MAX:
-            raise BrokenError
-
-
-class _NameCheck:
-    """Check of a partly read name against the names of the tools."""
-
-    def __init__(self, writer: CallWriter) -> None:
-        self._writer = writer
-        self._text = ""
-
-    def add(self, text: str) -> None:
-        """Append text. Raises `BrokenError` as soon as no tool's name begins with it."""
-        self._text += text
-        if "\\" not in self._text and not self._writer.may_know(self._text.strip('"')):
-            raise BrokenError
-        if len(self._text) > NAME_CHARACTERS_MAX:
+        if len(self.text) > UNDECIDED_CHARACTERS_MAX or not self._fits(self.text):
             raise BrokenError
 
 
@@ -93,9 +78,8 @@ class _Object:
     def read(self) -> Steps[None]:
         source = self._writer.source
         yield from source.expect("{")
-        if not self._is_bare and (yield from source.ahead()) == "{":  # as templates of templates write it
-            yield from source.spaces()
-            yield from source.expect("{")
+        if not self._is_bare:
+            yield from source.find("{")  # as templates of templates write it
         yield from self._read_items()
         if not self._has_begun:
             raise BrokenError
@@ -120,13 +104,25 @@ class _Object:
     def _read_key(self) -> Steps[str]:
         source = self._writer.source
         if self._is_bare or (yield from source.peek()) in ('"', "'"):
-            return (yield from self._read_quoted(_TextBuffer().add))
-        return (yield from source.run(_BARE_KEY, NAME_CHARACTERS_MAX))
+            return (yield from self._read_quoted(_TextBuffer()))
+        return (yield from source.run(_BARE_KEY, ATOM_CHARACTERS_MAX))
 
-    def _read_quoted(self, check: Emit) -> Steps[str]:
-        """Read a string in either quotes, or in a call without a marker in JSON's."""
-        quote = yield from self._writer.source.expect(*('"' if self._is_bare else "\"'"))
-        return (yield from _read_text(self._writer.source, check, quote))
+    def _read_quoted(self, buffer: _TextBuffer) -> Steps[str]:
+        """Read a string in either quotes, or up to the name of a call without a marker in JSON's."""
+        source = self._writer.source
+        quote = yield from source.expect(*('"' if self._is_bare and not self._name else "\"'"))
+        said: list[str] = []
+
+        def emit(text: str) -> None:
+            said.append(text)
+            if not self._has_begun:  # else it may have any length
+                buffer.add(text)
+
+        if quote == '"':
+            yield from read_json_string(source, emit)
+        else:
+            yield from read_python_string(source, quote, emit)
+        return str(json.loads("".join(said)))
 
     def _read_value_of(self, key: str) -> Steps[None]:
         names = _ARGUMENTS if self._is_bare else _ARGUMENTS_BEHIND_MARKERS
@@ -145,7 +141,9 @@ class _Object:
             raise BrokenError
 
     def _read_name(self) -> Steps[None]:
-        self._name = yield from self._read_quoted(_NameCheck(self._writer).add)
+        writer = self._writer
+        fits = _TextBuffer(lambda text: "\\" in text or writer.may_know(text.strip('"')))
+        self._name = yield from self._read_quoted(fits)
         if not self._writer.has_parameter(self._name):
             raise BrokenError
         if not self._is_bare:
@@ -158,12 +156,13 @@ class _Object:
             case "{":
                 self._begin()
                 yield from read_object(source, LOOSE_JSON, self._say)
-            case '"' | "'" as quote:
-                source.accept()
-                text = yield from _read_text(source, None if self._has_begun else _TextBuffer().add, quote)
-                arguments = _object_in(text)
+            case '"' | "'":
+                text = yield from self._read_quoted(_TextBuffer())
+                arguments = transcode(text.strip(), LOOSE_JSON) or ""
+                if not arguments.startswith("{"):
+                    raise BrokenError
                 self._begin()
-                self._say(arguments)
+                self._say(arguments[:-1])
             case _:
                 yield from source.expect("null")
                 self._begin()
@@ -181,27 +180,3 @@ class _Object:
             self._writer.say(text)
         else:
             self._held.add(text)
-
-
-def _read_text(source: CallSource, check: Emit | None, quote: str) -> Steps[str]:
-    """Read a string whose opening `quote` was consumed. `check`: called with each part as it is read."""
-    said: list[str] = []
-
-    def add(text: str) -> None:
-        said.append(text)
-        if check is not None:
-            check(text)
-
-    if quote == '"':
-        yield from read_json_string(source, add)
-    else:
-        yield from read_python_string(source, quote, add)
-    return str(json.loads("".join(said)))
-
-
-def _object_in(text: str) -> str:
-    """Convert arguments given as a string to a JSON object without its closing brace."""
-    arguments = transcode(text.strip(), LOOSE_JSON)
-    if arguments is None or not arguments.startswith("{"):
-        raise BrokenError
-    return arguments[:-1]
