@@ -279,7 +279,7 @@ def _read_part(writer: CallWriter, tags: Tags) -> Steps[tuple[str, bool]]:
         if not is_over:
             yield from source.skip(tags.key)
     else:
-        ends = (*tags.next, *CLOSINGS)
+        ends = (tags.end, tags.key, *CLOSINGS)
         is_over = (yield from source.look(source.find(*ends, scraps=tags.scraps))) in ("", *ends)
     return ("" if is_over else end), is_over
 
