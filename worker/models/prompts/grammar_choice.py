@@ -31,7 +31,7 @@ from worker.grammars.schema import SchemaError
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Edges, Markup
 from worker.models.locks import acquired
-from worker.models.prompts.markup import HARMONY_HEAD
+from worker.models.prompts.markup import HARMONY_HEAD, HARMONY_THOUGHT, is_harmony, transitions
 from worker.models.prompts.template import Render, opens_thoughts, rendered_calls, spacing_in
 from worker.output.channels import CONTENT, REASONING
 from worker.output.text import Vocabulary
@@ -230,6 +230,8 @@ class GrammarSelector:
         Empty if the template does so, thinking is off, or the prompt ends with the end of reasoning.
         """
         tokenizer = self._tokenizer
+        if conversation.messages is not None and is_harmony(tokenizer):
+            return tuple(tokenizer.encode(HARMONY_THOUGHT, add_special_tokens=False))
         is_off = conversation.options.get("enable_thinking") is False
         is_closed = bool(tokenizer.think_end) and text.rstrip().endswith(str(tokenizer.think_end))
         if conversation.messages is None or not self._thinks_unasked or is_off or is_closed:
@@ -304,6 +306,8 @@ def _edges(tokenizer: TokenizerWrapper, call: str) -> Edges:
     if tokenizer.has_thinking:
         edges[CONTENT].append((str(tokenizer.think_start), REASONING))
         edges.setdefault(REASONING, []).append((str(tokenizer.think_end), CONTENT))
+    for state, marker, then in transitions(tokenizer) if is_harmony(tokenizer) else ():
+        edges.setdefault(state, []).append((marker, then))
     return edges
 
 

@@ -35,6 +35,7 @@ STRUCTURE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_
 
 HARMONY_HEAD = "harmony head"
 """State between the messages of an answer in OpenAI's harmony format: a channel and a recipient come next."""
+HARMONY_THOUGHT = "<|channel|>analysis<|message|>"
 HARMONY_CALL = "to=functions."
 _HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 _ANALYSIS, _CHANNEL = "harmony analysis", "harmony channel"

@@ -19,6 +19,7 @@ from protocol.types import StructuredOutput, ToolCallConstraint
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from tests.worker.grammars.sampling import Mask
+from tests.worker.models.prompts.test_markup import HARMONY
 from worker.contract.engine import EngineRequest, SamplingParams
 from worker.grammars import compiler
 from worker.grammars.compiler import COMPILE_S_MAX, Compiler, GrammarError, GrammarTimeoutError
@@ -137,6 +138,29 @@ def test_a_thought_that_the_template_opens_is_free(tmp_path: Path) -> None:
     assert is_free_but_for_ends(allowed(engine_request, "anything", thinker))
     assert "\n\n" in (allowed(engine_request, "</think>", thinker) or set())
     assert "{" in (allowed(engine_request, "</think>\n\n", thinker) or set())
+
+
+def test_in_harmony_a_form_is_that_of_the_final_message(tmp_path: Path) -> None:
+    for file in model_folder("dense").iterdir():
+        if file.suffix == ".json":
+            shutil.copy(file, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|start|>assistant")
+    written = json.loads((tmp_path / "tokenizer.json").read_text())
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    written["added_tokens"] += [
+        {"id": 2000 + place, "content": name, "special": True, **plain} for place, name in enumerate(HARMONY)
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    spoken = open_tokenizer(tmp_path, [2000 + HARMONY.index("<|return|>")])
+    engine_request = prepare(TextPreparer(spoken, RULES), form=YES)
+    assert engine_request.opening == CONTENT, "the grammar alone leaves no room for a head"
+    assert "<|channel|>" in (allowed(engine_request, "", spoken) or set())
+    assert len(allowed(engine_request, "<|channel|>", spoken) or ()) < 10, "its analysis, and nothing else"
+    thought = "<|channel|>analysis<|message|>Well,"
+    assert is_free_but_for_ends(allowed(engine_request, thought, spoken))
+    final = thought + "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert "<|return|>" not in (allowed(engine_request, final, spoken) or {"<|return|>"})
+    assert "<|return|>" in (allowed(engine_request, final + "yes", spoken) or set())
 
 
 def test_a_thought_closed_by_its_budget_leaves_an_exact_form_exact() -> None:
