@@ -28,8 +28,10 @@ USER = {"role": "user", "content": "first-question"}
 ANSWER = {"role": "assistant", "content": "first-answer"}
 LATE_USER = {"role": "user", "content": "late-question"}
 THOUGHT = "first-thought"
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
 """Keys under which templates look for the reasoning of an answer; the first is the canonical one."""
+THOUGHT_PARTS = "content"
+"""Stands for a key: the reasoning is a part of the content, of the type `thinking`."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TOOL_NAME = "probe_tool"
 TOOL = {
@@ -61,6 +63,7 @@ def _result(id: str, text: str) -> Message:
 
 
 _BARE: Message = {"role": "assistant", "content": ""}
+_BESIDE = "text-beside"
 CALLED = (_calling(_LONG_ID), _result(_LONG_ID, "result-0"))
 _CALL_SHOWN = (f"{TOOL_NAME}_0", "value-0", "result-0")
 _TWO = (_calling(*_SHORT_IDS), *(_result(id, f"result-{place}") for place, id in enumerate(_SHORT_IDS)))
@@ -79,7 +82,9 @@ class Wants:
     * `splits_calls`: an answer has one call at most.
     * `text_arguments`: a call's arguments are JSON text, not an object.
     * `null_contents`: the content beside calls must be null.
+    * `parts_calls`: a text beside calls needs an answer of its own, before them.
     * `short_ids`: ids of calls have nine letters or digits (Mistral).
+    * `named_ids`: ids of calls are `functions.name:number`, and the name is in no other place (Kimi).
     * `thoughts_under`, `thinking_under`: names of an answer's reasoning, and of the option that enables it.
     * `efforts`: the values of `reasoning_effort` that are accepted; None: all.
     * `takes_budget`: the option `thinking_budget` is accepted.
@@ -93,7 +98,9 @@ class Wants:
     splits_calls: bool = False
     text_arguments: bool = False
     null_contents: bool = False
+    parts_calls: bool = False
     short_ids: bool = False
+    named_ids: bool = False
     thoughts_under: str = THOUGHT_KEYS[0]
     thinking_under: str = "enable_thinking"
     efforts: tuple[str, ...] | None = None
@@ -114,17 +121,21 @@ def differences(wants: Wants) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class _Probe:
     """`shown`: what the text of one of the conversations must contain. `changes`: layouts that are tried in
-    this order, if the present one does not show it."""
+    this order, if the present one does not show it. `hidden`: what it must not contain."""
 
     conversations: tuple[Messages, ...]
     shown: tuple[str, ...]
     changes: tuple[Mapping[str, Any], ...]
+    hidden: tuple[str, ...] = ()
 
 
-_CALL_CHANGES = tuple(
-    dict.fromkeys(names, True)
-    for count in (1, 2, 3)
-    for names in combinations(("short_ids", "text_arguments", "null_contents"), count)
+_CALL_CHANGES = (
+    *(
+        dict.fromkeys(names, True)
+        for count in (1, 2, 3)
+        for names in combinations(("short_ids", "text_arguments", "null_contents"), count)
+    ),
+    {"named_ids": True},
 )
 HIDDEN = ANSWER | {THOUGHT_KEYS[0]: THOUGHT}
 
@@ -140,7 +151,21 @@ _PROBES = (
     _Probe(
         ([USER, HIDDEN], [USER, {**CALLED[0], THOUGHT_KEYS[0]: THOUGHT}, CALLED[1]]),
         (THOUGHT,),
-        tuple({"thoughts_under": key} for key in THOUGHT_KEYS[1:]),
+        tuple({"thoughts_under": key} for key in (*THOUGHT_KEYS[1:], THOUGHT_PARTS)),
+        hidden=("'thinking'", '"thinking"'),  # a content written as it is, with the names of its parts
+    ),
+    _Probe(
+        (
+            [
+                USER,
+                {**CALLED[0], "content": _BESIDE, THOUGHT_KEYS[0]: THOUGHT},
+                CALLED[1],
+                ANSWER,
+                LATE_USER,
+            ],
+        ),
+        (*_CALL_SHOWN, _BESIDE, "first-answer", "late-question"),
+        ({"parts_calls": True},),
     ),
 )
 
@@ -168,7 +193,10 @@ def find_wants(attempt: Attempt) -> Wants:
 
 def _shows(attempt: Attempt, layout: Wants, probe: _Probe) -> bool:
     texts = (attempt(layout, messages, {}) for messages in probe.conversations)
-    return any(all(part in text for part in probe.shown) for text in texts)
+    return any(
+        all(part in text for part in probe.shown) and not any(part in text for part in probe.hidden)
+        for text in texts
+    )
 
 
 # --- options -----------------------------------------------------------------------------------------
@@ -222,11 +250,15 @@ def lay_out(messages: Messages, wants: Wants) -> Messages:
         messages = _insert_user(messages, wants.inserts_user)
     if wants.writes_calls:
         messages = _write_calls(messages)
+    if wants.parts_calls or wants.null_contents:
+        messages = [*_part_calls(messages)]
+    if wants.named_ids:
+        messages = [*_name_ids(messages)]
     if wants.splits_calls:
         messages = [*_split_calls(messages)]
     if wants.between is not None:
         messages = [*_answer_results(messages, wants.between)]
-    return [spoken for message in messages for spoken in _lay_out_one(message, wants)]
+    return [_lay_out_one(message, wants) for message in messages]
 
 
 def _joined(text: str, content: Any) -> Any:
@@ -295,6 +327,36 @@ def _parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
 
 
+def _part_calls(messages: Messages) -> Iterator[Message]:
+    """Give the text beside calls a message of its own. The reasoning stays with the calls, of which templates
+    keep it longer."""
+    for message in messages:
+        content = message.get("content")
+        if content and message.get("tool_calls"):
+            yield {key: message[key] for key in ("role", "name", "content") if key in message}
+            message = {**message, "content": ""}
+        yield message
+
+
+def _name_ids(messages: Messages) -> Iterator[Message]:
+    """Give calls the ids that the model itself gives, numbered from the beginning, and results the same."""
+    count, named, waiting = 0, dict[str, str](), list[str]()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            waiting = [
+                f"functions.{call['function']['name']}:{place}" for place, call in enumerate(calls, count)
+            ]
+            count += len(calls)
+            named |= {call["id"]: id for call, id in zip(calls, waiting, strict=True) if "id" in call}
+            calls = [{**call, "id": id} for call, id in zip(calls, waiting, strict=True)]
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool":
+            old = message.get("tool_call_id")
+            id = named.get(old, old) if old else waiting.pop(0) if waiting else ""
+            message = {**message, "tool_call_id": id}
+        yield message
+
+
 def _split_calls(messages: Messages) -> Iterator[Message]:
     """Give each call a message of its own, with its result behind it."""
     place = 0
@@ -325,20 +387,23 @@ def _answer_results(messages: Messages, text: str) -> Iterator[Message]:
         before = message.get("role")
 
 
-def _lay_out_one(message: Message, wants: Wants) -> Iterator[Message]:
-    laid = {wants.thoughts_under if key == THOUGHT_KEYS[0] else key: it for key, it in message.items()}
+def _lay_out_one(message: Message, wants: Wants) -> Message:
+    content, thought = message.get("content"), message.get(THOUGHT_KEYS[0])
+    if wants.thoughts_under == THOUGHT_PARTS and thought:
+        laid = {key: it for key, it in message.items() if key != THOUGHT_KEYS[0]}
+        said = [{"type": "thinking", "thinking": thought}]
+        laid["content"] = [*said, *_parts(content)] if content else said
+    else:
+        laid = {wants.thoughts_under if key == THOUGHT_KEYS[0] else key: it for key, it in message.items()}
     if calls := message.get("tool_calls"):
         laid["tool_calls"] = [_lay_out_call(call, wants) for call in calls]
         if wants.null_contents:
-            if laid.get("content"):  # with its content beside it, the call would not be rendered
-                yield {key: value for key, value in laid.items() if key != "tool_calls"}
-                laid.pop(wants.thoughts_under, None)
             laid["content"] = None
     if wants.short_ids:
         _shorten(laid, "tool_call_id")
     if wants.splits_contents and isinstance(laid.get("content"), str):
         laid["content"] = _parts(laid["content"])
-    yield laid
+    return laid
 
 
 def _lay_out_call(call: Mapping[str, Any], wants: Wants) -> Mapping[str, Any]:

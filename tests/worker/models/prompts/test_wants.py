@@ -23,6 +23,7 @@ DEEPSEEK_R1 = (
     "{% else %}{{ '<' + m.role + '>' + m.content }}{% endif %}{% endfor %}" + ENDS
 )
 DEEPSEEK_V3 = DEEPSEEK_R1.replace("m.role == 'assistant' and m.tool_calls", "m.content is none")
+KIMI = TURNS.replace(">{{", ">{% for c in m.tool_calls %}{{ c.id }}{% endfor %}{{ m.tool_call_id }}{{")
 QWEN_CODER = (
     "{{ tools|tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<function={{ c.function.name }}>"
@@ -96,6 +97,7 @@ def rendered(folder: Path, text: str, messages: list[dict[str, Any]], **options:
     ("text", "messages", "prompt"),
     [
         (DEEPSEEK_R1, ONE, 'run<user>list<call>run {"command": "ls"}<out>two files<A>'),
+        (KIMI, ONE, "<user>list<assistant>functions.run:0<tool>functions.run:0two files<A>"),
         (DEEPSEEK_V3, ONE, 'run<user>list<call>run {"command": "ls"}<out>two files<A>'),
         (
             DEEPSEEK_V3,
