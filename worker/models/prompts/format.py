@@ -18,6 +18,7 @@ from typing import Any
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from worker.models.prompts.answer_tags import AnswerTags, answer_tags_of
 from worker.models.prompts.markup import (
     HARMONY_CALL,
     HARMONY_HEADS,
@@ -25,6 +26,7 @@ from worker.models.prompts.markup import (
     harmony_opening,
     has_plain_thoughts,
     is_harmony,
+    thoughts_of,
     transitions,
 )
 from worker.models.prompts.template import Render, behind_thoughts
@@ -45,10 +47,10 @@ class Format:
 
     def __init__(self, tokenizer: TokenizerWrapper, vocabulary: Vocabulary) -> None:
         edges = _edges_of(tokenizer)
-        self.is_plain = not edges
         self.signs = Markers(signs_of(_special_tokens(tokenizer, vocabulary, _markers_in(edges))))
         self._machine = TextStateMachine(_spelled(edges, _names(vocabulary, self.signs)))
-        self._lengths = _Lengths(edges, begins_plainly=has_plain_thoughts(tokenizer))
+        self._lengths = _Lengths(edges, tokenizer)
+        self.is_plain = not edges and not self._lengths.answer_tags
 
     def open(self, state: str) -> FormatReader:
         """Return a reader for one answer that begins in `state`."""
@@ -72,7 +74,7 @@ class CallFormat:
         self._openings = _add_openings(spelled, tokenizer, names)
         self._spelling = Spelling(names)
         self._machine = TextStateMachine(spelled)
-        self._lengths = _Lengths(spelled, calls=self._openings, begins_plainly=has_plain_thoughts(tokenizer))
+        self._lengths = _Lengths(spelled, tokenizer, self._openings)
 
     def open(self, state: str, calls: CallNumbering) -> ToolCallParser:
         """Return a parser for one answer that begins in `state`."""
@@ -88,18 +90,17 @@ def opening_of(tokenizer: TokenizerWrapper, prompt: str, render_without_turn: Ca
     """
     if is_harmony(tokenizer):
         return harmony_opening(prompt)
-    marks: tuple[tuple[str, str], ...] = PLAIN_THOUGHTS if has_plain_thoughts(tokenizer) else ()
-    if tokenizer.has_thinking:
-        marks = ((tokenizer.think_start, tokenizer.think_end), *marks)
+    marks = [*thoughts_of(tokenizer)]
     is_off = any(prompt.rstrip().endswith(end) for _, end in marks)
     if tokenizer.response_initial_state is not None and not is_off:
         return str(tokenizer.response_initial_state)
-    marks = tuple((start, end) for start, end in marks if prompt.rfind(start) > prompt.rfind(end))
-    if not marks:
-        return CONTENT
-    turn, bare = prompt.removeprefix(render_without_turn()), prompt.rstrip()
-    is_open = any(bare.endswith(start) or turn.rfind(start) > turn.rfind(end) for start, end in marks)
-    return REASONING if is_open else CONTENT
+    for start, end in marks:
+        if prompt.rfind(start) <= prompt.rfind(end):
+            continue
+        turn = prompt.removeprefix(render_without_turn())
+        if prompt.rstrip().endswith(start) or turn.rfind(start) > turn.rfind(end):
+            return REASONING
+    return CONTENT
 
 
 def closing_of(tokenizer: TokenizerWrapper, template: Render | None) -> tuple[int, ...]:
@@ -115,11 +116,12 @@ def closing_of(tokenizer: TokenizerWrapper, template: Render | None) -> tuple[in
 
 
 class _Lengths:
-    """Properties of a format that its readers share: header states and the longest text to buffer."""
+    """Properties of a format that its readers share: header states, the longest text to buffer, the tags of
+    answers, and whether one may begin with one of `PLAIN_THOUGHTS`."""
 
-    def __init__(self, edges: Edges, calls: Iterable[str] = (), *, begins_plainly: bool = False) -> None:
-        """`begins_plainly`: an answer may begin with one of `PLAIN_THOUGHTS`."""
-        self.begins_plainly = begins_plainly
+    def __init__(self, edges: Edges, tokenizer: TokenizerWrapper, calls: Iterable[str] = ()) -> None:
+        self.begins_plainly = has_plain_thoughts(tokenizer)
+        self.answer_tags = answer_tags_of(tokenizer)
         self.held_max = max((len(marker) for marker in _markers_in(edges)), default=1) - 1
         self.heads = edges.keys() - _SAID - {*calls}
 
@@ -137,17 +139,18 @@ class FormatReader:
         self._head = ""
         self._may_begin = lengths.begins_plainly and state == CONTENT
         self._begun = ""
+        self._tags = AnswerTags(lengths.answer_tags) if lengths.answer_tags else None
 
     @property
     def holds(self) -> bool:
-        return bool(self._position[3] or self._begun)
+        return bool(self._position[3] or self._begun or (self._tags and self._tags.holds))
 
     def split(self, text: str) -> list[Piece]:
         pieces: list[Piece]
         if self._may_begin:
             text = self._behind_beginning(text)
         position, pieces = TextStateMachine.split(self._position, text)
-        if self._heads or len(position[3]) > self._held_max:
+        if self._heads or self._tags or len(position[3]) > self._held_max:
             return self._gone_on(position, pieces)
         self.state, self._position = position[0], position
         return pieces
@@ -189,7 +192,8 @@ class FormatReader:
     def rest(self, *, has_ended: bool = False) -> list[Piece]:
         """Return the buffered text; a header without a marker after it is ordinary text."""
         self._position, grammar_cache, _ = TextStateMachine.flush(self._position)
-        return [(self.state, self._head + self._begun + grammar_cache)]
+        piece = (self.state, self._head + self._begun + grammar_cache)
+        return [*self._tags.take([piece]), *self._tags.rest()] if self._tags else [piece]
 
     def _gone_on(self, position: Any, pieces: list[Piece]) -> list[Piece]:
         self.state, node, states, grammar_cache = position
@@ -198,7 +202,8 @@ class FormatReader:
             pieces.append((self.state, grammar_cache[:certain]))
             position = (self.state, node, states, grammar_cache[certain:])
         self._position = position
-        return self._without_heads(pieces) if self._heads else pieces
+        pieces = self._without_heads(pieces) if self._heads else pieces
+        return self._tags.take(pieces) if self._tags else pieces
 
     def _without_heads(self, pieces: list[Piece]) -> list[Piece]:
         self._head += "".join(str(text) for state, text in pieces if state in self._heads)

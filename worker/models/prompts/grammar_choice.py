@@ -306,7 +306,7 @@ def _edges(tokenizer: TokenizerWrapper, call: str) -> Edges:
     if tokenizer.has_thinking:
         edges[CONTENT].append((str(tokenizer.think_start), REASONING))
         edges.setdefault(REASONING, []).append((str(tokenizer.think_end), CONTENT))
-    for state, marker, then in transitions(tokenizer) if is_harmony(tokenizer) else ():
+    for state, marker, then in transitions(tokenizer):
         edges.setdefault(state, []).append((marker, then))
     return edges
 

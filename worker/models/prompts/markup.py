@@ -112,6 +112,14 @@ def has_plain_thoughts(tokenizer: TokenizerWrapper) -> bool:
     return not has_states and (is_ours or not tokenizer.has_thinking)
 
 
+def thoughts_of(tokenizer: TokenizerWrapper) -> Iterator[tuple[str, str]]:
+    """Yield what begins and ends reasoning, also as plain text, for what a prompt may end with."""
+    if tokenizer.has_thinking:
+        yield tokenizer.think_start, tokenizer.think_end
+    if has_plain_thoughts(tokenizer):
+        yield from PLAIN_THOUGHTS
+
+
 def _known(tokenizer: TokenizerWrapper) -> Iterator[tuple[str, str]]:
     vocabulary = tokenizer.get_vocab()
     for start, end in THOUGHTS:

@@ -218,15 +218,16 @@ def attempt(
 
 
 def probe(template: Template | None, tokenizer: TokenizerWrapper) -> Capabilities:
-    """Probe the chat template's support of late system messages, tools and thinking."""
+    """Probe the chat template's support of late system messages, tools and thinking that a budget ends."""
     if template is None:
         return Capabilities()
     plain = attempt(template, [USER])
     thinking, silent = (attempt(template, [USER], options={"enable_thinking": on}) for on in (True, False))
     late = attempt(template, [SYSTEM, USER, ANSWER, _LATE_SYSTEM, LATE_USER])
+    can_end = len(tokenizer.think_end_tokens or ()) == 1
     return Capabilities(
         tools=TOOL_NAME in attempt(template, [USER], [TOOL]),
-        thinking=thinking != silent or bool(tokenizer.think_start and tokenizer.think_start in plain),
+        thinking=can_end and (thinking != silent or tokenizer.think_start in plain),
         system_in_place=_in_order(late, "first-question", "late-instruction", "late-question"),
         layout=differences(template.wants),
         template_problem=template.problem,

@@ -236,6 +236,7 @@ READERS: Mapping[str, Reader] = {
     "<function_calls>": _read_function_calls,
     "<|tool_call_start|>": partial(read_code, end="<|tool_call_end|>"),
     "<|python_tag|>": read_code,
+    "<|python_start|>": partial(read_code, end="<|python_end|>"),  # Llama 4
     "<tools>": read_code,
     "<tool_calls>": read_code,
     "<TOOLCALL>": partial(read_code, end="</TOOLCALL>"),  # Nemotron
@@ -253,7 +254,7 @@ LITERALS = frozenset(
     [
         *READERS,
         *(end for _, end, _ in _SECTIONS),
-        *("<tool_call|>", "<end_function_call>"),
+        *("<tool_call|>", "<end_function_call>", "<|python_end|>"),
         *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_argument_begin|>"),
         *(*_HARMONY_ENDS[:-1], "<|call|>"),
         *(_DEEPSEEK_SEPARATOR, _DEEPSEEK_END),

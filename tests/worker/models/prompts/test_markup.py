@@ -90,6 +90,14 @@ def test_tokens_around_a_response_are_hidden() -> None:
     assert (said.reasoning, said.text) == ("I look.", "Hi.")
 
 
+def test_tags_around_an_answer_are_hidden_where_the_template_has_them() -> None:
+    tokenizer, text = tokenizer_with("<end>"), "<answer>\n19 <20</answer>, in </answer>."
+    assert answer(tokenizer, text).text == text
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content.split('<answer>')[-1] }}{% endfor %}"
+    tokenizer.has_chat_template = True
+    assert answer(tokenizer, text, tools={}).text == "\n19 <20, in </answer>."
+
+
 # --- harmony ---------------------------------------------------------------------------------------------
 
 
