@@ -18,7 +18,7 @@ from typing import Any
 from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from worker.models.prompts.answer_tags import AnswerTags, answer_tags_of
+from worker.models.prompts.answer_tags import answer_tags_of
 from worker.models.prompts.markup import (
     HARMONY_CALL,
     HARMONY_HEADS,
@@ -50,7 +50,7 @@ class Format:
         self.signs = Markers(signs_of(_special_tokens(tokenizer, vocabulary, _markers_in(edges))))
         self._machine = TextStateMachine(_spelled(edges, _names(vocabulary, self.signs)))
         self._lengths = _Lengths(edges, tokenizer)
-        self.is_plain = not edges and not self._lengths.answer_tags
+        self.is_plain = not edges
 
     def open(self, state: str) -> FormatReader:
         """Return a reader for one answer that begins in `state`."""
@@ -116,14 +116,14 @@ def closing_of(tokenizer: TokenizerWrapper, template: Render | None) -> tuple[in
 
 
 class _Lengths:
-    """Properties of a format that its readers share: header states, the longest text to buffer, the tags of
-    answers, and whether one may begin with one of `PLAIN_THOUGHTS`."""
+    """Properties of a format that its readers share: header states, the longest text to buffer,
+    and whether one may begin with one of `PLAIN_THOUGHTS`."""
 
     def __init__(self, edges: Edges, tokenizer: TokenizerWrapper, calls: Iterable[str] = ()) -> None:
         self.begins_plainly = has_plain_thoughts(tokenizer)
-        self.answer_tags = answer_tags_of(tokenizer)
         self.held_max = max((len(marker) for marker in _markers_in(edges)), default=1) - 1
         self.heads = edges.keys() - _SAID - {*calls}
+        self.free = frozenset(state for state in _SAID if not edges.get(state))
 
 
 class FormatReader:
@@ -136,21 +136,23 @@ class FormatReader:
         self._position = machine.make_state(state)
         self._held_max = lengths.held_max
         self._heads = lengths.heads
+        self._free = lengths.free
         self._head = ""
         self._may_begin = lengths.begins_plainly and state == CONTENT
         self._begun = ""
-        self._tags = AnswerTags(lengths.answer_tags) if lengths.answer_tags else None
 
     @property
     def holds(self) -> bool:
-        return bool(self._position[3] or self._begun or (self._tags and self._tags.holds))
+        return bool(self._position[3] or self._begun)
 
     def split(self, text: str) -> list[Piece]:
         pieces: list[Piece]
         if self._may_begin:
             text = self._behind_beginning(text)
+        if self.state in self._free:
+            return [(self.state, text)]
         position, pieces = TextStateMachine.split(self._position, text)
-        if self._heads or self._tags or len(position[3]) > self._held_max:
+        if self._heads or len(position[3]) > self._held_max:
             return self._gone_on(position, pieces)
         self.state, self._position = position[0], position
         return pieces
@@ -192,8 +194,7 @@ class FormatReader:
     def rest(self, *, has_ended: bool = False) -> list[Piece]:
         """Return the buffered text; a header without a marker after it is ordinary text."""
         self._position, grammar_cache, _ = TextStateMachine.flush(self._position)
-        piece = (self.state, self._head + self._begun + grammar_cache)
-        return [*self._tags.take([piece]), *self._tags.rest()] if self._tags else [piece]
+        return [(self.state, self._head + self._begun + grammar_cache)]
 
     def _gone_on(self, position: Any, pieces: list[Piece]) -> list[Piece]:
         self.state, node, states, grammar_cache = position
@@ -202,8 +203,7 @@ class FormatReader:
             pieces.append((self.state, grammar_cache[:certain]))
             position = (self.state, node, states, grammar_cache[certain:])
         self._position = position
-        pieces = self._without_heads(pieces) if self._heads else pieces
-        return self._tags.take(pieces) if self._tags else pieces
+        return self._without_heads(pieces) if self._heads else pieces
 
     def _without_heads(self, pieces: list[Piece]) -> list[Piece]:
         self._head += "".join(str(text) for state, text in pieces if state in self._heads)
@@ -231,7 +231,8 @@ def _edges_of(tokenizer: TokenizerWrapper) -> Edges:
         add([CONTENT, REASONING], tokenizer.think_end, CONTENT)
     for marker in tokenizer.structural_markers:
         add([CONTENT, REASONING], marker)
-    for state, marker, then in transitions(tokenizer):
+    tags = ((CONTENT, tag, CONTENT) for tag in answer_tags_of(tokenizer))
+    for state, marker, then in (*transitions(tokenizer), *tags):
         add([state], marker, then)
     return edges
 

@@ -95,7 +95,7 @@ def test_tags_around_an_answer_are_hidden_where_the_template_has_them() -> None:
     assert answer(tokenizer, text).text == text
     tokenizer.chat_template = "{% for m in messages %}{{ m.content.split('<answer>')[-1] }}{% endfor %}"
     tokenizer.has_chat_template = True
-    assert answer(tokenizer, text, tools={}).text == "\n19 <20, in </answer>."
+    assert answer(tokenizer, text, tools={}).text == "\n19 <20, in ."
 
 
 # --- harmony ---------------------------------------------------------------------------------------------
