@@ -22,8 +22,16 @@ from worker.grammars.schema import Schema, SchemaError, checked, resolved, withi
 
 MORE_CALLS_MAX = 31
 """Maximum number of calls after the first: a small model might continue forever."""
-_SECTIONS = {"kimi_k2", "kimi_k3", "minimax_m2", "muse_spark"}
+_SECTIONS = {"kimi_k2", "kimi_k3", "minimax_m2", "muse_spark", "deepseek_v3", "deepseek_v31", "json_list"}
 """Formats with all calls between one pair of markers."""
+
+HEADERS: Mapping[str, tuple[str, str]] = {
+    "deepseek_v3": ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n", "\n```<｜tool▁call▁end｜>"),
+    "deepseek_v31": ("<｜tool▁call▁begin｜>{}<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "harmony": ("{} <|constrain|>json<|message|>", ""),
+    "mistral": ("{}[ARGS]", ""),
+}
+"""Texts before and behind the object of a call's arguments, by format. `{}`: the tool's name."""
 
 Spacing = Callable[[str, str, str], str]
 """Returns the white space of the model's template between two texts, or the third argument if unknown."""
@@ -297,13 +305,14 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """Tool-call format of one model. `names`: its special tokens."""
+    """Tool-call format of one model. `names`: its special tokens. `lead`: what is before the first marker."""
 
     kind: str | None
     start: str = "<tool_call>"
     end: str = "</tool_call>"
     names: Mapping[str, int] = field(default_factory=dict)
     spacing: Spacing = lambda _left, _right, default: default
+    lead: str = ""
 
 
 class CallsGrammar:
@@ -323,8 +332,9 @@ class CallsGrammar:
 
     def required(self, *, single: bool) -> str:
         """Return the grammar of a whole answer: one call, or several unless `single`."""
-        start = self._marked(self._form.start)
-        return lark.grammar(f"{start} {self._rest(start, single=single)}", self._written())
+        form = self._form
+        rest = self._rest(self._marked(form.start), single=single or form.kind == "harmony")  # a call ends it
+        return lark.grammar(f"{self._marked(form.lead + form.start)} {rest}", self._written())
 
     def behind(self, *, single: bool) -> str:
         """Return the grammar between the marker that begins a call and the one that ends it."""
@@ -355,7 +365,9 @@ class CallsGrammar:
         match form.kind:
             case "mistral":
                 return ("", "", "") if self._has_header else ("[", ", ", "]")
-            case "kimi_k2" | "kimi_k3":
+            case "json_list":
+                return "[", ", ", "]" + form.end
+            case "kimi_k2" | "kimi_k3" | "harmony" | "deepseek_v3" | "deepseek_v31":
                 return "", "", form.end
             case "glm47" | "laguna" | "longcat":
                 return "", space(form.end, form.start, ""), form.end
@@ -382,9 +394,11 @@ class CallsGrammar:
 
     def _around_json(self, tool: ToolSchema) -> tuple[str, str]:
         marked, quoted = self._marked, lark.literal(tool.name)
-        match self._form.kind:
-            case "mistral" if self._has_header:
-                return marked(f"{tool.name}[ARGS]"), ""
+        kind = self._form.kind or ""
+        if kind in HEADERS and (kind != "mistral" or self._has_header):
+            before, after = HEADERS[kind]
+            return marked(before.replace("{}", tool.name)), marked(after)
+        match kind:
             case "kimi_k2":
                 begin = f"{marked('<|tool_call_begin|>')} {lark.literal(f'functions.{tool.name}:')}"
                 middle = f"/[0-9]{{1,3}}/ {marked('<|tool_call_argument_begin|>')}"

@@ -13,8 +13,10 @@ import jsonschema
 import pytest
 
 from tests.worker.grammars.sampling import Words, draw, small, words_of
+from tests.worker.models.prompts.test_markup import HARMONY, answer, tokenizer_with
 from worker.grammars.calls import STYLES, CallForm, CallsGrammar, ToolSchema
 from worker.grammars.schema import SchemaError
+from worker.models.prompts.markup import HARMONY_CALL
 
 PLACE = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 WEATHER: dict[str, Any] = {
@@ -49,6 +51,13 @@ MARKERS = {
     "minimax_m2": ("<minimax:tool_call>", "</minimax:tool_call>"),
 }  # fmt: skip
 """Special tokens of the models of some formats."""
+OWN = {
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    "harmony": (HARMONY_CALL, "<|call|>"),
+    "json_list": ("<|tool_call|>", ""),
+}
+"""Start and end of formats that upstream does not read."""
 KINDS = sorted({"json_tools", *MARKERS, *STYLES} - {"laguna"})
 
 
@@ -64,13 +73,12 @@ def form_of(kind: str) -> tuple[CallForm, Words]:
         names = {marker: token for marker, token in names.items() if token in words.ends}
         pieces = [b"" if piece.startswith(b"<") and len(piece) > 4 else piece for piece in pieces]
         pieces[words.ends[0]] = b"<|im_end|>"
+    if name in OWN:
+        form = CallForm(name, *OWN[name], names)
+        return form, words_of(pieces, {token: marker for marker, token in names.items()}, words.ends)
     module = importlib.import_module(f"mlx_lm.tool_parsers.{name}")
-    form = CallForm(
-        None if name == "json_tools" else name,
-        module.tool_call_start,
-        module.tool_call_end,
-        names,
-    )
+    kind = None if name == "json_tools" else name
+    form = CallForm(kind, module.tool_call_start, module.tool_call_end, names)
     return form, words_of(pieces, {token: marker for marker, token in names.items()}, words.ends)
 
 
@@ -108,6 +116,21 @@ def drawn(words: Words, lark: str, seeds: int) -> list[str]:
     texts = [said(words, tokens) for tokens, has_ended in found if has_ended]
     assert len(texts) > seeds / 4
     return texts
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_calls_in_formats_that_upstream_does_not_read_are_read_here(kind: str) -> None:
+    form, words = form_of(kind)
+    spoken = tokenizer_with(*HARMONY if kind == "harmony" else ("<end>",))
+    for single in (True, False):
+        counts = set()
+        for text in drawn(words, CallsGrammar(form, TOOLS).required(single=single), 12):
+            lead = "<|channel|>commentary " if kind == "harmony" else ""
+            found = answer(spoken, lead + text, tools=PARAMETERS)
+            assert found.text == ""
+            check([{"name": name, "arguments": arguments} for name, arguments in found.parsed()])
+            counts.add(len(found.calls))
+        assert counts == {1} if single or kind == "harmony" else max(counts) > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

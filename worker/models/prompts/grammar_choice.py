@@ -31,7 +31,14 @@ from worker.grammars.schema import SchemaError
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Edges, Markup
 from worker.models.locks import acquired
-from worker.models.prompts.markup import HARMONY_HEAD, HARMONY_THOUGHT, is_harmony, transitions
+from worker.models.prompts.markup import (
+    HARMONY_CALL,
+    HARMONY_HEAD,
+    HARMONY_HEADS,
+    HARMONY_THOUGHT,
+    is_harmony,
+    transitions,
+)
 from worker.models.prompts.template import Render, opens_thoughts, rendered_calls, spacing_in
 from worker.output.channels import CONTENT, REASONING
 from worker.output.text import Vocabulary
@@ -230,7 +237,9 @@ class GrammarSelector:
         Empty if the template does so, thinking is off, or the prompt ends with the end of reasoning.
         """
         tokenizer = self._tokenizer
-        if conversation.messages is not None and is_harmony(tokenizer):
+        if is_harmony(tokenizer):
+            if conversation.messages is None or conversation.tools:  # behind it, a call's head would be free
+                return ()
             return tuple(tokenizer.encode(HARMONY_THOUGHT, add_special_tokens=False))
         is_off = conversation.options.get("enable_thinking") is False
         is_closed = bool(tokenizer.think_end) and text.rstrip().endswith(str(tokenizer.think_end))
@@ -299,7 +308,9 @@ def _names(tokenizer: TokenizerWrapper, vocabulary: Vocabulary, ends: Sequence[i
 
 def _edges(tokenizer: TokenizerWrapper, call: str) -> Edges:
     """Return the transitions as in `worker.models.prompts.format`, plus the marker that begins calls."""
-    edges: dict[str, list[tuple[str, str]]] = {CONTENT: [(call, CALL)]}
+    edges: dict[str, list[tuple[str, str]]] = {CONTENT: []}
+    for state in HARMONY_HEADS if is_harmony(tokenizer) else (CONTENT,):
+        edges[state] = [(call, CALL)]
     for state, leaving in tokenizer.response_transitions.items():
         known = edges.setdefault(state, [])
         known += [(marker, CALL if then == _TOOL else then) for marker, then in leaving]
@@ -315,9 +326,26 @@ _AS_HERMES = {None, "pythonic", "function_gemma", "gemma4", "json_tools"}
 """Parsers for which calls are written in Hermes's format (`json_tools`), which they accept too."""
 
 
+_WRITTEN = (
+    ("function<｜tool▁sep｜>", "deepseek_v3", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ("<｜tool▁sep｜>", "deepseek_v31", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ("<seed:tool_call>", "qwen3_coder", "<seed:tool_call>", "</seed:tool_call>"),
+    ("<TOOLCALL>[", "json_list", "<TOOLCALL>", "</TOOLCALL>"),
+    ("<|tool_call|>[", "json_list", "<|tool_call|>", ""),
+)
+"""Formats without a parser of upstream's: what a template writes in a call, the kind, its markers."""
+
+
 def _call_form(tokenizer: TokenizerWrapper, template: Render | None, lexicon: GrammarTokenizer) -> CallForm:
-    kind = _kind(tokenizer)
-    spacing = spacing_in(rendered_calls(template) if template else "")
+    if is_harmony(tokenizer):
+        lead = "<|channel|>commentary "
+        return CallForm("harmony", HARMONY_CALL, "<|call|>", names=lexicon.names, lead=lead)
+    kind, rendered = _kind(tokenizer), rendered_calls(template) if template else ""
+    spacing = spacing_in(rendered)
+    if kind is None:
+        for sign, own, start, end in _WRITTEN:
+            if sign in rendered:
+                return CallForm(own, start, end, lexicon.names, spacing)
     if kind in _AS_HERMES:
         return CallForm(None, names=lexicon.names, spacing=spacing)
     start, end = str(tokenizer.tool_call_start), str(tokenizer.tool_call_end)

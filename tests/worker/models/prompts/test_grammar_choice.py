@@ -161,6 +161,12 @@ def test_in_harmony_a_form_is_that_of_the_final_message(tmp_path: Path) -> None:
     final = thought + "<|end|><|start|>assistant<|channel|>final<|message|>"
     assert "<|return|>" not in (allowed(engine_request, final, spoken) or {"<|return|>"})
     assert "<|return|>" in (allowed(engine_request, final + "yes", spoken) or set())
+    called = prepare(TextPreparer(spoken, RULES), tools=TOOLS, calling=ToolCallConstraint(required=True))
+    head = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
+    assert allowed(called, "", spoken) == {"<|channel|>"}
+    assert not {"a", "an", "analysis"} & (allowed(called, "<|channel|>", spoken) or {"a"})
+    assert "{" in (allowed(called, head, spoken) or set())
+    assert allowed(called, head + "{}", spoken) == {"<|call|>"}
 
 
 def test_a_thought_closed_by_its_budget_leaves_an_exact_form_exact() -> None:
