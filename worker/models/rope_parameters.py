@@ -38,12 +38,15 @@ def overrides(folder: Path) -> dict[str, Any]:
     return translated(config, inspect.signature(arguments).parameters)
 
 
-def translated(config: Config, known: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the older keys, of a config and of its language model's. `known`: the keys that the family's
-    arguments have; None: it is not known."""
+def translated(
+    config: Config, known: Collection[str] | None = None, text: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return the older keys, of a config and of its language model's. `known`, `text`: the keys that the
+    family's arguments for each have; None: it is not known."""
     changed = _older(config, known)
+    text = None if text is None else {*text} - {_KEY}  # some of mlx-vlm's have that key and do not read it
     for key in TEXT_KEYS:
-        if isinstance(inner := config.get(key), dict) and (told := _older(inner, None)):
+        if isinstance(inner := config.get(key), dict) and (told := _older(inner, text)):
             changed[key] = inner | told
     return changed
 

@@ -38,12 +38,13 @@ def load_network(folder: Path) -> VisionNetwork:
     """Open upstream's network, weights not read yet. Raises `ModelError` if it is not autoregressive, or
     whatever upstream raises."""
     from mlx_vlm.generate.diffusion import is_diffusion_model
-    from mlx_vlm.utils import load_model
+    from mlx_vlm.utils import get_model_and_args, load_model
 
     config = json.loads((folder / "config.json").read_bytes())
     require_writer(config)
     open_whole = partial(load_model, lazy=True)
-    told = translated(config)
+    arguments = getattr(get_model_and_args(config)[0], "TextConfig", None)
+    told = translated(config, text=None if arguments is None else signature(arguments).parameters)
     whole = open_with_config(folder, config | told, open_whole) if told else open_whole(folder)
     if is_diffusion_model(whole):
         raise ModelError("it generates by diffusion, many tokens at a time, which is not supported.")

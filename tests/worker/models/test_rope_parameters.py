@@ -94,3 +94,11 @@ def test_kinds_of_layers_and_inner_configs_are_translated(
     config: dict[str, Any], told: dict[str, Any]
 ) -> None:
     assert translated(config) == told
+
+
+def test_a_language_model_gets_the_keys_that_it_has() -> None:
+    """Of mlx-vlm's, most ignore others, and GLM-OCR fails on them."""
+    config = {"text_config": {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}}}
+    assert translated(config, text=["rope_parameters"]) == {}
+    told = translated(config, text=["rope_parameters", "rope_theta"])
+    assert told == {"text_config": config["text_config"] | {"rope_theta": 5e5}}
