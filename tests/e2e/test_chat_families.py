@@ -123,9 +123,10 @@ async def ask(app: Any, dialect: str, history: list[Any], *, whole: bool) -> Any
         return await getattr(stream, f"get_final_{final}")()
 
 
-async def converse(model: Model, dialect: str, *, whole: bool) -> list[Any]:
-    """Ask, be called, give the result and ask again; return thoughts, texts and calls."""
-    family, answers, history = model.family, list[Any](), [{"role": "user", "content": QUESTION}]
+async def converse(model: Model, dialect: str, *, whole: bool) -> tuple[list[Any], str]:
+    """Ask, be called, give the result and ask again; return what was read, and the last prompt."""
+    family, answers, prompts = model.family, list[Any](), list[str]()
+    history: list[Any] = [{"role": "user", "content": QUESTION}]
     if dialect == "chat.completions":
         history.insert(0, {"role": "system", "content": SYSTEM})
 
@@ -139,6 +140,7 @@ async def converse(model: Model, dialect: str, *, whole: bool) -> list[Any]:
         assert called == ([(NAME, ARGUMENTS)] if calls else [])
         history.extend(back)
         answers.append((texts, called))
+        prompts.append(prompt)
         return id
 
     id = await turn(BESIDE, family.writes, SYSTEM, QUESTION, *[NAME] * (family.omits != "tools"))
@@ -149,7 +151,7 @@ async def converse(model: Model, dialect: str, *, whole: bool) -> list[Any]:
     await turn(ANSWER, "", *shown, *[THOUGHT] * bool(keeps))
     history.append({"role": "user", "content": AGAIN})
     await turn(ANSWER, "", *shown, ANSWER, AGAIN)
-    return answers
+    return answers, prompts[-1]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -157,9 +159,13 @@ def test_a_conversation_with_a_call_is_whole_in_every_dialect(name: str, tmp_pat
     model = Model(FAMILIES[name], tmp_path)
 
     async def talk() -> None:
+        prompts = set()
         for dialect in DIALECTS:
-            answers = await converse(model, dialect, whole=True)
-            assert await converse(model, dialect, whole=False) == answers
+            answers, prompt = await converse(model, dialect, whole=True)
+            assert await converse(model, dialect, whole=False) == (answers, prompt)
+            prompts.add(prompt)
+        # Prefixes are shared, unless the template has a switch, which messages turn on.
+        assert len(prompts) == 1 or "thinking" in model.family.template
 
     run(talk())
     model.house.close()
