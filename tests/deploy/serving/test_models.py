@@ -131,6 +131,12 @@ def test_replicas_take_their_weights_each_and_share_the_budget(tmp_path: Path) -
     assert memory_budget(None, [model]) is not None, "without a budget each replica would use all memory"
 
 
+def test_a_named_parser_reaches_the_worker_and_an_unknown_one_nobody() -> None:
+    assert "--reasoning-parser=granite" in worker("--reasoning-parser=granite").argv
+    with pytest.raises(SettingsError, match="tool_call_parser: Expected command_a or"):
+        worker("--tool-call-parser=bogus")
+
+
 def hostfile(folder: Path, *hosts: object) -> Path:
     file = folder / "hosts.json"
     file.write_text(
