@@ -35,7 +35,8 @@ _KINDS: Mapping[CallParser, str] = {
     "qwen3_xml": "qwen3_coder",
     "step3p5": "qwen3_coder",
 }
-"""Upstream's parser for the same format. Others have none: they are recognized, and forced as Hermes's."""
+"""Upstream's parser for the same format. Others have none: they are recognized, and a grammar forces what the
+template writes, or else Hermes's format."""
 _MARKERS: Mapping[ReasoningParser, tuple[str, str]] = {
     "command_a": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "granite": ("Here is my thought process:", "Here is my response:"),

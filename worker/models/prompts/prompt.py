@@ -321,7 +321,7 @@ def _opening_under(grammar: Grammar | None, opening: str | None) -> str | None:
     """Return the state in which the answer begins; None: it contains no markers."""
     if _is_raw(grammar):
         return None
-    # A grammar of the whole answer leaves no room for a head.
+    # Such a grammar may begin with the content itself; a head is read from there too.
     return CONTENT if opening == HARMONY_HEAD and isinstance(grammar, AnswerGrammar) else opening
 
 
