@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 
 from worker.grammars.tokenizer import GrammarTokenizer
-from worker.output.channels import signs_of
+from worker.output.channels import signed, signs_of
 
 Edges = Mapping[str, Sequence[tuple[str, str]]]
 """For each state, the markers that end it, each with the state that it begins."""
@@ -27,7 +27,7 @@ class Markup:
         names = {tokens[token]: sign for token, sign in self.signs.items()}
         self.edges: dict[str, dict[str, str]] = {}
         for state, leaving in edges.items():
-            forms = {form: then for marker, then in leaving for form in (marker, _signed(marker, names))}
+            forms = {form: then for marker, then in leaving for form in (marker, signed(marker, names))}
             self.edges[state] = forms
         self.held_max = max((len(form) for forms in self.edges.values() for form in forms), default=1) - 1
 
@@ -71,9 +71,3 @@ class TriggerScanner:
             (place + len(form), then) for form, then in edges.items() if (place := self._held.find(form)) >= 0
         )
         return min(found, default=None)
-
-
-def _signed(marker: str, names: Mapping[str, str]) -> str:
-    for name in sorted(names, key=len, reverse=True):
-        marker = marker.replace(name, names[name])
-    return marker

@@ -57,6 +57,13 @@ class ChannelStateMachine(Protocol):
         """Return the withheld text. Call once. `has_ended`: the model has ended the answer by itself."""
 
 
+def signed(marker: str, names: Mapping[str, str]) -> str:
+    """Return a marker with signs in place of the names of special tokens. `names`: signs by name."""
+    for name in sorted(names, key=len, reverse=True):
+        marker = marker.replace(name, names[name])
+    return marker
+
+
 class Markers(NamedTuple):
     """Signs of tokens, and the texts of signs whose tokens have text."""
 

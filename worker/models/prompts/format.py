@@ -34,7 +34,7 @@ from worker.output.calls.formats import LITERALS, READERS, read_harmony
 from worker.output.calls.parser import CallOpening, ToolCallParser
 from worker.output.calls.source import Spelling
 from worker.output.calls.writer import CallNumbering, Reader
-from worker.output.channels import CALL, CONTENT, REASONING, Markers, Piece, signs_of
+from worker.output.channels import CALL, CONTENT, REASONING, Markers, Piece, signed, signs_of
 from worker.output.text import Vocabulary
 
 Edges = dict[str, list[tuple[str, str]]]
@@ -263,7 +263,7 @@ def _spelled(edges: Edges, names: Mapping[str, str]) -> Edges:
     """Return the transitions with each marker twice: made of special tokens, and as plain text, which
     upstream accepts too."""
     return {
-        state: [(form, then) for marker, then in leaving for form in sorted({marker, _signed(marker, names)})]
+        state: [(form, then) for marker, then in leaving for form in sorted({marker, signed(marker, names)})]
         for state, leaving in edges.items()
     }
 
@@ -281,22 +281,16 @@ def _add_openings(
         edges[state] = []
 
     for marker, reader in READERS.items():
-        for form in sorted({marker, _signed(marker, names)}):
+        for form in sorted({marker, signed(marker, names)}):
             add(CONTENT, form, reader)
     for origin, leaving in tokenizer.response_transitions.items():
         for marker in (marker for marker, then in leaving if then == CALL and marker in READERS):
-            for form in sorted({marker, _signed(marker, names)}):
+            for form in sorted({marker, signed(marker, names)}):
                 add(origin, form, READERS[marker])
     if is_harmony(tokenizer):
         for state in HARMONY_HEADS:
             add(state, HARMONY_CALL, read_harmony)
     own = tokenizer.tool_call_start
-    if own in READERS and REASONING in edges and _signed(own, names) != own:
-        add(REASONING, _signed(own, names), READERS[own])
+    if own in READERS and REASONING in edges and signed(own, names) != own:
+        add(REASONING, signed(own, names), READERS[own])
     return openings
-
-
-def _signed(marker: str, names: Mapping[str, str]) -> str:
-    for name in sorted(names, key=len, reverse=True):
-        marker = marker.replace(name, names[name])
-    return marker
