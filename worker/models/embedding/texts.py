@@ -15,7 +15,7 @@ from protocol.packed_texts import unpack
 from worker.contract.preparation import NEVER, CancelToken
 from worker.contract.texts import PreparedTexts, Text
 from worker.models.prompts.render_bound import RENDER_S_MAX, RenderTimeout, within
-from worker.models.prompts.token_limit import SLICE_CHARACTERS, TokenLimit, beginning
+from worker.models.prompts.token_limit import SLICE_CHARACTERS, Encode, TokenLimit, beginning
 
 TEXTS_AT_ONCE = 64
 """Texts tokenized in one call; other threads can run between calls."""
@@ -139,7 +139,7 @@ def _wrong_dimensions(rules: TextRules) -> str:
 
 class PairPreparer:
     """`worker.contract.texts.TextsPreparer` for cross-encoders: query and document in one sequence. If it is
-    too long, the longer of the two is truncated first."""
+    too long, the document is truncated."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
         """`tokenizer`: used by no other thread."""
@@ -153,13 +153,14 @@ class PairPreparer:
             message = "'instruction' is not supported: this model was trained for one kind of relevance."
             raise RequestError(Code.UNSUPPORTED_PARAMETER, message, param="instruction")
         most = min(self._rules.context_length, request.tokens_max or self._rules.context_length)
+        marks = self._tokenizer.num_special_tokens_to_add(pair=True)
         encode = partial(_encoded, self._tokenizer)
+        _check_query(request, request.query, marks, most, encode, cancel_token)
 
         def shorten(place: int, text: str) -> str:
             return _attempted(request.source, partial(beginning, text, most, encode, cancel_token))
 
-        query = shorten(0, request.query)
-        texts: list[Text] = []
+        query, texts = request.query, list[Text]()
         for some in _batches(list(enumerate(_documents(request))), shorten):
             cancel_token.check()
             documents = [document for _, document in some]
@@ -167,7 +168,9 @@ class PairPreparer:
         return _prepared(request, texts)
 
     def _pairs(self, query: str, documents: list[str], most: int) -> list[Text]:
-        encoded = self._tokenizer([query] * len(documents), documents, truncation=True, max_length=most)
+        encoded = self._tokenizer(
+            [query] * len(documents), documents, truncation="only_second", max_length=most
+        )
         types = encoded.get("token_type_ids") or [()] * len(documents)
         return [
             Text(tuple(tokens), tuple(of)) for tokens, of in zip(encoded["input_ids"], types, strict=True)
@@ -176,7 +179,7 @@ class PairPreparer:
 
 class JudgePreparer:
     """`worker.contract.texts.TextsPreparer` for decoders that are asked whether a document is relevant.
-    Prompts that are too long are truncated at the end."""
+    Prompts that are too long are truncated at the end, in the document."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
         """`tokenizer`: used by no other thread; it has a chat template."""
@@ -189,15 +192,24 @@ class JudgePreparer:
     ) -> PreparedTexts:
         documents = _documents(request)
         most = min(self._rules.context_length, request.tokens_max or self._rules.context_length)
-        room = max(0, most - len(self._answer))
+        encode = partial(_encoded, self._tokenizer)
+        alone = _attempted("query", partial(self._question, request, ""))
+        _check_query(request, alone, len(self._answer), most, encode, cancel_token)
+        room = most - len(self._answer)
+
+        def tokenize(document: str) -> list[int]:
+            rendered = self._question(request, document)
+            return list(encode(beginning(rendered, room, encode, cancel_token)))[:room]
+
         texts: list[Text] = []
         for document in documents:
             cancel_token.check()
-            asked = partial(self._question, request, document, room, cancel_token)
-            texts.append(Text((*_attempted(request.source, asked), *self._answer)))
+            tokens = _attempted(request.source, partial(tokenize, document))
+            texts.append(Text((*tokens, *self._answer)))
         return _prepared(request, texts)
 
-    def _question(self, request: Rank, document: str, room: int, cancel_token: CancelToken) -> list[int]:
+    def _question(self, request: Rank, document: str) -> str:
+        """Return the prompt without its answer. Raises `ValueError` if the chat template does not end."""
         asked = (
             f"<Instruct>: {request.instruction or INSTRUCTION}\n\n<Query>: {request.query}"
             f"\n\n<Document>: {document}"
@@ -211,11 +223,33 @@ class JudgePreparer:
             enable_thinking=False,
         )
         try:
-            rendered = within(RENDER_S_MAX, render)
+            return str(within(RENDER_S_MAX, render))
         except RenderTimeout as error:
             raise ValueError(f"the chat template does not end: {error}") from None
-        encode = partial(_encoded, self._tokenizer)
-        return list(encode(beginning(rendered, room, encode, cancel_token)))[:room]
+
+
+def _check_query(
+    request: Rank, prompt: str, marks: int, most: int, encode: Encode, cancel_token: CancelToken
+) -> None:
+    """Raise `RequestError` if a prompt without a document, and `marks` more tokens, leave no room for one."""
+    limit, source = TokenLimit(most, cancel_token=cancel_token), "query"
+    if len(request.instruction) > len(request.query):
+        source = "instruction"
+    count, more = 0, ""
+    try:
+        _attempted(source, partial(limit.check_text, prompt, source, encode))
+        count = len(_attempted(source, partial(encode, prompt))) + marks
+    except RequestError as error:
+        if error.code is not Code.CONTEXT_LENGTH_EXCEEDED:
+            raise
+        count, more = most, "more than "
+    if more or count >= most:
+        message = (
+            f"'{source}' leaves no room for a document: without one there are {more}{count} tokens, and "
+            f"query and document can have at most {most} together. Please reduce the length of the {source}."
+        )
+        details: dict[str, object] = {"prompt_tokens": count + bool(more), "context_length": most}
+        raise RequestError(Code.CONTEXT_LENGTH_EXCEEDED, message, param=source, details=details)
 
 
 def _prepared(request: Embed | Rank, texts: Sequence[Text]) -> PreparedTexts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -91,15 +91,32 @@ def test_a_classifier_takes_no_instruction_and_no_ids() -> None:
     assert caught.value.param == "documents[1]"
 
 
-def test_a_judge_still_hears_the_question_when_its_document_is_cut() -> None:
-    named = tokenizer("qwen3-reranker")
-    request = Rank(incarnation="g", id="a", texts=pack(["station " * 900]), count=1, query="where?")
+def judge(query: str, **more: Any) -> PreparedTexts:
+    request = Rank(incarnation="g", id="a", texts=pack(["station " * 900]), count=1, query=query)
     rules = TextRules(context_length=256, vocabulary=2048, width=1)
-    [text] = JudgePreparer(named, rules).prepare(request, ()).texts
+    return JudgePreparer(tokenizer("qwen3-reranker"), rules).prepare(replace(request, **more), ())
+
+
+def test_a_long_document_is_truncated_and_its_query_is_not() -> None:
+    [text] = judge("where?").texts
     assert len(text.tokens) == 256
-    read = named.decode(text.tokens)
+    read = tokenizer("qwen3-reranker").decode(text.tokens)
     assert "<Query>: where?" in read
     assert read.endswith("<think>\n\n</think>\n\n")
+    [pair] = rank([LONG], query="river near the house the river").texts
+    read = tokenizer("bert-reranker").decode(pair.tokens)
+    assert len(pair.tokens) == 32
+    assert "river near the house the river[SEP]" in read.replace(" [SEP]", "[SEP]")
+
+
+@pytest.mark.parametrize("words", [400, 100_000])
+def test_a_query_that_leaves_no_room_for_a_document_is_refused_with_both_numbers(words: int) -> None:
+    for call, most in ((judge, 256), (partial(rank, ["a"]), 32)):
+        with pytest.raises(RequestError, match=rf"tokens, and .* at most {most} together") as caught:
+            call(query="where " * words)
+        assert (caught.value.code, caught.value.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "query")
+    with pytest.raises(RequestError, match="'instruction' leaves no room"):
+        judge("where?", instruction="find " * words)
 
 
 @pytest.mark.parametrize(
