@@ -11,6 +11,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from protocol.tasks import Task
+
 Stage = Literal["parked", "running", "ending", "failed"]
 """State of a model's processes: none; one runs, loads or is about to be restarted; one is stopping; none, and
 the next start is delayed because the last ones failed."""
@@ -28,7 +30,8 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `restarts`: number of unexpected exits; `last_end`: a description of the last one; `last_end_reason`: its
     code (`sigkill`, `exit_1`, `not_started`). `replicas`: number of workers. `failure`: why the last start
     failed, in a sentence; empty once the model is loaded. `loaded`: a worker that runs has loaded it.
-    `caution`: why it gets less memory for caches, in a sentence; empty: it does not.
+    `caution`: why it gets less memory for caches, in a sentence; empty: it does not. `task`: what it is made
+    for, known before it is loaded; None: its files are not on this machine.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ModelState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: str = ""
     caution: str = ""
     loaded: bool = False
+    task: Task | None = None
 
 
 PULLS_MAX = 4

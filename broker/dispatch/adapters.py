@@ -83,13 +83,13 @@ class AdapterCatalogue:
         found = self._models.get(model)
         return [found.leaving[name] for name in sorted(found.leaving)] if found else []
 
-    def split(self, asked: str, resolve: Callable[[str], str | None]) -> tuple[str, str]:
+    def split(self, asked: str, resolve: Callable[[str], str]) -> tuple[str, str]:
         """Split MODEL:NAME, if MODEL is one; else return `asked` without an adapter. `resolve`: resolves
         aliases."""
         base, colon, name = asked.rpartition(SEPARATOR)
-        if not colon or (resolve(asked) or asked) in self._fleet.models:
+        if not colon or resolve(asked) in self._fleet.models:
             return asked, ""
-        return (base, name) if (resolve(base) or base) in self._fleet.models else (asked, "")
+        return (base, name) if resolve(base) in self._fleet.models else (asked, "")
 
     def require(self, model: str, name: str) -> None:
         """Raise `RequestError` if requests cannot name this adapter. Those of a model that was never loaded

@@ -18,6 +18,7 @@ from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
 from protocol.messages import Ready
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
+from protocol.tasks import Task, tasks
 
 LOAD_ORDER_S_MAX = 300.0
 """Time that an order to load a model lasts while its memory is in use."""
@@ -87,11 +88,31 @@ class Catalogue:
         """Whether models are loaded on demand."""
         return self._residency is not None
 
-    def resolve(self, model: str | None) -> str | None:
-        """Resolve an alias. None resolves to the first configured model if models are loaded on demand."""
-        if model is None:
-            return next(iter(self.states)) if self.on_demand else None
+    def resolve(self, model: str) -> str:
+        """Return the name behind an alias, or the name itself."""
         return self._names.get(model, model)
+
+    def default_model(self, task: Task) -> str | None:
+        """Return the model for a request that names none. None: any that serves, preferably for `task`.
+
+        With loading on demand, the first configured model for the task, loaded or not: what is loaded
+        changes, and requests alike go to one model.
+        """
+        serving = [worker for worker in self._fleet if worker.serves]
+        if not self.on_demand and any(task in tasks(worker.capabilities) for worker in serving):
+            return None
+        names = list(self.states if self.on_demand else self._fleet.models)
+        known = {name: self._tasks(name) for name in names}
+        able = [name for name in names if task in known[name]]
+        unknown = [name for name in names if not known[name]]
+        return next(iter((*able, *unknown, *names[: self.on_demand])), None)
+
+    def _tasks(self, name: str) -> list[Task]:
+        """Return the tasks of a model, loaded or not; empty: unknown."""
+        entry, state = self._fleet.models.get(name), self.states.get(name)
+        if entry is not None and entry.last is not None:
+            return tasks(entry.last.capabilities)
+        return [state.task] if state is not None and state.task is not None else []
 
     def unloaded(self, name: str | None) -> UnloadedModel | None:
         """Return the model as unloaded if it is loaded on demand and no worker serves it, else None.
@@ -184,7 +205,7 @@ class Catalogue:
         return self._residency is not None and name in self.states and self._residency.is_pinned(name)
 
     def _configured(self, model: str) -> str:
-        name = self.resolve(model) or ""
+        name = self.resolve(model)
         if name not in self._fleet.models:
             raise RequestError(
                 Code.MODEL_NOT_FOUND, f"The model `{model}` does not exist here.", param="model"

@@ -150,7 +150,7 @@ class Dispatcher:
     def find_with_adapter(self, asked: str | None, adapter: str | None) -> tuple[Worker | UnloadedModel, str]:
         """Return what `find` returns for a request that may name an adapter, MODEL:NAME or by itself, and the
         adapter's name; empty: none. Raises `RequestError`."""
-        model, named = (None, "") if asked is None else self.adapters.split(asked, self.catalogue.resolve)
+        model, named = self.adapters.split(asked, self.catalogue.resolve) if asked else (None, "")
         if adapter and named and adapter != named:
             message = f"'adapter' is {adapter[:100]!r}, but 'model' names another one."
             raise RequestError(Code.INVALID_REQUEST, message, param="adapter")
@@ -161,11 +161,11 @@ class Dispatcher:
     def find(self, model: str | None, task: Task = "generate") -> Worker | UnloadedModel:
         """Return the worker for a request, or the unloaded model that it may wait for. Raises `RequestError`.
 
-        `task`: selects the model if `model` is None.
+        `task`: selects the model if `model` is None or empty.
         """
         if self._is_drained:
             raise RequestError(Code.SHUTTING_DOWN, retry_after_s=2.0)
-        name = self.catalogue.resolve(model)
+        name = self.catalogue.resolve(model) if model else self.catalogue.default_model(task)
         return self.catalogue.expected.find(name, task) or self._find(name, task)
 
     def _find(self, name: str | None, task: Task = "generate") -> Worker | UnloadedModel:

@@ -65,8 +65,9 @@ async def unload_lora(request: Request) -> Response:
 
 def _model_of(dispatcher: Dispatcher, asked: str | None) -> str:
     """Return the name of the model that is asked for; None: the only or first one. Raises `RequestError`."""
-    name = dispatcher.catalogue.resolve(asked)
-    models = dispatcher.fleet.models
+    catalogue, models = dispatcher.catalogue, dispatcher.fleet.models
+    default = catalogue.default_model("generate") if catalogue.on_demand else None
+    name = catalogue.resolve(asked) if asked else default
     if name is None and len(models) == 1:
         return next(iter(models))
     if name is None:

@@ -50,7 +50,7 @@ async def get_model(request: Request) -> Response:
     gateway = gateway_of(request)
     dispatcher = gateway.dispatcher
     asked, adapter = dispatcher.adapters.split(request.path_params["model"], dispatcher.catalogue.resolve)
-    name = dispatcher.catalogue.resolve(asked) or ""
+    name = dispatcher.catalogue.resolve(asked)
     if name not in gateway.dispatcher.fleet.models:
         raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
     if adapter:

@@ -22,11 +22,12 @@ _WEIGHTS = "model*.safetensors"
 
 def weight_bytes(model: str | None) -> int | None:
     """Return the size of a model's weight files; None if they are not found on this machine."""
-    folder = _folder(model)
+    folder = local_folder(model)
     return None if folder is None else _file_bytes(folder)
 
 
-def _folder(model: str | None) -> Path | None:
+def local_folder(model: str | None) -> Path | None:
+    """Return the folder of a model's files; None if they are not on this machine."""
     if model is None:
         return POCKET_FOLDER
     return folder_of(model) if is_folder(model) else _snapshot(model)
@@ -51,7 +52,7 @@ def weights_of(model: ServedModel) -> int | None:
 
 def _bytes_on_disk(model: ServedModel) -> int:
     """Return the bytes of the experts that its worker leaves on disk; 0 for settings that it refuses."""
-    limit, folder = model.settings.get(EXPERTS_MEMORY), _folder(model.model)
+    limit, folder = model.settings.get(EXPERTS_MEMORY), local_folder(model.model)
     if limit is None or folder is None:
         return 0
     try:

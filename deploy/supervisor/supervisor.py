@@ -22,9 +22,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
+from typing import get_args
 
 from deploy.supervisor.channels import GatewayChannel
-from deploy.supervisor.child import Child, first_loaded, model_id
+from deploy.supervisor.child import Child, ServedModel, first_loaded, model_id
 from deploy.supervisor.children import KILL_WAIT_S_MAX, STOP_TIMEOUT_S, other_name
 from deploy.supervisor.control import Control
 from deploy.supervisor.cpu_usage import IdleWatch
@@ -49,7 +50,7 @@ from deploy.supervisor.events import (
 )
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import Lifecycle
-from deploy.supervisor.memory import all_weight_bytes, weights_of
+from deploy.supervisor.memory import all_weight_bytes, local_folder, weights_of
 from deploy.supervisor.panics import CACHE_SHARE, Panics
 from deploy.supervisor.processes import Processes
 from deploy.supervisor.pulls import Pulls
@@ -58,7 +59,10 @@ from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
 from deploy.supervisor.stderr import QuietTerminal
 from protocol import channel, lifeline, listening
+from protocol.model_folder import name_of
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
+from protocol.task_detection import detect_task
+from protocol.tasks import Task
 
 WAKE_S_MAX = 60.0
 MEASURE_S = 2.0
@@ -321,6 +325,7 @@ class Supervisor:
             failure=ends.failure[:END_CHARS_MAX],
             caution=self._panics.caution(model_id(model)),
             loaded=self._lifecycle.is_loaded(*names),
+            task=_task_of(model) if len(self._models) > 1 else None,
         )
 
     def _memory_bytes(self, child: str) -> int:
@@ -396,6 +401,13 @@ class Supervisor:
             self._gateway.close()
         self._pulls.close()
         self._processes.end_everything(KILL_WAIT_S_MAX)
+
+
+def _task_of(model: ServedModel) -> Task | None:
+    """Return the task of a model, chosen or detected; None: its files are not on this machine."""
+    chosen, folder = model.settings.get("task"), local_folder(model.model)
+    detected = None if folder is None else detect_task(folder, name_of(model.model))
+    return next((task for task in get_args(Task) if task == chosen), detected)
 
 
 def _by_model(workers: Sequence[Child]) -> dict[str, list[str]]:

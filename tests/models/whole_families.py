@@ -6,10 +6,10 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
+from protocol.task_detection import ENCODERS
 from tests.models.configs import VOCABULARY, Config
 from tests.models.family_sizes import COMMON, WIDTH
 from tests.models.whole_sizes import SIDE, TOWER, beside, flat, seeing
-from worker.models.config import ENCODERS
 
 _IMAGES = "it makes images"
 _SEES = "it finds what is in an image, and writes nothing"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from protocol.error_text import describe_os_error
 from protocol.model_folder import why_no_config
+from protocol.task_detection import ENCODERS
 from worker.contract.engine import ModelError
 
 CONTEXT_FALLBACK_TOKENS = 8192
@@ -31,9 +32,6 @@ TEXT_KEYS = ("text_config", "llm_config", "language_config")
 """Keys of the language model's config, where it is one part of several."""
 _VISION_KEYS = ("vision_config", "mm_vision_tower", "vision_tower")
 """Keys of the vision tower's config; in a few older models the value is only a name."""
-
-ENCODERS = frozenset({"bert", "modernbert", "xlm-roberta"})
-"""Encoder-only architectures, which mlx-vlm implements."""
 
 _MODULE = re.compile(r"[\w-]+")
 """File name of a module in mlx-lm's models folder; `lfm2-vl` is not an identifier."""

@@ -81,6 +81,22 @@ def test_a_request_for_one_that_is_not_loaded_waits_and_has_it_loaded() -> None:
     assert found.ready.running_max == 4
 
 
+def test_a_request_without_a_model_gets_the_first_one_for_its_task_loaded_or_not() -> None:
+    dispatcher = Line().dispatcher
+    models = [
+        ModelState(name=name, task=task)  # type: ignore[arg-type]
+        for name, task in (("ranks", "rerank"), ("chat", "generate"), ("new", None), ("dense", "embed"))
+    ]
+    dispatcher.catalogue.on_model_states(ModelStates(models=models, on_demand=True))
+    for absent in (None, ""):
+        assert dispatcher.find_with_adapter(absent, None)[0].model == "chat"
+        assert [dispatcher.find(absent, task).model for task in ("embed", "rerank")] == ["dense", "ranks"]
+    dispatcher.catalogue.on_model_states(ModelStates(models=models[:3], on_demand=True))
+    assert dispatcher.find(None, "embed").model == "new", "its files are not here yet"
+    dispatcher.catalogue.on_model_states(ModelStates(models=models[:2], on_demand=True))
+    assert dispatcher.find(None, "embed").model == "ranks", "which says what it is made for"
+
+
 def test_cache_limits_of_loaded_models_sum_to_the_memory_budget() -> None:
     line = Depot(budget=20, a="running", b="running").line
     limits: list[int | None] = []

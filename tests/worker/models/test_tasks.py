@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from protocol.task_detection import detect_task
 from protocol.tasks import Task
 from worker.contract.engine import ModelError
 from worker.models.config import ModelConfig
@@ -32,6 +34,9 @@ def test_a_model_is_what_its_architecture_and_its_name_say(
     tmp_path: Path, found: ModelConfig, name: str, task: Task
 ) -> None:
     assert find_task(tmp_path, found, name, None) == task
+    config = {"model_type": found.architecture, "architectures": found.architectures}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert detect_task(tmp_path, name) == task
 
 
 def test_files_of_sentence_transformers_make_a_decoder_embed(tmp_path: Path) -> None:

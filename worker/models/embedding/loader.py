@@ -20,6 +20,7 @@ from mlx_vlm.utils import load_model
 from transformers import AutoTokenizer
 
 from protocol.logs import quiet_libraries
+from protocol.task_detection import is_classifier
 from protocol.tasks import Task
 from protocol.types import Capabilities
 from worker.contract.engine import EmbeddingModel, ModelError, ModelInfo
@@ -27,7 +28,6 @@ from worker.contract.texts import TextsPreparer
 from worker.engine.encoder import BatchEncoder, Forward
 from worker.models.config import ModelConfig
 from worker.models.embedding.texts import EmbedPreparer, JudgePreparer, PairPreparer, TextRules, Tokenizer
-from worker.models.tasks import is_classifier
 
 TEXT_TOKENS_MAX = 8192
 """Maximum length of one text, as in mlx-vlm's server: a text is one pass, and masks grow quadratically."""
@@ -41,7 +41,7 @@ def load_network(folder: Path, config: ModelConfig, task: Task) -> nn.Module:
         network = load_embedding_model(folder, lazy=True)
         network.pooling_config = read_pooling_config(folder)
         return network
-    load = load_sequence_classification_model if is_classifier(config) else load_model
+    load = load_sequence_classification_model if is_classifier(config.architectures) else load_model
     return load(folder, lazy=True)
 
 
@@ -94,7 +94,7 @@ def _roles(
     """Return how the network is run, and the class that prepares its texts."""
     if task == "embed":
         return partial(_embed, network), EmbedPreparer
-    if is_classifier(config):
+    if is_classifier(config.architectures):
         return partial(_classify, network), PairPreparer
     if not tokenizer.chat_template:
         raise ModelError(f"{name}: it has no chat template, which reranking with a decoder needs.")
