@@ -3,42 +3,89 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image
 
 from protocol.errors import Code, RequestError
 from protocol.types import Media
 from protocol.wire import MEDIA_PIXELS_MAX
 from worker.contract.preparation import PreparationCancelled
+from worker.models.media.containers import without_metadata
 
 DECODED_PIXELS_MAX = 2**24
 """Size to which a larger image is reduced while it is decoded, by a whole number. No model is given more."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _STRIP_ROWS = 64
 _TOLERANCE = 0.01
+_ROWS_MIN = 15 / 16
+"""Share of its rows that a truncated JPEG must have."""
+_JPEG_ROWS_BEHIND = 32
+"""Rows by which the decoder is behind its data when these end."""
+_JPEG_END = b"\xff\xd9"
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF orientation, what makes an image upright."""
+DAMAGED = "its file is damaged, or ends too early"
+
+log = logging.getLogger(__name__)
+
+
+class _TruncatedJpeg(Exception):
+    """Raised for a JPEG without an end that has enough of its rows; with an end, the decoder fills them."""
 
 
 def open_image(data: bytes, media: Media) -> Image.Image:
     """Decode an image to RGB: upright, transparency on white, at most `media.pixels_max` pixels.
 
-    Of an animation, only the first frame. Beyond `DECODED_PIXELS_MAX` there is never a second copy of all
-    pixels. Raises `RequestError(invalid_media)` if it cannot be decoded.
+    Of an animation, only the first frame. There is never a second copy of all pixels of a large image. Raises
+    `RequestError(invalid_media)` if it cannot be decoded.
     """
-    with reading(media), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about broken metadata of intact images
-        file = Image.open(io.BytesIO(data), formats=_FORMATS)
-        _check_size(file, media)
-        # JPEG decoders can reduce by themselves.
-        if (factor := _factor(file)) > 1:
-            file.draft(None, (file.width // factor, file.height // factor))
-        file.load()
-        factor = _factor(file)
-        image = _flat(ImageOps.exif_transpose(file)) if factor == 1 else _reduced(file, factor)
+    with reading(media, DAMAGED), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bare = without_metadata(data)
+        try:
+            file = _decoded(bare.data, media)
+        except _TruncatedJpeg:
+            file = _decoded(bare.data + _JPEG_END, media)
+        image = _flat(file, _factor(file))
+        if bare.orientation in _TURNS:
+            image = image.transpose(_TURNS[bare.orientation])
     return within(image, media.pixels_max)
+
+
+def _decoded(data: bytes, media: Media) -> Image.Image:
+    """Return an image with its pixels as the file has them; a large JPEG is reduced while it is decoded."""
+    file = Image.open(io.BytesIO(data), formats=_FORMATS)
+    _check_size(file, media)
+    if (factor := _factor(file)) > 1:
+        file.draft(None, (file.width // factor, file.height // factor))
+    if file.format != "JPEG" or data.endswith(_JPEG_END):
+        file.load()
+        return file
+    blank = (128,) * len(file.getbands())
+    file.im = Image.new(file.mode, file.size, blank if len(blank) > 1 else 128).im
+    try:
+        file.load()
+    except OSError:
+        file.tile = []
+        top = int(file.height * _ROWS_MIN) - _JPEG_ROWS_BEHIND
+        row = file.crop((0, top, file.width, top + 1))
+        if top > 0 and all(band.getextrema() == (128, 128) for band in row.split()):
+            raise
+        raise _TruncatedJpeg from None
+    return file
 
 
 def _factor(image: Image.Image) -> int:
@@ -46,28 +93,31 @@ def _factor(image: Image.Image) -> int:
     return max(1, math.ceil(math.sqrt(image.width * image.height / DECODED_PIXELS_MAX) - _TOLERANCE))
 
 
-def _reduced(image: Image.Image, factor: int) -> Image.Image:
-    """Return a decoded image in RGB, upright and divided by `factor`, made strip by strip."""
+def _flat(image: Image.Image, factor: int) -> Image.Image:
+    """Return a decoded image in RGB on white, divided by `factor`, made strip by strip."""
+    if factor == 1 and image.mode == "RGB" and not image.has_transparency_data:
+        return image
     width, height = image.size
     reduced = Image.new("RGB", (-(-width // factor), -(-height // factor)))
     for top in range(0, height, factor * _STRIP_ROWS):
         strip = image.crop((0, top, width, min(height, top + factor * _STRIP_ROWS)))
-        reduced.paste(_flat(strip).reduce(factor), (0, top // factor))
-    orientation = ExifTags.Base.Orientation
-    reduced.getexif()[orientation] = image.getexif().get(orientation, 1)
-    ImageOps.exif_transpose(reduced, in_place=True)
+        reduced.paste(_on_white(strip).reduce(factor), (0, top // factor))
     return reduced
 
 
 @contextmanager
-def reading(media: Media) -> Iterator[None]:
-    """Context manager that turns every exception into `RequestError(invalid_media)`: the file is at fault."""
+def reading(media: Media, reason: str) -> Iterator[None]:
+    """Context manager that turns every exception into `RequestError(invalid_media)`: the file is at fault.
+
+    `reason`: what clients are told, since the exceptions' texts are for those who know the library.
+    """
     try:
         yield
     except (RequestError, PreparationCancelled):
         raise
     except Exception as error:  # Pillow's decoders and upstream's processors raise anything
-        raise unreadable(media, " ".join(str(error).split()) or type(error).__name__) from error
+        log.info("an image or a video of a request cannot be read: %s", " ".join(str(error).split())[:200])
+        raise unreadable(media, reason) from error
 
 
 def unreadable(media: Media, reason: str) -> RequestError:
@@ -83,7 +133,7 @@ def _check_size(image: Image.Image, media: Media) -> None:
         raise unreadable(media, f"{width} × {height} is more than {MEDIA_PIXELS_MAX} pixels")
 
 
-def _flat(image: Image.Image) -> Image.Image:
+def _on_white(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):  # conversion would clip values above 255
         image = image.point(lambda value: value / 256).convert("L")
     if image.has_transparency_data:

@@ -145,10 +145,13 @@ class ImagePreprocessor:
         self, kind: Kind, media: Media, frames: Sequence[bytes], cancel_token: CancelToken
     ) -> Processed:
         placeholder, processor = self.placeholders[kind], self._processor()
-        with reading(media):
-            if kind == "image":
-                return processor.see(placeholder, [open_image(frames[0], media)])
-            return processor.watch(placeholder, open_video(frames, media, cancel_token))
+        if kind == "image":
+            image = open_image(frames[0], media)
+            with reading(media, _unsuitable(image)):
+                return processor.see(placeholder, [image])
+        video = open_video(frames, media, cancel_token)
+        with reading(media, _unsuitable(video.frames[0])):
+            return processor.watch(placeholder, video)
 
     def _keep(self, key: tuple[str, str], looked: ProcessedImage) -> None:
         with self._lock:
@@ -206,6 +209,11 @@ class ImagePreprocessor:
             if found := self._places.search(text):
                 return found[0]
         return None
+
+
+def _unsuitable(image: Image.Image) -> str:
+    size = f"{image.width} × {image.height}"
+    return f"the model's processor accepts no size or aspect ratio like {size} pixels"
 
 
 def _digest(kind: Kind, pixels_max: int | None, frames: Sequence[bytes]) -> str:

@@ -12,7 +12,7 @@ from protocol.temporary_folder import TemporaryFolder
 from protocol.types import Media
 from protocol.wire import MEDIA_PIXELS_MAX
 from worker.contract.preparation import NEVER, CancelToken
-from worker.models.media.images import open_image, reading, unreadable, within
+from worker.models.media.images import DAMAGED, open_image, reading, unreadable, within
 
 FRAMES_A_SECOND = 2.0
 """Sampling rate; also assumed for videos that come as images without timestamps."""
@@ -36,7 +36,7 @@ def open_video(files: Sequence[bytes], media: Media, cancel_token: CancelToken =
     """Open a video file, or images that are resized to one size. Raises `RequestError(invalid_media)`, and
     `PreparationCancelled` after a cancellation, which is checked before each frame."""
     if media.mime.startswith("video/"):
-        with reading(media):
+        with reading(media, DAMAGED):
             return _read(files[0], media, cancel_token)
     indices = _spread(len(files), min(len(files), FRAMES_MAX))
     frames = []

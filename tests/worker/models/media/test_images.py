@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
+from io import BytesIO
+
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from broker.dialects.media_types import image_in
 from protocol.errors import Code, RequestError
 from protocol.types import Media
 from tests.worker.image_questions import encoded
@@ -38,14 +43,75 @@ def test_every_format_has_its_colours_and_others_are_refused(format: str) -> Non
     assert (caught.value.code, caught.value.param) == (Code.INVALID_MEDIA, "messages[0].content[1]")
 
 
-def test_exif_orientation_is_applied() -> None:
-    turned = halves()
-    exif = turned.getexif()
-    exif[0x0112] = 6  # rotate clockwise by 90 degrees
-    image = open_image(encoded(turned, "PNG", exif=exif), media())
-    assert image.size == (20, 40)
-    assert image.getpixel((10, 2)) == RED
-    assert image.getpixel((10, 38)) == BLUE
+def exif_of(orientation: int, order: str = "<") -> bytes:
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    return magic + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_exif_orientation_is_applied_and_a_bad_one_is_none(kind: str) -> None:
+    for number in range(1, 9):
+        exif = exif_of(number, "<>"[number % 2])
+        turned = ImageOps.exif_transpose(Image.open(BytesIO(encoded(halves(), kind, exif=exif)))).convert(
+            "RGB"
+        )
+        assert open_image(encoded(halves(), kind, exif=exif), media()).tobytes() == turned.tobytes()
+    for exif in (exif_of(0), exif_of(9), exif_of(6)[:12], b"II*\0\xff\xff\xff\xff", b"none"):
+        assert open_image(encoded(halves(), kind, exif=exif), media()).size == (40, 20)
+
+
+def chunk(kind: bytes, body: bytes, crc: bytes = b"\0\0\0\0") -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + crc
+
+
+def harmless_damage() -> Iterator[tuple[str, bytes]]:
+    """Yield images that every viewer shows, with what is wrong with each."""
+    data, noise = encoded(halves()), Image.effect_noise((160, 160), 80).convert("RGB")
+    for kind in (b"iCCP", b"tEXt", b"zTXt", b"iTXt", b"tRNS", b"gAMA", b"pHYs", b"eXIf", b"acTL"):
+        for body in (b"", b"k\0\0junk", b"\xff"):
+            yield f"a PNG's {kind!r}", data[:33] + chunk(kind, body) + data[33:]
+    yield "a PNG's checksums", data[:29] + bytes(4) + data[33:-4] + bytes(4)
+    yield "a PNG without an end", data[:-12]
+    yield "a PNG with more behind it", data + b"more"
+    segments = [
+        (0xE0, b"JFIF"), (0xE1, b"Exif\0\0II"), (0xE1, b"http://ns.adobe.com/xap/1.0/\0<"), (0xFE, b""),
+        (0xE2, b"ICC_PROFILE\0"), (0xE2, b"MPF\0II*\0\xff"), (0xED, b"Photoshop 3.0\08BIM"), (0xEE, b"Adobe"),
+    ]  # fmt: skip
+    broken = b"".join(struct.pack(">BBH", 255, kind, 2 + len(body)) + body for kind, body in segments)
+    for image, is_progressive in ((halves(), False), (noise, False), (noise, True)):
+        jpeg = encoded(image, "JPEG", progressive=is_progressive)
+        yield "a JPEG's segments", jpeg[:2] + broken + jpeg[2:]
+        yield "a JPEG without an end", jpeg[:-2]
+        yield "a JPEG that lacks a little", jpeg[: -2 - len(jpeg) // 60]
+        yield (
+            "a JPEG with more before and behind its end",
+            jpeg[:-2] + bytes(9) + jpeg[-2:] + b"\xff\xd8\xff more",
+        )
+    webp = encoded(halves(), "WEBP", exif=b"II", xmp=b"<", icc_profile=b"x")
+    yield "a WebP's metadata", webp
+    yield "a WebP's chunk lengths", webp[:-6] + b"\xff" * 6
+    gif = encoded(halves(), "GIF")
+    place = 13 + (3 << (gif[10] & 7) + 1)
+    yield (
+        "a GIF's extensions",
+        gif[:place] + b"!\xf9\1\0\0!\xff\3abc\1x\0!\xfe\1\xff\0" + gif[place:] + b"more",
+    )
+
+
+@pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in harmless_damage()])
+def test_an_image_is_decoded_whatever_is_wrong_beside_its_pixels(data: bytes) -> None:
+    image_in(data, pixels_max=10**6)
+    assert open_image(data, media()).size in ((40, 20), (160, 160))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_damaged_image_is_refused_in_plain_words(kind: str) -> None:
+    data = encoded(Image.effect_noise((160, 160), 80).convert("RGB"), kind)
+    for broken in (data[: len(data) // 2], data[:30]):
+        with pytest.raises(RequestError) as caught:
+            open_image(broken, media())
+        assert caught.value.message == "The image cannot be read: its file is damaged, or ends too early."
+        assert caught.value.param == "messages[0].content[1]"
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
