@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 STEPS_MAX = 2**17
 """Maximum number of chunks: the number of blocks in a GIF of 32 MiB."""
@@ -20,6 +20,12 @@ _SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))
 """JPEG markers without a segment."""
 _SCAN = 0xDA
+_LOSSLESS = frozenset((0xC3, 0xC7, 0xCB, 0xCF))
+_SEQUENTIAL = frozenset((0xC0, 0xC1, 0xC9))
+
+PIXEL_BYTES = {"image/png": 4, "image/webp": 16, "image/gif": 1, "image/bmp": 4, "image/jpeg": 0}
+"""Memory that Pillow's decoders take for a pixel, measured. A WebP is composed of two canvases and copied
+twice. A JPEG is reduced while it is decoded, unless it is lossless; its coefficients come on top."""
 
 
 class HeaderError(ValueError):
@@ -28,11 +34,12 @@ class HeaderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Dimensions in pixels."""
+    """Dimensions in pixels. `decoder_bytes`: the memory that decoding takes, beside a reduced copy."""
 
     width: int
     height: int
     is_animated: bool = False
+    decoder_bytes: int = field(default=0, compare=False)
 
 
 def read_header(mime: str, data: bytes) -> ImageHeader:
@@ -43,7 +50,8 @@ def read_header(mime: str, data: bytes) -> ImageHeader:
         raise HeaderError("the file is truncated or has too many chunks") from error
     if header.width < 1 or header.height < 1:
         raise HeaderError("the image has no pixels")
-    return header
+    pixels = header.width * header.height
+    return replace(header, decoder_bytes=header.decoder_bytes + PIXEL_BYTES[mime] * pixels)
 
 
 def _steps() -> Iterator[None]:
@@ -61,27 +69,41 @@ def _png(data: bytes) -> ImageHeader:
                 break
             case b"IHDR":
                 sizes.append((first, second))
-            case b"acTL":
+            case b"acTL" if length == 8:
                 frames = first
         place += 12 + length
     return ImageHeader(*max(sizes, key=math.prod), frames > 1)
 
 
 def _jpeg(data: bytes) -> ImageHeader:
-    place, sizes = 2, [(0, 0)]
+    place, frames, in_rows = 2, [ImageHeader(0, 0)], [0]
     for _ in _steps():
         place = data.index(0xFF, place)  # decoders skip bytes between segments
         marker = data[place + 1]
         if marker == _SCAN:
             break
         if marker in _SIZES:
-            height, width = struct.unpack_from(">HH", data, place + 5)
-            sizes.append((width, height))
+            frames.append(_jpeg_frame(data, place))
+            # Decoded as its rows come, unless each component has scans of its own.
+            in_rows.append(data[place + 9] if marker in _SEQUENTIAL else -1)
         if marker == 0xFF:  # fill
             place += 1
         else:
             place += 2 if marker in _BARE else 2 + max(2, struct.unpack_from(">H", data, place + 2)[0])
-    return ImageHeader(*max(sizes, key=math.prod))
+    frame = max(frames, key=lambda frame: frame.width * frame.height)
+    return replace(frame, decoder_bytes=0) if {*in_rows[1:]} == {data[place + 4]} else frame
+
+
+def _jpeg_frame(data: bytes, place: int) -> ImageHeader:
+    """Read a frame header. `decoder_bytes`: of its coefficients, and of all pixels if it is lossless."""
+    height, width, count = struct.unpack_from(">HHB", data, place + 5)
+    factors = [divmod(factor, 16) for factor in data[place + 11 : place + 10 + 3 * count : 3]]
+    widest, highest = (max(1, *each) for each in zip((1, 1), *factors, strict=True))
+    samples = sum(
+        (-(-width * wide // widest) + 7) * (-(-height * high // highest) + 7) for wide, high in factors
+    )
+    is_lossless = data[place + 1] in _LOSSLESS
+    return ImageHeader(width, height, decoder_bytes=2 * samples + is_lossless * 4 * width * height)
 
 
 def _gif(data: bytes) -> ImageHeader:

@@ -11,6 +11,7 @@ from hashlib import sha256
 
 from broker.dialects.image_headers import HeaderError, read_header
 from broker.dialects.media import MediaError
+from protocol.wire import DECODER_BYTES_MAX
 
 NOT_AN_IMAGE = "not an image of a supported type: png, jpeg, webp, gif or bmp"
 NOT_A_VIDEO = "not a video of a supported type: mp4, mov, webm, mkv or avi"
@@ -44,6 +45,12 @@ def image_in(data: bytes, *, pixels_max: int) -> Frame:
     if pixels > pixels_max:
         size = f"{header.width} x {header.height}"
         raise MediaError(f"the image has too many pixels: {size}, at most {pixels_max} are allowed")
+    if header.decoder_bytes > DECODER_BYTES_MAX:
+        largest = pixels * DECODER_BYTES_MAX // header.decoder_bytes
+        raise MediaError(
+            f"to decode {header.width} x {header.height} pixels of this kind takes too much memory, at most "
+            f"{largest} are allowed; a PNG or a baseline JPEG may have {pixels_max}"
+        )
     if header.is_animated:
         raise MediaError(ANIMATED)
     return Frame(mime, data, sha256(data).hexdigest(), pixels)
