@@ -25,7 +25,8 @@ from worker.contract.preparation import NEVER, CancelToken
 from worker.models.media.images import open_image, reading, unreadable
 from worker.models.media.parts import Kind, texts_of, with_marks
 from worker.models.media.processor import Processed, Processor
-from worker.models.media.videos import FRAMES_A_SECOND, Video, open_video
+from worker.models.media.video_frames import FRAMES_A_SECOND
+from worker.models.media.videos import Video, open_video
 from worker.models.prompts.boundaries import Messages
 from worker.models.prompts.template import TEMPLATE_ERRORS, Render, attempt
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
 from PIL import Image
 
+from protocol import lifeline
 from protocol.temporary_folder import TemporaryFolder
 from protocol.types import Media
-from protocol.wire import MEDIA_PIXELS_MAX
 from worker.contract.preparation import NEVER, CancelToken
+from worker.models.media import video_frames
 from worker.models.media.images import DAMAGED, open_image, reading, unreadable, within
+from worker.models.media.video_frames import (
+    FRAME_PIXELS_MAX,
+    FRAMES_A_SECOND,
+    FRAMES_FILE,
+    FRAMES_MAX,
+    MEMORY_BYTES_MAX,
+    PIXELS_MAX,
+    TOO_MUCH_MEMORY,
+    spread,
+)
 
-FRAMES_A_SECOND = 2.0
-"""Sampling rate; also assumed for videos that come as images without timestamps."""
-FRAMES_MAX = 64
-"""Maximum frames of one video; longer ones are sampled more sparsely."""
-FRAMES_MIN = 4
-FRAME_PIXELS_MAX = 2**20
-"""Maximum pixels of a frame before the processor resizes it."""
+DECODE_S_MAX = 60.0
+"""Time to decode a video file."""
+_POLL_S = 0.02
+_REST_BYTES = 2**27
+"""Memory of the libraries in the process that decodes a file, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,60 +51,68 @@ class Video:
 
 def open_video(files: Sequence[bytes], media: Media, cancel_token: CancelToken = NEVER) -> Video:
     """Open a video file, or images that are resized to one size. Raises `RequestError(invalid_media)`, and
-    `PreparationCancelled` after a cancellation, which is checked before each frame."""
+    `PreparationCancelled` after a cancellation."""
     if media.mime.startswith("video/"):
         with reading(media, DAMAGED):
             return _read(files[0], media, cancel_token)
-    indices = _spread(len(files), min(len(files), FRAMES_MAX))
+    indices = spread(len(files), min(len(files), FRAMES_MAX))
+    most = min(FRAME_PIXELS_MAX, PIXELS_MAX // len(indices))
     frames = []
     for index in indices:
         cancel_token.check()
-        frames.append(within(open_image(files[index], media), FRAME_PIXELS_MAX))
+        frames.append(within(open_image(files[index], media), most))
     size = frames[0].size
     frames = [frame if frame.size == size else frame.resize(size) for frame in frames]
     return Video(frames, indices, FRAMES_A_SECOND)
 
 
 def _read(data: bytes, media: Media, cancel_token: CancelToken) -> Video:
-    import cv2  # slow import, needed for videos only
-
-    library: Any = cv2
     with TemporaryFolder("video") as folder:  # OpenCV reads only from files
-        file = folder / "frames.video"
-        file.write_bytes(data)
-        capture = library.VideoCapture(str(file))
+        (folder / "video").write_bytes(data)
+        sampled = _sampled(folder, media, cancel_token)
+        if "error" in sampled:
+            raise unreadable(media, sampled["error"])
+        width, height = sampled["size"]
+        with (folder / FRAMES_FILE).open("rb") as file:
+            pixels = (file.read(3 * width * height) for _ in sampled["indices"])
+            frames = [Image.frombytes("RGB", (width, height), each) for each in pixels]
+        return Video(frames, sampled["indices"], sampled["fps"])
+
+
+def _sampled(folder: Path, media: Media, cancel_token: CancelToken) -> dict[str, Any]:
+    """Return what a process of its own prints about the frames that it samples."""
+    pixels_max = str(media.pixels_max or FRAME_PIXELS_MAX)
+    # It imports what this process would, and ends with it, since its stdin does.
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), lifeline.VARIABLE: "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", video_frames.__name__, folder, pixels_max],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
         try:
-            return _sampled(library, capture, media, cancel_token)
+            if not _ends_within_limits(process, media, cancel_token):
+                raise unreadable(media, TOO_MUCH_MEMORY)
         finally:
-            capture.release()
+            process.kill()
+        assert process.stdout is not None
+        sampled: dict[str, Any] = json.loads(process.stdout.read())
+        return sampled
 
 
-def _sampled(library: Any, capture: Any, media: Media, cancel_token: CancelToken) -> Video:
-    told = ("FRAME_COUNT", "FPS", "FRAME_WIDTH", "FRAME_HEIGHT")
-    total, fps, width, height = (capture.get(getattr(library, f"CAP_PROP_{name}")) for name in told)
-    if not capture.isOpened() or min(total, fps) <= 0 or not 0 < width * height <= MEDIA_PIXELS_MAX:
-        raise unreadable(media, "it has no frames, or they are too large")
-    frames, indices = [], []
-    for index in _spread(int(total), _count(int(total), fps)):
+def _ends_within_limits(process: subprocess.Popen[bytes], media: Media, cancel_token: CancelToken) -> bool:
+    """Wait until a process ends; return False if it has too much memory. Raises `RequestError` after
+    `DECODE_S_MAX`, and `PreparationCancelled`."""
+    until = time.monotonic() + DECODE_S_MAX
+    while process.poll() is None:
         cancel_token.check()
-        capture.set(library.CAP_PROP_POS_FRAMES, index)
-        is_there, frame = capture.read()
-        if not is_there:
-            break
-        pixels = library.cvtColor(frame, library.COLOR_BGR2RGB)
-        frames.append(within(Image.fromarray(pixels), media.pixels_max or FRAME_PIXELS_MAX))
-        indices.append(index)
-    if not frames:
-        raise unreadable(media, "none of its frames can be decoded")
-    return Video(frames, indices, fps)
-
-
-def _count(total: int, fps: float) -> int:
-    """Return the number of frames to sample: even (unless there is only one), as in upstream."""
-    wanted = max(total / fps * FRAMES_A_SECOND, FRAMES_MIN)
-    return max(1, min(int(wanted), FRAMES_MAX, total) // 2 * 2)
-
-
-def _spread(total: int, count: int) -> list[int]:
-    """Return `count` evenly spread indices below `total`, including the first and the last."""
-    return [round(place * (total - 1) / max(1, count - 1)) for place in range(count)]
+        if time.monotonic() > until:
+            raise unreadable(media, f"to decode it takes more than {DECODE_S_MAX:.0f} seconds")
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if psutil.Process(process.pid).memory_info().rss > MEMORY_BYTES_MAX + _REST_BYTES:
+                return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+    return True

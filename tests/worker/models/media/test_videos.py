@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import random
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from tests.factories import request
 from tests.worker.image_questions import draw_image, encoded, upstream
 from tests.worker.vision_models import loaded, preparer
 from worker.contract.engine import EngineRequest, SamplingParams
-from worker.models.media.videos import FRAMES_MAX, open_video
+from worker.models.media.video_frames import FRAMES_MAX
+from worker.models.media.videos import open_video
 
 MESSAGES = [
     {
@@ -44,11 +46,11 @@ def media(files: Sequence[bytes], mime: str = "image/png", first: int = 0) -> Me
     return Media(frame=first, frames=len(files), mime=mime, sha256=digest, param="the video")
 
 
-def film(folder: Path, frames: int, fps: float = 8.0, seed: int = 1) -> bytes:
+def film(folder: Path, frames: int, fps: float = 8.0, name: str = "film.mp4", codec: str = "mp4v") -> bytes:
     """Return a video file with changing colours."""
-    rng, path = random.Random(seed), folder / "film.mp4"
+    rng, path = random.Random(1), folder / name
     library: Any = cv2
-    writer = library.VideoWriter(str(path), library.VideoWriter_fourcc(*"mp4v"), fps, (64, 48))
+    writer = library.VideoWriter(str(path), library.VideoWriter_fourcc(*codec), fps, (64, 48))
     for _ in range(frames):
         image = Image.open(io.BytesIO(draw_image(rng, (64, 48))))
         writer.write(library.cvtColor(np.asarray(image), library.COLOR_RGB2BGR))
@@ -136,8 +138,36 @@ def test_a_long_one_is_looked_at_in_places(tmp_path: Path) -> None:
     assert [frame.size for frame in open_video(files, media(files)).frames] == [(40, 20)] * 2
 
 
+def wrong_headers(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield files of 20 frames at 8 a second whose headers say something else, or nothing."""
+    webm = film(folder, 20, name="film.webm", codec="VP80")
+    duration, rate = webm.index(b"\x44\x89\x88"), webm.index(b"\x23\xe3\x83\x84")
+    yield "no duration", webm[:duration] + b"\xec\x89" + bytes(9) + webm[duration + 11 :]
+    no_rate = webm[:rate] + b"\xec\x86" + bytes(6) + webm[rate + 8 :]
+    yield "no rate", no_rate
+    yield "neither", no_rate[:duration] + b"\xec\x89" + bytes(9) + no_rate[duration + 11 :]
+    avi = film(folder, 20, name="film.avi", codec="MJPG")
+    length = avi.index(b"strh") + 8 + 32
+    for frames in (0, 5, 1000, 2**32 - 1):
+        counted = avi[:48] + struct.pack("<I", frames) + avi[52:length] + struct.pack("<I", frames)
+        yield f"{frames} frames", counted + avi[length + 4 :]
+    for scale, per_scale in ((0, 8), (1, 0)):
+        parts = (avi[: length - 12], struct.pack("<II", scale, per_scale), avi[length - 4 :])
+        yield f"{per_scale}/{scale} a second", b"".join(parts)
+
+
+def test_headers_with_wrong_counts_and_rates_are_not_believed(tmp_path: Path) -> None:
+    for wrong, data in wrong_headers(tmp_path):
+        video = open_video([data], media([data], "video/webm"))
+        places = len(video.frames), video.indices[0], video.indices[-1]
+        assert places == (4, 0, 19), wrong
+        shown = [frame.resize((1, 1)).getpixel((0, 0)) for frame in video.frames]
+        assert len(set(shown)) == 4, wrong
+
+
 @pytest.mark.parametrize("data", [b"", b"no video", b"\x00\x00\x00\x20ftypisom" + bytes(200)])
 def test_invalid_video_is_refused(data: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         open_video([data], media([data], "video/mp4"))
     assert (caught.value.code, caught.value.param) == (Code.INVALID_MEDIA, "the video")
+    assert caught.value.message == "The video cannot be read: it has no frames that can be decoded."
