@@ -67,30 +67,3 @@ def test_documents_are_ranked_as_upstream_does(system: System) -> None:
     assert answer["usage"]["total_tokens"] == tokens
     few = system.http.post("/rerank", json=body | {"top_n": 1}).json()["results"]
     assert [result["index"] for result in few] == [answer["results"][0]["index"]]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"input": [[1], [5000]]}, "input[1]", "invalid_request"),
-        ({"input": ["a", "x " * 900]}, "input[1]", "context_length_exceeded"),
-        ({"input": "a", "dimensions": 4096}, "dimensions", "invalid_request"),
-    ],
-    ids=["beyond the vocabulary", "beyond the context", "more dimensions than it has"],
-)
-def test_invalid_request_error_names_the_param(
-    system: System, fields: dict[str, Any], param: str, code: str
-) -> None:
-    answer = system.http.post("/v1/embeddings", json={"model": EMBEDDER, **fields})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
-
-
-def test_long_text_is_truncated_on_request(client: openai.OpenAI) -> None:
-    long = "signal " * 900
-    cut = {"truncate_prompt_tokens": -1}
-    answer = client.embeddings.create(model=EMBEDDER, input=long, extra_body=cut)
-    expected, tokens = embedded(EMBEDDER, [long])
-    assert answer.usage.prompt_tokens == tokens == 512
-    assert np.abs(np.array(answer.data[0].embedding) - expected[0]).max() < TOLERANCE

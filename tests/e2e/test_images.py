@@ -201,15 +201,6 @@ def test_a_video_is_a_file_or_a_list_of_frames(system: System) -> None:
     assert seen_by(answer) == [told(GREEN), f"png*2:{digest}", told(RED)]
 
 
-def test_a_video_of_many_frames_is_looked_at_here_and_there(system: System) -> None:
-    shots = [picture("white", (n + 1, 1)) for n in range(7)]
-    digest = sha256(shots[0] + shots[3] + shots[6]).hexdigest()[:8]
-    answer = ask_chat(system, [{"type": "video", "video": [*map(data_url, shots)]}])
-    assert seen_by(answer) == [f"png*3:{digest}"]
-    alone = ask_chat(system, [{"type": "video", "video": [data_url(RED)]}])
-    assert seen_by(alone) == [f"png*2:{sha256(RED + RED).hexdigest()[:8]}"]
-
-
 # --- fetched images ----------------------------------------------------------------------------------
 
 

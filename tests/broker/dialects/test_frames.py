@@ -49,6 +49,7 @@ def test_an_image_and_a_file_are_a_frame_each_and_a_list_one_for_each_image() ->
     assert [source.is_video for each in found for source in each] == [False, True, False, False, False]
     assert [source.param for source in found[2]] == ["v.video[0]", "v.video[1]", "v.video[2]"]
     assert urls(sources([video(10)], LIMITS)) == [["data:,0", "data:,3", "data:,6", "data:,9"]]
+    assert urls(sources([video(1)], LIMITS)) == [["data:,0"] * 2]
 
 
 @given(st.integers(1, 500), st.integers(2, 64))

@@ -18,25 +18,6 @@ def frame(data: bytes) -> Frame:
     return Frame("image/png", data, sha256(data).hexdigest())
 
 
-A, B = frame(b"a" * 40), frame(b"b" * 40)
-
-
-def test_equal_frames_are_one_whoever_sends_them_and_none_is_stored_beyond_the_budget() -> None:
-    memory = MediaMemory(BYTES_MAX)
-    held, second = memory.open(), memory.open()
-    assert held.keep(A) is A
-    assert second.keep(frame(A.data)) is A
-    second.free()
-    assert held.keep(B) is B
-    assert (memory.held, len(memory)) == (80, 2)
-    third = memory.open()
-    assert third.keep(frame(b"c" * 21)) is None
-    assert third.keep(frame(b"c" * 20)) is not None
-    assert third.fits_alone(80)
-    assert not third.fits_alone(81)
-    assert not held.expect(1)
-
-
 class Requests(RuleBasedStateMachine):
     """Stateful test: requests come, fetch and keep frames, and go, in any order."""
 

@@ -145,22 +145,6 @@ async def test_a_large_body_is_read_beside_the_loop(
     assert [thread != threading.get_ident() for thread in threads] == [size > 1]
 
 
-async def test_after_a_death_the_next_worker_gets_the_texts_that_are_left() -> None:
-    house = House()
-    serving(house, "w", "m", EMBEDS)
-    answer = post(house, "/v1/embeddings", input=["a"] * 4)
-    request = await arrived(house, "w")
-    house.line.say("w", accepted("w", request.id), part("w", request.id, 0, 3, 1))
-    house.line.dispatcher.lost("w")
-    serving(house, "w2", "m", EMBEDS)
-    request = await arrived(house, "w2")
-    assert request.answered == [1, 3]
-    house.line.say("w2", accepted("w2", request.id), part("w2", request.id, 0, 0, 2))
-    house.line.say("w2", finished("w2", request.id, prompt=6))
-    document = (await answer.end()).json
-    assert [entry["embedding"] for entry in document["data"]] == [[0.0], [1.0], [2.0], [3.0]]
-
-
 async def test_a_part_that_was_lost_has_the_rest_sent_again() -> None:
     house = House()
     serving(house, "w", "m", EMBEDS)

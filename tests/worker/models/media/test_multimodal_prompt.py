@@ -231,11 +231,8 @@ def test_invalid_image_is_refused_with_its_parameter() -> None:
     bomb = encoded(Image.new("1", (10_000, 10_000)))
     assert len(bomb) < 100_000
     for data, words in (
-        (b"", ""),
-        (b"\x89PNG\r\n\x1a\n", ""),
-        (b"not an image", ""),
-        (file[:-40], ""),
-        (b"GIF89a" + bytes(20), ""),
+        (b"", "file is damaged"),
+        (b"GIF89a" + bytes(20), "file is damaged"),
         (bomb, "10000 × 10000"),
         (encoded(Image.new("RGB", (3000, 2))), "aspect ratio"),  # which upstream refuses
     ):

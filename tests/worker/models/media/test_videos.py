@@ -142,27 +142,30 @@ def wrong_headers(folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yield files of 20 frames at 8 a second whose headers say something else, or nothing."""
     webm = film(folder, 20, name="film.webm", codec="VP80")
     duration, rate = webm.index(b"\x44\x89\x88"), webm.index(b"\x23\xe3\x83\x84")
-    yield "no duration", webm[:duration] + b"\xec\x89" + bytes(9) + webm[duration + 11 :]
     no_rate = webm[:rate] + b"\xec\x86" + bytes(6) + webm[rate + 8 :]
-    yield "no rate", no_rate
-    yield "neither", no_rate[:duration] + b"\xec\x89" + bytes(9) + no_rate[duration + 11 :]
+    for name, data in (("no duration", webm), ("no duration, no rate", no_rate)):
+        yield name, data[:duration] + b"\xec\x89" + bytes(9) + data[duration + 11 :]
     avi = film(folder, 20, name="film.avi", codec="MJPG")
-    length = avi.index(b"strh") + 8 + 32
-    for frames in (0, 5, 1000, 2**32 - 1):
-        counted = avi[:48] + struct.pack("<I", frames) + avi[52:length] + struct.pack("<I", frames)
-        yield f"{frames} frames", counted + avi[length + 4 :]
-    for scale, per_scale in ((0, 8), (1, 0)):
-        parts = (avi[: length - 12], struct.pack("<II", scale, per_scale), avi[length - 4 :])
-        yield f"{per_scale}/{scale} a second", b"".join(parts)
+    header = avi.index(b"strh") + 8
+    for place, values in (
+        (32, (0,)),
+        (32, (5,)),
+        (32, (1000,)),
+        (32, (2**32 - 1,)),
+        (20, (0, 8)),
+        (20, (1, 0)),
+    ):
+        changed = bytearray(avi)
+        struct.pack_into(f"<{len(values)}I", changed, header + place, *values)
+        changed[48:52] = changed[header + 32 : header + 36]
+        yield f"{values} at {place}", bytes(changed)
 
 
 def test_headers_with_wrong_counts_and_rates_are_not_believed(tmp_path: Path) -> None:
     for wrong, data in wrong_headers(tmp_path):
         video = open_video([data], media([data], "video/webm"))
-        places = len(video.frames), video.indices[0], video.indices[-1]
-        assert places == (4, 0, 19), wrong
-        shown = [frame.resize((1, 1)).getpixel((0, 0)) for frame in video.frames]
-        assert len(set(shown)) == 4, wrong
+        assert (len(video.frames), video.indices[0], video.indices[-1]) == (4, 0, 19), wrong
+        assert len({frame.tobytes() for frame in video.frames}) == 4, wrong
 
 
 @pytest.mark.parametrize("data", [b"", b"no video", b"\x00\x00\x00\x20ftypisom" + bytes(200)])
