@@ -72,7 +72,8 @@ _PROMPT: dict[str, Schema] = {
     "system": {"anyOf": [{"type": "string"}, _TEXT_BLOCKS, NULL]},
 }
 _TEXT_PART = {"properties": {"type": {"enum": [*content.TEXTS]}}}
-_IMAGE_PART = {"allOf": [_refer("InputImage"), {"properties": {"type": {"const": "input_image"}}}]}
+_IMAGES = [kind for kind, part in content.VISUALS.items() if part is content.InputImage]
+_IMAGE_PART = {"allOf": [_refer("InputImage"), {"properties": {"type": {"enum": _IMAGES}}}]}
 _PART = {"anyOf": [_TEXT_PART, _IMAGE_PART, _refer("VideoPart"), _refer("FramesPart")], "required": ["type"]}
 _TOOL_NAME = {"minLength": 1, "maxLength": tools.NAME_CHARACTERS_MAX}
 
@@ -179,6 +180,7 @@ FIELDS: dict[type, dict[str, Schema]] = {
     MessageBatchBody: {"requests": {"minItems": 1, "maxItems": LINES_MAX}},
     content.InputImage: {"image_url": {"not": NULL}},
     items.Message: {"content": {"items": _PART}},
+    items.AgentMessage: {"content": {"items": _PART}},
     items.CallOutput: {"output": {"items": _PART}},
     responses.Format: {"schema": {"type": ["object", "null"]}},
     embeddings.Body: {

@@ -142,7 +142,8 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the body schemas by name, with the limits of `constraints`."""
     bodies = {operation.body: None for operation in operations if operation.body is not None}
-    _, typed = msgspec.json.schema_components((*bodies, *ITEMS, *VISUALS.values()), ref_template=WHERE)
+    parts = {*ITEMS.values(), *VISUALS.values()}
+    _, typed = msgspec.json.schema_components((*bodies, *parts), ref_template=WHERE)
     # Types with the same name are told apart by the path of their module.
     schemas: dict[str, Any] = msgspec.json.decode(encode(typed).replace(_OURS.encode(), b""))
     for kind, fields in FIELDS.items():
@@ -159,9 +160,12 @@ def _item(schemas: Collection[str]) -> dict[str, Any]:
 
     Messages and references may lack a type.
     """
+    names: dict[type, list[str]] = {}
+    for name, kind in ITEMS.items():
+        names.setdefault(kind, []).append(name)
     read = [
-        {"allOf": [_reference(_name(kind, schemas)), _typed(*names, optional=kind is Message)]}
-        for kind, names in ITEMS.items()
+        {"allOf": [_reference(_name(kind, schemas)), _typed(*of, optional=kind is Message)]}
+        for kind, of in names.items()
     ]
     reference = {"properties": {"role": False}, "required": ["id"]}
     passed_over = _typed(*sorted(PASSED_OVER))

@@ -45,14 +45,15 @@ async def create(asked: Request) -> ASGIApp:
     found = choose(asked, read.model, read.adapter)
     bytes_max = gateway.settings.body_bytes_max
     recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
-    offer = request.offered(read)
+    placed = recalled.placed()
+    read, offer = request.configured(read, placed), request.offered(read, placed)
     stem = secrets.token_hex(12)
     id = history.response_id(stem)
     message, frames = await ask(
         asked,
         found,
         len(raw) + recalled.bytes_before,
-        partial(_conversation, read, found, recalled.placed()),
+        partial(_conversation, read, found, placed),
         partial(request.generate, read, offer, id=id, incarnation=gateway.dispatcher.incarnation),
     )
     earlier = read.comparison_response_id
@@ -105,7 +106,7 @@ async def compact(asked: Request) -> ASGIApp:
     recalled = history.recall(
         read, gateway.responses, owner_of(asked), bytes_max=gateway.settings.body_bytes_max
     )
-    stem, offer = secrets.token_hex(12), request.offered(read)
+    stem, offer = secrets.token_hex(12), request.offered(read, ())
     id = history.response_id(stem)
     message, frames = await ask(
         asked,

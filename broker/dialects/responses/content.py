@@ -10,11 +10,22 @@ from msgspec import Struct
 from broker.dialects.body import convert
 from broker.dialects.chat_body import FramesPart, ImageURL, VideoPart
 from broker.dialects.parts import Detail
+from broker.dialects.responses.encrypted_content import UNREADABLE, plain_text
 from protocol.errors import Code, RequestError
 
 Content = str | list[dict[str, Any]]
 
-TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+TEXTS = {
+    "encrypted_content": "encrypted_content",
+    "input_text": "text",
+    "output_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+    "summary_text": "text",
+    "text": "text",
+}
+"""Field of the text, by the type of the part."""
+REFUSED = frozenset({"input_audio", "input_file"})
 
 
 class InputImage(Struct):
@@ -23,6 +34,7 @@ class InputImage(Struct):
 
 
 VISUALS: Mapping[str, type[Struct]] = {
+    "computer_screenshot": InputImage,
     "input_image": InputImage,
     "video_url": VideoPart,
     "video": FramesPart,
@@ -53,13 +65,15 @@ def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
     if isinstance(kind, str) and kind in VISUALS:
         return _visual(part, kind, place)
     if not isinstance(kind, str) or kind not in TEXTS:
-        if kind in ("input_file", "input_audio"):
+        if kind in REFUSED:
             message = f"'{place}': parts of type {kind!r} are not supported: send text or an image."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
         raise wrong(place, f"unknown part type {str(kind)[:64]!r}")
     text = part.get(TEXTS[kind])
     if not isinstance(text, str | None):
         raise wrong(f"{place}.{TEXTS[kind]}", "must be a string")
+    if kind == "encrypted_content" and text:
+        text = plain_text(text) or UNREADABLE
     return {"type": "text", "text": text or ""}
 
 
@@ -67,6 +81,7 @@ def _visual(part: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
     read = convert(part, VISUALS[kind], place)
     if isinstance(read, InputImage) and read.image_url is None:
         raise wrong(f"{place}.image_url", "is required, since files are not stored here")
+    kind = "input_image" if isinstance(read, InputImage) else kind
     return {**part, "type": kind, "param": place}
 
 

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import check_range, decode, encode
-from broker.dialects.responses.items import listed, messages
+from broker.dialects.responses.items import additional_tools, listed, messages
 from broker.dialects.responses.store import Owner, ResponseStore, StoredItems, StoredResponse
+from broker.dialects.responses.tools import offer
 from protocol.errors import Code, RequestError
 
 PREFIX = "conv_"
@@ -74,7 +75,9 @@ def read_items(raw: bytes) -> ItemsBody:
 
 def _check_items(items: Sequence[Document]) -> None:
     check_range("items", len(items), 0, ITEMS_MAX)
-    messages([(f"items[{index}]", item) for index, item in enumerate(items)])
+    placed = [(f"items[{index}]", item) for index, item in enumerate(items)]
+    messages(placed)
+    offer(additional_tools(placed), None, single=False)
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

@@ -1,56 +1,92 @@
 """Conversion of conversation items to chat messages, so that both dialects make the same prompt.
 
-One assistant turn is a single chat message but several items: reasoning, texts and tool calls. Items of
-built-in tools, which do not run here, mean nothing to the models and are ignored.
+One assistant turn is a single chat message but several items: reasoning, texts and tool calls. Nothing that
+carries tools, a task or text is passed over: `ITEMS`, `PASSED_OVER` and `REFUSED` are the whole list.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from broker.dialects.body import convert
-from broker.dialects.responses.content import content_of, text_of, wrong
+from broker.dialects.responses.body import Reasoning, Text
+from broker.dialects.responses.content import VISUALS, Content, content_of, text_of, wrong
 from broker.dialects.responses.custom import INPUT
-from broker.dialects.responses.encrypted_content import unseal
-from broker.dialects.responses.tools import flat_name
+from broker.dialects.responses.encrypted_content import plain_text, unseal
+from broker.dialects.responses.tools import SEARCH, PlacedTools, definitions, flat_name
+from broker.dialects.tool_results import result_text
 
 Item = Mapping[str, Any]
-
-PASSED_OVER = frozenset(
-    {
-        "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call",
-        "compaction_trigger", "computer_call", "computer_call_output", "configuration_update",
-        "file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output",
-        "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program",
-        "program_output", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output",
-        "web_search_call",
-    }
-)  # fmt: skip
 
 SUMMARY = "Summary of the conversation so far:"
 _OURS = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{24})_[0-9]+")
 
 
-class Message(Struct):
+@dataclass(frozen=True, slots=True)
+class AssistantPiece:
+    """Something that the model generated. `id`: of its item."""
+
+    text: str = ""
+    thought: str = ""
+    call: dict[str, Any] | None = None
+    id: str | None = None
+
+
+Piece = AssistantPiece | dict[str, Any]
+"""What the model generated, or a chat message of another role."""
+
+
+class InputItem(Struct):
+    """An item that is read. `pieces` may be empty: some items only change tools or options."""
+
+    def pieces(self, place: str) -> Iterator[Piece]:
+        """Yield what the item adds to the conversation. Raises `RequestError` for invalid content."""
+        yield from ()
+
+
+class Message(InputItem):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[dict[str, Any]] | None = None
     id: str | None = None
 
+    def pieces(self, place: str) -> Iterator[Piece]:
+        if self.role == "assistant":
+            yield AssistantPiece(text=text_of(self.content, f"{place}.content"), id=self.id)
+        else:
+            yield {"role": self.role, "content": content_of(self.content, f"{place}.content")}
 
-class Call(Struct):
+
+class AgentMessage(InputItem):
+    """Message between agents of Codex: a task for a sub-agent, or its report."""
+
+    author: str
+    recipient: str
+    content: str | list[dict[str, Any]] | None = None
+
+    def pieces(self, place: str) -> Iterator[Piece]:
+        head = {"type": "text", "text": f"Message from agent {self.author} to agent {self.recipient}:"}
+        content = content_of(self.content, f"{place}.content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        yield {"role": "user", "content": [head, *parts]}
+
+
+class Call(InputItem):
     call_id: str
     name: str
     namespace: str | None = None
     arguments: str | dict[str, Any] | None = None
     id: str | None = None
 
+    def pieces(self, place: str) -> Iterator[Piece]:
+        yield _called(self.call_id, flat_name(self.namespace, self.name), self.arguments)
 
-class CustomCall(Struct):
+
+class CustomCall(InputItem):
     """Call of a custom tool, whose input is free text."""
 
     call_id: str
@@ -59,17 +95,121 @@ class CustomCall(Struct):
     namespace: str | None = None
     id: str | None = None
 
+    def pieces(self, place: str) -> Iterator[Piece]:
+        yield _called(self.call_id, flat_name(self.namespace, self.name), {INPUT: self.input})
 
-class CallOutput(Struct):
+
+class CallOutput(InputItem):
     call_id: str
     output: str | list[dict[str, Any]] | None = None
+
+    def pieces(self, place: str) -> Iterator[Piece]:
+        yield _result(self.call_id, content_of(self.output, f"{place}.output"))
+
+
+class ToolRecord(NamedTuple):
+    """What an item says of a tool that is no function. `name`: of the tool; empty: the item has no call.
+
+    `arguments`, `output`: the fields that have them. One field that is an object is the arguments themselves.
+    """
+
+    name: str = ""
+    arguments: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+
+
+RECORDS: Mapping[str, ToolRecord] = {
+    "apply_patch_call": ToolRecord("apply_patch", ("operation",)),
+    "apply_patch_call_output": ToolRecord(output=("output", "status")),
+    "code_interpreter_call": ToolRecord("code_interpreter", ("code",), ("outputs", "status")),
+    "computer_call": ToolRecord("computer", ("action", "actions")),
+    "computer_call_output": ToolRecord(output=("output",)),
+    "file_search_call": ToolRecord("file_search", ("queries",), ("results",)),
+    "local_shell_call": ToolRecord("local_shell", ("action",)),
+    "local_shell_call_output": ToolRecord(output=("output",)),
+    "mcp_approval_request": ToolRecord("mcp", ("arguments",)),
+    "mcp_approval_response": ToolRecord(output=("approve", "reason")),
+    "mcp_call": ToolRecord("mcp", ("arguments",), ("output", "error")),
+    "program": ToolRecord("program", ("code",)),
+    "program_output": ToolRecord(output=("result",)),
+    "shell_call": ToolRecord("shell", ("action",)),
+    "shell_call_output": ToolRecord(output=("output",)),
+    "tool_search_call": ToolRecord(SEARCH, ("arguments",)),
+}
+"""Items of tools that no function stands for, each with a call, its output, or both."""
+
+
+class ToolRecordItem(InputItem):
+    """Call or output of such a tool, wherever it ran. Which fields it has depends on the tool."""
+
+    type: str
+    call_id: str | None = None
+    id: str | None = None
+    approval_request_id: str | None = None
+    name: str | None = None
+    server_label: str | None = None
+    action: Any = None
+    actions: Any = None
+    approve: Any = None
+    arguments: Any = None
+    code: Any = None
+    error: Any = None
+    operation: Any = None
+    output: Any = None
+    outputs: Any = None
+    queries: Any = None
+    reason: Any = None
+    result: Any = None
+    results: Any = None
+    status: Any = None
+
+    def pieces(self, place: str) -> Iterator[Piece]:
+        record = RECORDS[self.type]
+        output = self._output(record, place)
+        if record.name and (output or not record.output):
+            name = flat_name(self.server_label, self.name or record.name)
+            yield _called(self.call_id or self.id or "", name, self._arguments(record))
+        if output or not record.name:
+            asked = "" if record.name else self.approval_request_id
+            yield _result(self.call_id or asked or self.id or "", output)
+
+    def _arguments(self, record: ToolRecord) -> str | dict[str, Any]:
+        sent = {name: value for name in record.arguments if (value := getattr(self, name)) is not None}
+        match list(sent.items()):
+            case [(_, dict(fields))]:
+                return {name: field for name, field in fields.items() if name != "type"}
+            case [("arguments", str(text))]:
+                return text
+        return sent
+
+    def _output(self, record: ToolRecord, place: str) -> Content:
+        if isinstance(self.output, dict) and self.output.get("type") in VISUALS:
+            return content_of([self.output], f"{place}.output")
+        return result_text({name: getattr(self, name) for name in record.output})
+
+
+class AdditionalTools(InputItem):
+    """Tools that are offered from here on, as if they were in `tools`."""
+
+    tools: list[dict[str, Any]]
+
+
+class ToolSearchOutput(AdditionalTools):
+    """Result of a tool search: the tools that it found, which are offered from here on."""
+
+    call_id: str | None = None
+    id: str | None = None
+
+    def pieces(self, place: str) -> Iterator[Piece]:
+        found = [flat_name(*one.split) for one in definitions(self.tools, f"{place}.")]
+        yield _result(self.call_id or "", f"Loaded tools: {', '.join(found) or 'none'}")
 
 
 class ReasoningText(Struct):
     text: str = ""
 
 
-class ReasoningItem(Struct):
+class ReasoningItem(InputItem):
     """Reasoning, as far as it can be read: as `encrypted_content`, in full, or as a summary."""
 
     encrypted_content: str | None = None
@@ -77,28 +217,75 @@ class ReasoningItem(Struct):
     summary: list[ReasoningText] | None = None
     id: str | None = None
 
-    def read(self) -> str:
+    def pieces(self, place: str) -> Iterator[Piece]:
+        yield AssistantPiece(thought=self._read(), id=self.id)
+
+    def _read(self) -> str:
         """Return the reasoning; empty if it is unreadable because it comes from another server."""
         if self.encrypted_content and (thought := unseal(self.encrypted_content)) is not None:
             return thought
         return "\n\n".join(part.text for part in self.content or self.summary or [])
 
 
-class CompactionItem(Struct):
-    """Summary of an earlier part of the conversation, made by `compaction`."""
+class AgentReasoning(InputItem):
+    """Reasoning as Codex records it."""
+
+    text: str = ""
+
+    def pieces(self, place: str) -> Iterator[Piece]:
+        yield AssistantPiece(thought=self.text)
+
+
+class CompactionItem(InputItem):
+    """Summary of an earlier part of the conversation; none if another server has encrypted it."""
 
     encrypted_content: str | None = None
 
+    def pieces(self, place: str) -> Iterator[Piece]:
+        if self.encrypted_content and (summary := plain_text(self.encrypted_content)):
+            yield {"role": "user", "content": f"{SUMMARY}\n\n{summary}"}
 
-ITEMS: Mapping[type, tuple[str, ...]] = {
-    Message: ("message",),
-    Call: ("function_call",),
-    CustomCall: ("custom_tool_call",),
-    CallOutput: ("function_call_output", "custom_tool_call_output"),
-    ReasoningItem: ("reasoning",),
-    CompactionItem: ("compaction",),
+
+class ConfigurationUpdate(InputItem):
+    """Options that replace those of the request and of earlier updates."""
+
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+
+
+ITEMS: Mapping[str, type[InputItem]] = {
+    "additional_tools": AdditionalTools,
+    "agent_message": AgentMessage,
+    "agent_reasoning": AgentReasoning,
+    "compaction": CompactionItem,
+    "compaction_summary": CompactionItem,
+    "configuration_update": ConfigurationUpdate,
+    "context_compaction": CompactionItem,
+    "custom_tool_call": CustomCall,
+    "custom_tool_call_output": CallOutput,
+    "function_call": Call,
+    "function_call_output": CallOutput,
+    "message": Message,
+    "reasoning": ReasoningItem,
+    "tool_search_output": ToolSearchOutput,
+    **dict.fromkeys(RECORDS, ToolRecordItem),
 }
-"""Item types by the struct that decodes them."""
+"""Items that are read, by type, and what decodes them."""
+
+PASSED_OVER: Mapping[str, str] = {
+    "ghost_snapshot": "the id of a commit in the client's repository",
+    "image_generation_call": "a picture that another server made; the model has no use for its prompt",
+    "mcp_list_tools": "tools that only another server can run",
+    "other": "nothing",
+    "web_search_call": "a query; what was found is in the text behind it",
+}
+"""Items without tools, task or text, by type, and what they carry."""
+
+REFUSED: Mapping[str, str] = {
+    "compaction_trigger": "is not supported: send the conversation to /v1/responses/compact",
+    "item_reference": "is only allowed in the 'input' of a response",
+}
+"""Items that are a 400, by type, and the reason. References are resolved before, in `history`."""
 
 
 @dataclass(slots=True)
@@ -135,6 +322,12 @@ class _Turn:
             "tool_calls": self.calls,
         }
 
+    def add(self, said: AssistantPiece) -> None:
+        self.thought.add(said.thought, said.id)
+        self.content.add(said.text, said.id)
+        if said.call is not None:
+            self.calls.append(said.call)
+
 
 Placed = tuple[str, Item]
 """The place of an item in the body, such as `input[2]`, and the item."""
@@ -143,29 +336,31 @@ Placed = tuple[str, Item]
 def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
     """Return the items as chat messages. Raises `RequestError` for an invalid item."""
     spoken: list[_Turn | dict[str, Any]] = []
-    for place, item in items:
-        kind = kind_of(item)
-        if kind in PASSED_OVER:
-            continue
-        if kind == "compaction":
-            spoken += _summaries(item, place)
-            continue
-        if not _is_said(kind, item):
-            spoken.append(_heard(kind, item, place))
-            continue
-        turn = spoken[-1] if spoken else None
-        if not isinstance(turn, _Turn):
-            turn = _Turn()
-            spoken.append(turn)
-        _say(turn, kind, item, place)
+    for place, item in read(items):
+        for piece in item.pieces(place):
+            if not isinstance(piece, AssistantPiece):
+                spoken.append(piece)
+                continue
+            if not spoken or not isinstance(turn := spoken[-1], _Turn):
+                turn = _Turn()
+                spoken.append(turn)
+            turn.add(piece)
     return [one.message() if isinstance(one, _Turn) else one for one in spoken]
 
 
-def _summaries(item: Item, place: str) -> list[dict[str, Any]]:
-    """Return a summary as a message; none if it is unreadable because it comes from another server."""
-    sealed = convert(item, CompactionItem, place).encrypted_content
-    summary = unseal(sealed) if sealed else None
-    return [{"role": "user", "content": f"{SUMMARY}\n\n{summary}"}] if summary else []
+def additional_tools(items: Sequence[Placed]) -> list[PlacedTools]:
+    """Return the tools that items carry, in order. Raises as `messages`."""
+    return [(f"{place}.", item.tools) for place, item in read(items) if isinstance(item, AdditionalTools)]
+
+
+def read(items: Sequence[Placed]) -> Iterator[tuple[str, InputItem]]:
+    """Decode the items that carry something. Raises `RequestError` for an invalid or unknown item."""
+    for place, item in items:
+        kind = kind_of(item)
+        if kind in ITEMS:
+            yield place, convert(item, ITEMS[kind], place)
+        elif kind not in PASSED_OVER:
+            raise wrong(f"{place}.type", REFUSED.get(kind, f"unknown item type {kind[:64]!r}"))
 
 
 def kind_of(item: Item) -> str:
@@ -175,43 +370,13 @@ def kind_of(item: Item) -> str:
     return "item_reference" if "role" not in item and "id" in item else "message"
 
 
-def _is_said(kind: str, item: Item) -> bool:
-    """Return whether the item was generated by the model."""
-    if kind == "message":
-        return item.get("role") == "assistant"
-    return kind in ("function_call", "custom_tool_call", "reasoning")
+def _called(id: str, name: str, arguments: str | dict[str, Any] | None) -> AssistantPiece:
+    function = {"name": name, "arguments": arguments}
+    return AssistantPiece(call={"id": id, "type": "function", "function": function})
 
 
-def _say(turn: _Turn, kind: str, item: Item, place: str) -> None:
-    match kind:
-        case "reasoning":
-            thought = convert(item, ReasoningItem, place)
-            turn.thought.add(thought.read(), thought.id)
-        case "function_call":
-            call = convert(item, Call, place)
-            turn.calls.append(_called(call, call.arguments))
-        case "custom_tool_call":
-            custom = convert(item, CustomCall, place)
-            turn.calls.append(_called(custom, {INPUT: custom.input}))
-        case _:
-            said = convert(item, Message, place)
-            turn.content.add(text_of(said.content, f"{place}.content"), said.id)
-
-
-def _called(call: Call | CustomCall, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
-    function = {"name": flat_name(call.namespace, call.name), "arguments": arguments}
-    return {"id": call.call_id, "type": "function", "function": function}
-
-
-def _heard(kind: str, item: Item, place: str) -> dict[str, Any]:
-    if kind == "message":
-        message = convert(item, Message, place)
-        return {"role": message.role, "content": content_of(message.content, f"{place}.content")}
-    if kind in ("function_call_output", "custom_tool_call_output"):
-        output = convert(item, CallOutput, place)
-        content = content_of(output.output, f"{place}.output")
-        return {"role": "tool", "tool_call_id": output.call_id, "content": content}
-    raise wrong(f"{place}.type", f"unknown item type {kind[:64]!r}")
+def _result(id: str, content: Content) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content}
 
 
 # --- as they are listed ------------------------------------------------------------------------------
@@ -243,4 +408,6 @@ _PREFIXES = {
     "function_call_output": "fco",
     "message": "msg",
     "reasoning": "rs",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
 }

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import Raw
+
 from broker.dialects.calls import is_whole
 from broker.dialects.logprobs import entries
 from broker.dialects.responses.custom import InputReader
 from broker.dialects.responses.encrypted_content import seal
+from broker.dialects.responses.tools import SEARCH
 from protocol.types import CallDelta, Delta, TokenLogprob
 
 Event = dict[str, Any]
@@ -25,13 +28,21 @@ class OutputStyle:
 
     `summarized`: send the full reasoning as its summary, since clients that ask for summaries show nothing
     else. `sealed`: also add `encrypted_content`. `namespaces`: namespace and name of each function offered
-    under a flat name. `customs`: names of the functions that stand for custom tools.
+    under a flat name. `customs`: names of the functions that stand for custom tools. `has_search`: whether
+    calls of `SEARCH` are tool searches.
     """
 
     summarized: bool = False
     sealed: bool = False
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     customs: frozenset[str] = frozenset()
+    has_search: bool = False
+
+    def call(self, name: str) -> type[_Call]:
+        """Return the kind of item for calls of a function."""
+        if self.has_search and name == SEARCH:
+            return _SearchCall
+        return _CustomCall if name in self.customs else _Call
 
 
 class _Open(Protocol):
@@ -190,6 +201,27 @@ class _CustomCall(_Call):
         yield self._done(self._item(status, text))
 
 
+class _SearchCall(_Call):
+    """Call of the client's tool search. Its arguments are an object, which is sent once it is complete."""
+
+    prefix = "tsc"
+
+    def _item(self, status: str, arguments: str) -> dict[str, Any]:
+        said = {"call_id": self._named["call_id"], "execution": "client"}
+        return {"id": self.id, "type": "tool_search_call", "status": status, **said, "arguments": {}}
+
+    def grow(self, arguments: str) -> Iterator[Event]:
+        self._arguments.append(arguments)
+        yield from ()
+
+    def closed(self, status: str) -> Iterator[Event]:
+        text = "".join(self._arguments)
+        if not is_whole(text):
+            yield self._done(self._item("incomplete", text) | {"arguments": text})
+        else:
+            yield self._done(self._item(status, text) | {"arguments": Raw(text.encode())})
+
+
 class ResponseOutput:
     """Output state of a response. `items`: completed items, in the format of the document."""
 
@@ -220,8 +252,7 @@ class ResponseOutput:
     def _called(self, part: CallDelta) -> Iterator[Event]:
         call = self._open
         if not isinstance(call, _Call) or call.number != part.index:
-            kind = _CustomCall if part.name in self._style.customs else _Call
-            call = kind(self._stem, self._next, part, self._style)
+            call = self._style.call(part.name)(self._stem, self._next, part, self._style)
             yield from self._begin(call)
         if part.arguments:
             yield from call.grow(part.arguments)

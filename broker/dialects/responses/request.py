@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from broker.dialects.body import encode
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
 from broker.dialects.response_format import schema_text
-from broker.dialects.responses.body import Body, Format
-from broker.dialects.responses.items import Placed, messages
+from broker.dialects.responses.body import Body, Format, Reasoning, Text
+from broker.dialects.responses.items import ConfigurationUpdate, Placed, additional_tools, messages, read
 from broker.dialects.responses.output import OutputStyle
 from broker.dialects.responses.tools import ResponsesToolOffer, offer, told
 from protocol.conversation import pack
@@ -33,9 +34,21 @@ def conversation(body: Body, items: Sequence[Placed], *, system_in_place: bool) 
     return normalize(spoken, system_in_place=system_in_place)
 
 
-def offered(body: Body) -> ResponsesToolOffer:
-    """Return the tool offer. Raises `RequestError` naming the parameter at fault."""
-    return offer(body.tools or [], body.tool_choice, single=body.parallel_tool_calls is False)
+def offered(body: Body, items: Sequence[Placed]) -> ResponsesToolOffer:
+    """Return the offer of the tools in the body and in `items`. Raises `RequestError`."""
+    groups = [("", body.tools or []), *additional_tools(items)]
+    return offer(groups, body.tool_choice, single=body.parallel_tool_calls is False)
+
+
+def configured(body: Body, items: Sequence[Placed]) -> Body:
+    """Return the body with the options that `items` have updated. Raises `RequestError`."""
+    for _, update in read(items):
+        if isinstance(update, ConfigurationUpdate) and update.reasoning is not None:
+            asked = body.reasoning or Reasoning()
+            body = replace(body, reasoning=replace(asked, effort=update.reasoning.effort))
+        if isinstance(update, ConfigurationUpdate) and update.text is not None:
+            body = replace(body, text=replace(body.text or Text(), format=update.text.format))
+    return body
 
 
 def generate(
@@ -89,8 +102,13 @@ def _form(format: Format | None) -> StructuredOutput | None:
 def style(body: Body, offer: ResponsesToolOffer) -> OutputStyle:
     """Return the output options of a body."""
     summarized = body.reasoning is not None and body.reasoning.is_summarized
-    namespaces, customs = offer.namespaces, offer.customs
-    return OutputStyle(summarized=summarized, sealed=body.is_sealed, namespaces=namespaces, customs=customs)
+    return OutputStyle(
+        summarized=summarized,
+        sealed=body.is_sealed,
+        namespaces=offer.namespaces,
+        customs=offer.customs,
+        has_search=offer.has_search,
+    )
 
 
 def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) -> dict[str, Any]:

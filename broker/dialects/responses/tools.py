@@ -1,12 +1,12 @@
-"""Conversion of the tools in a responses body to the tool offer.
+"""Conversion of the tools in a responses body, and in its items, to the tool offer.
 
-Functions and, as functions, custom tools are offered. A function in a namespace gets a flat name, since
-templates have no namespaces. Tools that the server would have to run, such as web search, are ignored.
+Functions and, as functions, custom tools and a client's tool search are offered. A function in a namespace
+gets a flat name, since templates have no namespaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -20,11 +20,21 @@ from protocol.errors import Code, RequestError
 from protocol.types import ToolCallConstraint
 
 Described = Mapping[str, Any]
+PlacedTools = tuple[str, Sequence[Described]]
+"""What stands before `tools` in the place of these tools, such as `input[2].`, and the tools."""
+
+SEARCH = "tool_search"
+"""Name of the function that stands for a client's tool search."""
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Join namespace and name, in the form that models trained on such tools write."""
-    return f"{namespace.rstrip('_')}__{name.lstrip('_')}" if namespace else name
+    """Join namespace and name, in the form that models trained on such tools write.
+
+    The namespace `functions`, into which Codex puts its own tools, is that of all functions: it is left out.
+    """
+    if namespace in (None, "", "functions"):
+        return name
+    return f"{namespace.rstrip('_')}__{name.lstrip('_')}"
 
 
 class QualifiedName(NamedTuple):
@@ -37,6 +47,18 @@ class QualifiedName(NamedTuple):
 class _Namespace(Struct):
     name: str
     tools: list[dict[str, Any]] = []
+
+
+class ToolSearch(Struct):
+    """Search for tools. `execution`: of the server's kind there is none here, and all tools are offered."""
+
+    execution: Literal["server", "client"] = "server"
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def function(self) -> FunctionTool:
+        parameters = self.parameters or {"type": "object", "properties": {}}
+        return FunctionTool(SEARCH, self.description or "Search for further tools.", parameters)
 
 
 class _Allowed(Struct):
@@ -52,53 +74,75 @@ class _Named(Struct):
 @dataclass(frozen=True, slots=True)
 class ResponsesToolOffer:
     """`shown`: definitions for the chat template. `calling`: constraint on calls; None: unconstrained.
-    `namespaces`: namespace and name by flat name. `customs`: flat names of the custom tools."""
+    `namespaces`: namespace and name by flat name. `customs`: flat names of the custom tools. `has_search`:
+    whether the function `SEARCH` stands for the client's tool search."""
 
     shown: list[dict[str, Any]]
     calling: ToolCallConstraint | None
     namespaces: Mapping[str, QualifiedName]
     customs: frozenset[str] = frozenset()
+    has_search: bool = False
 
 
-def offer(tools: Sequence[Described], choice: str | Described | None, *, single: bool) -> ResponsesToolOffer:
-    """Return the offer. `single`: allow at most one call. Raises `RequestError` naming the parameter."""
-    found: dict[str, _Found] = {}
-    for one in _found(tools):
-        found.setdefault(flat_name(*one.split), one)
+def offer(
+    groups: Sequence[PlacedTools], choice: str | Described | None, *, single: bool
+) -> ResponsesToolOffer:
+    """Return the offer. `groups`: the tools of the body, then those of its items, which never reorder
+    earlier ones. `single`: allow at most one call. Raises `RequestError` naming the parameter at fault."""
+    found: dict[str, ToolDefinition] = {}
+    for within, tools in groups:
+        listed: dict[str, ToolDefinition] = {}
+        for one in definitions(tools, within):
+            listed.setdefault(flat_name(*one.split), one)
+        found |= listed  # a later list may define a tool anew, which keeps its position
     named = [replace(one.function, name=name) for name, one in found.items()]
-    granted = grant(named, _wish(choice, found.keys()), single=single)
+    granted = grant(named, _wish(choice, found), single=single)
     namespaces = {name: one.split for name, one in found.items() if one.split.namespace}
-    customs = frozenset(name for name, one in found.items() if one.is_custom)
-    return ResponsesToolOffer(granted.tools, granted.calling, namespaces, customs)
+    customs = frozenset(name for name, one in found.items() if one.kind == "custom")
+    has_search = SEARCH in found and found[SEARCH].kind == SEARCH
+    return ResponsesToolOffer(granted.tools, granted.calling, namespaces, customs, has_search)
 
 
-class _Found(NamedTuple):
+class ToolDefinition(NamedTuple):
+    """A tool that is offered as a function. `kind`: its own type."""
+
     split: QualifiedName
     function: FunctionTool
-    is_custom: bool
+    kind: str
 
 
-def _found(tools: Sequence[Described], within: str = "", namespace: str = "") -> Iterator[_Found]:
+def definitions(
+    tools: Sequence[Described], within: str = "", namespace: str = ""
+) -> Iterator[ToolDefinition]:
+    """Yield the tools that are offered, those of namespaces too. `within`: as in `PlacedTools`. Raises
+    `RequestError` for an invalid tool."""
     for index, tool in enumerate(tools):
         place = f"{within}tools[{index}]"
-        match kind := tool.get("type", "function"):
-            case "function" | "custom":
-                is_custom = kind == "custom"
-                function = _custom(tool, place) if is_custom else convert(tool, FunctionTool, place)
-                if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
-                    message = f"'{place}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
-                    raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
-                yield _Found(QualifiedName(namespace, function.name), function, is_custom)
-            case "namespace" if not namespace:
-                nested = convert(tool, _Namespace, place)
-                yield from _found(nested.tools, f"{place}.", nested.name)
+        kind = str(tool.get("type", "function"))
+        if kind == "namespace" and not namespace:
+            nested = convert(tool, _Namespace, place)
+            yield from definitions(nested.tools, f"{place}.", nested.name)
+        elif (function := _function(kind, tool, place)) is not None:
+            if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
+                message = f"'{place}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
+                raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
+            yield ToolDefinition(QualifiedName(namespace, function.name), function, kind)
 
 
-def _custom(tool: Described, place: str) -> FunctionTool:
-    return convert(tool, CustomTool, place).function()
+def _function(kind: str, tool: Described, place: str) -> FunctionTool | None:
+    """Return the function that is offered for a tool; None for one of another server."""
+    match kind:
+        case "function":
+            return convert(tool, FunctionTool, place)
+        case "custom":
+            return convert(tool, CustomTool, place).function()
+        case "tool_search":
+            search = convert(tool, ToolSearch, place)
+            return search.function() if search.execution == "client" else None
+    return None
 
 
-def _wish(choice: str | Described | None, known: Collection[str]) -> ToolChoicePolicy:
+def _wish(choice: str | Described | None, known: Mapping[str, ToolDefinition]) -> ToolChoicePolicy:
     match choice:
         case None | "auto":
             return ToolChoicePolicy()
@@ -109,29 +153,42 @@ def _wish(choice: str | Described | None, known: Collection[str]) -> ToolChoiceP
         case str():
             raise _unserved()
     match choice.get("type"):
-        case "function" | "custom":
-            return ToolChoicePolicy(required=True, name=_name("tool_choice", choice, known))
+        case "function" | "custom" | "tool_search":
+            [name] = _names("tool_choice", choice, known)
+            return ToolChoicePolicy(required=True, name=name)
         case "allowed_tools":
             return _allowed(convert(choice, _Allowed, "tool_choice"), known)
         case _:
             raise _unserved()
 
 
-def _allowed(allowed: _Allowed, known: Collection[str]) -> ToolChoicePolicy:
-    names = frozenset(
-        _name(f"tool_choice.tools[{index}]", tool, known)
+def _allowed(allowed: _Allowed, known: Mapping[str, ToolDefinition]) -> ToolChoicePolicy:
+    names = [
+        name
         for index, tool in enumerate(allowed.tools)
-        if tool.get("type", "function") in ("function", "custom")
-    )
-    return ToolChoicePolicy(allowed=names, required=allowed.mode == "required")
+        if tool.get("type", "function") in ("function", "custom", "tool_search", "namespace")
+        for name in _names(f"tool_choice.tools[{index}]", tool, known)
+    ]
+    return ToolChoicePolicy(allowed=frozenset(names), required=allowed.mode == "required")
 
 
-def _name(place: str, tool: Described, known: Collection[str]) -> str:
+def _names(place: str, tool: Described, known: Mapping[str, ToolDefinition]) -> list[str]:
+    """Return the flat name of a tool, or those of a namespace. A name alone may be that of one namespace."""
+    if tool.get("type") == SEARCH:
+        tool = {"name": SEARCH}
     named = convert(tool, _Named, place)
-    if (name := flat_name(named.namespace, named.name)) not in known:
+    name = flat_name(named.namespace, named.name)
+    if tool.get("type") == "namespace":
+        found = [flat for flat, one in known.items() if one.split.namespace == named.name]
+    elif name in known:
+        return [name]
+    else:
+        found = [flat for flat, one in known.items() if one.split.name == name]
+        found = found if len(found) == 1 else []
+    if not found:
         message = f"'{place}.name' is {name[:64]!r}, which is not a function in 'tools'."
         raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
-    return name
+    return found
 
 
 def _unserved() -> RequestError:

@@ -52,8 +52,8 @@ def read_tokenize(raw: bytes) -> None:
 def read_response(raw: bytes) -> None:
     """Read a body of /v1/responses, with its items and tools, which are checked later."""
     body = responses.read(raw)
-    request.offered(body)
     placed = recall(body, ResponseStore(0, 0), b"", bytes_max=2**20).placed()
+    request.offered(body, placed)
     request.conversation(body, placed, system_in_place=True)
 
 

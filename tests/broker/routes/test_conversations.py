@@ -138,7 +138,7 @@ async def test_a_compacted_conversation_is_continued_from_its_summary(house: Hou
     assert message["content"][0]["text"] == "Where is the key?"
     assert unseal(item["encrypted_content"]) == "The key is under the mat."
     assert compacted["usage"]["total_tokens"] > 0
-    foreign = {"type": "compaction", "encrypted_content": "???"}
+    foreign = {"type": "compaction", "encrypted_content": "gAAAAABo"}
     await answered(house, house.respond([foreign, *compacted["output"], user("And now?")]))
     [message] = unpack(house.requests()[-1]).messages
     assert message["content"] == (f"Where is the key?\n\n{SUMMARY}\n\nThe key is under the mat.\n\nAnd now?")

@@ -14,7 +14,7 @@ from broker.dialects import chat, chat_body
 from broker.dialects.normalize import Conversation
 from broker.dialects.parts import Image
 from broker.dialects.responses import body, request
-from broker.dialects.responses.encrypted_content import seal, unseal
+from broker.dialects.responses.encrypted_content import UNREADABLE, seal, unseal
 from broker.dialects.responses.history import recall
 from broker.dialects.responses.items import PASSED_OVER, listed
 from broker.dialects.responses.store import ResponseStore
@@ -182,11 +182,68 @@ def test_images_are_set_aside_wherever_they_are() -> None:
     assert conversation.messages[2]["content"] == [{"type": "image"}]
 
 
-def test_items_of_tools_that_nobody_ran_here_are_passed_over_and_system_messages_joined() -> None:
-    items = [{"type": kind, "id": "x", "action": {}, "output": {"a": 1}} for kind in sorted(PASSED_OVER)]
-    items += [message("developer", "b"), message("system", "c"), message("user", "x")]
+SHOT = {"type": "computer_screenshot", "image_url": IMAGE}
+TASK = [{"type": "input_text", "text": "Task:"}, {"type": "encrypted_content", "encrypted_content": "Sing."}]
+COMPACTED = "Summary of the conversation so far:"
+HEAD = "Message from agent /lead to agent /lead/a:\n"
+UNREAD = [TASK[0], TASK[1] | {"encrypted_content": "gAAAAABo" * 9}]
+FOUND = {
+    "type": "tool_search_output",
+    "tools": [{"type": "namespace", "name": "n", "tools": [{"name": "f"}]}],
+}
+SHELL = {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+CHILD = {"type": "agent_message", "author": "/lead", "recipient": "/lead/a"}
+CODE = {"type": "code_interpreter_call", "code": "1", "outputs": [], "status": "ok"}
+MCP = {"type": "mcp_call", "id": "m", "server_label": "fs", "name": "ls", "arguments": '{"p": "a"}'}
+
+
+@pytest.mark.parametrize(
+    ("item", "called", "content"),
+    [
+        (CHILD | {"content": TASK}, None, HEAD + "Task:\nSing."),
+        (CHILD | {"content": UNREAD}, None, HEAD + f"Task:\n{UNREADABLE}"),
+        (CHILD | {"content": [TASK[1] | {"encrypted_content": seal("Hum.")}]}, None, HEAD + "Hum."),
+        ({"type": "compaction_summary", "encrypted_content": seal("s")}, None, f"{COMPACTED}\n\ns"),
+        ({"type": "context_compaction", "encrypted_content": "Plain."}, None, f"{COMPACTED}\n\nPlain."),
+        (FOUND, None, "Loaded tools: n__f"),
+        (FOUND | {"tools": []}, None, "Loaded tools: none"),
+        ({"type": "tool_search_call", "arguments": {"q": "a"}}, ("tool_search", {"q": "a"}), None),
+        ({"type": "local_shell_call", "action": {"type": "exec", "a": 1}}, ("local_shell", {"a": 1}), None),
+        ({"type": "shell_call_output", "output": [SHELL]}, None, '{"stdout":"a","outcome":{"exit_code":0}}'),
+        ({"type": "apply_patch_call_output", "status": "failed", "output": None}, None, "failed"),
+        ({"type": "computer_call_output", "call_id": "c", "output": SHOT}, None, [{"type": "image"}]),
+        ({"type": "program_output", "result": "3"}, None, "3"),
+        (CODE, ("code_interpreter", {"code": "1"}), "ok"),
+        (MCP | {"output": "a.py"}, ("fs__ls", {"p": "a"}), "a.py"),
+        (MCP | {"output": None}, None, None),
+        ({"type": "file_search_call", "queries": ["a"], "results": None}, None, None),
+        ({"type": "mcp_approval_response", "approve": False}, None, '{"approve":false}'),
+        *(({"type": kind, "id": "x"}, None, None) for kind in sorted(PASSED_OVER)),
+    ],
+)  # fmt: skip
+def test_an_item_adds_its_text_call_and_result(item: Any, called: Any, content: Any) -> None:
+    made = by_responses([message("system", "s"), item]).messages[1:]
+    calls = [call["function"] for said in made for call in said.get("tool_calls", ())]
+    assert calls == ([] if called is None else [{"name": called[0], "arguments": called[1]}])
+    assert [said["content"] for said in made if said["role"] != "assistant"] == (
+        [] if content is None else [content]
+    )
+
+
+def test_system_messages_are_joined_and_updates_replace_options() -> None:
+    items = [message("developer", "b"), message("system", "c"), message("user", "x")]
     both = [message("system", "a\n\nb\n\nc"), message("user", "x")]
     assert by_responses(items, instructions="a").messages == both
+    form = {"type": "json_object"}
+    updates = [
+        {"reasoning": {"effort": "low"}},
+        {"text": {"format": form}},
+        {"reasoning": {"effort": "high"}},
+    ]
+    placed = [("", {"type": "configuration_update", **update}) for update in updates]
+    made = request.configured(body.read(b'{"input": "x", "reasoning": {"summary": "auto"}}'), placed)
+    assert made.reasoning == body.Reasoning(effort="high", summary="auto")
+    assert made.text == body.Text(format=body.Format(type="json_object"))
 
 
 # --- refused items -----------------------------------------------------------------------------------
@@ -205,6 +262,7 @@ def test_items_of_tools_that_nobody_ran_here_are_passed_over_and_system_messages
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
         ({"type": "function_call_output", "call_id": "c", "output": {"a": 1}}, "input[0].output"),
         ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
+        ({"type": "compaction_trigger"}, "input[0].type"),
     ],
 )
 def test_invalid_item_error_names_the_param(item: dict[str, Any], param: str) -> None:

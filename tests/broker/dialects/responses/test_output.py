@@ -357,3 +357,19 @@ def test_a_call_streamed_is_the_call_whole(text: str, places: list[int], is_asci
     assert kinds == ["output_item.added", *middle, *end]
     assert events[0]["item"]["input"] == ""
     assert events[-2]["input"] == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [('{"query": "a"}', "completed", {"query": "a"}), ('{"que', "incomplete", '{"que')],
+)
+def test_a_tool_search_is_an_item_with_an_object(arguments: str, status: str, told: Any) -> None:
+    steps = [ACCEPTED, delta(calls=(call(0, "tool_search", arguments[:4]),))]
+    steps += [delta(calls=(call(0, arguments=arguments[4:]),)), finished(reason="tool_calls")]
+    style = OutputStyle(has_search=True)
+    [_, _, added, done, ended] = stream(*steps, style=style)
+    assert (added["type"], added["item"]["arguments"]) == ("response.output_item.added", {})
+    [item] = ended["response"]["output"]
+    assert done["item"] == item == whole(*steps, style=style)["output"][0]
+    assert (item["type"], item["execution"], item["status"]) == ("tool_search_call", "client", status)
+    assert (item["arguments"], item["call_id"]) == (told, added["item"]["call_id"])

@@ -34,7 +34,7 @@ def read(**fields: Any) -> body.Body:
 def generate(**fields: Any) -> Generate:
     asked = read(**fields)
     messages = [{"role": "user", "content": "hello"}]
-    return request.generate(asked, request.offered(asked), messages, [], id="resp_1", incarnation="g")
+    return request.generate(asked, request.offered(asked, ()), messages, [], id="resp_1", incarnation="g")
 
 
 def envelope(**fields: Any) -> Any:
@@ -130,7 +130,7 @@ def test_thoughts_are_told_as_they_were_asked_for(
     fields: dict[str, Any], summarized: bool, sealed: bool
 ) -> None:
     asked = read(**fields)
-    style = request.style(asked, request.offered(asked))
+    style = request.style(asked, request.offered(asked, ()))
     assert (style.summarized, style.sealed) == (summarized, sealed)
 
 
@@ -164,7 +164,7 @@ def names(offered: ResponsesToolOffer) -> list[str]:
 
 
 def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> ResponsesToolOffer:
-    return offer(tools or (READ, NOTE, FILES), choice, single=single)
+    return offer([("", tools or (READ, NOTE, FILES))], choice, single=single)
 
 
 def test_functions_are_offered_those_of_a_namespace_by_both_names_in_one() -> None:
@@ -191,6 +191,27 @@ def test_custom_tool_is_offered_as_function_with_one_string_parameter() -> None:
     assert choose(named, patch, READ).calling == Calling(required=True, name="patch", single=True)
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [named]}
     assert names(choose(allowed, patch, READ)) == ["patch"]
+
+
+def test_tools_of_items_are_offered_behind_those_of_the_body() -> None:
+    search = {"type": "tool_search", "execution": "client", "description": "Finds."}
+    loaded = {
+        "type": "namespace",
+        "name": "functions",
+        "tools": [READ | {"description": "new"}, {"name": "b"}],
+    }
+    asked = read(tools=[READ, search, {"type": "tool_search"}, FILES])
+    items = [{"type": kind, "tools": [loaded]} for kind in ("additional_tools", "tool_search_output")]
+    offered = request.offered(asked, [("input[0]", item) for item in items])
+    assert names(offered) == ["read", "tool_search", "mcp__files__read", "b"]
+    assert offered.shown[0]["function"]["description"] == "new"
+    assert (offered.has_search, offered.namespaces["b"]) == (True, ("functions", "b"))
+    for tool in ({"type": "namespace", "name": "functions"}, named("b", namespace="functions"), search):
+        asked = read(tools=[search], tool_choice={"type": "allowed_tools", "tools": [tool]})
+        assert set(names(request.offered(asked, [("input[0]", items[0])]))) < {"read", "b", "tool_search"}
+    with pytest.raises(RequestError) as caught:
+        request.offered(asked, [("input[3]", {"type": "additional_tools", "tools": [named("")]})])
+    assert caught.value.param == "input[3].tools[0].name"
 
 
 def named(name: str, **fields: str) -> dict[str, str]:
