@@ -6,13 +6,23 @@ absent. A content block of unknown type is refused, so that no content is droppe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import check_range, decode
-from broker.dialects.messages.content import Block, TextBlock
+from broker.dialects.messages.content import (
+    Block,
+    CompactionBlock,
+    TextBlock,
+    Tool,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolReference,
+    ToolRemovalBlock,
+)
 from broker.dialects.parameters import (
     CACHE_SALT_CHARACTERS_MAX,
     STOP_STRING_CHARACTERS_MAX,
@@ -36,20 +46,6 @@ RANGES: dict[str, tuple[float, float]] = {
 class Message(Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block] | None = None
-
-
-class Tool(Struct):
-    """A tool. Other types than custom run, or have their schema, at Anthropic, and are not offered."""
-
-    name: str | None = None
-    type: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @property
-    def is_custom(self) -> bool:
-        return self.type in (None, "custom")
 
 
 class ToolChoice(Struct):
@@ -91,6 +87,43 @@ class Prompt(Struct, kw_only=True):
         """Thinking budget in tokens."""
         thinking = self.thinking
         return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+
+
+def offered_tools(prompt: Prompt) -> list[Tool]:
+    """Return the tools that can be called: those of the body, with the changes of its messages.
+
+    A change reorders nothing, so that the prompt keeps its beginning. `defer_loading` has no effect: no tool
+    waits for a search that does not run here. Raises `RequestError` naming the parameter at fault.
+    """
+    tools: dict[str | None, Tool] = {}
+    removed: set[str] = set()
+    for tool in prompt.tools or []:
+        tools.setdefault(tool.name, tool)
+    for place, change in _tool_changes(prompt.messages):
+        match change:
+            case ToolAdditionBlock(ToolDefinition(tool)):
+                _check_name(tool, f"{place}.tool.definition")
+                tools[tool.name] = tool
+                removed.discard(tool.name or "")
+            case ToolAdditionBlock(ToolReference(name)):
+                if name not in tools:
+                    raise _wrong(f"{place}.tool.name", f"is {name[:64]!r}, which is not a tool in 'tools'")
+                removed.discard(name)
+            case ToolRemovalBlock(ToolReference(name)):
+                removed.add(name)
+    return [tool for name, tool in tools.items() if tool.is_custom and name not in removed]
+
+
+def _tool_changes(messages: list[Message]) -> Iterator[tuple[str, ToolAdditionBlock | ToolRemovalBlock]]:
+    for index, message in enumerate(messages):
+        for number, block in enumerate(message.content or () if not isinstance(message.content, str) else ()):
+            place = f"messages[{index}].content[{number}]"
+            match block:
+                case ToolAdditionBlock() | ToolRemovalBlock():
+                    yield place, block
+                case CompactionBlock(tool_changes=[*changes]):
+                    for step, change in enumerate(changes):
+                        yield f"{place}.tool_changes[{step}]", change
 
 
 class Diagnostics(Struct):
@@ -148,8 +181,7 @@ def _check_prompt(prompt: Prompt) -> None:
     if not prompt.messages:
         raise _wrong("messages", "must not be empty")
     for index, tool in enumerate(prompt.tools or []):
-        if tool.is_custom and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
-            raise _wrong(f"tools[{index}].name", f"must have 1 to {NAME_CHARACTERS_MAX} characters")
+        _check_name(tool, f"tools[{index}]")
     _check_choice(prompt)
     thinking = prompt.thinking
     if thinking is not None and thinking.type == "enabled":
@@ -158,11 +190,15 @@ def _check_prompt(prompt: Prompt) -> None:
         check_range("thinking.budget_tokens", thinking.budget_tokens, 1, THINKING_TOKENS_MAX)
 
 
+def _check_name(tool: Tool, place: str) -> None:
+    if tool.is_custom and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
+        raise _wrong(f"{place}.name", f"must have 1 to {NAME_CHARACTERS_MAX} characters")
+
+
 def _check_choice(prompt: Prompt) -> None:
-    choice = prompt.tool_choice
+    choice, names = prompt.tool_choice, {tool.name for tool in offered_tools(prompt)}
     if choice is None or choice.type not in ("any", "tool"):
         return
-    names = {tool.name for tool in prompt.tools or [] if tool.is_custom}
     if not names:
         raise _wrong("tool_choice", "requires a tool call, but 'tools' has no tool that can be called")
     if choice.type == "tool" and choice.name not in names:

@@ -1,10 +1,28 @@
-"""Content blocks of Anthropic's messages, as clients send them."""
+"""Content blocks of Anthropic's messages, as clients send them.
+
+Nothing that carries tools, a task or text is passed over: `Block` is the whole list, and a block of any other
+type is refused.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
+
+
+class Tool(Struct):
+    """A tool. Other types than custom run, or have their schema, at Anthropic, and are not offered."""
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def is_custom(self) -> bool:
+        return self.type in (None, "custom")
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -61,63 +79,146 @@ class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
     tool_name: str
 
 
+class BrowserStateBlock(Struct, tag_field="type", tag="browser_state"):
+    """Tabs of a client's browser."""
+
+    tabs: list[dict[str, Any]] = []
+    state_changes: list[dict[str, Any]] | None = None
+
+
+ResultBlock = (
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock | BrowserStateBlock
+)
+
+
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     tool_use_id: str
-    content: (
-        str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock] | None
-    ) = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 
 
-# Blocks that only Anthropic's servers write and can read. They are ignored.
+# --- changes of the tools ----------------------------------------------------------------------------
 
 
-class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
-    pass
+class ToolReference(Struct, tag_field="type", tag="tool_reference"):
+    """A tool of the body, or one that was defined earlier."""
+
+    name: str
+
+
+class ToolDefinition(Struct, tag_field="type", tag="tool_definition"):
+    definition: Tool
+
+
+class McpToolReference(Struct, tag_field="type", tag="mcp_tool_reference"):
+    """A tool that only Anthropic's servers can run, and that is never offered."""
+
+
+class McpToolsetReference(Struct, tag_field="type", tag="mcp_toolset_reference"):
+    """Tools that only Anthropic's servers can run, and that are never offered."""
+
+
+class ToolAdditionBlock(Struct, tag_field="type", tag="tool_addition"):
+    """A tool that is offered from here on."""
+
+    tool: ToolReference | ToolDefinition | McpToolReference | McpToolsetReference
+
+
+class ToolRemovalBlock(Struct, tag_field="type", tag="tool_removal"):
+    """A tool that is no longer offered."""
+
+    tool: ToolReference | McpToolReference | McpToolsetReference
 
 
 class CompactionBlock(Struct, tag_field="type", tag="compaction"):
+    """Summary that stands for all before it. `content`: None if the compaction failed. `tool_changes`: what
+    the blocks that it replaces have changed."""
+
+    content: str | None = None
+    tool_changes: list[ToolAdditionBlock | ToolRemovalBlock] | None = None
+
+
+# --- calls that ran at Anthropic's servers -----------------------------------------------------------
+
+
+class ServerToolUse(Struct):
+    """Call of a tool that ran at Anthropic's servers."""
+
+    name: str
+    id: str
+    input: dict[str, Any] | None = None
+
+
+class ServerToolUseBlock(ServerToolUse, tag_field="type", tag="server_tool_use"):
     pass
 
 
-class ServerToolUseBlock(Struct, tag_field="type", tag="server_tool_use"):
+class McpToolUseBlock(ServerToolUse, tag_field="type", tag="mcp_tool_use"):
     pass
 
 
-class WebSearchBlock(Struct, tag_field="type", tag="web_search_tool_result"):
+class ServerToolResult(Struct):
+    """Result of such a call. Its text is read whatever its form."""
+
+    tool_use_id: str
+    content: Any = None
+
+
+class AdvisorResultBlock(ServerToolResult, tag_field="type", tag="advisor_tool_result"):
     pass
 
 
-class WebFetchBlock(Struct, tag_field="type", tag="web_fetch_tool_result"):
+class WebSearchBlock(ServerToolResult, tag_field="type", tag="web_search_tool_result"):
     pass
 
 
-class CodeExecutionBlock(Struct, tag_field="type", tag="code_execution_tool_result"):
+class WebFetchBlock(ServerToolResult, tag_field="type", tag="web_fetch_tool_result"):
     pass
 
 
-class BashExecutionBlock(Struct, tag_field="type", tag="bash_code_execution_tool_result"):
+class CodeExecutionBlock(ServerToolResult, tag_field="type", tag="code_execution_tool_result"):
     pass
 
 
-class TextEditorBlock(Struct, tag_field="type", tag="text_editor_code_execution_tool_result"):
+class BashExecutionBlock(ServerToolResult, tag_field="type", tag="bash_code_execution_tool_result"):
     pass
 
 
-class ToolSearchBlock(Struct, tag_field="type", tag="tool_search_tool_result"):
+class TextEditorBlock(ServerToolResult, tag_field="type", tag="text_editor_code_execution_tool_result"):
     pass
 
 
-class McpToolUseBlock(Struct, tag_field="type", tag="mcp_tool_use"):
+class ToolSearchBlock(ServerToolResult, tag_field="type", tag="tool_search_tool_result"):
     pass
 
 
-class McpToolResultBlock(Struct, tag_field="type", tag="mcp_tool_result"):
+class McpToolResultBlock(ServerToolResult, tag_field="type", tag="mcp_tool_result"):
     pass
 
 
-class ContainerUploadBlock(Struct, tag_field="type", tag="container_upload"):
-    pass
+# --- blocks without tools, task or text --------------------------------------------------------------
+
+
+class PassedOver(Struct):
+    """A block that is passed over. `carries`: what it has instead."""
+
+    carries: ClassVar[str]
+
+
+class RedactedThinkingBlock(PassedOver, tag_field="type", tag="redacted_thinking"):
+    carries = "ciphertext of Anthropic's"
+
+
+class ContainerUploadBlock(PassedOver, tag_field="type", tag="container_upload"):
+    carries = "the id of a file for Anthropic's container"
+
+
+class FallbackBlock(PassedOver, tag_field="type", tag="fallback"):
+    carries = "the names of two models"
+
+
+class McpToolListingBlock(PassedOver, tag_field="type", tag="mcp_tool_listing"):
+    carries = "tools that only Anthropic's servers can run"
 
 
 Block = (
@@ -128,16 +229,23 @@ Block = (
     | ThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
-    | RedactedThinkingBlock
+    | ToolReferenceBlock
+    | BrowserStateBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
     | CompactionBlock
     | ServerToolUseBlock
+    | McpToolUseBlock
+    | AdvisorResultBlock
     | WebSearchBlock
     | WebFetchBlock
     | CodeExecutionBlock
     | BashExecutionBlock
     | TextEditorBlock
     | ToolSearchBlock
-    | McpToolUseBlock
     | McpToolResultBlock
+    | RedactedThinkingBlock
     | ContainerUploadBlock
+    | FallbackBlock
+    | McpToolListingBlock
 )

@@ -1,7 +1,8 @@
 """Conversion of content blocks to chat messages, so that both dialects make the same prompt.
 
 A user message becomes several: one for each tool result, then the user's content. An assistant message stays
-one: its texts are concatenated without a separator, as they were generated.
+one, unless it has results of tools that ran elsewhere: its texts are concatenated without a separator, as
+they were generated. A compaction stands for all before it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from broker.dialects.body import refuse
+from broker.dialects.foreign import result_text, summary_message
 from broker.dialects.messages.body import Message, Prompt
 from broker.dialects.messages.content import (
     Block,
+    BrowserStateBlock,
+    CompactionBlock,
     DocumentBlock,
     ImageBlock,
     ImageSource,
     SearchResultBlock,
+    ServerToolResult,
+    ServerToolUse,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
     ToolReferenceBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
@@ -35,7 +43,9 @@ Part = dict[str, Any]
 def conversation(prompt: Prompt, *, system_in_place: bool) -> Conversation:
     """Return the canonical conversation of a checked body. Raises `RequestError` for unreadable content."""
     messages = [*_system(prompt.system or [])]
-    for index, message in enumerate(prompt.messages):
+    compacted = [index for index, message in enumerate(prompt.messages) if _is_compaction(message)]
+    first = compacted[-1] if compacted else 0
+    for index, message in enumerate(prompt.messages[first:], first):
         messages += _spoken(message, f"messages[{index}].content")
     return normalize(messages, system_in_place=system_in_place)
 
@@ -51,25 +61,54 @@ def _spoken(message: Message, place: str) -> Iterator[dict[str, Any]]:
     if message.content is None or isinstance(message.content, str):
         yield {"role": message.role, "content": message.content or ""}
     elif message.role == "assistant":
-        yield _said(message.content, place)
+        yield from _said(message.content, place)
     else:
         yield from _heard(message.role, message.content, place)
 
 
-def _said(blocks: Sequence[Block], place: str) -> dict[str, Any]:
-    """Convert an assistant message: reasoning, text and tool calls."""
+def _is_compaction(message: Message) -> bool:
+    blocks = message.content
+    return isinstance(blocks, list) and any(isinstance(b, CompactionBlock) and b.content for b in blocks)
+
+
+def _said(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
+    """Convert an assistant message: reasoning, text, tool calls, and results of tools that ran elsewhere."""
+    said: list[dict[str, Any]] = []
+    turn: list[Block] = []
+    results = {b.tool_use_id: text for b in blocks if isinstance(b, ServerToolResult) and (text := _read(b))}
     for index, block in enumerate(blocks):
-        if isinstance(block, ToolResultBlock | ImageBlock | DocumentBlock):
-            raise _misplaced(block, f"{place}[{index}]", "user")
+        match block:
+            case ToolResultBlock() | ImageBlock() | DocumentBlock():
+                raise _misplaced(block, f"{place}[{index}]", "user")
+            case ToolAdditionBlock() | ToolRemovalBlock():
+                raise _misplaced(block, f"{place}[{index}]", "system")
+            case CompactionBlock(content=str(summary)) if summary:
+                said, turn = [summary_message(summary)], []
+            case ServerToolResult() if block.tool_use_id in results:
+                said += [_turn(turn)] if turn else []
+                said.append(_result_message(block.tool_use_id, results[block.tool_use_id]))
+                turn = []
+            case ServerToolUse() if block.id not in results:
+                pass  # what it found, if anything, is in the text behind it
+            case _:
+                turn.append(block)
+    return [*said, _turn(turn)] if turn or not said else said
+
+
+def _turn(blocks: Sequence[Block]) -> dict[str, Any]:
     return {
         "role": "assistant",
         "content": "".join(block.text for block in blocks if isinstance(block, TextBlock)),
         "reasoning_content": "".join(b.thinking for b in blocks if isinstance(b, ThinkingBlock)),
-        "tool_calls": [_call(block) for block in blocks if isinstance(block, ToolUseBlock)],
+        "tool_calls": [_call(block) for block in blocks if isinstance(block, ToolUseBlock | ServerToolUse)],
     }
 
 
-def _call(block: ToolUseBlock) -> dict[str, Any]:
+def _read(result: ServerToolResult) -> str:
+    return result_text(result.content)
+
+
+def _call(block: ToolUseBlock | ServerToolUse) -> dict[str, Any]:
     function = {"name": block.name, "arguments": block.input or {}}
     return {"id": block.id, "type": "function", "function": function}
 
@@ -82,6 +121,8 @@ def _heard(role: str, blocks: Sequence[Block], place: str) -> Iterator[dict[str,
             raise _misplaced(block, f"{place}[{index}]", "assistant")
         if isinstance(block, ToolResultBlock):
             yield _result(block, f"{place}[{index}].content")
+        elif isinstance(block, ServerToolResult):
+            yield _result_message(block.tool_use_id, _read(block))
         else:
             parts += _parts(block, f"{place}[{index}]")
     if parts:
@@ -97,10 +138,14 @@ def _result(block: ToolResultBlock, place: str) -> dict[str, Any]:
         content = [part for parts in read for part in parts]
     if block.is_error and not content:
         content = ERROR
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+    return _result_message(block.tool_use_id, content)
 
 
-def _parts(block: Block | ToolReferenceBlock, place: str) -> list[Part]:
+def _result_message(id: str, content: str | list[Part]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content}
+
+
+def _parts(block: Block, place: str) -> list[Part]:
     match block:
         case TextBlock(text):
             return [_text(text)]
@@ -113,6 +158,10 @@ def _parts(block: Block | ToolReferenceBlock, place: str) -> list[Part]:
             return [_text("\n".join(filter(None, [block.title, block.source, *found])))]
         case ToolReferenceBlock(tool_name):
             return [_text(tool_name)]
+        case BrowserStateBlock(tabs, changes):
+            return [_text(result_text({"tabs": tabs, "state_changes": changes}))]
+        case CompactionBlock(content=str(summary)) if summary:
+            return [_text(summary_message(summary)["content"])]
         case _:
             return []
 

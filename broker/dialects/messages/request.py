@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from broker.dialects import continuation, tools
 from broker.dialects.body import encode
-from broker.dialects.messages.body import Body, Prompt, ToolChoice
+from broker.dialects.messages.body import Body, Prompt, ToolChoice, offered_tools
 from broker.dialects.parameters import sparse_of
 from broker.dialects.tools import FunctionTool, ToolOffer, offer
 from protocol.conversation import ends_with_prefill, pack
@@ -95,8 +95,7 @@ def _offer(prompt: Prompt) -> ToolOffer:
     """Return the offer for the tools and the choice, converted to those of chat."""
     functions = [
         FunctionTool(tool.name or "", tool.description, tool.input_schema, tool.strict)
-        for tool in prompt.tools or []
-        if tool.is_custom
+        for tool in offered_tools(prompt)
     ]
     choice = prompt.tool_choice or ToolChoice("auto")
     single = bool(choice.disable_parallel_tool_use)

@@ -14,16 +14,15 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from broker.dialects.body import convert
+from broker.dialects.foreign import result_text, summary_message
 from broker.dialects.responses.body import Reasoning, Text
 from broker.dialects.responses.content import VISUALS, Content, content_of, text_of, wrong
 from broker.dialects.responses.custom import INPUT
 from broker.dialects.responses.encrypted_content import plain_text, unseal
 from broker.dialects.responses.tools import SEARCH, PlacedTools, definitions, flat_name
-from broker.dialects.tool_results import result_text
 
 Item = Mapping[str, Any]
 
-SUMMARY = "Summary of the conversation so far:"
 _OURS = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{24})_[0-9]+")
 
 
@@ -243,7 +242,7 @@ class CompactionItem(InputItem):
 
     def pieces(self, place: str) -> Iterator[Piece]:
         if self.encrypted_content and (summary := plain_text(self.encrypted_content)):
-            yield {"role": "user", "content": f"{SUMMARY}\n\n{summary}"}
+            yield summary_message(summary)
 
 
 class ConfigurationUpdate(InputItem):

@@ -89,9 +89,9 @@ def offer(
 ) -> ResponsesToolOffer:
     """Return the offer. `groups`: the tools of the body, then those of its items, which never reorder
     earlier ones. `single`: allow at most one call. Raises `RequestError` naming the parameter at fault."""
-    found: dict[str, ToolDefinition] = {}
+    found: dict[str, OfferableTool] = {}
     for within, tools in groups:
-        listed: dict[str, ToolDefinition] = {}
+        listed: dict[str, OfferableTool] = {}
         for one in definitions(tools, within):
             listed.setdefault(flat_name(*one.split), one)
         found |= listed  # a later list may define a tool anew, which keeps its position
@@ -103,7 +103,7 @@ def offer(
     return ResponsesToolOffer(granted.tools, granted.calling, namespaces, customs, has_search)
 
 
-class ToolDefinition(NamedTuple):
+class OfferableTool(NamedTuple):
     """A tool that is offered as a function. `kind`: its own type."""
 
     split: QualifiedName
@@ -111,9 +111,7 @@ class ToolDefinition(NamedTuple):
     kind: str
 
 
-def definitions(
-    tools: Sequence[Described], within: str = "", namespace: str = ""
-) -> Iterator[ToolDefinition]:
+def definitions(tools: Sequence[Described], within: str = "", namespace: str = "") -> Iterator[OfferableTool]:
     """Yield the tools that are offered, those of namespaces too. `within`: as in `PlacedTools`. Raises
     `RequestError` for an invalid tool."""
     for index, tool in enumerate(tools):
@@ -126,7 +124,7 @@ def definitions(
             if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
                 message = f"'{place}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
                 raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
-            yield ToolDefinition(QualifiedName(namespace, function.name), function, kind)
+            yield OfferableTool(QualifiedName(namespace, function.name), function, kind)
 
 
 def _function(kind: str, tool: Described, place: str) -> FunctionTool | None:
@@ -142,7 +140,7 @@ def _function(kind: str, tool: Described, place: str) -> FunctionTool | None:
     return None
 
 
-def _wish(choice: str | Described | None, known: Mapping[str, ToolDefinition]) -> ToolChoicePolicy:
+def _wish(choice: str | Described | None, known: Mapping[str, OfferableTool]) -> ToolChoicePolicy:
     match choice:
         case None | "auto":
             return ToolChoicePolicy()
@@ -162,7 +160,7 @@ def _wish(choice: str | Described | None, known: Mapping[str, ToolDefinition]) -
             raise _unserved()
 
 
-def _allowed(allowed: _Allowed, known: Mapping[str, ToolDefinition]) -> ToolChoicePolicy:
+def _allowed(allowed: _Allowed, known: Mapping[str, OfferableTool]) -> ToolChoicePolicy:
     names = [
         name
         for index, tool in enumerate(allowed.tools)
@@ -172,7 +170,7 @@ def _allowed(allowed: _Allowed, known: Mapping[str, ToolDefinition]) -> ToolChoi
     return ToolChoicePolicy(allowed=frozenset(names), required=allowed.mode == "required")
 
 
-def _names(place: str, tool: Described, known: Mapping[str, ToolDefinition]) -> list[str]:
+def _names(place: str, tool: Described, known: Mapping[str, OfferableTool]) -> list[str]:
     """Return the flat name of a tool, or those of a namespace. A name alone may be that of one namespace."""
     if tool.get("type") == SEARCH:
         tool = {"name": SEARCH}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from broker.dialects.foreign import SUMMARY
 from broker.dialects.responses.compaction import REQUEST
 from broker.dialects.responses.encrypted_content import unseal
-from broker.dialects.responses.items import SUMMARY
 from protocol.conversation import unpack
 from tests.broker.application import RESPONSES, House
 from tests.broker.asgi import Exchange

@@ -10,7 +10,9 @@ import pytest
 from msgspec import UNSET
 
 from broker.dialects import chat, chat_body
+from broker.dialects.foreign import SUMMARY
 from broker.dialects.messages import body, request
+from broker.dialects.messages.content import PassedOver
 from broker.dialects.messages.conversation import conversation
 from broker.dialects.parts import Image
 from protocol.conversation import IN_MESSAGE, PROMPT_ENDS
@@ -169,14 +171,49 @@ def test_documents_are_read_as_far_as_they_are_text() -> None:
     assert "send its text" in error.message
 
 
-def test_content_that_is_missing_or_only_of_server_tools_is_empty() -> None:
-    server_tools = [
+HIDDEN = [{"type": "web_search_result", "encrypted_content": "x"}]
+FETCHED = {"type": "web_fetch_result", "content": {"source": {"type": "text", "data": "Page."}}}
+RAN = {"type": "code_execution_result", "stdout": "3", "stderr": "", "return_code": 0, "content": []}
+REFERENCES = {"type": "tool_search_tool_search_result", "tool_references": [{"tool_name": "look"}]}
+
+
+def test_content_that_is_missing_or_that_nobody_can_read_is_empty() -> None:
+    unread = [block(kind.__struct_config__.tag) for kind in PassedOver.__subclasses__()]
+    unread += [
         block("server_tool_use", id="s", name="web_search", input={"query": "q"}),
-        block("web_search_tool_result", tool_use_id="s", content=[{"type": "web_search_result", "url": "u"}]),
+        block("web_search_tool_result", tool_use_id="s", content=HIDDEN),
+        block("compaction", content=None),
     ]
-    for content in ({}, {"content": None}, {"content": ""}, {"content": []}, {"content": server_tools}):
+    for content in ({}, {"content": None}, {"content": ""}, {"content": []}, {"content": unread}):
         said = canonical([HI, {"role": "assistant", **content}, HI])[1]
         assert said == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "shown"),
+    [
+        ("mcp_tool_result", [text("a"), text("b")], "a\nb"),
+        ("mcp_tool_result", "a", "a"),
+        ("web_search_tool_result", [HIDDEN[0] | {"url": "u", "title": "t"}], '{"url":"u","title":"t"}'),
+        ("web_fetch_tool_result", FETCHED, "Page."),
+        ("code_execution_tool_result", RAN, '{"stdout":"3","return_code":0}'),
+        ("tool_search_tool_result", REFERENCES, "look"),
+        ("advisor_tool_result", {"type": "advisor_result", "text": "No."}, "No."),
+    ],
+)
+def test_results_of_tools_that_ran_elsewhere_are_results(kind: str, content: Any, shown: str) -> None:
+    call = block("server_tool_use", id="s", name="f", input={"q": 1})
+    answer = [text("Wait. "), call, block(kind, tool_use_id="s", content=content), text("So.")]
+    [_, said, result, end] = canonical([HI, {"role": "assistant", "content": answer}])
+    assert (said["content"], said["tool_calls"][0]["function"]["arguments"]) == ("Wait. ", {"q": 1})
+    assert result == {"role": "tool", "tool_call_id": "s", "content": shown}
+    assert end == {"role": "assistant", "content": "So."}
+
+
+def test_a_compaction_stands_for_all_before_it() -> None:
+    answer = [text("old"), block("compaction", content="They met."), text("new")]
+    kept = canonical([HI, {"role": "assistant", "content": answer}, HI], system="S")
+    assert [message["content"] for message in kept] == ["S", f"{SUMMARY}\n\nThey met.", "new", "Hi"]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +281,44 @@ def test_which_tools_are_offered_and_how_they_are_called() -> None:
     assert shown == [{"type": "function", "function": {"name": "bare"}}]
 
 
+LATER = LOOK | {"name": "later", "defer_loading": True}
+SPY = {"name": "spy", "input_schema": {}}
+
+
+def change(kind: str, **tool: Any) -> dict[str, Any]:
+    return block(f"tool_{kind}", tool=tool)
+
+
+ADD = change("addition", type="tool_reference", name="look")
+CUT = change("removal", type="tool_reference", name="look")
+DEFINE = change("addition", type="tool_definition", definition=SPY)
+MCP = [change("removal", type="mcp_toolset_reference", server_name="m")]
+MCP += [change("addition", type="mcp_tool_reference", server_name="m", name="look")]
+NAMELESS = change("addition", type="tool_definition", definition={})
+BASH = change("addition", type="tool_definition", definition={"type": "bash_20250124", "name": "bash"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ([], ["look", "later"]),
+        ([ADD, *MCP, BASH], ["look", "later"]),
+        ([CUT], ["later"]),
+        ([CUT, ADD], ["look", "later"]),
+        ([DEFINE], ["look", "later", "spy"]),
+        ([DEFINE, change("removal", type="tool_reference", name="spy")], ["look", "later"]),
+        ([change("addition", type="tool_definition", definition=SPY | {"name": "look"})], ["look", "later"]),
+        ([block("compaction", content="s", tool_changes=[CUT, DEFINE])], ["later", "spy"]),
+    ],
+)
+def test_tools_change_within_a_conversation_in_their_order(changes: Any, names: list[str]) -> None:
+    spoken = [HI, {"role": "system", "content": [text("Tools changed."), *changes]}]
+    if changes and changes[0]["type"] == "compaction":
+        spoken[1] = {"role": "assistant", "content": changes}
+    sent = generated([*spoken, HI], tools=[LOOK, LATER])
+    assert [tool["function"]["name"] for tool in unpacked(sent.tools)] == names
+
+
 def test_a_schema_is_what_the_answer_is_held_to() -> None:
     format = {"type": "json_schema", "schema": {"properties": {"z": {"const": "駅"}, "a": {}}}}
     for fields, param in (
@@ -266,6 +341,13 @@ def test_a_schema_is_what_the_answer_is_held_to() -> None:
         (said("assistant", [block("tool_result", tool_use_id="a")]), "messages[0].content[0]"),
         (said("user", [block("tool_result")]), "messages[0].content[0].tool_use_id"),
         (said("user", [block("image", source={"type": "file"})]), "messages[0].content[0].source"),
+        (said("system", [ADD]), "messages[0].content[0].tool.name"),
+        (said("assistant", [CUT]), "messages[0].content[0]"),
+        (
+            said("system", [change("addition", type="tool_definition", definition={})]),
+            "messages[0].content[0].tool.definition.name",
+        ),
+        (said("system", [CUT]) | {"tools": [LOOK], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop_sequences": ["x"] * 17}, "stop_sequences"),

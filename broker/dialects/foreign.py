@@ -1,4 +1,4 @@
-"""Text of tool results whose format the model has not been taught: those of tools that ran at another server.
+"""What another server has put into a conversation, as text: results of its tools, and summaries.
 
 A result of one text is that text; one of several fields is JSON. What no model can read is left out:
 ciphertext, signatures, files in base64, and types, which only say how a client displays a result.
@@ -16,6 +16,14 @@ _OPAQUE = frozenset(
         "signature", "type",
     }
 )  # fmt: skip
+
+
+SUMMARY = "Summary of the conversation so far:"
+
+
+def summary_message(summary: str) -> dict[str, Any]:
+    """Return the message that stands for an earlier part of the conversation."""
+    return {"role": "user", "content": f"{SUMMARY}\n\n{summary}"}
 
 
 def result_text(result: Any) -> str:
