@@ -13,6 +13,7 @@ from broker.dialects import continuation
 from broker.dialects.body import encode, encode_text
 from broker.dialects.calls import as_text, is_whole
 from broker.dialects.chat_body import Body
+from broker.dialects.custom import InputReader
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
@@ -68,12 +69,18 @@ def generate(
 class ChatChoiceRenderer:
     """`answer.ChoiceRenderer` of chat completions."""
 
-    def __init__(self, *, logprobs: bool, functions: bool = False) -> None:
-        """`logprobs`: whether they were requested. `functions`: render calls as legacy function calls."""
+    def __init__(
+        self, *, logprobs: bool, functions: bool = False, customs: frozenset[str] = frozenset()
+    ) -> None:
+        """`logprobs`: whether they were requested. `functions`: render calls as legacy function calls.
+        `customs`: names of the custom tools."""
         self._logprobs = logprobs
         self._functions = functions
         self._streamed: dict[int, dict[int, list[str]]] = {}
         """Arguments by choice and call."""
+        self._customs = customs
+        self._inputs: dict[tuple[int, int], InputReader] = {}
+        """Inputs of custom tools by choice and call."""
 
     def hear(self, choice: int, item: Accepted | PromptLogprobs) -> None:
         """Ignore prompt information, which chat completions do not show."""
@@ -96,7 +103,7 @@ class ChatChoiceRenderer:
             shown["content"] = delta.text
         if delta.calls:
             grown = self._joined(delta.calls)
-            shown |= self._calls(grown, numbered=True)
+            shown |= self._calls(choice, grown, numbered=True)
             arguments = self._streamed.setdefault(choice, {})
             for call in grown:
                 arguments.setdefault(call.index, []).append(call.arguments)
@@ -106,11 +113,29 @@ class ChatChoiceRenderer:
         """Merge the deltas of each call. Legacy function calling allows one call."""
         return _joined(growth for growth in growths if not (self._functions and growth.index))
 
-    def _calls(self, calls: Sequence[CallDelta], *, numbered: bool) -> dict[str, Any]:
+    def _calls(self, choice: int, calls: Sequence[CallDelta], *, numbered: bool) -> dict[str, Any]:
         """Return the fields of a message or a delta that hold the calls; empty if there are none."""
         if self._functions:
             return {"function_call": _call(calls[0])["function"]} if calls else {}
-        shown = [({"index": call.index} if numbered else {}) | _call(call) for call in calls]
+        shown = [self._call(choice, call, numbered=numbered) for call in calls]
+        return {"tool_calls": shown} if shown else {}
+
+    def _call(self, choice: int, growth: CallDelta, *, numbered: bool) -> dict[str, Any]:
+        """Return the entry of a call, which has the text of the input if the tool is a custom one."""
+        number = {"index": growth.index} if numbered else {}
+        if growth.id and growth.name in self._customs:
+            self._inputs[choice, growth.index] = InputReader()
+        if (reader := self._inputs.get((choice, growth.index))) is None:
+            return number | _call(growth)
+        begun = {"id": growth.id, "type": "custom"} if growth.id else {}
+        name = {"name": growth.name} if growth.id else {}
+        text = reader.push(growth.arguments) + ("" if numbered else reader.close())
+        return {**number, **begun, "custom": {**name, "input": text}}
+
+    def _rest(self, choice: int) -> dict[str, Any]:
+        """Return the last delta: inputs of a form that could not be read while they were streamed."""
+        rests = {index: reader.close() for (of, index), reader in self._inputs.items() if of == choice}
+        shown = [{"index": index, "custom": {"input": rest}} for index, rest in rests.items() if rest]
         return {"tool_calls": shown} if shown else {}
 
     def _reason(self, reason: str) -> str:
@@ -121,14 +146,14 @@ class ChatChoiceRenderer:
         streamed = self._streamed.get(choice, {}).values()
         if reason == "tool_calls" and not all(is_whole("".join(parts)) for parts in streamed):
             reason = "stop"
-        return _entry(choice, {}, reason=self._reason(reason))
+        return _entry(choice, self._rest(choice), reason=self._reason(reason))
 
     def whole(self, choice: int, deltas: Sequence[Delta], reason: str) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
         thought = "".join(delta.reasoning for delta in deltas)
         called = self._joined(call for delta in deltas for call in delta.calls)
         text += "".join(as_text(call.name, call.arguments) for call in called if not is_whole(call.arguments))
-        calls = self._calls([call for call in called if is_whole(call.arguments)], numbered=False)
+        calls = self._calls(choice, [call for call in called if is_whole(call.arguments)], numbered=False)
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
         message = {
             "role": "assistant",

@@ -12,7 +12,7 @@ from broker.dialects.body import check_range, decode
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
 from broker.dialects.parts import Detail
 from broker.dialects.response_format import FormParameters, form_of
-from broker.dialects.tools import FunctionTool, Tool, ToolChoice, ToolOffer, offer
+from broker.dialects.tools import INPUT, FunctionTool, Tool, ToolChoice, ToolOffer, offer
 from protocol.errors import Code, RequestError
 
 THINKING_BUDGET_TOKENS_MAX = 2**31
@@ -51,20 +51,67 @@ class RefusalPart(Struct, tag_field="type", tag="refusal"):
     refusal: str
 
 
+class ThinkingPart(Struct, tag_field="type", tag="thinking"):
+    """Reasoning of an assistant, as Anthropic's and Mistral's clients send it."""
+
+    thinking: str | list[TextPart] = ""
+
+
+class ReasoningPart(Struct, tag_field="type", tag="reasoning"):
+    """Reasoning of an assistant, as LangChain and the AI SDK send it."""
+
+    text: str = ""
+    reasoning: str = ""
+
+
+class RedactedThinkingPart(Struct, tag_field="type", tag="redacted_thinking"):
+    """Ciphertext of another server, which is passed over."""
+
+
 class FunctionCall(Struct):
     name: str
     arguments: str | dict[str, Any] = ""
 
 
+class CustomInput(Struct):
+    """Call of a custom tool."""
+
+    name: str
+    input: str = ""
+
+
 class ToolCall(Struct):
-    function: FunctionCall
+    """A call in an answer. One of a custom tool is read as that of the function that stands for it."""
+
+    function: FunctionCall | None = None
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
+    custom: CustomInput | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "custom" and self.custom is not None:
+            self.function = FunctionCall(self.custom.name, {INPUT: self.custom.input})
+        if self.function is None:
+            raise ValueError(f"Object missing required field `{self.type}`")
+
+
+ContentPart = (
+    TextPart
+    | ImagePart
+    | VideoPart
+    | FramesPart
+    | RefusalPart
+    | ThinkingPart
+    | ReasoningPart
+    | RedactedThinkingPart
+)
 
 
 class Message(Struct):
+    """A message. Parts of reasoning are read as `reasoning_content`."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart | ImagePart | VideoPart | FramesPart | RefusalPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     function_call: FunctionCall | None = None
@@ -72,6 +119,28 @@ class Message(Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, list):
+            return
+        parts = ThinkingPart | ReasoningPart | RedactedThinkingPart
+        thoughts = [part for part in self.content if isinstance(part, parts)]
+        if thoughts and self.role != "assistant":
+            raise ValueError("Parts of reasoning are only allowed in messages with role 'assistant'")
+        self.content = [part for part in self.content if not isinstance(part, parts)]
+        if not self.reasoning_content and not self.reasoning:
+            self.reasoning_content = "\n\n".join(filter(None, map(_thought, thoughts))) or None
+
+
+def _thought(part: ContentPart) -> str:
+    match part:
+        case ThinkingPart(str(text)):
+            return text
+        case ThinkingPart([*texts]):
+            return "".join(text.text for text in texts)
+        case ReasoningPart(text, reasoning):
+            return text or reasoning
+    return ""
 
 
 class Prediction(Struct):
@@ -119,6 +188,13 @@ class Body(FormParameters, kw_only=True):
     def has_functions(self) -> bool:
         """Whether the body uses legacy function calling."""
         return self.functions is not None or self.function_call is not None
+
+    @property
+    def customs(self) -> frozenset[str]:
+        """Names of the custom tools, whose calls are returned as such."""
+        return frozenset(
+            tool.custom.name for tool in self.tools or [] if tool.type == "custom" and tool.custom
+        )
 
     @property
     def offer(self) -> ToolOffer:

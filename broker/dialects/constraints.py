@@ -63,7 +63,10 @@ _STOP = _STOP_STRING | {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING}
 _SALT = {"maxLength": CACHE_SALT_CHARACTERS_MAX}
 _BUDGET = between(1, TOKENS_MAX)
 _SCHEMA = {"type": "object"}
-_CHOSEN = {"properties": {"type": {"enum": ["function", "allowed_tools"]}}, "required": ["type"]} | _SCHEMA
+_CHOSEN = {
+    "properties": {"type": {"enum": ["function", "custom", "allowed_tools"]}},
+    "required": ["type"],
+} | _SCHEMA
 # `type` is optional where only text blocks are allowed.
 _TEXT_BLOCK = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
 _TEXT_BLOCKS = {"type": "array", "items": _TEXT_BLOCK | {"required": ["text"]}}

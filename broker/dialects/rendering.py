@@ -56,10 +56,11 @@ class _ChoicesRendering(_Rendering, frozen=True, kw_only=True, omit_defaults=Tru
 
 class ChatRendering(_ChoicesRendering, frozen=True, kw_only=True, omit_defaults=True):
     functions: bool = False
+    customs: frozenset[str] = frozenset()
 
     def renderer(self, fingerprint: Callable[[], str]) -> Renderer:
         kind = "chat.completion.chunk" if self.stream else "chat.completion"
-        form = chat.ChatChoiceRenderer(logprobs=self.logprobs, functions=self.functions)
+        form = chat.ChatChoiceRenderer(logprobs=self.logprobs, functions=self.functions, customs=self.customs)
         return self._renderer(kind, form, fingerprint)
 
 

@@ -12,6 +12,9 @@ from protocol.errors import Code, RequestError
 from protocol.types import ToolCallConstraint
 
 NAME_CHARACTERS_MAX = 256
+INPUT = "input"
+"""Name of the only argument of a custom tool."""
+CALLABLE = (None, "function", "custom")
 
 
 class FunctionTool(Struct):
@@ -21,15 +24,42 @@ class FunctionTool(Struct):
     strict: bool | None = None
 
 
+class Grammar(Struct):
+    """Input format of a tool. `type`: `text` means no grammar."""
+
+    type: str = "text"
+    syntax: str | None = None
+    definition: str | None = None
+    grammar: Grammar | None = None
+    """In chat, where syntax and definition are one level deeper."""
+
+
+class CustomTool(Struct):
+    """A tool with free text as input, offered as a function with one string."""
+
+    name: str
+    description: str | None = None
+    format: Grammar | None = None
+
+    def function(self) -> FunctionTool:
+        """Return the function that is offered for the tool."""
+        told = self.description or ""
+        form = "The whole input, as free text."
+        grammar = self.format and (self.format.grammar or self.format)
+        if grammar and grammar.definition:
+            form = f"The whole input, as text of this {grammar.syntax or 'lark'} grammar:\n"
+            form += grammar.definition
+        argument = {"type": "string", "description": form}
+        parameters = {"type": "object", "properties": {INPUT: argument}, "required": [INPUT]}
+        return FunctionTool(self.name, told or None, parameters)
+
+
 class Tool(Struct):
-    """A tool. Types other than function (such as a web search of the client) are accepted but not offered."""
+    """A tool. Types other than these two (such as a search of the server's) are accepted but not offered."""
 
     type: str | None = "function"
     function: FunctionTool | None = None
-
-    @property
-    def is_function(self) -> bool:
-        return self.type in (None, "function")
+    custom: CustomTool | None = None
 
 
 class Named(Struct):
@@ -41,6 +71,7 @@ class Reference(Struct):
 
     type: str | None = "function"
     function: Named | None = None
+    custom: Named | None = None
     name: str | None = None
 
 
@@ -102,15 +133,16 @@ def grant(functions: Sequence[FunctionTool], wish: ToolChoicePolicy, *, single: 
 
 def _functions(tools: Sequence[Tool]) -> Iterator[FunctionTool]:
     for index, tool in enumerate(tools):
-        if not tool.is_function:
+        if tool.type not in CALLABLE:
             continue
-        param = f"tools[{index}].function"
-        if tool.function is None:
+        param = f"tools[{index}].{tool.type or 'function'}"
+        offered = tool.custom if tool.type == "custom" else tool.function
+        if offered is None:
             raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
-        if not 1 <= len(tool.function.name) <= NAME_CHARACTERS_MAX:
+        if not 1 <= len(offered.name) <= NAME_CHARACTERS_MAX:
             message = f"'{param}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
             raise RequestError(Code.INVALID_REQUEST, message, param=f"{param}.name")
-        yield tool.function
+        yield offered.function() if isinstance(offered, CustomTool) else offered
 
 
 def _wish(choice: ToolChoice | None, known: frozenset[str]) -> ToolChoicePolicy:
@@ -134,19 +166,19 @@ def _allowed(allowed: AllowedTools | None, known: frozenset[str]) -> ToolChoiceP
     names = frozenset(
         _name(f"{param}.tools[{index}]", tool, known)
         for index, tool in enumerate(allowed.tools)
-        if tool.type in (None, "function")
+        if tool.type in CALLABLE
     )
     return ToolChoicePolicy(allowed=names, required=allowed.mode == "required")
 
 
 def _name(param: str, tool: Reference, known: frozenset[str]) -> str:
     """Return the name in `tool`. Raises `RequestError` if the request has no such function."""
-    if tool.type not in (None, "function"):
-        message = f"'{param}.type' must be 'function': tools of other types cannot be called."
+    if tool.type not in CALLABLE:
+        message = f"'{param}.type' must be 'function' or 'custom': tools of other types cannot be called."
         raise RequestError(Code.INVALID_REQUEST, message, param=f"{param}.type")
-    param, name = (
-        (f"{param}.function.name", tool.function.name) if tool.function else (f"{param}.name", tool.name)
-    )
+    named = tool.custom if tool.type == "custom" else tool.function
+    within = f"{param}.{tool.type or 'function'}" if named else param
+    param, name = f"{within}.name", named.name if named else tool.name
     if name is None:
         raise RequestError(Code.INVALID_REQUEST, f"'{param}' is required.", param=param)
     if name not in known:

@@ -36,6 +36,7 @@ async def complete_chat(request: Request) -> ASGIApp:
         logprobs=bool(body.logprobs),
         include_usage=body.include_usage,
         functions=body.has_functions,
+        customs=body.customs,
     )
     return generated(request, found, requests, frames, rendering)
 

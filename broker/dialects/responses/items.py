@@ -17,9 +17,9 @@ from broker.dialects.body import convert
 from broker.dialects.foreign import result_text, summary_message
 from broker.dialects.responses.body import Reasoning, Text
 from broker.dialects.responses.content import VISUALS, Content, content_of, text_of, wrong
-from broker.dialects.responses.custom import INPUT
 from broker.dialects.responses.encrypted_content import plain_text, unseal
 from broker.dialects.responses.tools import SEARCH, PlacedTools, definitions, flat_name
+from broker.dialects.tools import INPUT
 
 Item = Mapping[str, Any]
 

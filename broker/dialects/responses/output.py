@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from msgspec import Raw
 
 from broker.dialects.calls import is_whole
+from broker.dialects.custom import InputReader
 from broker.dialects.logprobs import entries
-from broker.dialects.responses.custom import InputReader
 from broker.dialects.responses.encrypted_content import seal
 from broker.dialects.responses.tools import SEARCH
 from protocol.types import CallDelta, Delta, TokenLogprob

@@ -14,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.dialects.body import convert
-from broker.dialects.responses.custom import CustomTool
-from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool, ToolChoicePolicy, grant
+from broker.dialects.tools import NAME_CHARACTERS_MAX, CustomTool, FunctionTool, ToolChoicePolicy, grant
 from protocol.errors import Code, RequestError
 from protocol.types import ToolCallConstraint
 

@@ -207,6 +207,20 @@ def test_clients_from_before_there_were_tools_get_one_call_of_a_function() -> No
     assert "tool_calls" not in str([choice, choices])
 
 
+@pytest.mark.parametrize(("arguments", "told"), [('{"input": "a\\n"}', "a\n"), ('{"patch": "a"}', "a")])
+def test_a_call_of_a_custom_tool_has_its_input_as_text(arguments: str, told: str) -> None:
+    output = items(delta("", begun(0)), delta("", begun(1, "note")), delta("", more(1, arguments)))
+    form = chat.ChatChoiceRenderer(logprobs=False, customs=frozenset({"note"}))
+    *events, _ = documents(stream(form).feed([(0, output)]))
+    [first, *others] = [
+        event["choices"][0]["delta"]["tool_calls"][0] for event in events[2:] if "tool" in str(event)
+    ]
+    assert first == {"index": 1, "id": "call_1", "type": "custom", "custom": {"name": "note", "input": ""}}
+    assert "".join(other["custom"]["input"] for other in others) == told
+    made = json.loads(whole(form).feed([(0, output)]))["choices"][0]["message"]["tool_calls"]
+    assert made[-1] == {"id": "call_1", "type": "custom", "custom": {"name": "note", "input": told}}
+
+
 TEXT = st.text(max_size=6)
 GROWTHS = st.lists(st.tuples(TEXT, TEXT, st.none() | st.tuples(TEXT, TEXT, TEXT)), max_size=6)
 """Reasoning and text of each delta, and the call that begins in it: name and arguments, in two parts."""

@@ -102,6 +102,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (spoken(content=[{"type": "image_url", "image_url": {}}]), "messages[1].content[0].image_url.url"),
     (spoken(content=[{"type": "image_url", "image_url": 1}]), "messages[1].content[0].image_url"),
     (called(), "messages[0].tool_calls[0].function"),
+    (called(type="custom"), "messages[0].tool_calls[0].custom"),
+    (spoken(content=[{"type": "thinking", "thinking": "a"}]), "messages[1]"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
     (called(function={"name": "f", "arguments": 1}), "messages[0].tool_calls[0].function.arguments"),
     (spoken(role="tool", content="4", tool_call_id=""), "messages[1].tool_call_id"),
     ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
@@ -291,7 +294,8 @@ def test_a_thinking_budget_is_taken_under_each_of_its_names() -> None:
 # --- tools -------------------------------------------------------------------------------------------
 
 FUNCTIONS = {"functions": [F["function"], G["function"]]}
-ONE_G = Calling(required=True, name="g", single=True)
+ONE_G, ONE_C = (Calling(required=True, name=name, single=True) for name in "gc")
+C = {"type": "custom", "custom": {"name": "c", "format": {"type": "grammar", "grammar": {"definition": "x"}}}}
 
 CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
     ({"tool_choice": "auto", "parallel_tool_calls": False}, "", None),
@@ -318,6 +322,8 @@ CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
         Calling(required=True),
     ),
     ({"tools": [{"function": {"name": "f"}}, {"type": None, "function": {"name": "g"}}]}, "fg", None),
+    ({"tools": [F, C], "tool_choice": {"type": "custom", "custom": {"name": "c"}}}, "fc", ONE_C),
+    ({"tools": [F, C], "tool_choice": allowed("auto", {"type": "custom", "name": "c"})}, "c", None),
     (FUNCTIONS, "fg", Calling(single=True)),
     (FUNCTIONS | {"function_call": "none"}, "", None),
     (FUNCTIONS | {"function_call": {"name": "g"}}, "fg", ONE_G),
@@ -339,3 +345,17 @@ def test_calls_of_functions_in_the_past_are_calls() -> None:
     [_, answer, told] = unpack(sent(messages=[*HELLO, calling, result])).messages or []
     assert answer["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
     assert (told["role"], told["name"], told["content"]) == ("tool", "f", "2")
+
+
+def test_reasoning_and_custom_calls_of_the_past_are_read() -> None:
+    parts: list[dict[str, Any]] = [{"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}]
+    parts += [
+        {"type": "redacted_thinking"},
+        {"type": "reasoning", "text": "b"},
+        {"type": "text", "text": "c"},
+    ]
+    calls = [{"id": "1", "type": "custom", "custom": {"name": "c", "input": "x"}}]
+    past = {"role": "assistant", "content": parts, "tool_calls": calls}
+    [_, answer] = unpack(sent(messages=[*HELLO, past], tools=[C])).messages or []
+    assert (answer["content"], answer["reasoning_content"]) == ("c", "a\n\nb")
+    assert answer["tool_calls"][0]["function"] == {"name": "c", "arguments": {"input": "x"}}

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects import renderers
+from broker.dialects.custom import InputReader
 from broker.dialects.responses.answer import ResponseBuilder, ResponseDocumentRenderer, ResponseSseRenderer
-from broker.dialects.responses.custom import InputReader
 from broker.dialects.responses.encrypted_content import unseal
 from broker.dialects.responses.output import OutputStyle, ResponseOutput
 from broker.dialects.responses.tools import QualifiedName

@@ -12,12 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from broker.dialects.tools import FunctionTool
-
-INPUT = "input"
-"""Name of the only argument."""
+from broker.dialects.tools import INPUT
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -26,31 +22,6 @@ _PLAIN = r"\\u(?![dD][89abAB])[0-9a-fA-F]{4}"
 _WHOLE = re.compile(rf'(?:[^"\\]|\\[^u]|{_HIGH}{_LOW}|{_PAIRLESS}|{_PLAIN})*')
 """Matches the complete part of a JSON string: it never splits an escape or a surrogate pair."""
 _ESCAPE = re.compile(rf"{_HIGH}{_LOW}|\\u[0-9a-fA-F]{{4}}|\\.", re.DOTALL)
-
-
-class Grammar(Struct):
-    """Input format of a tool. `type`: `text` means no grammar."""
-
-    type: str = "text"
-    syntax: str | None = None
-    definition: str | None = None
-
-
-class CustomTool(Struct):
-    name: str
-    description: str | None = None
-    format: Grammar | None = None
-
-    def function(self) -> FunctionTool:
-        """Return the function that is offered for the tool."""
-        told = self.description or ""
-        form = "The whole input, as free text."
-        if self.format is not None and self.format.definition:
-            form = f"The whole input, as text of this {self.format.syntax or 'lark'} grammar:\n"
-            form += self.format.definition
-        argument = {"type": "string", "description": form}
-        parameters = {"type": "object", "properties": {INPUT: argument}, "required": [INPUT]}
-        return FunctionTool(self.name, told or None, parameters)
 
 
 class InputReader:

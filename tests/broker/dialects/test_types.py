@@ -1,0 +1,89 @@
+"""Every type of item, block, part and tool that the installed SDKs and the agents know is in the tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from anthropic.types import beta as anthropic
+from anthropic.types.beta import beta_tool_result_block_param as result
+from anthropic.types.beta.beta_request_tool_addition_block_param import Tool as Added
+from openai.types import chat, responses
+from openai.types.chat import chat_completion_assistant_message_param as assistant
+
+from broker.dialects import chat_body, tools
+from broker.dialects.messages import content as blocks
+from broker.dialects.responses import content, items
+
+CODEX = {
+    "additional_tools", "agent_message", "agent_reasoning", "compaction", "compaction_summary",
+    "compaction_trigger", "configuration_update", "context_compaction", "custom_tool_call",
+    "custom_tool_call_output", "function_call", "function_call_output", "ghost_snapshot",
+    "image_generation_call", "local_shell_call", "message", "other", "reasoning", "tool_search_call",
+    "tool_search_output", "web_search_call",
+}  # fmt: skip
+CODEX_PARTS = {
+    "encrypted_content",
+    "input_text",
+    "input_image",
+    "input_audio",
+    "output_text",
+    "reasoning_text",
+}
+RUN_ELSEWHERE = {
+    "apply_patch", "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation",
+    "local_shell", "mcp", "programmatic_tool_calling", "shell", "web_search", "web_search_2025_08_26",
+    "web_search_preview", "web_search_preview_2025_03_11",
+}  # fmt: skip
+ANTHROPIC_TOOLS = {
+    "advisor", "bash", "browser_toolset", "code_execution", "computer", "computer_toolset", "custom",
+    "mcp_toolset", "memory", "text_editor", "tool_search_tool_bm25", "tool_search_tool_regex", "web_fetch",
+    "web_search",
+}  # fmt: skip
+
+
+def types(union: Any) -> Iterator[str]:
+    """Yield the values of `type` in an SDK's union."""
+    if get_origin(union) is Literal:
+        yield from get_args(union)
+    elif get_args(union):
+        for member in get_args(union):
+            yield from types(member)
+    elif hasattr(union, "model_fields"):
+        yield from types(union.model_fields["type"].annotation)
+    elif isinstance(union, type) and "type" in (hints := getattr(union, "__annotations__", {})):
+        yield from types(get_type_hints(union)["type"] if hints else None)
+
+
+def tags(union: Any) -> set[str]:
+    """Return the types that a union of ours decodes."""
+    return {kind.__struct_config__.tag for kind in get_args(union)}
+
+
+ITEMS = {*items.ITEMS, *items.PASSED_OVER, *items.REFUSED}
+PARTS = {*content.TEXTS, *content.VISUALS, *content.REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({*types(responses.ResponseInputItemParam)} | CODEX, ITEMS),
+        ({*types(responses.ResponseInputContentParam)} | CODEX_PARTS | PARTS, PARTS),
+        ({*types(responses.ToolParam)}, RUN_ELSEWHERE | {"function", "custom", "namespace", "tool_search"}),
+        ({*types(chat.ChatCompletionToolUnionParam)}, {kind for kind in tools.CALLABLE if kind}),
+        ({*types(chat.ChatCompletionMessageToolCallUnionParam)}, {"function", "custom"}),
+        ({*types(anthropic.BetaContentBlockParam), *types(result.Content)}, tags(blocks.Block)),
+        ({*types(result.Content)}, tags(blocks.ResultBlock)),
+        ({*types(Added)}, tags(get_type_hints(blocks.ToolAdditionBlock)["tool"])),
+        ({re.sub(r"_\d{8}", "", name) for name in types(anthropic.BetaToolUnionParam)}, ANTHROPIC_TOOLS),
+    ],
+)  # fmt: skip
+def test_every_type_of_the_sdks_and_agents_has_an_entry(theirs: set[str], ours: set[str]) -> None:
+    assert theirs == ours
+
+
+def test_parts_of_a_chat_are_read_or_refused() -> None:
+    theirs = {*types(chat.ChatCompletionContentPartParam), *types(assistant.ContentArrayOfContentPart)}
+    assert theirs - tags(chat_body.ContentPart) <= {"file", "input_audio"}
