@@ -99,11 +99,13 @@ class CustomCall(InputItem):
 
 
 class CallOutput(InputItem):
-    call_id: str
+    """Output of a call. `call_id`: None for one that no call asked for."""
+
+    call_id: str | None = None
     output: str | list[dict[str, Any]] | None = None
 
     def pieces(self, place: str) -> Iterator[Piece]:
-        yield _result(self.call_id, content_of(self.output, f"{place}.output"))
+        yield _result(self.call_id or "", content_of(self.output, f"{place}.output"))
 
 
 class ToolRecord(NamedTuple):

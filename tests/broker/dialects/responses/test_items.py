@@ -152,23 +152,6 @@ def test_damaged_encrypted_content_is_none(at: int, byte: int) -> None:
     assert read is None or damaged == bytes(sealed)
 
 
-NAMED = {"namespace": "mcp__fs__", "name": "read"}
-
-
-def test_calls_of_namespaces_and_of_custom_tools_are_calls_of_functions() -> None:
-    items = [
-        {"type": "function_call", "call_id": "1", **NAMED, "arguments": "{}"},
-        {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "*** Begin"},
-        {"type": "custom_tool_call_output", "call_id": "2", "output": "done"},
-    ]
-    [said, result] = by_responses(items).messages
-    assert [call["function"] for call in said["tool_calls"]] == [
-        {"name": "mcp__fs__read", "arguments": {}},
-        {"name": "patch", "arguments": {"input": "*** Begin"}},
-    ]
-    assert result == {"role": "tool", "content": "done", "tool_call_id": "2"}
-
-
 def test_images_are_set_aside_wherever_they_are() -> None:
     picture = {"type": "input_image", "image_url": IMAGE, "detail": "auto"}
     items = [
@@ -193,6 +176,7 @@ FOUND = {
 }
 SHELL = {"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
 CHILD = {"type": "agent_message", "author": "/lead", "recipient": "/lead/a"}
+CALLED = {"type": "function_call", "call_id": "c", "name": "f"}
 CODE = {"type": "code_interpreter_call", "code": "1", "outputs": [], "status": "ok"}
 MCP = {"type": "mcp_call", "id": "m", "server_label": "fs", "name": "ls", "arguments": '{"p": "a"}'}
 
@@ -213,6 +197,10 @@ MCP = {"type": "mcp_call", "id": "m", "server_label": "fs", "name": "ls", "argum
         ({"type": "apply_patch_call_output", "status": "failed", "output": None}, None, "failed"),
         ({"type": "computer_call_output", "call_id": "c", "output": SHOT}, None, [{"type": "image"}]),
         ({"type": "program_output", "result": "3"}, None, "3"),
+        (CALLED | {"namespace": "mcp__fs__", "arguments": "{}"}, ("mcp__fs__f", {}), None),
+        (CALLED | {"type": "custom_tool_call", "input": "x"}, ("f", {"input": "x"}), None),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "done"}, None, "done"),
+        ({"type": "function_call_output", "name": "f", "output": "late"}, None, "late"),
         (CODE, ("code_interpreter", {"code": "1"}), "ok"),
         (MCP | {"output": "a.py"}, ("fs__ls", {"p": "a"}), "a.py"),
         (MCP | {"output": None}, None, None),
