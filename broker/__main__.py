@@ -39,7 +39,8 @@ from protocol import gc_heap, lifeline, logs, settings, sockets
 from protocol.api_keys import KeysError
 from protocol.gateway_settings import GatewaySettings
 from protocol.messages import new_incarnation
-from protocol.state_folder import JOURNAL_NAME, journal_folder, state_folder
+from protocol.server_lock import OwnedError, ServerLock
+from protocol.state_folder import JOURNAL_NAME, batch_folder, journal_folder
 
 if TYPE_CHECKING:
     from broker.http.fetching import Network
@@ -57,9 +58,14 @@ def build(
     fetch: Fetch | None = None,
     foreman: SupervisorClient | None = None,
 ) -> tuple[GatewayState, ASGIApp]:
-    """Build and connect the gateway's components. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
-    endpoint = configured.endpoint or sockets.default_endpoint(configured.port)
-    link = RouterLink(endpoint, configured.curve_keys, join=configured.join)
+    """Build and connect the gateway's components. Raises `OwnedError`, `sockets.EndpointError`, `OSError` or
+    `zmq.ZMQError`."""
+    # Under a supervisor, that owns the state. An endpoint of its own is part of no server's state.
+    owns = foreman is None and not configured.endpoint
+    lock = ServerLock("roundhouse gateway", configured.host, configured.port) if owns else None
+    endpoint = configured.endpoint or sockets.default_endpoint(configured.server)
+    sockets.check_unused(endpoint)
+    link = RouterLink(endpoint, configured.curve_keys, join=configured.join, lock=lock)
     dispatcher = Dispatcher(
         incarnation=new_incarnation(),
         fleet=Fleet(silent_after_s=configured.silent_after_s, stall_timeout_s=configured.stall_timeout_s),
@@ -104,10 +110,14 @@ def _journal(settings: GatewaySettings) -> Journal | None:
     if not settings.journal_max:
         return None
     try:
-        folder = settings.journal_dir or journal_folder(os.environ, settings.port)
+        folder = settings.journal_dir or journal_folder(os.environ, settings.server)
     except RuntimeError as error:
         log.warning("there is no journal, set --journal-dir: %s", error)
         return None
+    former = folder.with_name(str(settings.port))
+    if settings.journal_dir is None and not folder.exists() and former.exists():
+        about = "earlier versions used %s for every address of this port (see --journal-dir, --batch-dir)"
+        log.warning(f"%s is new; {about}", folder, former)
     return Journal(folder / JOURNAL_NAME, settings.journal_max)
 
 
@@ -116,7 +126,7 @@ def _batches(settings: GatewaySettings, dispatcher: Dispatcher) -> BatchRunner |
     if not settings.batch_storage:
         return None
     try:
-        folder = settings.batch_dir or state_folder(os.environ) / "batches" / str(settings.port)
+        folder = settings.batch_dir or batch_folder(os.environ, settings.server)
     except RuntimeError as error:
         log.warning("batches are disabled, set --batch-dir: %s", error)
         return None
@@ -180,6 +190,8 @@ def main(network: Network | None = None) -> int:
     foreman = SupervisorClient.find(os.environ)
     try:
         gateway, app = build(configured, api_keys_store, fetch, foreman)
+    except OwnedError as error:
+        settings.exit_with("gateway", f"the state of this address belongs to {error}")
     except (sockets.EndpointError, zmq.ZMQError, OSError) as error:
         settings.exit_with(
             "gateway",

@@ -57,6 +57,8 @@ from broker.transport.router import RouterLink
 from broker.transport.supervisor_client import SupervisorClient
 from protocol import sockets
 from protocol.errors import RequestError
+from protocol.gateway_settings import GatewaySettings
+from protocol.server_lock import OwnedError, ServerLock
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +179,7 @@ def _routes(
                 caffeine.close()
             if foreman is not None:
                 foreman.close()
-                _remove_control_socket(gateway.settings.port)
+                _remove_leftovers(gateway.settings)
             link.close()
             gateway.offload.close()
             if gateway.journal is not None:
@@ -197,10 +199,11 @@ def _wake_readers(loop: asyncio.AbstractEventLoop, gateway: GatewayState) -> Non
         loop.call_soon_threadsafe(gateway.answers.on_committed)
 
 
-def _remove_control_socket(port: int) -> None:
-    """Remove the control socket of a supervisor that was killed, so that nothing is left behind."""
-    with suppress(sockets.EndpointError, OSError):
-        sockets.remove_stale(sockets.control_path(port))
+def _remove_leftovers(settings: GatewaySettings) -> None:
+    """Remove control socket and lock of a supervisor that was killed, so that nothing is left behind."""
+    with suppress(sockets.EndpointError, OwnedError, OSError):
+        sockets.remove_stale(sockets.control_path(settings.server))
+        ServerLock("roundhouse gateway", settings.host, settings.port).release()
 
 
 async def _sweep(gateway: GatewayState, caffeine: SleepInhibitor | None, watchdog: LoopWatchdog) -> None:

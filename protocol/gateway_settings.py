@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from protocol import logs
 from protocol.settings import Size, public_name
+from protocol.state_folder import DEFAULT_HOST, DEFAULT_PORT, server_name
 from protocol.types import PrefixSharing, RoutingMethod
 from protocol.wire import MEDIA_BYTES_MAX, MEDIA_FRAMES_MAX, MEDIA_PIXELS_MAX
 
@@ -23,12 +24,12 @@ BATCH_STORAGE = 4 * 2**30
 class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     """All settings of one gateway process."""
 
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
-    port: Port = 8000
+    host: Annotated[str, Meta(description="address to listen on")] = DEFAULT_HOST
+    port: Port = DEFAULT_PORT
     endpoint: Annotated[
         str,
         Meta(
-            description="endpoint for workers (default: a socket named after the port in the runtime"
+            description="endpoint for workers (default: a socket named after host and port in the runtime"
             " directory)"
         ),
     ] = ""
@@ -191,7 +192,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     journal_dir: Annotated[
         Path | None,
         Meta(
-            description="folder for them (default: a folder named after the port in the user's state folder)"
+            description="folder for them (default: one named after host and port in the user's state folder)"
         ),
     ] = None
     reattach_window_s: Annotated[
@@ -207,7 +208,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     batch_dir: Annotated[
         Path | None,
         Meta(
-            description="folder for them (default: a folder named after the port in the user's state folder)"
+            description="folder for them (default: one named after host and port in the user's state folder)"
         ),
     ] = None
     batch_days: Annotated[
@@ -271,6 +272,11 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = 10.0
     log_format: Annotated[logs.Format, Meta(description="text or json")] = "text"
     log_level: Annotated[logs.Level, Meta(description="debug, info, warning or error")] = "info"
+
+    @property
+    def server(self) -> str:
+        """The name of this server's state."""
+        return server_name(self.host, self.port)
 
     def __post_init__(self) -> None:
         if self.max_per_key is not None and not self.api_keys and self.api_keys_file is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -57,3 +58,22 @@ def create_private() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def lock_file(path: Path, flags: int = 0) -> int | None:
+    """Lock a file until the returned descriptor is closed; None if another process has it, or has just
+    removed it. `flags`: more flags to open it with. Raises `OSError`."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+    except FileNotFoundError:
+        return None
+    is_ours = False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.samestat(os.fstat(lock), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        pass  # in use, or deleted before it was locked
+    finally:
+        if not is_ours:
+            os.close(lock)
+    return lock if is_ours else None

@@ -20,7 +20,7 @@ import zmq.auth
 
 from protocol.hosts import is_loopback
 from protocol.secure_files import create_private, is_private, is_protected, read_private
-from protocol.state_folder import state_folder
+from protocol.state_folder import SERVER_NAME_CHARS_MAX, state_folder
 from protocol.wire import MESSAGE_BYTES_MAX
 
 SEND_QUEUE_MESSAGES_MAX = 4096
@@ -46,7 +46,7 @@ class EndpointError(ValueError):
 
 _SOCKET_PATH_BYTES_MAX = 103
 """The limit of macOS, where `sun_path` has 104 bytes with the final zero. Linux has 107."""
-_SOCKET_NAME_BYTES_MAX = len("/ranks-65535.sock")
+_SOCKET_NAME_BYTES_MAX = len("/ranks-.sock") + SERVER_NAME_CHARS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,34 +121,49 @@ def _state_folder() -> Path | None:
         return None
 
 
-def default_path(port: int) -> Path:
-    """Return the socket of the default worker endpoint of the gateway with HTTP port `port`."""
-    return runtime_directory() / f"{port}.sock"
+def default_path(server: str) -> Path:
+    """Return the socket of a server's default worker endpoint. `server`: its `server_name`."""
+    return runtime_directory() / f"{server}.sock"
 
 
-def default_endpoint(port: int) -> str:
-    """Return the default worker endpoint of the gateway with HTTP port `port`."""
-    return f"ipc://{default_path(port)}"
+def default_endpoint(server: str) -> str:
+    """Return a server's default worker endpoint. Raises `EndpointError`."""
+    return f"ipc://{default_path(server)}"
 
 
-def control_path(port: int) -> Path:
-    """Return the control socket of the supervisor whose gateway is at `port`. Raises `EndpointError`."""
-    return runtime_directory() / f"serve-{port}"
+def control_path(server: str) -> Path:
+    """Return the control socket of a server's supervisor. Raises `EndpointError`."""
+    return runtime_directory() / f"serve-{server}"
 
 
 def remove_stale(path: Path) -> bool:
     """Remove the Unix socket of a process that was killed. Return False if a process listens there. Raises
     `OSError`."""
+    if _listens(path):
+        return False
+    path.unlink(missing_ok=True)
+    return True
+
+
+def _listens(path: Path) -> bool:
     with unix.socket(unix.AF_UNIX) as probe:
         probe.settimeout(_CONNECT_S_MAX)
         try:
             probe.connect(str(path))
         except (TimeoutError, BlockingIOError):
-            return False  # it accepts no connection
+            return True  # it accepts no connection
         except (FileNotFoundError, ConnectionRefusedError):
-            path.unlink(missing_ok=True)
-            return True
-    return False
+            return False
+    return True
+
+
+def check_unused(endpoint: str) -> None:
+    """Raise `EndpointError` if a process listens at an `ipc://` endpoint: libzmq would take its place."""
+    if not endpoint.startswith("ipc:"):
+        return
+    _check_path(endpoint)
+    if _listens(Path(endpoint.removeprefix("ipc://"))):
+        raise EndpointError(f"{endpoint} is in use by another process")
 
 
 def check_endpoint(endpoint: str, curve: Curve | None) -> None:

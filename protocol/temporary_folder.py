@@ -7,14 +7,13 @@ made. `delete_all` is for processes that end by `os._exit`, which runs no clean-
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from protocol.secure_files import is_private
+from protocol.secure_files import is_private, lock_file
 
 _PREFIX = "roundhouse-"
 _LOCK = ".roundhouse-lock"
@@ -34,7 +33,7 @@ class TemporaryFolder:
         self._lock: int | None = None
         while self._lock is None:  # None: another process has taken the new folder for a stale one
             self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-", dir=parent))
-            self._lock = _lock(self.path, os.O_CREAT)
+            self._lock = lock_file(self.path / _LOCK, os.O_CREAT)
         _folders.add(self)
 
     def __enter__(self) -> Path:
@@ -65,28 +64,9 @@ def _delete_stale(parent: Path) -> None:
     for path in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         folder = path.parent
         try:
-            lock = _lock(folder) if is_private(folder) else None
+            lock = lock_file(path) if is_private(folder) else None
         except OSError:  # another process has just deleted it
             continue
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
-
-
-def _lock(folder: Path, flags: int = 0) -> int | None:
-    """Lock a folder until the returned descriptor is closed; None if another process has it."""
-    path = folder / _LOCK
-    try:
-        lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
-    except FileNotFoundError:
-        return None
-    is_ours = False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_ours = os.path.samestat(os.fstat(lock), path.stat())
-    except (BlockingIOError, FileNotFoundError):
-        pass  # in use, or deleted before it was locked
-    finally:
-        if not is_ours:
-            os.close(lock)
-    return lock if is_ours else None

@@ -46,7 +46,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         Meta(description="format of the model's reasoning, by vLLM's name (default: recognized)"),
     ] = None
     endpoint: Annotated[
-        str, Meta(description="endpoint of the gateway (default: the socket of a gateway on port 8000)")
+        str, Meta(description="endpoint of the gateway (default: the socket of a gateway at 127.0.0.1:8000)")
     ] = ""
     curve_keys: Annotated[
         Path | None, Meta(description="folder with CURVE keys, for a tcp:// endpoint that is not on loopback")

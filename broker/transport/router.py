@@ -22,6 +22,7 @@ from broker.transport.flood_guard import DropAction, FloodGuard, cost
 from broker.transport.peer_process import cut, is_distant, kill_peer
 from protocol import sockets, wire
 from protocol.messages import Accepted, Message, PromptLogprobs, StepOutputs, ToGateway, tokens_reported
+from protocol.server_lock import ServerLock
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,10 @@ class RouterLink:
         clock: Callable[[], float] = time.monotonic,
         *,
         join: str = "",
+        lock: ServerLock | None = None,
     ) -> None:
-        """Bind, to `join` as well if that is given. Raises `sockets.EndpointError` or `zmq.ZMQError`."""
+        """Bind, to `join` as well if that is given. `lock`: released with the sockets. Raises
+        `sockets.EndpointError` or `zmq.ZMQError`."""
         curve = sockets.Curve.load(curve_keys, "gateway") if curve_keys else None
         self.errors: Counter[str] = Counter()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -65,6 +68,7 @@ class RouterLink:
         self._flood_guard = FloodGuard()
         self._to_cut: set[int] = set()
         self._clock = clock
+        self._lock = lock
         self._on_message: OnMessage = lambda sender, message: 0
         self._lost: Callable[[str], None] = lambda sender: None
         self._turn_away: TurnAway = lambda sender, why: None
@@ -94,6 +98,8 @@ class RouterLink:
                 self._loop.remove_reader(socket.fileno())
         for file in self._files:
             file.remove()
+        if self._lock is not None:
+            self._lock.release()
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()

@@ -15,6 +15,7 @@ import msgspec
 
 from deploy.agents.profiles import NO_KEY, Endpoint, Model
 from protocol.error_text import closest_match
+from protocol.server_lock import running_servers
 
 ANSWER_WAIT_S = 10.0
 ANSWER_BYTES_MAX = 2**24
@@ -109,7 +110,7 @@ def _get(endpoint: Endpoint, path: str) -> bytes:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         raise LaunchError(
             f"cannot connect to {endpoint.url} ({why}): start a server with `roundhouse serve`, or select one"
-            " with --port or --url"
+            f" with --host and --port, or --url{running_servers()}"
         ) from None
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.command.endpoint import Config, Port, Url, endpoint
+from deploy.command.endpoint import Config, Host, Port, Url, endpoint
 
 PROGRAM = "roundhouse adapters"
 WAIT_S_MAX = 150.0
@@ -21,11 +21,11 @@ Ask = Callable[..., dict[str, Any]]
 Model = Annotated[str | None, typer.Option(help="Model of the adapter (default: the only one).")]
 
 
-def show(url: Url = None, port: Port = None, config: Config = None) -> None:
+def show(url: Url = None, host: Host = None, port: Port = None, config: Config = None) -> None:
     """List the adapters that the server has."""
     from deploy.console.table import size
 
-    with _server(url, port, config) as ask:
+    with _server(url, host, port, config) as ask:
         for adapter in ask("GET", "/v1/adapters")["data"]:
             typer.echo(f"{adapter['id']}  rank {adapter['rank']}  {size(adapter['bytes'])}")
 
@@ -35,12 +35,13 @@ def add(
     folder: Annotated[Path, typer.Argument(help="Folder of mlx-lm or PEFT, on the server's machine.")],
     model: Model = None,
     url: Url = None,
+    host: Host = None,
     port: Port = None,
     config: Config = None,
 ) -> None:
     """Load an adapter. Running requests are not interrupted."""
     body = {"name": name, "folder": str(folder.expanduser().absolute())} | ({"model": model} if model else {})
-    with _server(url, port, config) as ask:
+    with _server(url, host, port, config) as ask:
         added = ask("POST", "/v1/adapters", json=body)
         typer.echo(f"{added['id']} is served")
 
@@ -49,11 +50,12 @@ def rm(
     name: Annotated[str, typer.Argument(help="Name of the adapter.")],
     model: Model = None,
     url: Url = None,
+    host: Host = None,
     port: Port = None,
     config: Config = None,
 ) -> None:
     """Remove an adapter. Requests that use it finish."""
-    with _server(url, port, config) as ask:
+    with _server(url, host, port, config) as ask:
         removed = ask("DELETE", f"/v1/adapters/{name}", params={"model": model} if model else {})
         users = removed["requests"]
         waits = f"; {users} running request{'s' if users > 1 else ''} still use it" if users else ""
@@ -61,13 +63,13 @@ def rm(
 
 
 @contextlib.contextmanager
-def _server(url: str | None, port: int | None, config: Path | None) -> Iterator[Ask]:
+def _server(url: str | None, host: str | None, port: int | None, config: Path | None) -> Iterator[Ask]:
     """Yield a function that asks the server. A refusal ends the process."""
     from deploy.console import http
     from protocol import settings
 
     try:
-        with http.open_client(endpoint(url, port, config)) as client:
+        with http.open_client(endpoint(url, host, port, config)) as client:
             yield partial(http.ask, client, timeout=WAIT_S_MAX)
     except (http.ConsoleError, settings.SettingsError, OSError) as error:
         settings.exit_with(PROGRAM, error)

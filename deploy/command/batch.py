@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deploy.command.endpoint import Config, Port, Url, endpoint
+from deploy.command.endpoint import Config, Host, Port, Url, endpoint
 
 if TYPE_CHECKING:
     import httpx
@@ -29,6 +29,7 @@ def batch(
         str | None, typer.Option(help="Model to serve if no server runs (default: the embedded one).")
     ] = None,
     url: Url = None,
+    host: Host = None,
     port: Port = None,
     config: Config = None,
 ) -> None:
@@ -46,7 +47,7 @@ def batch(
 
     target = out or file.with_name(file.name.removesuffix(".jsonl") + ".results.jsonl")
     try:
-        asked, found = read_file(file), endpoint(url, port, config)
+        asked, found = read_file(file), endpoint(url, host, port, config)
         with _served(found, model, starts=url is None), open_client(found) as http:
             failed = _run(http, asked, target)
     except KeyboardInterrupt:
@@ -67,11 +68,10 @@ def _served(found: Endpoint, model: str | None, *, starts: bool) -> Iterator[Non
     from deploy.serving import models
     from deploy.serving.preflight import is_taken
 
-    host, port = address(found)
-    if not starts or is_taken(host, port):
+    if not starts or is_taken(*address(found)):
         yield
         return
-    with server(found, port, model, models.model_of_flag(model).name):
+    with server(found, model, models.model_of_flag(model).name):
         yield
 
 

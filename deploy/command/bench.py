@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.command.endpoint import Config, Port
+from deploy.command.endpoint import Config, Host, Port
 
 if TYPE_CHECKING:
     from deploy.load.client import Target
@@ -43,6 +43,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each run.")] = 3,
     seed: Annotated[str | None, typer.Option(help="Seed of the prompts (default: random).")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="File for JSON results; - prints.")] = None,
+    host: Host = None,
     port: Port = None,
     config: Config = None,
 ) -> None:
@@ -67,7 +68,7 @@ def bench(
     ]
     seed = seed or secrets.token_hex(4)
     try:
-        sides = asyncio.run(_sides(_first(url, port, config), compare, model, compare_model))
+        sides = asyncio.run(_sides(_first(url, host, port, config), compare, model, compare_model))
         with told.status("measuring") as status:
             results = asyncio.run(runner.measure(sides, loads, rounds, seed, status.update))
     except KeyboardInterrupt:
@@ -100,13 +101,15 @@ def _numbers(text: str) -> list[int | None]:
     return found
 
 
-def _first(url: str | None, port: int | None, config: Path | None) -> tuple[str, str | None]:
+def _first(
+    url: str | None, host: str | None, port: int | None, config: Path | None
+) -> tuple[str, str | None]:
     """Return URL and key of the first side. Raises `SettingsError` or `OSError`."""
     if url is not None:
         return _without_server(url), _key()
     from deploy.command.endpoint import endpoint
 
-    found = endpoint(None, port, config)
+    found = endpoint(None, host, port, config)
     return found.url, found.key
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import typer
 
-from deploy.command.endpoint import Config, Port, endpoint
+from deploy.command.endpoint import Config, Host, Port, endpoint, flags_of
 
 PROGRAM = "roundhouse cache"
 
 
-def cache(context: typer.Context, port: Port = None, config: Config = None) -> None:
+def cache(context: typer.Context, host: Host = None, port: Port = None, config: Config = None) -> None:
     """Show the prefix cache: folders, sizes and ages on disk, and what a running server has in memory. It
     holds prompts in the form of KV caches."""
     if context.invoked_subcommand is not None:
@@ -37,11 +37,11 @@ def cache(context: typer.Context, port: Port = None, config: Config = None) -> N
                 typer.echo(
                     f"{binary_size(model.bytes):>9}  {model.files:>6} files  {ages}  {model.fingerprint}"
                 )
-        for line in _of_server(port, config):
+        for line in _of_server(host, port, config):
             typer.echo(line)
 
 
-def clear(port: Port = None, config: Config = None) -> None:
+def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
     """Delete the prefix cache on disk, and in the memory of a server that runs."""
     from deploy.console import http
     from deploy.console.table import binary_size
@@ -52,7 +52,7 @@ def clear(port: Port = None, config: Config = None) -> None:
             folder: sum(model.bytes for model in prefix_cache.models(folder)) for folder in _folders(config)
         }
         # First the server, which would otherwise keep in memory what is deleted.
-        with http.open_client(endpoint(None, port, config)) as client:
+        with http.open_client(endpoint(None, host, port, config)) as client:
             refusal = http.clear_cache(client)
         for folder, total in stored.items():
             prefix_cache.clear(folder, time.time())
@@ -62,12 +62,12 @@ def clear(port: Port = None, config: Config = None) -> None:
             raise typer.Exit(1)
 
 
-def _of_server(port: int | None, config: Path | None) -> list[str]:
+def _of_server(host: str | None, port: int | None, config: Path | None) -> list[str]:
     """Return a line for each worker of the running server with a prefix cache; none without a server."""
     from deploy.console import http
     from deploy.console.table import binary_size
 
-    found = endpoint(None, port, config)
+    found = endpoint(None, host, port, config)
     try:
         with http.open_client(found) as client:
             workers = http.get(client, "/v1/status?history=false")["workers"]
@@ -84,7 +84,7 @@ def _of_server(port: int | None, config: Path | None) -> list[str]:
 def _folders(config: Path | None) -> dict[Path, int]:
     from deploy.serving import prefix_cache, serve
 
-    _, children = serve.read([] if config is None else [f"--config={config}"], os.environ)
+    _, children = serve.read(flags_of(None, None, config), os.environ)
     return prefix_cache.folders(children)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deploy.command.endpoint import Config, Port, Url, endpoint
+from deploy.command.endpoint import Config, Host, Port, Url, endpoint
 
 PROGRAM = "roundhouse chat"
 
@@ -22,6 +22,7 @@ def chat(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model name (default: the first loaded one).")] = None,
     url: Url = None,
+    host: Host = None,
     port: Port = None,
     config: Config = None,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
@@ -55,7 +56,7 @@ def chat(
     fields: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     told = {name: value for name, value in fields.items() if value is not None}
     try:
-        found = endpoint(url, port, config)
+        found = endpoint(url, host, port, config)
         chosen = models.choose(models.ask(found), model)
         servers = read_servers(mcp) if mcp else []
         with http.open_client(found) as client, opened(servers) as tools:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from deploy.command.endpoint import flags_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,6 +20,7 @@ _STYLES = {"ok": "green", "note": "yellow", "wrong": "red"}
 
 
 def doctor(
+    host: Annotated[str | None, typer.Option(help="Address of the gateway to be started.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the gateway to be started.")] = None,
     hosts: Annotated[Path | None, typer.Option(help="Hostfile: check its machines instead.")] = None,
     backend: Annotated[str | None, typer.Option(help="Backend of those machines: ring or jaccl.")] = None,
@@ -48,7 +51,7 @@ def doctor(
 
     try:
         if hosts is None:
-            findings = doctoring.examine(facts.gather(port or serve.port([], os.environ)))
+            findings = doctoring.examine(facts.gather(*serve.address(flags_of(host, port, None), os.environ)))
         else:
             known = read(hosts)
             connected: Backend = "jaccl" if (backend or known.backend) == "jaccl" else "ring"

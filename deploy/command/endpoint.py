@@ -14,12 +14,17 @@ from deploy.agents.profiles import Endpoint
 Url = Annotated[
     str | None, typer.Option(help="URL of the endpoint, as http://host:port (default: that of serve).")
 ]
+Host = Annotated[str | None, typer.Option(help="Address of that serve.")]
 Port = Annotated[int | None, typer.Option(help="Port of that serve.")]
 Config = Annotated[Path | None, typer.Option(help="TOML file of that serve.")]
 
 
 def endpoint(
-    url: str | None, port: int | None, config: Path | None, environ: Mapping[str, str] = os.environ
+    url: str | None,
+    host: str | None,
+    port: int | None,
+    config: Path | None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Endpoint:
     """Return URL and key. Keys in the file apply only to its own `serve`, not to another `url`.
 
@@ -27,7 +32,13 @@ def endpoint(
     """
     from deploy.serving import clients
 
-    flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
+    flags = flags_of(host, port, config)
     found = clients.url(flags, environ) if url is None else url.rstrip("/").removesuffix("/v1")
     keys = clients.keys(flags, environ) if url is None else clients.existing_keys(environ)
     return Endpoint(found, *keys[:1])
+
+
+def flags_of(host: str | None, port: int | None, config: Path | None) -> list[str]:
+    """Return the flags of that `serve` by which its settings are read."""
+    given = {"host": host, "port": port, "config": config}
+    return [f"--{name}={value}" for name, value in given.items() if value is not None]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import typer
 
-from deploy.command.endpoint import Config, Port
+from deploy.command.endpoint import Config, Host, Port, flags_of
 
 PROGRAM = "roundhouse journal"
 
 
-def journal(context: typer.Context, port: Port = None, config: Config = None) -> None:
+def journal(context: typer.Context, host: Host = None, port: Port = None, config: Config = None) -> None:
     """Show the journal on disk: stored responses, and answers that outlive the gateway."""
     if context.invoked_subcommand is not None:
         return
@@ -22,26 +22,26 @@ def journal(context: typer.Context, port: Port = None, config: Config = None) ->
     from deploy.serving import journal as files
 
     with _journal_errors():
-        file = _path(port, config)
+        file = _path(flags_of(host, port, config))
         typer.echo(f"{file}: {size(files.size(file))}")
 
 
-def clear(port: Port = None, config: Config = None) -> None:
+def clear(host: Host = None, port: Port = None, config: Config = None) -> None:
     """Delete the journal. A server that runs keeps in memory what it has, and begins a new journal."""
     from deploy.console.table import size
     from deploy.serving import journal as files
 
     with _journal_errors():
-        file = _path(port, config)
+        file = _path(flags_of(host, port, config))
         typer.echo(f"{file}: deleted {size(files.clear(file))}")
 
 
-def _path(port: int | None, config: Path | None) -> Path:
+def _path(flags: list[str]) -> Path:
     from deploy.serving import journal as files
     from deploy.serving import serve
 
-    _, children = serve.read([] if config is None else [f"--config={config}"], os.environ)
-    return files.path(children, port)
+    _, children = serve.read(flags, os.environ)
+    return files.path(children)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import typer
 
 from deploy.agents import profiles
 from deploy.agents.profiles import Agent, AgentProfile
-from deploy.command.endpoint import Config, Port, Url, endpoint
+from deploy.command.endpoint import Config, Host, Port, Url, endpoint
 
 PROGRAM = "roundhouse launch"
 
@@ -26,6 +26,7 @@ def launch(
         str | None, typer.Option(help="Model, by the name that clients use (default: the first loaded one).")
     ] = None,
     url: Url = None,
+    host: Host = None,
     port: Port = None,
     config: Config = None,
     show: Annotated[
@@ -43,7 +44,7 @@ def launch(
     if agent is None and not show:
         raise typer.BadParameter(f"name an agent ({', '.join(Agent)}), or use --print for any other client")
     try:
-        found = endpoint(url, port, config)
+        found = endpoint(url, host, port, config)
         chosen = models.choose(models.ask(found), model)
     except (models.LaunchError, settings.SettingsError, OSError) as error:
         settings.exit_with(PROGRAM, error)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from deploy.command.endpoint import Config, Host, Port, flags_of
 
 if TYPE_CHECKING:
     from deploy.supervisor.reloading import ReloadOrder
@@ -15,8 +16,9 @@ PROGRAM = "roundhouse reload"
 
 
 def reload(
-    port: Annotated[int | None, typer.Option(help="Port of the running serve.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of the running serve.")] = None,
+    host: Host = None,
+    port: Port = None,
+    config: Config = None,
     model: Annotated[
         str | None, typer.Option(help="Model to reload, by the name that clients use (default: all).")
     ] = None,
@@ -44,12 +46,12 @@ def reload(
     from deploy.units.manager import ServiceError
     from protocol import settings, sockets
 
-    flags = [f"--{name}={value}" for name, value in (("port", port), ("config", config)) if value is not None]
     try:
         if gateway and (model is not None or swap_for is not None):
             raise settings.SettingsError("--gateway reloads no model: leave --model and --with out")
         order = ReloadOrder(model, swap_for and _from_here(swap_for), gateway)
-        done, text = _order_reload(sockets.control_path(serving.port(flags, os.environ)), order)
+        address = serving.address(flags_of(host, port, config), os.environ)
+        done, text = _order_reload(*address, order)
     except (
         settings.SettingsError,
         sockets.EndpointError,
@@ -69,16 +71,20 @@ def _from_here(model: str) -> str:
     return str(folder_of(model).resolve()) if model != POCKET and folder_of(model).exists() else model
 
 
-def _order_reload(path: Path, order: ReloadOrder) -> tuple[bool, str]:
+def _order_reload(host: str, port: int, order: ReloadOrder) -> tuple[bool, str]:
     from deploy.supervisor import control
     from deploy.supervisor.reloading import ReloadOrder
     from deploy.units import service
+    from protocol import server_lock, sockets
+    from protocol.state_folder import server_name
 
     try:
-        return control.order(path, order)
+        return control.order(sockets.control_path(server_name(host, port)), order)
     except control.NoSupervisorError:
         if order in (ReloadOrder(), ReloadOrder(gateway=True)) and (
             names := service.reload(service.manager_here(), gateway=order.gateway)
         ):
             return True, f"restarted {', '.join(names)}"
-        raise
+        raise control.ControlError(
+            f"no `roundhouse serve` is listening at {host}, port {port}{server_lock.running_servers()}"
+        ) from None

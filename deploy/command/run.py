@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.command.endpoint import Port, endpoint
+from deploy.command.endpoint import Host, Port, endpoint
 
 if TYPE_CHECKING:
     from deploy.agents.profiles import Endpoint
@@ -37,6 +37,7 @@ def run(
         list[str] | None,
         typer.Argument(help="A question; without one, start a conversation.", show_default=False),
     ] = None,
+    host: Host = None,
     port: Port = None,
 ) -> None:
     """Chat with a model. If no server serves it, start one, and stop that one at the end.
@@ -48,8 +49,8 @@ def run(
     from protocol import settings
 
     try:
-        with _served(endpoint(None, port, None), model) as name:
-            chat(words=words, model=name, port=port)
+        with _served(endpoint(None, host, port, None), model) as name:
+            chat(words=words, model=name, host=host, port=port)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (LaunchError, RunError, settings.SettingsError, OSError) as error:
@@ -66,7 +67,7 @@ def _served(found: Endpoint, model: str | None) -> Iterator[str]:
     host, port = address(found)
     name = models.model_of_flag(model).name
     if not is_taken(host, port):
-        with server(found, port, model, name):
+        with server(found, model, name):
             yield name
         return
     try:
@@ -78,13 +79,15 @@ def _served(found: Endpoint, model: str | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def server(found: Endpoint, port: int, model: str | None, name: str) -> Iterator[None]:
+def server(found: Endpoint, model: str | None, name: str) -> Iterator[None]:
     """Run `serve` while the context is open; it ends itself if this process is killed. Raises `RunError`."""
     from deploy.serving.commandlines import python_module
     from protocol import lifeline
     from protocol.model_folder import POCKET
 
-    flags = [f"--port={port}", "--log-level=warning", *([f"--model={model}"] if name != POCKET else [])]
+    host, port = address(found)
+    flags = [f"--host={host}", f"--port={port}", "--log-level=warning"]
+    flags += [f"--model={model}"] if name != POCKET else []
     reader, writer = os.pipe()
     process = subprocess.Popen(
         [*python_module("deploy"), "serve", *flags],

@@ -42,27 +42,37 @@ def serve(context: typer.Context) -> None:
     from deploy.machine import hub
     from deploy.serving import clients
     from deploy.serving import serve as serving
-    from deploy.serving.preflight import ModelError, PortError, check_models, check_port, open_listener
+    from deploy.serving.preflight import (
+        ModelError,
+        PortError,
+        check_models,
+        check_port,
+        open_listener,
+        take_lock,
+    )
     from deploy.serving.settings import PROGRAM
     from protocol import lifeline, settings, sockets
     from protocol.settings import SettingsError
+    from protocol.state_folder import server_name
 
     lifeline.follow_parent(STOP_S_MAX)
     try:
         given, children = serving.read(context.args, os.environ)
-        port = serving.port(context.args, os.environ)
-        control = sockets.control_path(port)
+        address = serving.address(context.args, os.environ)
         check_models(serving.models_of(children), hub.check_reachable)
-        check_port(clients.host(context.args, os.environ), port, os.environ)
+        lock = take_lock(PROGRAM, *address)
+        check_port(*address, os.environ)
         url = clients.url(context.args, os.environ)
         children[0], keys = clients.gateway_with_key(children[0], context.args, os.environ)
-        listener = open_listener(clients.host(context.args, os.environ), port, os.environ)
+        listener = open_listener(*address, os.environ)
     except (SettingsError, sockets.EndpointError, ModelError, PortError, hub.HubError, OSError) as error:
         settings.exit_with(PROGRAM, error)
-    reloading = given.reloading(control, settings.config_file(context.args, os.environ))
+    server = server_name(*address)
+    reloading = given.reloading(sockets.control_path(server), settings.config_file(context.args, os.environ))
     status = _supervise(given, children, reloading, url, keys, listener)
     with contextlib.suppress(sockets.EndpointError, OSError):
-        sockets.remove_stale(sockets.default_path(port))  # of a gateway that was killed
+        sockets.remove_stale(sockets.default_path(server))  # of a gateway that was killed
+    lock.release()
     logging.getLogger(__name__).info("all stopped, exit status %d", status)
     raise typer.Exit(status)
 

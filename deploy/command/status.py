@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from deploy.command.endpoint import Config, Port, Url, endpoint
+from deploy.command.endpoint import Config, Host, Port, Url, endpoint
 
 PROGRAM = "roundhouse status"
 
 
 def status(
     url: Url = None,
+    host: Host = None,
     port: Port = None,
     config: Config = None,
     once: Annotated[
@@ -31,7 +32,7 @@ def status(
 
     console = Console()
     try:
-        with http.open_client(endpoint(url, port, config)) as client:
+        with http.open_client(endpoint(url, host, port, config)) as client:
             if as_json:
                 console.print_json(data=http.get(client, "/v1/status"))
             elif once or not console.is_terminal:

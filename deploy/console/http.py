@@ -12,6 +12,7 @@ import httpx
 
 from deploy.agents.models import is_near
 from deploy.agents.profiles import NO_KEY, Endpoint
+from protocol.server_lock import running_servers
 
 CONNECT_S_MAX = 5.0
 DOCUMENT_S_MAX = 10.0
@@ -139,5 +140,5 @@ def _told(http: httpx.Client) -> Iterator[None]:
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConsoleError(
             f"cannot connect to {http.base_url} ({error}): start a server with `roundhouse serve`, or select"
-            " one with --port or --url"
+            f" one with --host and --port, or --url{running_servers()}"
         ) from None

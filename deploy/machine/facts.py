@@ -121,7 +121,7 @@ class MachineFacts:
     keeps_awake: bool = True
 
 
-def gather(port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
+def gather(host: str, port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
     """Collect the facts. This takes a few seconds, because MLX is tried in a separate process."""
     mlx, own_bytes, mlx_error = _try_mlx()
     held = hub.held()
@@ -137,7 +137,7 @@ def gather(port: int, environ: Mapping[str, str] = os.environ) -> MachineFacts:
         mlx_error=mlx_error,
         cuda_package=cuda_package(),
         port=port,
-        port_user=listening_process("127.0.0.1", port),
+        port_user=listening_process(host, port),
         runtime_error=_runtime_error(),
         cache=str(hub.folder()),
         cache_writable=os.access(home, os.W_OK),
@@ -183,7 +183,7 @@ def _try_mlx() -> tuple[str, int, str]:
 
 def _runtime_error() -> str:
     try:
-        sockets.default_endpoint(8000)
+        sockets.runtime_directory()
     except (sockets.EndpointError, OSError) as error:
         return str(error)
     return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deploy.serving import serve
 from deploy.serving.commandlines import API_KEYS
-from deploy.serving.settings import GATEWAY, table
+from deploy.serving.settings import table
 from deploy.supervisor.child import Child
 from protocol import settings
 from protocol.api_keys import KEY_BYTES, plain_keys
@@ -21,14 +21,9 @@ ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 def url(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return the base URL. Raises `SettingsError`."""
-    named = host(argv, environ)
+    named, port = serve.address(argv, environ)
     found = ANYWHERE.get(named, named)
-    return f"http://{f'[{found}]' if ':' in found else found}:{serve.port(argv, environ)}"
-
-
-def host(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return the address that the gateway listens on. Raises `SettingsError`."""
-    return str(serve.own_settings(argv, environ).host or _of_gateway("host", argv, environ) or GATEWAY.host)
+    return f"http://{f'[{found}]' if ':' in found else found}:{port}"
 
 
 def keys(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from deploy.serving.settings import GATEWAY, ServeSettings
 from deploy.serving.startup_progress import decimal_size
 from deploy.supervisor.child import ServedModel
+from protocol import server_lock
 
 
 def is_quiet(given: ServeSettings, *, to_terminal: bool) -> bool:
@@ -21,15 +23,21 @@ def greeting(status: Mapping[str, Any], url: str, served: Sequence[ServedModel],
     loaded = [each["model"] for each in status["models"] if each["state"] == "loaded"]
     later = [model.name for model in served if model.name not in loaded]
     on_demand = f"; on demand: {', '.join(later)}" if later else ""
-    port = int(url.rpartition(":")[2])
     lines = (
         f"{', '.join(loaded)} is ready{_memory(status)}{on_demand}",
         f"  API    {url}/v1{' (API key required)' if needs_key else ''}",
         f"  page   {url}/",
-        f"  chat   roundhouse chat{'' if port == GATEWAY.port else f' --port {port}'}",
+        f"  chat   roundhouse chat{_address_flags(url)}",
         "Ctrl-C stops. Log lines: -v",
     )
     return "".join(f"{line}\n" for line in lines)
+
+
+def _address_flags(url: str) -> str:
+    """Return the flags by which `chat` finds the server; none for the default address."""
+    parts = urlsplit(url)
+    found = server_lock.flags(parts.hostname or GATEWAY.host, parts.port or GATEWAY.port)
+    return "" if found == f"--port {GATEWAY.port}" else f" {found}"
 
 
 def _memory(status: Mapping[str, Any]) -> str:

@@ -15,15 +15,12 @@ _PARTS = ("", "-wal", "-shm", "-journal")
 """Suffixes of what SQLite keeps beside the file."""
 
 
-def path(children: Sequence[Child], port: int | None = None) -> Path:
-    """Return the journal's file. `port`: of the gateway; None: by its settings.
-
-    Raises `SettingsError`, or `RuntimeError` if there is no home.
-    """
+def path(children: Sequence[Child]) -> Path:
+    """Return the journal's file. Raises `SettingsError`, or `RuntimeError` if there is no home."""
     gateway = next(child for child in children if child.model is None)
     flags = gateway.argv[gateway.argv.index("broker") + 1 :]
     read = settings.read(GatewaySettings, "gateway", flags, gateway.env, program=PROGRAM, about="")
-    folder = read.journal_dir or journal_folder(gateway.env, port or read.port)
+    folder = read.journal_dir or journal_folder(gateway.env, read.server)
     return folder / JOURNAL_NAME
 
 

@@ -12,6 +12,7 @@ from deploy.supervisor.child import ServedModel
 from deploy.supervisor.memory import weight_bytes
 from protocol.listening import listen
 from protocol.model_folder import is_folder, problem_with
+from protocol.server_lock import OwnedError, ServerLock
 
 PORTS_TRIED_MAX = 100
 ANSWER_S_MAX = 2.0
@@ -42,17 +43,31 @@ class PortError(Exception):
     """The port is in use; the message says by which program, if known, and what to do."""
 
 
+def take_lock(program: str, host: str, port: int) -> ServerLock:
+    """Own the state of the server at this address. Raises `PortError`, `EndpointError` or `OSError`."""
+    try:
+        return ServerLock(program, host, port)
+    except OwnedError as error:
+        raise PortError(
+            f"port {port} is in use by another Roundhouse: {error}; {_instead(host, port)}"
+        ) from None
+
+
 def check_port(host: str, port: int, environ: Mapping[str, str]) -> None:
     """Raise `PortError` if the port is in use. Other errors of an address are reported by the gateway."""
     if environ.get("LISTEN_FDS"):  # a service manager listens for us
         return
     if not is_taken(host, port):
         return
-    other = free_port_beyond(host, port)
-    instead = f"use --port {other}, which is free" if other else "use another --port"
+    instead = _instead(host, port)
     if is_ours(host, port):
         raise PortError(f"port {port} is in use by another Roundhouse (see `roundhouse status`); {instead}")
     raise PortError(f"port {port} is in use by another program: stop that program, or {instead}")
+
+
+def _instead(host: str, port: int) -> str:
+    other = free_port_beyond(host, port)
+    return f"use --port {other}, which is free" if other else "use another --port"
 
 
 def open_listener(host: str, port: int, environ: Mapping[str, str]) -> socket.socket | None:

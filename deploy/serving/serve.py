@@ -16,6 +16,7 @@ from deploy.supervisor.child import Child, ServedModel
 from protocol import settings, sockets
 from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
+from protocol.state_folder import server_name
 from protocol.worker_settings import WorkerSettings
 
 
@@ -45,7 +46,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
     errors += settings.unknown_keys(WorkerSettings, "worker", table("worker", config), config or "")
     if errors or given is None:
         raise SettingsError("\n".join(dict.fromkeys(errors)))
-    endpoint = given.endpoint or _endpoint_of_gateway(given.port, config)
+    endpoint = given.endpoint or _endpoint_of_gateway(given, config)
     return given, child_commands(given, served, endpoint, config, environ)
 
 
@@ -54,9 +55,9 @@ def models_of(children: Sequence[Child]) -> list[ServedModel]:
     return list({child.model.name: child.model for child in children if child.model is not None}.values())
 
 
-def port(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Return the port for clients of a `serve` with these settings. Raises `SettingsError`."""
-    return _port_of_gateway(own_settings(argv, environ).port, settings.config_file(argv, environ))
+def address(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return host and port for clients of a `serve` with these settings. Raises `SettingsError`."""
+    return _address(own_settings(argv, environ), settings.config_file(argv, environ))
 
 
 def own_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServeSettings:
@@ -113,16 +114,17 @@ def _model_of_worker(config: str | None) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else ()
 
 
-def _endpoint_of_gateway(port: int | None, config: str | None) -> str:
+def _endpoint_of_gateway(given: ServeSettings, config: str | None) -> str:
     """Return the endpoint that the gateway binds by default; its own section counts, as for the gateway."""
     endpoint = table("gateway", config).get("endpoint")
     if isinstance(endpoint, str) and endpoint:
         return endpoint
-    return sockets.default_endpoint(_port_of_gateway(port, config))
+    return sockets.default_endpoint(server_name(*_address(given, config)))
 
 
-def _port_of_gateway(port: int | None, config: str | None) -> int:
-    if port is not None:
-        return port
-    # The gateway refuses a port of another type.
-    return found if isinstance(found := table("gateway", config).get("port"), int) else GATEWAY.port
+def _address(given: ServeSettings, config: str | None) -> tuple[str, int]:
+    own = table("gateway", config)
+    host = own.get("host") if given.host is None else given.host
+    port = own.get("port") if given.port is None else given.port
+    # The gateway refuses values of other types.
+    return host if isinstance(host, str) else GATEWAY.host, port if isinstance(port, int) else GATEWAY.port

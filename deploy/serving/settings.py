@@ -239,7 +239,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
         str | None,
         Meta(
             description="endpoint of the gateway for workers, ipc:// or tcp:// (default: a socket named after"
-            " the port)"
+            " host and port)"
         ),
     ] = None
     verbose: Annotated[

@@ -62,18 +62,18 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> list[Job]:
     ]
     if not given.spare:
         return found
-    port = serve.port(argv, environ)
+    address = serve.address(argv, environ)
     return [
-        job if child.model is None else _with_spare(job, child.model, given, port)
+        job if child.model is None else _with_spare(job, child.model, given, address)
         for job, child in zip(found, children, strict=True)
     ]
 
 
-def _with_spare(job: Job, model: ServedModel, given: ServeSettings, port: int) -> Job:
+def _with_spare(job: Job, model: ServedModel, given: ServeSettings, address: tuple[str, int]) -> Job:
     """Return the worker's job, run by a process of ours that also keeps its spare."""
     command = worker_with_spare.command(
         job.argv,
-        port=port,
+        address=address,
         model=model,
         stop_timeout_s=job.stop_timeout_s,
         ready_timeout_s=given.ready_timeout_s,

@@ -24,6 +24,7 @@ from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from deploy.supervisor.supervisor import Supervisor
 from protocol import logs, settings, sockets
+from protocol.state_folder import DEFAULT_HOST, server_name
 
 PROGRAM = "roundhouse service"
 NAME = "worker"
@@ -32,7 +33,7 @@ NAME = "worker"
 def command(
     argv: Sequence[str],
     *,
-    port: int,
+    address: tuple[str, int],
     model: ServedModel,
     stop_timeout_s: float,
     ready_timeout_s: float,
@@ -40,9 +41,11 @@ def command(
     log_format: logs.Format | None,
     log_level: logs.Level | None,
 ) -> list[str]:
-    """Return the command line that supervises the worker `argv`. `port`: its gateway's."""
+    """Return the command line that supervises the worker `argv`. `address`: host and port of its
+    gateway."""
     flags = {
-        "port": port,
+        "host": address[0],
+        "port": address[1],
         "name": model.name,
         "model": model.model or "",
         "stop-timeout": stop_timeout_s,
@@ -61,7 +64,7 @@ def main() -> NoReturn:
     told = _parser().parse_args()
     logs.setup("service", told.log_format, told.log_level)
     try:
-        path = sockets.control_path(told.port)
+        path = sockets.control_path(server_name(told.host, told.port))
     except (sockets.EndpointError, OSError) as error:
         settings.exit_with(PROGRAM, error)
     status = _supervisor(told, path).run()
@@ -86,6 +89,7 @@ def _supervisor(told: argparse.Namespace, path: Path) -> Supervisor:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m deploy.units.worker_with_spare", allow_abbrev=False)
+    parser.add_argument("--host", default=DEFAULT_HOST)  # jobs of earlier versions have none
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--model", default="")

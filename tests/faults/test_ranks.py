@@ -97,7 +97,7 @@ def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_lead
         said = served.process.log()
         assert said.index("plan 2 of 3 takes over") < said.index("plan 3 of 3 takes over")
         interpreter(tmp_path)
-        assert control.order(sockets.control_path(served.port))[0]
+        assert control.order(sockets.control_path(str(served.port)))[0]
         assert len(served.whole()) == served.ranks
         back = ask(served.url, "Count from 1 to 200.", **SHORT)
         wait_for([back], 60)

@@ -124,8 +124,8 @@ def test_the_runtime_directory_is_made_for_its_owner_alone(
         os.umask(before)
     assert folder == sockets.runtime_directory() == tmp_path / "roundhouse"
     assert mode(folder) == 0o700
-    assert sockets.default_endpoint(8123) == f"ipc://{folder}/8123.sock"
-    sockets.check_endpoint(sockets.default_endpoint(8123), None)
+    assert sockets.default_endpoint("8123") == f"ipc://{folder}/8123.sock"
+    sockets.check_endpoint(sockets.default_endpoint("8123"), None)
 
 
 @pytest.fixture

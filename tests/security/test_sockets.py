@@ -15,7 +15,9 @@ import httpx
 import psutil
 import pytest
 import zmq
+from typer.testing import CliRunner
 
+from deploy.command.cli import app
 from protocol import sockets
 from protocol.sockets import EndpointError
 from tests.models.fixtures import model_folder
@@ -23,6 +25,7 @@ from tests.ports import free_port
 from tests.security.limited_worker import LIMIT
 from tests.system import NO_TLS, Process, eventually, running_system
 
+ELSEWHERE = "::1" if sys.platform == "darwin" else "127.0.0.2"
 READY_S_MAX = 300.0
 GONE_S_MAX = 60.0
 CLOSED = "exec {python} -m deploy serve {flags} <&- >&- 2>&-"
@@ -35,22 +38,23 @@ class Served:
         self.port = free_port()
         self.folder = folder
         self.runtime, self.temporary = folder / "run" / "roundhouse", folder / "tmp"
-        model = model_folder("dense")  # it loads sooner than the embedded one
-        self.flags = [f"--port={self.port}", f"--config={folder}/none.toml", f"--model={model}", "--spare=0"]
+        self.model = model_folder("dense")  # it loads sooner than the embedded one
+        self.own = [f"--port={self.port}", f"--config={folder}/none.toml", "--spare=0"]
+        self.flags = [*self.own, f"--model={self.model}"]
         (folder / "none.toml").touch()
         for path, name in ((self.runtime.parent, "XDG_RUNTIME_DIR"), (self.temporary, "TMPDIR")):
             path.mkdir()
             monkeypatch.setenv(name, str(path))
         monkeypatch.setattr("tempfile.tempdir", str(self.temporary))
 
-    def is_ready(self) -> bool:
+    def is_ready(self, host: str = "127.0.0.1") -> bool:
         with contextlib.suppress(httpx.TransportError):
-            url = f"http://127.0.0.1:{self.port}/ready"
+            url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/ready"
             return httpx.get(url, timeout=5, verify=NO_TLS).status_code == 200
         return False
 
-    def wait_ready(self) -> None:
-        eventually(self.is_ready, within_s=READY_S_MAX, what="ready")
+    def wait_ready(self, host: str = "127.0.0.1") -> None:
+        eventually(lambda: self.is_ready(host), within_s=READY_S_MAX, what=host)
 
     def left(self) -> set[str]:
         """Return what lies in both folders, but for upstream's compiled kernels."""
@@ -90,10 +94,11 @@ def test_a_server_without_standard_streams_has_only_private_sockets_and_a_clean_
         served.wait_ready()
         names = f"{served.port}.sock", f"serve-{served.port}"
         expected = {served.runtime / name for name in names}
+        lock = served.runtime / f"{served.port}.lock"
         assert set(listeners(whole(process))) == {("127.0.0.1", served.port), *map(str, expected)}
         assert stat.S_IMODE(served.runtime.stat().st_mode) == 0o700
-        assert set(served.runtime.iterdir()) == expected
-        assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in expected} == {0}
+        assert set(served.runtime.iterdir()) == expected | {lock}
+        assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in {*expected, lock}} == {0}
     finally:
         begun.send_signal(signal.SIGTERM)
         assert begun.wait(GONE_S_MAX) == 0
@@ -125,6 +130,40 @@ def test_a_stop_at_once_leaves_no_socket(served: Served) -> None:
         serve.kill(signal.SIGTERM)
         serve.kill(signal.SIGINT)
         serve.wait()
+    assert served.left() == set()
+
+
+@pytest.mark.timeout(300)
+def test_servers_of_one_port_on_two_addresses_share_nothing(served: Served) -> None:
+    def begin(host: str, **env: str) -> Process:
+        flags = [*served.own, f"--host={host}", f"--model={host[-1]}={served.model}"]
+        return Process(f"serve-{host}", ["deploy", "serve", *flags], served.folder, env)
+
+    def command(*words: str) -> str:
+        told = CliRunner().invoke(app, [*words, f"--port={served.port}"])
+        return f"{told.exit_code} {told.output}"
+
+    first, second = begin("127.0.0.1", ROUNDHOUSE_API_KEYS="secret"), begin(ELSEWHERE)
+    try:
+        served.wait_ready()
+        served.wait_ready(ELSEWHERE)
+        assert "requires an API key" in command("chat", "hello")
+        assert f"MODEL={ELSEWHERE[-1]}\n" in command("launch", "--print", f"--host={ELSEWHERE}")
+        assert command("reload", f"--host={ELSEWHERE}").startswith("0 worker")
+        pair = f"--host {ELSEWHERE} --port {served.port} (pid {second.pid}), --port {served.port} (pid"
+        assert f"; running: {pair} {first.pid})" in command("reload", "--host=127.0.0.9")
+        third = begin("localhost")
+        assert third.wait(READY_S_MAX) == 78
+        assert f"another Roundhouse: roundhouse serve on 127.0.0.1, pid {first.pid}, since" in third.log()
+        second.kill()  # its lock and sockets are stale
+        second.wait()
+        eventually(lambda: not served.is_ready(ELSEWHERE), within_s=GONE_S_MAX, what="gone")
+        second = begin(ELSEWHERE)
+        served.wait_ready(ELSEWHERE)
+        assert served.is_ready()
+    finally:
+        first.stop()
+        second.stop()
     assert served.left() == set()
 
 

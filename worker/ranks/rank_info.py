@@ -14,6 +14,7 @@ from pathlib import Path
 
 from protocol.hosts import Backend, HostsError, is_loopback
 from protocol.sockets import EndpointError, runtime_directory
+from protocol.state_folder import server_name
 
 RANK, RING, DEVICES, COORDINATOR = "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR"
 LINE = "ROUNDHOUSE_RANKS"
@@ -60,7 +61,7 @@ def find(environ: Mapping[str, str]) -> RankInfo | None:
 def _endpoint(host: str, port: int) -> str:
     """Return the leader's RPC endpoint. Raises `EndpointError`."""
     if is_loopback(host):
-        return f"ipc://{runtime_directory()}/ranks-{port}.sock"
+        return f"ipc://{runtime_directory()}/ranks-{server_name(host, port)}.sock"
     return f"tcp://{host}:{port + LINE_OFFSET}"
 
 

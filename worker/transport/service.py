@@ -35,6 +35,7 @@ from protocol.messages import (
     UnloadAdapter,
     new_incarnation,
 )
+from protocol.state_folder import server_name
 from protocol.types import OrphanedRow, Resources
 from protocol.worker_settings import WorkerSettings
 from worker.contract.device_errors import DeviceError
@@ -74,7 +75,7 @@ class Service:
         self._outbox = Outbox()
         self._model = ModelThread(loader, settings, self._incarnation, self._outbox, device_memory, timer)
         curve = sockets.Curve.load(settings.curve_keys, "worker") if settings.curve_keys else None
-        endpoint = settings.endpoint or sockets.default_endpoint(8000)
+        endpoint = settings.endpoint or sockets.default_endpoint(server_name())
         line = DealerLink(endpoint, self._incarnation, curve)
         self._session = GatewaySession(line, self._introduce, self._requests_for)
         self._poller = sockets.poller(*line.readable, self._outbox.fileno())

@@ -45,7 +45,7 @@ def test_run_uses_the_server_that_has_the_model_and_starts_none(monkeypatch: pyt
         port = int(served.url.rpartition(":")[2])
         result = CliRunner().invoke(app, ["run", "pocket", "hello", "--port", str(port)])
     assert result.exit_code == 0
-    assert chats == [{"words": ["hello"], "model": "pocket", "port": port}]
+    assert chats == [{"words": ["hello"], "model": "pocket", "host": None, "port": port}]
 
 
 def test_run_tells_of_a_server_that_ends_or_never_loads_the_model() -> None:

@@ -71,7 +71,7 @@ def test_a_model_that_cannot_be_measured_is_an_error_with_the_reason(
 def test_the_command_prints_the_table_and_its_status_tells_wrong_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("deploy.machine.facts.gather", lambda port: MachineFacts(mlx="Device(gpu, 0)"))
+    monkeypatch.setattr("deploy.machine.facts.gather", lambda host, port: MachineFacts(mlx="Device(gpu, 0)"))
     asked: list[list[str]] = []
 
     def measured(model: str, flags: list[str], environ: object) -> ModelReport:

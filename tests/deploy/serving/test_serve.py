@@ -189,14 +189,19 @@ def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("argv", "table", "port"),
-    [(["--port", "1"], "[gateway]\nport = 4", 1), ([], "[serve]\nport = 3\n[gateway]\nport = 4", 3)],
+    ("argv", "table", "server"),
+    [
+        (["--port", "1"], "[gateway]\nport = 4", "1"),
+        ([], "[serve]\nport = 3\n[gateway]\nport = 4", "3"),
+        (["--port", "1"], "[gateway]\nhost = '10.0.0.7'", "1-10.0.0.7"),
+        (["--port", "1", "--host", "::1"], "[gateway]\nhost = '10.0.0.7'", "1-__1"),
+    ],
 )
-def test_the_endpoint_is_named_by_the_port_that_the_gateway_will_have(
-    argv: list[str], table: str, port: int, tmp_path: Path
+def test_the_endpoint_is_named_by_the_address_that_the_gateway_will_have(
+    argv: list[str], table: str, server: str, tmp_path: Path
 ) -> None:
     told = flags([*argv, "--config", config(tmp_path, table)], {"ROUNDHOUSE_PORT": "1"} if argv else {})
-    assert f"--endpoint=ipc://{tmp_path}/roundhouse/{port}.sock" in told["worker"]
+    assert f"--endpoint=ipc://{tmp_path}/roundhouse/{server}.sock" in told["worker"]
     assert told["gateway"][1] == told["worker"][1]
 
 

@@ -116,7 +116,7 @@ def test_greeting_of_several_models_and_another_port_stays_short() -> None:
     assert len(lines) == LINES_MAX
     assert lines[0] == "small is ready; on demand: large"
     assert lines[1].endswith("http://[::1]:8001/v1 (API key required)")
-    assert lines[3].endswith("roundhouse chat --port 8001")
+    assert lines[3].endswith("roundhouse chat --host ::1 --port 8001")
 
 
 @pytest.mark.parametrize(

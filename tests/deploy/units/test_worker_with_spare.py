@@ -34,7 +34,7 @@ class Job:
         worker = ["-m", "tests.scripted_worker", f"--endpoint={system.endpoint}", *flags.split()]
         command = worker_with_spare.command(
             [sys.executable, *worker],
-            port=system.port,
+            address=("127.0.0.2", system.port),
             model=ServedModel(name="fake"),
             stop_timeout_s=10.0,
             ready_timeout_s=30.0,
@@ -102,7 +102,7 @@ def test_the_spare_takes_over_from_a_dead_worker_and_at_a_reload_until_all_are_t
     with running_job(system, tmp_path) as job:
         _spare_takes_over(job, lambda: os.kill(job.serving()[0], signal.SIGKILL), tokens=60)
         assert {process.ppid() for process in job.family()} == {job.process.pid}
-        folder = sockets.runtime_directory() / f"serve-{job.system.port}"
+        folder = sockets.control_path(f"{job.system.port}-127.0.0.2")
         answers: list[tuple[bool, str]] = []
         _spare_takes_over(job, lambda: answers.append(control.order(folder)), tokens=100)
         assert answers == [(True, "worker-2 has taken over from worker")]

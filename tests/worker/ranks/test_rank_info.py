@@ -29,9 +29,9 @@ def test_ranks_of_one_machine_meet_in_the_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    file = written(tmp_path, [["127.0.0.1:5000"], ["127.0.0.1:5001"]])
+    file = written(tmp_path, [["127.0.0.2:5000"], ["127.0.0.2:5001"]])
     found = find({"MLX_RANK": "1", "MLX_HOSTFILE": file})
-    assert found == RankInfo(1, 2, "ring", f"ipc://{tmp_path}/roundhouse/ranks-5000.sock")
+    assert found == RankInfo(1, 2, "ring", f"ipc://{tmp_path}/roundhouse/ranks-5000-127.0.0.2.sock")
     (tmp_path / "roundhouse").chmod(0o755)
     with pytest.raises(HostsError, match="0700"):
         find({"MLX_RANK": "1", "MLX_HOSTFILE": file})
