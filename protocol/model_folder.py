@@ -22,14 +22,32 @@ _INSTEAD = "use a conversion, for example from mlx-community on Hugging Face, or
 POCKET = "pocket"
 """Name of the embedded model, wherever a model is named. A folder of this name is `./pocket`."""
 POCKET_FOLDER = Path(__file__).resolve().parents[1] / "worker" / "pocket" / "model"
+_SNAPSHOT = re.compile(r"(?:^|/)models--([^/]+)/snapshots/[0-9a-f]{40}$")
+"""Folder of a repository's files in the Hugging Face cache; `/` of the id becomes `--`."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def name_of(model: str | None) -> str:
-    """Return a model's default name: a repository's id or a folder's name. None: the embedded model."""
+    """Return a model's default name: a repository's id, or a folder's name. None: the embedded model.
+
+    A link is called by its own name, whatever it leads to. A snapshot in the Hugging Face cache, also behind
+    links, is called by the id of its repository.
+    """
     if model is None or model == POCKET:
         return POCKET
-    return folder_of(model).resolve().name if is_folder(model) else model
+    if not is_folder(model):
+        return model
+    folder = folder_of(model)
+    real = folder.resolve()
+    if snapshot := _SNAPSHOT.search(str(folder)) or _SNAPSHOT.search(str(real)):
+        return snapshot[1].replace("--", "/", 1)
+    return folder.name if folder.name not in ("", "..") else real.name
+
+
+def original_name(model: str | None) -> str:
+    """Return the name of the model behind all links, which may tell what it is made for."""
+    is_link = model is not None and model != POCKET and is_folder(model)
+    return name_of(str(folder_of(model).resolve()) if model is not None and is_link else model)
 
 
 def folder_of(model: str) -> Path:

@@ -83,13 +83,22 @@ class ModelStates(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pulls: list[PullState] | None = None
 
 
+class ReadyWorker(Struct, frozen=True, array_like=True):
+    """A worker that is ready, by process id: the model's name for clients, and `Ready.identity`."""
+
+    pid: int
+    model: str
+    identity: str
+
+
 class DesiredModels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Desired state, from the gateway. `wanted`: names of the models that shall run; None: no change.
-    `serving`: process ids of ready workers, and of the gateway once it serves clients. `idle`: those of
-    `leaving` without requests. `pulls`: all downloads that shall run; those missing are cancelled, and
-    forgotten; None: no change."""
+    `serving`: process ids of ready workers, and of the gateway once it serves clients. `workers`: more about
+    those workers. `idle`: those of `leaving` without requests. `pulls`: all downloads that shall run; those
+    missing are cancelled, and forgotten; None: no change."""
 
     wanted: list[str] | None = None
     serving: list[int] = []
+    workers: list[ReadyWorker] = []
     idle: list[int] = []
     pulls: list[Pull] | None = None

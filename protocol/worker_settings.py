@@ -28,7 +28,7 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     ] = None
     served_name: Annotated[
         str | None,
-        Meta(description="model name in the API (default: the Hugging Face id or the folder's name)"),
+        Meta(description="model name in the API (default: the Hugging Face id, or the folder's own name)"),
     ] = None
     task: Annotated[
         Task | None,

@@ -17,7 +17,7 @@ from broker.dispatch.pulls import Pulls
 from broker.dispatch.residency import ModelDemand, Residency
 from protocol.errors import Code, RequestError
 from protocol.messages import Ready
-from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
+from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, ReadyWorker
 from protocol.tasks import Task, tasks
 
 LOAD_ORDER_S_MAX = 300.0
@@ -238,9 +238,15 @@ class Catalogue:
             worker.held = leaves and self._is_local(worker)
         if self._tell is not None:
             local = filter(self._is_local, self._fleet)
-            serving = sorted(worker.pid for worker in local if worker.ready is not None)
+            ready = [worker for worker in local if worker.ready is not None]
+            told = (ReadyWorker(worker.pid, worker.model, worker.identity) for worker in ready)
+            workers = sorted(told, key=lambda worker: worker.pid)
             desired = DesiredModels(
-                wanted=wanted, serving=serving, idle=self._idle(), pulls=self.pulls.wanted
+                wanted=wanted,
+                serving=[worker.pid for worker in workers],
+                workers=workers,
+                idle=self._idle(),
+                pulls=self.pulls.wanted,
             )
             self._tell(desired)
 

@@ -68,7 +68,8 @@ def _from_here(model: str) -> str:
     """Return a model folder as an absolute path: `serve` may run in another folder."""
     from protocol.model_folder import POCKET, folder_of
 
-    return str(folder_of(model).resolve()) if model != POCKET and folder_of(model).exists() else model
+    # Links stay links: what they lead to may change again.
+    return str(folder_of(model).absolute()) if model != POCKET and folder_of(model).exists() else model
 
 
 def _order_reload(host: str, port: int, order: ReloadOrder) -> tuple[bool, str]:

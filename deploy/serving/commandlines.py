@@ -39,14 +39,14 @@ def child_commands(
     children = [Child("gateway", gateway, bare | keys, hears=True)]
     several = len(served) > 1
     for model in served:
-        argv = [*python_module("worker"), *meeting, *worker_flags(given, model, several)]
+        argv = [*python_module("worker"), *meeting, *worker_flags(given, model)]
         name = f"worker[{model.name}]" if several else "worker"
         after = fallback_after_s(given, model)
         worker = Child(name, argv, dict(bare), model=model, fallback_after_s=after)
         others = [
             replace(worker, argv=[*python_module("worker"), *meeting, *flags], model=plan)
             for plan in plans(model)
-            if (flags := worker_flags(_for_plan(given, plan, model), plan, several))
+            if (flags := worker_flags(_for_plan(given, plan, model), plan))
         ]
         children += [_chained([worker, *others], child) for child in replica_names(name, model)]
     return children
@@ -71,10 +71,13 @@ def replica_names(name: str, model: ServedModel) -> list[str]:
     return [name, *(f"{name}.{number}" for number in range(2, 1 + model.replicas))]
 
 
-def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> list[str]:
+def worker_flags(given: ServeSettings, model: ServedModel) -> list[str]:
     """Return the flags of a model's worker, except for endpoint and configuration file. The last of two
-    equal flags counts, so settings of one model override those for all."""
-    flags = _model_flags(model, several) + _handed_on(given, WORKER_FLAGS)
+    equal flags counts, so settings of one model override those for all.
+
+    The worker is told its name: what it would derive itself may change between two starts."""
+    flags = [*flag_words("model", model.model or ""), *flag_words("served_name", model.name)]
+    flags += _handed_on(given, WORKER_FLAGS)
     if given.memory_budget is not None:
         flags += flag_words("memory_budget", given.memory_budget // model.replicas)
     for name, value in model.settings.items():
@@ -84,13 +87,6 @@ def worker_flags(given: ServeSettings, model: ServedModel, several: bool) -> lis
 
 def _handed_on(given: ServeSettings, names: Sequence[str]) -> list[str]:
     return [word for name in names for word in flag_words(public_name(name), getattr(given, name))]
-
-
-def _model_flags(model: ServedModel, several: bool) -> list[str]:
-    """Return the flags for model and name; an unnamed single model derives its name itself."""
-    if several or model.named:
-        return [*flag_words("model", model.model or ""), *flag_words("served_name", model.name)]
-    return flag_words("model", model.model)
 
 
 def python_module(module: str) -> list[str]:

@@ -33,6 +33,8 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings
         given = own_settings(argv, environ)
     named = (given.model if given else ()) or _model_of_worker(config)
     served = models.read(named, config, errors, replicas=given.replicas if given else 1)
+    if len(served) == 1 and not served[0].named:
+        served = [_named_by_worker(served[0], config, environ)]
     if given is not None:
         served = [with_experts_memory(model, given) for model in served]
     if given is not None and len(served) == 1:
@@ -102,7 +104,7 @@ def _refused_by_workers(
     """Return the errors that each worker would report in its flags, its section and its variables."""
     errors: list[str] = []
     for model in served:
-        flags = worker_flags(given, model, several=len(served) > 1)
+        flags = worker_flags(given, model)
         argv = [f"--config={config}", *flags] if config else flags
         with _collected(errors):
             settings.read(WorkerSettings, "worker", argv, environ, program=PROGRAM, about="")
@@ -112,6 +114,12 @@ def _refused_by_workers(
 def _model_of_worker(config: str | None) -> tuple[str, ...]:
     found = table("worker", config).get("model")
     return (found,) if isinstance(found, str) else ()
+
+
+def _named_by_worker(model: ServedModel, config: str | None, environ: Mapping[str, str]) -> ServedModel:
+    """Return a model with the name that variables or the file give its worker, if any."""
+    own = environ.get("ROUNDHOUSE_SERVED_NAME") or table("worker", config).get("served_name")
+    return replace(model, name=own, named=True) if isinstance(own, str) and own else model
 
 
 def _endpoint_of_gateway(given: ServeSettings, config: str | None) -> str:

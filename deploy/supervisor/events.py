@@ -54,9 +54,11 @@ class ReloadAsked:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """This child has begun to serve."""
+    """This child has begun to serve. `other`: it cannot continue the requests of the process that it replaces
+    in a reload, because the content of its model is another."""
 
     name: str
+    other: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,8 +181,8 @@ class Lifecycle:
                 return self._stop_asked(event, now)
             case ReloadAsked():
                 return self._reload_asked(event, now)
-            case Serving(name):
-                return self._serves(name, now)
+            case Serving():
+                return self._serves(event, now)
             case ChildMessage():
                 return self._on_child_message(event, now)
             case Idle(name):
@@ -343,14 +343,15 @@ class Lifecycle:
         entry.leaving, entry.due = True, now + LEAVE_S_MAX
         return [Report(f"reload: {entry.name} finishes its requests")]
 
-    def _serves(self, name: str, now: float) -> list[Decision]:
-        reload = self._reload
+    def _serves(self, event: Serving, now: float) -> list[Decision]:
+        reload, name = self._reload, event.name
         if reload is None or reload.serving or name != reload.new:
             return []
         new, old = self._children[name], self._children[reload.old]
         if new.state is not ChildState.RUNNING or new.leaving:
             return []
         reload.serving = True
+        reload.swap |= event.other
         self._fallbacks.reset(new.child, reload.plans)
         if not reload.beside:
             return self._end_reload(True, f"{name} was stopped and started again")

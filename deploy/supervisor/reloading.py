@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from deploy.supervisor.child import Child
 from deploy.supervisor.children import other_name
-from deploy.supervisor.events import ReloadAsked
+from deploy.supervisor.events import ReloadAsked, Reloaded
+from protocol.supervisor_messages import ReadyWorker
 
 
 class ReloadOrder(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -51,6 +52,8 @@ class Reloads:
         """The model that replaces the next child's; None: the same model."""
         self._before = self._after = children[0]
         """The program of the child whose turn it is, if its reload fails and if it succeeds."""
+        self._identity = ""
+        """`ReadyWorker.identity` of its process before the reload; empty: unknown."""
         self._to_come: list[str] = []
         self._texts: list[str] = []
 
@@ -87,8 +90,10 @@ class Reloads:
         """The child whose turn it is."""
         return self._to_come[0]
 
-    def ask(self, name: str, *, runs: bool, beside: bool) -> ReloadAsked:
-        """Return the event for the child whose turn it is. `name`: its current one of its two names."""
+    def ask(self, name: str, *, runs: bool, beside: bool, worker: ReadyWorker | None = None) -> ReloadAsked:
+        """Return the event for the child whose turn it is. `name`: its current one of its two names.
+        `worker`: its process, if it is ready."""
+        self._identity = worker.identity if worker is not None else ""
         self._before, self._after = self.programs[name], self.successor(name)
         self.programs[other_name(name)] = self._after
         if not (runs and beside):
@@ -101,6 +106,24 @@ class Reloads:
         if self.swap_for is not None:
             return self.programs[name].swapped(self.swap_for)
         return self._first[name]
+
+    def is_other(self, worker: ReadyWorker | None) -> bool:
+        """Return whether a worker has other content than the process that is replaced."""
+        known = worker is not None and bool(worker.identity and self._identity)
+        return worker is not None and known and worker.identity != self._identity
+
+    def checked(self, done: bool, text: str, workers: Mapping[int, ReadyWorker], pid: int | None) -> Reloaded:
+        """Return the result of one child's reload, as `workers` confirm it. `pid`: of its new process; None:
+        none runs."""
+        model = self._after.model
+        if not done or model is None or pid is None or not workers:
+            return Reloaded(done, text)
+        if all(worker.model != model.name for worker in workers.values()):
+            served = f"it serves {workers[pid].model}" if pid in workers else "it has gone again"
+            return Reloaded(False, f"{text}, but {model.name} is not served: {served}")
+        if self.swap_for is None and self.is_other(workers.get(pid)):
+            text += "; its files or KV settings have changed, so it continued no request of the old process"
+        return Reloaded(True, text)
 
     def fall(self, child: str) -> None:
         """Switch `child` to its next plan."""

@@ -60,7 +60,7 @@ from deploy.supervisor.spares import SPARE, Spares
 from deploy.supervisor.stderr import QuietTerminal
 from protocol import channel, lifeline, listening
 from protocol.model_folder import name_of
-from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates
+from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, ReadyWorker
 from protocol.task_detection import detect_task
 from protocol.tasks import Task
 
@@ -120,6 +120,8 @@ class Supervisor:
         self._quiet = quiet
         self._listener = listener
         self._reloads = Reloads(children)
+        self._ready: dict[int, ReadyWorker] = {}
+        """Ready workers by process id, as the gateway reports them."""
         self._idle_watch = IdleWatch()
         self._pulls = Pulls(lambda: self._events.put(_PullChanged()))
         workers = [child for child in children if child.model is not None]
@@ -246,7 +248,12 @@ class Supervisor:
 
     def _ordered(self, orders: DesiredModels) -> Sequence[Event | None]:
         names = self._processes.names()
-        events: list[Event | None] = [Serving(names[pid]) for pid in orders.serving if pid in names]
+        self._ready = {worker.pid: worker for worker in orders.workers}
+        events: list[Event | None] = [
+            Serving(names[pid], self._reloads.is_other(self._ready.get(pid)))
+            for pid in orders.serving
+            if pid in names
+        ]
         events += [Idle(names[pid]) for pid in orders.idle if pid in names]
         if orders.wanted is not None:
             wanted = [name for model in orders.wanted for name in self._models.get(model, ())]
@@ -265,7 +272,11 @@ class Supervisor:
         weights = weights_of(new.model) if new.model is not None else None
         needed = max(self._taken_bytes(child), weights or 0)
         beside = not runs or (not two_of_one and self._fits(needed))
-        return self._reloads.ask(name, runs=runs, beside=beside)
+        worker = self._ready.get(self._pid(name) or 0)
+        return self._reloads.ask(name, runs=runs, beside=beside, worker=worker)
+
+    def _pid(self, name: str) -> int | None:
+        return next((pid for pid, other in self._processes.names().items() if other == name), None)
 
     def _fits(self, needed_bytes: int) -> bool:
         taken = sum(map(self._taken_bytes, self._workers()))
@@ -280,7 +291,13 @@ class Supervisor:
         return max(self._memory_bytes(child), weights or 0)
 
     def _reloaded(self, decision: Reloaded) -> None:
-        answer = self._reloads.ended(decision.done, decision.text)
+        child = self._reloads.next
+        name = child if child in self._lifecycle.states() else other_name(child)
+        pid = self._pid(name) if self._lifecycle.stage(child) == "running" else None
+        result = self._reloads.checked(decision.done, decision.text, self._ready, pid)
+        if result != decision:
+            log.warning("reload: %s", result.text)
+        answer = self._reloads.ended(result.done, result.text)
         if answer is None:
             self._events.put(_NextReload())
         else:

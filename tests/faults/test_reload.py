@@ -76,6 +76,22 @@ def test_a_broken_worker_leaves_the_old_one_and_a_reload_under_way_when_all_stop
         assert not (tmp_path / "control").exists()
 
 
+def test_a_reload_tells_of_other_content_and_of_a_name_that_nobody_serves_any_more(tmp_path: Path) -> None:
+    with serving(tmp_path, f"{STEP} --model v1 --drain-timeout 0") as served:
+        clients = ask_all(served.url, 2, SHORT)
+        served.set_worker(f"{STEP} --model v2")
+        done, text = served.reload()
+        assert (done, text.partition(";")[2]) == (
+            True,
+            " its files or KV settings have changed, so it continued no request of the old process",
+        )
+        wait_for(clients, 60)
+        assert_undisturbed(clients, SHORT)
+        served.set_worker(f"{STEP} --model v2 --name other")
+        done, text = served.reload()
+        assert (done, text.partition(",")[2]) == (False, " but fake is not served: it serves other")
+
+
 # --- SIGTERM -------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.serving import models
 from deploy.supervisor.memory import weight_bytes
-from protocol.model_folder import POCKET, name_of, problem_with
+from protocol.model_folder import POCKET, name_of, original_name, problem_with
 from worker.models.source import find_folder
 from worker.pocket import MODEL_PATH
 
@@ -28,3 +28,40 @@ def test_pocket_is_the_embedded_model_wherever_a_model_is_named(
     assert weight_bytes(POCKET) == weight_bytes(None)
     assert find_folder(POCKET, lambda folder: None) == find_folder(None, lambda folder: None) == MODEL_PATH
     assert problem_with("./pocket") is not None, "a folder of this name is given with its path"
+
+
+def test_a_folder_is_called_as_it_was_typed_and_a_snapshot_by_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "hub" / "models--acme--Tiny-Chat" / "snapshots" / ("0123456789abcdef" * 3)[:40]
+    own = tmp_path / "hub" / "models--gpt2" / "snapshots" / ("f" * 40)
+    for folder in (snapshot, own, tmp_path / "v1" / "below"):
+        folder.mkdir(parents=True)
+    for link, target in (("current", tmp_path / "v1"), ("tiny", snapshot), ("cache", snapshot.parent.parent)):
+        (tmp_path / link).symlink_to(target)
+    monkeypatch.chdir(tmp_path / "v1" / "below")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = {
+        f"{tmp_path}/current": "current",
+        f"{tmp_path}/current/": "current",
+        f"{tmp_path}/current/.": "current",
+        "../../current": "current",
+        "~/current": "current",
+        "~/current/below/..": "v1",
+        ".": "below",
+        "./": "below",
+        "..": "v1",
+        str(snapshot): "acme/Tiny-Chat",
+        f"{snapshot}/": "acme/Tiny-Chat",
+        "~/tiny": "acme/Tiny-Chat",
+        f"~/cache/snapshots/{snapshot.name}": "acme/Tiny-Chat",
+        str(own): "gpt2",
+        str(snapshot.parent): "snapshots",
+        "acme/Tiny-Chat": "acme/Tiny-Chat",
+    }
+    assert {word: name_of(word) for word in named} == named
+    monkeypatch.chdir(snapshot.parent)
+    assert name_of(f"./{snapshot.name}") == name_of(snapshot.name) == "acme/Tiny-Chat"
+    assert [original_name(word) for word in ("~/current", "~/tiny", "org/a", None)] == [
+        "v1", "acme/Tiny-Chat", "org/a", POCKET,
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import socket
 import stat
@@ -134,31 +135,40 @@ def test_a_stop_at_once_leaves_no_socket(served: Served) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_servers_of_one_port_on_two_addresses_share_nothing(served: Served) -> None:
-    def begin(host: str, **env: str) -> Process:
-        flags = [*served.own, f"--host={host}", f"--model={host[-1]}={served.model}"]
+def test_servers_of_one_port_on_two_addresses_share_nothing_and_keep_their_models_names(
+    served: Served,
+) -> None:
+    current, other = served.folder / "current", served.folder / "other"
+    current.symlink_to(served.model)
+    shutil.copytree(served.model, other)
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+
+    def begin(host: str, model: Path, **env: str) -> Process:
+        flags = [*served.own, f"--host={host}", f"--model={model}"]
         return Process(f"serve-{host}", ["deploy", "serve", *flags], served.folder, env)
 
     def command(*words: str) -> str:
         told = CliRunner().invoke(app, [*words, f"--port={served.port}"])
         return f"{told.exit_code} {told.output}"
 
-    first, second = begin("127.0.0.1", ROUNDHOUSE_API_KEYS="secret"), begin(ELSEWHERE)
+    first, second = begin("127.0.0.1", other, ROUNDHOUSE_API_KEYS="secret"), begin(ELSEWHERE, current)
     try:
         served.wait_ready()
         served.wait_ready(ELSEWHERE)
         assert "requires an API key" in command("chat", "hello")
-        assert f"MODEL={ELSEWHERE[-1]}\n" in command("launch", "--print", f"--host={ELSEWHERE}")
-        assert command("reload", f"--host={ELSEWHERE}").startswith("0 worker")
+        current.unlink()
+        current.symlink_to(other)
+        assert "its files or KV settings have changed" in command("reload", f"--host={ELSEWHERE}")
+        assert "MODEL=current\n" in command("launch", "--print", f"--host={ELSEWHERE}")
         pair = f"--host {ELSEWHERE} --port {served.port} (pid {second.pid}), --port {served.port} (pid"
         assert f"; running: {pair} {first.pid})" in command("reload", "--host=127.0.0.9")
-        third = begin("localhost")
+        third = begin("localhost", current)
         assert third.wait(READY_S_MAX) == 78
         assert f"another Roundhouse: roundhouse serve on 127.0.0.1, pid {first.pid}, since" in third.log()
         second.kill()  # its lock and sockets are stale
         second.wait()
         eventually(lambda: not served.is_ready(ELSEWHERE), within_s=GONE_S_MAX, what="gone")
-        second = begin(ELSEWHERE)
+        second = begin(ELSEWHERE, current)
         served.wait_ready(ELSEWHERE)
         assert served.is_ready()
     finally:

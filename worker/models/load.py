@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from protocol.expert_plan import ExpertPlan, ExpertPlanError, plan_experts
-from protocol.model_folder import name_of
+from protocol.model_folder import name_of, original_name
 from protocol.parsers import RECOGNIZED, NamedParsers
 from protocol.tasks import Task
 from protocol.types import ExpertStatus, Resources, Wired
@@ -128,7 +128,7 @@ class ModelLoader:
         self._timer.lap("imports")
         files = weight_files(folder, self.name)
         self._draft = find_draft(self._draft_model) if self._draft_model else None
-        task = find_task(folder, config, name_of(self._model), self._task)
+        task = find_task(folder, config, original_name(self._model), self._task)
         if self._experts_memory is not None:
             self._experts = self._planned(files, config, task, self._experts_memory)
         weight_bytes = bytes_of(files) + (self._draft.weight_bytes if self._draft else 0)

@@ -7,7 +7,7 @@ import pytest
 from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
 from broker.dispatch.fleet import UnloadedModel, Worker
 from protocol.errors import Code, RequestError
-from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, Stage
+from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, ReadyWorker, Stage
 from tests.broker.dispatcher_line import Line
 from tests.factories import accepted, events, finished, request
 
@@ -157,18 +157,18 @@ def test_unloading_model_gets_no_requests_and_is_reloaded_on_demand() -> None:
 
 
 def test_leaving_worker_is_idle_after_its_last_request() -> None:
-    line = Line()
+    line, workers = Line(), [ReadyWorker(1, "m", "")]
     line.serving("w1")
     flight = line.submit(request("x"))
     line.dispatcher.catalogue.on_model_states(
         ModelStates(models=[ModelState(name="m", stage="running", leaving=[1])])
     )
-    assert line.told[-1] == DesiredModels(serving=[1])
+    assert line.told[-1] == DesiredModels(serving=[1], workers=workers)
     line.refusal()
     line.say("w1", accepted("w1", "x"), finished("w1", "x"))
     line.contexts.pop().__exit__(None, None, None)
     assert flight.terminal is not None
-    assert line.told[-1] == DesiredModels(serving=[1], idle=[1])
+    assert line.told[-1] == DesiredModels(serving=[1], workers=workers, idle=[1])
 
 
 def test_a_worker_of_another_machine_is_not_taken_for_a_process_of_the_supervisors() -> None:

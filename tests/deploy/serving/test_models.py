@@ -103,7 +103,7 @@ VALUES = st.one_of(
 @given(st.sampled_from(sorted(WorkerSettings.__struct_encode_fields__)), VALUES)
 def test_a_value_is_refused_just_when_the_worker_would_refuse_its_flag(name: str, value: Setting) -> None:
     try:
-        told = worker_flags(ServeSettings(), ServedModel(name="a", settings={name: value}), several=True)
+        told = worker_flags(ServeSettings(), ServedModel(name="a", settings={name: value}))
         settings.read(WorkerSettings, "worker", told, {}, program="", about="")
         taken = True
     except SettingsError:
@@ -125,7 +125,7 @@ def test_replicas_take_their_weights_each_and_share_the_budget(tmp_path: Path) -
     with pytest.raises(SettingsError, match="take 300 bytes"):
         memory_budget(250, [model])
     assert memory_budget(300, [model]) == 300
-    assert "--memory-budget=100" in worker_flags(ServeSettings(memory_budget=300), model, several=False)
+    assert "--memory-budget=100" in worker_flags(ServeSettings(memory_budget=300), model)
     alone = ServedModel(name="a", model=model.model)
     assert memory_budget(None, [alone]) is None
     assert memory_budget(None, [model]) is not None, "without a budget each replica would use all memory"
@@ -159,7 +159,7 @@ def test_the_worker_of_a_set_is_told_all_of_it_and_can_be_no_spare(tmp_path: Pat
     file = hostfile(tmp_path)
     child = worker("--model=m", f"--hosts={file}", "--split=tensor", "--backend=ring", "--hosts-port=5000")
     told = [f"--hosts={file}", "--split=tensor", "--backend=ring", "--hosts-port=5000"]
-    assert words(child) == ["--model=m", *told]
+    assert words(child) == ["--model=m", "--served-name=m", *told]
     assert child.is_set
     assert not child.can_become(child)
     assert child.fallback is None

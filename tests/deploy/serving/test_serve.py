@@ -131,10 +131,11 @@ def test_everything_that_serve_is_told_for_others_reaches_them(tmp_path: Path) -
 def test_replicas_are_told_the_same_and_the_gateway_where_others_join() -> None:
     argv = ["--endpoint=ipc:///run/x.sock", "--replicas=2", "--memory-budget=8GiB", "--spare=0"]
     common, share = "--endpoint=ipc:///run/x.sock", f"--memory-budget={2**32}"
+    own = ["--model=", "--served-name=pocket", share]
     assert flags([*argv, "--join=tcp://10.0.0.1:7733"]) == {
         "gateway": [common, "--join=tcp://10.0.0.1:7733"],
-        "worker": [common, share],
-        "worker.2": [common, share],
+        "worker": [common, *own],
+        "worker.2": [common, *own],
     }
 
 
@@ -203,6 +204,19 @@ def test_the_endpoint_is_named_by_the_address_that_the_gateway_will_have(
     told = flags([*argv, "--config", config(tmp_path, table)], {"ROUNDHOUSE_PORT": "1"} if argv else {})
     assert f"--endpoint=ipc://{tmp_path}/roundhouse/{server}.sock" in told["worker"]
     assert told["gateway"][1] == told["worker"][1]
+
+
+@pytest.mark.parametrize(
+    ("environ", "named", "name"),
+    [({}, "", "org/a"), ({}, "served_name = 'filed'", "filed"), ({"ROUNDHOUSE_SERVED_NAME": "v"}, "", "v")],
+)
+def test_the_only_worker_is_told_its_name(
+    environ: dict[str, str], named: str, name: str, tmp_path: Path
+) -> None:
+    argv = ["--config", config(tmp_path, f"[worker]\nmodel = 'org/x'\n{named}"), "--model=org/a"]
+    _, [_, worker] = serve.read(argv, environ)
+    assert worker.model is not None
+    assert (worker.model.name, worker.words[-1]) == (name, f"--served-name={name}")
 
 
 def refused(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:

@@ -117,7 +117,8 @@ def test_a_worker_is_a_job_of_its_own_that_goes_where_the_gateway_is(
     worker = plists(tmp_path, ["--port=8123", "--model=some/model"], environ)["mlx-roundhouse.worker"]
     assert "Sockets" not in worker
     program = worker["ProgramArguments"]
-    told = [f"--endpoint=ipc://{tmp_path}/run/roundhouse/8123.sock", "--model=some/model"]
+    told = [f"--endpoint=ipc://{tmp_path}/run/roundhouse/8123.sock"]
+    told += ["--model=some/model", "--served-name=some/model"]
     assert "--stop-timeout=25.0" in program[program.index("deploy.units.worker_with_spare") : -3]
     assert program[program.index("worker") + 1 :] == told
     assert not any(word.startswith("--socket") for word in program)

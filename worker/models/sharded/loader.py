@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.model_folder import name_of
+from protocol.model_folder import name_of, original_name
 from protocol.parsers import RECOGNIZED, NamedParsers
 from protocol.tasks import Task
 from protocol.types import Resources
@@ -132,7 +132,7 @@ class ShardLoader:
 
     def _require_splittable(self) -> None:
         """Raise `ModelError` for kinds of models that are never sharded."""
-        if find_task(self._folder, self._config, name_of(self._model), self._task) != "generate":
+        if find_task(self._folder, self._config, original_name(self._model), self._task) != "generate":
             raise ModelError(self._named("embedding and reranking models run on one machine only."))
         if self._config.kind == "vision" and not self._text_only:
             raise ModelError(
