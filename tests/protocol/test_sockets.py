@@ -19,6 +19,7 @@ from broker.transport.router import RouterLink
 from protocol import sockets, wire
 from protocol.messages import Hello, ToGateway, Welcome
 from protocol.sockets import Curve, EndpointError
+from protocol.state_folder import SERVER_NAME_CHARS_MAX, server_name
 from tests.system import free_port
 
 WAIT_S = 20.0
@@ -113,21 +114,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_runtime_directory_is_made_for_its_owner_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    before = os.umask(0)
-    try:
-        folder = sockets.runtime_directory()
-    finally:
-        os.umask(before)
-    assert folder == sockets.runtime_directory() == tmp_path / "roundhouse"
-    assert mode(folder) == 0o700
-    assert sockets.default_endpoint("8123") == f"ipc://{folder}/8123.sock"
-    sockets.check_endpoint(sockets.default_endpoint("8123"), None)
-
-
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Home folder with a short path, without XDG folders, beside a folder for temporary files."""
@@ -141,10 +127,11 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield home
 
 
-def test_without_xdg_runtime_dir_the_runtime_directory_is_where_nothing_cleans_up(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("umask", [0, 0o002])  # the latter on systems with a group for each user
+def test_the_runtime_directory_is_its_owners_alone_and_without_xdg_runtime_dir_where_nothing_cleans_up(
+    umask: int, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = os.umask(0o002)  # as on systems with a group for each user
+    before = os.umask(umask)
     try:
         folder = sockets.runtime_directory()
     finally:
@@ -155,6 +142,11 @@ def test_without_xdg_runtime_dir_the_runtime_directory_is_where_nothing_cleans_u
     assert sockets.runtime_directory() == home / "state" / "roundhouse" / "run"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     assert sockets.runtime_directory() == folder
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home))
+    assert sockets.runtime_directory() == home / "roundhouse"
+    assert mode(home / "roundhouse") == 0o700
+    assert sockets.default_endpoint("8123") == f"ipc://{home}/roundhouse/8123.sock"
+    sockets.check_endpoint(sockets.default_endpoint("8123"), None)
 
 
 @pytest.mark.parametrize("problem", ["long", "missing", "shared"])
@@ -171,7 +163,22 @@ def test_runtime_directory_lies_with_temporary_files_where_the_home_cannot_hold_
     assert sockets.runtime_directory() == home / "temporary" / f"roundhouse-{os.getuid()}"
 
 
-@pytest.mark.parametrize("trouble", ["open", "theirs", "a link", "no place"])
+def test_the_state_of_a_server_is_named_by_its_address() -> None:
+    at_default = ["127.0.0.1", "localhost", "LOCALHOST", "0.0.0.0", "::", "", "127.1", "::ffff:127.0.0.1"]
+    named = {
+        "8000": at_default,  # the name that earlier versions used
+        "8000-127.0.0.2": ["127.0.0.2", "::ffff:7f00:2"],
+        "8000-__1": ["::1", "0:0:0:0:0:0:0:1"],
+        "8000-box.local": ["box.local", "Box.LOCAL."],
+        "8000-878aeee70cf2cde": ["2001:db8:1:2:3:4:5:6", "2001:DB8:1:2:3:4:5:0006"],
+        "8000-d6b96a97d147daa": ["../x"],
+    }
+    for name, hosts in named.items():
+        assert {server_name(host, 8000) for host in hosts} == {name}
+        assert len(name) <= SERVER_NAME_CHARS_MAX
+
+
+@pytest.mark.parametrize("trouble", ["open", "theirs", "a link", "no place", "can be swapped"])
 def test_a_runtime_directory_that_is_not_ours_alone_is_refused(
     trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +196,11 @@ def test_a_runtime_directory_that_is_not_ours_alone_is_refused(
             folder.symlink_to(tmp_path / "elsewhere")
         case "no place":
             monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    wording = {"open": "0700", "theirs": "owned by you"}.get(trouble)
+        case "can be swapped":
+            tmp_path.chmod(0o1777)
+            sockets.runtime_directory()
+            tmp_path.chmod(0o777)
+    wording = {"open": "0700", "theirs": "owned by you", "can be swapped": "by no one else"}.get(trouble)
     with pytest.raises(EndpointError, match=wording):
         sockets.runtime_directory()
 

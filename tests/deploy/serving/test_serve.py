@@ -182,8 +182,9 @@ def test_api_keys_are_on_no_command_line_and_no_business_of_the_worker(way: str,
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(tmp_path: Path) -> None:
     file = config(tmp_path, '[serve]\nmodel = "from-file"\nmax_running = 1\nmax_waiting = 1')
     environ = {"ROUNDHOUSE_CONFIG": file, "ROUNDHOUSE_MAX_RUNNING": "2", "ROUNDHOUSE_MAX_WAITING": "2"}
+    environ["ROUNDHOUSE_SERVED_NAME"] = "named"
     told = flags(["--max-running", "3"], environ)
-    assert "--model=from-file" in told["worker"]
+    assert {"--model=from-file", "--served-name=named"} <= {*told["worker"]}
     assert "--max-running=3" in told["worker"]
     assert "--max-waiting=2" in told["gateway"]
     assert told["gateway"][0] == told["worker"][0] == f"--config={file}"
@@ -204,19 +205,6 @@ def test_the_endpoint_is_named_by_the_address_that_the_gateway_will_have(
     told = flags([*argv, "--config", config(tmp_path, table)], {"ROUNDHOUSE_PORT": "1"} if argv else {})
     assert f"--endpoint=ipc://{tmp_path}/roundhouse/{server}.sock" in told["worker"]
     assert told["gateway"][1] == told["worker"][1]
-
-
-@pytest.mark.parametrize(
-    ("environ", "named", "name"),
-    [({}, "", "org/a"), ({}, "served_name = 'filed'", "filed"), ({"ROUNDHOUSE_SERVED_NAME": "v"}, "", "v")],
-)
-def test_the_only_worker_is_told_its_name(
-    environ: dict[str, str], named: str, name: str, tmp_path: Path
-) -> None:
-    argv = ["--config", config(tmp_path, f"[worker]\nmodel = 'org/x'\n{named}"), "--model=org/a"]
-    _, [_, worker] = serve.read(argv, environ)
-    assert worker.model is not None
-    assert (worker.model.name, worker.words[-1]) == (name, f"--served-name={name}")
 
 
 def refused(argv: list[str], environ: dict[str, str] | None = None) -> list[str]:

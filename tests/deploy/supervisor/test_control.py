@@ -64,15 +64,6 @@ def fill(path: Path, callers: contextlib.ExitStack) -> None:
             waiting.connect(str(path))
 
 
-def test_an_order_is_answered(path: Path) -> None:
-    orders: queue.SimpleQueue[ReloadOrder] = queue.SimpleQueue()
-    server = Control(path, orders.put)
-    server.answer(True, "done")
-    assert order(path, ReloadOrder("a")) == (True, "done")
-    assert orders.get(timeout=WAIT_S) == ReloadOrder("a")
-    server.close()
-
-
 @pytest.mark.parametrize("sent", [b'{"model": 1}\n', b'{"model": "\xff"}\n', b"x" * ORDER_BYTES_MAX], ids=len)
 def test_an_order_that_is_not_understood_is_answered_with_the_reason(path: Path, sent: bytes) -> None:
     orders: queue.SimpleQueue[ReloadOrder] = queue.SimpleQueue()
@@ -84,7 +75,8 @@ def test_an_order_that_is_not_understood_is_answered_with_the_reason(path: Path,
     assert answer.startswith("-this `roundhouse serve` does not understand the order: it runs another")
     assert orders.empty()
     server.answer(True, "done")
-    assert order(path) == (True, "done")
+    assert order(path, ReloadOrder("a")) == (True, "done")
+    assert orders.get(timeout=WAIT_S) == ReloadOrder("a")
     server.close()
 
 
