@@ -56,16 +56,20 @@ def serve(context: typer.Context) -> None:
     from protocol.state_folder import server_name
 
     lifeline.follow_parent(STOP_S_MAX)
+    lock = None
     try:
         given, children = serving.read(context.args, os.environ)
         address = serving.address(context.args, os.environ)
         check_models(serving.models_of(children), hub.check_reachable)
         lock = take_lock(PROGRAM, *address)
         check_port(*address, os.environ)
+        sockets.check_unused(children[0].endpoint)
         url = clients.url(context.args, os.environ)
         children[0], keys = clients.gateway_with_key(children[0], context.args, os.environ)
         listener = open_listener(*address, os.environ)
     except (SettingsError, sockets.EndpointError, ModelError, PortError, hub.HubError, OSError) as error:
+        if lock is not None:
+            lock.release()
         settings.exit_with(PROGRAM, error)
     server = server_name(*address)
     reloading = given.reloading(sockets.control_path(server), settings.config_file(context.args, os.environ))

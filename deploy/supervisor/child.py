@@ -12,6 +12,9 @@ from msgspec import Meta, Struct
 HOSTS = "--hosts="
 """The flag that names a worker's hostfile."""
 
+ENDPOINT = "--endpoint="
+"""The flag that names the gateway's endpoint for workers."""
+
 PORT_OF_SETS = "hosts_port"
 OF_SETS = "hosts", "split", "backend", PORT_OF_SETS
 """Settings of workers whose model is run by several processes."""
@@ -107,6 +110,11 @@ class Child:
     def words(self) -> list[str]:
         """The arguments of that module."""
         return list(self.argv[len(self.program) :])
+
+    @property
+    def endpoint(self) -> str:
+        """Where gateway and workers meet."""
+        return next((word for word in reversed(self.argv) if word.startswith(ENDPOINT)), "")[len(ENDPOINT) :]
 
     @property
     def plans(self) -> int:

@@ -158,6 +158,8 @@ def test_servers_of_one_port_on_two_addresses_share_nothing_and_keep_their_names
         assert "MODEL=current\n" in command("launch", "--print", f"--host={ELSEWHERE}")
         pair = f"--host {ELSEWHERE} --port {served.port} (pid {second.pid}), --port {served.port} (pid"
         assert f"; running: {pair} {first.pid})" in command("reload", "--host=127.0.0.9")
+        told = command("serve", "--host=127.0.0.9", f"--endpoint=ipc://{served.runtime}/{served.port}.sock")
+        assert "is in use by another process" in told
         third = begin("localhost", current)
         assert third.wait(READY_S_MAX) == 78
         assert f"another Roundhouse: roundhouse serve on 127.0.0.1, pid {first.pid}, since" in third.log()
