@@ -59,7 +59,7 @@ from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, Spares
 from deploy.supervisor.stderr import QuietTerminal
 from protocol import channel, lifeline, listening
-from protocol.model_folder import name_of
+from protocol.model_folder import original_name
 from protocol.supervisor_messages import DesiredModels, ModelState, ModelStates, ReadyWorker
 from protocol.task_detection import detect_task
 from protocol.tasks import Task
@@ -423,7 +423,7 @@ class Supervisor:
 def _task_of(model: ServedModel) -> Task | None:
     """Return the task of a model, chosen or detected; None: its files are not on this machine."""
     chosen, folder = model.settings.get("task"), local_folder(model.model)
-    detected = None if folder is None else detect_task(folder, name_of(model.model))
+    detected = None if folder is None else detect_task(folder, original_name(model.model))
     return next((task for task in get_args(Task) if task == chosen), detected)
 
 
