@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from broker.dialects import integers
+from broker.dialects.coercion import coerce, is_curable
 from broker.dialects.json_size import check_size, is_too_deep
 from protocol.errors import Code, RequestError
 
@@ -35,17 +35,27 @@ def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        refused = error
-    read: T = integers.decoded(decoder, body, refused)
-    return read
+        if not is_curable(error):
+            raise
+    document = coerce(msgspec.json.decode(body), decoder.type)
+    return decoder.decode(msgspec.json.encode(document))
 
 
 def convert(value: Any, kind: type[T], place: str) -> T:
     """Convert the part of a body at `place` to `kind`. Raises like `decode`."""
     try:
-        return msgspec.convert(value, kind)
+        return _convert(value, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), place) from None
+
+
+def _convert(value: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        if not is_curable(error):
+            raise
+    return msgspec.convert(coerce(value, kind), kind)
 
 
 def _invalid(text: str, within: str = "") -> RequestError:

@@ -19,7 +19,7 @@ THINKING_BUDGET_TOKENS_MAX = 2**31
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
-    text: str
+    text: str | None
 
 
 class ImageURL(Struct):
@@ -48,7 +48,7 @@ class FramesPart(Struct, tag_field="type", tag="video"):
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal"):
-    refusal: str
+    refusal: str | None
 
 
 class ThinkingPart(Struct, tag_field="type", tag="thinking"):
@@ -153,7 +153,7 @@ class Prediction(Struct):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text or "" for part in self.content)
 
 
 class Body(FormParameters, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from broker.dialects.body import encode
-from broker.dialects.constraints import FIELDS, ITEM, WHERE, WHOLE
+from broker.dialects.constraints import FIELDS, ITEM, NULL, WHERE, WHOLE
 from broker.dialects.operations import OPERATIONS, Operation
 from broker.dialects.responses.content import VISUALS
 from broker.dialects.responses.items import ITEMS, PASSED_OVER, Message
@@ -152,7 +152,19 @@ def _schemas(operations: Iterable[Operation]) -> dict[str, Any]:
             properties[name] |= bound
     for kind, whole in WHOLE.items():
         schemas[_name(kind, schemas)] |= whole
+    for schema in schemas.values():
+        _permit_nulls(schema)
     return schemas | {ITEM: _item(schemas)}
+
+
+def _permit_nulls(schema: dict[str, Any]) -> None:
+    """Let every property and entry be null that may be absent (see `coercion`)."""
+    properties = schema.get("properties", {})
+    for name in properties.keys() - set(schema.get("required", ())):
+        entries = properties[name].get("additionalProperties")
+        if isinstance(entries, dict) and entries:
+            properties[name]["additionalProperties"] = {"anyOf": [entries, NULL]}
+        properties[name] = {"anyOf": [properties[name], NULL]}
 
 
 def _item(schemas: Collection[str]) -> dict[str, Any]:

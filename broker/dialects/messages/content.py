@@ -26,7 +26,7 @@ class Tool(Struct):
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
-    text: str
+    text: str | None
 
 
 class ImageSource(Struct):
@@ -63,7 +63,7 @@ class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
-    thinking: str
+    thinking: str | None
     signature: str | None = None
 
 

@@ -98,8 +98,8 @@ def _said(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
 def _turn(blocks: Sequence[Block]) -> dict[str, Any]:
     return {
         "role": "assistant",
-        "content": "".join(block.text for block in blocks if isinstance(block, TextBlock)),
-        "reasoning_content": "".join(b.thinking for b in blocks if isinstance(b, ThinkingBlock)),
+        "content": "".join(block.text or "" for block in blocks if isinstance(block, TextBlock)),
+        "reasoning_content": "".join(b.thinking or "" for b in blocks if isinstance(b, ThinkingBlock)),
         "tool_calls": [_call(block) for block in blocks if isinstance(block, ToolUseBlock | ServerToolUse)],
     }
 
@@ -186,8 +186,8 @@ def _url(source: ImageSource, place: str) -> str:
     raise refuse(place, "must have type 'base64' with 'data', or type 'url' with 'url'")
 
 
-def _text(text: str) -> Part:
-    return {"type": "text", "text": text}
+def _text(text: str | None) -> Part:
+    return {"type": "text", "text": text or ""}
 
 
 def _misplaced(block: Block, place: str, role: str) -> RequestError:

@@ -68,7 +68,8 @@ def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
         if kind in REFUSED:
             message = f"'{place}': parts of type {kind!r} are not supported: send text or an image."
             raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
-        raise wrong(place, f"unknown part type {str(kind)[:64]!r}")
+        why = "a type is required" if kind is None else f"unknown part type {str(kind)[:64]!r}"
+        raise wrong(place, why)
     text = part.get(TEXTS[kind])
     if not isinstance(text, str | None):
         raise wrong(f"{place}.{TEXTS[kind]}", "must be a string")

@@ -115,7 +115,7 @@ def definitions(tools: Sequence[Described], within: str = "", namespace: str = "
     `RequestError` for an invalid tool."""
     for index, tool in enumerate(tools):
         place = f"{within}tools[{index}]"
-        kind = str(tool.get("type", "function"))
+        kind = str(tool.get("type") or "function")
         if kind == "namespace" and not namespace:
             nested = convert(tool, _Namespace, place)
             yield from definitions(nested.tools, f"{place}.", nested.name)
@@ -149,7 +149,7 @@ def _wish(choice: str | Described | None, known: Mapping[str, OfferableTool]) ->
             return ToolChoicePolicy(required=True)
         case str():
             raise _unserved()
-    match choice.get("type"):
+    match choice.get("type") or "function":
         case "function" | "custom" | "tool_search":
             [name] = _names("tool_choice", choice, known)
             return ToolChoicePolicy(required=True, name=name)
@@ -163,7 +163,7 @@ def _allowed(allowed: _Allowed, known: Mapping[str, OfferableTool]) -> ToolChoic
     names = [
         name
         for index, tool in enumerate(allowed.tools)
-        if tool.get("type", "function") in ("function", "custom", "tool_search", "namespace")
+        if (tool.get("type") or "function") in ("function", "custom", "tool_search", "namespace")
         for name in _names(f"tool_choice.tools[{index}]", tool, known)
     ]
     return ToolChoicePolicy(allowed=frozenset(names), required=allowed.mode == "required")
@@ -196,4 +196,4 @@ def _unserved() -> RequestError:
 def told(tool: Described) -> dict[str, Any]:
     """Return a tool as the response repeats it; functions get all fields that SDK types require."""
     absent = {"description": None, "parameters": None, "strict": None}
-    return absent | dict(tool) if tool.get("type", "function") == "function" else dict(tool)
+    return absent | dict(tool) if (tool.get("type") or "function") == "function" else dict(tool)

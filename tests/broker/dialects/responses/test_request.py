@@ -24,7 +24,7 @@ FILES: dict[str, Any] = {
     "tools": [READ, {"type": "mcp", "name": "raw"}],
 }  # fmt: skip
 ALL = ("read", "note", "mcp__files__read")
-ELSEWHERE = [{"type": "web_search"}, {"type": "local_shell"}, {"type": None}]
+ELSEWHERE = [{"type": "web_search"}, {"type": "local_shell"}]
 
 
 def read(**fields: Any) -> body.Body:
@@ -168,7 +168,8 @@ def choose(choice: Any, *tools: dict[str, Any], single: bool = False) -> Respons
 
 
 def test_functions_are_offered_those_of_a_namespace_by_both_names_in_one() -> None:
-    offered = choose("auto", *ELSEWHERE, READ, FILES, {**READ, "description": "another of this name"})
+    untyped, second = {**READ, "type": None}, {**READ, "description": "another of this name"}
+    offered = choose("auto", *ELSEWHERE, untyped, FILES, second)
     assert names(offered) == ["read", "mcp__files__read"]
     assert offered.shown[0]["function"] == {"name": "read", "parameters": {"type": "object"}}
     assert offered.calling is None
