@@ -16,7 +16,8 @@ from broker.dialects.chat_body import Body
 from broker.dialects.custom import InputReader
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
+from broker.dialects.parameters import sampling, sparse_of, stop_strings
+from broker.dialects.reasoning import options
 from broker.dialects.response_format import form_of
 from protocol.conversation import pack
 from protocol.messages import Accepted, Generate, PromptLogprobs
@@ -36,8 +37,8 @@ def generate(
 ) -> Generate:
     """Make the request to the worker for the first choice. Raises `RequestError` if it cannot be encoded."""
     offer = body.offer
-    wishes = template_kwargs(body.reasoning_effort, body.enable_thinking, body.chat_template_kwargs)
-    wishes |= continuation.options(
+    reasoning = options(body)
+    wishes = reasoning.template_kwargs | continuation.options(
         messages, continues=body.continue_final_message, opens=body.add_generation_prompt
     )
     return Generate(
@@ -54,7 +55,7 @@ def generate(
         priority=body.priority or 0,
         cache_salt=body.salt,
         cache_pin=bool(body.cache_pin),
-        thinking_budget=body.thought_tokens_max,
+        thinking_budget=reasoning.budget_tokens,
         speculation=body.speculation is not False,
         sparse=sparse_of(body.sparse_prefill),
         prediction=body.prediction.text if body.prediction else "",

@@ -15,8 +15,6 @@ from broker.dialects.response_format import FormParameters, form_of
 from broker.dialects.tools import INPUT, FunctionTool, Tool, ToolChoice, ToolOffer, offer
 from protocol.errors import Code, RequestError
 
-THINKING_BUDGET_TOKENS_MAX = 2**31
-
 
 class TextPart(Struct, tag_field="type", tag="text"):
     text: str | None
@@ -170,19 +168,7 @@ class Body(FormParameters, kw_only=True):
     function_call: legacy.FunctionChoice | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    enable_thinking: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    thinking_budget: int | None = None
-    thinking_token_budget: int | None = None
     prediction: Prediction | None = None
-
-    @property
-    def thought_tokens_max(self) -> int | None:
-        """Thinking budget in tokens. Of its names, the one closest to the template takes precedence."""
-        told = (self.chat_template_kwargs or {}).get("thinking_budget")
-        budgets = (told, self.thinking_budget, self.thinking_token_budget)
-        return next((budget for budget in budgets if budget is not None), None)
 
     @property
     def has_functions(self) -> bool:
@@ -214,7 +200,6 @@ def read(raw: bytes) -> Body:
         raise RequestError(Code.INVALID_REQUEST, "'messages' must not be empty.", param="messages")
     check(body)
     check_range("max_completion_tokens", body.max_completion_tokens, 1, 2**31)
-    _check_thinking(body)
     _check_logprobs(body)
     _check_tool_messages(body)
     if body.has_functions and (body.tools or body.tool_choice):
@@ -223,20 +208,6 @@ def read(raw: bytes) -> Body:
     # Evaluated for their errors only. The results are small, and are computed again at dispatch.
     _ = body.offer, form_of(body)
     return body
-
-
-def _check_thinking(body: Body) -> None:
-    told = (body.chat_template_kwargs or {}).get("thinking_budget")
-    param = "chat_template_kwargs.thinking_budget"
-    if told is not None and type(told) is not int:
-        raise RequestError(Code.INVALID_REQUEST, f"'{param}' must be an integer.", param=param)
-    budgets = {
-        param: told,
-        "thinking_budget": body.thinking_budget,
-        "thinking_token_budget": body.thinking_token_budget,
-    }
-    for name, budget in budgets.items():
-        check_range(name, budget, 1, THINKING_BUDGET_TOKENS_MAX)
 
 
 def _check_logprobs(body: Body) -> None:

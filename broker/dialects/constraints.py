@@ -14,6 +14,7 @@ from broker.dialects import (
     completions,
     embeddings,
     parameters,
+    reasoning,
     rerank,
     response_format,
     tokens,
@@ -70,7 +71,16 @@ _CHOSEN = {
 # `type` is optional where only text blocks are allowed.
 _TEXT_BLOCK = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
 _TEXT_BLOCKS = {"type": "array", "items": _TEXT_BLOCK | {"required": ["text"]}}
-_PROMPT: dict[str, Schema] = {
+_REASONING: dict[str, Schema] = {
+    "thinking_budget": _BUDGET,
+    "thinking_token_budget": _BUDGET,
+    "include_reasoning": {"enum": [True, None]},
+    "separate_reasoning": {"enum": [True, None]},
+    "reasoning_format": {"enum": [*reasoning.FORMATS, None]},
+    "chat_template_kwargs": {"properties": {"thinking_budget": {"type": ["integer", "null"], **_BUDGET}}},
+    "extra_body": {"maxProperties": 0},
+}
+_PROMPT: dict[str, Schema] = _REASONING | {
     "messages": {"minItems": 1},
     "system": {"anyOf": [{"type": "string"}, _TEXT_BLOCKS, NULL]},
 }
@@ -80,15 +90,19 @@ _IMAGE_PART = {"allOf": [_refer("InputImage"), {"properties": {"type": {"enum": 
 _PART = {"anyOf": [_TEXT_PART, _IMAGE_PART, _refer("VideoPart"), _refer("FramesPart")], "required": ["type"]}
 _TOOL_NAME = {"minLength": 1, "maxLength": tools.NAME_CHARACTERS_MAX}
 
-_COMMON = _ranges(parameters.RANGES) | {
-    "stop": _STOP,
-    "logit_bias": {
-        "maxProperties": LOGIT_BIASES_MAX,
-        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-        "additionalProperties": between(-100, 100),
-    },
-    "cache_salt": _SALT,
-}
+_COMMON = (
+    _ranges(parameters.RANGES)
+    | _REASONING
+    | {
+        "stop": _STOP,
+        "logit_bias": {
+            "maxProperties": LOGIT_BIASES_MAX,
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": between(-100, 100),
+        },
+        "cache_salt": _SALT,
+    }
+)
 _FORMS = _COMMON | {
     "guided_json": {"type": ["object", "string", "null"]},
     "guided_regex": _FILLED,
@@ -124,10 +138,7 @@ FIELDS: dict[type, dict[str, Schema]] = {
     | {
         "messages": {"minItems": 1},
         "max_completion_tokens": _BUDGET,
-        "thinking_budget": _BUDGET,
-        "thinking_token_budget": _BUDGET,
         "top_logprobs": between(0, TOP_LOGPROBS_MAX),
-        "chat_template_kwargs": {"properties": {"thinking_budget": {"type": ["integer", "null"], **_BUDGET}}},
     },
     completions.Body: _FORMS
     | {
@@ -161,13 +172,13 @@ FIELDS: dict[type, dict[str, Schema]] = {
         "stop_sequences": {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING},
         "cache_salt": _SALT,
     },
+    reasoning.Reasoning: {"max_tokens": _BUDGET, "exclude": {"enum": [False, None]}},
     responses.Body: _COMMON
     | {
         "input": _ITEMS_OR_TEXT,
         "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required", None]}, _CHOSEN]},
         "max_output_tokens": _BUDGET,
         "max_tool_calls": _BUDGET,
-        "thinking_budget": _BUDGET,
         "top_logprobs": between(0, TOP_LOGPROBS_MAX),
         "prompt": NULL,
         **dict.fromkeys(responses.FORMATS, NULL),

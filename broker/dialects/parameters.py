@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import check_range, refuse
+from broker.dialects.reasoning import ReasoningParameters, options
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
 from protocol.types import Sampling, SparsePrefill
@@ -55,7 +55,7 @@ class PromptCacheOptions(Struct):
     isolated: bool | None = None
 
 
-class Parameters(Struct, kw_only=True):
+class Parameters(ReasoningParameters, kw_only=True):
     """Shared body fields. Unknown fields are ignored and null means absent, as clients expect.
 
     `top_k`, `min_p`, `repetition_penalty`, `ignore_eos` and `priority` (smaller is served first) are
@@ -116,6 +116,7 @@ def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
         message = f"'cache_salt' can have at most {CACHE_SALT_CHARACTERS_MAX} characters."
         raise RequestError(Code.INVALID_REQUEST, message, param="cache_salt")
     _check_cache_options(body)
+    options(body)  # for its errors; made again at dispatch
 
 
 def _check_cache_options(body: Parameters) -> None:
@@ -181,20 +182,6 @@ def sampling(body: Parameters, logprobs: int | None) -> Sampling:
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
         logprobs=logprobs,
     )
-
-
-def template_kwargs(
-    effort: str | None, enable_thinking: bool | None, told: dict[str, Any] | None
-) -> dict[str, Any]:
-    """Return the chat template's arguments. Of conflicting ones, `told` wins, then `enable_thinking`."""
-    wishes: dict[str, Any] = {}
-    if effort is not None:
-        wishes["reasoning_effort"] = effort
-        if effort == "none":
-            wishes["enable_thinking"] = False
-    if enable_thinking is not None:
-        wishes["enable_thinking"] = enable_thinking
-    return wishes | (told or {})
 
 
 def copies(request: Generate, count: int) -> list[Generate]:

@@ -189,7 +189,7 @@ def test_a_thought_is_told_apart_when_it_is_asked_for(system: System) -> None:
 
 
 def test_reasoning_is_absent_when_not_enabled_and_well_formed_when_cut(system: System) -> None:
-    answer = ask(system, chat_template_kwargs={"enable_thinking": False}, enable_thinking=True)
+    answer = ask(system, chat_template_kwargs={"enable_thinking": False})
     assert (answer.reasoning, answer.content) == ("", "Quito")
     assert "completion_tokens_details" not in answer.usage
     for tokens in (1, 10):

@@ -28,11 +28,10 @@ from broker.dialects.parameters import (
     STOP_STRING_CHARACTERS_MAX,
     STOP_STRINGS_MAX,
 )
+from broker.dialects.reasoning import ReasoningOptions, ReasoningParameters, Thinking, options
 from broker.dialects.tools import NAME_CHARACTERS_MAX
 from protocol.errors import Code, RequestError
 from protocol.types import SparsePrefill
-
-THINKING_TOKENS_MAX = 2**31
 
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 1),
@@ -54,13 +53,6 @@ class ToolChoice(Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Struct):
-    """Thinking options. With `adaptive` and with unknown types, the model decides."""
-
-    type: str
-    budget_tokens: int | None = None
-
-
 class OutputFormat(Struct):
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -71,7 +63,7 @@ class OutputConfig(Struct):
     format: OutputFormat | None = None
 
 
-class Prompt(Struct, kw_only=True):
+class Prompt(ReasoningParameters, kw_only=True):
     """Fields that make the prompt: the whole body of a token count."""
 
     messages: list[Message]
@@ -79,14 +71,13 @@ class Prompt(Struct, kw_only=True):
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
     output_config: OutputConfig | None = None
 
     @property
-    def thought_tokens_max(self) -> int | None:
-        """Thinking budget in tokens."""
-        thinking = self.thinking
-        return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+    def reasoning_options(self) -> ReasoningOptions:
+        """Reasoning options, under any name. Raises `RequestError`."""
+        effort = self.output_config.effort if self.output_config else None
+        return options(self, output_effort=effort)
 
 
 def offered_tools(prompt: Prompt) -> list[Tool]:
@@ -184,10 +175,9 @@ def _check_prompt(prompt: Prompt) -> None:
         _check_name(tool, f"tools[{index}]")
     _check_choice(prompt)
     thinking = prompt.thinking
-    if thinking is not None and thinking.type == "enabled":
-        if thinking.budget_tokens is None:
-            raise _wrong("thinking.budget_tokens", "is required when thinking is enabled")
-        check_range("thinking.budget_tokens", thinking.budget_tokens, 1, THINKING_TOKENS_MAX)
+    if isinstance(thinking, Thinking) and thinking.type == "enabled" and thinking.budget_tokens is None:
+        raise _wrong("thinking.budget_tokens", "is required when thinking is enabled")
+    _ = prompt.reasoning_options  # for its errors; made again at dispatch
 
 
 def _check_name(tool: Tool, place: str) -> None:

@@ -39,7 +39,7 @@ def generate(
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
         sparse=sparse_of(body.sparse_prefill),
-        thinking_budget=body.thought_tokens_max if thinks else None,
+        thinking_budget=body.reasoning_options.budget_tokens if thinks else None,
         form=_form(body),
         calling=_offer(body).calling,
     )
@@ -53,7 +53,7 @@ def count(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, in
 
 def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, incarnation: str) -> Generate:
     shown = _offer(prompt).tools
-    wishes = _wishes(prompt) | continuation.options(
+    wishes = prompt.reasoning_options.template_kwargs | continuation.options(
         messages, continues=ends_with_prefill(messages), opens=None
     )
     return Generate(
@@ -75,20 +75,6 @@ def _sampling(body: Body) -> Sampling:
         top_p=body.top_p,
         top_k=body.top_k,
     )
-
-
-def _wishes(prompt: Prompt) -> dict[str, Any]:
-    """Return the chat template's arguments.
-
-    Without `thinking`, or with a type that leaves it to the model, the template's default applies: the prompt
-    is the same as in the other dialects.
-    """
-    wishes: dict[str, Any] = {}
-    if prompt.output_config is not None and prompt.output_config.effort is not None:
-        wishes["reasoning_effort"] = prompt.output_config.effort
-    if prompt.thinking is not None and prompt.thinking.type in ("enabled", "disabled"):
-        wishes["enable_thinking"] = prompt.thinking.type == "enabled"
-    return wishes
 
 
 def _offer(prompt: Prompt) -> ToolOffer:

@@ -40,18 +40,6 @@ class Text(Struct):
     verbosity: str | None = None
 
 
-class Reasoning(Struct):
-    """Reasoning options. `summary`: any length is treated alike; `generate_summary` is its legacy name."""
-
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-
-    @property
-    def is_summarized(self) -> bool:
-        return (self.summary or self.generate_summary or "none") != "none"
-
-
 class ConversationParam(Struct):
     id: str
 
@@ -71,7 +59,6 @@ class Body(Parameters, kw_only=True):
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     text: Text | None = None
-    reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, Any] | None = None
     user: str | None = None
@@ -79,9 +66,6 @@ class Body(Parameters, kw_only=True):
     background: bool | None = None
     conversation: str | ConversationParam | None = None
     prompt: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    enable_thinking: bool | None = None
-    thinking_budget: int | None = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -133,5 +117,4 @@ def read(raw: bytes) -> Body:
     check_range("max_output_tokens", body.max_output_tokens, 1, 2**31)
     check_range("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_MAX)
     check_range("max_tool_calls", body.max_tool_calls, 1, 2**31)
-    check_range("thinking_budget", body.thinking_budget, 1, 2**31)
     return body

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from broker.dialects.body import encode
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, sparse_of, stop_strings, template_kwargs
+from broker.dialects.parameters import sampling, sparse_of, stop_strings
+from broker.dialects.reasoning import options
 from broker.dialects.response_format import schema_text
 from broker.dialects.responses.body import Body, Format, Reasoning, Text
 from broker.dialects.responses.items import ConfigurationUpdate, Placed, additional_tools, messages, read
@@ -61,15 +62,14 @@ def generate(
     incarnation: str,
 ) -> Generate:
     """Make the request to the worker. Raises `RequestError` if it cannot be encoded."""
-    effort = body.reasoning.effort if body.reasoning else None
-    wishes = template_kwargs(effort, body.enable_thinking, body.chat_template_kwargs)
+    reasoning = options(body)
     return Generate(
         incarnation=incarnation,
         id=id,
         sampling=sampling(body, body.logprobs),
         messages=pack(messages),
         tools=pack(offer.shown) if offer.shown else UNSET,
-        template_kwargs=pack(wishes) if wishes else UNSET,
+        template_kwargs=pack(reasoning.template_kwargs) if reasoning.template_kwargs else UNSET,
         media=media,
         stop=stop_strings(body),
         max_tokens=body.max_output_tokens,
@@ -79,7 +79,7 @@ def generate(
         priority=body.priority or 0,
         cache_salt=body.salt,
         cache_pin=bool(body.cache_pin),
-        thinking_budget=body.thinking_budget,
+        thinking_budget=reasoning.budget_tokens,
         source="input",
         form=_form(body.text.format if body.text else None),
         calling=offer.calling,
@@ -171,7 +171,7 @@ def _cache_options(body: Body) -> dict[str, Any]:
 def _reasoning(body: Body) -> dict[str, Any]:
     asked = body.reasoning
     summary = (asked.summary or asked.generate_summary) if asked else None
-    return {"effort": asked.effort if asked else None, "summary": summary}
+    return {"effort": options(body).effort, "summary": summary}
 
 
 def _text(body: Body) -> dict[str, Any]:

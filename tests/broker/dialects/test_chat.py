@@ -125,8 +125,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tool(function={"name": "f", "parameters": []}), "tools[1].function.parameters"),
     (tool(function={"name": "f" * 257}), "tools[1].function.name"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-    ({"reasoning_effort": "utmost"}, "reasoning_effort"),
-    ({"chat_template_kwargs": {"thinking_budget": True}}, "chat_template_kwargs.thinking_budget"),
     ({"prediction": {"type": "content", "content": 7}}, "prediction.content"),
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
@@ -262,33 +260,17 @@ def test_any_seed_of_the_api_fits_the_wire_and_is_kept_apart_from_its_neighbours
     assert carried == (seed if seed >= 0 else seed + 2**63)
 
 
-KWARGS = "chat_template_kwargs"
-UNTHOUGHT = {"reasoning_effort": "none", "enable_thinking": False}
-
-
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
         ({}, {}),
-        ({"enable_thinking": True, KWARGS: {"a": 1}}, {"enable_thinking": True, "a": 1}),
-        ({"enable_thinking": True, KWARGS: {"enable_thinking": False}}, {"enable_thinking": False}),
-        ({"reasoning_effort": "none"}, UNTHOUGHT),
-        ({"reasoning_effort": "none", "enable_thinking": True}, UNTHOUGHT | {"enable_thinking": True}),
-        ({"reasoning_effort": "low", KWARGS: {"reasoning_effort": "high"}}, {"reasoning_effort": "high"}),
         ({"continue_final_message": False, "add_generation_prompt": True}, {}),
         (begun() | {"add_generation_prompt": False}, {PROMPT_ENDS: IN_MESSAGE}),
         ({"add_generation_prompt": False}, {PROMPT_ENDS: BEFORE_TURN}),
     ],
 )
-def test_thinking_and_continuation_are_asked_of_the_template(
-    fields: dict[str, Any], options: dict[str, Any]
-) -> None:
+def test_continuation_is_asked_of_the_template(fields: dict[str, Any], options: dict[str, Any]) -> None:
     assert unpack(sent(**fields)).options == options
-
-
-def test_a_thinking_budget_is_taken_under_each_of_its_names() -> None:
-    assert sent(thinking_token_budget=4).thinking_budget == 4
-    assert sent(thinking_budget=3, chat_template_kwargs={"thinking_budget": 5}).thinking_budget == 5
 
 
 # --- tools -------------------------------------------------------------------------------------------

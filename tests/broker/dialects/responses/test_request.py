@@ -10,7 +10,6 @@ import pytest
 from broker.dialects.body import encode
 from broker.dialects.responses import body, request
 from broker.dialects.responses.tools import ResponsesToolOffer, flat_name, offer
-from protocol.conversation import unpack
 from protocol.errors import RequestError
 from protocol.messages import Generate
 from protocol.types import StructuredOutput
@@ -63,14 +62,6 @@ def test_parameters_are_passed_on() -> None:
     bare, likely = generate(), generate(include=["message.output_text.logprobs"])
     assert (bare.max_tokens, bare.sampling.logprobs, likely.sampling.logprobs) == (None, None, 0)
     assert sampling.logprobs == 2
-
-
-def test_an_effort_is_a_wish_to_the_template() -> None:
-    made = generate(reasoning={"effort": "none", "summary": "auto"}, thinking_budget=5)
-    assert unpack(made).options == {"reasoning_effort": "none", "enable_thinking": False}
-    assert made.thinking_budget == 5
-    wishes = {"chat_template_kwargs": {"a": 1}, "enable_thinking": True}
-    assert unpack(generate(**wishes)).options == {"a": 1, "enable_thinking": True}
 
 
 def test_a_format_is_the_form_of_the_answer() -> None:
