@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from broker.dialects import functions as legacy
 from broker.dialects.body import check_range, decode
+from broker.dialects.files import FileData
 from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
 from broker.dialects.parts import Detail
 from broker.dialects.response_format import FormParameters, form_of
@@ -66,6 +67,20 @@ class RedactedThinkingPart(Struct, tag_field="type", tag="redacted_thinking"):
     """Ciphertext of another server, which is passed over."""
 
 
+class FilePart(Struct, tag_field="type", tag="file"):
+    """A file, of which only text can be read."""
+
+    file: FileData
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio"):
+    """Audio, which is refused by name."""
+
+
+class AudioURLPart(Struct, tag_field="type", tag="audio_url"):
+    """Audio in vLLM's format, which is refused by name."""
+
+
 class FunctionCall(Struct):
     name: str
     arguments: str | dict[str, Any] = ""
@@ -99,6 +114,9 @@ ContentPart = (
     | VideoPart
     | FramesPart
     | RefusalPart
+    | FilePart
+    | AudioPart
+    | AudioURLPart
     | ThinkingPart
     | ReasoningPart
     | RedactedThinkingPart

@@ -87,7 +87,11 @@ _PROMPT: dict[str, Schema] = _REASONING | {
 _TEXT_PART = {"properties": {"type": {"enum": [*content.TEXTS]}}}
 _IMAGES = [kind for kind, part in content.VISUALS.items() if part is content.InputImage]
 _IMAGE_PART = {"allOf": [_refer("InputImage"), {"properties": {"type": {"enum": _IMAGES}}}]}
-_PART = {"anyOf": [_TEXT_PART, _IMAGE_PART, _refer("VideoPart"), _refer("FramesPart")], "required": ["type"]}
+_FILE_PART = {"allOf": [_refer("FileData"), {"properties": {"type": {"const": "input_file"}}}]}
+_PART = {
+    "anyOf": [_TEXT_PART, _IMAGE_PART, _FILE_PART, _refer("VideoPart"), _refer("FramesPart")],
+    "required": ["type"],
+}
 _TOOL_NAME = {"minLength": 1, "maxLength": tools.NAME_CHARACTERS_MAX}
 
 _COMMON = (
@@ -217,6 +221,8 @@ FIELDS: dict[type, dict[str, Schema]] = {
 _CHAT = {"type": "array", "items": _refer("chat_body.Message")}
 
 WHOLE: dict[type, Schema] = {
+    chat_body.AudioPart: {"not": {}},
+    chat_body.AudioURLPart: {"not": {}},
     content.InputImage: {"required": ["image_url"]},
     chat_body.Message: {
         "if": {"properties": {"role": {"const": "tool"}}},

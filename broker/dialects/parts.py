@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
+import msgspec
+
+from broker.dialects.files import FileData, file_text, unsupported_part
+
 Detail = Literal["low", "high", "auto", "original"]
 
 
@@ -42,7 +46,8 @@ Part = str | Attachment | Placeholder
 
 
 def read(part: Mapping[str, Any], param: str) -> Part:
-    """Read a part that its dialect has checked. `param`: its place. Raises ValueError for an unknown type."""
+    """Read a part that its dialect has checked. `param`: its place. Raises `RequestError` for a file
+    that is no text, and ValueError for an unknown type."""
     # The place in the client's own body, if the dialect converted these messages from another format.
     place = part.get("param") or param
     match part["type"]:
@@ -53,6 +58,10 @@ def read(part: Mapping[str, Any], param: str) -> Part:
         case "image_url" | "input_image":
             url, detail = _url_and_detail(part["image_url"])
             return Image(url, place, detail or part.get("detail") or "")
+        case "file":
+            return file_text(msgspec.convert(part["file"], FileData), f"{place}.file")
+        case "input_audio" | "audio_url" as kind:
+            raise unsupported_part(kind, place)
         case "video_url":
             url, _ = _url_and_detail(part["video_url"])
             return Video((url,), place)

@@ -43,9 +43,10 @@ class ImageBlock(Struct, tag_field="type", tag="image"):
 
 
 class DocumentSource(Struct):
-    """Document source of type `text` or `content`."""
+    """Document source of type `text`, `content`, or `base64` with text."""
 
     type: str
+    media_type: str | None = None
     data: str | None = None
     content: str | list[TextBlock | ImageBlock] | None = None
 

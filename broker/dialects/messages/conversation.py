@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from broker.dialects.body import refuse
+from broker.dialects.files import text_in
 from broker.dialects.foreign import result_text, summary_message
 from broker.dialects.messages.body import Message, Prompt
 from broker.dialects.messages.content import (
@@ -168,6 +169,8 @@ def _parts(block: Block, place: str) -> list[Part]:
 
 def _document(block: DocumentBlock, place: str) -> list[Part]:
     source, head = block.source, [_text(text) for text in (block.title, block.context) if text]
+    if source.type == "base64" and source.data is not None:
+        return [*head, _text(text_in(source.data, source.media_type or "", f"{place}.source"))]
     content = source.data if source.type == "text" else source.content
     if source.type not in ("text", "content") or content is None:
         why = f"is a document of type {source.type[:32]!r}, which is not supported: send its text"

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from broker.dialects.body import convert
 from broker.dialects.chat_body import FramesPart, ImageURL, VideoPart
+from broker.dialects.files import FileData, file_text, unsupported_part
 from broker.dialects.parts import Detail
 from broker.dialects.responses.encrypted_content import UNREADABLE, plain_text
 from protocol.errors import Code, RequestError
@@ -25,7 +26,7 @@ TEXTS = {
     "text": "text",
 }
 """Field of the text, by the type of the part."""
-REFUSED = frozenset({"input_audio", "input_file"})
+REFUSED = frozenset({"input_audio"})
 
 
 class InputImage(Struct):
@@ -65,9 +66,10 @@ def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
     if isinstance(kind, str) and kind in VISUALS:
         return _visual(part, kind, place)
     if not isinstance(kind, str) or kind not in TEXTS:
-        if kind in REFUSED:
-            message = f"'{place}': parts of type {kind!r} are not supported: send text or an image."
-            raise RequestError(Code.UNSUPPORTED_MEDIA, message, param=place)
+        if kind == "input_file":
+            return {"type": "text", "text": file_text(convert(part, FileData, place), place)}
+        if isinstance(kind, str) and kind in REFUSED:
+            raise unsupported_part(kind, place)
         why = "a type is required" if kind is None else f"unknown part type {str(kind)[:64]!r}"
         raise wrong(place, why)
     text = part.get(TEXTS[kind])

@@ -74,4 +74,4 @@ async def test_a_large_conversation_arrives_as_a_small_one_does(house: House) ->
     assert (await answer.end()).json["choices"][0]["message"]["content"] == "read"
     wrong = house.chat([{"type": "text", "text": said}, {"type": "input_audio"}])
     await wrong.end()
-    assert (wrong.status, wrong.error["code"]) == (400, "invalid_request")
+    assert (wrong.status, wrong.error["code"]) == (400, "unsupported_media")

@@ -167,7 +167,7 @@ def test_documents_are_read_as_far_as_they_are_text() -> None:
     assert canonical([message])[0]["content"] == "T\nD\nP\nQ\nS\nhttps://a\nF"
     pdf = block("document", source={"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="})
     error = refused([{"role": "user", "content": [text("See"), pdf]}])
-    assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, "messages[0].content[1].source")
+    assert (error.code, error.param) == (Code.UNSUPPORTED_MEDIA, "messages[0].content[1].source")
     assert "send its text" in error.message
 
 
