@@ -112,8 +112,11 @@ def _read_head(body: bytes) -> _BodyHead:
 
 
 def with_seed(body: bytes, seed: int, endpoint: str) -> bytes:
-    """Return the body with a seed, if it samples and names none: it can then run again with the same text."""
-    if endpoint == "/v1/embeddings" or _read_head(body).seed is not None:
+    """Return the body with a seed, if it samples and its own is missing or negative: it can then run again
+    with the same text."""
+    named = _read_head(body).seed
+    is_random = named is None or (isinstance(named, int | float) and named < 0)
+    if endpoint == "/v1/embeddings" or not is_random:
         return body
     # At the end: of a key that occurs twice, as after `"seed": null`, the last value counts.
     rest = body.rstrip()[:-1].rstrip()

@@ -16,7 +16,7 @@ from broker.dialects.chat_body import Body
 from broker.dialects.custom import InputReader
 from broker.dialects.logprobs import chat_logprobs
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, sparse_of, stop_strings
+from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
 from broker.dialects.reasoning import options
 from broker.dialects.response_format import form_of
 from protocol.conversation import pack
@@ -50,7 +50,7 @@ def generate(
         template_kwargs=pack(wishes) if wishes else UNSET,
         media=media,
         stop=stop_strings(body),
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=token_limit(body.max_completion_tokens or body.max_tokens),
         ignore_eos=bool(body.ignore_eos),
         priority=body.priority or 0,
         cache_salt=body.salt,

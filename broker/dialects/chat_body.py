@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from broker.dialects import functions as legacy
 from broker.dialects.body import check_range, decode
 from broker.dialects.files import FileData
-from broker.dialects.parameters import TOP_LOGPROBS_MAX, check
+from broker.dialects.parameters import TOP_LOGPROBS_MAX, check, check_max_tokens
 from broker.dialects.parts import Detail
 from broker.dialects.response_format import FormParameters, form_of
 from broker.dialects.tools import INPUT, FunctionTool, Tool, ToolChoice, ToolOffer, offer
@@ -217,7 +217,7 @@ def read(raw: bytes) -> Body:
     if not body.messages:
         raise RequestError(Code.INVALID_REQUEST, "'messages' must not be empty.", param="messages")
     check(body)
-    check_range("max_completion_tokens", body.max_completion_tokens, 1, 2**31)
+    check_max_tokens("max_completion_tokens", body.max_completion_tokens)
     _check_logprobs(body)
     _check_tool_messages(body)
     if body.has_functions and (body.tools or body.tool_choice):

@@ -10,7 +10,15 @@ import msgspec
 from broker.dialects.body import check_range, decode, encode, encode_text, refuse
 from broker.dialects.echo import Echo
 from broker.dialects.logprobs import LegacyLogprobs
-from broker.dialects.parameters import CHOICES_MAX, check, copies, sampling, sparse_of, stop_strings
+from broker.dialects.parameters import (
+    CHOICES_MAX,
+    check,
+    copies,
+    sampling,
+    sparse_of,
+    stop_strings,
+    token_limit,
+)
 from broker.dialects.response_format import FormParameters, form_of
 from protocol.errors import Code, RequestError
 from protocol.messages import Accepted, Generate, PromptLogprobs
@@ -113,7 +121,7 @@ def generate(body: Body, *, id: str, incarnation: str) -> list[Generate]:
             source="" if len(body.prompts) == 1 and isinstance(prompt, str) else body.name_of(place),
             echo=_is_for_worker(body, prompt),
             stop=stop_strings(body),
-            max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens,
+            max_tokens=MAX_TOKENS_DEFAULT if body.max_tokens is None else token_limit(body.max_tokens),
             ignore_eos=bool(body.ignore_eos),
             speculation=body.speculation is not False,
             sparse=sparse_of(body.sparse_prefill),

@@ -58,6 +58,11 @@ def _ranges(table: dict[str, tuple[float, float]]) -> dict[str, Schema]:
     return {name: between(low, high) for name, (low, high) in table.items()}
 
 
+def _max_tokens(low: int) -> Schema:
+    limit = {"type": "integer", **between(low, TOKENS_MAX)}
+    return {"anyOf": [limit, {"const": parameters.NO_LIMIT}, NULL]}
+
+
 _FILLED = {"minLength": 1}
 _STOP_STRING = {"minLength": 1, "maxLength": STOP_STRING_CHARACTERS_MAX}
 _STOP = _STOP_STRING | {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING}
@@ -98,6 +103,7 @@ _COMMON = (
     _ranges(parameters.RANGES)
     | _REASONING
     | {
+        "max_tokens": _max_tokens(1),
         "stop": _STOP,
         "logit_bias": {
             "maxProperties": LOGIT_BIASES_MAX,
@@ -141,13 +147,13 @@ FIELDS: dict[type, dict[str, Schema]] = {
     chat_body.Body: _FORMS
     | {
         "messages": {"minItems": 1},
-        "max_completion_tokens": _BUDGET,
+        "max_completion_tokens": _max_tokens(1),
         "top_logprobs": between(0, TOP_LOGPROBS_MAX),
     },
     completions.Body: _FORMS
     | {
         "prompt": _texts(CHOICES_MAX),
-        "max_tokens": between(0, TOKENS_MAX),
+        "max_tokens": _max_tokens(0),
         "logprobs": between(0, completions.LOGPROBS_MAX),
         "best_of": between(1, CHOICES_MAX),
     },
@@ -172,7 +178,7 @@ FIELDS: dict[type, dict[str, Schema]] = {
     messages.Body: _ranges(messages.RANGES)
     | _PROMPT
     | {
-        "max_tokens": _BUDGET,
+        "max_tokens": _max_tokens(1) | {"not": NULL},
         "stop_sequences": {"maxItems": STOP_STRINGS_MAX, "items": _STOP_STRING},
         "cache_salt": _SALT,
     },
@@ -181,7 +187,7 @@ FIELDS: dict[type, dict[str, Schema]] = {
     | {
         "input": _ITEMS_OR_TEXT,
         "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required", None]}, _CHOSEN]},
-        "max_output_tokens": _BUDGET,
+        "max_output_tokens": _max_tokens(1),
         "max_tool_calls": _BUDGET,
         "top_logprobs": between(0, TOP_LOGPROBS_MAX),
         "prompt": NULL,

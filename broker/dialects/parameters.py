@@ -22,7 +22,9 @@ STOP_STRINGS_MAX = 16
 STOP_STRING_CHARACTERS_MAX = 1024
 CACHE_SALT_CHARACTERS_MAX = 256
 
-_SEED_MASK = 2**63 - 1
+MAX_TOKENS_MAX = 2**31
+NO_LIMIT = -1
+"""What clients of llama.cpp and LM Studio send as a maximum of tokens for none."""
 _TOKEN_ID = re.compile(r"[0-9]{1,9}")
 
 PRIORITY_RANGE = (-(2**31), 2**31 - 1)
@@ -33,7 +35,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "top_k": (-1, 2**31),
     "seed": (-(2**63), 2**63 - 1),
-    "max_tokens": (1, 2**31),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.01, 10),
@@ -105,9 +106,9 @@ class Parameters(ReasoningParameters, kw_only=True):
 
 def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
     """Check values. Raises `RequestError` naming the parameter. `max_tokens_min`: minimum of `max_tokens`."""
-    ranges = RANGES | {"max_tokens": (max_tokens_min, RANGES["max_tokens"][1])}
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in RANGES.items():
         check_range(name, getattr(body, name), low, high)
+    check_max_tokens("max_tokens", body.max_tokens, max_tokens_min)
     _check_logit_bias(body.logit_bias or {})
     _check_stop(stop_strings(body))
     if body.min_tokens:
@@ -117,6 +118,17 @@ def check(body: Parameters, *, max_tokens_min: int = 1) -> None:
         raise RequestError(Code.INVALID_REQUEST, message, param="cache_salt")
     _check_cache_options(body)
     options(body)  # for its errors; made again at dispatch
+
+
+def check_max_tokens(name: str, value: int | None, low: int = 1) -> None:
+    """Check a maximum of tokens: `NO_LIMIT`, or at least `low`. Raises `RequestError`."""
+    if value != NO_LIMIT:
+        check_range(name, value, low, MAX_TOKENS_MAX)
+
+
+def token_limit(value: int | None) -> int | None:
+    """Return a maximum of tokens for the worker; None: as many as fit."""
+    return None if value == NO_LIMIT else value
 
 
 def _check_cache_options(body: Parameters) -> None:
@@ -168,10 +180,15 @@ def _check_stop(strings: list[str]) -> None:
 # --- to the worker -----------------------------------------------------------------------------------
 
 
+def seed_of(seed: int | None) -> int:
+    """Return the seed, or a random one for none or a negative one, so that the request can be resent."""
+    return secrets.randbits(63) if seed is None or seed < 0 else seed
+
+
 def sampling(body: Parameters, logprobs: int | None) -> Sampling:
-    """Return the sampling parameters, with a random seed if the body has none, so that it can be resent."""
+    """Return the sampling parameters."""
     return Sampling(
-        seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
+        seed=seed_of(body.seed),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=None if body.top_k is None else max(body.top_k, 0),

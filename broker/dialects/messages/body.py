@@ -27,6 +27,7 @@ from broker.dialects.parameters import (
     CACHE_SALT_CHARACTERS_MAX,
     STOP_STRING_CHARACTERS_MAX,
     STOP_STRINGS_MAX,
+    check_max_tokens,
 )
 from broker.dialects.reasoning import ReasoningOptions, ReasoningParameters, Thinking, options
 from broker.dialects.tools import NAME_CHARACTERS_MAX
@@ -152,7 +153,7 @@ def read(raw: bytes) -> Body:
     """Decode and check a body. Raises `RequestError` naming the parameter at fault."""
     body = decode(_body_decoder, raw)
     _check_prompt(body)
-    check_range("max_tokens", body.max_tokens, 1, 2**31)
+    check_max_tokens("max_tokens", body.max_tokens)
     for name, (low, high) in RANGES.items():
         check_range(name, getattr(body, name), low, high)
     _check_stop(body.stop_sequences or [])

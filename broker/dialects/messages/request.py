@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +11,11 @@ from msgspec.structs import replace
 from broker.dialects import continuation, tools
 from broker.dialects.body import encode
 from broker.dialects.messages.body import Body, Prompt, ToolChoice, offered_tools
-from broker.dialects.parameters import sparse_of
+from broker.dialects.parameters import seed_of, sparse_of, token_limit
 from broker.dialects.tools import FunctionTool, ToolOffer, offer
 from protocol.conversation import ends_with_prefill, pack
 from protocol.messages import Generate
 from protocol.types import Media, Sampling, StructuredOutput, TokenizeOptions
-
-_SEED_MASK = 2**63 - 1
 
 Messages = Sequence[dict[str, Any]]
 
@@ -34,7 +31,7 @@ def generate(
         _prompt(body, messages, media, id=id, incarnation=incarnation),
         sampling=_sampling(body),
         stop=body.stop_sequences or [],
-        max_tokens=body.max_tokens,
+        max_tokens=token_limit(body.max_tokens),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         cache_pin=bool(body.cache_pin),
@@ -68,9 +65,9 @@ def _prompt(prompt: Prompt, messages: Messages, media: list[Media], *, id: str, 
 
 
 def _sampling(body: Body) -> Sampling:
-    """Return the sampling parameters, with a random seed if the body has none, so that it can be resent."""
+    """Return the sampling parameters."""
     return Sampling(
-        seed=secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK,
+        seed=seed_of(body.seed),
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from broker.dialects.body import check_range, decode, refuse
-from broker.dialects.parameters import TOP_LOGPROBS_MAX, Parameters, check
+from broker.dialects.parameters import TOP_LOGPROBS_MAX, Parameters, check, check_max_tokens
 from protocol.errors import Code, RequestError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -114,7 +114,7 @@ def read(raw: bytes) -> Body:
         message = "'conversation' and 'previous_response_id' exclude each other."
         raise RequestError(Code.INVALID_REQUEST, message, param="conversation")
     check(body)
-    check_range("max_output_tokens", body.max_output_tokens, 1, 2**31)
+    check_max_tokens("max_output_tokens", body.max_output_tokens)
     check_range("top_logprobs", body.top_logprobs, 0, TOP_LOGPROBS_MAX)
     check_range("max_tool_calls", body.max_tool_calls, 1, 2**31)
     return body

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from broker.dialects.body import encode
 from broker.dialects.normalize import Conversation, normalize
-from broker.dialects.parameters import sampling, sparse_of, stop_strings
+from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
 from broker.dialects.reasoning import options
 from broker.dialects.response_format import schema_text
 from broker.dialects.responses.body import Body, Format, Reasoning, Text
@@ -72,7 +72,7 @@ def generate(
         template_kwargs=pack(reasoning.template_kwargs) if reasoning.template_kwargs else UNSET,
         media=media,
         stop=stop_strings(body),
-        max_tokens=body.max_output_tokens,
+        max_tokens=token_limit(body.max_output_tokens),
         ignore_eos=bool(body.ignore_eos),
         speculation=body.speculation is not False,
         sparse=sparse_of(body.sparse_prefill),
@@ -131,6 +131,7 @@ def envelope(body: Body, *, id: str, model: str, created_at: int, kept: bool) ->
         "model": model,
         "output": [],
         **repeated,
+        "max_output_tokens": token_limit(body.max_output_tokens),
         **by_default,
         "reasoning": _reasoning(body),
         **_cache_options(body),
@@ -155,7 +156,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _REPEATED = (
     *_DEFAULTS,
-    "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key",
+    "instructions", "max_tool_calls", "previous_response_id", "prompt_cache_key",
     "safety_identifier", "user",
 )  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_a_file_is_checked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [fault.code for fault in empty.faults] == ["empty_file"]
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"model": "m" }\n', b'{"seed": null}'])
+@pytest.mark.parametrize("body", [b"{}", b'{"model": "m" }\n', b'{"seed": null}', b'{"seed": -1}'])
 def test_a_line_without_a_seed_gets_one(body: bytes) -> None:
     assert json.loads(with_seed(body, 7, CHAT))["seed"] == 7
     assert with_seed(body, 7, "/v1/embeddings") == body

@@ -41,7 +41,7 @@ UNSUPPORTED = {
         ({"prompt": [1, True]}, "prompt[1]"),
         ({"prompt": [2**31]}, "prompt[0]"),
         ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]"),
-        ({"echo": True, "max_tokens": -1}, "max_tokens"),
+        ({"echo": True, "max_tokens": -2}, "max_tokens"),
         ({"logprobs": 6}, "logprobs"),
         *((fields, param) for param, fields in UNSUPPORTED.items()),
     ],
