@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from broker.dialects.host_patterns import HostPatterns
@@ -22,7 +21,7 @@ from broker.http.body_budget import BodyBudgetMiddleware
 from broker.http.ids import RequestIdMiddleware
 from broker.http.limits import BodyBudget
 from broker.http.loop_watchdog import LoopWatchdog
-from broker.http.origins import OriginMiddleware, OriginPolicy, names_of
+from broker.http.origins import LocalCORSMiddleware, OriginMiddleware, OriginPolicy, names_of
 from broker.http.ratelimit_headers import LIMITS, REMAINING, RateLimitMiddleware
 from broker.http.respond import RELAXED_HEADER
 from broker.http.timing import TimingMiddleware
@@ -127,12 +126,13 @@ def create_app(
     app = AuthMiddleware(RateLimitMiddleware(app, gateway.key_concurrency), gateway.api_keys_store, keyless)
     if gateway.settings.cors_origins:
         # Outside of `AuthMiddleware`: a browser's preflight request has no key.
-        app = CORSMiddleware(
+        app = LocalCORSMiddleware(
             app,
             allow_origins=gateway.settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
+            allow_private_network=True,
         )
     app = OriginMiddleware(app, _origin_policy(gateway))
     return RequestIdMiddleware(TimingMiddleware(app, gateway.http_counters))

@@ -23,6 +23,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from starlette.datastructures import Headers as StarletteHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.dialects.host_patterns import Address, HostPatterns, canonical_host
@@ -237,6 +240,22 @@ def _check_content_type(fields: Fields) -> None:
     raise RequestError(
         Code.UNSUPPORTED_CONTENT_TYPE, f"The content type of a web page's request must be {JSON}, {sent}."
     )
+
+
+class LocalCORSMiddleware(CORSMiddleware):
+    """CORS middleware whose preflights allow known origins a server in their local network, under the name of
+    Private Network Access and that of its successor."""
+
+    def preflight_response(self, request_headers: StarletteHeaders) -> Response:
+        """Return the response to a preflight. Starlette's would allow the network to unknown origins too."""
+        response = super().preflight_response(request_headers)
+        for network in ("private", "local"):
+            name = f"access-control-allow-{network}-network"
+            if response.status_code != 200:
+                del response.headers[name]
+            elif f"access-control-request-{network}-network" in request_headers:
+                response.headers[name] = "true"
+        return response
 
 
 class OriginMiddleware:

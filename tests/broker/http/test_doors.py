@@ -208,11 +208,14 @@ async def test_a_page_that_was_named_may_ask_and_no_other() -> None:
         Doors(cors_origins=origins) for origins in ((PAGE,), (), ("https://another.example",))
     )
     asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization, x-a"}
+    networks = ("private", "local")
+    asked |= {f"access_control_request_{network}_network": "true" for network in networks}
     answer = await named.get(CHAT, "OPTIONS", origin=PAGE, **asked).end()
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, PAGE)
     allowed = answer.headers["access-control-allow-headers"].lower()
     assert "authorization" in allowed
     assert "x-a" in allowed
+    assert all(answer.headers[f"access-control-allow-{network}-network"] == "true" for network in networks)
     assert "access-control-allow-credentials" not in answer.headers
     keyless = await named.get("/v1/models", origin=PAGE).end()
     assert (keyless.status, keyless.headers["access-control-allow-origin"]) == (401, PAGE)
@@ -225,4 +228,6 @@ async def test_a_page_that_was_named_may_ask_and_no_other() -> None:
             assert answer.status in (400, 401)
             read = await doors.get("/v1/models", origin=origin, x_api_key=KEY).end()
             for told in (answer, read):
-                assert "access-control-allow-origin" not in told.headers
+                assert not {"access-control-allow-origin", "access-control-allow-private-network"} & set(
+                    told.headers
+                )
