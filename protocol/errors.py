@@ -25,6 +25,7 @@ class Code(StrEnum):
     BATCH_NOT_FOUND = "batch_not_found"
     ROUTE_NOT_FOUND = "route_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    WEBSOCKET_UNSUPPORTED = "websocket_unsupported"
     REQUEST_TIMEOUT = "request_timeout"
     REQUEST_TOO_LARGE = "request_too_large"
     UNSUPPORTED_CONTENT_TYPE = "unsupported_content_type"
@@ -82,6 +83,7 @@ _CALLER = {
     Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
     Code.UNSUPPORTED_CONTENT_TYPE: (415, "The request's content type is not supported."),
     Code.HOST_NOT_ALLOWED: (421, "The server does not answer as this host."),
+    Code.WEBSOCKET_UNSUPPORTED: (426, "This server has no WebSockets."),
     Code.HEADERS_TOO_LARGE: (431, "The request's headers are too many or too large."),
     Code.REQUEST_CANCELLED: (499, "The request was cancelled by an operator of this server."),
 }

@@ -14,6 +14,19 @@ async def test_an_address_without_anything_or_without_the_method_is_an_error_obj
         assert (answer.status, answer.error["code"]) == (404, "route_not_found")
         assert answer.error["type"] == "invalid_request_error"
         assert path in answer.error["message"]
+        assert ("requests /v1/status." in answer.error["message"]) is (path == "/v1/status/")
+    for path in (
+        "/v1/v1/chat/completions", "/chat/completions", "/v1/chat/completions/", "/v1//chat/completions",
+        "/openai/deployments/pocket/chat/completions", "/openai/v1/chat/completions",
+        "/api/v1/chat/completions",
+        "/v1/chat/completions/chat/completions",
+    ):  # fmt: skip
+        answer = await house.post(path).end()
+        assert answer.status == 404
+        assert answer.error["message"].endswith("so that it requests /v1/chat/completions.")
+    socket = await house.get("/v1/responses", sec_websocket_key="x", sec_websocket_version="13").end()
+    assert (socket.status, socket.error["code"]) == (426, "websocket_unsupported")
+    assert socket.headers["upgrade"] == "HTTP/1.1"
     for method, path in (("GET", CHAT), ("DELETE", "/v1/models")):
         answer = await house.get(path, method).end()
         assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
