@@ -153,7 +153,7 @@ def _thought(part: ContentPart) -> str:
         case ThinkingPart(str(text)):
             return text
         case ThinkingPart([*texts]):
-            return "".join(text.text for text in texts)
+            return "".join(text.text or "" for text in texts)
         case ReasoningPart(text, reasoning):
             return text or reasoning
     return ""

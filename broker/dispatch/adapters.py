@@ -87,9 +87,12 @@ class AdapterCatalogue:
         """Split MODEL:NAME, if MODEL is one; else return `asked` without an adapter. `resolve`: resolves
         aliases."""
         base, colon, name = asked.rpartition(SEPARATOR)
-        if not colon or resolve(asked) in self._fleet.models:
+        model = resolve(base)
+        if not colon or model not in self._fleet.models:
             return asked, ""
-        return (base, name) if resolve(base) in self._fleet.models else (asked, "")
+        whole = resolve(asked)
+        is_adapter = whole not in self._fleet.models or (whole == model and name in self._of(model).known)
+        return (base, name) if is_adapter else (asked, "")
 
     def require(self, model: str, name: str) -> None:
         """Raise `RequestError` if requests cannot name this adapter. Those of a model that was never loaded

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 
 from broker.dispatch.expected import ExpectedWorkers
-from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, Worker
+from broker.dispatch.fleet import Fleet, ModelEntry, UnloadedModel, Worker, unknown_model
 from broker.dispatch.flight import Flights
 from broker.dispatch.pulls import Pulls
 from broker.dispatch.residency import ModelDemand, Residency
@@ -25,6 +25,9 @@ LOAD_ORDER_S_MAX = 300.0
 
 Tell = Callable[[DesiredModels], None]
 """Sends the desired state to the supervisor; may be called with an unchanged one."""
+
+
+LATEST = ":latest"
 
 
 class Catalogue:
@@ -89,8 +92,9 @@ class Catalogue:
         return self._residency is not None
 
     def resolve(self, model: str) -> str:
-        """Return the name behind an alias, or the name itself."""
-        return self._names.get(model, model)
+        """Return the name behind an alias, also with Ollama's tag `:latest`, or the name itself."""
+        named = (self._names.get(name, name) for name in (model, model.removesuffix(LATEST)))
+        return next((name for name in named if name in self._fleet.models), self._names.get(model, model))
 
     def default_model(self, task: Task) -> str | None:
         """Return the model for a request that names none. None: any that serves, preferably for `task`.
@@ -207,9 +211,7 @@ class Catalogue:
     def _configured(self, model: str) -> str:
         name = self.resolve(model)
         if name not in self._fleet.models:
-            raise RequestError(
-                Code.MODEL_NOT_FOUND, f"The model `{model}` does not exist here.", param="model"
-            )
+            raise unknown_model(model, self._fleet.models)
         return name
 
     def _load_order_since(self, name: str, *, loaded: bool) -> float | None:

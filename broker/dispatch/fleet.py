@@ -8,11 +8,12 @@ worker may recover. A dead or starving one never does: its successor has another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
 from broker.dispatch.cost_model import ThroughputEstimate
+from protocol.error_text import closest_match
 from protocol.errors import Code, RequestError
 from protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Loading, Ready
 from protocol.tasks import Task, tasks
@@ -177,6 +178,17 @@ def unseen(model: str) -> Ready:
     return Ready(incarnation="", model=model, context_length=0, running_max=1, capabilities=able)
 
 
+def unknown_model(model: str, known: Iterable[str]) -> RequestError:
+    """Make the error for a model that does not exist, with the name that may be meant: in another case, or
+    without the prefix of a vendor or the tag of a size."""
+    names = sorted(known)
+    short = {name.rpartition("/")[2].casefold(): name for name in names}
+    meant = short.get(model.rpartition("/")[2].partition(":")[0].casefold())
+    hint = f"; did you mean {meant}?" if meant else closest_match(model, names) or "."
+    message = f"The model `{model[:200]}` does not exist here{hint} Available: {', '.join(names)}."
+    return RequestError(Code.MODEL_NOT_FOUND, message, param="model")
+
+
 class Fleet:
     """All connected workers, and all models that they have reported or that are configured."""
 
@@ -314,12 +326,7 @@ class Fleet:
         `model`: None means any model, preferably one for `task`.
         """
         if model is not None and self.models and model not in self.models:
-            known = ", ".join(sorted(self.models))
-            raise RequestError(
-                Code.MODEL_NOT_FOUND,
-                f"The model `{model}` does not exist here. Available: {known}.",
-                param="model",
-            )
+            raise unknown_model(model, self.models)
         candidates = [w for w in self._workers.values() if model in (None, w.model)]
         serving = [w for w in candidates if w.serves]
         if model is None:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from broker.dialects import adapters as bodies
 from broker.dispatch.adapters import AdapterLoad
 from broker.dispatch.dispatcher import Dispatcher
+from broker.dispatch.fleet import unknown_model
 from broker.http.respond import read_body
 from broker.routes.state import gateway_of
 from protocol.errors import Code, RequestError
@@ -74,7 +75,7 @@ def _model_of(dispatcher: Dispatcher, asked: str | None) -> str:
         message = "'model' is required: this server has several models, or none yet."
         raise RequestError(Code.INVALID_REQUEST, message, param="model")
     if name not in models:
-        raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
+        raise unknown_model(name, models)
     return name
 
 

@@ -15,11 +15,11 @@ from starlette.routing import Route
 from broker.dialects.body import encode
 from broker.dialects.model_choice import read_choice
 from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
-from broker.dispatch.fleet import ModelEntry
+from broker.dispatch.fleet import ModelEntry, unknown_model
 from broker.http.respond import read_body
 from broker.routes.state import GatewayState, check_watchers, gateway_of, watching
 from protocol.adapters import SEPARATOR
-from protocol.errors import Code, RequestError, adapter_not_found
+from protocol.errors import adapter_not_found
 from protocol.tasks import tasks
 from protocol.types import AdapterInfo
 
@@ -52,7 +52,7 @@ async def get_model(request: Request) -> Response:
     asked, adapter = dispatcher.adapters.split(request.path_params["model"], dispatcher.catalogue.resolve)
     name = dispatcher.catalogue.resolve(asked)
     if name not in gateway.dispatcher.fleet.models:
-        raise RequestError(Code.MODEL_NOT_FOUND, f"The model `{name}` does not exist here.", param="model")
+        raise unknown_model(name, gateway.dispatcher.fleet.models)
     if adapter:
         found = [info for info in _adapters(gateway, name) if info.name == adapter]
         if not found:

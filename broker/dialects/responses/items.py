@@ -15,7 +15,8 @@ from msgspec import Struct
 
 from broker.dialects.body import convert
 from broker.dialects.foreign import result_text, summary_message
-from broker.dialects.responses.body import Reasoning, Text
+from broker.dialects.reasoning import Reasoning
+from broker.dialects.responses.body import Text
 from broker.dialects.responses.content import VISUALS, Content, content_of, text_of, wrong
 from broker.dialects.responses.encrypted_content import plain_text, unseal
 from broker.dialects.responses.tools import SEARCH, PlacedTools, definitions, flat_name

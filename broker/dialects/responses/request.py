@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from broker.dialects.body import encode
 from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parameters import sampling, sparse_of, stop_strings, token_limit
-from broker.dialects.reasoning import options
+from broker.dialects.reasoning import Reasoning, options
 from broker.dialects.response_format import schema_text
-from broker.dialects.responses.body import Body, Format, Reasoning, Text
+from broker.dialects.responses.body import Body, Format, Text
 from broker.dialects.responses.items import ConfigurationUpdate, Placed, additional_tools, messages, read
 from broker.dialects.responses.output import OutputStyle
 from broker.dialects.responses.tools import ResponsesToolOffer, offer, told

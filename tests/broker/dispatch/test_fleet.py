@@ -115,6 +115,8 @@ def test_a_model_nobody_has_named_does_not_exist(line: Line) -> None:
     error = line.refusal("huge")
     assert (error.code, error.param, error.retry_after_s) == (Code.MODEL_NOT_FOUND, "model", None)
     assert error.message == "The model `huge` does not exist here. Available: large, small."
+    for asked in ("Large", "openai/large", "LARGE:8b", "larg"):
+        assert "does not exist here; did you mean large?" in line.refusal(asked).message
 
 
 def test_a_model_that_loads_says_how_far_it_is(line: Line) -> None:

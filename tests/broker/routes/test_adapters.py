@@ -48,6 +48,9 @@ async def test_an_adapter_is_loaded_listed_asked_for_and_removed(house: House) -
     assert asked["adapter"] == "sql"
     assert (await house.chat(model="org/model:sql").end()).status == 404
     assert (await house.post("/v1/unload_lora_adapter", lora_name="none").end()).status == 404
+    house.chat(model="org/model:latest")
+    await house.arrived(2)
+    assert [asked.adapter for asked in house.requests()] == ["sql", ""]
 
 
 async def test_a_broken_adapter_is_one_sentence(house: House) -> None:

@@ -45,7 +45,7 @@ async def test_a_conversation_is_taken_apart_as_chat_would_run_it(house: House) 
 
 
 async def test_tokens_become_text(house: House) -> None:
-    answer = house.post("/detokenize", tokens=[5, 6])
+    answer = house.post("/detokenize", model="", tokens=[5, 6])
     id = await house.arrived()
     [asked] = house.requests()
     assert (asked.tokens, asked.echo, asked.tokenizing) == ([5, 6], True, TokenizeOptions())
