@@ -18,6 +18,7 @@ from broker.dispatch.keep_awake import KeepAwake
 from broker.http import cache_header
 from broker.http.auth import AuthMiddleware
 from broker.http.body_budget import BodyBudgetMiddleware
+from broker.http.content_encoding import ContentEncodingMiddleware
 from broker.http.ids import RequestIdMiddleware
 from broker.http.limits import BodyBudget
 from broker.http.loop_watchdog import LoopWatchdog
@@ -122,6 +123,8 @@ def create_app(
     budget = BodyBudget(gateway.settings.body_budget_bytes)
     app: ASGIApp = BodyBudgetMiddleware(routes, budget, gateway.media, no_room, frozenset((files.PATH,)))
     routes.state.lines_app = app
+    body_bytes_max = max(gateway.settings.body_bytes_max, files.FILE_BYTES_MAX)
+    app = ContentEncodingMiddleware(app, budget, no_room, body_bytes_max)
     keyless = page.PATHS | (KEYLESS if gateway.settings.keyless_metrics else frozenset())
     app = AuthMiddleware(RateLimitMiddleware(app, gateway.key_concurrency), gateway.api_keys_store, keyless)
     if gateway.settings.cors_origins:

@@ -29,6 +29,7 @@ class Code(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     REQUEST_TOO_LARGE = "request_too_large"
     UNSUPPORTED_CONTENT_TYPE = "unsupported_content_type"
+    UNSUPPORTED_CONTENT_ENCODING = "unsupported_content_encoding"
     HOST_NOT_ALLOWED = "host_not_allowed"
     HEADERS_TOO_LARGE = "headers_too_large"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
@@ -82,6 +83,7 @@ _CALLER = {
     Code.STREAM_CURSOR_EXPIRED: (409, "The events of this response are no longer kept."),
     Code.REQUEST_TOO_LARGE: (413, "The request body is too large."),
     Code.UNSUPPORTED_CONTENT_TYPE: (415, "The request's content type is not supported."),
+    Code.UNSUPPORTED_CONTENT_ENCODING: (415, "The encoding of the request body is not supported."),
     Code.HOST_NOT_ALLOWED: (421, "The server does not answer as this host."),
     Code.WEBSOCKET_UNSUPPORTED: (426, "This server has no WebSockets."),
     Code.HEADERS_TOO_LARGE: (431, "The request's headers are too many or too large."),

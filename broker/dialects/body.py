@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,7 +29,15 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except msgspec.ValidationError as error:
         raise _invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(Code.INVALID_REQUEST, f"The body is not valid JSON: {error}.") from None
+        raise RequestError(
+            Code.INVALID_REQUEST, f"The body is not valid JSON: {_why(body, error)}."
+        ) from None
+
+
+def _why(body: bytes, error: Exception) -> str:
+    if body.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in body[:4]:
+        return "it is UTF-16 or UTF-32, and must be UTF-8"
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _read(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -30,7 +31,8 @@ HEADERS_HELD_S_MAX = 1.0
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """Return the whole body. Raises `RequestError(request_too_large)`, early if the size is declared."""
+    """Return the whole body, without a byte order mark. Raises `RequestError(request_too_large)`, early if
+    the size is declared."""
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > bytes_max:
         raise _too_large(bytes_max)
@@ -40,7 +42,7 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
         if size > bytes_max:
             raise _too_large(bytes_max)
         chunks.append(chunk)
-    return b"".join(chunks)
+    return b"".join(chunks).removeprefix(BOM_UTF8)
 
 
 def opening_headers(prompts: int, flights: Sequence[Flight]) -> tuple[list[tuple[bytes, bytes]], bool]:

@@ -10,7 +10,7 @@ PUBLIC = {
     "context_length_exceeded": (400, False), "unsupported_media": (400, False),
     "invalid_media": (400, False), "invalid_api_key": (401, False), "origin_not_allowed": (403, False),
     "model_not_found": (404, False), "route_not_found": (404, False), "method_not_allowed": (405, False),
-    "websocket_unsupported": (426, False),
+    "websocket_unsupported": (426, False), "unsupported_content_encoding": (415, False),
     "request_timeout": (408, False), "model_in_use": (409, False), "idempotency_key_reused": (409, False),
     "stream_cursor_expired": (409, False), "request_too_large": (413, False),
     "unsupported_content_type": (415, False), "host_not_allowed": (421, False),
