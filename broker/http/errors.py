@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from broker.dialects import openai
-from broker.dialects.body import encode
 from broker.dialects.messages import errors as anthropic
 from broker.http.ids import request_id
+from broker.http.json_response import JsonResponse
 from broker.http.timing import ERROR_CODE
 from protocol.errors import Code, RequestError
 from protocol.log_context import about
@@ -45,7 +45,7 @@ def error_response(error: RequestError, scope: Scope | None = None) -> Response:
     if error.code is Code.REQUEST_TOO_LARGE:
         headers["connection"] = "close"
     envelope = next(envelope for beginning, envelope in ENVELOPES if path.startswith(beginning))
-    return Response(encode(envelope(error, id)), error.kind.status, headers, media_type="application/json")
+    return JsonResponse(envelope(error, id), error.kind.status, headers)
 
 
 def log_refusal(log: logging.Logger, scope: Scope, error: RequestError) -> None:

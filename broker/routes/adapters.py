@@ -7,13 +7,14 @@ import asyncio
 import logging
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from broker.dialects import adapters as bodies
 from broker.dispatch.adapters import AdapterLoad
 from broker.dispatch.dispatcher import Dispatcher
 from broker.dispatch.fleet import unknown_model
+from broker.http.json_response import JsonResponse
 from broker.http.respond import read_body
 from broker.routes.state import gateway_of
 from protocol.errors import Code, RequestError
@@ -31,14 +32,14 @@ async def list_adapters(request: Request) -> Response:
     dispatcher = gateway_of(request).dispatcher
     found = {model: dispatcher.adapters.known(model) for model in sorted(dispatcher.fleet.models)}
     listed = [_shown(model, info) for model, infos in found.items() for info in infos]
-    return JSONResponse({"object": "list", "data": listed})
+    return JsonResponse({"object": "list", "data": listed})
 
 
 async def add(request: Request) -> Response:
     """Have an adapter loaded by all workers of its model; return when they have."""
     body = bodies.read_folder(await read_body(request, BODY_BYTES_MAX))
     model, info = await _load(gateway_of(request).dispatcher, body, "folder")
-    return JSONResponse(_shown(model, info))
+    return JsonResponse(_shown(model, info))
 
 
 async def remove(request: Request) -> Response:
@@ -46,7 +47,7 @@ async def remove(request: Request) -> Response:
     dispatcher, name = gateway_of(request).dispatcher, request.path_params["name"]
     model = _model_of(dispatcher, request.query_params.get("model"))
     users = _remove(dispatcher, model, name)
-    return JSONResponse({"object": "adapter.removed", "model": model, "name": name, "requests": users})
+    return JsonResponse({"object": "adapter.removed", "model": model, "name": name, "requests": users})
 
 
 async def load_lora(request: Request) -> Response:

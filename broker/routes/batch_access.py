@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from broker.batches.records import BatchRecord, Dialect, FileRecord
 from broker.batches.runner import BatchRunner, ClosedError
 from broker.batches.store import BatchStore, StorageError
-from broker.dialects.body import encode
+from broker.http.json_response import JsonResponse
 from broker.routes.state import gateway_of
 from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
@@ -101,7 +101,7 @@ async def own_batches(request: Request, dialect: Dialect) -> list[BatchRecord]:
 
 
 def json_response(document: object) -> Response:
-    return Response(encode(document), media_type="application/json")
+    return JsonResponse(document)
 
 
 async def content_response(request: Request, file: FileRecord, media_type: str) -> Response:

@@ -9,11 +9,12 @@ import asyncio
 import secrets
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from broker.dispatch.cache_clear import CacheClear
 from broker.dispatch.dispatcher import Dispatcher
+from broker.http.json_response import JsonResponse
 from broker.routes import report
 from broker.routes.state import gateway_of, prefix_namespace_of
 from protocol.errors import Code, RequestError
@@ -26,8 +27,8 @@ async def cache(request: Request) -> Response:
     dispatcher = gateway_of(request).dispatcher
     if request.method == "DELETE":
         model, namespace = request.query_params.get("model"), _own_namespace(request)
-        return JSONResponse(report.freed(await _clear(dispatcher, model, namespace)))
-    return JSONResponse(report.caches(dispatcher.fleet))
+        return JsonResponse(report.freed(await _clear(dispatcher, model, namespace)))
+    return JsonResponse(report.caches(dispatcher.fleet))
 
 
 def _own_namespace(request: Request) -> str:

@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from broker.dialects.body import encode
 from broker.dialects.responses import conversations, listing
 from broker.dialects.responses.conversations import ConversationStore
 from broker.dialects.responses.store import Owner
+from broker.http.json_response import JsonResponse
 from broker.http.respond import read_body
 from broker.routes.state import gateway_of, owner_of
 
@@ -69,7 +69,7 @@ def _name(asked: Request) -> tuple[Owner, str]:
 
 
 def _json(document: dict[str, Any]) -> Response:
-    return Response(encode(document), media_type="application/json")
+    return JsonResponse(document)
 
 
 ROUTES = [

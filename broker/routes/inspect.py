@@ -8,13 +8,14 @@ from typing import Any
 
 from msgspec.structs import replace
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from broker.dialects import tokens
 from broker.dispatch.inspection import CapturedRequest
 from broker.dispatch.traffic import code_of
+from broker.http.json_response import JsonResponse
 from broker.routes.generation import choose, respond
 from broker.routes.report import StatusSnapshot, reuse_of
 from broker.routes.state import gateway_of
@@ -30,7 +31,7 @@ async def list_kept(request: Request) -> Response:
     inspection = gateway_of(request).inspection
     moment = StatusSnapshot(time.monotonic(), time.time())
     kept = [_summary(each, moment) for each in reversed(inspection.kept if inspection else ())]
-    return JSONResponse({"object": "list", "enabled": inspection is not None, "data": kept})
+    return JsonResponse({"object": "list", "enabled": inspection is not None, "data": kept})
 
 
 async def show_kept(request: Request) -> ASGIApp:

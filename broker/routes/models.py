@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from broker.dialects.body import encode
 from broker.dialects.model_choice import read_choice
 from broker.dispatch.catalogue import LOAD_ORDER_S_MAX
 from broker.dispatch.fleet import ModelEntry, unknown_model
+from broker.http.json_response import JsonResponse
 from broker.http.respond import read_body
 from broker.routes.state import GatewayState, check_watchers, gateway_of, watching
 from protocol.adapters import SEPARATOR
@@ -37,12 +38,12 @@ async def list_models(request: Request) -> Response:
     if _is_anthropics(request):
         listed = [_anthropics(gateway, name) for name in names]
         ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-        return JSONResponse({"data": listed, "has_more": False, **ends})
+        return JsonResponse({"data": listed, "has_more": False, **ends})
     listed = [_model_object(gateway, name) for name in names]
     listed += [_adapter_object(gateway, name, info) for name in names for info in _adapters(gateway, name)]
     # Codex fails without `models`. It is empty: an entry would have to replace the agent's own prompt.
     for_codex: dict[str, object] = {"models": []} if "client_version" in request.query_params else {}
-    return JSONResponse({"object": "list", "data": listed, **for_codex})
+    return JsonResponse({"object": "list", "data": listed, **for_codex})
 
 
 async def get_model(request: Request) -> Response:
@@ -57,8 +58,8 @@ async def get_model(request: Request) -> Response:
         found = [info for info in _adapters(gateway, name) if info.name == adapter]
         if not found:
             raise adapter_not_found(name, adapter)
-        return JSONResponse(_adapter_object(gateway, name, found[0]))
-    return JSONResponse((_anthropics if _is_anthropics(request) else _model_object)(gateway, name))
+        return JsonResponse(_adapter_object(gateway, name, found[0]))
+    return JsonResponse((_anthropics if _is_anthropics(request) else _model_object)(gateway, name))
 
 
 async def load(request: Request) -> Response:
@@ -89,7 +90,7 @@ async def _ordered(request: Request, order: Callable[[str], str], *, ends: froze
         check_watchers(gateway)
     name = order(choice.model)
     if not choice.stream:
-        return JSONResponse(_model_object(gateway, name))
+        return JsonResponse(_model_object(gateway, name))
     changes = _changes(gateway, name, ends)
     return StreamingResponse(changes, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 

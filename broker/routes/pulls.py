@@ -10,11 +10,12 @@ import time
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from broker.dialects.body import encode
 from broker.dialects.model_choice import read_choice
+from broker.http.json_response import JsonResponse
 from broker.http.respond import read_body
 from broker.routes.state import GatewayState, check_watchers, gateway_of, watching
 from protocol.supervisor_messages import PullState
@@ -35,7 +36,7 @@ async def pull(request: Request) -> Response:
     state = gateway.dispatcher.catalogue.pulls.order(choice.model)
     gateway.dispatcher.catalogue.update()
     if not choice.stream:
-        return JSONResponse(_object(state))
+        return JsonResponse(_object(state))
     progress = _progress(gateway, state.id)
     return StreamingResponse(progress, media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
@@ -43,12 +44,12 @@ async def pull(request: Request) -> Response:
 async def show_all(request: Request) -> Response:
     """List the downloads that run, and the last ones."""
     pulls = gateway_of(request).dispatcher.catalogue.pulls
-    return JSONResponse({"object": "list", "data": [_object(state) for state in pulls.states()]})
+    return JsonResponse({"object": "list", "data": [_object(state) for state in pulls.states()]})
 
 
 async def show(request: Request) -> Response:
     """Return a download."""
-    return JSONResponse(
+    return JsonResponse(
         _object(gateway_of(request).dispatcher.catalogue.pulls.state(request.path_params["id"]))
     )
 
@@ -58,7 +59,7 @@ async def cancel(request: Request) -> Response:
     catalogue = gateway_of(request).dispatcher.catalogue
     state = catalogue.pulls.cancel(request.path_params["id"])
     catalogue.update()
-    return JSONResponse(_object(state))
+    return JsonResponse(_object(state))
 
 
 async def _progress(gateway: GatewayState, id: str) -> AsyncIterator[bytes]:

@@ -7,10 +7,11 @@ connection broke cannot know whether the first one did.
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from broker.http.clients import client_of
+from broker.http.json_response import JsonResponse
 from broker.routes.state import gateway_of, owner_of
 from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
@@ -21,7 +22,7 @@ async def cancel(request: Request) -> Response:
     gateway, id = gateway_of(request), request.path_params["id"]
     flight = gateway.dispatcher.flights.get(id)
     key: ApiKey | None = getattr(request.state, "key", None)
-    cancelled = JSONResponse({"id": id, "object": "request", "cancelled": True})
+    cancelled = JsonResponse({"id": id, "object": "request", "cancelled": True})
     if (owner_of(request), id) in gateway.cancelled:
         return cancelled
     if flight is None or flight.terminal is not None:

@@ -26,6 +26,7 @@ from broker.dialects.responses.output import ResponseOutput
 from broker.dialects.responses.store import StoredItems, unknown
 from broker.dispatch.fleet import UnloadedModel, Worker
 from broker.dispatch.flight import Flight
+from broker.http.json_response import JsonResponse
 from broker.routes import background
 from broker.routes.batch_lines import is_batch_line
 from broker.routes.comparison import compared
@@ -208,7 +209,7 @@ def _name(asked: Request) -> tuple[bytes, str]:
 
 
 def _json(document: dict[str, Any]) -> Response:
-    return Response(encode(document), media_type="application/json")
+    return JsonResponse(document)
 
 
 ROUTES = [

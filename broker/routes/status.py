@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from broker.dialects.body import encode
 from broker.dispatch.history import SAMPLE_S
+from broker.http.json_response import JsonResponse
 from broker.http.probes import STATUS_STREAM
 from broker.routes import report
 from broker.routes.report import StatusSnapshot
@@ -26,7 +27,7 @@ from broker.routes.state import GatewayState, check_watchers, gateway_of, watchi
 async def show_status(request: Request) -> Response:
     """Return the status as of the last heartbeats; without the samples if `history` is `false`."""
     wants_history = request.query_params.get("history") != "false"
-    return JSONResponse(_document(gateway_of(request), since=0 if wants_history else None))
+    return JsonResponse(_document(gateway_of(request), since=0 if wants_history else None))
 
 
 async def stream_status(request: Request) -> Response:
@@ -45,7 +46,7 @@ async def _events(gateway: GatewayState) -> AsyncIterator[bytes]:
         while not gateway.dispatcher.stopping:
             document = _document(gateway, since=told)
             told = gateway.dispatcher.history.taken
-            yield b"event: status\ndata: " + msgspec.json.encode(document) + b"\n\n"
+            yield b"event: status\ndata: " + encode(document) + b"\n\n"
             await asyncio.sleep(SAMPLE_S)
 
 
@@ -83,14 +84,14 @@ def durable_status(gateway: GatewayState) -> dict[str, Any]:
 
 async def health(request: Request) -> Response:
     """Report that the gateway is alive."""
-    return JSONResponse({"status": "ok"})
+    return JsonResponse({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
     """Report whether any model serves or can be loaded on demand; otherwise 503 with the reason and
     Retry-After."""
     gateway_of(request).dispatcher.check_ready()
-    return JSONResponse({"status": "ready"})
+    return JsonResponse({"status": "ready"})
 
 
 ROUTES = [

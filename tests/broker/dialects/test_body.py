@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from broker.dialects import chat_body, completions, embeddings, json_size, rerank
-from broker.dialects.body import decode
+from broker.dialects.body import decode, encode, encode_text
 from broker.dialects.json_size import CONTAINERS_MAX, DEPTH_MAX, VALUES_MAX, check_size, is_too_deep
 from broker.dialects.messages import body as messages
 from broker.dialects.responses import body as responses
@@ -173,6 +173,17 @@ def test_floats_and_nulls_are_found_wherever_a_type_has_them(
     assert all(type(count) is int for count in read.counts)
     assert (read.free, type(read.free["kept"])) == (free, float)  # data
     assert type(read.share) is float
+
+
+@pytest.mark.parametrize("text", ["a\x85\u2028\u2029b", "é\x85", "“\u2028”", "½ 駅 \xc2\xe2", "\x0b\x1c\x7f"])
+def test_what_is_written_has_one_line_for_every_reader(text: str) -> None:
+    for written in (
+        encode_text(text),
+        encode({text: [text, msgspec.Raw(json.dumps(text, ensure_ascii=False))]}),
+    ):
+        assert len(written.decode().splitlines()) == 1
+    assert json.loads(encode_text(text)) == text
+    assert json.loads(encode({text: text})) == {text: text}
 
 
 @pytest.mark.parametrize("body", [b'{"counts":["1"]}', b'{"counts":[1e300]}', b'{"counts":[1.0,null,1.5]}'])
