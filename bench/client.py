@@ -14,11 +14,11 @@ import msgspec
 
 from bench.rivals import Server
 from bench.timing import Work
+from protocol.event_stream import events_async
 
 ANSWER_S_MAX = 600.0
 RESETS_MAX = 20
 """`mlx_lm.server` queues five connections for accept and resets further ones."""
-_DATA = "data: "
 
 
 @dataclass
@@ -111,9 +111,9 @@ async def ask(
 async def _read(http: httpx.AsyncClient, body: dict[str, Any], answer: Answer) -> Answer:
     async with http.stream("POST", "/v1/chat/completions", json=body) as response:
         response.raise_for_status()
-        async for line in response.aiter_lines():
-            if line.startswith(_DATA) and line != "data: [DONE]":
-                answer.note(msgspec.json.decode(line[len(_DATA) :]))
+        async for data in events_async(response.aiter_bytes()):
+            if data != b"[DONE]":
+                answer.note(msgspec.json.decode(data))
     return answer
 
 

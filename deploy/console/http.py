@@ -12,6 +12,7 @@ import httpx
 
 from deploy.agents.models import is_near
 from deploy.agents.profiles import NO_KEY, Endpoint
+from protocol.event_stream import events
 from protocol.server_lock import running_servers
 
 CONNECT_S_MAX = 5.0
@@ -86,9 +87,9 @@ def stream(http: httpx.Client, body: Mapping[str, Any]) -> Generator[AnswerDelta
     ):
         if answer.status_code != 200:
             raise ConsoleError(refusal(http, answer.status_code, answer.read()))
-        for line in answer.iter_lines():
-            if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-                yield from _pieces(_object(data.encode()))
+        for data in events(answer.iter_bytes()):
+            if data.strip() != b"[DONE]":
+                yield from _pieces(_object(data))
 
 
 def _pieces(event: dict[str, Any]) -> Iterator[AnswerDelta]:

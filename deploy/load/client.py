@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 
 from deploy.load.samples import Sample
+from protocol.event_stream import events_async
 
 ANSWER_S_MAX = 600.0
 CONNECT_S_MAX = 10.0
 ERROR_CHARS_MAX = 120
-_DATA = "data:"
 
 
 class TargetError(Exception):
@@ -79,11 +79,8 @@ async def ask(http: httpx.AsyncClient, target: Target, text: str, max_tokens: in
 
 async def _read(answer: httpx.Response, sample: Sample) -> None:
     done = False
-    async for line in answer.aiter_lines():
-        if not line.startswith(_DATA):
-            continue
-        data = line[len(_DATA) :].strip()
-        if data == "[DONE]":
+    async for data in events_async(answer.aiter_bytes()):
+        if data.strip() == b"[DONE]":
             done = True
         else:
             note(sample, json.loads(data), time.perf_counter())
