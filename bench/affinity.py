@@ -34,7 +34,7 @@ METHODS = "affinity", "load"
 SHARED_WORDS, OPENING_WORDS, TURN_WORDS = 150, 150, 40
 ANSWER_TOKENS = 16
 FLOOD_WORDS = 300
-WORDS = Path(__file__).with_name("notes").joinpath("speculation.md").read_text().split()
+WORDS = Path(__file__).with_name("notes").joinpath("speculation.md").read_text(encoding="utf-8").split()
 
 
 @dataclass(frozen=True)

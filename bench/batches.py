@@ -88,7 +88,7 @@ async def wait(http: httpx.AsyncClient, id: str, done: int | None = None) -> dic
 
 async def texts_of(http: httpx.AsyncClient, batch: dict[str, Any]) -> list[str]:
     content = (await http.get(f"/v1/files/{batch['output_file_id']}/content")).text
-    bodies = [json.loads(line)["response"]["body"] for line in content.splitlines()]
+    bodies = [json.loads(line)["response"]["body"] for line in content.rstrip("\n").split("\n")]
     return [answer["choices"][0]["message"]["content"] for answer in bodies]
 
 

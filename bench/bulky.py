@@ -31,7 +31,7 @@ def write_bulky(folder: Path, gigabytes: float) -> Path:
     for path in source.iterdir():
         if path.suffix != ".safetensors":
             shutil.copy(path, folder)
-    config = json.loads((source / "config.json").read_text()) | {
+    config = json.loads((source / "config.json").read_text(encoding="utf-8")) | {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
         "hidden_size": HIDDEN,
@@ -44,7 +44,7 @@ def write_bulky(folder: Path, gigabytes: float) -> Path:
         "mlp_only_layers": [],
         "norm_topk_prob": True,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     model = Model(ModelArgs.from_dict(config))
     mx.eval([array for _, array in tree_flatten(model.parameters())])
     save_model(folder, model)

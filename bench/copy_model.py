@@ -118,14 +118,14 @@ def copier(kind: Kind) -> Path:
     source = model_folder(kind.base)
     # All share one tokenizer: a draft model's must equal the target's.
     shutil.copytree(model_folder("dense"), folder)
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    config: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
     text |= {"hidden_size": kind.width, "intermediate_size": INNER, "num_hidden_layers": kind.layers}
     text |= {**kind.rope, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
     if kind.ahead:  # each head of layer `finds` has keys of its own
         text["num_key_value_heads"] = text["num_attention_heads"]
     config["tie_word_embeddings"] = False
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     weights = draw_weights(config, train_tokenizer(), 0)
     _hush(weights)
     _teach(weights, kind, folder)
@@ -142,9 +142,9 @@ def prediction(folder: Path, kind: Kind) -> Path:
     """
     home = folder.with_name("prediction")
     home.mkdir()
-    text = json.loads((folder / "config.json").read_text())["text_config"]
+    text = json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]
     config = {"model_type": "qwen3_5_mtp", "text_config": text | {"mtp_num_hidden_layers": 1}}
-    (home / "config.json").write_text(json.dumps(config, indent=2))
+    (home / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     layer = f"{kind.prefix}layers.{kind.finds}."
     known = load_arrays(folder / "model.safetensors")
     weights = {

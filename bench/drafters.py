@@ -64,7 +64,7 @@ def _answer(network: Any, prompt: Sequence[int], tokens: int) -> list[int]:
 
 
 def _config(source: Path, layers: int) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((source / "config.json").read_text())
+    config: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
     text |= {"hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": layers}
     return copy.deepcopy(config)
@@ -78,6 +78,6 @@ def _layer(name: str) -> int:
 
 def _written(folder: Path, source: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> Path:
     shutil.copytree(source, folder)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     return folder

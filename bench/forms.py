@@ -31,7 +31,7 @@ def wide_folder(where: Path) -> Path:
     """Write a model whose tokenizer has as many tokens as the model has logits."""
     folder = where / "wide"
     shutil.copytree(bench_folder("wide"), folder)
-    (folder / "tokenizer.json").write_text(json.dumps(wide_tokenizer_file()))
+    (folder / "tokenizer.json").write_text(json.dumps(wide_tokenizer_file()), encoding="utf-8")
     return folder
 
 

@@ -49,7 +49,7 @@ class InProcess:
 def in_process(folder: Path) -> Iterator[InProcess]:
     """Run the engine's process while the context is open."""
     command = [sys.executable, "-m", "bench.inprocess", str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as pipe:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8") as pipe:
         yield InProcess(pipe)
         assert pipe.stdin is not None
         pipe.stdin.close()

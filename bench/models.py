@@ -80,9 +80,9 @@ def _write(source: Path, folder: Path, sizes: dict[str, Any]) -> None:
     for path in source.iterdir():
         if path.suffix != ".safetensors":
             shutil.copy(path, folder)
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.get("text_config", config).update(sizes, max_position_embeddings=CONTEXT)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     weights = draw_weights(config, tokenizer, seed=0)
     _silence_fragments(weights, tokenizer, tied=config["tie_word_embeddings"])

@@ -56,7 +56,7 @@ def measure_side(spare: int, rounds: int) -> list[list[float]]:
 
             def wait_for_spare(number: int) -> None:
                 made = spare * max(1, number)  # all requests but the first use a spare
-                wait_until(lambda: log.read_text().count(THERE) >= made, f"no spare: {log}")
+                wait_until(lambda: log.read_text(encoding="utf-8").count(THERE) >= made, f"no spare: {log}")
 
             return asyncio.run(measure(Server("roundhouse", url, process), rounds, wait_for_spare))
 

@@ -81,7 +81,9 @@ class Side:
 
     def there(self) -> int | None:
         """Return the process id of the waiting spare, or None."""
-        found = [line.split()[-1] for line in self.log.read_text().splitlines() if THERE in line]
+        found = [
+            line.split()[-1] for line in self.log.read_text(encoding="utf-8").splitlines() if THERE in line
+        ]
         last = int(found[-1]) if found else None
         serving = {worker["pid"] for worker in self.status()["workers"]}
         return last if last and psutil.pid_exists(last) and last not in serving else None

@@ -45,7 +45,9 @@ class Side:
 
     def __init__(self, model: str, ranks: int) -> None:
         command = [sys.executable, "-m", "bench.ranks", "--side", model, "--ranks", str(ranks)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+        )
         self._hear()
         own = psutil.Process(self._process.pid)
         self.processes = [own, *own.children(recursive=True)]
@@ -102,7 +104,7 @@ def _engine(folder: str, mode: Literal["tensor", "pipeline"], ranks: int) -> Any
 
     with tempfile.TemporaryDirectory() as home:
         hosts = Path(home) / "hosts.json"
-        hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks))
+        hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * ranks), encoding="utf-8")
         port = free_ports(ranks)[0]
         settings = WorkerSettings(model=folder, hosts=hosts, hosts_port=port, split=mode)
         return SetLoader(settings, Rendezvous(settings, "ring", None)).load(lambda done, total: None).engine

@@ -60,7 +60,7 @@ LARGE, SMALL = Shape(), Shape(width=20, idle=0, layers=1)
 def make_recaller(folder: Path, shape: Shape, seed: int) -> Path:
     """Write a model folder without a tokenizer, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_config(shape), indent=2))
+    (folder / "config.json").write_text(json.dumps(_config(shape), indent=2), encoding="utf-8")
     weights = {name: mx.array(value.astype(np.float32)) for name, value in _Circuit(shape, seed).weights()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder

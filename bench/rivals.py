@@ -118,7 +118,7 @@ def started(command: Command, log: Path) -> contextlib.AbstractContextManager[ps
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")
+    lines = log.read_text(errors="replace", encoding="utf-8").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 

@@ -45,7 +45,7 @@ def wide_tokenizer() -> LLTokenizer:
 
 def wide_tokenizer_file() -> dict[str, Any]:
     """Return a tokenizer.json of `VOCABULARY_WIDE` tokens, with the tokens that are not text at the end."""
-    whole: dict[str, Any] = json.loads((model_folder("dense") / "tokenizer.json").read_text())
+    whole: dict[str, Any] = json.loads((model_folder("dense") / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary: dict[str, int] = whole["model"]["vocab"]
     added = whole["added_tokens"]
     first = VOCABULARY_WIDE - len(added)

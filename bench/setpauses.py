@@ -69,7 +69,9 @@ def opened(name: str, model: Path) -> Iterator[Case]:
     with socket_folder() as folder:
         if name == "set":
             hosts = folder / "hosts.json"
-            hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * RANKS))
+            hosts.write_text(
+                json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * RANKS), encoding="utf-8"
+            )
             flags += [f"--hosts={hosts}", "--split=tensor", f"--hosts-port={free_ports(RANKS)[0]}"]
             flags += ["--log-format=json"]
         with serving(int(name == "spare"), 1, flags, folder) as (side, _):
@@ -125,7 +127,7 @@ def _watch(case: Case, old: int, at: float) -> int:
 
 def _logged(log: Path, words: str, since: float) -> float:
     """Return the time of the first log line after `since` that contains `words`."""
-    lines = (json.loads(line) for line in log.read_text().splitlines() if line.startswith("{"))
+    lines = (json.loads(line) for line in log.read_text(encoding="utf-8").split("\n") if line.startswith("{"))
     return next(line["time"] for line in lines if line["time"] > since and words in line["message"])
 
 

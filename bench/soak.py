@@ -134,7 +134,7 @@ def report(title: str, samples: Samples) -> None:
 def _in_a_process(model: str, requests: int, rows: int) -> Samples:
     command = [sys.executable, "-m", "bench.soak", "--samples", "--model", model]
     command += ["--requests", str(requests), "--concurrency", str(rows)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    ended = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True)
     samples: Samples = json.loads(ended.stdout)
     return samples
 

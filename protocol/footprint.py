@@ -52,7 +52,7 @@ def footprint_bytes(pid: int | None = None, platform: str = sys.platform) -> int
     if platform == "darwin":
         return read_rusage(_libproc(), pid)
     try:
-        return parse_status(Path(f"/proc/{pid}/status").read_text())
+        return parse_status(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return 0
 
@@ -69,7 +69,7 @@ def read_rusage(library: Any, pid: int) -> int:
 
 def parse_status(text: str) -> int:
     """Return the footprint by the content of /proc/PID/status."""
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    fields = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
     return sum(1024 * int(fields[name].split()[0]) for name in _LINUX_FIELDS if name in fields)
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from protocol.text_files import without_mark
+
 Backend = Literal["ring", "jaccl"]
 Mode = Literal["tensor", "pipeline"]
 """How a model is sharded: each rank has a part of each layer (tensor) or some of the layers (pipeline)."""
@@ -72,7 +74,7 @@ def is_loopback(host: str) -> bool:
 def read(path: Path) -> Hosts:
     """Read a hostfile. Raises `HostsError`."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
+        content = msgspec.json.decode(without_mark(path.read_bytes()))
         given = msgspec.convert({"hosts": content} if isinstance(content, list) else content, Hosts)
     except (OSError, ValueError) as error:
         raise HostsError(f"{path}: {error}") from None

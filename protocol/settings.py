@@ -35,6 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.error_text import closest_match, describe_os_error, unknown_flags
+from protocol.text_files import EncodingError, read_text
 
 EXIT_CONFIGURATION = 78
 """sysexits' EX_CONFIG: a restart does not help until a person changes something."""
@@ -367,9 +368,12 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: list[str]) -> dict[str, _Given]:
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(read_text(path))
     except OSError as error:
         errors.append(describe_os_error(error))
+        return {}
+    except EncodingError as error:
+        errors.append(f"{path}: {error}")
         return {}
     except ValueError as error:
         errors.append(f"{path} is not valid TOML: {error}")

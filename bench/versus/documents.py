@@ -30,8 +30,10 @@ def write(results: Results, root: Path) -> None:
     """Write all documents and charts. Raises `ValueError` as `between` and `charts.svg` do."""
     for path, written in ((README, tables.short(results)), (BENCHMARKS, tables.whole(results))):
         document = root / path
-        document.write_text(between(document.read_text(), written))
+        document.write_text(between(document.read_text(encoding="utf-8"), written), encoding="utf-8")
     for name, (title, figure, unit) in FIGURES.items():
-        (root / CHARTS / name).write_text(charts.svg(title, unit, charts.panels(results, figure)))
+        (root / CHARTS / name).write_text(
+            charts.svg(title, unit, charts.panels(results, figure)), encoding="utf-8"
+        )
     if any(entry.line == "tradeoff" for entry in results.entries.values()):
-        (root / CHARTS / TRADEOFF).write_text(charts.tradeoff(results, "smollm2"))
+        (root / CHARTS / TRADEOFF).write_text(charts.tradeoff(results, "smollm2"), encoding="utf-8")

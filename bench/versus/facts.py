@@ -43,7 +43,7 @@ def cores() -> int:
 
 def _processor() -> str:
     if _CPUINFO.exists():
-        for line in _CPUINFO.read_text().splitlines():
+        for line in _CPUINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

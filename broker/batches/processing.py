@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from msgspec.structs import replace
 
 from broker.batches import records
 from broker.batches.lines import FileCheck, Line, read_line, unanswered
-from broker.batches.records import BatchRecord, Dialect, FileRecord, Purpose
+from broker.batches.records import BatchRecord, Dialect, FileRecord, LineFault, Purpose
 from broker.batches.store import BatchStore
+from protocol.text_files import EncodingError, without_mark
 
 RESULTS_SHARE = 1.5
 """Bytes that result files may take, as a share of the store's: for a moment they exist beside the log."""
@@ -46,8 +48,8 @@ class LineIndex:
 def index_lines(path: Path) -> LineIndex:
     """Find the lines of a file; empty ones are none. Raises `OSError`."""
     index = LineIndex(path, array("Q"), array("Q"))
-    offset = 0
     with path.open("rb") as file:
+        offset = file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
         for raw in file:
             if raw.strip():
                 index.offsets.append(offset)
@@ -80,11 +82,23 @@ def _validate(
             else:
                 check.add(file.read(size))
     check.end()
+    if (fault := _encoding_fault(index.path)) is not None:
+        check.faults = [fault]
     if check.faults:
         store.put(records.fail(batch, check.faults, now))
         return False
     store.put(records.begin(batch, check.total, check.model, now))
     return True
+
+
+def _encoding_fault(path: Path) -> LineFault | None:
+    """Return why no line of a file can be read; None if it may be UTF-8. Raises `OSError`."""
+    try:
+        with path.open("rb") as file:
+            without_mark(file.read(4))
+    except EncodingError as error:
+        return LineFault(code="invalid_json_line", message=f"The file cannot be read: {error}.")
+    return None
 
 
 def read(store: BatchStore, batch: BatchRecord, index: LineIndex, number: int) -> Line:

@@ -81,7 +81,7 @@ def bench(
         typer.echo(written)
         return
     if as_json is not None:
-        as_json.write_text(written + "\n")
+        as_json.write_text(written + "\n", encoding="utf-8")
     console = Console()
     if not console.is_terminal:
         console.width = FILE_WIDTH

@@ -50,7 +50,7 @@ def chat(
 
     console, question = Console(highlight=False), " ".join(words or ())
     if not sys.stdin.isatty():
-        question = "\n\n".join(part for part in (question, sys.stdin.read().strip()) if part)
+        question = "\n\n".join(part for part in (question, _piped()) if part)
         if not question:
             settings.exit_with(PROGRAM, "the question is empty: pass it as an argument or through a pipe")
     fields: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
@@ -80,6 +80,16 @@ def chat(
         OSError,
     ) as error:
         settings.exit_with(PROGRAM, error)
+
+
+def _piped() -> str:
+    """Return the text on stdin. Exits with a message if it is not UTF-8."""
+    from protocol import settings
+
+    try:
+        return sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        settings.exit_with(PROGRAM, f"the question on standard input is not UTF-8: {error}")
 
 
 def _consent(*, yes: bool) -> Callable[[str, str], bool]:

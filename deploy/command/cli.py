@@ -123,5 +123,5 @@ app = _app()
 
 
 def main() -> None:
-    standard_streams.open_missing()
+    standard_streams.prepare()
     app(prog_name="roundhouse")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import termios
 import time
@@ -24,6 +25,7 @@ DRAWS_PER_S = 12
 THOUGHT_CHARS_SHOWN = 60
 
 _FENCES = ("```", "~~~")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 @dataclass(slots=True)
@@ -195,7 +197,7 @@ def settled(text: str) -> int:
     """Return the length of the longest prefix that ends between two blocks: after an empty line outside of a
     code fence, if the next line does not continue the block before it."""
     end, position, fence, was_empty = 0, 0, "", False
-    for line in text.splitlines(keepends=True):
+    for line in _LINE.findall(text):
         stripped = line.strip()
         if was_empty and not fence and stripped and not _goes_on(line):
             end = position

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import httpx
 
 from deploy.console.http import CONNECT_S_MAX, ConsoleError, refusal
+from protocol.text_files import EncodingError, without_mark
 
 POLL_S = 0.5
 AWAY_S_MAX = 300.0
@@ -64,10 +65,12 @@ def read_file(path: Path) -> BatchFile:
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     try:
-        line = json.loads(first)
+        line = json.loads(without_mark(first))
         if "params" in line:
             return BatchFile(path, "anthropic", "", digest)
         return BatchFile(path, "openai", str(line["url"]), digest)
+    except EncodingError as error:
+        raise ConsoleError(f"{path}: {error}") from None
     except (ValueError, TypeError, KeyError):
         raise ConsoleError(
             f"{path}: the first line is no request: it needs custom_id, method, url and body, or custom_id"
@@ -78,7 +81,7 @@ def read_file(path: Path) -> BatchFile:
 def find(http: httpx.Client, file: BatchFile) -> str | None:
     """Return the batch that an interrupted command has created of this file; None if there is none."""
     try:
-        known = json.loads(file.memory.read_text())
+        known = json.loads(file.memory.read_bytes())
         if (known["url"], known["sha256"]) != (str(http.base_url), file.digest):
             return None
         id = str(known["batch"])
@@ -97,12 +100,12 @@ def create(http: httpx.Client, file: BatchFile) -> str:
         asked = {"input_file_id": uploaded["id"], "endpoint": file.endpoint, "completion_window": "24h"}
         created = _ask(http, "POST", OPENAI, json=asked)
     else:
-        lines = file.path.read_text().splitlines()
-        body = '{"requests":[' + ",".join(line for line in lines if line.strip()) + "]}"
+        lines = without_mark(file.path.read_bytes()).split(b"\n")
+        body = b'{"requests":[' + b",".join(line for line in lines if line.strip()) + b"]}"
         headers = {"content-type": "application/json"}
-        created = _ask(http, "POST", ANTHROPIC, content=body.encode(), headers=headers)
+        created = _ask(http, "POST", ANTHROPIC, content=body, headers=headers)
     known = {"batch": created["id"], "url": str(http.base_url), "sha256": file.digest}
-    file.memory.write_text(json.dumps(known))
+    file.memory.write_text(json.dumps(known), encoding="utf-8")
     return str(created["id"])
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protocol.text_files import EncodingError, without_mark
+
 VERSION = "2025-06-18"
 """Version of the protocol that is offered; servers may answer with another one."""
 
@@ -75,10 +77,12 @@ def read_servers(path: Path) -> list[ServerCommand]:
     """
     try:
         with path.expanduser().open("rb") as file:
-            document = json.loads(file.read(FILE_BYTES_MAX + 1))
+            document = json.loads(without_mark(file.read(FILE_BYTES_MAX + 1)))
         entries = dict(document["mcpServers"])
     except OSError as error:
         raise McpError(f"{path} cannot be read: {error.strerror}") from None
+    except EncodingError as error:
+        raise McpError(f"{path}: {error}") from None
     except (ValueError, KeyError, TypeError):
         raise McpError(f'{path} must be JSON like {{"mcpServers": {{"NAME": {{"command": …}}}}}}') from None
     if len(entries) > SERVERS_MAX:

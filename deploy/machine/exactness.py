@@ -38,14 +38,19 @@ def measure(model: str, flags: Sequence[str], environ: Mapping[str, str]) -> Mod
     command = [*python_module("worker.exactness"), *flags_of(model, flags, environ)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=MEASURE_S_MAX, env=dict(environ)
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=MEASURE_S_MAX,
+            env=dict(environ),
         )
     except subprocess.TimeoutExpired:
         raise MeasurementError(f"{model} was not measured within {MEASURE_S_MAX:.0f} s") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise MeasurementError(lines[-1] if lines else f"its process ended with status {done.returncode}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=ModelReport)
+    return msgspec.json.decode(done.stdout.rstrip("\n").split("\n")[-1], type=ModelReport)
 
 
 def context(found: ContextFit) -> tuple[str, str]:

@@ -86,7 +86,11 @@ def _sysctl(name: str) -> str:
     """Return a value of the system; empty if it does not exist."""
     try:
         return subprocess.run(
-            ["sysctl", "-n", name], capture_output=True, text=True, timeout=SYSCTL_S_MAX
+            ["sysctl", "-n", name],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SYSCTL_S_MAX,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -170,14 +174,18 @@ def _try_mlx() -> tuple[str, int, str]:
     """Return MLX's device, the bytes of a GPU with memory of its own, and why MLX does not work."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _TRY_MLX], capture_output=True, text=True, timeout=MLX_S_MAX
+            [sys.executable, "-c", _TRY_MLX],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=MLX_S_MAX,
         )
     except (OSError, subprocess.SubprocessError) as error:
         return "", 0, str(error)
     if done.returncode:
         words = done.stderr.strip().splitlines()
         return "", 0, words[-1] if words else "it crashes"
-    device, own_bytes = done.stdout.splitlines()[-2:]
+    device, own_bytes = done.stdout.rstrip("\n").split("\n")[-2:]
     return device, int(own_bytes), ""
 
 

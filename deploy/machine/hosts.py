@@ -61,7 +61,14 @@ def _asked(host: Host, model: str) -> HostAnswer:
         # No password prompt: there is none when a rank is started, either.
         command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host.ssh, shlex.join(command)]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S_MAX, check=False)
+        ended = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=ANSWER_S_MAX,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return HostAnswer(host, None, f"no answer within {ANSWER_S_MAX:g} s")
     except OSError as error:

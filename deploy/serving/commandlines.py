@@ -96,7 +96,8 @@ def python_module(module: str) -> list[str]:
     Only if the current folder is our own checkout is it searched.
     """
     trusted = Path.cwd() == SOURCE_FOLDER
-    return [sys.executable, *([] if trusted else ["-P"]), "-m", module]
+    utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []
+    return [sys.executable, *utf8, *([] if trusted else ["-P"]), "-m", module]
 
 
 def flag_words(name: str, value: object) -> list[str]:

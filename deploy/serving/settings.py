@@ -22,6 +22,7 @@ from protocol import logs
 from protocol.gateway_settings import GatewaySettings
 from protocol.hosts import Backend
 from protocol.settings import Size, passes_on, public_name
+from protocol.text_files import read_text
 from protocol.worker_settings import WorkerSettings
 
 PROGRAM = "roundhouse serve"
@@ -290,7 +291,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True, rename=public_name):
 def document(config: str | None) -> dict[str, Any]:
     """Return the TOML file, unvalidated; empty if it cannot be read, which `settings.read` has reported."""
     try:
-        return tomllib.loads(Path(config).read_text()) if config else {}
+        return tomllib.loads(read_text(Path(config))) if config else {}
     except (OSError, ValueError):
         return {}
 

@@ -37,14 +37,14 @@ def note_start(file: Path, starts_max: int, now: float, window_s: float) -> bool
     If the file cannot be read or written, starts are not counted: that must not keep a server down.
     """
     try:
-        noted = [float(word) for word in file.read_text().split()]
+        noted = [float(word) for word in file.read_text(encoding="utf-8").split()]
     except (OSError, ValueError):
         noted = []
     starts = recent_starts(noted, now, window_s)
     if len(starts) >= starts_max:
         return False
     with contextlib.suppress(OSError):
-        file.write_text("".join(f"{start}\n" for start in [*starts, now]))
+        file.write_text("".join(f"{start}\n" for start in [*starts, now]), encoding="utf-8")
     return True
 
 

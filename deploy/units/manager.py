@@ -75,7 +75,9 @@ def run_command(words: Sequence[str], within_s: float = COMMAND_S_MAX) -> subpro
     if shutil.which(words[0]) is None:
         raise ServiceError(f"{words[0]} is not installed on this machine")
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=within_s, check=False)
+        return subprocess.run(
+            words, capture_output=True, encoding="utf-8", errors="replace", timeout=within_s, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise ServiceError(f"{' '.join(words)} did not end within {within_s:g} s") from error
 

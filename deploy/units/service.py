@@ -38,7 +38,7 @@ def install(manager: Manager, jobs: Sequence[Job]) -> list[str]:
     """Install exactly these jobs, without restarting unchanged ones. Return the new and changed files."""
     manager.check()
     wanted = manager.files(jobs)
-    before = {path.name: path.read_text() for path in _installed(manager)}
+    before = {path.name: path.read_text(encoding="utf-8") for path in _installed(manager)}
     _withdraw(manager, [name for name in before if name not in wanted])
     changed = [name for name, text in wanted.items() if before.get(name) != text]
     manager.folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +117,8 @@ def _installed(manager: Manager) -> list[Path]:
 def _write_private(path: Path, text: str) -> None:
     aside = path.with_name(path.name + ".new")
     aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(
+        os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as file:
         file.write(text)
     aside.replace(path)

@@ -93,7 +93,7 @@ class Systemd:
     def _end_s_max(self, names: Collection[str]) -> float:
         """Return the timeout of a command that stops these units one after another."""
         units = [self.folder / name for name in names]
-        found = [_STOP.search(unit.read_text()) for unit in units if unit.exists()]
+        found = [_STOP.search(unit.read_text(encoding="utf-8")) for unit in units if unit.exists()]
         return COMMAND_S_MAX + sum(float(told[1]) for told in found if told)
 
 
@@ -157,7 +157,7 @@ def _quote(text: str) -> str:
 
 def read_status(name: str, shown: str) -> Status:
     """Parse the output of `systemctl show`."""
-    told = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    told = dict(line.split("=", 1) for line in shown.split("\n") if "=" in line)
     if told.get("LoadState") != "loaded":
         return Status(name, None, told.get("LoadState", "not loaded"))
     pid = int(told.get("MainPID", "0")) or None

@@ -64,6 +64,7 @@ BANNED = {
 """Participles, and pronouns for persons, that must not name technical things."""
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
+RUNS = {"run", "Popen", "check_output"}
 MAY_SLEEP = {"worker/models/memory.py", "protocol/lifeline.py", "bench/processes.py"}
 
 
@@ -101,6 +102,24 @@ def sleeps(tree: ast.Module) -> bool:
     return any(isinstance(node.value, ast.Name) and node.value.id == "time" for node in named)
 
 
+def reads_by_locale(tree: ast.Module) -> list[int]:
+    """Return the lines with calls that read or write text in the locale's encoding, or by Unicode's lines."""
+    calls = [node for node in nodes(tree) if isinstance(node, ast.Call)]
+    return [call.lineno for call in calls if _is_by_locale(call, {each.arg for each in call.keywords})]
+
+
+def _is_by_locale(call: ast.Call, given: set[str | None]) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name in ("open", "fdopen") and "encoding" not in given:
+        values = [each.value for each in call.args if isinstance(each, ast.Constant)]
+        return any(isinstance(value, str) and re.fullmatch(r"[rwax]t?\+?", value) for value in values)
+    if name in ("read_text", "write_text") and isinstance(call.func, ast.Attribute):
+        return "encoding" not in given
+    return name in ("iter_lines", "aiter_lines") or (
+        bool({"text", "universal_newlines"} & given) and name in RUNS
+    )
+
+
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
     found = {name: parsed(path) for name, path in BY_NAME.items()}
@@ -125,6 +144,11 @@ def test_everything_is_caught_at_boundaries_only(trees: dict[str, ast.Module]) -
 
 def test_modules_do_not_call_time_sleep(trees: dict[str, ast.Module]) -> None:
     assert {name for name, tree in trees.items() if sleeps(tree)} == MAY_SLEEP
+
+
+def test_text_is_utf8_in_every_locale(trees: dict[str, ast.Module]) -> None:
+    found = {name: reads_by_locale(tree) for name, tree in trees.items()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 @pytest.mark.parametrize("package", [package for package in PACKAGES if package != "bench"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -129,6 +130,13 @@ def test_a_file_with_faults_fails_with_their_lines(client: openai.OpenAI) -> Non
         (4, "invalid_value"),
         (5, "invalid_json_line"),
     ]
+    file = client.files.create(file=("x.jsonl", jsonl(lines).decode().encode("utf-16")), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    ended = over(client, batch.id)
+    assert ended.errors is not None
+    assert [each.message for each in ended.errors.data or ()] == [
+        "The file cannot be read: it is UTF-16: save it as UTF-8."
+    ]
 
 
 def test_files_are_listed_read_and_deleted(client: openai.OpenAI) -> None:
@@ -227,9 +235,34 @@ def test_the_command_runs_a_file_in_either_format(system: System, tmp_path: Path
     assert json.loads(found)["result"]["type"] == "errored"
 
 
-def roundhouse_batch(system: System, file: Path) -> subprocess.Popen[str]:
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
+
+
+def test_a_file_is_utf8_with_lines_that_end_at_line_feeds_in_every_locale(
+    system: System, tmp_path: Path
+) -> None:
+    texts = ["Repeat: Zürich\u2028日本", "Repeat: one\u2029two\x85three\x0bfour"]
+    params = [json.dumps({"custom_id": text, "params": body(text)}, ensure_ascii=False) for text in texts]
+    file = tmp_path / "駅.jsonl"
+    file.write_bytes("\r\n\n".join(["\ufeff" + params[0], params[1]]).encode())
+    _, said = roundhouse_batch(system, file, **ASCII).communicate(timeout=WAIT_S)
+    assert "駅.results.jsonl" in said
+    found = (tmp_path / "駅.results.jsonl").read_bytes()
+    assert [json.loads(each)["custom_id"] for each in found.splitlines()] == texts
+    assert found.decode().splitlines() == found.decode().split("\n")[:-1]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_bytes(b"\xef\xbb\xbf" + jsonl([line("a", body("hello"))]))
+    assert "0 of 1 requests failed" in roundhouse_batch(system, chats).communicate(timeout=WAIT_S)[1]
+    chats.write_bytes(jsonl([line("a", body("hello"))]).decode().encode("utf-16"))
+    assert "it is UTF-16: save it as UTF-8" in roundhouse_batch(system, chats).communicate(timeout=WAIT_S)[1]
+
+
+def roundhouse_batch(system: System, file: Path, **variables: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "deploy", "batch", str(file), "--url", system.url]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    environ = os.environ | variables
+    return subprocess.Popen(
+        command, env=environ, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, encoding="utf-8"
+    )
 
 
 def test_an_interrupted_command_goes_on_with_its_batch(

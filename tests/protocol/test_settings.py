@@ -189,7 +189,9 @@ def test_a_field_without_a_default_is_required_and_rules_across_fields_hold(toml
     [
         (None, ": no such file or folder"),
         (b"[gateway\n", " is not valid TOML: "),
-        (b"\xff\xfe", " is not valid TOML: "),
+        ("[gateway]\n".encode("utf-16"), ": it is UTF-16: save it as UTF-8"),
+        (b"[gateway]\n# Z\xfcrich\n", ": it is not UTF-8 (line 2): save it as UTF-8"),
+        (b"\xef\xbb\xbfgateway = 7\n", ": gateway must be a table"),
         (b"gateway = 7\n", ": gateway must be a table"),
     ],
 )

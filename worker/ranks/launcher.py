@@ -111,7 +111,7 @@ class RankProcesses:
         files = {}
         for name, content in plan.files().items():
             files[name] = str(line.folder / name)
-            Path(files[name]).write_text(content)
+            Path(files[name]).write_text(content, encoding="utf-8")
         keys = rank_keys.encode(line.keys)
         reader, self._lifeline = os.pipe()
         try:
@@ -168,7 +168,8 @@ def words(settings: WorkerSettings) -> list[str]:
 
 def _module() -> list[str]:
     """Return the interpreter's arguments that start a worker, as for this process."""
-    return ["-P"] * ("-P" in sys.orig_argv) + ["-m", "worker"]
+    utf8 = ["-X", "utf8"] if sys.flags.utf8_mode else []
+    return [*utf8, *["-P"] * ("-P" in sys.orig_argv), "-m", "worker"]
 
 
 def _bare(environ: Mapping[str, str]) -> dict[str, str]:

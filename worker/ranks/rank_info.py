@@ -67,7 +67,7 @@ def _endpoint(host: str, port: int) -> str:
 
 def _ring(environ: Mapping[str, str]) -> tuple[int, str]:
     """Return the number of ranks and an address of the leader."""
-    content = Path(environ[RING]).read_text().strip()
+    content = Path(environ[RING]).read_text(encoding="utf-8").strip()
     if not content:
         return 1, ""
     rows = json.loads(content)
@@ -75,4 +75,4 @@ def _ring(environ: Mapping[str, str]) -> tuple[int, str]:
 
 
 def _jaccl(environ: Mapping[str, str]) -> tuple[int, str]:
-    return len(json.loads(Path(environ[DEVICES]).read_text())), environ[COORDINATOR]
+    return len(json.loads(Path(environ[DEVICES]).read_text(encoding="utf-8"))), environ[COORDINATOR]
