@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from protocol.model_folder import expand_user
+
 ADAPTERS_MAX = 64
 """Maximum number of adapters of a model."""
 SEPARATOR = ":"
@@ -29,7 +31,7 @@ def split_setting(word: str) -> tuple[str, Path] | None:
     name, equals, folder = word.partition("=")
     if not (equals and folder and is_adapter_name(name)):
         return None
-    return name, Path(folder).expanduser().absolute()
+    return name, expand_user(Path(folder)).absolute()
 
 
 def problem_with(words: tuple[str, ...]) -> str | None:

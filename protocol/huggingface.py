@@ -6,27 +6,38 @@ a network that drops packets. Its HTTP library's exceptions are no `OSError`.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
+
+from protocol.environment import network_variables
 
 _WAITS = ("connect", "read", "write", "pool")
 
 
 def bound() -> None:
-    """Give all requests a timeout of `HF_HUB_ETAG_TIMEOUT` (10 s) per read, write or connect."""
+    """Give all requests a timeout of `HF_HUB_ETAG_TIMEOUT` (10 s) per read, write or connect.
+
+    Raises `EnvironmentFault` if no request is possible because of a variable.
+    """
     from huggingface_hub import get_session
 
-    hooks = get_session().event_hooks["request"]
+    with network_variables(os.environ, _library().InvalidURL):
+        hooks = get_session().event_hooks["request"]
     if _limit not in hooks:
         hooks.append(_limit)
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions for a server that does not respond, from whichever HTTP library is in use."""
-    from huggingface_hub import get_session
+    return (_library().TransportError,)
 
-    library = sys.modules[type(get_session()).__module__.partition(".")[0]]
-    return (library.TransportError,)
+
+def _library() -> Any:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    [base] = [each for each in HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"]
+    return sys.modules[base.__module__.partition(".")[0]]
 
 
 def _limit(request: Any) -> None:

@@ -52,7 +52,15 @@ def original_name(model: str | None) -> str:
 
 def folder_of(model: str) -> Path:
     """Return `model` as a path, whether or not it exists."""
-    return POCKET_FOLDER if model == POCKET else Path(model).expanduser()
+    return POCKET_FOLDER if model == POCKET else expand_user(Path(model))
+
+
+def expand_user(path: Path) -> Path:
+    """Return the path with the home in place of a leading `~`; unchanged if there is no such home."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def is_folder(model: str) -> bool:
@@ -105,7 +113,7 @@ def why_no_weights(folder: Path) -> str | None:
 def neighbours(folder: Path) -> list[str]:
     """Return the names of the folders in the parent of `folder`."""
     try:
-        return [each.name for each in folder.expanduser().parent.iterdir() if each.is_dir()]
+        return [each.name for each in expand_user(folder).parent.iterdir() if each.is_dir()]
     except OSError:
         return []
 

@@ -34,6 +34,7 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
+from protocol.environment import faults
 from protocol.error_text import closest_match, describe_os_error, unknown_flags
 from protocol.text_files import EncodingError, read_text
 
@@ -163,6 +164,8 @@ def read(
 
     Raises `SettingsError`; `--help` prints and exits.
     """
+    if broken := faults(environ):
+        raise SettingsError("\n".join(broken))
     fields = [field.encode_name for field in msgspec.structs.fields(kind)]
     given, unknown = _parser(kind, program, about).parse_known_args(list(argv))
     if unknown:
@@ -396,7 +399,10 @@ def _from_file(path: Path, section: str, kind: type[msgspec.Struct], errors: lis
 
 def _to_path(kind: type, value: object) -> Path:
     if kind is Path and isinstance(value, str) and value:
-        return Path(value).expanduser()
+        try:
+            return Path(value).expanduser()
+        except RuntimeError as error:
+            raise ValueError(f"{value}: there is no such home") from error
     raise ValueError("Expected a path")
 
 

@@ -94,13 +94,15 @@ def runtime_directory() -> Path:
 
     Without XDG_RUNTIME_DIR it is in the user's state folder, which nothing cleans up, as temporary files are.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "roundhouse" if base else _state_folder()
+    # The XDG base directory specification requires that relative paths are ignored.
+    base = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    folder = base / "roundhouse" if base.is_absolute() else _state_folder()
     folder = folder or Path(tempfile.gettempdir()) / f"roundhouse-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise EndpointError(f"{folder} cannot be created: {error.strerror}") from error
+        hint = ": unset XDG_RUNTIME_DIR, or set it to a folder of yours" if base.is_absolute() else ""
+        raise EndpointError(f"{folder} cannot be created: {error.strerror}{hint}") from error
     if not is_private(folder):
         raise EndpointError(f"{folder} must be a directory owned by you with mode 0700")
     _require_protected(folder)

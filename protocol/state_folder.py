@@ -1,4 +1,5 @@
-"""Our folder in the user's state folder: what a restart needs, and nothing cleans up.
+"""Our folders in the user's, by the XDG base directory specification, and what is in the state folder: what a
+restart needs, and nothing cleans up.
 
 Everything that belongs to one server is named by `server_name`: sockets, lock, journal and batches.
 """
@@ -21,14 +22,22 @@ _REACHED_AT_DEFAULT = ("", "localhost", DEFAULT_HOST, "0.0.0.0", "::")
 _READABLE = re.compile(rf"[a-z0-9._-]{{1,{ADDRESS_CHARS_MAX}}}")
 
 
-def state_folder(environ: Mapping[str, str]) -> Path:
-    """Return our folder in the user's state folder, by the XDG base directory specification on every system.
+def xdg_folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    """Return our folder in the one that a variable names, or else in `default`, below the home.
 
     Raises `RuntimeError` if there is no home.
     """
     # The specification requires that relative paths are ignored.
-    named = Path(environ.get("XDG_STATE_HOME", ""))
-    return (named if named.is_absolute() else Path.home() / ".local" / "state") / "roundhouse"
+    named = Path(environ.get(variable, ""))
+    return (named if named.is_absolute() else Path.home() / default) / "roundhouse"
+
+
+def state_folder(environ: Mapping[str, str]) -> Path:
+    """Return our folder in the user's state folder, on every system.
+
+    Raises `RuntimeError` if there is no home.
+    """
+    return xdg_folder(environ, "XDG_STATE_HOME", ".local/state")
 
 
 def server_name(host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> str:

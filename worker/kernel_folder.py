@@ -22,6 +22,12 @@ def protect() -> None:
 
     Other temporary files stay where they are. Raises `OSError`.
     """
+    named = os.environ.get("TMPDIR", "")
+    if named and not Path(named).is_dir():
+        os.environ["TMPDIR"] = tempfile.gettempdir()
+        log.warning(
+            "TMPDIR: there is no folder %s, so temporary files are in %s", named, tempfile.gettempdir()
+        )
     folder = Path(tempfile.gettempdir()) / "mlx"  # Python remembers the folder for temporary files
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deploy.agents.profiles import NO_KEY, Endpoint, Model
+from protocol.environment import network_fault
 from protocol.error_text import closest_match
 from protocol.server_lock import running_servers
 
@@ -108,6 +110,8 @@ def _get(endpoint: Endpoint, path: str) -> bytes:
             raise LaunchError(_refused(endpoint, path, error.code, error.read(ANSWER_BYTES_MAX))) from None
     except (OSError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
+        if proxies is None and (fault := network_fault(os.environ)):
+            raise LaunchError(f"cannot connect to {endpoint.url}: {fault}") from None
         raise LaunchError(
             f"cannot connect to {endpoint.url} ({why}): start a server with `roundhouse serve`, or select one"
             f" with --host and --port, or --url{running_servers()}"

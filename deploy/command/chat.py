@@ -104,6 +104,7 @@ def _consent(*, yes: bool) -> Callable[[str, str], bool]:
 
 
 def _history_file(environ: Mapping[str, str]) -> Path:
-    """Return the history file, by the XDG base directory specification on every system."""
-    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "roundhouse" / "chat_history"
+    """Return the history file."""
+    from protocol.state_folder import state_folder
+
+    return state_folder(environ) / "chat_history"

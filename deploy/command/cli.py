@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from deploy.command import adapters, cache, journal, keys, service, standard_streams
+from deploy.command import adapters, cache, journal, keys, own_packages, service, standard_streams
 from deploy.command.batch import batch
 from deploy.command.bench import bench
 from deploy.command.chat import chat
@@ -122,6 +123,18 @@ def _services() -> typer.Typer:
 app = _app()
 
 
+def _check_words(words: list[str]) -> None:
+    """Exit with a message if an argument is not UTF-8; none could be sent to a server."""
+    from protocol.environment import why_no_text
+    from protocol.settings import exit_with
+
+    for word in words:
+        if why := why_no_text(word):
+            exit_with("roundhouse", why)
+
+
 def main() -> None:
     standard_streams.prepare()
+    own_packages.check()
+    _check_words(sys.argv[1:])
     app(prog_name="roundhouse")

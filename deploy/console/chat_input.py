@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from protocol.error_text import closest_match
+from protocol.model_folder import expand_user
 
 QUOTE = '"""'
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
@@ -151,5 +152,5 @@ def _images(text: str, is_file: Callable[[Path], bool]) -> list[Path]:
         words = shlex.split(text)
     except ValueError:  # an unmatched apostrophe, for example
         words = text.split()
-    named = [Path(word).expanduser() for word in words if word.lower().endswith(IMAGE_SUFFIXES)]
+    named = [expand_user(Path(word)) for word in words if word.lower().endswith(IMAGE_SUFFIXES)]
     return [path for path in named if is_file(path)]

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from deploy.console import answer, chat_input, http
 from deploy.console.mcp import Toolbox
+from protocol.model_folder import expand_user
 
 HISTORY_LINES_MAX = 1000
 CALL_ROUNDS_MAX = 24
@@ -112,7 +113,7 @@ def read_image(path: Path) -> str:
     if not kind.startswith("image/"):
         raise ImageError(f"{path} does not have the suffix of an image file")
     try:
-        data = path.expanduser().read_bytes()
+        data = expand_user(path).read_bytes()
     except OSError as error:
         raise ImageError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > IMAGE_BYTES_MAX:
@@ -235,7 +236,7 @@ class ChatRepl:
             case "retry":
                 self.console.print("there is no question to send again", style="yellow")
             case "save":
-                self._save(Path(order.rest).expanduser())
+                self._save(expand_user(Path(order.rest)))
             case "system":
                 self.conversation.system = order.rest
                 self._note("system prompt set" if order.rest else "no system prompt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import httpx
 
 from deploy.agents.models import is_near
 from deploy.agents.profiles import NO_KEY, Endpoint
+from protocol.environment import EnvironmentFault, network_variables
 from protocol.event_stream import events
 from protocol.server_lock import running_servers
 
@@ -39,13 +41,17 @@ class AnswerDelta:
 
 
 def open_client(endpoint: Endpoint) -> httpx.Client:
-    """Open a client; for a server on this machine it ignores proxies."""
+    """Open a client; for a server on this machine it ignores proxies. Raises `ConsoleError`."""
     headers = {} if endpoint.key == NO_KEY else {"authorization": f"Bearer {endpoint.key}"}
     timeout = httpx.Timeout(DOCUMENT_S_MAX, connect=CONNECT_S_MAX)
     near = is_near(endpoint.url)
-    return httpx.Client(
-        base_url=endpoint.url, headers=headers, timeout=timeout, trust_env=not near, verify=not near
-    )
+    try:
+        with network_variables(os.environ, httpx.InvalidURL):
+            return httpx.Client(
+                base_url=endpoint.url, headers=headers, timeout=timeout, trust_env=not near, verify=not near
+            )
+    except (EnvironmentFault, httpx.InvalidURL) as error:
+        raise ConsoleError(f"cannot connect to {endpoint.url}: {error}") from None
 
 
 def get(http: httpx.Client, path: str) -> dict[str, Any]:

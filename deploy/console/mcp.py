@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protocol.model_folder import expand_user
 from protocol.text_files import EncodingError, without_mark
 
 VERSION = "2025-06-18"
@@ -76,7 +77,7 @@ def read_servers(path: Path) -> list[ServerCommand]:
     Raises `McpError` with what is wrong.
     """
     try:
-        with path.expanduser().open("rb") as file:
+        with expand_user(path).open("rb") as file:
             document = json.loads(without_mark(file.read(FILE_BYTES_MAX + 1)))
         entries = dict(document["mcpServers"])
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 
 from deploy.load.samples import Sample
+from protocol.environment import EnvironmentFault, network_variables
 from protocol.event_stream import events_async
 
 ANSWER_S_MAX = 600.0
@@ -35,19 +37,24 @@ class Target:
 
 @asynccontextmanager
 async def connected(target: Target) -> AsyncIterator[httpx.AsyncClient]:
-    """Open a client with unlimited connections; for plain http: it ignores proxies."""
+    """Open a client with unlimited connections; for plain http: it ignores proxies. Raises `TargetError`."""
     headers = {"authorization": f"Bearer {target.key}"} if target.key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(ANSWER_S_MAX, connect=CONNECT_S_MAX)
     is_plain = target.url.startswith("http:")
-    async with httpx.AsyncClient(
-        base_url=target.url,
-        headers=headers,
-        limits=limits,
-        timeout=timeout,
-        trust_env=not is_plain,
-        verify=not is_plain,
-    ) as http:
+    try:
+        with network_variables(os.environ, httpx.InvalidURL):
+            client = httpx.AsyncClient(
+                base_url=target.url,
+                headers=headers,
+                limits=limits,
+                timeout=timeout,
+                trust_env=not is_plain,
+                verify=not is_plain,
+            )
+    except (EnvironmentFault, httpx.InvalidURL) as error:
+        raise TargetError(f"cannot connect to {target.url}: {error}") from None
+    async with client as http:
         yield http
 
 

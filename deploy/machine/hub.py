@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol import huggingface
+from protocol.environment import EnvironmentFault
 from protocol.error_text import closest_match
 
 PATTERNS = (
@@ -130,12 +131,12 @@ def _told(model: str) -> Iterator[None]:
     """Translate errors of the hub into `HubError` with a readable message."""
     from huggingface_hub import constants, errors
 
-    huggingface.bound()
     unreachable = (
         f"it is not on this machine, and {constants.ENDPOINT} cannot be reached: check the network, or set"
         " HF_ENDPOINT to a mirror"
     )
     try:
+        huggingface.bound()
         yield
     except errors.GatedRepoError:
         why = "access is restricted: accept the model's terms on huggingface.co and set HF_TOKEN"
@@ -150,11 +151,17 @@ def _told(model: str) -> Iterator[None]:
         why = "HF_HUB_OFFLINE forbids downloading it"
     except errors.HFValidationError:
         why = "not a valid model id: write it as OWNER/NAME"
-    except (errors.HfHubHTTPError, OSError) as error:
-        why = f"it cannot be downloaded ({' '.join(str(error).split())})"
+    except (EnvironmentFault, errors.HfHubHTTPError, OSError) as error:
+        advice = ": make it writable, or set HF_HUB_CACHE to another folder" * _is_of_folder(error)
+        why = f"it cannot be downloaded ({' '.join(str(error).split())}){advice}"
     else:
         return
     raise HubError(f"{model}: {why}")
+
+
+def _is_of_folder(error: Exception) -> bool:
+    """Return whether a file of the cache cannot be written."""
+    return isinstance(error, OSError) and str(error.filename or "").startswith(str(folder()))
 
 
 def _gb(count: int) -> str:

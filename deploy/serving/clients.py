@@ -13,6 +13,7 @@ from deploy.serving.settings import table
 from deploy.supervisor.child import Child
 from protocol import settings
 from protocol.api_keys import KEY_BYTES, plain_keys
+from protocol.model_folder import expand_user
 from protocol.secure_files import read_private
 
 ANYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -39,7 +40,7 @@ def keys(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 def keys_file(argv: Sequence[str], environ: Mapping[str, str]) -> Path | None:
     """Return the file of API keys in the settings of `serve`. Raises `SettingsError`."""
     named = serve.own_settings(argv, environ).api_keys_file or _of_gateway("api_keys_file", argv, environ)
-    return Path(str(named)).expanduser() if named else None
+    return expand_user(Path(str(named))) if named else None
 
 
 def gateway_with_key(

@@ -31,7 +31,7 @@ from deploy.supervisor.memory import EXPERTS_MEMORY, all_weight_bytes
 from protocol.error_text import closest_match
 from protocol.hosts import Backend, HostsError, problem_with
 from protocol.hosts import read as read_hosts
-from protocol.model_folder import POCKET, folder_of, name_of
+from protocol.model_folder import POCKET, expand_user, folder_of, name_of
 from protocol.settings import SettingsError, describe, refusal, spell_size
 from protocol.worker_settings import WorkerSettings
 
@@ -223,9 +223,9 @@ def _named(given: ServeSettings, served: Sequence[ServedModel]) -> Iterator[tupl
         backend = model.settings.get("backend", given.backend)
         for plan in plans(model):
             if "hosts" in plan.settings:
-                yield Path(str(plan.settings["hosts"])).expanduser(), None
+                yield expand_user(Path(str(plan.settings["hosts"]))), None
         if path is not None:
-            yield Path(str(path)).expanduser(), cast("Backend | None", backend)
+            yield expand_user(Path(str(path))), cast("Backend | None", backend)
 
 
 def _wrong(path: Path, backend: Backend | None) -> str | None:

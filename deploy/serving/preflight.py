@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,7 @@ def take_lock(program: str, host: str, port: int) -> ServerLock:
 
 def check_port(host: str, port: int, environ: Mapping[str, str]) -> None:
     """Raise `PortError` if the port is in use. Other errors of an address are reported by the gateway."""
-    if environ.get("LISTEN_FDS"):  # a service manager listens for us
+    if _is_activated(environ):
         return
     if not is_taken(host, port):
         return
@@ -73,12 +74,17 @@ def _instead(host: str, port: int) -> str:
 def open_listener(host: str, port: int, environ: Mapping[str, str]) -> socket.socket | None:
     """Open the socket on which every gateway of this server listens for clients. None: a service manager does
     that, or the address cannot be used, which the gateway reports."""
-    if environ.get("LISTEN_FDS"):
+    if _is_activated(environ):
         return None
     try:
         return listen(host, port)
     except (OSError, ValueError, OverflowError):
         return None
+
+
+def _is_activated(environ: Mapping[str, str]) -> bool:
+    """Return whether a service manager listens for this process, by the rules of sd_listen_fds(3)."""
+    return bool(environ.get("LISTEN_FDS")) and environ.get("LISTEN_PID") == str(os.getpid())
 
 
 def is_ours(host: str, port: int) -> bool:

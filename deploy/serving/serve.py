@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv6Address
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +20,9 @@ from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
 from protocol.state_folder import server_name
 from protocol.worker_settings import WorkerSettings
+
+_HOST = re.compile(r"(\w[\w.-]*)?")
+"""A name or an IPv4 address; empty: all addresses."""
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ServeSettings, list[Child]]:
@@ -135,4 +140,14 @@ def _address(given: ServeSettings, config: str | None) -> tuple[str, int]:
     host = own.get("host") if given.host is None else given.host
     port = own.get("port") if given.port is None else given.port
     # The gateway refuses values of other types.
-    return host if isinstance(host, str) else GATEWAY.host, port if isinstance(port, int) else GATEWAY.port
+    host = host if isinstance(host, str) else GATEWAY.host
+    if not _HOST.fullmatch(host) and not _is_ipv6(host):
+        raise SettingsError(f"host: {host!r} is neither an IP address nor the name of a host")
+    return host, port if isinstance(port, int) else GATEWAY.port
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return bool(IPv6Address(host))
+    except ValueError:
+        return False

@@ -22,6 +22,7 @@ from protocol import logs
 from protocol.gateway_settings import GatewaySettings
 from protocol.hosts import Backend
 from protocol.settings import Size, passes_on, public_name
+from protocol.state_folder import xdg_folder
 from protocol.text_files import read_text
 from protocol.worker_settings import WorkerSettings
 
@@ -186,9 +187,10 @@ def default_keys_file(environ: Mapping[str, str]) -> Path | None:
 
     `roundhouse keys` writes it, and `serve` reads it if it exists, unless settings name other keys or none.
     """
-    home = environ.get("HOME")
-    base = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
-    return Path(base) / "roundhouse" / "api-keys" if base else None
+    try:
+        return xdg_folder(environ, "XDG_CONFIG_HOME", ".config") / "api-keys"
+    except RuntimeError:
+        return None
 
 
 @passes_on((GatewaySettings, ("api_keys", *GATEWAY_FLAGS)), (WorkerSettings, WORKER_FLAGS))

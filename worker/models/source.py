@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol import huggingface
+from protocol.environment import EnvironmentFault
 from protocol.error_text import closest_match, describe_os_error
 from protocol.model_folder import (
     POCKET,
@@ -184,18 +185,23 @@ def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
     """Return the repository's folder; download missing files that match, with a progress bar on stderr."""
     from huggingface_hub import constants, errors, snapshot_download
 
-    huggingface.bound()
     near = closest_match(repository, _cached()) or "."
     unreachable = f"it is not on this machine, and {constants.ENDPOINT} cannot be reached{near} {REACH}"
+    is_local = False
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
+        huggingface.bound()
+    except EnvironmentFault as fault:
+        is_local, unreachable = True, f"it is not on this machine, and cannot be downloaded: {fault}."
+    try:
+        folder = snapshot_download(repository, allow_patterns=list(patterns), local_files_only=is_local)
+        return Path(folder)
     except errors.GatedRepoError:
         reason = "access is gated. Accept its terms on huggingface.co and set HF_TOKEN."
     except errors.RepositoryNotFoundError:
         told = "Hugging Face has no such model, or it is private (set HF_TOKEN); there is no such folder"
         reason = f"{told} either{near}"
     except errors.LocalEntryNotFoundError:
-        if constants.HF_HUB_OFFLINE:
+        if constants.HF_HUB_OFFLINE and not is_local:
             reason = "it is not on this machine, and HF_HUB_OFFLINE forbids downloading it."
         else:
             reason = unreachable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 
@@ -44,4 +45,4 @@ def test_a_port_that_a_service_manager_keeps_for_us_is_ours() -> None:
     with socket.socket() as kept:
         kept.bind((HERE, 0))
         kept.listen()
-        check_port(HERE, kept.getsockname()[1], {"LISTEN_FDS": "1"})
+        check_port(HERE, kept.getsockname()[1], {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())})

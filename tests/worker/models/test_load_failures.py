@@ -237,7 +237,7 @@ def test_a_repository_is_looked_at_before_its_weights_are_fetched(
     fetched: list[list[str]] = []
     folder = copied(tmp_path)
 
-    def snapshot(repository: str, allow_patterns: list[str]) -> str:
+    def snapshot(repository: str, allow_patterns: list[str], **_: bool) -> str:
         fetched.append(allow_patterns)
         return str(folder)
 
