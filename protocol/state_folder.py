@@ -29,7 +29,10 @@ def xdg_folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
     """
     # The specification requires that relative paths are ignored.
     named = Path(environ.get(variable, ""))
-    return (named if named.is_absolute() else Path.home() / default) / "roundhouse"
+    if named.is_absolute():
+        return named / "roundhouse"
+    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    return home / default / "roundhouse"
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:

@@ -18,7 +18,9 @@ def check() -> None:
     for name in ("protocol", "broker", "worker"):
         spec = find_spec(name)
         found = None if spec is None or spec.origin is None else Path(spec.origin)
-        if found is None or found.parents[1] != folder:
+        # A package that can be run takes the place of ours on purpose.
+        is_runnable = found is not None and found.with_name("__main__.py").exists()
+        if found is None or (found.parents[1] != folder and not is_runnable):
             place = found or (list(spec.submodule_search_locations or ()) if spec else "nothing")
             print(
                 f"roundhouse: PYTHONPATH hides the package {name!r} of Roundhouse by {place}: "

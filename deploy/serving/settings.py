@@ -187,10 +187,9 @@ def default_keys_file(environ: Mapping[str, str]) -> Path | None:
 
     `roundhouse keys` writes it, and `serve` reads it if it exists, unless settings name other keys or none.
     """
-    try:
-        return xdg_folder(environ, "XDG_CONFIG_HOME", ".config") / "api-keys"
-    except RuntimeError:
+    if not (environ.get("HOME") or environ.get("XDG_CONFIG_HOME")):
         return None
+    return xdg_folder(environ, "XDG_CONFIG_HOME", ".config") / "api-keys"
 
 
 @passes_on((GatewaySettings, ("api_keys", *GATEWAY_FLAGS)), (WorkerSettings, WORKER_FLAGS))
