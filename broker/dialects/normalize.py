@@ -16,24 +16,18 @@ by a blank line.
 """
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import isfinite
 from typing import Any
 
 from broker.dialects.parts import Attachment, Part
 from broker.dialects.parts import read as read_part
 from broker.dialects.parts import write as write_part
 from broker.dialects.volatile_lines import without_head
-
-# Deeper arguments stay text: templates walk them with recursive macros, several stack frames per level.
-ARGUMENTS_DEPTH_MAX = 64
+from protocol.arguments import is_portable
 
 _ROLES = {"developer": "system", "function": "tool"}
-_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1  # range of the wire format
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # not encodable in UTF-8; JSON escapes can produce one
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +128,11 @@ def _read_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_arguments(arguments: Any) -> Any:
-    """Parse arguments into an object. Text that is not a portable JSON object is returned unchanged."""
+    """Return arguments as an object. What is no portable JSON object is text: as written, if it was text."""
     if arguments is None:
         return {}
     if not isinstance(arguments, str):
-        return _copy(arguments)
+        return _copy(arguments) if is_portable(arguments) else json.dumps(arguments)
     if not arguments.strip():
         return {}
     try:
@@ -147,54 +141,13 @@ def _read_arguments(arguments: Any) -> Any:
             parsed = json.loads(parsed)
     except (ValueError, RecursionError):  # ValueError also for integers of thousands of digits
         return arguments
-    return parsed if isinstance(parsed, dict) and _is_portable(parsed) else arguments
-
-
-def _is_portable(value: Any) -> bool:
-    """Return whether the wire and templates can carry `value`: bounded depth and numbers, UTF-8 strings."""
-    level = [value]
-    for _ in range(ARGUMENTS_DEPTH_MAX):
-        if not all(map(_is_portable_item, level)):
-            return False
-        level = [item for container in level for item in _items(container)]
-        if not level:
-            return True
-    return False
-
-
-def _is_portable_item(value: Any) -> bool:
-    match value:
-        case str():
-            return _LONE_SURROGATE.search(value) is None
-        case int():
-            return _INTEGER_MIN <= value <= _INTEGER_MAX
-        case float():
-            return isfinite(value)
-        case _:
-            return True
-
-
-def _items(value: Any) -> Iterable[Any]:
-    match value:
-        case dict():
-            return [*value.keys(), *value.values()]
-        case list():
-            return value
-        case _:
-            return ()
+    return parsed if isinstance(parsed, dict) and is_portable(parsed) else arguments
 
 
 def _copy(value: Any) -> Any:
-    """Deep-copy JSON data without recursion: clients may nest deeper than the stack allows."""
-    root = [value]
-    unfinished: list[Any] = [root]
-    while unfinished:
-        container = unfinished.pop()
-        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
-            if isinstance(item, dict | list):
-                container[key] = item.copy()
-                unfinished.append(container[key])
-    return root[0]
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 # Joining

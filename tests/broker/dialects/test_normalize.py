@@ -1,4 +1,4 @@
-import sys
+import json
 import time
 from copy import deepcopy
 from itertools import pairwise
@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.dialects.normalize import ARGUMENTS_DEPTH_MAX, Conversation, normalize
+from broker.dialects.normalize import Conversation, normalize
 from broker.dialects.parts import Attachment, Image, Video
 from broker.dialects.volatile_lines import HEADS, without_head
+from protocol.arguments import ARGUMENTS_DEPTH_MAX
 
 PIXEL = "data:image/png;base64,AAAA"
 IMAGE = {"type": "image_url", "image_url": {"url": PIXEL, "detail": "low"}}
@@ -145,16 +146,12 @@ def test_arguments_at_the_bounds_become_an_object() -> None:
     }
 
 
-def test_an_object_nested_deeper_than_the_stack_is_copied() -> None:
-    root: dict[str, Any] = {}
-    leaf = root
-    for _ in range(sys.getrecursionlimit() * 2):
-        leaf["a"] = leaf = {}
-    copied = arguments_of(root)
-    depth = 0
-    while copied:
-        copied, depth = copied["a"], depth + 1
-    assert depth == sys.getrecursionlimit() * 2
+@pytest.mark.parametrize("value", [10**30, float("inf"), "\ud83d", [[]] * 2])
+def test_an_object_that_the_wire_cannot_carry_is_its_text(value: Any) -> None:
+    nested = value
+    for _ in range(ARGUMENTS_DEPTH_MAX * isinstance(value, list)):
+        nested = [nested]
+    assert arguments_of({"a": nested}) == json.dumps({"a": nested})
 
 
 @pytest.mark.parametrize("roles", [("user", "assistant"), ("system", "user")])

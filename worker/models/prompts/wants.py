@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import combinations, takewhile
 from typing import Any
 
+from protocol.arguments import object_in
 from worker.models.prompts.boundaries import Messages
 
 Message = Mapping[str, Any]
@@ -46,12 +47,12 @@ _SHORT_LENGTH = 9
 _SHORT_IDS, _LONG_ID = ("abcdefgh0", "abcdefgh1"), "call_0123456789abcdef01234567"
 
 
-def _calling(*ids: str) -> Message:
+def _calling(*ids: str, cut: str = "") -> Message:
     calls = [
         {
             "type": "function",
             "id": id,
-            "function": {"name": f"{TOOL_NAME}_{number}", "arguments": {"alpha": f"value-{number}"}},
+            "function": {"name": f"{TOOL_NAME}_{number}", "arguments": cut or {"alpha": f"value-{number}"}},
         }
         for number, id in enumerate(ids)
     ]
@@ -65,6 +66,9 @@ def _result(id: str, text: str) -> Message:
 _BARE: Message = {"role": "assistant", "content": ""}
 _BESIDE = "text-beside"
 CALLED = (_calling(_LONG_ID), _result(_LONG_ID, "result-0"))
+_CUT = '{"alpha" :"value-0'
+"""Arguments that broke off, with a space where no template writes one."""
+_CUT_CALLED = (_calling(_LONG_ID, cut=_CUT), CALLED[1])
 _CALL_SHOWN = (f"{TOOL_NAME}_0", "value-0", "result-0")
 _TWO = (_calling(*_SHORT_IDS), *(_result(id, f"result-{place}") for place, id in enumerate(_SHORT_IDS)))
 _TWO_SHOWN = (*_CALL_SHOWN, f"{TOOL_NAME}_1", "value-1", "result-1")
@@ -81,6 +85,7 @@ class Wants:
     * `writes_calls`: there are no calls; they and their results become text.
     * `splits_calls`: an answer has one call at most.
     * `text_arguments`: a call's arguments are JSON text, not an object.
+    * `takes_cut_text`: arguments that are no object may be any text, and are written as they are.
     * `null_contents`: the content beside calls must be null.
     * `parts_calls`: a text beside calls needs an answer of its own, before them.
     * `short_ids`: ids of calls have nine letters or digits (Mistral).
@@ -97,6 +102,7 @@ class Wants:
     writes_calls: bool = False
     splits_calls: bool = False
     text_arguments: bool = False
+    takes_cut_text: bool = True
     null_contents: bool = False
     parts_calls: bool = False
     short_ids: bool = False
@@ -188,6 +194,7 @@ def find_wants(attempt: Attempt) -> Wants:
         thinking_under="thinking" if renames else wants.thinking_under,
         efforts=None if efforts == EFFORTS else efforts,
         takes_budget=bool(told(thinking_budget=1024)),
+        takes_cut_text=_CUT in attempt(wants, [USER, *_CUT_CALLED], {}),
     )
 
 
@@ -308,12 +315,16 @@ def _written(message: Message) -> Message:
         return {"role": "user", "content": content}
     if not message.get("tool_calls"):
         return message
-    calls = "\n".join(
-        f"<tool_call>{json.dumps(call['function'], ensure_ascii=False)}</tool_call>"
-        for call in message["tool_calls"]
-    )
+    calls = "\n".join(_written_call(call["function"]) for call in message["tool_calls"])
     bare = {key: value for key, value in message.items() if key != "tool_calls"}
     return bare | {"content": _both(content, calls) if content else calls}
+
+
+def _written_call(function: Mapping[str, Any]) -> str:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    name = json.dumps(function["name"], ensure_ascii=False)
+    return f'<tool_call>{{"name": {name}, "arguments": {text}}}</tool_call>'
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -408,12 +419,12 @@ def _lay_out_one(message: Message, wants: Wants) -> Message:
 
 def _lay_out_call(call: Mapping[str, Any], wants: Wants) -> Mapping[str, Any]:
     laid, function = dict(call), call["function"]
-    arguments = function.get("arguments")
+    arguments = function["arguments"]
+    if isinstance(arguments, str) and not wants.takes_cut_text:
+        found = object_in(arguments)
+        arguments = {"arguments": arguments} if found is None else found
     if wants.text_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not wants.text_arguments and not isinstance(arguments, dict):
-        # What a model has said instead of an object; templates iterate over arguments.
-        arguments = {"arguments": arguments}
     laid["function"] = {**function, "arguments": arguments}
     if wants.short_ids:
         _shorten(laid, "id")

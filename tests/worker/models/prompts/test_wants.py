@@ -23,6 +23,10 @@ DEEPSEEK_R1 = (
     "{% else %}{{ '<' + m.role + '>' + m.content }}{% endif %}{% endfor %}" + ENDS
 )
 DEEPSEEK_V3 = DEEPSEEK_R1.replace("m.role == 'assistant' and m.tool_calls", "m.content is none")
+QWEN_3 = DEEPSEEK_R1.replace(
+    "c.function.arguments }}",
+    "(c.function.arguments if c.function.arguments is string else c.function.arguments|tojson) }}",
+)
 KIMI = TURNS.replace(">{{", ">{% for c in m.tool_calls %}{{ c.id }}{% endfor %}{{ m.tool_call_id }}{{")
 QWEN_CODER = (
     "{{ tools|tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}"
@@ -113,24 +117,40 @@ def test_calls_are_in_the_prompt_whatever_the_template_reads_them_from(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "written"),
+    ("arguments", "members"),
     [
-        ('{"command": "ls"}', "<parameter=command>ls</parameter>"),
-        (json.dumps('{"command": "ls"}'), "<parameter=command>ls</parameter>"),
-        ('{"command": "l', '<parameter=arguments>{"command": "l</parameter>'),
-        ('["ls"]', '<parameter=arguments>["ls"]</parameter>'),
-        ('{"n": 1234567890123456789012345}', '{"n": 1234567890123456789012345}'),
-        ('{"n": NaN}', '<parameter=arguments>{"n": NaN}</parameter>'),
-        ("null", "<function=run>"),
-        ("", "<function=run></function>"),
+        ('{"command": "ls"}', {"command": "ls"}),
+        (json.dumps('{"command": "ls"}'), {"command": "ls"}),
+        ("", {}),
+        ('{"a": 1, "b": [true, {"c": "l', {"a": 1, "b": [True, {"c": "l"}]}),
+        ('{"a": "l", "b": 12', {"a": "l"}),
+        ('{"a": "l\\', {"a": "l"}),
+        ('{"a": "l\\ud83d\\ude', {"a": "l"}),
+        ('{"a": "\\ud83d"}', {"a": "\ufffd"}),
+        ('{"n": 123456789012345678901234567890}', {"n": "123456789012345678901234567890"}),
+        ('{"n": 1e999, "m": [-Infinity, NaN]}', {"n": "1e999", "m": ["-Infinity", "NaN"]}),
+        *(
+            (text, {"arguments": text})
+            for text in ("null", "[]", '["ls"]', "{oops", '{"a": 1} and', "1", '{"a": x')
+        ),
     ],
 )
-def test_whatever_a_model_has_called_with_is_accepted_as_history(
-    tmp_path: Path, arguments: str, written: str
+def test_arguments_are_as_written_where_a_template_takes_text_and_else_the_best_object(
+    tmp_path: Path, arguments: str, members: dict[str, Any]
 ) -> None:
-    prompt = rendered(tmp_path, QWEN_CODER, [user("list"), calls(arguments), result(0, "two files")])
-    assert written in prompt
-    assert prompt.endswith("<tool>two files<A>")
+    is_object = arguments == "" or "ls" in members.values()
+    as_text = json.dumps(members) if is_object else arguments
+    pairs = "".join(f"<parameter={key}>{value}</parameter>" for key, value in members.items())
+    hermes = '<tool_call>{"name": "run", "arguments": ' + as_text + "}</tool_call>"
+    for text, written in (
+        (QWEN_CODER, f"<function=run>{pairs}</function>"),
+        (QWEN_3, f"<call>run {as_text}"),
+        (DEEPSEEK_R1, f"<call>run {as_text}"),
+        (LLAMA_3, '"arguments": ' + json.dumps(members, ensure_ascii=False)),
+        (GEMMA_2, hermes),
+    ):
+        prompt = rendered(tmp_path, text, [user("list"), calls(arguments), result(0, "two files")])
+        assert written in prompt
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
