@@ -27,6 +27,9 @@ _KEY = re.compile("[^\\s,:{}\\[\\]\"'<>\ud800-\udfff]+")
 _BARE_KEY = re.compile(r"[-$\w]+")
 _JSON_RUN = re.compile(r'[^"\\\x00-\x1f]+')
 _PYTHON_RUN = re.compile(r"[^\"'\\]+")
+_HIGH, _LOW = re.compile("[dD][89abAB].."), re.compile("[dD][c-fC-F]..")
+"""Hexadecimal digits of the first and second half of a character."""
+_REPLACEMENT = "\\ufffd"
 _HEX = re.compile(r"[0-9a-fA-F]")
 _OCTAL = re.compile(r"[0-7]")
 _INTEGER = re.compile(r"[-+]?(?:0+|[1-9][0-9_]*)")
@@ -38,7 +41,7 @@ _ESCAPES = {
     "\n": "", "\\": "\\", "'": "'", '"': '"', "/": "/",
     "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v",
 }  # fmt: skip
-_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+_HEX_DIGITS = {"x": 2, "U": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ def _atom(text: str, dialect: Dialect) -> str | None:
     if text in dialect.words:
         return dialect.words[text]
     if NUMBER.fullmatch(text):
-        return text
+        return text if math.isfinite(float(text)) else quote(text)  # 1e999, which no client could send back
     return python_number(text) if dialect.quotes or dialect.is_loose else None
 
 
@@ -269,8 +272,25 @@ def _read_json_escape(source: CallSource, emit: Emit, *, is_loose: bool) -> Step
     if letter not in '"\\/bfnrtu':
         return emit("\\\\")  # the letter is read as text
     source.accept()
-    digits = (yield from _digits(source, 4)) if letter == "u" else ""
-    emit(f"\\{letter}{digits}")
+    return emit((yield from _unicode_escape(source)) if letter == "u" else f"\\{letter}")
+
+
+def _unicode_escape(source: CallSource) -> Steps[str]:
+    """Read the digits of an escape, and those of the other half of a pair, as JSON. A half without the other
+    is no character: clients could not send it back in UTF-8."""
+    escaped = ""
+    digits = yield from _digits(source, 4)
+    while _HIGH.fullmatch(digits):
+        if not (yield from source.peek()):
+            raise BrokenError
+        if not (yield from source.skip("\\u")):
+            break
+        high, digits = digits, (yield from _digits(source, 4))
+        if _LOW.fullmatch(digits):
+            return f"{escaped}\\u{high}\\u{digits}"
+        escaped += _REPLACEMENT
+    is_half = _HIGH.fullmatch(digits) or _LOW.fullmatch(digits)
+    return escaped + (_REPLACEMENT if is_half else f"\\u{digits}")
 
 
 def _digits(source: CallSource, count: int) -> Steps[str]:
@@ -318,6 +338,8 @@ def _python_escape(source: CallSource) -> Steps[str]:
     if _OCTAL.match(letter):
         return escape(chr(int((yield from _octal(source)), 8)))
     source.accept()
+    if letter == "u":
+        return escape(json.loads(f'"{(yield from _unicode_escape(source))}"'))
     if letter in _HEX_DIGITS:
         return _character((yield from _digits(source, _HEX_DIGITS[letter])))
     return escape(_ESCAPES.get(letter, "\\" + letter))
@@ -334,5 +356,4 @@ def _character(digits: str) -> str:
     code = int(digits, 16)
     if code > 0x10FFFF:
         raise BrokenError
-    # A lone surrogate cannot be encoded as UTF-8, but JSON can escape it.
-    return f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else escape(chr(code))
+    return _REPLACEMENT if 0xD800 <= code <= 0xDFFF else escape(chr(code))

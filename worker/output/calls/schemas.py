@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from worker.output.calls.literals import JSON, NUMBER, PYTHON, python_number, quote, transcode
@@ -131,4 +132,4 @@ def _integer(text: str) -> str | None:
 
 
 def _number(text: str) -> str | None:
-    return text if NUMBER.fullmatch(text) else python_number(text)
+    return text if NUMBER.fullmatch(text) and isfinite(float(text)) else python_number(text)
