@@ -88,11 +88,11 @@ class EngineRequest:
     format; None: raw text. `echo`: return the prompt, with logprobs if requested; the client already has the
     first `scored` tokens. `echo_text`: the prompt's text, if it came as tokens. `tools`: name and JSON schema
     of the arguments of each callable tool. `single_call`: the output ends after its first tool call.
-    `images`: its images, in order; `tokens` has their keys in place of image tokens, and never ends with
-    one. `speculation`: tokens may be drafted, without changing the output; `prediction` is text that the
-    output is likely to repeat. `sparse`: sparse prefill of a long prompt; None: the default. `left_out`:
-    position ranges that another worker did not prefill. `relaxed`: keywords of its JSON schema that the
-    output may violate. `adapter`: its name; empty: the model alone.
+    `calls_only`: it is tool calls only. `images`: its images, in order; `tokens` has their keys in place of
+    image tokens, and never ends with one. `speculation`: tokens may be drafted, without changing the output;
+    `prediction` is text that the output is likely to repeat. `sparse`: sparse prefill of a long prompt; None:
+    the default. `left_out`: position ranges that another worker did not prefill. `relaxed`: keywords of its
+    JSON schema that the output may violate. `adapter`: its name; empty: the model alone.
     """
 
     id: str
@@ -114,6 +114,7 @@ class EngineRequest:
     echo_text: str = ""
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     single_call: bool = False
+    calls_only: bool = False
     images: tuple[ImageInput, ...] = ()
     speculation: bool = True
     prediction: tuple[int, ...] = ()

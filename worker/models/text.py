@@ -163,7 +163,8 @@ class OutputProcessors:
         vocabulary, form, stop = self._vocabulary, self._form, engine_request.stop
         if engine_request.opening is not None and engine_request.tools:
             single = engine_request.single_call
-            calls = CallNumbering(engine_request.tools, namer_of(engine_request), single=single)
+            only, namer = engine_request.calls_only, namer_of(engine_request)
+            calls = CallNumbering(engine_request.tools, namer, single=single, only=only)
             reading = self._call_form.open(engine_request.opening, calls)
             return ChannelProcessor(vocabulary, reading, self._call_form.signs, stop, single_call=single)
         if engine_request.opening is None or form.is_plain:

@@ -206,6 +206,7 @@ def test_heads_lead_to_calls_and_are_not_shown(plain: bool) -> None:
     said = in_tokens(ChannelProcessor(vocabulary, form.open(opening, calls), form.signs, ()), tokens)
     assert (said.reasoning, said.text) == ("Hm", "Yes, to=self.")
     assert said.parsed() == [("get", {"city": "Quito"})]
+    calls = CallNumbering(TOOLS, named, single=False)
     said = in_tokens(ChannelProcessor(vocabulary, form.open(opening, calls), form.signs, ()), tokens[:2])
     assert said.text
 

@@ -210,7 +210,7 @@ def test_stop_strings_count_in_the_content_alone(answer: tuple[str, str, list[in
         growths.append(output_processor.push(token))
         if output_processor.stopped:
             break
-    growths.append(output_processor.flush())
+    growths.append(output_processor.flush(has_ended=True))
     thoughts, content = joined(growths)
     all_thoughts, all_content = by_splitting(it, it.whole(tokens), state)
     ends = [all_content.find(each) + len(each) for each in stop if each in all_content]

@@ -31,7 +31,7 @@ from worker.models.prompts.markup import (
 )
 from worker.models.prompts.template import Render, behind_thoughts
 from worker.output.calls.formats import LITERALS, READERS, read_harmony
-from worker.output.calls.parser import CallOpening, ToolCallParser
+from worker.output.calls.parser import CallOpening, ToolCallParser, is_plain
 from worker.output.calls.source import Spelling
 from worker.output.calls.writer import CallNumbering, Reader
 from worker.output.channels import CALL, CONTENT, REASONING, Markers, Piece, signed, signs_of
@@ -48,8 +48,9 @@ class Format:
     def __init__(self, tokenizer: TokenizerWrapper, vocabulary: Vocabulary) -> None:
         edges = _edges_of(tokenizer)
         self.signs = Markers(signs_of(_special_tokens(tokenizer, vocabulary, _markers_in(edges))))
-        self._machine = TextStateMachine(_spelled(edges, _names(vocabulary, self.signs)))
-        self._lengths = _Lengths(edges, tokenizer)
+        spelled = _spelled(edges, _names(vocabulary, self.signs))
+        self._machine = TextStateMachine(spelled)
+        self._lengths = _Lengths(spelled, tokenizer)
         self.is_plain = not edges
 
     def open(self, state: str) -> FormatReader:
@@ -116,12 +117,13 @@ def closing_of(tokenizer: TokenizerWrapper, template: Render | None) -> tuple[in
 
 
 class _Lengths:
-    """Properties of a format that its readers share: header states, the longest text to buffer,
+    """Properties of a format that its readers share: markers, header states, the longest text to buffer,
     and whether one may begin with one of `PLAIN_THOUGHTS`."""
 
     def __init__(self, edges: Edges, tokenizer: TokenizerWrapper, calls: Iterable[str] = ()) -> None:
         self.begins_plainly = has_plain_thoughts(tokenizer)
-        self.held_max = max((len(marker) for marker in _markers_in(edges)), default=1) - 1
+        self.markers = _markers_in(edges)
+        self.held_max = max(map(len, self.markers), default=1) - 1
         self.heads = edges.keys() - _SAID - {*calls}
         self.free = frozenset(state for state in _SAID if not edges.get(state))
 
@@ -134,10 +136,12 @@ class FormatReader:
         self._machine = machine
         # Upstream's (state, node, states, buffered text).
         self._position = machine.make_state(state)
+        self._markers = lengths.markers
         self._held_max = lengths.held_max
         self._heads = lengths.heads
         self._free = lengths.free
         self._head = ""
+        self._may_lack_head = True
         self._may_begin = lengths.begins_plainly and state == CONTENT
         self._begun = ""
 
@@ -192,16 +196,32 @@ class FormatReader:
         self._position = self._machine.make_state(state)
 
     def rest(self, *, has_ended: bool = False) -> list[Piece]:
-        """Return the buffered text; a header without a marker after it is ordinary text."""
-        self._position, grammar_cache, _ = TextStateMachine.flush(self._position)
-        return [(self.state, self._head + self._begun + grammar_cache)]
+        """Return the buffered text. A header without a marker after it is ordinary text. If the answer was
+        cut in it, it is text only if there was no marker before it either."""
+        self._position, buffered, _ = TextStateMachine.flush(self._position)
+        text = self._head + self._begun
+        if has_ended:
+            text += buffered
+        elif self.state in self._heads and not self._may_lack_head:
+            text = ""
+        else:
+            text += self._without_cut_marker(buffered)
+        return [(self.state, text)]
+
+    def _without_cut_marker(self, text: str) -> str:
+        """Drop the beginning of a marker from a special token on. Plain text may be no marker."""
+        for place, character in enumerate(text):
+            if not is_plain(character) and any(marker.startswith(text[place:]) for marker in self._markers):
+                return text[:place]
+        return text
 
     def _gone_on(self, position: Any, pieces: list[Piece]) -> list[Piece]:
-        self.state, node, states, grammar_cache = position
-        if len(grammar_cache) > self._held_max:
-            certain = len(grammar_cache) - self._held_max
-            pieces.append((self.state, grammar_cache[:certain]))
-            position = (self.state, node, states, grammar_cache[certain:])
+        self.state, node, states, buffered = position
+        self._may_lack_head = self._may_lack_head and len(pieces) == 1
+        if len(buffered) > self._held_max:
+            certain = len(buffered) - self._held_max
+            pieces.append((self.state, buffered[:certain]))
+            position = (self.state, node, states, buffered[certain:])
         self._position = position
         return self._without_heads(pieces) if self._heads else pieces
 

@@ -149,6 +149,7 @@ class TextPreparer:
             echo_text=self._completion.echo_text(request),
             tools={tool.name: tool.schema for tool in offered(conversation)},
             single_call=request.calling is not None and request.calling.single,
+            calls_only=request.calling is not None and bool(request.calling.required or request.calling.name),
             speculation=request.speculation,
             sparse=request.sparse,
             left_out=tuple(request.left_out),

@@ -144,8 +144,9 @@ class _Object:
         writer = self._writer
         fits = _TextBuffer(lambda text: "\\" in text or writer.may_know(text.strip('"')))
         self._name = yield from self._read_quoted(fits)
-        if not self._writer.has_parameter(self._name):
+        if not writer.has_parameter(self._name):
             raise BrokenError
+        writer.is_named = True
         if not self._is_bare:
             self._begin()
 

@@ -4,6 +4,10 @@ After each opening marker the text is parsed tentatively. Until a known tool is 
 then the marker is text, and parsing resumes behind it. Once a tool is named, emitted output stays, and text
 resumes where the call ends or breaks. White space around calls belongs to them, so it is withheld until
 something else follows.
+
+If the answer is cut, what a call has not emitted is dropped. A call is all behind a complete marker, or
+behind the name of a tool where there is no marker, until the attempt fails. A part of a marker is text, but
+not directly behind a call, nor where nothing but calls was allowed.
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ class MarkerScanner(Protocol):
     def enter(self, state: str) -> None:
         """Continue from `state`, with no text withheld."""
 
-    def rest(self) -> list[Piece]:
-        """Return the text withheld as a possible marker."""
+    def rest(self, *, has_ended: bool = False) -> list[Piece]:
+        """Return the text withheld as a possible marker. `has_ended`: see `ChannelStateMachine`."""
 
 
 def is_plain(marker: str) -> bool:
@@ -73,6 +77,11 @@ class CallAttempt:
     def has_begun(self) -> bool:
         """Whether a call has been emitted."""
         return self._writer.has_begun
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the text is a call, unless the attempt fails yet."""
+        return bool(self.opening.marker) or self._writer.is_named
 
     def feed(self, text: str) -> None:
         """Parse more text."""
@@ -130,15 +139,28 @@ class ToolCallParser:
     def rest(self, *, has_ended: bool = False) -> list[Piece]:
         pieces: list[Piece] = []
         while self._attempt is not None:
+            is_cut = not has_ended and (self._attempt.is_call or self._calls.only)
             self._attempt.end(has_answer_ended=has_ended)
-            pieces += self.split(self._conclude(self._attempt))
-        if self._calls.is_complete:
+            pieces += self._drop() if is_cut else self.split(self._conclude(self._attempt))
+        if self._calls.is_complete or not (has_ended or self._may_be_text()):
             return pieces
-        for state, text in self._seeker.rest():
+        for state, text in self._seeker.rest(has_ended=has_ended):
             self._say(state, str(text))
         if self._spaces and not self._calls.begun:
             self._pieces.append((CONTENT, self._spaces))
         return pieces + self.split("")
+
+    def _may_be_text(self) -> bool:
+        """Return whether withheld text may be something else than the marker of a call."""
+        is_around = self._calls.begun and self._spaces is not None
+        return self._seeker.state == REASONING or not (self._calls.only or is_around)
+
+    def _drop(self) -> list[Piece]:
+        """Finish an attempt whose text is cut, and drop what it has not emitted."""
+        self._attempt, self._spaces = None, ""
+        self._seeker.enter(CONTENT)
+        self._pieces += self._calls.drain()
+        return self.split("")
 
     def _look(self, text: str) -> str:
         """Scan for the next marker; return the text behind it."""

@@ -21,9 +21,18 @@ ID_DIGITS = 24
 class CallNumbering:
     """Numbered calls of one answer, with their pending deltas."""
 
-    def __init__(self, tools: Mapping[str, Schema], identify: Callable[[int], str], *, single: bool) -> None:
-        """`identify`: returns the id of a call by its number. `single`: at most one call is allowed."""
+    def __init__(
+        self,
+        tools: Mapping[str, Schema],
+        identify: Callable[[int], str],
+        *,
+        single: bool,
+        only: bool = False,
+    ) -> None:
+        """`identify`: returns the id of a call by its number. `single`: at most one call is allowed. `only`:
+        the answer has no other content."""
         self.tools = tools
+        self.only = only
         self.whole = 0
         self.begun = 0
         self._identify = identify
@@ -84,6 +93,8 @@ class CallWriter:
         """Name of the tool of the current call."""
         self.is_open = False
         """Whether a call is emitted and not complete."""
+        self.is_named = False
+        """Whether a tool has been named, also if its call is not emitted yet."""
         self._calls = calls
         self._begun_before = calls.begun
         self.keys: list[str] = []
@@ -117,7 +128,7 @@ class CallWriter:
         """Begin a call of the tool `name`. Raises `BrokenError` for an unknown tool."""
         self._calls.begin(name, own_id)
         self.name = name
-        self.is_open = True
+        self.is_open = self.is_named = True
         self.keys = []
         self._said = []
         self.source.take()

@@ -97,10 +97,10 @@ def model(
 
 
 def in_pieces(
-    tools: Mapping[str, Any], pieces: Iterable[str], *, single: bool = False, has_ended: bool = False
+    tools: Mapping[str, Any], pieces: Iterable[str], *, has_ended: bool = False, **allowed: bool
 ) -> ParsedAnswer:
     """Parse pieces of text with the call parser alone, without tokens. `has_ended`: the model ended it."""
-    reading = model().form.open(CONTENT, CallNumbering(tools, named, single=single))
+    reading = model().form.open(CONTENT, CallNumbering(tools, named, **{"single": False, **allowed}))
     said = ParsedAnswer()
     for piece in [*map(reading.split, pieces), reading.rest(has_ended=has_ended)]:
         for state, grown in piece:

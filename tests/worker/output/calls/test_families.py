@@ -85,7 +85,7 @@ def test_a_built_in_call_of_llama_3_is_read() -> None:
     ],
 )
 def test_what_only_looks_like_a_call_is_text(text: str) -> None:
-    said = either_way(TOOLS, text)
+    said = either_way(TOOLS, text, has_ended=True)
     assert (said.text, said.calls) == (text, [])
 
 

@@ -21,6 +21,7 @@ from tests.worker.output.calls.written import (
     tools_for,
 )
 from worker.models.prompts.markup import PLAIN_THOUGHTS
+from worker.output.calls.formats import READERS
 from worker.output.calls.parser import is_in_code
 from worker.output.calls.source import CLOSINGS
 
@@ -68,13 +69,13 @@ def test_calls_between_texts_come_out_whole_as_upstream_reads_them_wherever_they
     text = written(form, groups, around)
     assume(not text.lstrip().startswith(THOUGHTS))
     tools = schemas_in(tools_for(calls))
-    whole = in_pieces(tools, [text])
+    whole = in_pieces(tools, [text], has_ended=True)
     assert whole.parsed() == calls
     assert [list(arguments) for _, arguments in whole.parsed()] == [list(arguments) for _, arguments in calls]
     assert whole.text == shown(around)
     assert whole.whole == list(range(len(calls)))
-    assert in_pieces(tools, text) == whole
-    assert in_pieces(tools, cuts_of(data.draw, text)) == whole
+    assert in_pieces(tools, text, has_ended=True) == whole
+    assert in_pieces(tools, cuts_of(data.draw, text), has_ended=True) == whole
     if all(arguments for _, arguments in calls) or not form.needs_arguments:
         assert form.by_upstream(calls, tools_for(calls)) == calls
     single = in_pieces(tools, form.write(calls) + "more", single=True)
@@ -84,7 +85,7 @@ def test_calls_between_texts_come_out_whole_as_upstream_reads_them_wherever_they
 @every_format
 @given(data=st.data())
 @thorough
-def test_an_answer_cut_anywhere_keeps_what_was_given_out_and_loses_no_text(
+def test_an_answer_cut_anywhere_keeps_what_was_given_out_and_no_rest_of_a_call_is_text(
     name: str, data: st.DataObject
 ) -> None:
     form = FORMATS[name]
@@ -97,15 +98,16 @@ def test_an_answer_cut_anywhere_keeps_what_was_given_out_and_loses_no_text(
     whole = in_pieces(tools, [text])
     place = data.draw(st.integers(0, len(text)))
     cut = in_pieces(tools, [text[:place]])
+    assert in_pieces(tools, text[:place]) == cut
     check_unfinished(cut)
     for part, all_of_it in zip(cut.calls, whole.calls, strict=False):
         assert part[:2] == all_of_it[:2]
         assert all_of_it[2].startswith(part[2])
-    if cut.calls:
-        # Text that is in no call is the end of the output.
-        assert text[:place].endswith(cut.text.removeprefix(shown([before])))
-    else:
-        assert cut.text == text[:place]
+    marker = max((each for each in READERS if text.startswith(each, len(before))), key=len, default="")
+    is_text = place < len(before) + len(marker)
+    assert cut.text == (text[:place] if is_text or place == len(before) else shown([before]))
+    required = in_pieces(tools, [text[len(before) : place]], only=True)
+    assert (required.text, len(required.calls)) == ("", len(cut.calls))
     ended = in_pieces(tools, [text[:place]], has_ended=True)
     assert in_pieces(tools, text[:place], has_ended=True) == ended
     check_unfinished(ended)
@@ -133,7 +135,7 @@ def test_whatever_is_damaged_nothing_is_invented_and_nothing_lost(name: str, dat
     calls = data.draw(calls_in(form, 2))
     text, tools, word = form.write(calls), schemas_in(tools_for(calls)), "QX7Z"
     place = data.draw(st.integers(0, len(text)))
-    said = in_pieces(tools, text[:place] + word + text[place:])
+    said = in_pieces(tools, text[:place] + word + text[place:], has_ended=True)
     # The attributes of tags are ignored, except for the names in them.
     if name not in ("kimi_k3", "muse_spark"):
         assert word in said.text + "".join(map("".join, said.calls))
@@ -143,8 +145,8 @@ def test_whatever_is_damaged_nothing_is_invented_and_nothing_lost(name: str, dat
         end = min(len(text), start + data.draw(st.integers(0, 5)))
         text = text[:start] + data.draw(st.sampled_from(WORDS) | st.just("")) + text[end:]
     assume(not text.lstrip().startswith(THOUGHTS))
-    said = in_pieces(tools, [text])
-    assert in_pieces(tools, text) == said
+    said = in_pieces(tools, [text], has_ended=True)
+    assert in_pieces(tools, text, has_ended=True) == said
     check_unfinished(said)
     rest = iter(text)
     assert all(character in rest for character in said.text)
