@@ -1,4 +1,8 @@
-"""Calls that broke off: clients must not take them for calls, and run a tool with a part of its arguments."""
+"""Calls that broke off: clients must not take them for calls, and run a tool with a part of its arguments.
+
+A call that `max_tokens` has cut is in the answer with the part that it has, and the finish reason says so, as
+in OpenAI's and Anthropic's APIs. Any other that broke off is text.
+"""
 
 from __future__ import annotations
 

@@ -153,8 +153,10 @@ class ChatChoiceRenderer:
         text = "".join(delta.text for delta in deltas)
         thought = "".join(delta.reasoning for delta in deltas)
         called = self._joined(call for delta in deltas for call in delta.calls)
-        text += "".join(as_text(call.name, call.arguments) for call in called if not is_whole(call.arguments))
-        calls = self._calls(choice, [call for call in called if is_whole(call.arguments)], numbered=False)
+        cut = called[-1:] if reason == "length" else []
+        broken = [call for call in called if not is_whole(call.arguments) and call not in cut]
+        text += "".join(as_text(call.name, call.arguments) for call in broken)
+        calls = self._calls(choice, [call for call in called if call not in broken], numbered=False)
         likelihoods = [of for delta in deltas for of in delta.likelihoods]
         message = {
             "role": "assistant",

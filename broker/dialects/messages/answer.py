@@ -14,6 +14,7 @@ from broker.dialects.messages.errors import error_object
 from broker.dialects.openai import failure
 from broker.dialects.renderers import DocumentRenderer, SseRenderer, typed_event
 from broker.dispatch.flight import Item, size_of
+from protocol.arguments import object_in
 from protocol.messages import Accepted, Failed, Finished, PrefixHit
 from protocol.types import Delta, Usage
 
@@ -130,6 +131,8 @@ class MessageDocumentRenderer(DocumentRenderer):
 
     def document(self) -> bytes:
         content = [_whole(opened, gains) for opened, gains in self._content]
+        if content and self._end["stop_reason"] == "max_tokens":
+            content[-1] = _whole(*self._content[-1], is_cut=True)
         return encode({**self._message, "content": content, **self._end})
 
 
@@ -173,7 +176,8 @@ def _opened(block: BlockStart) -> dict[str, Any]:
             return {"type": "text", "text": ""}
 
 
-def _whole(opened: BlockStart, gains: Sequence[BlockDelta]) -> dict[str, Any]:
+def _whole(opened: BlockStart, gains: Sequence[BlockDelta], *, is_cut: bool = False) -> dict[str, Any]:
+    """Return a whole block. `is_cut`: the answer was cut in it; a call then has its complete values."""
     texts = {kind: "".join(gain.text for gain in gains if gain.kind is kind) for kind in BlockKind}
     block = _opened(opened)
     match opened.kind:
@@ -181,6 +185,8 @@ def _whole(opened: BlockStart, gains: Sequence[BlockDelta]) -> dict[str, Any]:
             arguments = texts[BlockKind.TOOL_USE]
             if is_whole(arguments):
                 return block | {"input": Raw(arguments.encode())}
+            if is_cut:
+                return block | {"input": object_in(arguments, with_cut_string=False) or {}}
             return {"type": "text", "text": as_text(opened.name, arguments)}
         case BlockKind.THINKING:
             return block | {"thinking": texts[BlockKind.THINKING], "signature": texts[BlockKind.SIGNATURE]}

@@ -187,6 +187,11 @@ def test_a_call_that_broke_off_is_text_or_its_reason_says_so(arguments: str) -> 
     assert choice["message"]["content"] == 'Well, {"name": "get_tide", "arguments": ' + arguments
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"
+    cut = items(delta("Well, ", begun(0, "f", "{"), begun(1, "get_tide", arguments)), reason="length")
+    message = choice_of(cut)["message"]
+    assert message["content"] == 'Well, {"name": "f", "arguments": {'
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == [arguments]
+    assert chunks(cut)[-1]["choices"][0]["finish_reason"] == choice_of(cut)["finish_reason"] == "length"
     mixed = items(delta("", begun(0, "f", "{}"), begun(1, "get_tide", arguments)), reason="tool_calls")
     choice = choice_of(mixed)
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -18,6 +18,7 @@ from broker.dialects.messages.answer import PING, MessageDocumentRenderer, Messa
 from broker.dialects.messages.errors import error_object
 from broker.dialects.openai import failure
 from broker.dispatch.flight import Item
+from protocol.arguments import object_in
 from protocol.errors import KINDS, Code, RequestError
 from protocol.messages import Finished
 from protocol.types import CallDelta, Delta, Usage
@@ -64,7 +65,8 @@ def signature(thought: str) -> str:
 
 
 def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join events into a message, as Anthropic documents. Asserts their order."""
+    """Join events into a message, as Anthropic documents. Asserts their order. What broke off has its
+    `arguments`."""
     first, *rest = events
     assert first["type"] == "message_start"
     built: dict[str, Any] = first["message"]
@@ -91,8 +93,7 @@ def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 if open["type"] == "tool_use" and is_whole(arguments):
                     open["input"] = json.loads(arguments)
                 elif open["type"] == "tool_use":  # what a client must not call is text in the document
-                    built["content"][-1] = {"type": "text", "text": as_text(open["name"], arguments)}
-                    is_broken = True
+                    open["arguments"], is_broken = arguments, True
                 open = None
             case "message_delta":
                 assert open is None
@@ -100,6 +101,17 @@ def joined(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     assert [event["type"] for event in rest[-2:]] == ["message_delta", "message_stop"]
     assert not is_broken or built["stop_reason"] == "max_tokens"
     return built
+
+
+def without_broken(content: list[dict[str, Any]], *, is_cut: bool) -> Iterator[dict[str, Any]]:
+    """Yield the blocks of a document. `is_cut`: `max_tokens` has cut the answer, so its last call is one."""
+    for block in content:
+        if (arguments := block.pop("arguments", None)) is None:
+            yield block
+        elif is_cut and block is content[-1]:
+            yield block | {"input": object_in(arguments, with_cut_string=False) or {}}
+        else:
+            yield {"type": "text", "text": as_text(block["name"], arguments)}
 
 
 # --- stream and document agree -----------------------------------------------------------------------
@@ -142,7 +154,9 @@ def test_events_of_a_stream_cut_anywhere_make_the_document_of_all_output(
         left = left[count:]
     assert stream.over
     document = whole(*items)
-    message = joined([event for event in read_events(sse) if event["type"] != "ping"])
+    events = [event for event in read_events(sse) if event["type"] != "ping"]
+    message = joined(events)
+    message["content"] = [*without_broken(message["content"], is_cut=document["stop_reason"] == "max_tokens")]
     written: dict[int, str] = {}
     for item in items:
         for part in item.calls if isinstance(item, Delta) else ():
@@ -283,6 +297,9 @@ def test_a_call_that_broke_off_is_no_call(arguments: str) -> None:
     assert [block["type"] for block in document["content"]] == ["text", "text"]
     assert document["content"][1]["text"] == as_text("get_tide", arguments)
     assert document["stop_reason"] == "end_turn"
+    cut = whole(*output[:-1], finished(reason="length"))
+    assert (cut["content"][1]["type"], cut["stop_reason"]) == ("tool_use", "max_tokens")
+    assert cut["content"][1]["input"] == {}
     events = read_events(MessageSseRenderer(BEGUN).feed([(0, output)]))
     assert next(e for e in events if e["type"] == "message_delta")["delta"]["stop_reason"] == "max_tokens"
 
