@@ -410,7 +410,7 @@ def _lay_out_one(message: Message, wants: Wants) -> Message:
         laid["tool_calls"] = [_lay_out_call(call, wants) for call in calls]
         if wants.null_contents:
             laid["content"] = None
-    if wants.short_ids:
+    if wants.short_ids and message.get("role") == "tool":
         _shorten(laid, "tool_call_id")
     if wants.splits_contents and isinstance(laid.get("content"), str):
         laid["content"] = _parts(laid["content"])
@@ -432,7 +432,7 @@ def _lay_out_call(call: Mapping[str, Any], wants: Wants) -> Mapping[str, Any]:
 
 
 def _shorten(item: dict[str, Any], key: str) -> None:
-    """Replace an id that is not of Mistral's form; calls and results still match."""
-    id = item.get(key)
+    """Replace an id that is not of Mistral's form; calls and results still match. Legacy ones have none."""
+    id = item.get(key, "")
     if isinstance(id, str) and not (len(id) == _SHORT_LENGTH and id.isascii() and id.isalnum()):
         item[key] = hashlib.sha256(id.encode()).hexdigest()[:_SHORT_LENGTH]
