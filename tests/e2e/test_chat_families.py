@@ -61,11 +61,14 @@ class Model:
         self.family, self.tokenizer, self.house = family, open_tokenizer(folder, []), House()
         self.preparer, self.processors = TextPreparer(self.tokenizer, RULES), OutputProcessors(self.tokenizer)
         able = probe(template_of(self.tokenizer), self.tokenizer)
+        self.layout = able.layout
         self.house.line.serving("w", "m", capabilities=able)
 
-    async def answer(self, number: int, text: str, calls: str, *, whole: bool) -> str:
+    async def answer(
+        self, number: int, text: str, calls: str, *, whole: bool, max_tokens: int | None = None
+    ) -> str:
         """Answer a request, token by token or in one piece, and return its prompt. A thought that the prompt
-        begins is not begun again."""
+        begins is not begun again. `max_tokens`: cuts the answer."""
         await until(lambda: len(self.house.requests()) > number)
         asked = self.house.requests()[number]
         prepared = self.preparer.prepare(asked, ())
@@ -75,20 +78,21 @@ class Model:
         if start and prompt.rstrip().endswith(start):
             said = said.lstrip().removeprefix(start)
         processor = self.processors.open(prepared)
-        tokens = self.tokenizer.encode(said, add_special_tokens=False)
-        grown = [*map(processor.push, tokens), processor.flush(has_ended=True)]
+        tokens = self.tokenizer.encode(said, add_special_tokens=False)[:max_tokens]
+        grown = [*map(processor.push, tokens), processor.flush(has_ended=max_tokens is None)]
         deltas = [
             delta(each.text, asked.id, sequence=place, reasoning=each.reasoning, calls=list(each.calls))
             for place, each in enumerate([reduce(OutputDelta.then, grown)] if whole else grown)
         ]
-        ends = finished("w", asked.id, reason="tool_calls" if processor.has_called else "stop")
+        reason = "length" if max_tokens is not None else "tool_calls" if processor.has_called else "stop"
+        ends = finished("w", asked.id, reason=reason)
         outputs = StepOutputs(incarnation="w", deltas=deltas)
         self.house.line.say("w", accepted("w", asked.id), reused("w", asked.id), outputs, ends)
         return prompt
 
 
-def read(answer: Any) -> tuple[list[str], list[Any], list[Any], str]:
-    """Return thought and text, the calls, what the client puts into the history, and the ids of the calls."""
+def read(answer: Any) -> tuple[list[str], list[Any], list[Any]]:
+    """Return thought and text, the calls, and what the client puts into the history."""
     if hasattr(answer, "choices"):
         back = [answer.choices[0].message.to_dict()]
         calls = [call["function"] | {"id": call["id"]} for call in back[0].get("tool_calls") or []]
@@ -104,23 +108,26 @@ def read(answer: Any) -> tuple[list[str], list[Any], list[Any], str]:
         calls = [block | {"arguments": json.dumps(block["input"])} for block in blocks if "input" in block]
         texts = ["".join(block.get(key, "") for block in blocks) for key in ("thinking", "text")]
         back = [{"role": "assistant", "content": blocks}]
-    named = [(call["name"], json.loads(call["arguments"])) for call in calls]
-    return texts, named, back, "".join(call["id"] for call in calls)
+    return texts, calls, back
 
 
-async def ask(app: Any, dialect: str, history: list[Any], *, whole: bool) -> Any:
+async def ask(app: Any, dialect: str, history: list[Any], *, whole: bool, **more: Any) -> Any:
     """Return the document of an answer, or the one that the client's library makes of a stream."""
     http, is_claude = httpx2.AsyncClient(transport=httpx2.ASGITransport(app)), dialect == "messages"
     sdk: Any = anthropic.AsyncAnthropic if is_claude else openai.AsyncOpenAI
     url = "http://127.0.0.1:8000" + "/v1" * (not is_claude)
     api = reduce(getattr, dialect.split("."), sdk(api_key="x", base_url=url, http_client=http, max_retries=0))
     under = "input" if dialect == "responses" else "messages"
-    asked = {"model": "m", under: history, **DIALECTS[dialect][0]}
+    asked = {"model": "m", under: history, **DIALECTS[dialect][0], **more}
     if whole:
         return await api.create(**asked)
     async with api.stream(**asked) as stream:
-        final = {"messages": "message", "responses": "response"}.get(dialect, "completion")
-        return await getattr(stream, f"get_final_{final}")()
+        if dialect == "responses":  # this library refuses incomplete ones at the end of a stream
+            return [event async for event in stream][-1].response
+        try:
+            return await getattr(stream, f"get_final_{'message' if is_claude else 'completion'}")()
+        except openai.LengthFinishReasonError as error:
+            return error.completion
 
 
 async def converse(model: Model, dialect: str, *, whole: bool) -> tuple[list[Any], str]:
@@ -134,14 +141,15 @@ async def converse(model: Model, dialect: str, *, whole: bool) -> tuple[list[Any
         asking = asyncio.ensure_future(ask(model.house.app, dialect, history, whole=whole))
         prompt = await model.answer(len(model.house.requests()), text, calls, whole=whole)
         assert [part for part in shown if part not in prompt] == []
-        texts, called, back, id = read(await asking)
+        texts, calls_read, back = read(await asking)
+        called = [(call["name"], json.loads(call["arguments"])) for call in calls_read]
         spoken = not (calls and family.is_bare)
         assert [each.strip() for each in texts] == [THOUGHT * ("{0}" in family.said) * spoken, text * spoken]
         assert called == ([(NAME, ARGUMENTS)] if calls else [])
         history.extend(back)
         answers.append((texts, called))
         prompts.append(prompt)
-        return id
+        return "".join(call["id"] for call in calls_read)
 
     id = await turn(BESIDE, family.writes, SYSTEM, QUESTION, *[NAME] * (family.omits != "tools"))
     beside = [BESIDE] * (family.omits != "beside" and not family.is_bare)
