@@ -18,7 +18,8 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from worker.grammars import lark
-from worker.grammars.schema import Schema, SchemaError, checked, resolved, within
+from worker.grammars.references import Schema, SchemaError, resolved, within
+from worker.grammars.schema import checked
 
 MORE_CALLS_MAX = 31
 """Maximum number of calls after the first: a small model might continue forever."""

@@ -7,21 +7,17 @@ from llguidance import regex_to_lark
 
 from protocol.types import StructuredOutput
 from worker.grammars import lark, schema
+from worker.grammars.references import Schema, SchemaError
 from worker.grammars.schema import Relaxation
 
 CHOICES_MAX = 10_000
 TEXT_BYTES_MAX = schema.SCHEMA_BYTES_MAX
 _CHOICES = msgspec.json.Decoder(list[str])
-_OBJECT: schema.Schema = {"type": "object"}
+_OBJECT: Schema = {"type": "object"}
 
 
-class ResponseFormatError(Exception):
-    """A response format is not supported. The message is a sentence without its subject. `keyword`: as in
-    `SchemaError`."""
-
-    def __init__(self, message: str, keyword: str = "") -> None:
-        super().__init__(message)
-        self.keyword = keyword
+class ResponseFormatError(SchemaError):
+    """A response format is not supported. The message is a sentence without its subject."""
 
 
 def grammar_of(form: StructuredOutput, relaxation: Relaxation | None = None) -> str:
@@ -51,10 +47,10 @@ def is_json(form: StructuredOutput) -> bool:
     return form.kind in ("json_object", "json_schema")
 
 
-def _parsed(text: str, relaxation: Relaxation | None) -> schema.Schema:
+def _parsed(text: str, relaxation: Relaxation | None) -> Schema:
     try:
         return schema.parse(text.encode(), relaxation)
-    except schema.SchemaError as error:
+    except SchemaError as error:
         raise ResponseFormatError(str(error), error.keyword) from None
     except UnicodeEncodeError:
         raise ResponseFormatError("is not valid Unicode text") from None

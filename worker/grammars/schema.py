@@ -9,14 +9,18 @@ annotation in JSON Schema: those that llguidance knows are enforced, all others 
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
+
+from worker.grammars.finite import without_endless_values
+from worker.grammars.names import with_plain_names
+from worker.grammars.numbers import EXACT_MAX, is_read_exactly, with_exact_bounds
+from worker.grammars.patterns import UNWRITTEN, check_combined, check_pattern
+from worker.grammars.references import Schema, SchemaError, entries, items, looked_up, nodes, resolved
 
 FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
@@ -31,14 +35,6 @@ OPTIONAL_MAX = 400
 """Maximum optional properties of one object: with 500, llguidance exceeds its limits while enforcing them."""
 PLACES_MAX = 500
 """Maximum of referenced places that hold no schemas by themselves: the objects around each are copied."""
-PATTERNS_MAX = 4
-"""Maximum of `pattern`s that one string must match: their automata are multiplied, at any cost in memory."""
-MULTIPLE_MAX = 10_000
-"""Maximum of `multipleOf` without its decimal point: the automaton that divides has as many states."""
-EXACT_MAX = 2**53
-"""Largest range in which every integer is a float64, which llguidance computes with."""
-BOUND_MAX = 9_200_000_000_000_000_000
-"""Largest numeric bound that llguidance accepts, slightly below the signed 64-bit limit."""
 
 WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
 """White space between JSON tokens, at most once: one or two blanks, or a line break and indentation. This
@@ -50,15 +46,6 @@ _WRITING = {
     # No \\uXXXX: `"\\u0061"` equals `"a"`, which would permit duplicate keys and bypass patterns.
     "json_allowed_escapes": 'nrbtf\\"',
 }
-# Characters that JSON can write only as \\uXXXX. llguidance would drop them from constants.
-_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_HEX = "0[0-7be-f]|1[0-9a-f]|7f"
-_UNWRITTEN_IN_PATTERN = re.compile(
-    rf"{_UNWRITTEN.pattern}|\\[avc0]|\\(?:x|u00)(?:{_HEX})|\\[xu]{{0*(?:[0-7be-f]|{_HEX})}}", re.IGNORECASE
-)
-_CLASS = re.compile(r"\[\^?(?:\\.|[^\]\\])+\]")
-_ESCAPE_OR_CLASS = re.compile(rf"\\.|{_CLASS.pattern}")
-_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _ONE = ("additionalProperties", "additionalItems", "items")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _DEFINITIONS = ("$defs", "definitions")
@@ -77,40 +64,39 @@ _KINDS: Mapping[type, set[str]] = {
     int: {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"},
 }
 _CONSTRAINTS = {"type", "const", "multipleOf"}.union(*_KINDS.values(), _ONE) - {"$ref", *_DEFINITIONS}
+_APPLIED = frozenset(("const", "enum", "allOf", "anyOf", "oneOf", "$ref"))
 REFERENCE_SIBLINGS = "constraints beside $ref"
 """Stands for all of them in `Relaxation.dropped`. Where references are circular, llguidance takes none."""
 COUNTS = ("minProperties", "maxProperties")
 _NAMES = {dict: "an object", list: "a list", str: "a string", int: "a non-negative integer"}
-_BOUNDS = {
-    "minimum": math.inf,
-    "exclusiveMinimum": math.inf,
-    "maximum": -math.inf,
-    "exclusiveMaximum": -math.inf,
-}
-
-Schema = dict[str, Any]
+Unenforceable = tuple[str, str]
+"""A keyword, and the value's identity: a pattern, or the patterns of names as JSON; empty: any value."""
 
 
-class SchemaError(Exception):
-    """A schema is not supported. The message is a sentence without its subject, the schema.
-
-    `keyword`: the one that cannot be enforced; empty if the schema is malformed or too large.
-    """
-
-    def __init__(self, message: str, keyword: str = "") -> None:
-        super().__init__(message)
-        self.keyword = keyword
+def _identity(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(sorted(entries(value)))
 
 
 @dataclass(slots=True)
 class Relaxation:
     """What is not enforced of a schema that may be relaxed.
 
-    `dropped`: keywords to drop wherever they are. `keywords`: those that were dropped anywhere.
+    `dropped`: what to drop. `keywords`: those that were dropped anywhere. `patterns`: those that were kept.
     """
 
-    dropped: frozenset[str] = frozenset()
+    dropped: frozenset[Unenforceable] = frozenset()
     keywords: set[str] = field(default_factory=set)
+    patterns: set[Unenforceable] = field(default_factory=set)
+
+    def applied(self, schema: Schema) -> Schema:
+        """Return one schema without what is to be dropped of it."""
+        for keyword, value in sorted(self.dropped):
+            if not value or value == _identity(schema.get(keyword)):
+                schema = self.drop(schema, keyword)
+        self.patterns |= {
+            (key, _identity(schema[key])) for key in ("pattern", "patternProperties") if key in schema
+        }
+        return schema
 
     def drop(self, schema: Schema, keyword: str) -> Schema:
         """Return the schema without a keyword and those that depend on it."""
@@ -142,13 +128,15 @@ def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
     if not isinstance(schema, dict):
         raise SchemaError("is not an object" if schema is not False else "is 'false', which allows nothing")
     root = {key: value for key, value in schema.items() if key != "x-guidance"}
-    mended: Schema = _mended(root, root, 0, relaxation)
+    mended = _mended(root, root, 0, relaxation)
     for names in _places_elsewhere(root):
-        target = _mended(_looked_up("/".join(("#", *names)), root), root, 0, relaxation)
+        target = _mended(looked_up("/".join(("#", *names)), root), root, 0, relaxation)
         mended = _replaced(mended, names, target)
-    if relaxation is None or "pattern" not in relaxation.dropped:
-        _check_patterns(root)
-    return mended
+    if mended is False:
+        raise SchemaError("has a 'not' that allows nothing")
+    if relaxation is None or ("pattern", "") not in relaxation.dropped:
+        check_combined(root)
+    return without_endless_values(mended)
 
 
 def spelled(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
@@ -159,47 +147,20 @@ def spelled(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
     return json.dumps({**schema, "x-guidance": _WRITING | {"lenient": lenient}}, ensure_ascii=False)
 
 
-def within(schema: Mapping[str, Any], part: object) -> object:
-    """Return a part of a schema, with the definitions it may refer to."""
-    if not isinstance(part, dict):
-        return part
-    return {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema} | part
-
-
-def resolved(schema: object, root: Mapping[str, Any]) -> object:
-    """Resolve a reference within the same schema; return anything else unchanged."""
-    for _ in range(DEPTH_MAX):
-        if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
-            return schema
-        schema = _looked_up(str(schema["$ref"]), root)
-    return {}
-
-
-def _looked_up(reference: str, root: Mapping[str, Any]) -> object:
-    place: Any = root if reference.startswith("#") else {}
-    for name in filter(None, reference.removeprefix("#").split("/")):
-        place = place.get(name.replace("~1", "/").replace("~0", "~"), {}) if isinstance(place, dict) else {}
-    return place
-
-
 def _places_elsewhere(root: Schema) -> list[tuple[str, ...]]:
     """Return the pointers of all references to places that hold no schemas by themselves, as OpenAPI's
     `#/components/schemas/…`, without those within another one. Raises `SchemaError` if there are too many."""
     found: dict[tuple[str, ...], None] = {}
-    stack: list[object] = [root]
-    while stack:  # not recursive: values that are no schemas may be nested deeply
-        node = stack.pop()
-        if isinstance(node, dict):
-            names = tuple(str(node.get("$ref", "")).split("/"))
-            if names[0] == "#" and len(names) > 1 and names[1] not in _PLACES:
-                found[names[1:]] = None
-        stack += node.values() if isinstance(node, dict) else _items(node)
+    for node in nodes(root):
+        names = tuple(unquote(str(node.get("$ref", ""))).split("/"))
+        if names[0] == "#" and len(names) > 1 and names[1] not in _PLACES:
+            found[names[1:]] = None
     if len(found) > PLACES_MAX:
         raise SchemaError(f"refers to more than {PLACES_MAX} places outside of '$defs'")
     return [
         names
         for names in found
-        if isinstance(_looked_up("/".join(("#", *names)), root), dict)
+        if isinstance(looked_up("/".join(("#", *names)), root), dict)
         and not any(names[:cut] in found and names[cut] in _PLACES for cut in range(1, len(names)))
     ]
 
@@ -219,7 +180,9 @@ def _mended(schema: Any, root: Schema, depth: int, relaxation: Relaxation | None
         raise SchemaError("contains a schema that is not an object")
     if depth > DEPTH_MAX:
         raise SchemaError(f"is nested more than {DEPTH_MAX} levels deep")
-    schema = _enforceable(schema, relaxation)
+    if schema.get("not", False) in ({}, True):
+        return False
+    schema = _enforceable(schema, root, relaxation)
     mended = {key: _within(key, value, root, depth + 1, relaxation) for key, value in schema.items()}
     if "type" in mended and _type_of(mended.get("$ref"), root) == mended["type"]:
         del mended["type"]  # where references are circular, llguidance takes no constraint beside them
@@ -227,31 +190,50 @@ def _mended(schema: Any, root: Schema, depth: int, relaxation: Relaxation | None
         mended.pop("additionalItems", None)  # from older drafts; llguidance would ignore `prefixItems`
     if "oneOf" in mended and "anyOf" not in mended and _are_disjoint(mended["oneOf"], root):
         mended = {"anyOf" if key == "oneOf" else key: value for key, value in mended.items()}
-    return mended
+    return _without_false_options(mended)
+
+
+def _without_false_options(schema: Schema) -> object:
+    """Drop options that allow nothing, as zod 3 writes one for an optional property."""
+    for key in {"anyOf", "oneOf"} & schema.keys():
+        options = [option for option in items(schema[key]) if option is not False]
+        if schema.keys() == {key} and len(options) == 1:
+            return options[0]
+        if options:
+            schema = schema | {key: options}
+    return schema
 
 
 def _type_of(reference: object, root: Schema) -> object:
     """Return the type that the schema behind a reference has itself; None if unknown."""
-    found = _looked_up(reference, root) if isinstance(reference, str) else None
+    found = looked_up(reference, root) if isinstance(reference, str) else None
     return found.get("type") if isinstance(found, dict) and "$ref" not in found else None
 
 
-def _enforceable(schema: Schema, relaxation: Relaxation | None) -> Schema:
+def _enforceable(schema: Schema, root: Schema, relaxation: Relaxation | None) -> Schema:
     """Return what can be enforced of one schema, apart from the schemas within it. Raises `SchemaError`."""
-    if relaxation is not None:
-        for keyword in relaxation.dropped:
-            schema = relaxation.drop(schema, keyword)
+    schema = {key: value for key, value in schema.items() if _has_effect(key, value)}
+    _check_kinds(schema)
+    schema = with_plain_names(schema, root)
+    if relaxation is None:
+        _check(schema, is_strict=True)
+        return with_exact_bounds(_in_order(schema))
+    schema = relaxation.applied(schema)
     while True:
-        mended = {key: value for key, value in schema.items() if _has_effect(key, value)}
         try:
-            _check(mended, is_strict=relaxation is None)
-            _mend_numbers(mended)
+            _check(schema, is_strict=False)
+            return with_exact_bounds(_in_order(schema))
         except SchemaError as error:
-            if relaxation is None or not error.keyword:
+            if not error.keyword:
                 raise
             schema = relaxation.drop(schema, error.keyword)
-        else:
-            return mended
+
+
+def _in_order(schema: Schema) -> Schema:
+    """Put other schemas last: llguidance reads `additionalProperties` apart from the patterns before them."""
+    if "patternProperties" not in schema:
+        return schema
+    return {key: schema[key] for key in sorted(schema, key=_APPLIED.__contains__)}
 
 
 def _has_effect(key: str, value: object) -> bool:
@@ -268,68 +250,30 @@ def _within(key: str, value: Any, root: Schema, depth: int, relaxation: Relaxati
     return _mended(value, root, depth, relaxation) if key in _ONE else value
 
 
-def _check(schema: Schema, *, is_strict: bool) -> None:
-    """Check types and limits of keywords, and refuse what llguidance would enforce only loosely."""
+def _check_kinds(schema: Schema) -> None:
     for kind, keywords in _KINDS.items():
         for keyword in keywords & schema.keys():
             _check_kind(keyword, schema[keyword], kind)
+
+
+def _check(schema: Schema, *, is_strict: bool) -> None:
+    """Check limits of keywords, and refuse what llguidance would enforce only loosely."""
     _check_object(schema)
     if not is_strict:
         _check_counts(schema)
     for keyword in ("enum", "const"):
         for constant in _scalars([schema.get(keyword)]):
             _check_constant(constant, keyword)
-    _check_pattern(schema.get("pattern", ""), "pattern")
+    check_pattern(schema.get("pattern", ""), "pattern")
     for pattern in schema.get("patternProperties", ()):
-        _check_pattern(pattern, "patternProperties")
-
-
-def _check_pattern(pattern: str, keyword: str) -> None:
-    if found := _UNWRITTEN_IN_PATTERN.search(_CLASS.sub("", pattern)):
-        raise SchemaError(f"contains the control character {found[0]!r} in a '{keyword}'", keyword)
-    if found := _LOOK_AROUND.search(_ESCAPE_OR_CLASS.sub("", pattern)):
-        raise SchemaError(f"has a '{keyword}' with the look-around '{found[0]}'", keyword)
-
-
-def _check_patterns(root: Schema) -> None:
-    """Refuse values that must match too many patterns at once, by `allOf` and `$ref`."""
-    counts: dict[int, int] = {}
-    entered: set[int] = set()
-    stack: list[object] = [root]
-    while stack:  # not recursive: chains of references may be long
-        node = stack[-1]
-        if id(node) in counts or not isinstance(node, dict | list):
-            stack.pop()
-        elif id(node) not in entered:
-            entered.add(id(node))
-            stack += [*(node.values() if isinstance(node, dict) else node), *_conjuncts(node, root)]
-        else:
-            own = isinstance(node, dict) and isinstance(node.get("pattern"), str)
-            counts[id(node)] = own + sum(counts.get(id(part), 0) for part in _conjuncts(node, root))
-            stack.pop()
-            if counts[id(node)] > PATTERNS_MAX:
-                raise SchemaError(
-                    f"combines more than {PATTERNS_MAX} 'pattern's by 'allOf' or '$ref'",
-                    "pattern",
-                )
-
-
-def _conjuncts(node: object, root: Schema) -> list[object]:
-    """Return the schemas that a value must match too, besides the keywords of `node`."""
-    if not isinstance(node, dict):
-        return []
-    reference = node.get("$ref")
-    return [
-        *_items(node.get("allOf")),
-        *([_looked_up(reference, root)] if isinstance(reference, str) else []),
-    ]
+        check_pattern(pattern, "patternProperties")
 
 
 def _check_kind(keyword: str, value: object, kind: type) -> None:
     is_negative = isinstance(value, int) and value < 0
     if not isinstance(value, kind) or isinstance(value, bool) or is_negative:
         raise SchemaError(f"has a '{keyword}' that is not {_NAMES[kind]}")
-    if keyword == "required" and not all(isinstance(name, str) for name in _items(value)):
+    if keyword == "required" and not all(isinstance(name, str) for name in items(value)):
         raise SchemaError("has a 'required' that is not a list of strings")
 
 
@@ -367,12 +311,11 @@ def _check_constant(constant: object, keyword: str) -> None:
     if isinstance(constant, int) and abs(constant) > EXACT_MAX:
         message = f"contains the number {constant} in '{keyword}', which a 64-bit float cannot represent"
         raise SchemaError(message, keyword)
-    if isinstance(constant, str) and (found := _UNWRITTEN.search(constant)):
+    if isinstance(constant, float) and not is_read_exactly(constant):
+        message = f"contains the number {constant} in '{keyword}', which has too many digits"
+        raise SchemaError(message, keyword)
+    if isinstance(constant, str) and (found := UNWRITTEN.search(constant)):
         raise SchemaError(f"contains the control character {found[0]!r} in '{keyword}'", keyword)
-
-
-def _items(values: object) -> list[object]:
-    return values if isinstance(values, list) else []
 
 
 def _scalars(values: Iterable[object]) -> Iterator[object]:
@@ -383,31 +326,6 @@ def _scalars(values: Iterable[object]) -> Iterator[object]:
             yield from _scalars(value)
         else:
             yield value
-
-
-def _mend_numbers(schema: Schema) -> None:
-    step = schema.get("multipleOf")
-    if isinstance(step, int | float) and not isinstance(step, bool):
-        if int("".join(map(str, Decimal(str(step)).normalize().as_tuple().digits))) > MULTIPLE_MAX:
-            message = f"has a 'multipleOf' of {step}; without its decimal point it must be at most"
-            raise SchemaError(f"{message} {MULTIPLE_MAX}", "multipleOf")
-        if step == int(step) and schema.get("type") == "number":
-            schema["type"] = "integer"  # all multiples are integers; some parsers round numbers like 1.0
-    for key, inwards in _BOUNDS.items():
-        bound = schema.get(key)
-        if isinstance(bound, int | float) and abs(bound) > EXACT_MAX:
-            schema[key] = _rounded(bound, inwards, key)
-
-
-def _rounded(bound: float, inwards: float, keyword: str) -> float:
-    """Round a bound to a float, towards the allowed side."""
-    if bound * inwards < 0:  # a wide bound can be narrowed to the range of 64 bits
-        bound = max(-BOUND_MAX, min(bound, BOUND_MAX))
-    if abs(bound) > BOUND_MAX:
-        raise SchemaError(f"has a bound of {bound}, which no 64-bit number satisfies", keyword)
-    near = float(bound)
-    is_outside = near < bound if inwards > 0 else near > bound
-    return math.nextafter(near, inwards) if is_outside else near
 
 
 def _are_disjoint(options: object, root: Schema) -> bool:
@@ -421,7 +339,7 @@ def _are_disjoint(options: object, root: Schema) -> bool:
     objects = [one for one in found if isinstance(one, dict) and one.get("type") == "object"]
     if len(objects) < len(found) or not objects:
         return False
-    shared = set.intersection(*({*map(str, _items(one.get("required")))} for one in objects))
+    shared = set.intersection(*({*map(str, items(one.get("required")))} for one in objects))
     return any(_tells_apart(name, objects, root) for name in sorted(shared))
 
 
@@ -432,7 +350,7 @@ def _tells_apart(name: str, objects: list[Schema], root: Schema) -> bool:
         tag = resolved(listed.get(name), root) if isinstance(listed, dict) else None
         if not isinstance(tag, dict):
             return False
-        values = [tag["const"]] if "const" in tag else _items(tag.get("enum"))
+        values = [tag["const"]] if "const" in tag else items(tag.get("enum"))
         found = [value for value in values if isinstance(value, str)]
         if not found or len(found) < len(values):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,20 +14,27 @@ _PATTERNS = ["^[A-Z]{2}-[0-9]{1,4}$", "b+", "^(yes|no)$", r"^\d{3}$", "^a.*z$", 
 _FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 
 
+_TINY = st.sampled_from([1e-9, -1e-9, 0.001, 5e-324, 1000.3])
+
+
 @st.composite
 def _bounded(draw: st.DrawFn, kind: str) -> Schema:
-    numbers = st.integers(-1000, 1000) if kind == "integer" else st.integers(-4000, 4000).map(lambda n: n / 4)
-    low, high = sorted((draw(numbers), draw(numbers)))
+    """Draw a range, often narrower than 1, with a value at or beside its lower end."""
+    numbers = st.integers(-1000, 1000) | st.integers(-3, 3)
+    low = draw(numbers if kind == "integer" else numbers | numbers.map(lambda n: n / 4) | _TINY)
+    width = draw(st.sampled_from([900, 30, 1, 0.5, 2**-20, 1e-9]))
     schema: Schema = {"type": kind}
-    if draw(st.booleans()):
-        schema["minimum"] = low
-    elif draw(st.booleans()):
-        schema["exclusiveMinimum"] = low - 1
-    if draw(st.booleans()):
-        schema["maximum"] = high + 30
-    elif draw(st.booleans()):
-        schema["exclusiveMaximum"] = high + 30
-    if draw(st.integers(0, 3)) == 0:
+    match draw(st.integers(0, 2)):
+        case 1:
+            schema["minimum"] = low
+        case 2:
+            schema["exclusiveMinimum"] = low - draw(st.sampled_from([1, 0.5])) if kind == "integer" else low
+    match draw(st.integers(0, 2)):
+        case 1:
+            schema["maximum"] = low + width
+        case 2:
+            schema["exclusiveMaximum"] = low + width
+    if width >= 30 and draw(st.integers(0, 2)) == 0:
         schema["multipleOf"] = draw(st.sampled_from([1, 2, 5, 7] if kind == "integer" else [1, 5, 0.5, 0.25]))
     return schema
 
@@ -71,6 +79,9 @@ _LEAVES = st.one_of(
 )
 
 
+_NAME_PATTERNS = ["^z[0-9]+$", "^(a|tags)$", "^[$列]$", "^na?me$|^x-1$", "a", "^é", "^.$", r"^\w+\.$", ".*"]
+
+
 @st.composite
 def _array(draw: st.DrawFn, inner: st.SearchStrategy[Schema]) -> Schema:
     least = draw(st.integers(0, 2))
@@ -86,14 +97,20 @@ def _object(draw: st.DrawFn, inner: st.SearchStrategy[Schema]) -> Schema:
     properties = draw(st.dictionaries(_WORDS, inner, max_size=4))
     required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True)) if properties else []
     schema: Schema = {"type": "object", "properties": properties, "required": required}
-    match draw(st.integers(0, 3)):
+    match draw(st.integers(0, 4)):
         case 0:
             schema["additionalProperties"] = draw(inner)
         case 1:
-            schema["patternProperties"] = {"^z[0-9]+$": draw(inner)}
-            schema["additionalProperties"] = False
+            pattern = draw(st.sampled_from(_NAME_PATTERNS))
+            is_free = not any(re.search(pattern, name) for name in properties)
+            schema["patternProperties"] = {pattern: draw(inner) if is_free else {}}
+            schema["additionalProperties"] = draw(st.sampled_from([False, True]))
         case 2:
             schema["additionalProperties"] = False
+        case 4:
+            names = {"enum": sorted({*properties, "x", "y"})}
+            rules = [{"type": "string"}, {"$ref": "#/$defs/name"}, names]
+            schema |= {"propertyNames": draw(st.sampled_from(rules)), "additionalProperties": draw(inner)}
     return schema
 
 
@@ -110,16 +127,20 @@ def _composed(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
 
 @st.composite
 def schemas(draw: st.DrawFn) -> Schema:
-    """Draw an object's schema with a recursive definition."""
+    """Draw an object's schema with recursive definitions, one of them without a finite value."""
     inner = st.recursive(_LEAVES, _composed, max_leaves=6)
     node = {
         "type": "object",
         "properties": {
             "value": draw(_LEAVES),
-            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/endless"}, {"type": "null"}]},
+            "more": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
+            "never": {"$ref": "#/$defs/endless"},
         },
         "required": ["value"],
         "additionalProperties": False,
     }
     root = draw(_object(inner))
-    return root | {"title": "made up", "$defs": {"node": node, "leaf": draw(_LEAVES)}}
+    endless = {"type": "array", "prefixItems": [{"$ref": "#/$defs/endless"}], "minItems": 1}
+    definitions = {"node": node, "leaf": draw(_LEAVES), "endless": endless, "name": {"type": "string"}}
+    return root | {"title": "made up", "$defs": definitions}

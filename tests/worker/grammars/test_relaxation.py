@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -15,6 +16,7 @@ from tests.worker.grammars.schemas import schemas
 from tests.worker.grammars.test_schema import CHAIN, REFUSED
 from worker.grammars.guide import AnswerGrammar
 from worker.grammars.relaxation import compile_relaxed
+from worker.grammars.response_formats import grammar_of
 from worker.grammars.trigger import Markup
 
 TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -24,7 +26,7 @@ CLOSED = OPTIONAL | {"additionalProperties": False}
 
 def relaxed(schema: Any) -> tuple[AnswerGrammar, tuple[str, ...]]:
     form = StructuredOutput(kind="json_schema", text=json.dumps(schema), strict=False)
-    matcher, keywords = compile_relaxed(form, small().compiler.compile)
+    matcher, keywords = compile_relaxed(partial(grammar_of, form), small().compiler.compile)
     return AnswerGrammar((matcher,), small().lexicon, Markup({}, small().lexicon)), keywords
 
 

@@ -10,8 +10,9 @@ import pytest
 from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import small
 from worker.grammars.compiler import GrammarError
+from worker.grammars.references import SchemaError
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
-from worker.grammars.schema import FORMATS, SchemaError, checked, parse
+from worker.grammars.schema import FORMATS, checked, parse
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SERVED: dict[str, Any] = {
@@ -27,9 +28,9 @@ SERVED: dict[str, Any] = {
 }  # fmt: skip
 REFUSED: dict[str, Any] = {
     "$dynamicAnchor": "a", "$dynamicRef": "#a", "contains": {}, "dependentRequired": {},
-    "dependentSchemas": {}, "else": {}, "if": {}, "maxContains": 1, "minContains": 1, "not": {},
-    "propertyNames": {}, "then": {}, "unevaluatedItems": False, "unevaluatedProperties": False,
-    "uniqueItems": True,
+    "dependentSchemas": {}, "else": {}, "if": {}, "maxContains": 1, "minContains": 1, "not": {"const": 1},
+    "propertyNames": {"not": {"const": "a"}}, "then": {}, "unevaluatedItems": False,
+    "unevaluatedProperties": False, "uniqueItems": True,
 }  # fmt: skip
 
 
@@ -109,7 +110,7 @@ def test_a_pattern_that_only_speaks_of_control_characters_is_taken(pattern: str)
 
 def test_bounds_are_rounded_inwards() -> None:
     mended = checked({"minimum": 2**53 + 1, "maximum": 2**53 + 3, "exclusiveMinimum": -(2**70)})
-    assert mended == {"minimum": 2**53 + 2, "maximum": 2**53 + 2, "exclusiveMinimum": -9.2e18}
+    assert mended == {"minimum": 2**53 + 2, "maximum": 2**53 + 2}
 
 
 def test_alternatives_are_any_of_them_only_where_no_value_fits_two() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -26,8 +27,8 @@ from worker.grammars.compiler import (
     GrammarTimeoutError,
 )
 from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
+from worker.grammars.references import SchemaError
 from worker.grammars.relaxation import compile_relaxed
-from worker.grammars.schema import SchemaError
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Edges, Markup
 from worker.models.locks import acquired
@@ -147,7 +148,8 @@ class GrammarSelector:
             if form.strict:
                 body = self._budget.compile(response_formats.grammar_of(form))
             else:
-                body, relaxed = compile_relaxed(form, self._budget.compile)
+                write = partial(response_formats.grammar_of, form)
+                body, relaxed = compile_relaxed(write, self._budget.compile)
         except response_formats.ResponseFormatError as error:
             raise _refused(f"The format in '{name}' {error}.", name) from None
         except GrammarTimeoutError:

@@ -231,7 +231,8 @@ def test_a_refusal_names_the_keyword_and_the_parameter(keyword: str) -> None:
     assert error.code is Code.INVALID_REQUEST
     assert error.param == "response_format"
     assert f'"{keyword}"' in error.message
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", keyword: {}}}}
+    parameters = {"type": "object", keyword: {"type": "null"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     error = refused(tools=[tool], calling=ToolCallConstraint(required=True, strict=["f"]))
     assert (error.param, f'"{keyword}"' in error.message) == ("tools", True)
     said = refused(tools=[tool], calling=ToolCallConstraint(strict=["f"])).message
