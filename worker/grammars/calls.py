@@ -10,7 +10,7 @@ marker, all other values as JSON. An argument that may be a string or another ty
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from llguidance import regex_to_lark
 
 from worker.grammars import lark
 from worker.grammars.references import Schema, SchemaError, resolved, within
-from worker.grammars.schema import checked
+from worker.grammars.schema import Relaxation, checked
 
 MORE_CALLS_MAX = 31
 """Maximum number of calls after the first: a small model might continue forever."""
@@ -123,9 +123,15 @@ class ArgumentsGrammar:
 
 class _Writer:
     def __init__(
-        self, root: Schema, style: MarkupStyle, marked: Callable[[str], str], gaps: tuple[str, str, str]
+        self,
+        root: Schema,
+        style: MarkupStyle,
+        marked: Callable[[str], str],
+        gaps: tuple[str, str, str],
+        relaxation: Relaxation | None,
     ) -> None:
         self.rules: dict[str, str] = {}
+        self._relaxation = relaxation
         self._root = root
         self._style = style
         self._marked = marked
@@ -144,7 +150,8 @@ class _Writer:
         schema = resolved(schema, self._root)
         bare = _without_null(schema)
         if self._style.quotes or not _is_string(bare):
-            self.rules[name] = lark.value(_whole(within(self._root, schema)))
+            whole = _whole(within(self._root, schema))
+            self.rules[name] = lark.value(whole, lenient=self._relaxation is not None)
             return f"{name} {self._marked(closing)}"
         string, terminal = bare if isinstance(bare, dict) else {}, name.upper()
         choices = _choices(string)
@@ -168,13 +175,22 @@ class _Writer:
         if not may_be_null:
             parts.append("~/[nN][uU][lL][lL]/")  # parsers read it as null, whatever the schema says
         if pattern := schema.get("pattern"):
-            parts.append(lark.regex(_searched(str(pattern))))
+            parts += self._pattern(str(pattern))
         fewest, most = schema.get("minLength", 0), schema.get("maxLength", "")
         if fewest or most != "":
             parts.append(f"/(?s:.){{{fewest},{most}}}/")
         if self._style.trims and len(parts) > 2 + (not may_be_null):
             parts.append(f'({lark.regex(_EDGES)} | "")')
         return parts
+
+    def _pattern(self, pattern: str) -> list[str]:
+        try:
+            return [lark.regex(_searched(pattern))]
+        except SchemaError as error:
+            if self._relaxation is None:
+                raise
+            self._relaxation.keywords.add(error.keyword)
+            return []
 
 
 def parameters(
@@ -183,16 +199,17 @@ def parameters(
     spacing: Callable[[str, str, str], str],
     marked: Callable[[str], str],
     name: str,
+    relaxation: Relaxation | None,
 ) -> ArgumentsGrammar:
-    """Return the grammar of a tool's arguments. Raises `SchemaError` for what the format cannot express."""
-    if unknown := sorted(schema.keys() - _KNOWN - _SAID):
-        raise SchemaError(
-            f"has '{unknown[0]}' at its top level, which this model's tool-call format cannot express"
-        )
-    writer = _Writer(schema, style, marked, _gaps(style, spacing))
+    """Return the grammar of a tool's arguments. Raises `SchemaError` for what the format cannot express.
+
+    `relaxation`: drop that, and record it there; None: refuse it.
+    """
+    schema = _expressible(schema, relaxation)
+    writer = _Writer(schema, style, marked, _gaps(style, spacing), relaxation)
     listed, required = schema.get("properties") or {}, [*schema.get("required", [])]
     described = ArgumentsGrammar(rules=writer.rules, may_be_empty=not required)
-    if "properties" not in schema and not required:
+    if "properties" not in schema and not required and schema.get("additionalProperties") is not False:
         writer.rules[f"{name}k"] = lark.regex(_KEY)
         one = writer.argument(f"{name}v", f"{name}k", {})
         described.any, described.some = (
@@ -201,16 +218,37 @@ def parameters(
         )
         return described
     parts = []
-    for number, key in enumerate([*listed, *(key for key in required if key not in listed)]):
-        if not _NAME.fullmatch(key):
-            raise SchemaError(
-                f"has the name {key!r} in 'properties', which this model's tool-call format cannot express"
-            )
+    for number, key in enumerate(_names(schema)):
         one = writer.argument(f"{name}v{number}", lark.literal(key), listed.get(key, {}))
         parts.append((one, key in required))
     described.any = " ".join(one if is_required else f"({one})?" for one, is_required in parts)
     described.some = _some([one for one, _ in parts]) if described.may_be_empty else described.any
     return described
+
+
+def _expressible(schema: Schema, relaxation: Relaxation | None) -> Schema:
+    """Return a tool's schema without what the format cannot express at its top level."""
+    keywords = sorted(schema.keys() - _KNOWN - _SAID)
+    if "properties" not in schema and schema.get("additionalProperties", True) not in (True, False, {}):
+        keywords.append("additionalProperties")
+    names = [name for name in _names(schema) if not _NAME.fullmatch(name)]
+    if relaxation is None and (keywords or names):
+        what = f"'{keywords[0]}' at its top level" if keywords else f"the name {names[0]!r} in 'properties'"
+        raise SchemaError(f"has {what}, which this model's tool-call format cannot express")
+    if relaxation is None:
+        return schema
+    for keyword in keywords:
+        schema = relaxation.drop(schema, keyword)
+    if names:
+        relaxation.keywords.add("properties")
+        listed = {name: part for name, part in (schema.get("properties") or {}).items() if name not in names}
+        required = [name for name in schema.get("required", []) if name not in names]
+        schema = schema | {"properties": listed, "required": required}
+    return schema
+
+
+def _names(schema: Schema) -> list[str]:
+    return [*dict.fromkeys([*(schema.get("properties") or {}), *schema.get("required", [])])]
 
 
 def _some(optional: list[str]) -> str:
@@ -270,7 +308,8 @@ def _searched(pattern: str) -> str:
     plain = re.sub(r"\\.|\[(?:\\.|[^\]])*\]", "", body)
     if re.search(r"[\^$]", plain) or ((is_first or is_last) and _has_alternatives(plain)):
         raise SchemaError(
-            f"has a 'pattern' with anchors that this model's tool-call format cannot express: {pattern!r}"
+            f"has a 'pattern' with anchors that this model's tool-call format cannot express: {pattern!r}",
+            "pattern",
         )
     anything = "(?s:.)*"
     body = regex_to_lark(f"(?:{body})", "dw")
@@ -317,18 +356,28 @@ class CallForm:
 
 
 class CallsGrammar:
-    """Grammar of calls to the given tools. Raises `SchemaError`, which names the tool."""
+    """Grammar of calls to the given tools. Raises `SchemaError`, which names the tool.
 
-    def __init__(self, form: CallForm, tools: Sequence[ToolSchema]) -> None:
+    `relaxation`: of the schemas of tools that are not in `strict`; None: of none.
+    """
+
+    def __init__(
+        self,
+        form: CallForm,
+        tools: Sequence[ToolSchema],
+        relaxation: Relaxation | None = None,
+        strict: Collection[str] = (),
+    ) -> None:
         self._form = form
         self._marked = partial(lark.marked, names=form.names)
         self._style = STYLES.get(form.kind or "")
         self._rules: dict[str, str] = {}
         for number, tool in enumerate(tools):
             try:
-                self._rules[f"call{number}"] = self._call(tool, f"a{number}")
+                loose = None if tool.name in strict else relaxation
+                self._rules[f"call{number}"] = self._call(tool, f"a{number}", loose)
             except SchemaError as error:
-                raise SchemaError(f"of the tool '{tool.name}' {error}") from None
+                raise SchemaError(f"of the tool '{tool.name}' {error}", error.keyword) from None
         self._rules["call"] = " | ".join(f"call{number}" for number in range(len(tools)))
 
     def required(self, *, single: bool) -> str:
@@ -384,12 +433,11 @@ class CallsGrammar:
             space("}", form.end, "\n") + form.end,
         )
 
-    def _call(self, tool: ToolSchema, name: str) -> str:
-        schema = checked(_of_object(tool.parameters))
+    def _call(self, tool: ToolSchema, name: str, relaxation: Relaxation | None) -> str:
+        schema = checked(_of_object(tool.parameters), relaxation)
         if self._style is not None:
-            return self._written_out(tool, schema, self._style, name)
-        arguments = f"{name}: {lark.value({'type': 'object'} | schema)}"
-        self._rules[name] = arguments.removeprefix(f"{name}: ")
+            return self._written_out(tool, schema, self._style, name, relaxation)
+        self._rules[name] = lark.value({"type": "object"} | schema, lenient=relaxation is not None)
         before, after = self._around_json(tool)
         return f"{before} {name} {after}"
 
@@ -412,10 +460,12 @@ class CallsGrammar:
         name, comma, arguments = lark.escaped(quoted), ", ?", '"arguments": ?'
         return lark.regex(rf'\{{ ?"name": ?{name}{comma}{arguments}'), '"}"'
 
-    def _written_out(self, tool: ToolSchema, schema: Schema, style: MarkupStyle, name: str) -> str:
+    def _written_out(
+        self, tool: ToolSchema, schema: Schema, style: MarkupStyle, name: str, relaxation: Relaxation | None
+    ) -> str:
         """Return the rule of a call with a marker for each argument."""
         opening, closing = style.around(tool.name)
-        described = parameters(schema, style, self._form.spacing, self._marked, name)
+        described = parameters(schema, style, self._form.spacing, self._marked, name, relaxation)
         self._rules |= described.rules
         bare = f'{{"name": {lark.literal(tool.name)}, "arguments": {{}}}}'
         # In LongCat's format a name alone is not a call.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from worker.grammars.compiler import (
 from worker.grammars.guide import CALL, AnswerGrammar, CallGrammar
 from worker.grammars.references import SchemaError
 from worker.grammars.relaxation import compile_relaxed
+from worker.grammars.schema import Relaxation
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Edges, Markup
 from worker.models.locks import acquired
@@ -46,6 +48,8 @@ from worker.output.text import Vocabulary
 
 log = logging.getLogger(__name__)
 
+ANY_PARAMETERS = "parameters"
+"""Stands in `AnswerGrammar.relaxed` for the whole schema of a tool that may be called with any object."""
 _TOOL = "tool"
 """Upstream's name for the state within a tool call."""
 _TRIAL_SHARE = 0.5
@@ -150,14 +154,14 @@ class GrammarSelector:
             else:
                 write = partial(response_formats.grammar_of, form)
                 body, relaxed = compile_relaxed(write, self._budget.compile)
-        except response_formats.ResponseFormatError as error:
+        except SchemaError as error:
             raise _refused(f"The format in '{name}' {error}.", name) from None
         except GrammarTimeoutError:
             raise
         except GrammarError as error:
             raise _refused(f"'{name}' is not supported: {_explained(str(error))}.", name) from None
         # With tools, the answer may consist of calls instead.
-        bodies = (body, self._calls(_loosened(tools, calling), calling, "tools")) if tools else (body,)
+        bodies = (body, self._calls(_loosened(tools, calling), calling)) if tools else (body,)
         return AnswerGrammar(
             bodies,
             self._lexicon,
@@ -182,56 +186,62 @@ class GrammarSelector:
             raise _refused(
                 f"'tool_choice' names the tool '{calling.name}', which is not in 'tools'.", "tool_choice"
             )
-        body = self._held_calls(chosen, calling)
+        body, relaxed = self._held_calls(chosen, calling)
         hidden = self._thought(conversation, text)
-        return AnswerGrammar((body,), self._lexicon, self._markup, state, hidden, has_blanks=True)
+        return AnswerGrammar(
+            (body,), self._lexicon, self._markup, state, hidden, has_blanks=True, relaxed=relaxed
+        )
 
-    def _held_calls(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint) -> Any:
-        """Compile calls with all tools' schemas. An unsupported one becomes any object, unless strict."""
+    def _held_calls(
+        self, tools: Sequence[ToolSchema], calling: ToolCallConstraint
+    ) -> tuple[Any, tuple[str, ...]]:
+        """Compile calls with all tools' schemas, relaxed unless strict, and return what is not enforced.
+
+        A schema that cannot be relaxed, as it is malformed or too large, becomes any object.
+        """
         try:
-            return self._calls(tools, calling, "tools", _TRIAL_SHARE)
-        except (RequestError, GrammarTimeoutError):
+            return self._relaxed_calls(tools, calling, _TRIAL_SHARE)
+        except (SchemaError, GrammarError):
             kept = [
                 tool
                 if tool.name in calling.strict or self._can_hold(tool, calling)
                 else ToolSchema(tool.name)
                 for tool in tools
             ]
-            return self._calls(kept, calling, "tools")
+        with _refusals():
+            body, relaxed = self._relaxed_calls(kept, calling)
+        is_whole = all(tool in kept for tool in tools)
+        return body, relaxed if is_whole else tuple(sorted({*relaxed, ANY_PARAMETERS}))
 
     def _can_hold(self, tool: ToolSchema, calling: ToolCallConstraint) -> bool:
         try:
-            self._calls([tool], calling, "tools", _TRIAL_SHARE)
-        except RequestError:
-            return False
+            self._relaxed_calls([tool], calling, _TRIAL_SHARE)
         except GrammarTimeoutError:
             if self._budget.left_s < _LEFT_S_MIN:
                 raise
             return False
+        except (SchemaError, GrammarError):
+            return False
         return True
 
+    def _relaxed_calls(
+        self, tools: Sequence[ToolSchema], calling: ToolCallConstraint, share: float = 1.0
+    ) -> tuple[Any, tuple[str, ...]]:
+        """Raises `SchemaError` or `GrammarError`. `share`: of the time that is left."""
+
+        def write(relaxation: Relaxation) -> str:
+            return CallsGrammar(self._form, tools, relaxation, calling.strict).required(single=calling.single)
+
+        return compile_relaxed(write, partial(self._budget.compile, share=share))
+
     def _strict(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint, state: str) -> Grammar:
-        grammar = _written(
-            lambda: CallsGrammar(self._form, _loosened(tools, calling)).behind(single=calling.single)
-        )
-        body = self._compiled(grammar, "tools", "A schema in 'tools' is not supported")
-        return CallGrammar(body, self._markup, state)
+        with _refusals():
+            grammar = CallsGrammar(self._form, _loosened(tools, calling)).behind(single=calling.single)
+            return CallGrammar(self._budget.compile(grammar), self._markup, state)
 
-    def _calls(
-        self, tools: Sequence[ToolSchema], calling: ToolCallConstraint, param: str, share: float = 1.0
-    ) -> Any:
-        grammar = _written(lambda: CallsGrammar(self._form, tools).required(single=calling.single))
-        return self._compiled(grammar, param, "A schema in 'tools' is not supported", share)
-
-    def _compiled(self, grammar: str, param: str, sentence: str, share: float = 1.0) -> Any:
-        """Compile a grammar within a share of the time that is left. Raises `RequestError`, or
-        `GrammarTimeoutError`."""
-        try:
-            return self._budget.compile(grammar, share)
-        except GrammarTimeoutError:
-            raise
-        except GrammarError as error:
-            raise _refused(f"{sentence}: {_explained(str(error))}.", param) from None
+    def _calls(self, tools: Sequence[ToolSchema], calling: ToolCallConstraint) -> Any:
+        with _refusals():
+            return self._budget.compile(CallsGrammar(self._form, tools).required(single=calling.single))
 
     def _thought(self, conversation: Conversation, text: str) -> tuple[int, ...]:
         """Return the tokens by which the model itself may begin reasoning.
@@ -250,11 +260,18 @@ class GrammarSelector:
         return tuple(tokenizer.think_start_tokens)
 
 
-def _written(write: Any) -> str:
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Refuse the request where its tools have schemas that are not supported."""
     try:
-        return str(write())
+        yield
     except SchemaError as error:
         raise _refused(f"The schema {error}.", "tools") from None
+    except GrammarTimeoutError:
+        raise
+    except GrammarError as error:
+        message = f"A schema in 'tools' is not supported: {_explained(str(error))}."
+        raise _refused(message, "tools") from None
 
 
 def _loosened(tools: Sequence[ToolSchema], calling: ToolCallConstraint) -> list[ToolSchema]:

@@ -254,6 +254,35 @@ def test_schema_that_is_not_strict_is_relaxed_and_the_rest_is_held_to() -> None:
     assert (error.code, error.param) == (Code.INVALID_REQUEST, "json_schema")
 
 
+def test_required_tool_loses_only_the_keywords_that_cannot_be_enforced() -> None:
+    texts, decimal = {"type": "string"}, {"type": "string", "pattern": "^(?!0)[0-9]+$", "maxLength": 3}
+    tools = {
+        "zod": {"labels": {"type": "object", "propertyNames": texts, "additionalProperties": texts}},
+        "set": {"labels": {"type": "array", "uniqueItems": True, "items": {"enum": ["a"]}}},
+        "decimal": {"labels": {"anyOf": [{"type": "number"}, decimal]}, "code": {"pattern": "^a$"}},
+        "back": {"labels": texts | {"pattern": r"(b)\1"}, "code": {"pattern": "^a$"}},
+        "optional": {"labels": {"anyOf": [{"not": {}}, {"type": "object", "not": {"required": ["a"]}}]}},
+        "broken": {"labels": []},
+    }
+    begun = {"zod": "{", "set": "[", "decimal": '"0-123456789', "back": '"', "optional": "{", "broken": ""}
+    lost = {"zod": (), "set": ("uniqueItems",), "optional": ("not",), "broken": ("parameters",)}
+    offered = [
+        {"name": name, "parameters": {"type": "object", "properties": listed, "required": [*listed]}}
+        for name, listed in tools.items()
+    ]
+    calling = ToolCallConstraint(required=True)
+    for each in [[tool] for tool in offered] + [offered]:
+        found = prepare(preparer(), tools=each, calling=calling, template_kwargs=SILENT)
+        expected = {keyword for tool in each for keyword in lost.get(tool["name"], ("pattern",))}
+        assert found.relaxed == tuple(sorted(expected))
+        for name in {tool["name"] for tool in each} - {"broken"}:
+            call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"labels":'
+            firsts = {token.strip()[:1] for token in allowed(found, call) or ()} - {""}
+            assert firsts <= {*begun[name]}, (name, firsts)
+            if "code" in tools[name]:  # its own pattern is held to
+                assert not {"b", "1"} & (allowed(found, call + '"1", "code": "') or {"b"})
+
+
 def test_schemas_of_one_request_share_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waits = [0.0], list[float]()
 
