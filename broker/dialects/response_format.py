@@ -44,11 +44,15 @@ class JsonSchema(Struct):
 
 
 class ResponseFormat(Struct):
-    """OpenAI's `response_format`. llama.cpp and others also accept `schema` with type `json_object`."""
+    """OpenAI's `response_format`. llama.cpp and others also accept `schema` with type `json_object`.
+
+    `strict` may stand here as well.
+    """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     schema: Raw = field(default_factory=Raw)
+    strict: bool | None = None
 
 
 class StructuredOutputs(Struct):
@@ -126,11 +130,11 @@ def _openai(wanted: ResponseFormat | None) -> Iterator[StructuredOutput]:
     if wanted.type == "json_object" and not _is_given(wanted.schema):
         yield StructuredOutput(kind="json_object", param="response_format")
         return
-    place, schema, strict = "response_format.schema", wanted.schema, False
+    place, schema, strict = "response_format.schema", wanted.schema, bool(wanted.strict)
     if wanted.type == "json_schema" and (wanted.json_schema is not None or not _is_given(schema)):
         described = wanted.json_schema or JsonSchema()
         place, schema = "response_format.json_schema.schema", described.schema
-        strict = bool(described.strict)
+        strict = strict or bool(described.strict)
     yield StructuredOutput(kind="json_schema", text=schema_text(place, schema), param=place, strict=strict)
 
 

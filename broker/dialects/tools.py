@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from protocol.errors import Code, RequestError
 from protocol.types import ToolCallConstraint
@@ -55,11 +56,15 @@ class CustomTool(Struct):
 
 
 class Tool(Struct):
-    """A tool. Types other than these two (such as a search of the server's) are accepted but not offered."""
+    """A tool. Types other than these two (such as a search of the server's) are accepted but not offered.
+
+    `strict` may stand here as well as in the function.
+    """
 
     type: str | None = "function"
     function: FunctionTool | None = None
     custom: CustomTool | None = None
+    strict: bool | None = None
 
 
 class Named(Struct):
@@ -142,7 +147,10 @@ def _functions(tools: Sequence[Tool]) -> Iterator[FunctionTool]:
         if not 1 <= len(offered.name) <= NAME_CHARACTERS_MAX:
             message = f"'{param}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
             raise RequestError(Code.INVALID_REQUEST, message, param=f"{param}.name")
-        yield offered.function() if isinstance(offered, CustomTool) else offered
+        if isinstance(offered, CustomTool):
+            yield offered.function()
+        else:
+            yield replace(offered, strict=tool.strict or offered.strict)
 
 
 def _wish(choice: ToolChoice | None, known: frozenset[str]) -> ToolChoicePolicy:

@@ -285,7 +285,7 @@ CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
     ({"tools": [F, G]}, "fg", None),
     ({"tools": [F, G, STRICT], "tool_choice": "none", "parallel_tool_calls": False}, "", None),
     ({"tools": [F, G], "parallel_tool_calls": False}, "fg", Calling(single=True)),
-    ({"tools": [F, STRICT]}, "fs", Calling(strict=["s"])),
+    ({"tools": [F | {"strict": True}, STRICT]}, "fs", Calling(strict=["f", "s"])),
     (
         {"tools": [F, STRICT], "tool_choice": "required", "parallel_tool_calls": False},
         "fs",

@@ -77,12 +77,16 @@ def structured(**fields: Any) -> dict[str, Any]:
     return {"structured_outputs": fields}
 
 
+FLAT = {"schema": SCHEMA, "strict": True}
 HELD: list[tuple[dict[str, Any], StructuredOutput | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, form("json_object", "response_format")),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, loose("response_format.schema")),
+    ({"response_format": {"type": "json_schema"} | FLAT}, schema_at("response_format.schema")),
+    ({"response_format": {"type": "json_object"} | FLAT}, schema_at("response_format.schema")),
     (
-        {"response_format": {"type": "json_object", "schema": SCHEMA}},
-        loose("response_format.schema"),
+        {"response_format": described(schema=SCHEMA)["response_format"] | {"strict": True}},
+        schema_at("response_format.json_schema.schema"),
     ),
     (described(schema=SCHEMA, strict=True), schema_at("response_format.json_schema.schema")),
     (described(schema=SCHEMA), loose("response_format.json_schema.schema")),
