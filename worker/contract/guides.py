@@ -18,6 +18,10 @@ class ForcedTokens(NamedTuple):
     certain: int = 0
 
 
+class GuideError(Exception):
+    """A grammar allows no next token, or is too complex for the text generated so far."""
+
+
 class Guide(Protocol):
     """Grammar state of one output: a function of its tokens alone.
 

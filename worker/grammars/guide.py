@@ -18,7 +18,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from worker.contract.guides import ForcedTokens
+from worker.contract.guides import ForcedTokens, GuideError
 from worker.grammars.jump_forward import FORESEE_S_MAX, Spacing, forced_tokens
 from worker.grammars.tokenizer import GrammarTokenizer
 from worker.grammars.trigger import Markup, TriggerScanner
@@ -39,10 +39,6 @@ garbage collector."""
 
 Words = NDArray[np.uint32]
 """A token mask: bit t % 32 of word t // 32 belongs to token t."""
-
-
-class GuideError(Exception):
-    """The grammar is too complex for the text generated so far."""
 
 
 class Matcher:
@@ -93,6 +89,7 @@ class Matcher:
             self._timed(self._matcher.unsafe_compute_mask_ptr, words.ctypes.data, words.nbytes)
         if self._has_failed():  # `words` then allows the end of the answer, wrongly
             error = self._matcher.get_error().replace("<non-verbose/>", "").strip()
+            error = "it allows no next token" if "NoExtension" in error else error
             raise GuideError(error or f"it takes more than {SLOW_S:g} s per token")
 
     def forced_tokens(self, most: int) -> ForcedTokens:

@@ -11,6 +11,7 @@ import logging
 from protocol.errors import Code, RequestError
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import Engine, SamplingParams
+from worker.contract.guides import GuideError
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,11 @@ class Failures:
 
 
 def engine_error(error: Exception) -> RequestError:
-    """Return the error for a request on which the model failed. Raises `DeviceError` if the GPU did."""
+    """Return the error for a request on which the model failed, or whose grammar cannot be enforced to its
+    end. Raises `DeviceError` if the GPU failed."""
     raise_if_device_failed(error)
+    if isinstance(error, GuideError):
+        message = f"The grammar of this request cannot be enforced to the end of its answer: {error}."
+        return RequestError(Code.INVALID_REQUEST, message)
     wording = f"The model failed on this request ({type(error).__name__})."
     return RequestError(Code.ENGINE_ERROR, wording)

@@ -17,6 +17,7 @@ from tests.worker.engine.test_engine_parity import Job, Rewrapped, endless_token
 from tests.worker.probed_networks import engine_of, network
 from tests.worker.rules import RuleGrammar, Unforeseeing, processor
 from worker.contract.engine import SamplingParams, ThinkingBudget
+from worker.contract.guides import GuideError
 from worker.engine.engine import BatchEngine
 
 
@@ -108,7 +109,7 @@ def test_a_guide_that_fails_fails_its_row_behind_the_tokens_it_let_pass(fails: s
     assert [step.tokens.get("ill") for step in steps[:tokens]] == expected[:tokens]
     for step in steps[tokens:]:
         assert step.tokens.keys() == {"well"}
-        assert isinstance(step.failed["ill"], ValueError if fails in ("empty", "beyond") else Fault)
+        assert isinstance(step.failed["ill"], GuideError if fails in ("empty", "beyond") else Fault)
     assert not any(step.failed for step in steps[:tokens])
     engine.drop("ill")
     after = engine.step()

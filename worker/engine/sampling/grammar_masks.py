@@ -16,7 +16,7 @@ from typing import TypeVar
 import mlx.core as mx
 import numpy as np
 
-from worker.contract.guides import ForcedTokens, Guide
+from worker.contract.guides import ForcedTokens, Guide, GuideError
 
 Answer = TypeVar("Answer")
 
@@ -89,7 +89,7 @@ class Masks:
         self._is_set[place] = held.fill(words)
         words[-1] &= _ALL >> -self._vocabulary % _WORD_BITS
         if self._is_set[place] and not words.any():
-            held.failure = ValueError("the grammar allows no next token")
+            held.failure = GuideError("it allows no next token")
             self._is_set[place] = False
 
     def spare(self, place: int) -> None:
