@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -81,6 +82,8 @@ def test_unenforceable_schema_is_refused(schema: dict[str, Any], said: str) -> N
         ({"allOf": [{"pattern": f"a.{{{k}}}b"} for k in range(5)]}, "'pattern'"),
         ({"$ref": "#/$defs/d0", "$defs": CHAIN}, "'pattern'"),
         ({"multipleOf": 10_001}, "multipleOf"),
+        ({"const": 0.9999999999999999}, "digits"),
+        ({"pattern": r"^[\x01-\x03]$"}, "control character"),
         ({"minimum": 2**64}, "bound"),
         ({"patternProperties": {str(number): {} for number in range(65)}}, "patternProperties"),
         ({"properties": {str(number): {} for number in range(2001)}}, "optional 'properties'"),
@@ -108,9 +111,61 @@ def test_a_pattern_that_only_speaks_of_control_characters_is_taken(pattern: str)
     assert checked({"pattern": pattern}) == {"pattern": pattern}
 
 
-def test_bounds_are_rounded_inwards() -> None:
-    mended = checked({"minimum": 2**53 + 1, "maximum": 2**53 + 3, "exclusiveMinimum": -(2**70)})
-    assert mended == {"minimum": 2**53 + 2, "maximum": 2**53 + 2}
+ABOVE_1, UP_TO_1 = {"minimum": math.nextafter(1, 2)}, {"maximum": 1}
+CHILD = {"required": ["a"], "properties": {"a": {"$ref": "#/$defs/x"}}, "type": "object"}
+NEVER = {"not": {}}
+EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"minimum": 2**53 + 1, "maximum": 2**53 + 3, "exclusiveMinimum": -(2**70)},
+     {"minimum": 2**53 + 2, "maximum": 2**53 + 2}),
+    # The excluded bound that is nearer to 0 is one that a range narrower than 1 would allow.
+    ({"exclusiveMinimum": 0, "maximum": 1}, {"minimum": 1e-48, "maximum": 1}),
+    ({"minimum": 1, "exclusiveMinimum": True, "maximum": 1.5}, {"maximum": 1.5} | ABOVE_1),
+    ({"exclusiveMaximum": 0, "minimum": -0.5}, {"maximum": -1e-48, "minimum": -0.5}),
+    ({"exclusiveMaximum": 0.5}, {"exclusiveMaximum": 0.5}),
+    ({"exclusiveMinimum": 0, "maximum": 7, "multipleOf": 2}, {"minimum": 2, "maximum": 6, "multipleOf": 2}),
+    ({"type": "integer", "multipleOf": 0.75}, {"type": "integer", "multipleOf": 3}),
+    # Names that are true, listed or matched.
+    ({"propertyNames": {"$ref": "#/$defs/x"}, "$defs": {"x": {"type": ["string", "null"], "format": "uuid"}}},
+     {"$defs": {"x": {"type": ["string", "null"], "format": "uuid"}}}),
+    ({"propertyNames": {"enum": ["a", "b"]}, "properties": {"a": UP_TO_1, "c": {}}},
+     {"properties": {"a": UP_TO_1, "b": True, "c": False}, "additionalProperties": False}),
+    ({"propertyNames": {"minLength": 2}, "additionalProperties": UP_TO_1},
+     {"patternProperties": {r"^[\s\S]{2,}$": UP_TO_1}, "additionalProperties": False}),
+    ({"patternProperties": {"^(x|[ab])$|^n\\.?$": UP_TO_1, "^c": {}}, "properties": {"a": {}}},
+     {"properties": {"a": {"allOf": [{}, UP_TO_1]}, **dict.fromkeys(["b", "n", "n.", "x"], UP_TO_1)},
+      "patternProperties": {"^c": {}}}),
+    ({"anyOf": [NEVER, UP_TO_1]}, UP_TO_1),
+    ({"properties": {"a": NEVER}}, {"properties": {"a": False}}),
+    # What has no finite value is left out where it is optional.
+    ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": CHILD}},
+     {"items": False, "$defs": {"x": CHILD | {"properties": {"a": False}}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "exact"), EXACT, ids=[json.dumps(schema)[:50] for schema, _ in EXACT])
+def test_schema_is_rewritten_to_what_llguidance_enforces(
+    schema: dict[str, Any], exact: dict[str, Any]
+) -> None:
+    assert checked(schema) == exact
+
+
+ENDLESS: list[dict[str, Any]] = [
+    {"$ref": "#/$defs/x", "$defs": {"x": CHILD}},
+    {"$ref": "#/$defs/y", "$defs": {"x": {"allOf": [{"$ref": "#/$defs/y"}, {}]}, "y": CHILD}},
+    {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1},
+    CHILD | {"$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}, CHILD]}}},
+    CHILD | {"required": [], "allOf": [{"required": ["a"]}], "$defs": {"x": {"$ref": "#"}}},
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS)
+def test_schema_without_a_finite_value_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match="no valid value that ends"):
+        checked(schema)
+    checked(
+        {"anyOf": [schema, {"type": "null"}], **{key: schema[key] for key in ("$defs",) if key in schema}}
+    )
 
 
 def test_alternatives_are_any_of_them_only_where_no_value_fits_two() -> None:
