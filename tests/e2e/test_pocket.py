@@ -115,6 +115,12 @@ def test_schema_is_relaxed_with_a_header_or_refused_with_its_keyword_if_it_is_st
     reply = system.http.post("/v1/messages", json=strict | {"model": "pocket"})
     assert reply.status_code == 400
     assert "uniqueItems" in reply.json()["error"]["message"]
+    given = {"type": "object", "properties": {"tags": TAGS}, "required": ["tags"]}
+    whole = {"messages": [user("Hi")], "tools": [{"name": "tag", "input_schema": given}]}
+    for stream in (False, True):  # and so are the arguments of a tool that must be called
+        calls = {"max_tokens": 60, "tool_choice": {"type": "any"}, "stream": stream, "model": "pocket"}
+        reply = system.http.post("/v1/messages", json=whole | calls)
+        assert reply.headers["x-roundhouse-schema-relaxed"] == "uniqueItems"
 
 
 def test_an_answer_that_is_begun_is_gone_on_with(system: System) -> None:

@@ -107,7 +107,6 @@ EXPLODING: dict[str, Callable[[], StructuredOutput]] = {
     "a megabyte": lambda: schema_of({"properties": {f"property_{n}": INTEGER for n in range(40_000)}}),
     "division by a large number": lambda: schema_of({"type": "integer", "multipleOf": 999_983}),
     "many choices": lambda: StructuredOutput(kind="choice", text=json.dumps([f"{n}" for n in range(10_001)])),
-    "a reference to itself": lambda: schema_of({"$ref": "#"}),
 }
 
 

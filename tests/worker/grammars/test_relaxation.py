@@ -14,6 +14,7 @@ from protocol.types import StructuredOutput
 from tests.worker.grammars.sampling import draw, small
 from tests.worker.grammars.schemas import schemas
 from tests.worker.grammars.test_schema import CHAIN, REFUSED
+from worker.grammars.compiler import GrammarError
 from worker.grammars.guide import AnswerGrammar
 from worker.grammars.relaxation import compile_relaxed
 from worker.grammars.response_formats import grammar_of
@@ -86,6 +87,8 @@ def test_relaxed_schema_is_held_to_in_all_else() -> None:
         "required": ["tags", "size"],
         "additionalProperties": False,
     }
+    with pytest.raises(GrammarError):  # one without any value is refused all the same
+        relaxed({"properties": {"a": False}, "required": ["a"], "type": "object"})
     grammar, keywords = relaxed(schema)
     assert keywords == ("oneOf", "uniqueItems")
     held = schema | {"properties": {"tags": tags, "size": {"anyOf": [number, {"type": "number"}]}}}

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from msgspec.structs import replace
 
 from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
@@ -238,20 +237,6 @@ def test_a_refusal_names_the_keyword_and_the_parameter(keyword: str) -> None:
     said = refused(tools=[tool], calling=ToolCallConstraint(strict=["f"])).message
     assert error.message == said
     assert "start:" not in said, "the message must not contain the generated grammar"
-
-
-def test_schema_that_is_not_strict_is_relaxed_and_the_rest_is_held_to() -> None:
-    cities = {"type": "array", "items": {"enum": ["Oslo", "Rome"]}, "uniqueItems": True}
-    form = StructuredOutput(kind="json_schema", text=json.dumps(cities), param="json_schema")
-    assert "uniqueItems" in refused(form=form).message
-    engine_request = prepare(preparer(), form=replace(form, strict=False), template_kwargs=SILENT)
-    assert engine_request.relaxed == ("uniqueItems",)
-    assert "]" in (allowed(engine_request, '["Oslo", "Oslo"') or set())
-    assert "P" not in (allowed(engine_request, '["') or {"P"})
-    # A schema without any value is refused all the same.
-    text = json.dumps({"type": "object", "properties": {"a": False}, "required": ["a"]})
-    error = refused(form=StructuredOutput(kind="json_schema", text=text, param="json_schema", strict=False))
-    assert (error.code, error.param) == (Code.INVALID_REQUEST, "json_schema")
 
 
 def test_required_tool_loses_only_the_keywords_that_cannot_be_enforced() -> None:
