@@ -9,10 +9,11 @@ annotation in JSON Schema: those that llguidance knows are enforced, all others 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -64,6 +65,8 @@ _KINDS: Mapping[type, set[str]] = {
     int: {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"},
 }
 _CONSTRAINTS = {"type", "const", "multipleOf"}.union(*_KINDS.values(), _ONE) - {"$ref", *_DEFINITIONS}
+_NOT_IN_URI = re.compile(r"[ \[\]{}<>\"\\^`|]")
+"""Characters that llguidance refuses in a reference, such as those of a generic type's name."""
 _APPLIED = frozenset(("const", "enum", "allOf", "anyOf", "oneOf", "$ref"))
 REFERENCE_SIBLINGS = "constraints beside $ref"
 """Stands for all of them in `Relaxation.dropped`. Where references are circular, llguidance takes none."""
@@ -186,6 +189,8 @@ def _mended(schema: Any, root: Schema, depth: int, relaxation: Relaxation | None
     mended = {key: _within(key, value, root, depth + 1, relaxation) for key, value in schema.items()}
     if "type" in mended and _type_of(mended.get("$ref"), root) == mended["type"]:
         del mended["type"]  # where references are circular, llguidance takes no constraint beside them
+    if isinstance(mended.get("$ref"), str):
+        mended["$ref"] = _NOT_IN_URI.sub(lambda found: quote(found[0]), mended["$ref"])
     if "prefixItems" in mended:
         mended.pop("additionalItems", None)  # from older drafts; llguidance would ignore `prefixItems`
     if "oneOf" in mended and "anyOf" not in mended and _are_disjoint(mended["oneOf"], root):
@@ -215,6 +220,8 @@ def _enforceable(schema: Schema, root: Schema, relaxation: Relaxation | None) ->
     schema = {key: value for key, value in schema.items() if _has_effect(key, value)}
     _check_kinds(schema)
     schema = with_plain_names(schema, root)
+    if schema.get("format") in ("date", "date-time"):
+        schema = {"pattern": "^0{0,3}[1-9]"} | schema  # there is no year 0
     if relaxation is None:
         _check(schema, is_strict=True)
         return with_exact_bounds(_in_order(schema))

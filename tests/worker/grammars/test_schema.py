@@ -120,6 +120,8 @@ EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
       "patternProperties": {"^c": {}}}),
     ({"anyOf": [NEVER, UP_TO_1]}, UP_TO_1),
     ({"properties": {"a": NEVER}}, {"properties": {"a": False}}),
+    ({"$ref": "#/$defs/A[b c]", "$defs": {"A[b c]": UP_TO_1}},
+     {"$ref": "#/$defs/A%5Bb%20c%5D", "$defs": {"A[b c]": UP_TO_1}}),
     # What has no finite value is left out where it is optional.
     ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": CHILD}},
      {"items": False, "$defs": {"x": CHILD | {"properties": {"a": False}}}}),
