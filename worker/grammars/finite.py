@@ -41,12 +41,13 @@ class _FiniteValues:
 
     def endless(self) -> frozenset[str]:
         """Return the references to schemas that no finite value satisfies."""
-        left = [*self._targets]
+        left = [*{id(target): target for target in self._targets.values()}.values()]
         for _ in range(PASSES_MAX):
             before = len(left)
-            left = [name for name in reversed(left) if not self.exists(self._targets[name])]
+            left = [target for target in reversed(left) if not self.exists(target)]
             if len(left) == before:
-                return frozenset(left)
+                endless = {*map(id, left)}
+                return frozenset(name for name, target in self._targets.items() if id(target) in endless)
         return frozenset()
 
     def exists(self, schema: object) -> bool:

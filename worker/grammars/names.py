@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from worker.grammars.patterns import is_writable
 from worker.grammars.references import Schema, entries, items, looked_up, resolved
 
-NAMES_MAX = 64
+NAMES_MAX = 32
 """Maximum number of names that a pattern is replaced with, and of repetitions within it."""
 NAME_PATTERN_MAX = 200
 """Maximum characters of such a pattern."""

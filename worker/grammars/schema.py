@@ -30,6 +30,8 @@ FORMATS = frozenset(
 SCHEMA_BYTES_MAX = 256 * 2**10
 DEPTH_MAX = 100
 """Maximum nesting of schemas: llguidance's parser accepts 128 levels of JSON."""
+ALL_PATTERN_PROPERTIES_MAX = 500
+"""Maximum in a schema: each may stand for `names.NAMES_MAX` properties."""
 PATTERN_PROPERTIES_MAX = 64
 """Maximum in one object: they are compared pairwise, which takes more than a second for 200."""
 OPTIONAL_MAX = 400
@@ -131,6 +133,8 @@ def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
     if not isinstance(schema, dict):
         raise SchemaError("is not an object" if schema is not False else "is 'false', which allows nothing")
     root = {key: value for key, value in schema.items() if key != "x-guidance"}
+    if relaxation is None or ("patternProperties", "") not in relaxation.dropped:
+        _check_pattern_properties(root)
     mended = _mended(root, root, 0, relaxation)
     for names in _places_elsewhere(root):
         target = _mended(looked_up("/".join(("#", *names)), root), root, 0, relaxation)
@@ -140,6 +144,13 @@ def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
     if relaxation is None or ("pattern", "") not in relaxation.dropped:
         check_combined(root)
     return without_endless_values(mended)
+
+
+def _check_pattern_properties(root: Schema) -> None:
+    count = sum(len(entries(node.get("patternProperties"))) for node in nodes(root))
+    if count > ALL_PATTERN_PROPERTIES_MAX:
+        message = f"has more than {ALL_PATTERN_PROPERTIES_MAX} 'patternProperties'"
+        raise SchemaError(message, "patternProperties")
 
 
 def spelled(schema: Mapping[str, Any], *, lenient: bool = False) -> str:

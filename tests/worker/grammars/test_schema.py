@@ -76,6 +76,7 @@ def test_these_are_refused_by_their_names(keyword: str) -> None:
         ({"pattern": r"^[\x01-\x03]$"}, "control character"),
         ({"minimum": 2**64}, "bound"),
         ({"patternProperties": {str(number): {} for number in range(65)}}, "patternProperties"),
+        ({"allOf": [{"patternProperties": {str(k): {}}} for k in range(501)]}, "patternProperties"),
         ({"properties": {str(number): {} for number in range(2001)}}, "optional 'properties'"),
         ({"anyOf": [{"$ref": f"#/x/{number}"} for number in range(501)]}, "outside of"),
         ({"$ref": "#/x", "x": {"items": {"minProperties": 2}, "y": {"$ref": "#/x/items"}}}, "minProperties"),
