@@ -135,7 +135,7 @@ def _opencode(endpoint: Endpoint, model: Model) -> AgentProfile:
 
 
 def _codex(endpoint: Endpoint, model: Model) -> AgentProfile:
-    """Return the profile for codex 0.169. `-c` overrides `config.toml`; its values are TOML, in which JSON
+    """Return the profile for codex 0.171. `-c` overrides `config.toml`; its values are TOML, in which JSON
     strings and numbers are valid."""
     ours = f"model_providers.{NAME}"
     wanted: dict[str, object] = {
@@ -188,7 +188,7 @@ def _qwen(endpoint: Endpoint, model: Model) -> AgentProfile:
 
 
 def _pi(endpoint: Endpoint, model: Model) -> AgentProfile:
-    """Return the profile for pi 0.74. It reads endpoints from `models.json` in its only folder, or from an
+    """Return the profile for pi 1.6. It reads endpoints from `models.json` in its only folder, or from an
     extension: ours registers the endpoint that the environment names."""
     served = {"baseUrl": endpoint.openai, "model": model.id}
     limits = {"contextWindow": model.context_length, "maxTokens": model.answer_tokens}

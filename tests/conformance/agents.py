@@ -1,153 +1,171 @@
-"""Agents from npm read a file through a tool call and report its content, each over its own API.
+"""Agents from npm do ten steps by tools, each over its own API, and hand one on if they have several agents.
 
-It passes if it exits with status 0, prints the password, and received no errors. Needs npm and Node 22."""
+An agent passes if it has done them, exits with status 0, received no errors, and all its tools and texts
+reached the worker. Needs npm; Node comes with the agents."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import json
 import os
 import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deploy.agents.profiles import Agent
+from tests.conformance import programs
 from tests.conformance.drivers import Environment
 from tests.conformance.environments import INSTALLED, make
-from tests.system import System, eventually, running_system
+from tests.conformance.reader import NAME
+from tests.faults.cutting_proxy import cutting
+from tests.system import running_system
 
 ANSWER_S_MAX = 180
-LOGGED_S_MAX = 5
-ANSWERS_MIN = 2
-"""A tool call, and the answer to its result."""
+REQUESTS_MIN = 11
+"""Ten steps, and the answer to the last."""
 
 PASSWORD = "heliotrope-42"
-FILE = "secret.txt"
-TRIED = {
-    Agent.OPENCODE: "1.18.33",
-    Agent.CODEX: "0.169.0",
-    Agent.CLAUDE: "2.1.330",
-    Agent.QWEN: "0.24.4",
-    Agent.PI: "0.74.2",
+NODE = "node@22.23.3"
+TRIED: dict[Agent, tuple[str, Sequence[str]]] = {
+    Agent.OPENCODE: ("1.18.33", ("run",)),
+    Agent.CODEX: ("0.171.0", ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")),
+    Agent.CLAUDE: ("2.1.332", ("--allowedTools=Agent,Bash,Grep,Read,ToolSearch,Write", "-p")),
+    Agent.QWEN: ("0.24.4", ("--yolo", "-p")),
+    Agent.PI: ("1.6.0", ("-p",)),
 }
-"""The tested versions, unless `--latest` is given."""
+"""The tested versions, unless `--latest` is given, and arguments for one non-interactive task without
+confirmations."""
 
-ONCE: dict[Agent, Sequence[str]] = {
-    Agent.OPENCODE: ("run",),
-    Agent.CODEX: ("exec", "--skip-git-repo-check"),
-    Agent.CLAUDE: ("-p",),
-    Agent.QWEN: ("-p",),
-    Agent.PI: ("-p",),
+OFFLINE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+"""A proxy that does not exist, so that agents reach nothing but our address."""
+TEXTS = ("content", "description", "encrypted_content", "input", "instructions", "output", "system", "text")
+_STATUS = re.compile(rb"(?m)^HTTP/1.1 (\d{3})")
+Exchanges = Sequence[tuple[bytearray, bytearray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A run of an agent. `model`: as it knows the worker's. `arguments`: further ones of the agent."""
+
+    agent: Agent
+    model: str = NAME
+    arguments: Sequence[str] = ()
+
+
+TRIES = {
+    **{agent.value: Try(agent) for agent in Agent},
+    "codex-additional-tools": Try(Agent.CODEX, "gpt-5.6-sol"),
+    "codex-tool-search": Try(Agent.CODEX, "gpt-5.5"),
+    "codex-several-agents": Try(Agent.CODEX, arguments=("--enable", "multi_agent_v2")),
 }
-"""Arguments for one non-interactive task without confirmations."""
-
-_ANSWERED = re.compile(r"gateway\s+(\S+?) (\d{3}) ")
+"""Codex sends other items for names of models that it knows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an agent. `status`: None if it had to be killed. `statuses`: of its responses.
-    `shown`: its whole output; `said`: its stdout."""
+    """The result of a try. `proof`: what its last step wrote. `lost`: what owns
+    a text or description that has not reached the worker, by number of requests."""
 
     status: int | None
-    statuses: tuple[int, ...]
-    said: str
-    shown: str
+    proof: str
+    requests: int
+    statuses: Counter[int]
+    lost: Counter[str]
 
     @property
     def passed(self) -> bool:
-        answered = len(self.statuses) >= ANSWERS_MIN and set(self.statuses) == {200}
-        return self.status == 0 and PASSWORD in self.said and answered
+        answered = self.statuses.keys() == {200} and self.requests >= REQUESTS_MIN
+        return self.status == 0 and self.proof == PASSWORD * 3 and answered and not self.lost
 
 
 def install(agent: Agent, version: str) -> Path:
     """Install an agent; return the folder of its program. Raises `NotMade`."""
-    packages = (f"{agent.package}@{version}",)
-    return (
-        make(Environment(f"{agent}-{version}", "javascript", packages), INSTALLED) / "node_modules" / ".bin"
-    )
+    packages = (f"{agent.package}@{version}", NODE)
+    environment = Environment(f"{agent}-{version}", "javascript", packages)
+    return make(environment, INSTALLED) / "node_modules" / ".bin"
 
 
-def ask(agent: Agent, programs: Path, system: System) -> Outcome:
-    before = len(_statuses(system))
-    with tempfile.TemporaryDirectory(prefix="roundhouse-agent-") as name:
+def ask(tried: Try, programs_at: Path) -> Outcome:
+    with (
+        tempfile.TemporaryDirectory(prefix="rh-") as name,
+        running_system(Path(name)) as system,
+        cutting(system.port) as proxy,
+    ):
+        worker = system.start_worker("--name", tried.model, module="tests.conformance.reader")
+        system.wait_ready()
         home, project = Path(name) / "home", Path(name) / "project"
         home.mkdir()
         project.mkdir()
-        (project / FILE).write_text(f"The password is {PASSWORD}.\n")
-        question = f"Read {project / FILE} and tell me the password."
-        command = [sys.executable, "-m", "deploy", "launch", agent, "--url", system.url, "--"]
-        status, said, shown = _run([*command, *ONCE[agent], question], project, _environment(home, programs))
-    # Requests are logged a moment after they end.
-    with contextlib.suppress(AssertionError):
-        eventually(lambda: len(_statuses(system)) >= before + ANSWERS_MIN, within_s=LOGGED_S_MAX)
-    return Outcome(status, tuple(_statuses(system)[before:]), said, shown)
+        (project / "secret.txt").write_text(f"The password is {PASSWORD}.\n")
+        words = (*TRIED[tried.agent][1], *tried.arguments, f"Do ten steps in {project}.")
+        launch = (sys.executable, "-m", "deploy", "launch", tried.agent)
+        command = (*launch, "--url", f"http://127.0.0.1:{proxy.port}", "--", *words)
+        done = programs.run(tried.agent, command, _environment(home, programs_at), project, ANSWER_S_MAX)
+        wrote = project / "done.txt"
+        proof = "".join(wrote.read_text().split()) if wrote.exists() else ""
+        return _outcome(done.status, proof, proxy.exchanges, worker.log().splitlines())
 
 
-def _run(command: Sequence[str], folder: Path, env: dict[str, str]) -> tuple[int | None, str, str]:
-    """Return the exit status (None on timeout), stdout, and the whole output."""
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as agent:
-        try:
-            said, complained = agent.communicate(timeout=ANSWER_S_MAX)
-            return agent.returncode, said, said + complained
-        except subprocess.TimeoutExpired:
-            os.killpg(agent.pid, signal.SIGKILL)
-            said, complained = agent.communicate()
-            return None, said, said + complained
-
-
-def _environment(home: Path, programs: Path) -> dict[str, str]:
-    root = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join((str(programs), os.environ["PATH"]))
-    own = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(root)}
+def _environment(home: Path, programs_at: Path) -> dict[str, str]:
+    path = os.pathsep.join((str(programs_at), os.environ["PATH"]))
+    own = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(Path(__file__).parents[2]), **OFFLINE}
     return {name: os.environ[name] for name in ("LANG", "TERM") if name in os.environ} | own
 
 
-def _statuses(system: System) -> list[int]:
-    return [int(status) for _, status in _ANSWERED.findall(system.gateway.log())]
+def _outcome(status: int | None, proof: str, exchanges: Exchanges, prompts: Sequence[str]) -> Outcome:
+    asked = [list(_texts(body)) for sent, _ in exchanges for body in _bodies(sent)]
+    statuses = Counter(int(code) for _, received in exchanges for code in _STATUS.findall(received))
+    lost: Counter[str] = Counter()
+    for texts in asked:
+        missing = [{owner for owner, text in texts if text not in prompt} for prompt in prompts]
+        fewest = min(missing or [{"all"}], key=len)
+        lost.update(fewest)
+    return Outcome(status, proof, len(asked), statuses, lost)
 
 
-def run(agents: Sequence[Agent], *, latest: bool) -> int:
+def _bodies(sent: bytes | bytearray) -> list[Any]:
+    """Return the bodies of the requests on a connection, which are JSON objects."""
+    pieces = sent.decode().split("\r\n\r\n")
+    return [json.JSONDecoder().raw_decode(piece)[0] for piece in pieces if piece.startswith("{")]
+
+
+def _texts(value: Any, owner: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what owns each text within a body, descriptions of tools too, and the text as within JSON."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _texts(each, owner)
+    elif isinstance(value, dict):
+        owner = " ".join(str(value[key]) for key in ("type", "role", "name") if key in value) or owner
+        for key, each in value.items():
+            if isinstance(each, str) and key in TEXTS:
+                yield f"{owner}: {key}", json.dumps(each.strip())[1:-1]
+            yield from _texts(each, owner)
+
+
+def run(names: Sequence[str], *, latest: bool) -> int:
     """Test the agents, print a line for each and the count; return the exit status."""
-    passed = 0
-    with tempfile.TemporaryDirectory(prefix="rh-") as name, running_system(Path(name)) as system:
-        system.start_worker(module="tests.conformance.reader")
-        system.wait_ready()
-        for agent in agents:
-            version = "latest" if latest else TRIED[agent]
-            outcome = ask(agent, install(agent, version), system)
-            passed += outcome.passed
-            verdict = "passed" if outcome.passed else "FAILED"
-            print(f"{agent} {version}: {verdict}, answers {list(outcome.statuses)}, status {outcome.status}")
-            if not outcome.passed:
-                print(outcome.shown)
-    print(f"{passed}/{len(agents)}")
-    return 0 if passed == len(agents) else 1
+    passed, lines = 0, []
+    for name in names:
+        agent = TRIES[name].agent
+        version = "latest" if latest else TRIED[agent][0]
+        outcome = ask(TRIES[name], install(agent, version))
+        passed += outcome.passed
+        lines.append(f"{name} {version}: {'passed' if outcome.passed else 'FAILED'}, {outcome}")
+    print(*lines, f"{passed}/{len(names)}", sep="\n")
+    return 0 if passed == len(names) else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("agents", nargs="*", type=Agent, help="default: all")
+    parser.add_argument("tries", nargs="*", choices=[*TRIES, []], help="default: all")
     parser.add_argument("--latest", action="store_true", help="test the latest versions")
     told = parser.parse_args()
-    if shutil.which("npm") is None:
-        parser.error("npm is not installed")
-    return run(told.agents or list(Agent), latest=told.latest)
+    return run(told.tries or list(TRIES), latest=told.latest)
 
 
 if __name__ == "__main__":

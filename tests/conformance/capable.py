@@ -20,6 +20,7 @@ from protocol.conversation import Conversation, unpack
 from protocol.messages import Generate
 from protocol.types import ToolCallConstraint
 from protocol.worker_settings import WorkerSettings
+from tests.conformance.reader import Call, text_of
 from worker.contract.engine import (
     EngineRequest,
     Model,
@@ -46,26 +47,20 @@ _NAME = re.compile(r"\b[A-Z][a-z]+\b")
 _NUMBER = re.compile(r"-?\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    name: str
-    arguments: Any
-
-
 def decide(conversation: Conversation, calling: ToolCallConstraint | None = None) -> Call | str | None:
     """Return a capable model's tool call or text; None: there is no conversation."""
     messages, calling = conversation.messages, calling or ToolCallConstraint()
     if not messages:
         return None
     is_result = messages[-1]["role"] == "tool"
-    asked = next((_text(m) for m in reversed(messages) if m["role"] == "user"), "")
+    asked = next((text_of(m) for m in reversed(messages) if m["role"] == "user"), "")
     is_forced = calling.required or bool(calling.name)
     if is_forced or not is_result:
         meant = _meant(conversation, calling.name, asked, is_forced=is_forced)
         if meant is not None:
             return meant
     if is_result:
-        return f"The tool has answered, and what it says is this: {_text(messages[-1])}"
+        return f"The tool has answered, and what it says is this: {text_of(messages[-1])}"
     return f"What you have said to me is this, if I have understood you well: {asked}"
 
 
@@ -84,11 +79,6 @@ def _meant(conversation: Conversation, name: str, asked: str, *, is_forced: bool
 
 def _words(text: str) -> set[str]:
     return {word for word in _WORD.findall(text.lower()) if len(word) >= WORD_LETTERS_MIN}
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
 
 
 # --- arguments ---------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""A worker that reads a file like a capable model: it calls the tool and reports the result.
+"""A worker that does ten steps like a capable model, each by a tool of the agent, and logs what reached it.
 
 Agents from npm run on it, because the small models of the tests are too weak for them."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,51 +36,91 @@ from worker.transport.service import Service
 NAME = "reader"
 CONTEXT_LENGTH = 131_072
 """Words; agents' first prompts have ten thousand."""
-
-PATHS = ("path", "filePath", "file_path", "absolute_path")
-COMMANDS = ("cmd", "command")
-READS = ("read", "read_file")
-RUNS = ("exec_command", "shell_command", "shell", "bash")
-TITLE = "A file is read"
+TITLE = "Steps in a folder"
 PIECE = 7
 """Characters of a call's arguments in each delta."""
 
-_PATH = re.compile(r"/[\w./-]+\.txt")
+KINDS = {
+    "run": ("bash", "exec_command", "run_shell_command", "exec"),
+    "read": ("read", "read_file"),
+    "write": ("write", "write_file", "apply_patch"),
+    "search": ("get_tide", "grep", "grep_search"),
+    "find": ("toolsearch", "tool_search"),
+    "delegate": ("agent", "task", "spawn_agent"),
+    "wait": ("wait_agent",),
+}
+"""Tools of agents by kind, without namespace and in lower case."""
+SAME = {"cmd": "command", "filePath": "path", "file_path": "path", "message": "prompt"}
+"""Names of the same argument in other agents' schemas."""
+PATCH = "*** Begin Patch\n*** Add File: {path}\n+{content}\n*** End Patch\n"
+
+_TASK = re.compile(r"Do (ten steps|one step) in (/[\w./-]+\w)")
 _PASSWORD = re.compile(r"password is ([a-z]+-\d+)")
+
+Step = tuple[str, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arguments`: a JSON object."""
-
     name: str
-    arguments: str
+    arguments: Any
 
 
 def decide(conversation: Conversation) -> Call | str:
+    """Return the next step of the task that was given last, or the answer after its last step."""
     messages = conversation.messages or []
-    results = [_text(message) for message in messages if message["role"] == "tool"]
-    if results:
-        found = _PASSWORD.search("\n".join(results))
-        return f"The password is {found[1]}." if found else "That is not in the file."
-    asked = [_text(message) for message in messages if message["role"] == "user"]
-    paths = _PATH.findall("\n".join(asked))
-    call = _call(conversation.tools or [], paths[-1]) if paths else None
-    return call or TITLE
+    tasks = [(at, _TASK.findall(text_of(m))) for at, m in enumerate(messages) if m["role"] != "tool"]
+    at, found = next(((at, found) for at, found in reversed(tasks) if found), (0, None))
+    if not found or not conversation.tools:
+        return TITLE
+    results = [text_of(message) for message in messages[at:] if message["role"] == "tool"]
+    known = _PASSWORD.search("\n".join(results))
+    (amount, place), password = found[-1], known[1] if known else "unknown"
+    steps = _steps(place, password, only_one=amount == "one step")
+    return _call(conversation.tools, *steps[len(results)]) if len(results) < len(steps) else password
 
 
-def _call(tools: Sequence[Mapping[str, Any]], path: str) -> Call | None:
-    """Return a call of a tool that reads files, or else of one that runs commands."""
-    functions = {tool["function"]["name"].lower(): tool["function"] for tool in tools}
-    for names, words, value in ((READS, PATHS, path), (RUNS, COMMANDS, f"cat {path}")):
-        for function in (functions[name] for name in names if name in functions):
-            known = (function.get("parameters") or {}).get("properties") or {}
-            if word := next((word for word in words if word in known), None):
-                return Call(function["name"], json.dumps({word: value}))
-    return None
+def _steps(place: str, password: str, *, only_one: bool) -> Sequence[Step]:
+    secret, one, two, part = (f"{place}/{name}.txt" for name in ("secret", "one", "two", "part"))
+    read = _step("read", f"cat {secret}", path=secret)
+    if only_one:
+        return read, _written(part, password)
+    task = {"prompt": f"Do one step in {place}.", "subagent_type": "general", "task_name": "part"}
+    return (
+        _step("run", f"ls {place}"),
+        read,
+        _written(one, password),
+        _step("read", f"cat {one}", path=one),
+        _step("delegate", f"echo {password} > {part}", **task),
+        _step("wait", f"until test -s {part}; do sleep 0.2; done"),
+        _step("find", "true", query="select:WebFetch,mcp__tide__get_tide"),
+        _step("search", f"grep -n a {one}", pattern="[a-z]+", path=place, port="Brest"),
+        _written(two, password),
+        _step("run", f"cat {one} {two} {part} > {place}/done.txt"),
+    )
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _step(kind: str, command: str, **values: str) -> Step:
+    return kind, {"command": command, "description": "A step", **values}
+
+
+def _written(path: str, content: str) -> Step:
+    return _step("write", f"echo {content} > {path}", path=path, content=content)
+
+
+def _call(tools: Sequence[Mapping[str, Any]], kind: str, values: Mapping[str, str]) -> Call:
+    """Return a call of a tool of this kind, or else of one that runs commands."""
+    functions = {re.split("__|[.]", tool["function"]["name"])[-1].lower(): tool["function"] for tool in tools}
+    name = next(name for name in (*KINDS[kind], *KINDS["run"]) if name in functions)
+    script = f"text(await tools.exec_command({json.dumps({'cmd': values['command']})}))"
+    free = PATCH.format_map(values) if name == "apply_patch" else script
+    schema = functions[name].get("parameters") or {}
+    wanted = {word: SAME.get(word, word) for word in schema.get("required") or schema.get("properties") or ()}
+    told = {"input": free, **values}
+    return Call(functions[name]["name"], {word: told[same] for word, same in wanted.items() if same in told})
+
+
+def text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
 
@@ -89,7 +129,8 @@ def growths(done: Call | str, id: str) -> list[OutputDelta]:
     """Return the deltas of an answer, one for each token."""
     if isinstance(done, str):
         return [OutputDelta(word) for word in re.findall(r"\s*\S+", done)]
-    pieces = [done.arguments[at : at + PIECE] for at in range(0, len(done.arguments), PIECE)]
+    arguments = json.dumps(done.arguments)
+    pieces = [arguments[at : at + PIECE] for at in range(0, len(arguments), PIECE)]
     begun = CallDelta(index=0, id=id, name=done.name)
     return [
         OutputDelta(is_content=False, calls=(delta,))
@@ -111,6 +152,7 @@ class Preparer:
         self, request: Generate, media: Sequence[bytes], cancel_token: CancelToken = NEVER
     ) -> EngineRequest:
         conversation = unpack(request)
+        print(json.dumps({"tools": conversation.tools, "messages": conversation.messages}), flush=True)
         tokens = _tokens(conversation)
         if len(tokens) >= self.context_length:
             raise too_long(self.context_length, len(tokens), "messages", by_memory=False)
@@ -135,7 +177,7 @@ class Preparer:
 
 def _tokens(conversation: Conversation) -> tuple[int, ...]:
     """Return a token for each word of the conversation and its tools."""
-    said = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
+    said = json.dumps([conversation.tools, conversation.messages], ensure_ascii=False)
     return tuple(1 + len(word) for word in said.split())
 
 
@@ -175,8 +217,11 @@ class Loader:
 def main() -> int:
     logs.setup("reader", "text", "info")
     lifeline.follow_parent()
-    endpoint = sys.argv[sys.argv.index("--endpoint") + 1]
-    return Service(Loader(), WorkerSettings(endpoint=endpoint)).run()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--endpoint")
+    parser.add_argument("--name", default=NAME)
+    told = parser.parse_args()
+    return Service(Loader(told.name), WorkerSettings(endpoint=told.endpoint)).run()
 
 
 if __name__ == "__main__":

@@ -16,15 +16,15 @@ def test_a_lane_starts_and_reads_its_command_line(module: str, monkeypatch: pyte
     check_arguments(module, [], monkeypatch)
 
 
-def test_the_worker_that_reads_files_calls_the_tool_and_counts_tokens(tmp_path: Path) -> None:
-    parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+def test_the_worker_that_does_steps_calls_the_tool_and_counts_tokens(tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"filePath": {"type": "string"}}, "required": ["filePath"]}
     tool = {"type": "function", "function": {"name": "read", "description": "", "parameters": parameters}}
-    body = chat_body("What is in /a/secret.txt?", tools=[tool])
+    body = chat_body("Do one step in /a/b.", tools=[tool])
     with running_system(tmp_path) as system:
         system.start_worker(module="tests.conformance.reader")
         system.wait_ready()
         chat = system.http.post("/v1/chat/completions", json=body).raise_for_status().json()
         [call] = chat["choices"][0]["message"]["tool_calls"]
-        assert call["function"] == {"name": "read", "arguments": '{"path": "/a/secret.txt"}'}
+        assert call["function"] == {"name": "read", "arguments": '{"filePath": "/a/b/secret.txt"}'}
         counted = system.http.post("/v1/messages/count_tokens", json=body).raise_for_status()
         assert counted.json()["input_tokens"] > 0

@@ -50,8 +50,9 @@ def test_openais_sdk_repeats_the_key_in_its_retries_and_the_answer_is_computed_o
             model="fake", messages=[{"role": "user", "content": PROMPT}], extra_headers=key()
         )
     assert answer.choices[0].message.content == TEXT
-    assert proxy.connections == 3
-    assert len({line for head in proxy.heads for line in head.split(b"\r\n") if b"idempotency" in line}) == 1
+    assert len(proxy.exchanges) == 3
+    lines = b"".join(sent for sent, _ in proxy.exchanges).lower().split(b"\r\n")
+    assert len({line for line in lines if b"idempotency" in line}) == 1
     assert tokens(system) - before == TOKENS + 1
 
 

@@ -17,9 +17,8 @@ class CuttingProxy:
 
     def __init__(self, target: int) -> None:
         self.cuts: list[int] = []
-        self.connections = 0
-        self.heads: list[bytes] = []
-        """The first bytes of each request."""
+        self.exchanges: list[tuple[bytearray, bytearray]] = []
+        """What the client has sent and received on each connection."""
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -35,24 +34,25 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self.connections += 1
+                sent, received = bytearray(), bytearray()
+                self.exchanges.append((sent, received))
                 server = socket.create_connection(("127.0.0.1", self._target))
-                self._start(self._forward, client, server)
-                self._start(self._answer, server, client, self.cuts.pop(0) if self.cuts else math.inf)
+                self._start(self._forward, client, server, sent)
+                left = self.cuts.pop(0) if self.cuts else math.inf
+                self._start(self._answer, server, client, left, received)
 
-    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket, sent: bytearray) -> None:
         with contextlib.suppress(OSError):
-            data = client.recv(65536)
-            self.heads.append(data.partition(b"\r\n\r\n")[0].lower())
-            while data:
+            while data := client.recv(65536):
+                sent += data
                 server.sendall(data)
-                data = client.recv(65536)
         _close(server)
 
-    def _answer(self, server: socket.socket, client: socket.socket, left: float) -> None:
+    def _answer(self, server: socket.socket, client: socket.socket, left: float, received: bytearray) -> None:
         with contextlib.suppress(OSError):
             while left > 0 and (data := server.recv(int(min(CHUNK_BYTES, left)))):
                 client.sendall(data)
+                received += data
                 left -= len(data)
         _close(client)
         _close(server)
