@@ -14,7 +14,8 @@ const MODELS = {
   responses: createOpenAI(told).responses(MODEL),
   messages: createAnthropic(told)(MODEL),
 };
-const get_weather = tool({ description: 'The weather in a city', inputSchema: z.object({ city: z.enum(CITIES) }) });
+const Asked = z.object({ city: z.enum(CITIES), tags: z.record(z.string(), z.enum(CITIES)) });
+const get_weather = tool({ description: 'The weather in a city', inputSchema: Asked });
 
 for (const [name, model] of Object.entries(MODELS)) {
   const asked = { model, prompt: ASKED, maxRetries: 0, maxOutputTokens: 200 };
@@ -31,7 +32,7 @@ for (const [name, model] of Object.entries(MODELS)) {
   });
   await check(`${name}.tool`, async () => {
     const answer = await generateText({ ...asked, tools: { get_weather }, toolChoice: 'required' });
-    assert(CITIES.includes(answer.toolCalls[0].input.city));
+    Asked.parse(answer.toolCalls[0].input);
   });
   await check(`${name}.structured`, async () => {
     Thing.parse((await generateText({ ...asked, output: Output.object({ schema: Thing }) })).output);

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 BASE = os.environ["BASE_URL"]
 V1 = f"{BASE}/v1"
@@ -30,6 +30,11 @@ _checks: list[Callable[[], None]] = []
 class Thing(BaseModel):
     colour: Literal["red", "green"]
     ok: bool
+
+
+class Rich(Thing):
+    # No grammar enforces the keyword; all else holds.
+    tags: list[Literal["x", "y"]] = Field(max_length=2, json_schema_extra={"uniqueItems": True})
 
 
 def check(function: Callable[[], None]) -> Callable[[], None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import instructor
 from anthropic import Anthropic
-from checks import ASKED, BASE, KEY, MODEL, V1, Thing, check, main
+from checks import ASKED, BASE, KEY, MODEL, V1, Rich, check, main
 from openai import OpenAI
 
 openai = OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 anthropic = Anthropic(base_url=BASE, api_key=KEY, max_retries=0)
-asked = {"model": MODEL, "messages": [{"role": "user", "content": ASKED}], "response_model": Thing}
+asked = {"model": MODEL, "messages": [{"role": "user", "content": ASKED}], "response_model": Rich}
 Mode = instructor.Mode
 CLIENTS = {
     "tools": instructor.from_openai(openai, mode=Mode.TOOLS),
@@ -23,7 +23,7 @@ def checks_of(name: str, client: instructor.Instructor) -> None:
     told = asked | {"max_retries": 0, "max_tokens": 200}
 
     def plain() -> None:
-        assert isinstance(client.create(**told), Thing)
+        assert isinstance(client.create(**told), Rich)
 
     def streamed() -> None:
         *_, last = client.create_partial(**told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from checks import ASKED, BASE, KEY, MODEL, V1, Thing, check, main
+from checks import ASKED, BASE, KEY, MODEL, V1, Rich, Thing, check, main
 from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import tool
@@ -36,10 +36,6 @@ def checks_of(name: str, model: BaseChatModel) -> None:
         assert len([piece for piece in pieces if piece.text]) > 1
         assert sum((piece.usage_metadata or {}).get("output_tokens", 0) for piece in pieces)
 
-    def tool_call() -> None:
-        answer = model.bind_tools([get_weather], tool_choice="get_weather").invoke(ASKED)
-        assert answer.tool_calls[0]["args"]["city"] in ("Paris", "Rome")
-
     def tool_streamed() -> None:
         whole = None
         for piece in model.bind_tools([get_weather], tool_choice="any").stream(ASKED):
@@ -50,7 +46,11 @@ def checks_of(name: str, model: BaseChatModel) -> None:
         answer = model.with_structured_output(Thing, method="json_schema").invoke(ASKED)
         assert isinstance(answer, Thing)
 
-    for function in (plain, streamed, tool_call, tool_streamed, structured):
+    def structured_by_tool() -> None:
+        answer = model.with_structured_output(Rich, method="function_calling").invoke(ASKED)
+        assert isinstance(answer, Rich)
+
+    for function in (plain, streamed, tool_streamed, structured, structured_by_tool):
         function.__name__ = f"{name}.{function.__name__}"
         check(function)
 

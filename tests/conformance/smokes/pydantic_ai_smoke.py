@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anthropic import AsyncAnthropic
-from checks import ASKED, BASE, KEY, MODEL, V1, Thing, check, main
+from checks import ASKED, BASE, KEY, MODEL, V1, Rich, Thing, check, main
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models import Model
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -35,7 +35,7 @@ def checks_of(name: str, model: Model) -> None:
         assert len(pieces) > 1
 
     def tool() -> None:
-        assert isinstance(Agent(model, output_type=ToolOutput(Thing), **told).run_sync(ASKED).output, Thing)
+        assert isinstance(Agent(model, output_type=ToolOutput(Rich), **told).run_sync(ASKED).output, Rich)
 
     def structured() -> None:
         assert isinstance(Agent(model, output_type=NativeOutput(Thing), **told).run_sync(ASKED).output, Thing)
