@@ -1,6 +1,6 @@
 """Tests that are too slow for every commit: real SDKs and agents, each in its own environment, under
-.venv/conformance. Variables (CAPABLE=1) are passed to the drivers. The status is 1 if anything failed, or if
-nothing was run: make conformance [LANES="sdks agents"] [CLIENTS=DIR] [CAPABLE=1 …]"""
+.venv/conformance or CONFORMANCE_DIR. Variables (CAPABLE=1) are passed to the drivers. The status is 1 if
+anything failed, or if nothing was run: make conformance [LANES="sdks agents"] [CLIENTS=DIR] [CAPABLE=1 …]"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ INSTALL_S_MAX = 600
 ANSWER_S_MAX = 240
 """Timeout of an answer for drivers that support one: with many tools, the embedded model takes a minute on a
 busy CPU."""
-INSTALLED = Path(".venv") / "conformance"
+INSTALLED = Path(os.environ.get("CONFORMANCE_DIR", ".venv/conformance"))
 
 UV = os.environ.get("UV", "uv")
 """A path or a name."""
