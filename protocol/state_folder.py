@@ -1,5 +1,4 @@
-"""Our folders in the user's, by the XDG base directory specification, and what is in the state folder: what a
-restart needs, and nothing cleans up.
+"""Our folder in the user's state folder: what a restart needs, and nothing cleans up.
 
 Everything that belongs to one server is named by `server_name`: sockets, lock, journal and batches.
 """
@@ -13,6 +12,8 @@ from hashlib import sha256
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
+from protocol.cache_folder import xdg_folder
+
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 ADDRESS_CHARS_MAX = 15
 """Every IPv4 address fits. Paths of sockets are short (`protocol.sockets`), so longer ones are hashed."""
@@ -20,19 +21,6 @@ SERVER_NAME_CHARS_MAX = len("65535-") + ADDRESS_CHARS_MAX
 
 _REACHED_AT_DEFAULT = ("", "localhost", DEFAULT_HOST, "0.0.0.0", "::")
 _READABLE = re.compile(rf"[a-z0-9._-]{{1,{ADDRESS_CHARS_MAX}}}")
-
-
-def xdg_folder(environ: Mapping[str, str], variable: str, default: str) -> Path:
-    """Return our folder in the one that a variable names, or else in `default`, below the home.
-
-    Raises `RuntimeError` if there is no home.
-    """
-    # The specification requires that relative paths are ignored.
-    named = Path(environ.get(variable, ""))
-    if named.is_absolute():
-        return named / "roundhouse"
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
-    return home / default / "roundhouse"
 
 
 def state_folder(environ: Mapping[str, str]) -> Path:

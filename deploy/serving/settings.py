@@ -19,10 +19,10 @@ from deploy.supervisor.memory import fits_beside
 from deploy.supervisor.reloading import Reloading
 from deploy.supervisor.restarts import RestartLimits
 from protocol import logs
+from protocol.cache_folder import xdg_folder
 from protocol.gateway_settings import GatewaySettings
 from protocol.hosts import Backend
 from protocol.settings import Size, passes_on, public_name
-from protocol.state_folder import xdg_folder
 from protocol.text_files import read_text
 from protocol.worker_settings import WorkerSettings
 
