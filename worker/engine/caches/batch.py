@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -132,9 +132,10 @@ def prefill_together(model: nn.Module, prompts: Chunks) -> dict[str, RowCaches]:
 
 
 def prefill_abreast(
-    model: nn.Module, chunks: Chunks, before: Mapping[str, RowCaches]
+    model: Callable[..., Any], chunks: Chunks, before: Mapping[str, RowCaches]
 ) -> dict[str, RowCaches]:
     """Return each row's caches after its chunk, lazily. Their caches in `before` end at one position.
+    `model`: called as `model(tokens, cache=…)`.
 
     Raises what upstream's caches raise if they cannot leave padding out.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ import mlx.nn as nn
 from worker.contract.engine import CacheSegment
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import snapshots
-from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
+from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast
 from worker.engine.caches.capped import begin_decoding
 from worker.engine.caches.quantized import fresh_caches
 from worker.engine.caches.rollback_batch import RollbackBatch
@@ -155,20 +155,38 @@ class _Trial:
         self._decode(self._rows, [len(prompt) for prompt in self._prompts], self._alone)
 
     def prefill_together(self) -> None:
-        prompts = self._prompts[1::2] + self._prompts[-1:]
-        padded = prefill_together(self._model, {str(len(prompt)): prompt for prompt in prompts})
-        lengths = [len(prompt) for prompt in prompts]
-        self._decode(list(padded.values()), lengths, self._alone[1::2] + self._alone[-1:])
+        places = [1, 3, 4]
+        chunks = {str(place): self._prompts[place] for place in places}
+        rows = self._prefill(chunks, {name: self._fresh() for name in chunks})
+        lengths = [len(chunk) for chunk in chunks.values()]
+        self._decode(list(rows.values()), lengths, [self._alone[place] for place in places])
 
     def prefill_abreast(self) -> None:
         """Run the two long rows from one position on: in chunks of one length, and then to their ends."""
-        prompts = {"shorter": self._prompts[-2], "longer": self._long}
-        rows: dict[str, RowCaches] = {name: self._fresh() for name in prompts}
+        rows: dict[str, RowCaches] = {"3": self._fresh(), "4": self._fresh()}
         for first, last in ((0, self._piece), (self._piece, None)):
-            chunks = {name: prompt[first:last] for name, prompt in prompts.items()}
-            rows = prefill_abreast(self._model, chunks, rows)
-        lengths = [len(prompt) for prompt in prompts.values()]
+            chunks = {name: self._prompts[int(name)][first:last] for name in rows}
+            rows = self._prefill(chunks, rows, first, most=_ABREAST_DIFFERENCE_MAX)
+        lengths = [len(prompt) for prompt in self._prompts[-2:]]
         self._decode(list(rows.values()), lengths, self._alone[-2:], most=_ABREAST_DIFFERENCE_MAX)
+
+    def _prefill(
+        self,
+        chunks: Mapping[str, Prompt],
+        before: Mapping[str, RowCaches],
+        first: int = 0,
+        most: float = _DIFFERENCE_MAX,
+    ) -> dict[str, RowCaches]:
+        """Run chunks of prompts, by their places, from position `first` on in one call. Compare the logits
+        behind each: the last layer's attention shows nowhere else."""
+        found: list[mx.array] = []
+        rows = prefill_abreast(
+            lambda tokens, cache: found.append(self._model(tokens, cache=cache)), chunks, before
+        )
+        for row, (name, chunk) in enumerate(chunks.items()):
+            end = first + len(chunk)
+            self._equal([found[0][row, len(chunk) - 1][None]], [self._read[int(name)][end - 1 : end]], most)
+        return rows
 
     def restore(self) -> None:
         """Restore the long row from the stored caches of one that went beyond the threshold."""
