@@ -14,6 +14,7 @@ from tests.scripted_worker.pictures import FakeSight
 from tests.scripted_worker.script import Script
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
+    NO_LAST,
     NO_TARGETS,
     CacheSegment,
     CacheSlice,
@@ -71,7 +72,10 @@ class FakeEngine:
         """Do nothing: scripts say the same with any adapter."""
 
     def prefill(
-        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        targets: Mapping[str, LogprobTargets] = NO_TARGETS,
+        last: Mapping[str, int] = NO_LAST,
     ) -> Mapping[str, Sequence[Logprob]]:
         if any(self._script(row).burst for row in chunks):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -89,11 +93,14 @@ class FakeEngine:
         """Copy the images only: rows have no caches."""
         self.sight.copy(row, copy)
 
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
+    def start(
+        self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams
+    ) -> StepOutput:
         script = self._script(row)
         if script.oom:
             raise MemoryError("scripted: out of memory")
         self.rows[row] = FakeRow(script, sampling, prompt_tokens, drawn=len(tokens) - prompt_tokens)
+        return StepOutput({}, {})
 
     def _script(self, row: str) -> Script:
         return self.scripts.get(row, Script())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from tests.factories import engine_request
 from tests.scripted_worker.adapters import FakeAdapters
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
+    NO_LAST,
     NO_TARGETS,
     CacheSegment,
     CacheSlice,
@@ -112,6 +113,10 @@ class ScriptedEngine:
     """Requires every row to be quantized at its switch. A quantized token takes half a byte."""
     quantized: dict[str, int] = field(default_factory=dict)
     """Switch of each quantized row."""
+    is_eager: bool = False
+    """A row's first token is sampled with the end of its prompt, where the loop allows it."""
+    ended: set[str] = field(default_factory=set)
+    """Rows whose last token has been fed."""
     probes: int = 0
     resets: int = 0
 
@@ -160,7 +165,10 @@ class ScriptedEngine:
                 self.breaches.append(f"{row} is run at {begin} without its image")
 
     def prefill(
-        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        targets: Mapping[str, LogprobTargets] = NO_TARGETS,
+        last: Mapping[str, int] = NO_LAST,
     ) -> Mapping[str, Sequence[Logprob]]:
         if PROBE in chunks:
             self.probes += 1
@@ -191,7 +199,13 @@ class ScriptedEngine:
             raise
         for row, tokens in chunks.items():
             self.prefilled[row].extend(tokens)
+        self._feed_last(last.keys() - targets.keys())
         return {row: self._score(row, asked) for row, asked in targets.items()}
+
+    def _feed_last(self, rows: Set[str]) -> None:
+        for row in rows if self.is_eager else ():
+            self._check_switch(row, len(self.prefilled[row]), len(self.prefilled[row]) + 1)
+            self.ended.add(row)
 
     def _switch(self, row: str) -> int:
         """Return the length at which a row must be quantized."""
@@ -229,14 +243,17 @@ class ScriptedEngine:
             self.breaches.append(f"{copy} is forked from {row} at the wrong time")
         self.forks.append((row, copy))
         self.prefilled[copy] = list(self.prefilled[row])
+        self.ended |= {copy} if row in self.ended else set()
         if row in self.quantized:
             self.quantized[copy] = self.quantized[row]
         if row in self.shown:
             self.shown[copy] = self.shown[row]
 
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
+    def start(
+        self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams
+    ) -> StepOutput:
         if row == PROBE:
-            return
+            return StepOutput({}, {})
         self._call("start")
         cached = tuple(self.prefilled.get(row, ()))
         if cached != tuple(tokens[:-1]) or tuple(tokens) != self._whole(row)[: len(tokens)]:
@@ -246,7 +263,14 @@ class ScriptedEngine:
         if row in self.decoding:
             self.breaches.append(f"{row} starts twice")
         number = len(tokens) - prompt_tokens
-        self.decoding[row] = Decoding(number, number, sampling)
+        state = self.decoding[row] = Decoding(number, number, sampling)
+        if row not in self.ended:
+            return StepOutput({}, {})
+        self.ended.remove(row)
+        if number >= self.ill.get(row, NEVER):
+            return StepOutput({}, {}, {row: Broken("the grammar")})
+        drawn = {row: self._draw(row, state)}
+        return StepOutput(drawn, self._likelihoods(drawn))
 
     def copy_cache(
         self, row: str, runs: Sequence[tuple[int, int]], *, states: bool
@@ -307,13 +331,18 @@ class ScriptedEngine:
             fed = len(self._fed(row))
             self._check_switch(row, fed, fed + 1)
             if state.fed and row not in failed:
-                script = self.scripts.get(row, ())
-                drawn[row] = script[state.number] if state.number < len(script) else END
-                state.number += 1
+                drawn[row] = self._draw(row, state)
             state.fed = True
+        return StepOutput(drawn, self._likelihoods(drawn), failed)
+
+    def _draw(self, row: str, state: Decoding) -> int:
+        script, number = self.scripts.get(row, ()), state.number
+        state.number += 1
+        return script[number] if number < len(script) else END
+
+    def _likelihoods(self, drawn: Mapping[str, int]) -> Mapping[str, Logprob]:
         asking = [row for row in drawn if self.decoding[row].sampling.logprobs is not None]
-        likelihoods = {row: Logprob(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking}
-        return StepOutput(drawn, likelihoods, failed)
+        return {row: Logprob(-0.25, ((drawn[row], -0.25), (9, -2.0))) for row in asking}
 
     def forced_tokens(self, row: str, most: int) -> ForcedTokens:
         if row not in self.decoding:
@@ -326,6 +355,7 @@ class ScriptedEngine:
 
     def drop(self, row: str) -> None:
         self.prefilled.pop(row, None)
+        self.ended.discard(row)
         self.decoding.pop(row, None)
         self.shown.pop(row, None)
         self.quantized.pop(row, None)

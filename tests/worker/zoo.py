@@ -29,6 +29,7 @@ from tests.worker.borders import distance
 from tests.worker.draft_checks import guessed
 from tests.worker.rules import RuleGrammar, allows
 from worker.contract.engine import (
+    NO_TARGETS,
     CacheSegment,
     CacheSlice,
     CacheSpec,
@@ -36,6 +37,7 @@ from worker.contract.engine import (
     Model,
     ModelError,
     SamplingParams,
+    StepOutput,
 )
 from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import NEVER, KVQuantization
@@ -271,13 +273,22 @@ class Life:
         chunks = self._abreast() if is_abreast else self._ragged()
         if not chunks:
             return
-        self._engine.prefill(chunks)
+        last = self._last(chunks)
+        self._engine.prefill(chunks, NO_TARGETS, last)
         for name, chunk in chunks.items():
             self._prefilled[name] += len(chunk)
             if self._prefilled[name] == self._switch(name):
                 if (shape := self._engine.shape) is not None:
                     self._store(name, self._tokens(name)[: self._switch(name)], shape)
                 self._quantize(name)
+        for name in last:
+            self._begin(name)
+
+    def _last(self, chunks: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """Return the last tokens of some prompts that end with their chunks."""
+        left = {name: self._tokens(name)[self._prefilled[name] + len(chunks[name]) :] for name in chunks}
+        able = [name for name in chunks if len(left[name]) == 1 and self._switch(name) == NEVER]
+        return {name: left[name][0] for name in able if self._rng.random() < 0.6}
 
     def _ragged(self) -> dict[str, tuple[int, ...]]:
         """Return chunks of any length for some rows."""
@@ -305,12 +316,15 @@ class Life:
 
     def _start(self) -> None:
         for name, done in list(self._prefilled.items()):
-            tokens = self._tokens(name)
-            if done == len(tokens) - 1 and self._rng.random() < 0.6:
-                job = self._jobs[name]
-                self._engine.start(name, tokens, len(job.prompt), job.sampling)
-                del self._prefilled[name]
-                self._started.add(name)
+            if done == len(self._tokens(name)) - 1 and self._rng.random() < 0.6:
+                self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        job = self._jobs[name]
+        first = self._engine.start(name, self._tokens(name), len(job.prompt), job.sampling)
+        del self._prefilled[name]
+        self._started.add(name)
+        self._take(first)
 
     def _disturb(self) -> None:
         """Cancel some rows, and preempt some, which return with their answer so far."""
@@ -327,6 +341,9 @@ class Life:
         owed = self._fed - self._ahead
         assert step.tokens.keys() >= owed if self._expected else step.tokens.keys() == owed
         self._fed, self._ahead = set(self._started), step.further.keys()
+        self._take(step)
+
+    def _take(self, step: StepOutput) -> None:
         for name, token in step.tokens.items():
             self.answers[name] += [token, *(drawn.token for drawn in step.further.get(name, ()))]
             if len(self.answers[name]) >= self._jobs[name].tokens:

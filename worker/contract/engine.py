@@ -213,6 +213,7 @@ class LogprobTargets:
 
 
 NO_TARGETS: Mapping[str, LogprobTargets] = {}
+NO_LAST: Mapping[str, int] = {}
 
 
 class SampledToken(NamedTuple):
@@ -298,10 +299,15 @@ class Engine(Protocol):
         restored. It is dropped with the row, and copied by `fork`."""
 
     def prefill(
-        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        targets: Mapping[str, LogprobTargets] = NO_TARGETS,
+        last: Mapping[str, int] = NO_LAST,
     ) -> Mapping[str, Sequence[Logprob]]:
         """Prefill a chunk of each row's prompt; over all calls, everything but the prompt's last token.
 
+        `last`: that token, of rows whose prompt ends with this chunk and which are started before any other
+        call runs them. The engine may feed it along, and sample the row's first token from this pass.
         Several rows may be prefilled together. This is fastest if all are at one position, with chunks of
         about equal length. Returns the logprobs that `targets` requests, one for each token.
         Images of a chunk must have been encoded (`encode_image`). A row with images is prefilled alone.
@@ -315,18 +321,21 @@ class Engine(Protocol):
     def fork(self, row: str, copy: str) -> None:
         """Make the row `copy` at the position of `row`, which is not started; both prompts begin equally."""
 
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
-        """Add the row to the batch at the next step, which feeds the last of `tokens`.
+    def start(
+        self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams
+    ) -> StepOutput:
+        """Add the row to the batch at the next step, which feeds the last of `tokens`; or, if `prefill` has
+        fed it, the row's first token, which is returned.
 
         `tokens`: the prompt (the first `prompt_tokens`) and the output so far, if the row was preempted or
-        resumed. All but the last have been prefilled. Cheap: nothing is computed here.
+        resumed. All but the last have been prefilled. Cheap: no forward pass is run here.
         """
 
     def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
         """Feed every started row its last token; return the tokens sampled by the previous call.
 
-        A row's first token is thus returned by the second step after its start. Rows that have ended or
-        failed must be dropped before the next call.
+        A row's first token is thus returned by the second step after its start, if not by `start`. Rows that
+        have ended or failed must be dropped before the next call.
 
         `drafts`: draft tokens of some rows, which follow all returned tokens. They are verified in one pass.
         Accepted tokens and the one behind them are returned by this call, not by the next. The output is the

@@ -15,8 +15,7 @@ work while the device runs the passes of all groups.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ import mlx.nn as nn
 
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
+    NO_LAST,
     NO_TARGETS,
     CacheSegment,
     CacheSlice,
@@ -37,21 +37,19 @@ from worker.contract.engine import (
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import ArrayBytes, ImageInput
 from worker.contract.kv_quantization import KVQuantization
-from worker.engine.adapters import NO_ADAPTER, Adapters
+from worker.engine.adapters import Adapters
 from worker.engine.caches import grouping, snapshots
-from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast, prefill_together
+from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.engine.caches.capped import begin_decoding, columns_max
 from worker.engine.caches.cost import row_cost, slack_columns
 from worker.engine.caches.quantized import fresh_caches, quantized
-from worker.engine.caches.spans import NO_GAPS, Gaps
-from worker.engine.caches.sparse_rows import with_gaps
 from worker.engine.draft_model import DraftModelProposer
-from worker.engine.group import BatchRow, DecodeBatch
+from worker.engine.group import BatchRow, DecodeBatch, first_sample
 from worker.engine.hidden_states import HiddenStateSink, NullSink
 from worker.engine.image_embeddings import ImageEmbeddings
+from worker.engine.prefill import PrefillRunner
 from worker.engine.sampling.grammar_masks import Job, MaskThreads
-from worker.engine.sampling.logprobs import piece_tokens, prefill_scored
 from worker.engine.sampling.sampler import Agree, Sampled
 from worker.engine.sampling.state import SamplingState
 from worker.engine.spec_decode import SpecDecoder, VerifyBatch
@@ -97,8 +95,6 @@ class BatchEngine:
         self._kv_quantization = kv_quantization
         self._fresh_of = partial(_fresh_of, model, kv_quantization)
         """Makes empty caches of a row, quantized or not."""
-        self._quantized: set[str] = set()
-        """Rows whose KV caches are quantized."""
         self._image_embeddings = ImageEmbeddings(model)
         self.capabilities = capabilities or probe_capabilities(ProbeTarget(model))
         self.is_batchable, self._can_pad = self.capabilities.together, self.capabilities.padded
@@ -113,17 +109,14 @@ class BatchEngine:
         self._cost = row_cost(model)
         self._quantized_cost = row_cost(model, self._fresh_of(True)) if kv_quantization else self._cost
         self._slack = slack_columns(model, self._cost)
-        self._prefilling: dict[str, RowCaches] = {}
-        self._prefilled_tokens: dict[str, int] = {}
-        """Tokens run of each prefilling row."""
-        self._gaps: dict[str, Gaps] = {}
-        """Tokens that sparse prefill skipped in prefilling rows."""
-        self._adapter_of: dict[str, str] = {}
-        """The adapter of each row that has one and is not started."""
         self._members: dict[str, BatchRow] = {}
         self._joining: list[BatchRow] = []
         self._groups: list[DecodeBatch] = []
         self._hidden_states = hidden_states or NullSink()
+        self._prefill = PrefillRunner(
+            model, self._fresh, self.adapters.batch, self._hidden_states, self._image_embeddings
+        )
+        self._agree = agree
         self._ahead = SpecDecoder(
             model, self._fresh_of, self._hidden_states, agree, self._slack, self.adapters.batch
         )
@@ -131,8 +124,6 @@ class BatchEngine:
         self._unread: list[_Unread] = []
         self._helpers = MaskThreads()
         self._advanced = 0
-        self._piece_tokens = 0
-        """Positions in one piece of a scored prompt; 0: not computed yet."""
         self._rows_max: int | None = None
 
     def limit_passes(self, rows_max: int, draft_tokens_max: int) -> None:
@@ -167,96 +158,51 @@ class BatchEngine:
 
     def set_adapter(self, row: str, adapter: str) -> None:
         assert adapter in self.adapters.names, "the adapter of a row is loaded"
-        self._adapter_of[row] = adapter
-
-    def _adapters_of(self, rows: Iterable[str]) -> list[str]:
-        return [self._adapter_of.get(row, NO_ADAPTER) for row in rows]
+        self._prefill.row(row).adapter = adapter
 
     # --- prefill ---
 
     def prefill(
-        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        targets: Mapping[str, LogprobTargets] = NO_TARGETS,
+        last: Mapping[str, int] = NO_LAST,
     ) -> Mapping[str, Sequence[Logprob]]:
-        """Return when the chunks are computed. A row with targets is run by itself."""
-        silent = {row: tokens for row, tokens in chunks.items() if row not in targets}
-        plain = {row: tokens for row, tokens in silent.items() if not self._image_embeddings.has(row)}
-        for row in silent.keys() - plain.keys():
-            with self._applied(self._adapters_of([row])):
-                self._image_embeddings.prefill(
-                    row, len(silent[row]), self._prefilling.setdefault(row, self._fresh())
-                )
-            self._hidden_states.skip(row, len(silent[row]))
-        self._prefill_plain(plain)
-        mx.eval([cache.state for row in silent for cache in self._prefilling[row]])
-        likelihoods = {row: self._prefill_scored(row, chunks[row], asked) for row, asked in targets.items()}
-        for row, tokens in chunks.items():
-            self._prefilled_tokens[row] = self._prefilled_tokens.get(row, 0) + len(tokens)
+        """Return when the chunks are computed."""
+        # With `--exact`, or where cuts change answers, the last token is run alone, as upstream runs it.
+        last = last if self._rows_max is None and self.capabilities.cut else NO_LAST
+        likelihoods = self._prefill.run(chunks, targets, last, self.capabilities)
         self._advance(max(map(len, chunks.values())))
         return likelihoods
 
-    def _prefill_plain(self, chunks: Mapping[str, Sequence[int]]) -> None:
-        """Run chunks of rows without images, lazily."""
-        if self._can_pad and len(chunks) > 1 and not self._prefilling.keys() & chunks.keys():
-            with self._applied(self._adapters_of(chunks)):
-                self._prefilling |= prefill_together(self._model, chunks)
-            self._hidden_states.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
-            return
-        if self._are_abreast(chunks):
-            with self._applied(self._adapters_of(chunks)):
-                self._prefilling |= prefill_abreast(self._model, chunks, self._prefilling)
-            self._hidden_states.on_hidden_states(list(chunks), [len(tokens) for tokens in chunks.values()])
-            return
-        for row, tokens in chunks.items():
-            caches = self._prefilling.setdefault(row, self._fresh())
-            given = with_gaps(caches, self._gaps.get(row, NO_GAPS))
-            with self._applied(self._adapters_of([row])):
-                self._model(mx.array([list(tokens)], mx.uint32), cache=given)
-            self._hidden_states.on_hidden_states([row], [len(tokens)])
-
-    def _are_abreast(self, chunks: Mapping[str, Sequence[int]]) -> bool:
-        """Whether the rows of these chunks are at one position, and may be run together from there."""
-        if not self.capabilities.abreast or len(chunks) < 2 or self._gaps.keys() & chunks.keys():
-            return False
-        if self._quantized & chunks.keys():
-            return False  # upstream cannot merge them
-        begun = all(row in self._prefilling for row in chunks)
-        return begun and len({self._prefilled_tokens.get(row) for row in chunks}) == 1
-
-    def _prefill_scored(self, row: str, tokens: Sequence[int], asked: LogprobTargets) -> list[Logprob]:
-        self._piece_tokens = self._piece_tokens or piece_tokens(self._model)
-        caches = self._prefilling.setdefault(row, self._fresh())
-        self._hidden_states.skip(row, len(tokens))
-        with self._applied(self._adapters_of([row])):
-            return prefill_scored(self._model, tokens, caches, asked, self._piece_tokens)
-
     def skip_tokens(self, row: str, first: int, last: int) -> None:
-        self._gaps[row] = self._gaps.get(row, NO_GAPS).and_also(first, last)
-        self._hidden_states.skip(row, last - first)
+        self._prefill.skip_tokens(row, first, last)
 
     def fork(self, row: str, copy: str) -> None:
-        self._gaps |= {copy: self._gaps[row]} if row in self._gaps else {}
-        self._adapter_of |= {copy: self._adapter_of[row]} if row in self._adapter_of else {}
-        self._quantized |= {copy} if row in self._quantized else set()
-        if row in self._prefilling:
-            self._prefilling[copy] = deepcopy(self._prefilling[row])
-            self._prefilled_tokens[copy] = self._prefilled_tokens[row]
-        self._image_embeddings.copy(row, copy)
-        self._hidden_states.copy(row, copy)
+        self._prefill.fork(row, copy)
 
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
-        caches = self._prefilling.pop(row, None) or self._fresh()
-        begin_decoding(caches)
-        drawing = SamplingState(sampling, self._image_embeddings.ids(row, tokens), prompt_tokens)
-        token = mx.array([tokens[-1]], mx.uint32)
-        gaps = self._gaps.pop(row, NO_GAPS)
-        self._prefilled_tokens.pop(row, None)
-        shift, adapter = self._image_embeddings.shift(row), self._adapter_of.pop(row, NO_ADAPTER)
-        is_quantized = row in self._quantized
+    def start(
+        self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams
+    ) -> StepOutput:
+        prompt = self._prefill.row(row)
+        del self._prefill.rows[row]
+        begin_decoding(prompt.caches)
         member = BatchRow(
-            row, len(tokens), drawing, token, caches, shift, gaps, adapter, is_quantized=is_quantized
+            row,
+            len(tokens),
+            SamplingState(sampling, self._image_embeddings.ids(row, tokens), prompt_tokens),
+            mx.array([tokens[-1]], mx.uint32),
+            prompt.caches,
+            self._image_embeddings.shift(row),
+            prompt.gaps,
+            prompt.adapter,
+            is_quantized=prompt.is_quantized,
         )
         self._members[row] = member
         self._joining.append(member)
+        if prompt.logits is None:
+            return StepOutput({}, {})
+        return self._read([_Unread([member], first_sample(member, prompt.logits, self._agree))])
 
     # --- stored caches ---
 
@@ -268,8 +214,8 @@ class BatchEngine:
 
     def _source(self, row: str) -> tuple[RowCaches | CacheBatch, int]:
         """Return the caches that a row is in, and its place in them."""
-        if row in self._prefilling:
-            return self._prefilling[row], 0
+        if row in self._prefill.rows:
+            return self._prefill.rows[row].caches, 0
         member = self._members[row]
         group = self._group_of(member)
         return (member.caches, 0) if group is None else group.source(member)
@@ -283,9 +229,8 @@ class BatchEngine:
         caches = self._fresh_of(is_quantized)
         snapshots.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
-        self._prefilling[row] = caches
-        self._quantized |= {row} if is_quantized else set()
-        self._prefilled_tokens[row] = count = sum(piece.count for piece in pieces)
+        prompt, count = self._prefill.row(row), sum(piece.count for piece in pieces)
+        prompt.caches, prompt.tokens, prompt.is_quantized = caches, count, is_quantized
         self._image_embeddings.skip(row, count)
         self._hidden_states.skip(row, count)
 
@@ -305,25 +250,20 @@ class BatchEngine:
         return group.cached_tokens(member) if isinstance(group, VerifyBatch) else member.cached_tokens
 
     def quantize_cache(self, row: str) -> None:
+        holder = self._members.get(row) or self._prefill.row(row)
         if self._columns_max is not None:
-            begin_decoding(self._prefilling.get(row, ()))
+            begin_decoding(holder.caches)
             return
         assert self._kv_quantization is not None, "rows are quantized only if the model is loaded so"
-        if row in self._quantized:
+        if holder.is_quantized:
             return
-        member = self._members.get(row)
-        if member is not None and (group := self._group_of(member)) is not None:
-            group.take_out(member, self._fresh)
-            self._joining.append(member)
-        exact = self._prefilling[row] if member is None else member.caches
-        caches = quantized(exact, self._kv_quantization)
-        for cache in caches:
+        if isinstance(holder, BatchRow) and (group := self._group_of(holder)) is not None:
+            group.take_out(holder, self._fresh)
+            self._joining.append(holder)
+        holder.caches = quantized(holder.caches, self._kv_quantization)
+        for cache in holder.caches:
             mx.eval(cache.state)  # one layer after the other: both forms of all would take more memory
-        if member is None:
-            self._prefilling[row] = caches
-        else:
-            member.caches, member.is_quantized = caches, True
-        self._quantized.add(row)
+        holder.is_quantized = True
 
     # --- decode ---
 
@@ -379,11 +319,7 @@ class BatchEngine:
         return StepOutput(tokens, likelihoods, failed)
 
     def drop(self, row: str) -> None:
-        self._prefilling.pop(row, None)
-        self._prefilled_tokens.pop(row, None)
-        self._gaps.pop(row, None)
-        self._adapter_of.pop(row, None)
-        self._quantized.discard(row)
+        self._prefill.rows.pop(row, None)
         self._image_embeddings.drop(row)
         if self.drafter is not None:
             self.drafter.drop(row)
@@ -399,11 +335,7 @@ class BatchEngine:
 
     def reset(self) -> None:
         for held in (
-            self._prefilling,
-            self._prefilled_tokens,
-            self._gaps,
-            self._adapter_of,
-            self._quantized,
+            self._prefill.rows,
             self._members,
             self._joining,
             self._groups,
@@ -420,7 +352,8 @@ class BatchEngine:
 
     def cache_bytes(self) -> int:
         """Return the allocated bytes; evaluates nothing."""
-        rows = [*self._prefilling.values(), *(member.caches for member in self._joining)]
+        rows = [prompt.caches for prompt in self._prefill.rows.values()]
+        rows += [member.caches for member in self._joining]
         own = sum(held_bytes(cache) for caches in rows for cache in caches)
         groups: list[DecodeBatch | VerifyBatch] = [*self._groups, *self._ahead.groups]
         drafting = self.drafter.cache_bytes() if self.drafter is not None else 0

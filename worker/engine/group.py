@@ -57,6 +57,16 @@ class BatchRow:
         return self.length - self.gaps.total
 
 
+def first_sample(member: BatchRow, logits: mx.array, agree: Agree | None) -> Sampled:
+    """Sample a row's first token from `logits`, [1, vocabulary], of the pass that fed its pending token. The
+    sample is pending from then on."""
+    sampler, fed = Sampler([member.row], agree), member.token
+    sampled = sampler(logits, [member.length], fed)
+    sampler.release()
+    member.token, member.length = sampled.tokens, member.length + 1
+    return sampled
+
+
 def shifts_of(members: Sequence[BatchRow]) -> dict[str, mx.array]:
     """Return the position shifts of a multimodal model as keyword arguments; empty if no row has images."""
     if not any(member.shift for member in members):

@@ -81,8 +81,8 @@ class Follower:
         """Execute a call. Raises any exception of the engine."""
         engine = self._engine
         match call:
-            case rpc.Prefill(chunks, targets):
-                engine.prefill(chunks, targets)
+            case rpc.Prefill(chunks, targets, last):
+                engine.prefill(chunks, targets, last)
             case rpc.RunStep(drafts):
                 engine.step(drafts)
             case rpc.StartRow(row, tokens, prompt_tokens, sampling, held):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.engine import (
+    NO_LAST,
     NO_TARGETS,
     CacheSegment,
     CacheSlice,
@@ -100,10 +101,13 @@ class Leader:
     # --- rows ---
 
     def prefill(
-        self, chunks: Mapping[str, Sequence[int]], targets: Mapping[str, LogprobTargets] = NO_TARGETS
+        self,
+        chunks: Mapping[str, Sequence[int]],
+        targets: Mapping[str, LogprobTargets] = NO_TARGETS,
+        last: Mapping[str, int] = NO_LAST,
     ) -> Mapping[str, Sequence[Logprob]]:
-        with self._together(rpc.Prefill(rpc.lists(chunks), dict(targets))):
-            return self._engine.prefill(chunks, targets)
+        with self._together(rpc.Prefill(rpc.lists(chunks), dict(targets), dict(last))):
+            return self._engine.prefill(chunks, targets, last)
 
     def skip_tokens(self, row: str, first: int, last: int) -> None:
         with self._together(rpc.LeaveOut(row, first, last)):
@@ -113,11 +117,13 @@ class Leader:
         with self._together(rpc.Fork(row, copy)):
             self._engine.fork(row, copy)
 
-    def start(self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams) -> None:
+    def start(
+        self, row: str, tokens: Sequence[int], prompt_tokens: int, sampling: SamplingParams
+    ) -> StepOutput:
         """Start the row. A grammar may fail on this rank alone; the row is then dropped on all ranks."""
         plain = replace(sampling, grammar=None, logprobs=None)
         self._tell(rpc.StartRow(row, list(tokens), prompt_tokens, plain, sampling.grammar is not None))
-        self._engine.start(row, tokens, prompt_tokens, sampling)
+        return self._engine.start(row, tokens, prompt_tokens, sampling)
 
     def step(self, drafts: Mapping[str, Sequence[int]] = NO_DRAFTS) -> StepOutput:
         with self._together(rpc.RunStep(rpc.lists(drafts))):

@@ -37,6 +37,7 @@ class Prove(_RankMessage, frozen=True, tag=True, array_like=True):
 class Prefill(_RankMessage, frozen=True, tag=True, array_like=True):
     chunks: dict[str, list[int]]
     targets: dict[str, LogprobTargets] = {}
+    last: dict[str, int] = {}
 
 
 class LeaveOut(_RankMessage, frozen=True, tag=True, array_like=True):

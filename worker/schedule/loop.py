@@ -44,7 +44,7 @@ from worker.schedule.failures import Failures, engine_error
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import TOLD_EVERY_S, Counters, Publisher
 from worker.schedule.request_output import RequestOutput
-from worker.schedule.row_inputs import drop_rows, evict_images, set_inputs
+from worker.schedule.row_inputs import drop_rows, evict_images, last_tokens, set_inputs
 from worker.schedule.rows import Chunk, EncodeImage, Group, Phase, Row
 from worker.schedule.scheduler import Scheduler
 from worker.schedule.sparse_prefill import SparsePrefillQueue
@@ -231,8 +231,7 @@ class Loop:
 
     def _park_batch_rows(self) -> None:
         """Let the rows of batches give way if there is another row: their caches go to the prefix store."""
-        rows = self.scheduler.giving_way()
-        for row in rows:
+        for row in (rows := self.scheduler.giving_way()):
             if self.store:
                 self.store.store_ended_row(row)
             self.model.engine.drop(row.id)
@@ -284,14 +283,14 @@ class Loop:
         self.scheduler.on_step_end(now, decoded=True if step.tokens else None)
         for id, tried in self.drafting.learn(step, len(rows), now).items():
             self._answers[id].tried(*tried)
+        self._hand_out(step)
+
+    def _hand_out(self, step: StepOutput) -> None:
         for id, failure in step.failed.items():
             log.error("%s: grammar failed", id, exc_info=failure, extra=about(id))
             self._fail_row(id, engine_error(failure))
         if step.tokens:
             self._failures.clear()
-            self._hand_out(step)
-
-    def _hand_out(self, step: StepOutput) -> None:
         deltas: list[Delta] = []
         ended: list[tuple[str, str, bool]] = []
         likelihoods, now, shape = step.likelihoods, self.clock(), self.model.engine.shape
@@ -348,15 +347,15 @@ class Loop:
             answer = self._answers[chunk.row.id]
             answer.prefill_at = answer.prefill_at or now
         chunks = {chunk.row.id: chunk.tokens for chunk in group if chunk.tokens}
+        last = last_tokens(self.model.engine, group, is_stored=bool(self.store))
         found: Mapping[str, Sequence[Logprob]] = {}
         try:
             set_inputs(self.model.engine, group)
             if not self._restore(group):
                 return  # will be planned again
             if chunks:
-                found = self.model.engine.prefill(
-                    chunks, prompt_logprobs.asked_of(group, self.scheduler.relatives)
-                )
+                targets = prompt_logprobs.asked_of(group, self.scheduler.relatives)
+                found = self.model.engine.prefill(chunks, targets, last)
         except Exception as error:  # the request boundary
             log.exception("%s: prefill failed", ", ".join(chunks))
             self._retry_apart(group, error)
@@ -444,15 +443,16 @@ class Loop:
                 if row is not chunk.row:
                     engine.fork(chunk.row.id, row.id)
                     self.scheduler.forked(chunk.row, row)
-                engine.start(row.id, row.tokens, len(row.request.tokens), row.request.sampling)
+                first = engine.start(row.id, row.tokens, len(row.request.tokens), row.request.sampling)
             except Exception as error:  # the request boundary
                 log.exception("%s: start failed", row.id, extra=about(row.id))
                 self._fail_prefill(row, error)
                 continue
-            self.scheduler.started(row)
+            self.scheduler.started(row, sampled=len(first.tokens))
             answer = self._answers[row.id]
             answer.decode_at = answer.decode_at or self.clock()
             answer.prefill_at = answer.prefill_at or answer.decode_at
+            self._hand_out(first)
 
     # --- ends ---
 

@@ -224,8 +224,8 @@ class PrefixStore:
         if self.draft_prefix_cache is not None:
             self.draft_prefix_cache.keep(row)
         if row.phase is Phase.DECODE:
-            # Until it has sampled a token, the last one is not in its caches; those before it are stored.
-            if row.length > len(row.tokens):
+            # Until it has decoded, its last token is not in its caches; its prompt is stored.
+            if row.has_decoded:
                 self._store_row(row, (*row.request.tokens, *row.answered), states=True)
         elif row.prefilled >= ENDED_TOKENS_MIN:
             self._store_row(row, row.tokens[: row.prefilled], states=True)

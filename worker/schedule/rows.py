@@ -45,7 +45,8 @@ class Row:
     `images`: its images, in order; `images_counted_upto`: the position up to which they were counted;
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
     skipped, those in `left_out` once they are chosen. `burst`: see `BurstGate`. `overtook`: it went
-    before a long prompt of an earlier burst, and so decodes without waiting for it. `switch`: the length at
+    before a long prompt of an earlier burst, and so decodes without waiting for it. `sampled_early`: tokens
+    sampled with the end of its prompt, 0 or 1. `switch`: the length at
     which its KV cache is quantized, or from which on its capped cache is that of an answer; `is_quantized`:
     it is. `shared_upto`: what lies behind is not stored for others, and nothing stored is restored there (see
     `contract.kv_quantization` and `contract.kv_cap`).
@@ -79,6 +80,7 @@ class Row:
     left_out: tuple[Span, ...] = ()
     burst: int = 0
     overtook: bool = False
+    sampled_early: int = 0
     switch: int = NEVER
     is_quantized: bool = False
     shared_upto: int = NEVER
@@ -87,6 +89,11 @@ class Row:
     waits_for: str | None = None
     never_waits: bool = False
     restarts: int = 0
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether decode steps have added tokens since it started."""
+        return self.length > len(self.tokens) + self.sampled_early
 
     @property
     def is_scored(self) -> bool:

@@ -118,9 +118,9 @@ class Scheduler:
 
     @property
     def _may_gather(self) -> bool:
-        """Whether rows have started, of which none has a token yet or went before a long prompt."""
-        started = self._in[Phase.DECODE].values()
-        return bool(started) and not any(row.answered or row.overtook for row in started)
+        """Whether rows have started, of which none has decoded yet or went before a long prompt."""
+        started = self.decoding
+        return bool(started) and all(len(row.answered) <= row.sampled_early - row.overtook for row in started)
 
     def _coming(self) -> list[Row]:
         """Return the rows that will start soon: those of the last plan, and those that came since."""
@@ -236,8 +236,9 @@ class Scheduler:
         if row.is_quantized:
             self.quantized(copy)
 
-    def started(self, row: Row) -> None:
-        """Record that a row has joined the decode batch."""
+    def started(self, row: Row, *, sampled: int = 0) -> None:
+        """Record that a row has joined the decode batch. `sampled`: tokens from the pass of its prompt."""
+        row.sampled_early = sampled
         if not self._in[Phase.DECODE]:
             self._gate.started(self._last_arrival)
         self._move(row, Phase.DECODE)

@@ -18,8 +18,8 @@ from mlx_lm.utils import load_tokenizer
 
 from tests.models.fixtures import model_folder
 from tests.worker.probed_networks import MODELS, engine_of, network
-from worker.contract.engine import SamplingParams
-from worker.engine import engine as engine_module
+from worker.contract.engine import NO_LAST, NO_TARGETS, SamplingParams
+from worker.engine import prefill as prefill_module
 from worker.engine.caches.batch import prefill_abreast
 from worker.engine.engine import BatchEngine
 
@@ -68,14 +68,18 @@ def play(
             prefilled[waiting.pop(0).name] = 0
         for name in list(prefilled):
             job, done = by_name[name], prefilled[name]
-            if done == len(job.prompt) - 1:
-                engine.start(name, job.prompt, len(job.prompt), job.sampling)
-                answers[name] = []
-                del prefilled[name]
-            else:
-                chunk = job.prompt[done : min(done + rng.randint(1, 45), len(job.prompt) - 1)]
-                engine.prefill({name: chunk})
+            chunk = job.prompt[done : min(done + rng.randint(1, 45), len(job.prompt) - 1)]
+            is_last = done + len(chunk) == len(job.prompt) - 1
+            if chunk:
+                last = {name: job.prompt[-1]} if is_last and rng.random() < 0.5 else NO_LAST
+                engine.prefill({name: chunk}, NO_TARGETS, last)
                 prefilled[name] += len(chunk)
+            if is_last:
+                first = engine.start(name, job.prompt, len(job.prompt), job.sampling)
+                answers[name] = list(first.tokens.values())
+                del prefilled[name]
+                if len(answers[name]) == job.tokens:
+                    engine.drop(name)
         for name, token in engine.step().tokens.items():
             answers[name].append(token)
             if len(answers[name]) == by_name[name].tokens:
@@ -123,7 +127,7 @@ def test_rows_whose_prompts_were_run_side_by_side_say_what_they_say_alone(
         calls.append(given)
         return prefill_abreast(*given)
 
-    monkeypatch.setattr(engine_module, "prefill_abreast", recorded)
+    monkeypatch.setattr(prefill_module, "prefill_abreast", recorded)
     jobs = draw_jobs(rng)[:6]
     answers = play_abreast(engine_of(name), jobs, rng)
     assert calls

@@ -20,20 +20,18 @@ ROWS = 5
 SEEDS = {
     "deepseek_v41": 2,
     "llama_4bit": 2,
-    "afm7": 3,
+    "afm7": 1,
     "deepseek_v32": 2,
     "longcat_flash_ngram": 9,
-    "gemma4": 4,
-    "iquestloopcoder": 9,
-    "llama4": 10,
-    "jamba": 9,
-    "nemotron_h": 3,
-    "recurrent_gemma": 8,
-    "baichuan_m1": 10,
+    "gemma4": 7,
+    "llama4": 1,
+    "rwkv7": 5,
+    "jamba": 13,
+    "nemotron_h": 8,
+    "baichuan_m1": 2,
     "family-gpt_bigcode": 7,
     "family-minimax_m3_vl": 7,
-    "family-minimax_m3": 3,
-    "family-cohere_compass": 5,
+    "family-cohere_compass": 4,
     "family-z1t": 13,
 }
 """Seed, where it is not 0, of a small scenario in which rows are forked, restored, and cancelled or
@@ -45,10 +43,10 @@ seeds of their scenarios. Their rows are fed drafts in most steps only, and fork
 cancelled or preempted as well."""
 
 DRAFT_MODELS = (
-    ("hybrid", "hybrid", 3),
-    ("gpt_oss", "dense", 8),
-    ("dense", "dense_eagle3", 8),
-    ("hybrid", "hybrid_dflash", 3),
+    ("hybrid", "hybrid", 12),
+    ("gpt_oss", "dense", 0),
+    ("dense", "dense_eagle3", 0),
+    ("hybrid", "hybrid_dflash", 5),
     (HEADS, "its own layers", 5),
 )
 """Models and their drafters: the model itself (always accepted), another one (almost never), a trained
@@ -125,5 +123,5 @@ def test_so_do_rows_whose_drafts_are_all_drawn_at_once(
         return at_once(group, *given)
 
     monkeypatch.setattr(VerifyBatch, "_drawn_at_once", counted)
-    assert differences(load("dense"), "dense", 0, oracle, 9, drafted=True) == []
+    assert differences(load("dense"), "dense", 1, oracle, 9, drafted=True) == []
     assert drawn > 20

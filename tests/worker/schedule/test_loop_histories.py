@@ -180,6 +180,7 @@ class History:
     st.sampled_from([None, None, 128, 192, 320]),
     st.tuples(st.sampled_from([None, 6, 9]), st.sampled_from([1.0, 1.0, 0.5, 1.4])),
     st.sampled_from([None, None, (0, 8), (12, 8), (40, 16)]),
+    st.booleans(),
 )
 @settings(max_examples=120)
 def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
@@ -191,10 +192,11 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
     bytes_max: int | None,
     images: tuple[int | None, float],
     quantized: tuple[int, int] | None,
+    is_eager: bool,
 ) -> None:
     kv = KVQuantization(8, 64, *quantized) if quantized and not (shape and shape.window) else None
     house = House(
-        engine=ScriptedEngine(shape=shape, kv_quantization=kv, swells=images[1]),
+        engine=ScriptedEngine(shape=shape, kv_quantization=kv, swells=images[1], is_eager=is_eager),
         store_bytes=None if shape is None else store_bytes,
         rows_max=sizes[0],
         prefill_tokens=sizes[1],

@@ -7,8 +7,6 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
 
 from worker.engine.caches.layers import Layer, StateLayer, batch_layer
 from worker.engine.caches.positional import BatchPositions, Order, PositionalLayer
@@ -124,11 +122,6 @@ def arrange(rows: int, leaving: Sequence[int], joining: int) -> list[int]:
         if place < len(order):
             order[place] = order.pop()
     return order
-
-
-def prefill_together(model: nn.Module, prompts: Chunks) -> dict[str, RowCaches]:
-    """Return each row's caches after its prompt, lazily. The rows must be new."""
-    return prefill_abreast(model, prompts, {row: make_prompt_cache(model) for row in prompts})
 
 
 def prefill_abreast(
