@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from broker.dialects.body import check_range, decode
+from broker.dialects.messages.client_tools import function_of
 from broker.dialects.messages.content import (
     Block,
     CompactionBlock,
@@ -30,7 +31,7 @@ from broker.dialects.parameters import (
     check_max_tokens,
 )
 from broker.dialects.reasoning import ReasoningOptions, ReasoningParameters, Thinking, options
-from broker.dialects.tools import NAME_CHARACTERS_MAX
+from broker.dialects.tools import NAME_CHARACTERS_MAX, FunctionTool
 from protocol.errors import Code, RequestError
 from protocol.types import SparsePrefill
 
@@ -81,8 +82,8 @@ class Prompt(ReasoningParameters, kw_only=True):
         return options(self, output_effort=effort)
 
 
-def offered_tools(prompt: Prompt) -> list[Tool]:
-    """Return the tools that can be called: those of the body, with the changes of its messages.
+def offered_tools(prompt: Prompt) -> list[FunctionTool]:
+    """Return the functions that can be called: those of the body, with the changes of its messages.
 
     A change reorders nothing, so that the prompt keeps its beginning. `defer_loading` has no effect: no tool
     waits for a search that does not run here. Raises `RequestError` naming the parameter at fault.
@@ -103,7 +104,8 @@ def offered_tools(prompt: Prompt) -> list[Tool]:
                 removed.discard(name)
             case ToolRemovalBlock(ToolReference(name)):
                 removed.add(name)
-    return [tool for name, tool in tools.items() if tool.is_custom and name not in removed]
+    functions = (function_of(tool) for name, tool in tools.items() if name not in removed)
+    return [function for function in functions if function is not None]
 
 
 def _tool_changes(messages: list[Message]) -> Iterator[tuple[str, ToolAdditionBlock | ToolRemovalBlock]]:
@@ -182,7 +184,7 @@ def _check_prompt(prompt: Prompt) -> None:
 
 
 def _check_name(tool: Tool, place: str) -> None:
-    if tool.is_custom and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
+    if function_of(tool) is not None and not 1 <= len(tool.name or "") <= NAME_CHARACTERS_MAX:
         raise _wrong(f"{place}.name", f"must have 1 to {NAME_CHARACTERS_MAX} characters")
 
 

@@ -12,17 +12,16 @@ from msgspec import Struct
 
 
 class Tool(Struct):
-    """A tool. Other types than custom run, or have their schema, at Anthropic, and are not offered."""
+    """A tool. `display_width_px`, `display_height_px`, `enable_zoom`: of type `computer_…`."""
 
     name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
-
-    @property
-    def is_custom(self) -> bool:
-        return self.type in (None, "custom")
+    display_width_px: int | None = None
+    display_height_px: int | None = None
+    enable_zoom: bool | None = None
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):

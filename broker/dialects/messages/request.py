@@ -12,7 +12,7 @@ from broker.dialects import continuation, tools
 from broker.dialects.body import encode
 from broker.dialects.messages.body import Body, Prompt, ToolChoice, offered_tools
 from broker.dialects.parameters import seed_of, sparse_of, token_limit
-from broker.dialects.tools import FunctionTool, ToolOffer, offer
+from broker.dialects.tools import ToolOffer, offer
 from protocol.conversation import ends_with_prefill, pack
 from protocol.messages import Generate
 from protocol.types import Media, Sampling, StructuredOutput, TokenizeOptions
@@ -76,10 +76,7 @@ def _sampling(body: Body) -> Sampling:
 
 def _offer(prompt: Prompt) -> ToolOffer:
     """Return the offer for the tools and the choice, converted to those of chat."""
-    functions = [
-        FunctionTool(tool.name or "", tool.description, tool.input_schema, tool.strict)
-        for tool in offered_tools(prompt)
-    ]
+    functions = offered_tools(prompt)
     choice = prompt.tool_choice or ToolChoice("auto")
     single = bool(choice.disable_parallel_tool_use)
     return offer([tools.Tool(function=function) for function in functions], _wish(choice), single=single)

@@ -275,10 +275,46 @@ def test_which_tools_are_offered_and_how_they_are_called() -> None:
     assert generated(tools=[strict]).calling == ToolCallConstraint(strict=["look"])
     none = generated(tools=[LOOK], tool_choice={"type": "none"})
     assert (none.tools, none.calling) == (UNSET, None)
-    own = [{"type": "bash_20250124", "name": "bash"}, {"type": "web_search_20250305", "name": "web_search"}]
+    own = [{"type": "web_search_20250305", "name": "web_search"}]
     assert generated(tools=own).tools is UNSET
     shown = unpacked(generated(tools=[*own, {"name": "bare"}]).tools)
     assert shown == [{"type": "function", "function": {"name": "bare"}}]
+
+
+FILES = "path view_range file_text old_str new_str insert_line"
+CLICKS = (
+    "key type mouse_move left_click left_click_drag right_click middle_click double_click screenshot "
+    "cursor_position"
+)
+LATER_CLICKS = f"{CLICKS} left_mouse_down left_mouse_up triple_click scroll hold_key wait"
+AT = "coordinate text"
+LATER_AT = f"{AT} start_coordinate scroll_direction scroll_amount duration"
+MEMORY = {"type": "memory_20250818", "strict": True}
+SCREEN = {"display_width_px": 1024, "display_height_px": 768}
+ZOOM = SCREEN | {"type": "computer_20251124", "enable_zoom": True}
+
+
+@pytest.mark.parametrize(
+    ("tool", "choices", "fields"),
+    [
+        ({"type": "bash_20241022"}, "", "restart"),
+        ({"type": "bash_20991231"}, "", "restart"),
+        ({"type": "text_editor_20250124"}, "view create str_replace insert undo_edit", FILES),
+        ({"type": "text_editor_20250728"}, "view create str_replace insert", f"{FILES} insert_text"),
+        (MEMORY, "view create str_replace insert delete rename", f"{FILES} insert_text old_path new_path"),
+        (SCREEN | {"type": "computer_20241022"}, CLICKS, AT),
+        (SCREEN | {"type": "computer_20250124"}, LATER_CLICKS, LATER_AT),
+        (ZOOM, f"{LATER_CLICKS} zoom", f"{LATER_AT} region"),
+    ],
+)
+def test_tools_with_anthropics_schema_are_offered_with_it(tool: Any, choices: str, fields: str) -> None:
+    sent = generated(tools=[{"name": "own"} | tool], tool_choice={"type": "tool", "name": "own"})
+    [function] = [shown["function"] for shown in unpacked(sent.tools)]
+    (_, chosen), *others = function["parameters"]["properties"].items()
+    assert (function["name"], " ".join(chosen.get("enum", ()))) == ("own", choices)
+    assert " ".join(name for name, _ in others) == fields
+    assert ("1024 x 768" in function["description"]) == ("display_width_px" in tool)
+    assert sent.calling.strict == (["own"] if "strict" in tool else [])
 
 
 LATER = LOOK | {"name": "later", "defer_loading": True}
@@ -295,14 +331,14 @@ DEFINE = change("addition", type="tool_definition", definition=SPY)
 MCP = [change("removal", type="mcp_toolset_reference", server_name="m")]
 MCP += [change("addition", type="mcp_tool_reference", server_name="m", name="look")]
 NAMELESS = change("addition", type="tool_definition", definition={})
-BASH = change("addition", type="tool_definition", definition={"type": "bash_20250124", "name": "bash"})
+SEARCH = change("addition", type="tool_definition", definition={"type": "web_search_20250305"})
 
 
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
         ([], ["look", "later"]),
-        ([ADD, *MCP, BASH], ["look", "later"]),
+        ([ADD, *MCP, SEARCH], ["look", "later"]),
         ([CUT], ["later"]),
         ([CUT, ADD], ["look", "later"]),
         ([DEFINE], ["look", "later", "spy"]),
