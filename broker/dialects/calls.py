@@ -17,13 +17,17 @@ _object: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dic
 
 def is_whole(arguments: str) -> bool:
     """Return whether a call's arguments are a JSON object. They are not if the call broke off."""
+    return fields_of(arguments) is not None
+
+
+def fields_of(arguments: str) -> dict[str, msgspec.Raw] | None:
+    """Return a call's arguments by name; None if they are no JSON object."""
     if is_too_deep(arguments.encode(errors="replace")):
-        return False
+        return None
     try:
-        _object.decode(arguments)
+        return _object.decode(arguments)
     except (msgspec.MsgspecError, UnicodeError):
-        return False
-    return True
+        return None
 
 
 def as_text(name: str, arguments: str) -> str:

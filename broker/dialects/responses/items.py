@@ -17,9 +17,10 @@ from broker.dialects.body import convert
 from broker.dialects.foreign import result_text, summary_message
 from broker.dialects.reasoning import Reasoning
 from broker.dialects.responses.body import Text
+from broker.dialects.responses.builtin_tools import CALL_ITEMS, SEARCH
 from broker.dialects.responses.content import VISUALS, Content, content_of, text_of, wrong
 from broker.dialects.responses.encrypted_content import plain_text, unseal
-from broker.dialects.responses.tools import SEARCH, PlacedTools, definitions, flat_name
+from broker.dialects.responses.tools import PlacedTools, definitions, flat_name
 from broker.dialects.tools import INPUT
 
 Item = Mapping[str, Any]
@@ -138,7 +139,8 @@ RECORDS: Mapping[str, ToolRecord] = {
     "shell_call_output": ToolRecord(output=("output",)),
     "tool_search_call": ToolRecord(SEARCH, ("arguments",)),
 }
-"""Items of tools that no function stands for, each with a call, its output, or both."""
+"""Items of tools that are no functions, each with a call, its output, or both."""
+_FILLED = {f"{tool}_call": form.filled for tool, form in CALL_ITEMS.items()}
 
 
 class ToolRecordItem(InputItem):
@@ -179,7 +181,12 @@ class ToolRecordItem(InputItem):
         sent = {name: value for name in record.arguments if (value := getattr(self, name)) is not None}
         match list(sent.items()):
             case [(_, dict(fields))]:
-                return {name: field for name, field in fields.items() if name != "type"}
+                filled = _FILLED.get(self.type, {})
+                return {
+                    name: field
+                    for name, field in fields.items()
+                    if field is not None and not (name in filled and field == filled[name])
+                }
             case [("arguments", str(text))]:
                 return text
         return sent

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec import Raw
-
-from broker.dialects.calls import is_whole
+from broker.dialects.calls import fields_of, is_whole
 from broker.dialects.custom import InputReader
 from broker.dialects.logprobs import entries
+from broker.dialects.responses.builtin_tools import CALL_ITEMS
 from broker.dialects.responses.encrypted_content import seal
-from broker.dialects.responses.tools import SEARCH
 from protocol.types import CallDelta, Delta, TokenLogprob
 
 Event = dict[str, Any]
@@ -28,20 +26,19 @@ class OutputStyle:
 
     `summarized`: send the full reasoning as its summary, since clients that ask for summaries show nothing
     else. `sealed`: also add `encrypted_content`. `namespaces`: namespace and name of each function offered
-    under a flat name. `customs`: names of the functions that stand for custom tools. `has_search`: whether
-    calls of `SEARCH` are tool searches.
+    under a flat name. `customs`, `builtins`: names of the functions for custom and built-in tools.
     """
 
     summarized: bool = False
     sealed: bool = False
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     customs: frozenset[str] = frozenset()
-    has_search: bool = False
+    builtins: frozenset[str] = frozenset()
 
     def call(self, name: str) -> type[_Call]:
         """Return the kind of item for calls of a function."""
-        if self.has_search and name == SEARCH:
-            return _SearchCall
+        if name in self.builtins:
+            return _BuiltinCall
         return _CustomCall if name in self.customs else _Call
 
 
@@ -201,14 +198,18 @@ class _CustomCall(_Call):
         yield self._done(self._item(status, text))
 
 
-class _SearchCall(_Call):
-    """Call of the client's tool search. Its arguments are an object, which is sent once it is complete."""
+class _BuiltinCall(_Call):
+    """Call of a built-in tool. Its arguments are an object, which is sent once it is complete."""
 
-    prefix = "tsc"
+    def __init__(self, stem: str, index: int, call: CallDelta, style: OutputStyle) -> None:
+        self._form = CALL_ITEMS[call.name]
+        self.prefix = self._form.prefix
+        super().__init__(stem, index, call, style)
 
     def _item(self, status: str, arguments: str) -> dict[str, Any]:
-        said = {"call_id": self._named["call_id"], "execution": "client"}
-        return {"id": self.id, "type": "tool_search_call", "status": status, **said, "arguments": {}}
+        fields = {**self._form.filled, **(fields_of(arguments) or {})}
+        head = {"id": self.id, "type": f"{self._named['name']}_call", "status": status}
+        return {**head, "call_id": self._named["call_id"], **self._form.beside, self._form.field: fields}
 
     def grow(self, arguments: str) -> Iterator[Event]:
         self._arguments.append(arguments)
@@ -216,10 +217,7 @@ class _SearchCall(_Call):
 
     def closed(self, status: str) -> Iterator[Event]:
         text = "".join(self._arguments)
-        if not is_whole(text):
-            yield self._done(self._item("incomplete", text) | {"arguments": text})
-        else:
-            yield self._done(self._item(status, text) | {"arguments": Raw(text.encode())})
+        yield self._done(self._item(status if is_whole(text) else "incomplete", text))
 
 
 class ResponseOutput:

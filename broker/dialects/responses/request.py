@@ -107,7 +107,7 @@ def style(body: Body, offer: ResponsesToolOffer) -> OutputStyle:
         sealed=body.is_sealed,
         namespaces=offer.namespaces,
         customs=offer.customs,
-        has_search=offer.has_search,
+        builtins=offer.builtins,
     )
 
 

@@ -1,7 +1,7 @@
 """Conversion of the tools in a responses body, and in its items, to the tool offer.
 
-Functions and, as functions, custom tools and a client's tool search are offered. A function in a namespace
-gets a flat name, since templates have no namespaces.
+Functions and, as functions, custom tools and built-in tools that the client runs are offered. A function in a
+namespace gets a flat name, since templates have no namespaces.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from broker.dialects.body import convert
+from broker.dialects.responses.builtin_tools import CALL_ITEMS, function_of
 from broker.dialects.tools import NAME_CHARACTERS_MAX, CustomTool, FunctionTool, ToolChoicePolicy, grant
 from protocol.errors import Code, RequestError
 from protocol.types import ToolCallConstraint
@@ -21,9 +22,8 @@ from protocol.types import ToolCallConstraint
 Described = Mapping[str, Any]
 PlacedTools = tuple[str, Sequence[Described]]
 """What stands before `tools` in the place of these tools, such as `input[2].`, and the tools."""
-
-SEARCH = "tool_search"
-"""Name of the function that stands for a client's tool search."""
+CALLABLE = ("function", "custom", *CALL_ITEMS)
+"""Types of tools that are offered as a function."""
 
 
 def flat_name(namespace: str | None, name: str) -> str:
@@ -48,18 +48,6 @@ class _Namespace(Struct):
     tools: list[dict[str, Any]] = []
 
 
-class ToolSearch(Struct):
-    """Search for tools. `execution`: of the server's kind there is none here, and all tools are offered."""
-
-    execution: Literal["server", "client"] = "server"
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-    def function(self) -> FunctionTool:
-        parameters = self.parameters or {"type": "object", "properties": {}}
-        return FunctionTool(SEARCH, self.description or "Search for further tools.", parameters)
-
-
 class _Allowed(Struct):
     tools: list[dict[str, Any]]
     mode: Literal["auto", "required"] = "auto"
@@ -73,14 +61,14 @@ class _Named(Struct):
 @dataclass(frozen=True, slots=True)
 class ResponsesToolOffer:
     """`shown`: definitions for the chat template. `calling`: constraint on calls; None: unconstrained.
-    `namespaces`: namespace and name by flat name. `customs`: flat names of the custom tools. `has_search`:
-    whether the function `SEARCH` stands for the client's tool search."""
+    `namespaces`: namespace and name by flat name. `customs`: flat names of the custom tools. `builtins`:
+    names of the functions that stand for built-in tools."""
 
     shown: list[dict[str, Any]]
     calling: ToolCallConstraint | None
     namespaces: Mapping[str, QualifiedName]
     customs: frozenset[str] = frozenset()
-    has_search: bool = False
+    builtins: frozenset[str] = frozenset()
 
 
 def offer(
@@ -98,8 +86,8 @@ def offer(
     granted = grant(named, _wish(choice, found), single=single)
     namespaces = {name: one.split for name, one in found.items() if one.split.namespace}
     customs = frozenset(name for name, one in found.items() if one.kind == "custom")
-    has_search = SEARCH in found and found[SEARCH].kind == SEARCH
-    return ResponsesToolOffer(granted.tools, granted.calling, namespaces, customs, has_search)
+    builtins = frozenset(name for name, one in found.items() if one.kind == name and name in CALL_ITEMS)
+    return ResponsesToolOffer(granted.tools, granted.calling, namespaces, customs, builtins)
 
 
 class OfferableTool(NamedTuple):
@@ -133,10 +121,7 @@ def _function(kind: str, tool: Described, place: str) -> FunctionTool | None:
             return convert(tool, FunctionTool, place)
         case "custom":
             return convert(tool, CustomTool, place).function()
-        case "tool_search":
-            search = convert(tool, ToolSearch, place)
-            return search.function() if search.execution == "client" else None
-    return None
+    return function_of(kind, tool, place)
 
 
 def _wish(choice: str | Described | None, known: Mapping[str, OfferableTool]) -> ToolChoicePolicy:
@@ -150,7 +135,7 @@ def _wish(choice: str | Described | None, known: Mapping[str, OfferableTool]) ->
         case str():
             raise _unserved()
     match choice.get("type") or "function":
-        case "function" | "custom" | "tool_search":
+        case kind if kind in CALLABLE:
             [name] = _names("tool_choice", choice, known)
             return ToolChoicePolicy(required=True, name=name)
         case "allowed_tools":
@@ -163,7 +148,7 @@ def _allowed(allowed: _Allowed, known: Mapping[str, OfferableTool]) -> ToolChoic
     names = [
         name
         for index, tool in enumerate(allowed.tools)
-        if (tool.get("type") or "function") in ("function", "custom", "tool_search", "namespace")
+        if (tool.get("type") or "function") in (*CALLABLE, "namespace")
         for name in _names(f"tool_choice.tools[{index}]", tool, known)
     ]
     return ToolChoicePolicy(allowed=frozenset(names), required=allowed.mode == "required")
@@ -171,8 +156,8 @@ def _allowed(allowed: _Allowed, known: Mapping[str, OfferableTool]) -> ToolChoic
 
 def _names(place: str, tool: Described, known: Mapping[str, OfferableTool]) -> list[str]:
     """Return the flat name of a tool, or those of a namespace. A name alone may be that of one namespace."""
-    if tool.get("type") == SEARCH:
-        tool = {"name": SEARCH}
+    if tool.get("type") in CALL_ITEMS:
+        tool = {"name": tool["type"]}
     named = convert(tool, _Named, place)
     name = flat_name(named.namespace, named.name)
     if tool.get("type") == "namespace":

@@ -193,6 +193,7 @@ MCP = {"type": "mcp_call", "id": "m", "server_label": "fs", "name": "ls", "argum
         (FOUND | {"tools": []}, None, "Loaded tools: none"),
         ({"type": "tool_search_call", "arguments": {"q": "a"}}, ("tool_search", {"q": "a"}), None),
         ({"type": "local_shell_call", "action": {"type": "exec", "a": 1}}, ("local_shell", {"a": 1}), None),
+        ({"type": "computer_call", "action": {"type": "wait"}}, ("computer", {"type": "wait"}), None),
         ({"type": "shell_call_output", "output": [SHELL]}, None, '{"stdout":"a","outcome":{"exit_code":0}}'),
         ({"type": "apply_patch_call_output", "status": "failed", "output": None}, None, "failed"),
         ({"type": "computer_call_output", "call_id": "c", "output": SHOT}, None, [{"type": "image"}]),

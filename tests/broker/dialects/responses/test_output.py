@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types.responses import ResponseOutputItem
+from pydantic import TypeAdapter
 
 from broker.dialects import renderers
 from broker.dialects.custom import InputReader
 from broker.dialects.responses.answer import ResponseBuilder, ResponseDocumentRenderer, ResponseSseRenderer
 from broker.dialects.responses.encrypted_content import unseal
+from broker.dialects.responses.items import messages
 from broker.dialects.responses.output import OutputStyle, ResponseOutput
 from broker.dialects.responses.tools import QualifiedName
 from broker.dispatch.flight import Item
@@ -297,6 +300,8 @@ def test_streamed_is_whole_however_it_is_cut(growths: list[Any], summarized: boo
 
 # --- custom tools ------------------------------------------------------------------------------------
 
+RUN = {"command": ["ls", "-l"], "timeout_ms": 5}
+PATCH = {"type": "update_file", "path": "a", "diff": "@@\n-b"}
 INPUTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -360,16 +365,36 @@ def test_a_call_streamed_is_the_call_whole(text: str, places: list[int], is_asci
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
-    [('{"query": "a"}', "completed", {"query": "a"}), ('{"que', "incomplete", '{"que')],
+    ("name", "arguments", "status", "shown"),
+    [
+        ("tool_search", {"query": "a"}, "completed", {"execution": "client", "arguments": {"query": "a"}}),
+        ("tool_search", '{"que', "incomplete", {"execution": "client", "arguments": {}}),
+        ("local_shell", RUN, "completed", {"action": {"type": "exec", "env": {}, **RUN}}),
+        (
+            "local_shell",
+            RUN | {"env": {"a": "b"}},
+            "completed",
+            {"action": {"type": "exec", "env": {"a": "b"}, **RUN}},
+        ),
+        ("shell", {"commands": ["ls"]}, "completed", {"action": {"commands": ["ls"]}}),
+        ("shell", '{"commands": ["ls"', "incomplete", {"action": {}}),
+        ("apply_patch", PATCH, "completed", {"operation": PATCH}),
+    ],
 )
-def test_a_tool_search_is_an_item_with_an_object(arguments: str, status: str, told: Any) -> None:
-    steps = [ACCEPTED, delta(calls=(call(0, "tool_search", arguments[:4]),))]
-    steps += [delta(calls=(call(0, arguments=arguments[4:]),)), finished(reason="tool_calls")]
-    style = OutputStyle(has_search=True)
+def test_a_call_of_a_builtin_tool_is_an_item_of_its_own(
+    name: str, arguments: Any, status: str, shown: dict[str, Any]
+) -> None:
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    steps = [ACCEPTED, delta(calls=(call(0, name, written[:4]),))]
+    steps += [delta(calls=(call(0, arguments=written[4:]),)), finished(reason="tool_calls")]
+    style = OutputStyle(builtins=frozenset({name}))
     [_, _, added, done, ended] = stream(*steps, style=style)
-    assert (added["type"], added["item"]["arguments"]) == ("response.output_item.added", {})
     [item] = ended["response"]["output"]
     assert done["item"] == item == whole(*steps, style=style)["output"][0]
-    assert (item["type"], item["execution"], item["status"]) == ("tool_search_call", "client", status)
-    assert (item["arguments"], item["call_id"]) == (told, added["item"]["call_id"])
+    head = {"type": f"{name}_call", "call_id": "call_0", "status": status}
+    assert item == {"id": item["id"], **head, **shown}
+    assert added["item"].keys() == item.keys()
+    if status == "completed":
+        TypeAdapter(ResponseOutputItem).validate_python(item)
+        [said] = messages([("", item)])
+        assert said["tool_calls"][0]["function"] == {"name": name, "arguments": arguments}

@@ -23,7 +23,7 @@ FILES: dict[str, Any] = {
     "tools": [READ, {"type": "mcp", "name": "raw"}],
 }  # fmt: skip
 ALL = ("read", "note", "mcp__files__read")
-ELSEWHERE = [{"type": "web_search"}, {"type": "local_shell"}]
+ELSEWHERE = [{"type": "web_search"}, {"type": "shell", "environment": {"type": "container_auto"}}]
 
 
 def read(**fields: Any) -> body.Body:
@@ -197,13 +197,26 @@ def test_tools_of_items_are_offered_behind_those_of_the_body() -> None:
     offered = request.offered(asked, [("input[0]", item) for item in items])
     assert names(offered) == ["read", "tool_search", "mcp__files__read", "b"]
     assert offered.shown[0]["function"]["description"] == "new"
-    assert (offered.has_search, offered.namespaces["b"]) == (True, ("functions", "b"))
+    assert (offered.builtins, offered.namespaces["b"]) == ({"tool_search"}, ("functions", "b"))
     for tool in ({"type": "namespace", "name": "functions"}, named("b", namespace="functions"), search):
         asked = read(tools=[search], tool_choice={"type": "allowed_tools", "tools": [tool]})
         assert set(names(request.offered(asked, [("input[0]", items[0])]))) < {"read", "b", "tool_search"}
     with pytest.raises(RequestError) as caught:
         request.offered(asked, [("input[3]", {"type": "additional_tools", "tools": [named("")]})])
     assert caught.value.param == "input[3].tools[0].name"
+
+
+def test_builtin_tools_of_the_client_are_offered_under_their_names() -> None:
+    skill = {"name": "pdf", "description": "Reads PDFs.", "path": "/s"}
+    shell = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}
+    tools = [{"type": "local_shell"}, shell, {"type": "apply_patch"}, named("tool_search")]
+    offered = choose({"type": "shell"}, *tools)
+    assert names(offered) == ["local_shell", "shell", "apply_patch", "tool_search"]
+    assert offered.builtins == {"local_shell", "shell", "apply_patch"}
+    assert offered.calling == Calling(required=True, name="shell", single=True)
+    assert offered.shown[1]["function"]["description"].endswith("Skill pdf in /s: Reads PDFs.")
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "apply_patch"}]}
+    assert names(choose(allowed, *tools)) == ["apply_patch"]
 
 
 def named(name: str, **fields: str) -> dict[str, str]:
@@ -246,6 +259,7 @@ def test_a_choice_says_how_tools_are_called(
         ({"type": "allowed_tools", "tools": [named("x")]}, [READ], "tool_choice.tools[0].name"),
         ("required", [{"type": "web_search"}], "tool_choice"),
         (None, [READ, named("")], "tools[1].name"),
+        (None, [{"type": "shell", "environment": {}}], "tools[0].environment.type"),
         (None, [{**FILES, "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
     ],
 )
