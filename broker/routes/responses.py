@@ -46,8 +46,13 @@ async def create(asked: Request) -> ASGIApp:
     found = choose(asked, read.model, read.adapter)
     bytes_max = gateway.settings.body_bytes_max
     recalled = history.recall(read, gateway.responses, owner, bytes_max=bytes_max)
-    placed = recalled.placed()
-    read, offer = request.configured(read, placed), request.offered(read, placed)
+    compacts = compaction.is_triggered(recalled)
+    if compacts:
+        recalled = compaction.untriggered(recalled)
+    placed = compaction.placed(recalled) if compacts else recalled.placed()
+    read = request.configured(read, placed)
+    read = compaction.summarizing(read) if compacts else read
+    offer = request.offered(read, () if compacts else placed)
     stem = secrets.token_hex(12)
     id = history.response_id(stem)
     message, frames = await ask(
@@ -72,7 +77,7 @@ async def create(asked: Request) -> ASGIApp:
         stream=bool(read.stream),
         stem=stem,
         envelope=encode(envelope),
-        style=request.style(read, offer),
+        style=request.style(read, offer, compacts=compacts),
         background=bool(read.background),
     )
     before = (*recalled.before, StoredItems.of(listed(recalled.items, stem)))
@@ -119,7 +124,9 @@ async def compact(asked: Request) -> ASGIApp:
     envelope = request.envelope(
         read, id=id, model=answering(asked, found), created_at=int(time.time()), kept=False
     )
-    answer = ResponseBuilder(envelope, ResponseOutput(stem, request.style(read, offer)), clock=time.time)
+    answer = ResponseBuilder(
+        envelope, ResponseOutput(stem, request.style(read, offer, compacts=True)), clock=time.time
+    )
     renderer = compaction.CompactionRenderer(answer, recalled, stem)
     return respond(asked, found, [message], frames, renderer, prompts=1)
 

@@ -1,19 +1,22 @@
-"""Compaction: a conversation replaced by its user messages and a summary that the model writes."""
+"""Compaction: a conversation replaced by its user messages and a summary that the model writes.
+
+It is a request of its own, or a response whose `input` ends with a `compaction_trigger`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from broker.dialects.body import decode, encode
 from broker.dialects.responses.answer import Document, ResponseBuilder, ResponseDocumentRenderer
 from broker.dialects.responses.body import Body
-from broker.dialects.responses.encrypted_content import seal
 from broker.dialects.responses.history import ConversationHistory
-from broker.dialects.responses.items import Placed, kind_of, listed
+from broker.dialects.responses.items import TRIGGER, Placed, kind_of, listed
 from protocol.errors import Code, RequestError
 
 REQUEST = (
@@ -50,6 +53,21 @@ def read(raw: bytes) -> Body:
     )
 
 
+def is_triggered(history: ConversationHistory) -> bool:
+    """Return whether the input of a response ends with a compaction trigger."""
+    return bool(history.items) and kind_of(history.items[-1]) == TRIGGER
+
+
+def untriggered(history: ConversationHistory) -> ConversationHistory:
+    """Return the history without the trigger at its end."""
+    return dataclasses.replace(history, items=history.items[:-1])
+
+
+def summarizing(body: Body) -> Body:
+    """Return the body of the response that writes the summary: without tools, as free text."""
+    return replace(body, tools=None, tool_choice=None, text=None)
+
+
 def placed(history: ConversationHistory) -> list[Placed]:
     """Return the conversation followed by the request for a summary."""
     return [*history.placed(), ("input", {"role": "user", "content": REQUEST})]
@@ -69,20 +87,13 @@ class CompactionRenderer(ResponseDocumentRenderer):
 
 
 def compacted(summary: Document, history: ConversationHistory, stem: str) -> Document:
-    """Return the compaction document. `summary`: the response that contains the summary."""
+    """Return the compaction document. `summary`: the response whose output is the compaction item."""
     items = [item for _, item in history.placed()]
     asked = [item for item in items if kind_of(item) == "message" and item.get("role") == "user"]
-    sealed = seal(_text(summary["output"]))
-    item = {"id": f"cmp_{stem}_0", "type": "compaction", "encrypted_content": sealed}
     return {
         "id": summary["id"],
         "object": "response.compaction",
         "created_at": summary["created_at"],
-        "output": [*listed(asked, stem), item],
+        "output": [*listed(asked, stem), *summary["output"]],
         "usage": summary["usage"],
     }
-
-
-def _text(output: Sequence[dict[str, Any]]) -> str:
-    parts = (part for item in output if item["type"] == "message" for part in item["content"])
-    return "".join(part.get("text", "") for part in parts)

@@ -24,6 +24,8 @@ from broker.dialects.responses.tools import PlacedTools, definitions, flat_name
 from broker.dialects.tools import INPUT
 
 Item = Mapping[str, Any]
+TRIGGER = "compaction_trigger"
+"""Item at the end of the input that asks for a compaction, which `compaction` reads."""
 
 _OURS = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{24})_[0-9]+")
 
@@ -291,7 +293,7 @@ PASSED_OVER: Mapping[str, str] = {
 """Items without tools, task or text, by type, and what they carry."""
 
 REFUSED: Mapping[str, str] = {
-    "compaction_trigger": "is not supported: send the conversation to /v1/responses/compact",
+    TRIGGER: "must be the last item in the 'input' of a response",
     "item_reference": "is only allowed in the 'input' of a response",
 }
 """Items that are a 400, by type, and the reason. References are resolved before, in `history`."""
@@ -343,9 +345,14 @@ Placed = tuple[str, Item]
 
 
 def messages(items: Sequence[Placed]) -> list[dict[str, Any]]:
-    """Return the items as chat messages. Raises `RequestError` for an invalid item."""
+    """Return the items as chat messages. Raises `RequestError` for an invalid item.
+
+    A compaction stands for all that the model and its tools wrote before it.
+    """
     spoken: list[_Turn | dict[str, Any]] = []
     for place, item in read(items):
+        if isinstance(item, CompactionItem) and any(item.pieces(place)):
+            spoken = [one for one in spoken if isinstance(one, dict) and one["role"] != "tool"]
         for piece in item.pieces(place):
             if not isinstance(piece, AssistantPiece):
                 spoken.append(piece)

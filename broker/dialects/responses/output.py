@@ -27,6 +27,7 @@ class OutputStyle:
     `summarized`: send the full reasoning as its summary, since clients that ask for summaries show nothing
     else. `sealed`: also add `encrypted_content`. `namespaces`: namespace and name of each function offered
     under a flat name. `customs`, `builtins`: names of the functions for custom and built-in tools.
+    `compacts`: the text is the summary of a compaction.
     """
 
     summarized: bool = False
@@ -34,6 +35,7 @@ class OutputStyle:
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     customs: frozenset[str] = frozenset()
     builtins: frozenset[str] = frozenset()
+    compacts: bool = False
 
     def call(self, name: str) -> type[_Call]:
         """Return the kind of item for calls of a function."""
@@ -140,6 +142,25 @@ class _Thought(_Item):
         yield self._done(self._item(status, [part], seal(text) if self._style.sealed else None))
 
 
+class _Compaction(_Item):
+    """Compaction with its summary, which is sent once it is complete."""
+
+    prefix = "cmp"
+
+    def __init__(self, stem: str, summary: str) -> None:
+        super().__init__(stem, 0)
+        self._summary = summary
+
+    def _item(self, sealed: str) -> dict[str, Any]:
+        return {"id": self.id, "type": "compaction", "encrypted_content": sealed}
+
+    def opened(self) -> Iterator[Event]:
+        yield self._added(self._item(""))
+
+    def closed(self, status: str) -> Iterator[Event]:
+        yield self._done(self._item(seal(self._summary)))
+
+
 class _Call(_Item):
     prefix = "fc"
 
@@ -229,9 +250,13 @@ class ResponseOutput:
         self._stem = stem
         self._style = style
         self._open: _Open | None = None
+        self._summary: list[str] = []
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """Yield the events of one delta."""
+        if self._style.compacts:
+            self._summary.append(delta.text)
+            return
         if delta.reasoning:
             thought = self._open
             if not isinstance(thought, _Thought):
@@ -268,11 +293,13 @@ class ResponseOutput:
     @property
     def is_broken(self) -> bool:
         """Whether an item is incomplete: the answer was cut, or a call broke off."""
-        return any(item["status"] == "incomplete" for item in self.items)
+        return any(item.get("status") == "incomplete" for item in self.items)
 
     def close(self, *, complete: bool) -> Iterator[Event]:
         """Yield the final events. An output without any item gets an empty message."""
-        if self._open is None:
+        if self._style.compacts:
+            yield from self._begin(_Compaction(self._stem, "".join(self._summary)))
+        elif self._open is None:
             yield from self._begin(_Message(self._stem, self._next))
         yield from self._end("completed" if complete else "incomplete")
 

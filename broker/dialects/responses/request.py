@@ -99,8 +99,8 @@ def _form(format: Format | None) -> StructuredOutput | None:
 # --- to the client -----------------------------------------------------------------------------------
 
 
-def style(body: Body, offer: ResponsesToolOffer) -> OutputStyle:
-    """Return the output options of a body."""
+def style(body: Body, offer: ResponsesToolOffer, *, compacts: bool = False) -> OutputStyle:
+    """Return the output options of a body. `compacts`: the output is a compaction."""
     summarized = body.reasoning is not None and body.reasoning.is_summarized
     return OutputStyle(
         summarized=summarized,
@@ -108,6 +108,7 @@ def style(body: Body, offer: ResponsesToolOffer) -> OutputStyle:
         namespaces=offer.namespaces,
         customs=offer.customs,
         builtins=offer.builtins,
+        compacts=compacts,
     )
 
 

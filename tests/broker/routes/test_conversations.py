@@ -142,5 +142,17 @@ async def test_a_compacted_conversation_is_continued_from_its_summary(house: Hou
     await answered(house, house.respond([foreign, *compacted["output"], user("And now?")]))
     [message] = unpack(house.requests()[-1]).messages
     assert message["content"] == (f"Where is the key?\n\n{SUMMARY}\n\nThe key is under the mat.\n\nAnd now?")
+    trigger, tools = {"type": "compaction_trigger"}, [{"type": "function", "name": "f"}]
+    form = {"type": "configuration_update", "text": {"format": {"type": "json_object"}}}
+    exchange = house.respond([form, trigger], previous_response_id=first["id"], tools=tools)
+    second = await answered(house, exchange, "The key is gone.")
+    sent = unpack(house.requests()[-1])
+    assert ([message["content"] for message in sent.messages], sent.tools) == (asked, None)
+    assert house.requests()[-1].form is None
+    [item] = second["output"]
+    assert (item["type"], unseal(item["encrypted_content"])) == ("compaction", "The key is gone.")
+    await answered(house, house.respond("Really?", previous_response_id=second["id"]))
+    [message] = unpack(house.requests()[-1]).messages
+    assert message["content"] == f"Where is the key?\n\n{SUMMARY}\n\nThe key is gone.\n\nReally?"
     exchange = await house.post(f"{RESPONSES}/compact").end()
     assert (exchange.status, exchange.error["param"]) == (400, "input")

@@ -16,7 +16,7 @@ from broker.dialects.parts import Image
 from broker.dialects.responses import body, request
 from broker.dialects.responses.encrypted_content import UNREADABLE, seal, unseal
 from broker.dialects.responses.history import recall
-from broker.dialects.responses.items import PASSED_OVER, listed
+from broker.dialects.responses.items import PASSED_OVER, TRIGGER, listed
 from broker.dialects.responses.store import ResponseStore
 from protocol.errors import RequestError
 
@@ -251,7 +251,7 @@ def test_system_messages_are_joined_and_updates_replace_options() -> None:
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
         ({"type": "function_call_output", "call_id": "c", "output": {"a": 1}}, "input[0].output"),
         ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
-        ({"type": "compaction_trigger"}, "input[0].type"),
+        ({"type": TRIGGER}, "input[0].type"),
     ],
 )
 def test_invalid_item_error_names_the_param(item: dict[str, Any], param: str) -> None:
