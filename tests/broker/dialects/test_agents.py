@@ -16,8 +16,7 @@ INTEGER_MAX = 2**53 - 1  # JavaScript's, written by agents as the maximum of eve
 CALL = {"id": "call_1", "type": "function", "function": {"name": "read_0", "arguments": '{"path": "a.py"}'}}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 SCHEMA = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
+    "$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object",
     "properties": {
         "path": {"type": "string", "description": "x" * 400, "pattern": "^[^\\0]+$", "minLength": 1},
         "url": {"type": "string", "format": "uri"},
@@ -27,20 +26,14 @@ SCHEMA = {
         "env": {"type": "object", "propertyNames": {"pattern": "^[A-Z]+$"}, "additionalProperties": {}},
         "edits": {"type": "array", "items": {"$ref": "#/$defs/edit"}, "minItems": 1},
     },
-    "$defs": {"edit": {"type": "object", "properties": {"old": {"type": "string"}}}},
-    "required": ["path"],
+    "$defs": {"edit": {"type": "object", "properties": {"old": {"type": "string"}}}}, "required": ["path"],
     "additionalProperties": False,
-}
+}  # fmt: skip
 
 
 def functions(count: int, description: str, **more: Any) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "function",
-            "function": {"name": f"read_{n}", "description": description, "parameters": SCHEMA, **more},
-        }
-        for n in range(count)
-    ]
+    function = {"description": description, "parameters": SCHEMA, **more}
+    return [{"type": "function", "function": {"name": f"read_{n}", **function}} for n in range(count)]
 
 
 def text(text: str, **cached: Any) -> dict[str, Any]:
@@ -52,19 +45,12 @@ def user(content: Any, **fields: Any) -> dict[str, Any]:
 
 
 CODEX: dict[str, Any] = {
-    "model": "m",
-    "store": False,
-    **STREAMED,
-    "include": ["reasoning.encrypted_content"],
-    "reasoning": {"summary": "auto"},
-    "prompt_cache_key": "k",
-    "client_metadata": {"a": "b"},
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
+    "model": "m", "store": False, **STREAMED, "include": ["reasoning.encrypted_content"],
+    "reasoning": {"summary": "auto"}, "prompt_cache_key": "k", "client_metadata": {"a": "b"},
+    "parallel_tool_calls": True, "tool_choice": "auto",
     "messages": [
         {"role": "developer", "content": [text("s" * 17_000)], "id": "msg_1"},
-        {"role": "developer", "content": [text("s")], "id": "msg_2"},
-        user([text("one")], id="msg_3"),
+        {"role": "developer", "content": [text("s")], "id": "msg_2"}, user([text("one")], id="msg_3"),
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "call_1", "content": "done"},
     ],
@@ -73,22 +59,17 @@ CODEX: dict[str, Any] = {
         {"type": "namespace", "name": "files", "tools": functions(2, "nested")},
         {"type": "web_search", "external_web_access": True},
     ],
-}
+}  # fmt: skip
 THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "Tool0", "input": {"path": "a.py"}}
 NO_FILE = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no such file", "is_error": True}
 CLAUDE_CODE: dict[str, Any] = {
-    "model": "m",
-    "max_tokens": 32_000,
-    "stream": True,
-    "thinking": {"type": "adaptive"},
+    "model": "m", "max_tokens": 32_000, "stream": True, "thinking": {"type": "adaptive"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    "output_config": {"effort": "medium"},
-    "metadata": {"user_id": '{"device_id":"d","session_id":"s"}'},
+    "output_config": {"effort": "medium"}, "metadata": {"user_id": '{"device_id":"d","session_id":"s"}'},
     "system": [
         text("x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch=00001;"),
-        text("You are Claude Code.", ttl="1h"),
-        text("s" * 12_000, ttl="1h"),
+        text("You are Claude Code.", ttl="1h"), text("s" * 12_000, ttl="1h"),
     ],
     "messages": [
         user([text("<reminder>"), text("Read a.py", ttl="1h")]),
@@ -97,7 +78,7 @@ CLAUDE_CODE: dict[str, Any] = {
         user([NO_FILE | {"cache_control": {"type": "ephemeral"}}]),
     ],
     "tools": [{"name": f"Tool{n}", "description": "d" * 1500, "input_schema": SCHEMA} for n in range(24)],
-}
+}  # fmt: skip
 
 
 def on_the_wire(message: Generate) -> Generate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from openai.types.chat import ChatCompletionChunk
 from broker.dialects import answer, chat, completions, openai, renderers
 from broker.dialects.body import encode
 from broker.dialects.logprobs import LegacyLogprobs, chat_logprobs
+from broker.dialects.messages.answer import MessageDocumentRenderer, MessageSseRenderer, message
 from broker.dialects.parameters import copies, derived_seed
 from broker.dispatch.flight import Batch, Item
 from protocol.errors import KINDS, Code, RequestError
@@ -35,6 +36,7 @@ FORMS: dict[str, Callable[[int], answer.ChoiceRenderer]] = {
 }
 
 
+DEEP = '{"a":' + "[" * 200_000
 PLAIN = chat.ChatChoiceRenderer(logprobs=False)
 
 
@@ -141,12 +143,9 @@ def test_a_document_is_exactly_this_and_a_stream_ends_with_its_usage() -> None:
 def test_reasoning_is_apart_from_content_under_both_names() -> None:
     output = items(delta(reasoning="Hm, "), delta(reasoning="yes."), delta("\n\nYes"), reasoning_tokens=2)
     assert entries(output) == [
-        {"role": "assistant", "content": ""},
-        {"reasoning_content": "Hm, ", "reasoning": "Hm, "},
-        {"reasoning_content": "yes.", "reasoning": "yes."},
-        {"content": "\n\nYes"},
-        {},
-    ]
+        {"role": "assistant", "content": ""}, {"reasoning_content": "Hm, ", "reasoning": "Hm, "},
+        {"reasoning_content": "yes.", "reasoning": "yes."}, {"content": "\n\nYes"}, {},
+    ]  # fmt: skip
     message = {"role": "assistant", "content": "\n\nYes", "refusal": None}
     assert choice_of(output)["message"] == message | dict.fromkeys(
         ("reasoning", "reasoning_content"), "Hm, yes."
@@ -180,7 +179,7 @@ def test_a_call_is_named_once_and_then_gains_arguments() -> None:
     assert "tool_calls" not in choice_of(stray)["message"]
 
 
-@pytest.mark.parametrize("arguments", ["", '{"port": "Br', "[]", '{"port": 1}}'])
+@pytest.mark.parametrize("arguments", ["", '{"port": "Br', "[]", '{"port": 1}}', DEEP])
 def test_a_call_that_broke_off_is_text_or_its_reason_says_so(arguments: str) -> None:
     broken = items(delta("Well, ", begun(0, "get_tide", arguments)), reason="stop")
     choice = choice_of(broken)
@@ -286,25 +285,25 @@ def test_a_failure_of_a_later_version_or_without_words_has_ours() -> None:
 
 def test_a_document_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderers, "DOCUMENT_BYTES_MAX", 1000)
-    sse, document = (make(PLAIN, 2) for make in (stream, whole))
-    for choice in range(2):
+    head = message("msg_1", "m")
+    chats: tuple[Any, ...] = (stream(PLAIN, 2), whole(PLAIN, 2), 1)
+    for sse, document, second in (chats, (MessageSseRenderer(head), MessageDocumentRenderer(head), 0)):
         for renderer in (sse, document):
-            renderer.feed([(choice, [accepted(), scored("x" * 500)])])
-    assert documents(sse.feed([(0, [scored("x" * 2000)])]))
-    with pytest.raises(RequestError, match="Set 'stream' to true") as caught:
-        document.feed([(0, [scored("x")])])
-    assert caught.value.kind.status == 500
+            for choice in (0, second):
+                renderer.feed([(choice, [accepted(), scored("x" * 500)])])
+        assert b"xxx" in sse.feed([(0, [scored("x" * 2000)])])
+        with pytest.raises(RequestError, match="Set 'stream' to true") as caught:
+            document.feed([(0, [scored("x")])])
+        assert caught.value.kind.status == 500
 
 
 @pytest.mark.parametrize("make", [stream, whole])
 def test_usage_counts_each_prompt_once_and_every_answer(make: Any) -> None:
     form = completions.CompletionChoiceRenderer(logprobs=False, choices=4)
     ends = [
-        finished(tokens=1, cached=0),
-        finished(tokens=2, cached=4),
-        finished(tokens=3, cached=6, prompt=7),
+        finished(tokens=1, cached=0), finished(tokens=2, cached=4), finished(tokens=3, cached=6, prompt=7),
         finished(tokens=4, cached=6, prompt=7),
-    ]
+    ]  # fmt: skip
     sent = make(form, 4, prompts=2).feed([(choice, [end]) for choice, end in enumerate(ends)])
     document = json.loads(sent) if make is whole else documents(sent)[-2]
     assert document["usage"] == {
@@ -396,9 +395,7 @@ pieces = st.lists(st.tuples(st.text("aé🐻", max_size=3), st.binary(max_size=4
 @given(st.lists(pieces, min_size=1, max_size=3), st.data())
 @settings(max_examples=50)
 @pytest.mark.parametrize("name", FORMS)
-def test_streamed_and_whole_answers_say_the_same(
-    name: str, told: Sequence[Sequence[tuple[str, bytes]]], data: st.DataObject
-) -> None:
+def test_streamed_and_whole_answers_say_the_same(name: str, told: Any, data: st.DataObject) -> None:
     items = [
         [accepted(), *(scored(text, likely(spelled)) for text, spelled in choice), finished(reason="length")]
         for choice in told

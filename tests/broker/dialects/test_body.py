@@ -109,8 +109,6 @@ def test_time_for_a_body_that_is_not_json_is_proportional_to_its_length(
     assert seconds(long) < 10 * seconds(short)
 
 
-# --- integers in any notation ------------------------------------------------------------------------
-
 SAID = [{"role": "user", "content": "Hello"}]
 
 

@@ -49,15 +49,13 @@ def refusal(raw: bytes) -> RequestError:
 # --- refused bodies ----------------------------------------------------------------------------------
 
 NO_BODY = {
-    "nothing": b"",
-    "a second object": body() + b"{}",
-    "NaN": b'{"messages": [], "temperature": NaN}',
+    "nothing": b"", "a second object": body() + b"{}", "NaN": b'{"messages": [], "temperature": NaN}',
     "bytes that are not UTF-8": body().replace(b"hello", b"\xff\xfe"),
     "half an escaped pair": body().replace(b"hello", b"\\ud83d"),
     "deep arrays": b'{"messages": [], "metadata": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
     "deep objects": b'{"messages": [], "metadata": ' + b'{"a":' * 20_000 + b"1" + b"}" * 20_001,
     "an array": b"[]",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("raw", NO_BODY.values(), ids=NO_BODY.keys())
@@ -140,15 +138,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [F], "tool_choice": {"type": "function"}}, "tool_choice.name"),
     ({"tools": [SEARCH], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
     ({"tools": [F], "tool_choice": allowed("sometimes")}, "tool_choice.allowed_tools.mode"),
-    (
-        {"tools": [F], "tool_choice": allowed("auto", named("f"), named("nope"))},
-        "tool_choice.allowed_tools.tools[1].function.name",
-    ),
+    ({"tools": [F], "tool_choice": allowed("auto", named("f"), named("nope"))},
+     "tool_choice.allowed_tools.tools[1].function.name"),
     ({"continue_final_message": True}, "continue_final_message"),
     (begun() | {"add_generation_prompt": True}, "continue_final_message"),
     (begun(content=""), "continue_final_message"),
     (begun(tool_calls=[CALL]), "continue_final_message"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "param"), WRONG, ids=[f"{p}-{n}" for n, (_, p) in enumerate(WRONG)])
@@ -157,19 +153,6 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
     assert param in error.message
     assert len(error.message) < 300
-
-
-PATTERN = "whitespace_pattern"
-
-
-def test_unsupported_parameter_is_refused() -> None:
-    for fields, param in (
-        ({"structured_outputs": {"json": {}, PATTERN: " ?"}}, f"structured_outputs.{PATTERN}"),
-        ({"guided_json": {}, "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
-    ):
-        error = refusal(body(**fields))
-        assert (error.code, error.param) == (Code.UNSUPPORTED_PARAMETER, param)
-        assert f"'{param}'" in error.message
 
 
 # --- ignored fields ----------------------------------------------------------------------------------
@@ -223,24 +206,14 @@ def test_every_parameter_arrives() -> None:
         priority=-3, cache_salt="駅" * 256, cache_pin=True,
     )  # fmt: skip
     assert message == Generate(
-        incarnation="gateway",
-        id="chatcmpl-1",
+        incarnation="gateway", id="chatcmpl-1",
         sampling=Sampling(
             seed=7, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.1,
             presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={50256: -100.0, 7: 1.5}, logprobs=20,
         ),
-        messages=pack(HELLO),
-        tools=pack([F]),
-        template_kwargs=pack({"style": "brief"}),
-        media=MEDIA,
-        stop=["a", "b"],
-        max_tokens=64,
-        ignore_eos=True,
-        speculation=False,
-        prediction="ab",
-        priority=-3,
-        cache_salt="駅" * 256,
-        cache_pin=True,
+        messages=pack(HELLO), tools=pack([F]), template_kwargs=pack({"style": "brief"}), media=MEDIA,
+        stop=["a", "b"], max_tokens=64, ignore_eos=True, speculation=False, prediction="ab", priority=-3,
+        cache_salt="駅" * 256, cache_pin=True,
     )  # fmt: skip
 
 
@@ -294,23 +267,17 @@ CALLED: list[tuple[dict[str, Any], str, Calling | None]] = [
     ({"tools": [F, G], "tool_choice": named("g")}, "fg", ONE_G),
     ({"tools": [F, G], "tool_choice": {"type": "function", "name": "g"}}, "fg", ONE_G),
     ({"tools": [F, G, STRICT], "tool_choice": allowed("auto", named("g"))}, "g", None),
-    (
-        {"tools": [F, G, STRICT], "tool_choice": allowed("auto", named("s"), {"name": "f"})},
-        "fs",
-        Calling(strict=["s"]),
-    ),
-    (
-        {"tools": [F, SEARCH], "tool_choice": allowed("required", named("f"), {"type": "mcp", "x": 1})},
-        "f",
-        Calling(required=True),
-    ),
+    ({"tools": [F, G, STRICT], "tool_choice": allowed("auto", named("s"), {"name": "f"})}, "fs",
+     Calling(strict=["s"])),
+    ({"tools": [F, SEARCH], "tool_choice": allowed("required", named("f"), {"type": "mcp", "x": 1})}, "f",
+     Calling(required=True)),
     ({"tools": [{"function": {"name": "f"}}, {"type": None, "function": {"name": "g"}}]}, "fg", None),
     ({"tools": [F, C], "tool_choice": {"type": "custom", "custom": {"name": "c"}}}, "fc", ONE_C),
     ({"tools": [F, C], "tool_choice": allowed("auto", {"type": "custom", "name": "c"})}, "c", None),
     (FUNCTIONS, "fg", Calling(single=True)),
     (FUNCTIONS | {"function_call": "none"}, "", None),
     (FUNCTIONS | {"function_call": {"name": "g"}}, "fg", ONE_G),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "names", "calling"), CALLED)
@@ -320,14 +287,6 @@ def test_tool_choice_determines_offered_tools_and_call_constraint(
     message = sent(**fields)
     offered = [each["function"]["name"] for each in unpack(message).tools or []]
     assert (offered, message.calling) == ([*names], calling)
-
-
-def test_calls_of_functions_in_the_past_are_calls() -> None:
-    calling = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}}
-    result = {"role": "function", "name": "f", "content": "2"}
-    [_, answer, told] = unpack(sent(messages=[*HELLO, calling, result])).messages or []
-    assert answer["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
-    assert (told["role"], told["name"], told["content"]) == ("tool", "f", "2")
 
 
 def test_reasoning_and_custom_calls_of_the_past_are_read() -> None:

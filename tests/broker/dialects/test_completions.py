@@ -83,18 +83,12 @@ def test_every_parameter_arrives() -> None:
     }  # fmt: skip
     assert sent(**raw) == [
         Generate(
-            incarnation="gateway",
-            id="cmpl-1",
+            incarnation="gateway", id="cmpl-1",
             sampling=Sampling(**fields, logit_bias={3: 1.0}, logprobs=5),  # type: ignore[arg-type]
-            prompt="Once",
-            stop=["a"],
-            max_tokens=64,
-            ignore_eos=True,
-            priority=2,
-            cache_salt="tenant",
+            prompt="Once", stop=["a"], max_tokens=64, ignore_eos=True, priority=2, cache_salt="tenant",
             cache_pin=True,
         )
-    ]
+    ]  # fmt: skip
 
 
 def test_each_prompt_has_its_choices_side_by_side_with_the_seeds_it_would_have_alone() -> None:
@@ -143,14 +137,12 @@ def end(completion_tokens: int) -> Finished:
 
 def test_an_echo_with_logprobs_has_the_prompts_tokens_before_the_answers() -> None:
     items = [
-        accepted(),
-        PromptLogprobs(incarnation="w", id="x", first=0, tokens=[PromptToken(bytes=b"a")]),
+        accepted(), PromptLogprobs(incarnation="w", id="x", first=0, tokens=[PromptToken(bytes=b"a")]),
         PromptLogprobs(
             incarnation="w", id="x", first=1, tokens=[PromptToken(bytes=b"b", logprob=-2, top=[(b"B", -1.0)])]
         ),
-        delta("c", likelihoods=[TokenLogprob(bytes=b"c", logprob=-3)]),
-        end(1),
-    ]
+        delta("c", likelihoods=[TokenLogprob(bytes=b"c", logprob=-3)]), end(1),
+    ]  # fmt: skip
     [choice] = told(items, stream=False, logprobs=1)
     assert choice["text"] == "abc"
     assert choice["logprobs"] == {
@@ -175,12 +167,8 @@ def test_an_echo_is_the_beginning_of_the_text_or_all_of_it() -> None:
 
 
 def test_an_answer_is_exactly_this() -> None:
-    items = [
-        accepted(),
-        delta(" upon"),
-        delta(' "a"', sequence=1),
-        finished(tokens=2, prompt=1, reason="length"),
-    ]
+    items = [accepted(), delta(" upon"), delta(' "a"', sequence=1)]
+    items.append(finished(tokens=2, prompt=1, reason="length"))
     head = {"id": "cmpl-1", "object": "text_completion", "created": 1700000000, "model": "org/m"}
     form = completions.CompletionChoiceRenderer(logprobs=False, choices=1)
     document = json.loads(answer.ChoiceDocumentRenderer(head.copy, form, choices=1).feed([(0, [*items])]))
@@ -192,20 +180,12 @@ def test_an_answer_is_exactly_this() -> None:
         },
     }  # fmt: skip
     stream = answer.ChoiceSseRenderer(head.copy, form, choices=1, include_usage=False)
-    begin = (
-        'data: {"id":"cmpl-1","object":"text_completion","created":1700000000,"model":"org/m","choices":'
-        '[{"index":0,"text":'
-    )
+    begin = f'data: {json.dumps(head, separators=(",", ":"))[:-1]},"choices":[{{"index":0,"text":'
+    end = '"logprobs":null,"finish_reason":'
     assert stream.feed([(0, [*items])]).decode() == (
-        ": keep-alive\n\n"
-        f'{begin}" upon","logprobs":null,"finish_reason":null}}]}}\n\n'
-        f'{begin}" \\"a\\"","logprobs":null,"finish_reason":null}}]}}\n\n'
-        f'{begin}"","logprobs":null,"finish_reason":"length"}}]}}\n\n'
-        "data: [DONE]\n\n"
+        f': keep-alive\n\n{begin}" upon",{end}null}}]}}\n\n{begin}" \\"a\\"",{end}null}}]}}\n\n'
+        f'{begin}"",{end}"length"}}]}}\n\ndata: [DONE]\n\n'
     )
-
-
-# --- echo --------------------------------------------------------------------------------------------
 
 
 def scored(first: int, pieces: Sequence[bytes]) -> PromptLogprobs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,13 +41,9 @@ def encoded(sequence: int, vectors: dict[int, list[float]]) -> EmbeddingChunk:
     return factories.encoded(sequence, list(vectors), packed)
 
 
-# --- requests ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "texts"),
     [("駅 🚂", ["駅 🚂"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
-    ids=["text", "ids", "lists of ids"],
 )
 def test_texts_go_on_as_they_came(given: Any, texts: list[Any]) -> None:
     request = embed(given)
@@ -88,15 +83,11 @@ def test_query_and_documents_go_on() -> None:
         (read_rerank, {"documents": [{"title": "t"}]}, "documents[0].text"),
     ],
 )
-def test_invalid_request_error_names_the_param(
-    read: Callable[..., object], fields: dict[str, Any], param: str
-) -> None:
+def test_invalid_request_error_names_the_param(read: Any, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(**fields)
     assert (caught.value.code, caught.value.param) == (Code.INVALID_REQUEST, param)
 
-
-# --- answers -----------------------------------------------------------------------------------------
 
 lists = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=1, max_size=9)
 

@@ -40,9 +40,6 @@ def video(count: int, param: str = "v") -> Video:
     return Video(tuple(f"data:,{n}" for n in range(count)), param, in_frames=True)
 
 
-# --- selection of frames -----------------------------------------------------------------------------
-
-
 def test_an_image_and_a_file_are_a_frame_each_and_a_list_one_for_each_image() -> None:
     found = sources([Image("data:,a", "i"), Video(("data:,b",), "f"), video(3)], LIMITS)
     assert urls(found) == [["data:,a"], ["data:,b"], ["data:,0", "data:,1", "data:,2"]]
@@ -80,9 +77,6 @@ def test_unsupported_media_error_names_the_attachment() -> None:
         assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_MEDIA, refused)
 
 
-# --- bytes of frames ---------------------------------------------------------------------------------
-
-
 def assert_refused(source: MediaSource, data: bytes | None = None) -> None:
     with pytest.raises(RequestError) as caught:
         read(source, LIMITS, data)
@@ -102,8 +96,6 @@ def test_a_bad_one_is_named(data: bytes | None) -> None:
         assert_refused(MediaSource("https://elsewhere", "p"), data)
         assert_refused(MediaSource("https://elsewhere", "p", is_video=data != MP4), data)
 
-
-# --- description to the worker -----------------------------------------------------------------------
 
 FRAMES = [image_in(picture(colour), pixels_max=100) for colour in ("red", "green", "blue")]
 

@@ -19,9 +19,6 @@ def refused(url: str) -> str:
     return str(caught.value)
 
 
-# --- URLs --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("url", "authority", "target"),
     [
@@ -101,9 +98,6 @@ def test_only_the_plain_spelling_of_an_address_is_one(number: int) -> None:
         refused(f"http://{spelt}/")
 
 
-# --- hosts -------------------------------------------------------------------------------------------
-
-
 def allows(patterns: list[str], url: str) -> bool:
     try:
         AllowedHosts(patterns).check(read_url(url))
@@ -130,8 +124,6 @@ def test_invalid_host_pattern_is_refused_at_startup(pattern: str) -> None:
     with pytest.raises(ValueError, match="expected a host"):
         AllowedHosts([pattern])
 
-
-# --- addresses ---------------------------------------------------------------------------------------
 
 INSIDE = [
     "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",

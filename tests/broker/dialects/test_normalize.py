@@ -88,10 +88,8 @@ def test_each_form_of_a_message_becomes_the_canonical_one(messages: list[Any], e
 def test_a_late_system_message_stays_where_the_template_takes_it() -> None:
     late = [says("system", "one"), says("user", "a"), says("system", "two"), says("system", "three")]
     assert canonical(*late, says("user", "b"), system_in_place=True) == [
-        *late[:2],
-        says("system", "two\n\nthree"),
-        says("user", "b"),
-    ]
+        *late[:2], says("system", "two\n\nthree"), says("user", "b"),
+    ]  # fmt: skip
 
 
 # Images
@@ -335,8 +333,6 @@ def assert_canonical(output: list[dict[str, Any]], system_in_place: bool) -> Non
             assert None not in called["function"].values()
 
 
-# --- volatile lines before a system prompt -----------------------------------------------------------
-
 # As Claude Code 2.1 sends it, to Anthropic and to other servers.
 BILLING = "x-anthropic-billing-header: cc_version=2.1.330.fe5; cc_entrypoint=sdk-cli; cch=a1b2c;"
 LATER = "x-anthropic-billing-header: cc_version=2.1.330.c62; cc_entrypoint=sdk-cli; cch=00000;"
@@ -352,16 +348,12 @@ def system(*contents: Any) -> list[dict[str, Any]]:
     return normalize([*messages, {"role": "user", "content": "Hi"}]).messages
 
 
-def parts(*texts: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text} for text in texts]
-
-
 @pytest.mark.parametrize(
     "told",
     [
         (f"{BILLING}\n{PROMPT}",),
         (f"{BILLING}\n{LATER}\n{PROMPT}",),
-        (parts(BILLING, PROMPT),),
+        ([text(BILLING), text(PROMPT)],),
         (BILLING, PROMPT),
     ],
 )
@@ -373,7 +365,7 @@ def test_other_text_is_left_unchanged() -> None:
     assert without_head(f" {BILLING}\n{PROMPT}") == f" {BILLING}\n{PROMPT}"
     user = {"role": "user", "content": f"{BILLING}\nWhat is this?"}
     assert normalize([user]).messages == [user]
-    assert system(BILLING) == system(parts(BILLING)) == system()
+    assert system(BILLING) == system([text(BILLING)]) == system()
     assert system("") != system()
 
 

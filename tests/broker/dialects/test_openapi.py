@@ -14,20 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from broker.dialects import (
-    adapters,
-    batch_body,
-    chat_body,
-    completions,
-    embeddings,
-    model_choice,
-    openapi,
-    rerank,
-    tokens,
-)
+from broker.dialects import adapters, batch_body, chat_body, completions, embeddings, openapi, rerank, tokens
 from broker.dialects.constraints import FIELDS
 from broker.dialects.messages import body as messages
 from broker.dialects.messages.batch_body import MessageBatchBody, read_requests
+from broker.dialects.model_choice import ModelChoice, read_choice
 from broker.dialects.operations import OPERATIONS
 from broker.dialects.responses import body as responses
 from broker.dialects.responses import compaction, conversations, request
@@ -76,7 +67,7 @@ READERS: dict[type, tuple[Callable[[bytes], object], dict[str, Any]]] = {
     adapters.AdapterFolder: (adapters.read_folder, {"name": "a", "folder": "/a"}),
     adapters.LoraFolder: (adapters.read_lora_folder, {"lora_name": "a", "lora_path": "/a"}),
     adapters.LoraName: (adapters.read_lora_name, {"lora_name": "a"}),
-    model_choice.ModelChoice: (model_choice.read_choice, {"model": "a"}),
+    ModelChoice: (read_choice, {"model": "a"}),
     rerank.Body: (rerank.read, {"query": "a", "documents": ["b"]}),
     tokens.Tokenize: (read_tokenize, {"prompt": "a"}),
     tokens.Detokenize: (tokens.read_detokenize, {"tokens": [1]}),

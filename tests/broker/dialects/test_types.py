@@ -29,13 +29,8 @@ from broker.dialects.tools import FunctionTool
 CODEX = {"agent_message", "agent_reasoning", "compaction_summary", "context_compaction"}
 CODEX |= {"ghost_snapshot", "other"}
 CODEX_PARTS = {
-    "encrypted_content",
-    "input_text",
-    "input_image",
-    "input_audio",
-    "output_text",
-    "reasoning_text",
-}
+    "encrypted_content", "input_text", "input_image", "input_audio", "output_text", "reasoning_text",
+}  # fmt: skip
 NOT_OFFERED = {
     "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation", "mcp",
     "programmatic_tool_calling", "web_search", "web_search_2025_08_26", "web_search_preview",

@@ -18,7 +18,7 @@ from broker.dialects.parts import Image
 from protocol.conversation import IN_MESSAGE, PROMPT_ENDS
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate
-from protocol.types import StructuredOutput, TokenizeOptions, ToolCallConstraint
+from protocol.types import StructuredOutput, ToolCallConstraint
 
 HI = {"role": "user", "content": "Hi"}
 PIXEL = "iVBORw0KGgo="
@@ -66,8 +66,6 @@ def text(text: str, **fields: Any) -> dict[str, Any]:
     return block("text", text=text, **fields)
 
 
-# --- one conversation, one prompt --------------------------------------------------------------------
-
 CACHED = {"cache_control": {"type": "ephemeral"}}
 CALL = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": '{"at": "駅"}'}}
 
@@ -80,9 +78,7 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
                 "role": "assistant",
                 "content": [
                     block("thinking", thinking="I had better look.", signature="rh1_0"),
-                    block("redacted_thinking", data="0000"),
-                    text("Let me "),
-                    text("see."),
+                    block("redacted_thinking", data="0000"), text("Let me "), text("see."),
                     block("tool_use", id="call_0", name="look", input={"at": "駅"}, **CACHED),
                 ],
             },
@@ -93,13 +89,12 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
                     block("tool_result", tool_use_id="call_0", content=[text("It"), text("is there.")]),
                 ],
             },
-            {"role": "system", "content": [text("Be brief.")]},
-            {"role": "user", "content": "So?"},
+            {"role": "system", "content": [text("Be brief.")]}, {"role": "user", "content": "So?"},
         ],
         system=[text("You are a guide.", **CACHED), text("Be kind.")],
         tools=[LOOK | CACHED, {"type": "web_search_20250305", "name": "web_search"}],
         output_config={"effort": "low"},
-    )
+    )  # fmt: skip
     function = {"name": "look", "description": "Look around.", "parameters": LOOK["input_schema"]}
     theirs = {
         "model": "m",
@@ -111,12 +106,10 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
                 "tool_calls": [CALL],
             },
             {"role": "tool", "tool_call_id": "call_0", "content": "It\nis there."},
-            {"role": "user", "content": "And hurry."},
-            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "And hurry."}, {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "So?"},
         ],
-        "tools": [{"type": "function", "function": function}],
-        "reasoning_effort": "low",
+        "tools": [{"type": "function", "function": function}], "reasoning_effort": "low",
     }  # fmt: skip
     read, chatted = body.read(ours), chat_body.read(json.dumps(theirs).encode())
     for in_place in (True, False):
@@ -131,12 +124,10 @@ def test_a_conversation_with_tools_is_the_same_for_a_worker_as_in_chat() -> None
 
 def test_results_come_before_what_the_user_says_beside_them() -> None:
     content = [
-        text("First"),
-        block("tool_result", tool_use_id="a", content="1"),
+        text("First"), block("tool_result", tool_use_id="a", content="1"),
         block("tool_result", tool_use_id="b", is_error=True),
-        block("tool_result", tool_use_id="c", content="no such file", is_error=True),
-        text("last"),
-    ]
+        block("tool_result", tool_use_id="c", content="no such file", is_error=True), text("last"),
+    ]  # fmt: skip
     assert canonical([{"role": "user", "content": content}]) == [
         {"role": "tool", "content": "1", "tool_call_id": "a"},
         {"role": "tool", "content": "Error", "tool_call_id": "b"},
@@ -228,9 +219,6 @@ def test_a_last_message_of_the_assistants_begins_the_answer(content: Any, end: s
     begun = {"role": "assistant", "content": content}
     assert (unpacked(generated([HI, begun]).template_kwargs) or {}).get(PROMPT_ENDS) == end
     assert PROMPT_ENDS not in (unpacked(generated([HI, begun, HI]).template_kwargs) or {})
-
-
-# --- sampling, tools and limits ----------------------------------------------------------------------
 
 
 def test_a_body_with_everything_is_a_request_with_everything() -> None:
@@ -379,10 +367,8 @@ def test_a_schema_is_what_the_answer_is_held_to() -> None:
         (said("user", [block("image", source={"type": "file"})]), "messages[0].content[0].source"),
         (said("system", [ADD]), "messages[0].content[0].tool.name"),
         (said("assistant", [CUT]), "messages[0].content[0]"),
-        (
-            said("system", [change("addition", type="tool_definition", definition={})]),
-            "messages[0].content[0].tool.definition.name",
-        ),
+        (said("system", [change("addition", type="tool_definition", definition={})]),
+         "messages[0].content[0].tool.definition.name"),
         (said("system", [CUT]) | {"tools": [LOOK], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -399,23 +385,8 @@ def test_a_schema_is_what_the_answer_is_held_to() -> None:
         ({"output_config": {"effort": "all"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_parameter_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     error = refused(**fields)
     assert error.param == param
     assert param in error.message
-
-
-# --- token counting ----------------------------------------------------------------------------------
-
-
-def test_count_tokens_uses_the_prompt_of_the_generation_request() -> None:
-    fields: dict[str, Any] = {"system": "S", "tools": [LOOK], "thinking": {"type": "disabled"}}
-    asked = {"model": "m", "messages": [HI], "max_tokens": "any", **fields}
-    read = body.read_prompt(json.dumps(asked).encode())
-    spoken = conversation(read, system_in_place=True)
-    counted = request.count(read, spoken.messages, [], id="x", incarnation="g")
-    run = generated(**fields)
-    assert counted.tokenizing == TokenizeOptions()
-    for field in ("messages", "tools", "template_kwargs"):
-        assert getattr(counted, field) == getattr(run, field)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.dialects import chat, chat_body
@@ -45,8 +45,6 @@ def message(role: str, text: Any, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": text, **fields}
 
 
-# --- one conversation, in both dialects --------------------------------------------------------------
-
 CALLS = [
     {"id": f"call_{n}", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
     for n in (1, 2)
@@ -60,24 +58,18 @@ CHAT = [
     message("assistant", "A and B.", reasoning_content="Done."),
     message("user", "Thanks"),
 ]
+ANSWERED = {"type": "output_text", "text": "I will.", "annotations": [], "logprobs": []}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1"}
 ITEMS: list[dict[str, Any]] = [
     message("user", [{"type": "input_text", "text": text} for text in ("Read a and b.", "Both.")]),
     {"type": "reasoning", "id": f"rs_{STEM}_0", "summary": [], "encrypted_content": seal("Two files.")},
-    {
-        **message(
-            "assistant", [{"type": "output_text", "text": "I will.", "annotations": [], "logprobs": []}]
-        ),
-        "type": "message",
-        "id": f"msg_{STEM}_1",
-    },
+    message("assistant", [ANSWERED], type="message", id=f"msg_{STEM}_1"),
     *({"type": "function_call", "call_id": call["id"], **call["function"]} for call in CALLS),
     OUTPUT | {"output": "A"},
     OUTPUT | {"call_id": "call_2", "output": [{"type": "input_text", "text": "B"}], "status": "completed"},
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Done."}]},
-    message("assistant", "A and B."),
-    message("user", "Thanks"),
-]
+    message("assistant", "A and B."), message("user", "Thanks"),
+]  # fmt: skip
 
 
 def test_a_conversation_with_tools_is_the_same_as_in_a_chat() -> None:
@@ -95,34 +87,6 @@ def test_texts_of_one_response_are_one_and_of_different_ones_told_apart() -> Non
     said = by_responses([*items, *others, message("assistant", "")]).messages[1]
     assert said["content"] == "one two\n\nthree\n\nfour"
     assert [call["id"] for call in said["tool_calls"]] == ["c0", "c1"]
-
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-turns = st.lists(st.tuples(texts, texts, texts, st.lists(texts, max_size=2)), min_size=1, max_size=4)
-
-
-@settings(max_examples=50)
-@given(turns)
-def test_any_conversation_is_the_same_as_in_a_chat(spoken: list[tuple[str, str, str, list[str]]]) -> None:
-    items: list[dict[str, Any]] = []
-    messages: list[dict[str, Any]] = []
-    for asked, thought, said, results in spoken:
-        items += [
-            message("user", asked),
-            {"type": "reasoning", "summary": [], "encrypted_content": seal(thought)},
-        ]
-        items.append({"type": "message", **message("assistant", said)})
-        calls = [{"id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(len(results))]
-        messages += [message("user", asked), message("assistant", said, reasoning=thought, tool_calls=calls)]
-        for n, result in enumerate(results):
-            items.append({"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"})
-            messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": result})
-        for n, result in enumerate(results):
-            items.append({"type": "function_call_output", "call_id": f"c{n}", "output": result})
-    assert by_responses(items) == by_chat(messages)
-
-
-# --- accepted items ----------------------------------------------------------------------------------
 
 
 SUMMARY = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
@@ -225,17 +189,12 @@ def test_system_messages_are_joined_and_updates_replace_options() -> None:
     assert by_responses(items, instructions="a").messages == both
     form = {"type": "json_object"}
     updates = [
-        {"reasoning": {"effort": "low"}},
-        {"text": {"format": form}},
-        {"reasoning": {"effort": "high"}},
-    ]
+        {"reasoning": {"effort": "low"}}, {"text": {"format": form}}, {"reasoning": {"effort": "high"}},
+    ]  # fmt: skip
     placed = [("", {"type": "configuration_update", **update}) for update in updates]
     made = request.configured(body.read(b'{"input": "x", "reasoning": {"summary": "auto"}}'), placed)
     assert made.reasoning == body.Reasoning(effort="high", summary="auto")
     assert made.text == body.Text(format=body.Format(type="json_object"))
-
-
-# --- refused items -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,9 +216,6 @@ def test_system_messages_are_joined_and_updates_replace_options() -> None:
 def test_invalid_item_error_names_the_param(item: dict[str, Any], param: str) -> None:
     assert refusal([]).param == "input"
     assert refusal([item]).param == param
-
-
-# --- stored items ------------------------------------------------------------------------------------
 
 
 def test_items_are_listed_with_types_and_ids_and_mean_the_same() -> None:

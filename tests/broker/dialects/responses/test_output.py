@@ -74,9 +74,6 @@ def whole(*items: Item, style: OutputStyle = OutputStyle()) -> Any:  # noqa: B00
     return json.loads(sent[-1])
 
 
-# --- order of events ---------------------------------------------------------------------------------
-
-
 def test_a_text_is_told_in_openais_order() -> None:
     told = stream(ACCEPTED, delta("all "), delta("aboard"), finished())
     assert [event["type"] for event in told] == [
@@ -106,10 +103,8 @@ def test_a_text_is_told_in_openais_order() -> None:
 def test_thought_text_and_calls_are_items_one_after_another() -> None:
     first, rest = call(0, "note", '{"a"'), call(0, arguments=": 1}")
     steps = [
-        delta(reasoning="hm"),
-        delta("so", calls=(first,)),
-        delta(calls=(rest, call(1, "files_note", "{}"))),
-    ]
+        delta(reasoning="hm"), delta("so", calls=(first,)), delta(calls=(rest, call(1, "files_note", "{}"))),
+    ]  # fmt: skip
     style = OutputStyle(namespaces={"files_note": QualifiedName("files_", "note")})
     told = stream(ACCEPTED, *steps, finished(reason="tool_calls"), style=style)
     assert [event["type"].removeprefix("response.") for event in told[2:-1]] == [
@@ -154,39 +149,28 @@ def test_likelihoods_stand_in_each_delta_and_in_the_part() -> None:
     assert told[-1]["response"]["output"][0]["content"][0]["logprobs"] == [entry, entry]
 
 
-# --- end of a response -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reason", ["length", "stop", "tool_calls"])
-def test_an_answer_with_a_call_that_broke_off_is_incomplete(reason: str) -> None:
-    steps = [delta(calls=(call(0, "note", '{"a": 1}'),)), delta(calls=(call(1, "note", '{"a": 1'),))]
-    document = stream(ACCEPTED, *steps, finished(reason=reason))[-1]["response"]
-    assert (document["status"], document["incomplete_details"]) == (
-        "incomplete",
-        {"reason": "max_output_tokens"},
-    )
-    assert [item["status"] for item in document["output"]] == ["completed", "incomplete"]
-    assert document == whole(ACCEPTED, *steps, finished(reason=reason))
+CALLED = ("function_call", "completed")
+CUT = [delta(calls=(call(index, "note", written),)) for index, written in enumerate(('{"a": 1}', '{"a": 1'))]
 
 
 @pytest.mark.parametrize(
-    ("steps", "output"),
+    ("steps", "reason", "output"),
     [
-        ([], [("message", "incomplete")]),
-        (
-            [delta("a"), delta(calls=(call(0, "note", "{"),))],
-            [("message", "completed"), ("function_call", "incomplete")],
+        ([], "length", [("message", "incomplete")]),
+        *(
+            ([delta("a"), *CUT], reason, [("message", "completed"), CALLED, ("function_call", "incomplete")])
+            for reason in ("length", "stop", "tool_calls")
         ),
     ],
 )
-def test_an_answer_that_is_cut_off_says_so(steps: list[Delta], output: list[tuple[str, str]]) -> None:
-    told = stream(ACCEPTED, *steps, finished(reason="length"))
+def test_an_answer_that_is_cut_off_says_so(steps: list[Delta], reason: str, output: Any) -> None:
+    told = stream(ACCEPTED, *steps, finished(reason=reason))
     assert told[-1]["type"] == "response.incomplete"
     document = told[-1]["response"]
     assert document["status"] == "incomplete"
     assert document["incomplete_details"] == {"reason": "max_output_tokens"}
     assert [(item["type"], item["status"]) for item in document["output"]] == output
-    assert document == whole(ACCEPTED, *steps, finished(reason="length"))
+    assert document == whole(ACCEPTED, *steps, finished(reason=reason))
 
 
 def test_a_failure_is_a_status_code_and_within_a_stream_an_event_for_sdks_and_one_for_agents() -> None:
@@ -242,8 +226,6 @@ def test_a_response_that_is_cancelled_ends_with_what_it_has() -> None:
     assert shown["output"][0]["content"][0]["text"] == "a"
 
 
-# --- stream and document agree, however chunked ------------------------------------------------------
-
 TEXTS = st.text(max_size=4)
 GROWTHS = st.lists(st.tuples(TEXTS, TEXTS, st.none() | st.tuples(TEXTS, TEXTS)), max_size=6)
 """Reasoning and text of each delta, and the arguments of the call that begins in it, in two parts."""
@@ -298,9 +280,8 @@ def test_streamed_is_whole_however_it_is_cut(growths: list[Any], summarized: boo
     assert list(texts.values()) == [text_of(item) for item in document["output"]]
 
 
-# --- custom tools ------------------------------------------------------------------------------------
-
 RUN = {"command": ["ls", "-l"], "timeout_ms": 5}
+ENV = {"env": {"a": "b"}}
 PATCH = {"type": "update_file", "path": "a", "diff": "@@\n-b"}
 INPUTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
@@ -370,17 +351,12 @@ def test_a_call_streamed_is_the_call_whole(text: str, places: list[int], is_asci
         ("tool_search", {"query": "a"}, "completed", {"execution": "client", "arguments": {"query": "a"}}),
         ("tool_search", '{"que', "incomplete", {"execution": "client", "arguments": {}}),
         ("local_shell", RUN, "completed", {"action": {"type": "exec", "env": {}, **RUN}}),
-        (
-            "local_shell",
-            RUN | {"env": {"a": "b"}},
-            "completed",
-            {"action": {"type": "exec", "env": {"a": "b"}, **RUN}},
-        ),
+        ("local_shell", RUN | ENV, "completed", {"action": {"type": "exec", **ENV, **RUN}}),
         ("shell", {"commands": ["ls"]}, "completed", {"action": {"commands": ["ls"]}}),
         ("shell", '{"commands": ["ls"', "incomplete", {"action": {}}),
         ("apply_patch", PATCH, "completed", {"operation": PATCH}),
     ],
-)
+)  # fmt: skip
 def test_a_call_of_a_builtin_tool_is_an_item_of_its_own(
     name: str, arguments: Any, status: str, shown: dict[str, Any]
 ) -> None:

@@ -41,13 +41,14 @@ def envelope(**fields: Any) -> Any:
     return json.loads(encode(made))
 
 
+def named(name: str, **fields: str) -> dict[str, str]:
+    return {"type": "function", "name": name, **fields}
+
+
 def refusal(**fields: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         generate(**fields)
     return caught.value
-
-
-# --- fields sent to the worker -----------------------------------------------------------------------
 
 
 def test_parameters_are_passed_on() -> None:
@@ -77,9 +78,6 @@ def test_a_format_is_the_form_of_the_answer() -> None:
         kind="json_object", param="text.format"
     )
     assert generate(text={"format": {"type": "text"}}).form is None
-
-
-# --- fields echoed in the response -------------------------------------------------------------------
 
 
 def test_a_response_repeats_what_was_asked_for_with_openais_defaults() -> None:
@@ -117,15 +115,10 @@ def test_a_response_repeats_what_was_asked_for_with_openais_defaults() -> None:
         ({"include": ["reasoning.encrypted_content"]}, False, True),
     ],
 )
-def test_thoughts_are_told_as_they_were_asked_for(
-    fields: dict[str, Any], summarized: bool, sealed: bool
-) -> None:
+def test_thoughts_are_told_as_they_were_asked_for(fields: Any, summarized: bool, sealed: bool) -> None:
     asked = read(**fields)
     style = request.style(asked, request.offered(asked, ()))
     assert (style.summarized, style.sealed) == (summarized, sealed)
-
-
-# --- refused fields ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,14 +133,25 @@ def test_thoughts_are_told_as_they_were_asked_for(
         ({"include": "all"}, "include"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "t"}}}, "text.format.schema"),
+        *(
+            ({"tool_choice": choice, "tools": tools}, param)
+            for choice, tools, param in (
+                ("sometimes", [READ], "tool_choice"),
+                ({"type": "web_search"}, [READ], "tool_choice"),
+                (named("other"), [READ], "tool_choice.name"),
+                ({"type": "allowed_tools"}, [READ], "tool_choice.tools"),
+                ({"type": "allowed_tools", "tools": [named("x")]}, [READ], "tool_choice.tools[0].name"),
+                ("required", [{"type": "web_search"}], "tool_choice"),
+                (None, [READ, named("")], "tools[1].name"),
+                (None, [{"type": "shell", "environment": {}}], "tools[0].environment.type"),
+                (None, [{**FILES, "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
+            )
+        ),
     ],
 )
 def test_invalid_request_error_names_the_param(fields: dict[str, Any], param: str) -> None:
     error = refusal(**fields)
     assert (error.param, error.kind.status) == (param, 400)
-
-
-# --- tools -------------------------------------------------------------------------------------------
 
 
 def names(offered: ResponsesToolOffer) -> list[str]:
@@ -188,10 +192,8 @@ def test_custom_tool_is_offered_as_function_with_one_string_parameter() -> None:
 def test_tools_of_items_are_offered_behind_those_of_the_body() -> None:
     search = {"type": "tool_search", "execution": "client", "description": "Finds."}
     loaded = {
-        "type": "namespace",
-        "name": "functions",
-        "tools": [READ | {"description": "new"}, {"name": "b"}],
-    }
+        "type": "namespace", "name": "functions", "tools": [READ | {"description": "new"}, {"name": "b"}],
+    }  # fmt: skip
     asked = read(tools=[READ, search, {"type": "tool_search"}, FILES])
     items = [{"type": kind, "tools": [loaded]} for kind in ("additional_tools", "tool_search_output")]
     offered = request.offered(asked, [("input[0]", item) for item in items])
@@ -219,51 +221,17 @@ def test_builtin_tools_of_the_client_are_offered_under_their_names() -> None:
     assert names(choose(allowed, *tools)) == ["apply_patch"]
 
 
-def named(name: str, **fields: str) -> dict[str, str]:
-    return {"type": "function", "name": name, **fields}
-
-
 @pytest.mark.parametrize(
     ("choice", "single", "offered", "calling"),
     [
         ("auto", True, [*ALL], Calling(single=True, strict=["note"])),
-        (
-            named("read", namespace="mcp__files__"),
-            False,
-            [*ALL],
-            Calling(required=True, name="mcp__files__read", single=True, strict=["note"]),
-        ),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [named("read"), {"type": "web_search"}]},
-            False,
-            ["read"],
-            Calling(required=True),
-        ),
+        (named("read", namespace="mcp__files__"),
+         False, [*ALL], Calling(required=True, name="mcp__files__read", single=True, strict=["note"])),
+        ({"type": "allowed_tools", "mode": "required", "tools": [named("read"), {"type": "web_search"}]},
+         False, ["read"], Calling(required=True)),
         ("none", False, [], None),
     ],
-)
-def test_a_choice_says_how_tools_are_called(
-    choice: Any, single: bool, offered: list[str], calling: Calling | None
-) -> None:
+)  # fmt: skip
+def test_a_choice_says_how_tools_are_called(choice: Any, single: bool, offered: Any, calling: Any) -> None:
     chosen = choose(choice, single=single)
     assert (names(chosen), chosen.calling) == (offered, calling)
-
-
-@pytest.mark.parametrize(
-    ("choice", "tools", "param"),
-    [
-        ("sometimes", [READ], "tool_choice"),
-        ({"type": "web_search"}, [READ], "tool_choice"),
-        (named("other"), [READ], "tool_choice.name"),
-        ({"type": "allowed_tools"}, [READ], "tool_choice.tools"),
-        ({"type": "allowed_tools", "tools": [named("x")]}, [READ], "tool_choice.tools[0].name"),
-        ("required", [{"type": "web_search"}], "tool_choice"),
-        (None, [READ, named("")], "tools[1].name"),
-        (None, [{"type": "shell", "environment": {}}], "tools[0].environment.type"),
-        (None, [{**FILES, "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
-    ],
-)
-def test_invalid_tools_error_names_the_param(choice: Any, tools: list[dict[str, Any]], param: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        choose(choice, *tools)
-    assert caught.value.param == param

@@ -106,8 +106,6 @@ def _bytes(there: dict[str, StoredResponse]) -> int:
     return sum(pieces.values()) + sum(own)
 
 
-# --- history of a request ----------------------------------------------------------------------------
-
 FIRST, SECOND = "a" * 24, "b" * 24
 BYTES_MAX = 2**20
 
@@ -161,8 +159,6 @@ def test_recalled_history_size_is_limited(store: ResponseStore) -> None:
             placed(store, bytes_max=200, **fields)
         assert caught.value.code is Code.REQUEST_TOO_LARGE
 
-
-# --- pages of items ----------------------------------------------------------------------------------
 
 ITEMS = [{"id": f"i{n}", "type": "message"} for n in range(25)]
 
