@@ -26,6 +26,8 @@ TEXTS = {
     "text": "text",
 }
 """Field of the text, by the type of the part."""
+FILE = "input_file"
+"""Type of a file, which is read if it is text."""
 REFUSED = frozenset({"input_audio"})
 
 
@@ -66,7 +68,7 @@ def _part(part: Mapping[str, Any], place: str) -> dict[str, Any]:
     if isinstance(kind, str) and kind in VISUALS:
         return _visual(part, kind, place)
     if not isinstance(kind, str) or kind not in TEXTS:
-        if kind == "input_file":
+        if kind == FILE:
             return {"type": "text", "text": file_text(convert(part, FileData, place), place)}
         if isinstance(kind, str) and kind in REFUSED:
             raise unsupported_part(kind, place)

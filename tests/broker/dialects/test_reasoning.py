@@ -35,7 +35,7 @@ def of_messages(fields: dict[str, Any]) -> Generate:
 
 def of_responses(fields: dict[str, Any]) -> Generate:
     body = responses.read(json.dumps({"input": "a", **fields}).encode())
-    return request.generate(body, request.offered(body), SAID, [], **MADE)
+    return request.generate(body, request.offered(body, []), SAID, [], **MADE)
 
 
 DIALECTS = pytest.mark.parametrize("sent", [of_chat, of_messages, of_responses])

@@ -70,7 +70,7 @@ CHAT_PARTS = {*types(chat.ChatCompletionContentPartParam), *types(assistant.Cont
 ANTHROPIC_TOOLS = types(anthropic.BetaToolUnionParam)
 ANTHROPIC_SERVERS = [kind for kind in ANTHROPIC_TOOLS if not function_of(blocks.Tool("a", kind))]
 ITEMS = {*items.ITEMS, *items.PASSED_OVER, *items.REFUSED}
-PARTS = {*content.TEXTS, *content.VISUALS, *content.REFUSED}
+PARTS = {*content.TEXTS, *content.VISUALS, *content.REFUSED, content.FILE}
 
 
 @pytest.mark.parametrize(

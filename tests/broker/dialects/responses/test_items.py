@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from broker.dialects import chat, chat_body
 from broker.dialects.normalize import Conversation
 from broker.dialects.parts import Image
+from broker.dialects.reasoning import Reasoning
 from broker.dialects.responses import body, request
 from broker.dialects.responses.encrypted_content import UNREADABLE, seal, unseal
 from broker.dialects.responses.history import recall
@@ -193,7 +194,7 @@ def test_system_messages_are_joined_and_updates_replace_options() -> None:
     ]  # fmt: skip
     placed = [("", {"type": "configuration_update", **update}) for update in updates]
     made = request.configured(body.read(b'{"input": "x", "reasoning": {"summary": "auto"}}'), placed)
-    assert made.reasoning == body.Reasoning(effort="high", summary="auto")
+    assert made.reasoning == Reasoning(effort="high", summary="auto")
     assert made.text == body.Text(format=body.Format(type="json_object"))
 
 
