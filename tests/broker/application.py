@@ -182,3 +182,12 @@ class House:
         """Wait until `number` requests have reached the worker, and return the last one's id."""
         await until(lambda: len(self.requests()) >= number)
         return self.requests()[-1].id
+
+
+def house_with_worker(
+    model: str = "org/model", *, rows: int = 4, images: bool = False, **configured: Any
+) -> House:
+    """Return an application with the worker `w`."""
+    house = House(**configured)
+    house.line.serving("w", model, rows=rows, images=images)
+    return house

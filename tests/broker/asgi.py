@@ -48,20 +48,13 @@ class Exchange:
         given = list(headers)
         if not any(name == b"host" for name, _ in given):
             given.insert(0, (b"host", b"127.0.0.1:8000"))
+        path, _, query = path.partition("?")
         scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path.partition("?")[0],
-            "raw_path": path.partition("?")[0].encode(),
-            "root_path": "",
-            "query_string": path.partition("?")[2].encode(),
-            "headers": given,
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 8000),
-        }
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
+            "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "",
+            "query_string": query.encode(), "headers": given,
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
+        }  # fmt: skip
         self.task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))
 
     async def _send(self, message: Message) -> None:
@@ -83,6 +76,11 @@ class Exchange:
         """Wait until the application has finished the exchange."""
         await self.task
         return self
+
+    async def refusal(self) -> tuple[int, str, str | None]:
+        """Wait for the end, and return status, code and parameter of the error."""
+        error = (await self.end()).error
+        return self.status, error["code"], error["param"]
 
     async def started(self) -> None:
         await until(lambda: self.sent or self.task.done())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.broker.application import House
+from tests.broker.application import House, house_with_worker
 from tests.broker.asgi import run
 
 
@@ -23,8 +23,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def house() -> Iterator[House]:
     """Application with one worker."""
-    house = House()
-    house.line.serving("w", "org/model", rows=1)
+    house = house_with_worker(rows=1)
     yield house
     house.close()
 
@@ -32,7 +31,6 @@ def house() -> Iterator[House]:
 @pytest.fixture
 def roomy() -> Iterator[House]:
     """Application with one worker of five rows."""
-    house = House()
-    house.line.serving("w", "org/model", rows=4)
+    house = house_with_worker()
     yield house
     house.close()

@@ -12,7 +12,7 @@ from protocol.conversation import pack
 from protocol.log_context import fields_of
 from protocol.messages import Rank
 from tests import factories
-from tests.broker.application import House
+from tests.broker.application import House, house_with_worker
 from tests.factories import GATEWAY, request
 
 SECRET = "the secret words"
@@ -35,11 +35,9 @@ async def test_an_end_is_told_with_both_ids_and_all_counts_but_no_text(
 
 async def test_prompts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    house = House(log_prompts=True)
-    house.line.serving("w", "org/model")
+    house = house_with_worker(log_prompts=True)
     await house.serve(house.chat(SECRET), "x")
     [id] = [request.id for request in house.requests()]
-    house.close()
     [line] = [record.getMessage() for record in caplog.records if " asks: " in record.getMessage()]
     assert json.loads(line.removeprefix(f"{id} asks: ")) == {
         "messages": [{"role": "user", "content": SECRET}]

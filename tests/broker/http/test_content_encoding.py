@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker.http.content_encoding import CODINGS_MAX
-from tests.broker.application import CHAT, House
+from tests.broker.application import CHAT, House, house_with_worker
 from tests.broker.asgi import Exchange
 
 ZSTD: Any = import_module("backports.zstd")
@@ -54,10 +54,9 @@ async def test_a_broken_body_is_refused_and_holds_nothing(coding: str, house: Ho
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "gzip , zstd"])
 async def test_what_decodes_to_too_much_is_refused(coding: str) -> None:
-    house = House(body_bytes_max=2**20, body_budget_bytes=2**25)
-    house.line.serving("w", "org/model")
-    answer = await sent(house, coding, ENCODED[coding](bytes(2**26))).end()
-    assert (answer.status, answer.error["code"]) == (413, "request_too_large")
+    house = house_with_worker(body_bytes_max=2**20, body_budget_bytes=2**25)
+    refused = await sent(house, coding, ENCODED[coding](bytes(2**26))).refusal()
+    assert refused == (413, "request_too_large", None)
     assert b"hello" in (await house.serve(sent(house, coding, ENCODED[coding](BODY)), "hello")).body
 
 

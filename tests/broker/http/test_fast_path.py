@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from broker.http import fast_path
 from broker.http.fast_path import EXTENSION, FastPath
 from broker.http.output_reader import PassingError
-from tests.broker.application import House
+from tests.broker.application import House, house_with_worker
 from tests.broker.asgi import Exchange
 from tests.factories import events, finished
 
@@ -58,8 +58,7 @@ class Cycle:
 
 @pytest.fixture
 def house() -> Iterator[House]:
-    opened = House()
-    opened.line.serving("w")
+    opened = house_with_worker()
     yield opened
     opened.close()
     assert len(opened.line.dispatcher.flights) == 0
@@ -167,8 +166,7 @@ async def test_a_fault_of_rendering_ends_the_request_and_not_the_stream_of_other
 
 
 async def test_comments_come_where_nothing_was_said_for_so_long() -> None:
-    house = House(keepalive_s=0.05)
-    house.line.serving("w")
+    house = house_with_worker(keepalive_s=0.05)
     cycle = Cycle()
     answer = ask(house, cycle)
     id = await begin(house, answer)
@@ -186,7 +184,6 @@ async def test_comments_come_where_nothing_was_said_for_so_long() -> None:
     house.line.say("w", finished("w", id))
     await answer.end()
     assert cycle.written[-1].count(b"last") == 1
-    house.close()
 
 
 async def test_response_cancelled_by_another_request_ends_its_stream(house: House) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from broker.http.ratelimit_headers import LIMITS, REMAINING
-from tests.broker.application import House
+from tests.broker.application import House, house_with_worker
 from tests.broker.asgi import until
 from tests.factories import accepted, finished
 
@@ -23,8 +23,7 @@ def told(headers: dict[str, str]) -> tuple[set[str], set[str]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_says_what_remains_while_it_is_given(stream: bool) -> None:
-    house = House(per_key_max=2, waiting_max=8, api_keys=(ANN, BOB))
-    house.line.serving("w", "org/model", rows=4)
+    house = house_with_worker(per_key_max=2, waiting_max=8, api_keys=(ANN, BOB))
     first = house.respond(key=ANN, stream=stream)
     id = await house.arrived()
     second = house.respond(key=ANN)
@@ -36,7 +35,6 @@ async def test_an_answer_says_what_remains_while_it_is_given(stream: bool) -> No
     house.line.say("w", accepted("w", other), finished("w", other))
     assert told((await second.end()).headers) == ({"2"}, {"1"})
     assert told((await house.get("/v1/models", x_api_key=BOB).end()).headers) == ({"2"}, {"2"})
-    house.close()
 
 
 async def test_without_a_limit_or_a_key_nothing_is_said() -> None:
@@ -44,7 +42,6 @@ async def test_without_a_limit_or_a_key_nothing_is_said() -> None:
         answer = await house.get("/v1/models", x_api_key=ANN).end()
         assert answer.status == 200
         assert not [name for name in answer.headers if "ratelimit" in name]
-        house.close()
 
 
 async def test_a_request_id_of_the_client_is_echoed(house: House) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from broker.dispatch import flight as flight_module
 from broker.http import respond
-from tests.broker.application import CHAT, MESSAGES, House
+from tests.broker.application import CHAT, MESSAGES, House, house_with_worker
 from tests.broker.asgi import Exchange
 from tests.factories import accepted, events, failed, finished, reused
 
@@ -102,8 +102,7 @@ async def test_a_body_of_the_largest_size_is_taken_and_a_client_may_leave_while_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
-    house = House(body_bytes_max=len(body))
-    house.line.serving("w")
+    house = house_with_worker(body_bytes_max=len(body))
     with caplog.at_level(logging.WARNING):
         left = Exchange(house.app, "POST", CHAT, None)
         left.leave()

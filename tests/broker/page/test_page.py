@@ -54,7 +54,6 @@ async def test_the_page_needs_no_key_and_runs_nothing_from_elsewhere() -> None:
         again = await keyed.get(path, if_none_match=answer.headers["etag"]).end()
         assert (again.status, again.body) == (304, b"")
         assert (await keyed.get(path, if_none_match='"other"').end()).status == 200
-    keyed.close()
 
 
 async def test_page_data_endpoints_require_the_api_key() -> None:
@@ -62,7 +61,6 @@ async def test_page_data_endpoints_require_the_api_key() -> None:
     for path in ("/v1/status", "/v1/status/stream", "/v1/models"):
         assert (await keyed.get(path).end()).status == 401
     assert (await keyed.get("/page/main.js/../../v1/status").end()).status == 401
-    keyed.close()
 
 
 # --- contents ---

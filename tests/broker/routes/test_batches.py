@@ -12,12 +12,11 @@ import pytest
 
 from broker.batches.records import WINDOW_S
 from protocol.types import BATCH_PRIORITY
-from tests.broker.application import House
+from tests.broker.application import CHAT, House, house_with_worker
 from tests.broker.asgi import Exchange, lifespan, until
 from tests.factories import accepted, events, finished
 
 BOUNDARY = "xyz"
-CHAT = "/v1/chat/completions"
 LINE = {
     "custom_id": "a", "method": "POST", "url": CHAT,
     "body": {"messages": [{"role": "user", "content": "x"}]},
@@ -25,9 +24,7 @@ LINE = {
 
 
 def house_in(folder: Path, **configured: Any) -> House:
-    house = House(batch_dir=folder / "batches", **configured)
-    house.line.serving("w", "org/model", rows=2)
-    return house
+    return house_with_worker(rows=2, batch_dir=folder / "batches", **configured)
 
 
 def form(content: bytes, *, purpose: str = "batch", end: str = "--") -> bytes:
@@ -69,13 +66,8 @@ async def test_files_and_batches_are_those_of_their_key(tmp_path: Path) -> None:
         body = {"requests": [{"custom_id": "a", "params": {"messages": []}}]}
         asked = await send(house, "/v1/messages/batches", json.dumps(body).encode(), key="ann").end()
         message_batch = asked.json["id"]
-        for path in (
-            f"/v1/files/{file}",
-            f"/v1/files/{file}/content",
-            f"/v1/batches/{batch}",
-            f"/v1/messages/batches/{message_batch}",
-            f"/v1/messages/batches/{message_batch}/results",
-        ):
+        own = [f"/v1/files/{file}", f"/v1/batches/{batch}", f"/v1/messages/batches/{message_batch}"]
+        for path in (*own, f"/v1/files/{file}/content", f"/v1/messages/batches/{message_batch}/results"):
             assert (await read(house, path)).status == 401
             assert (await read(house, path, key="bob")).status == 404
         assert (await read(house, f"/v1/batches/{message_batch}", key="ann")).status == 404

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from broker.dialects.responses.encrypted_content import unseal
 from protocol.conversation import unpack
 from tests.broker.application import RESPONSES, House
 from tests.broker.asgi import Exchange
-from tests.factories import accepted, events, finished
+from tests.factories import finished
 
 CONVERSATIONS = "/v1/conversations"
 ANN, BOB = "key-of-ann", "key-of-bob"
@@ -71,18 +70,16 @@ async def test_items_are_listed_in_pages_added_read_and_deleted_as_is_the_conver
     assert (await house.get(conversation).end()).json["metadata"] == {"b": "2"}
     deleted = (await house.get(conversation, method="DELETE").end()).json
     assert (deleted["object"], deleted["deleted"]) == ("conversation.deleted", True)
-    again = await house.get(conversation).end()
-    assert (again.status, again.error["code"]) == (404, "conversation_not_found")
+    assert await house.get(conversation).refusal() == (404, "conversation_not_found", None)
 
 
 async def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(house: House) -> None:
     made = await created(house)
     exchange = house.respond("1", conversation=made["id"])
-    await house.arrived()
+    id = await house.arrived()
     await house.get(f"{CONVERSATIONS}/{made['id']}", method="DELETE").end()
-    house.line.say("w", *(say("w", house.requests()[-1].id) for say in (accepted,)))
-    id = house.requests()[-1].id
-    house.line.say("w", events("w", id, "late"), finished("w", id, 1))
+    house.begin(id, "late")
+    house.line.say("w", finished("w", id, 1))
     assert (await exchange.end()).json["status"] == "completed"
     assert (await house.get(f"{CONVERSATIONS}/{made['id']}").end()).status == 404
 
@@ -97,34 +94,27 @@ async def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted
     ],
 )
 async def test_invalid_bodies_name_the_parameter(house: House, body: dict[str, Any], param: str) -> None:
-    exchange = await house.post(CONVERSATIONS, **body).end()
-    assert (exchange.status, exchange.error["param"]) == (400, param)
+    assert await house.post(CONVERSATIONS, **body).refusal() == (400, "invalid_request", param)
 
 
 async def test_unknown_conversations_and_two_histories_are_refused(house: House) -> None:
-    unknown = await house.respond("1", conversation="conv_none").end()
-    assert (unknown.status, unknown.error["code"]) == (404, "conversation_not_found")
+    refused = await house.respond("1", conversation="conv_none").refusal()
+    assert refused == (404, "conversation_not_found", None)
     made = await created(house)
-    both = await house.respond("1", conversation=made["id"], previous_response_id="resp_x").end()
-    assert (both.status, both.error["param"]) == (400, "conversation")
+    refused = await house.respond("1", conversation=made["id"], previous_response_id="resp_x").refusal()
+    assert refused == (400, "invalid_request", "conversation")
     for path in (f"{RESPONSES}/{made['id']}", f"{CONVERSATIONS}/resp_{'a' * 24}"):
         assert (await house.get(path).end()).status == 404
-    previous = await house.respond("1", previous_response_id=made["id"]).end()
-    assert (previous.status, previous.error["code"]) == (400, "previous_response_not_found")
+    refused = await house.respond("1", previous_response_id=made["id"]).refusal()
+    assert refused == (400, "previous_response_not_found", "previous_response_id")
 
 
 async def test_a_conversation_belongs_to_its_key() -> None:
     house = House(api_keys=(ANN, BOB))
-    body = json.dumps({"items": [user("1")]}).encode()
-    headers = [(b"x-api-key", ANN.encode())]
-    made = (await Exchange(house.app, "POST", CONVERSATIONS, body, headers=headers).end()).json
+    made = (await house.keyed(CONVERSATIONS, "k", ANN, items=[user("1")]).end()).json
     path = f"{CONVERSATIONS}/{made['id']}"
     assert (await house.get(path, x_api_key=ANN).end()).status == 200
     assert (await house.get(path, x_api_key=BOB).end()).status == 404
-    house.close()
-
-
-# --- compaction --------------------------------------------------------------------------------------
 
 
 async def test_a_compacted_conversation_is_continued_from_its_summary(house: House) -> None:
@@ -154,5 +144,4 @@ async def test_a_compacted_conversation_is_continued_from_its_summary(house: Hou
     await answered(house, house.respond("Really?", previous_response_id=second["id"]))
     [message] = unpack(house.requests()[-1]).messages
     assert message["content"] == f"Where is the key?\n\n{SUMMARY}\n\nThe key is gone.\n\nReally?"
-    exchange = await house.post(f"{RESPONSES}/compact").end()
-    assert (exchange.status, exchange.error["param"]) == (400, "input")
+    assert await house.post(f"{RESPONSES}/compact").refusal() == (400, "invalid_request", "input")

@@ -9,7 +9,7 @@ import pytest
 
 from broker.dialects.messages.answer import PING
 from protocol.conversation import unpack
-from tests.broker.application import BODIES, CHAT, MESSAGES, RESPONSES, SAID, TEXT, House
+from tests.broker.application import BODIES, CHAT, MESSAGES, RESPONSES, SAID, TEXT, House, house_with_worker
 from tests.broker.asgi import until
 from tests.factories import accepted, events, failed, finished, reused
 from tests.images import data_url, picture
@@ -42,8 +42,7 @@ async def test_a_document_has_its_length_its_text_and_the_id_that_its_worker_kno
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_stream_is_sent_as_it_comes_and_kept_alive(path: str) -> None:
-    house = House(keepalive_s=0.02)
-    house.line.serving("w")
+    house = house_with_worker(keepalive_s=0.02)
     answer = house.post(path, stream=True, **BODIES[path])
     id = await house.arrived()
     house.line.say("w", accepted("w", id), reused("w", id))
@@ -68,8 +67,8 @@ async def test_a_stream_is_sent_as_it_comes_and_kept_alive(path: str) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_stream_sends_nothing_before_the_workers_first_message(path: str) -> None:
-    house = House(keepalive_s=60.0 if path == RESPONSES else 0.01)  # keepalives of responses are events
-    house.line.serving("w")
+    # Keepalives of responses are events.
+    house = house_with_worker(keepalive_s=60.0 if path == RESPONSES else 0.01)
     answer = house.post(path, stream=True, **BODIES[path])
     id = await house.arrived()
     asked = time.monotonic()
@@ -101,20 +100,16 @@ async def test_a_completion_goes_on_with_its_prompts(roomy: House) -> None:
     ],
 )
 async def test_an_image_that_cannot_be_served_is_named(images: bool, url: str, code: str) -> None:
-    house = House()
-    house.line.serving("w", images=images)
-    answer = await house.chat([{"type": "image_url", "image_url": {"url": url}}]).end()
-    assert answer.status == 400
-    assert (answer.error["code"], answer.error["param"]) == (code, "messages[0].content[0]")
-    picture = {"type": "input_image", "image_url": url}
-    answer = await house.respond([{"role": "user", "content": [picture]}]).end()
-    assert (answer.error["code"], answer.error["param"]) == (code, "input[0].content[0]")
+    house = house_with_worker(images=images)
+    answer = house.chat([{"type": "image_url", "image_url": {"url": url}}])
+    assert await answer.refusal() == (400, code, "messages[0].content[0]")
+    answer = house.respond([{"role": "user", "content": [{"type": "input_image", "image_url": url}]}])
+    assert await answer.refusal() == (400, code, "input[0].content[0]")
     assert house.requests() == []
 
 
 async def test_an_image_in_a_tool_result_travels_behind_the_request() -> None:
-    house = House()
-    house.line.serving("w", images=True)
+    house = house_with_worker(images=True)
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     seen = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": source}]}
     assert (await house.serve(house.message([seen]), "x")).status == 200

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from tests.broker.application import BODIES, CHAT, TEXT, House
+from tests.broker.application import BODIES, CHAT, TEXT, House, house_with_worker
 from tests.broker.asgi import Exchange
 from tests.broker.dispatcher_line import ready
 from tests.factories import accepted, events, failed, finished, reused
@@ -37,8 +37,7 @@ async def test_n_answers_are_n_requests_alike_but_for_their_seeds(roomy: House) 
 
 
 async def test_operators_limit_answers_to_requests_without_max_tokens() -> None:
-    house = House(waiting_max=8, max_tokens_default=512)
-    house.line.serving("w")
+    house = house_with_worker(waiting_max=8, max_tokens_default=512)
     for asked in ({}, {"max_tokens": 2000}):
         await house.serve(house.chat(**asked), "x")
     assert [request.max_tokens for request in house.requests()] == [512, 2000]
@@ -47,11 +46,9 @@ async def test_operators_limit_answers_to_requests_without_max_tokens() -> None:
 async def test_without_room_for_all_answers_none_is_begun(roomy: House) -> None:
     assigned = [roomy.chat(stream=True) for _ in range(3)]
     await roomy.arrived(3)
-    answer = await roomy.chat(n=3).end()
-    assert (answer.status, answer.error["code"]) == (503, "text_generation_busy")
+    assert await roomy.chat(n=3).refusal() == (503, "text_generation_busy", None)
     assert len(roomy.requests()) == 3
-    never = await roomy.chat(n=6).end()
-    assert (never.status, never.error["param"]) == (400, "n")
+    assert await roomy.chat(n=6).refusal() == (400, "invalid_request", "n")
     for exchange in assigned:
         exchange.leave()
         await exchange.end()
@@ -65,8 +62,7 @@ async def test_a_prompt_the_worker_refuses_is_one_400_and_the_copies_are_cancell
     await roomy.arrived(3)
     a, b, c = [request.id for request in roomy.requests()]
     roomy.line.say("w", accepted("w", a), failed("w", b, "context_length_exceeded"))
-    await answer.end()
-    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert await answer.refusal() == (400, "context_length_exceeded", None)
     assert roomy.cancels() == [a, c]
 
 
@@ -90,8 +86,7 @@ async def test_one_answer_that_fails_on_the_way_ends_the_stream_and_cancels_the_
 @pytest.mark.parametrize("sharing", ["key", "all"])
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_salt_of_a_prompt_is_that_of_its_key_and_its_client(path: str, sharing: str) -> None:
-    house = House(api_keys=("ann", "bob"), prefix_sharing=sharing, waiting_max=8)
-    house.line.serving("w", rows=8)
+    house = house_with_worker(rows=8, api_keys=("ann", "bob"), prefix_sharing=sharing, waiting_max=8)
     exchanges = []
     for number, (key, salt) in enumerate(product(("ann", "bob"), (None, "tenant"))):
         body = json.dumps({**BODIES[path], "cache_salt": salt}).encode()
@@ -111,11 +106,7 @@ async def test_the_salt_of_a_prompt_is_that_of_its_key_and_its_client(path: str,
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("code", "status", "retry"),
-    [
-        ("engine_error", 500, False),
-        ("shutting_down", 503, True),
-        ("a_later_code", 500, False),
-    ],
+    [("engine_error", 500, False), ("shutting_down", 503, True), ("a_later_code", 500, False)],
 )
 async def test_failure_before_the_first_token_has_its_http_status(
     stream: bool, code: str, status: int, retry: bool, house: House
@@ -140,14 +131,10 @@ async def test_a_gateway_whose_time_to_drain_is_over_says_so_to_newcomers_and_to
     house.line.dispatcher.stop()
     house.line.dispatcher.fail_all()
     await answer.end()
-    late = await house.chat().end()
-    assert (late.status, late.error["code"]) == (503, "shutting_down")
+    assert await house.chat().refusal() == (503, "shutting_down", None)
     assert b"shutting_down" in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert house.cancels() == [id]
-
-
-# --- fingerprint -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

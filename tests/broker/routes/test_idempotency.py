@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.answers import answers
-from tests.broker.application import BODIES, CHAT, MESSAGES, SAID, House
+from tests.broker.application import BODIES, CHAT, MESSAGES, SAID, House, house_with_worker
 from tests.broker.asgi import until
 from tests.factories import events, failed, finished
 
@@ -59,22 +59,18 @@ async def test_another_body_with_the_key_is_a_conflict_in_the_shape_of_the_diale
 
 
 async def test_keys_of_two_owners_are_apart() -> None:
-    house = House(api_keys=(ANN, BOB))
-    house.line.serving("w")
+    house = house_with_worker(api_keys=(ANN, BOB))
     for number, key in enumerate((ANN, BOB)):
-        answer = house.keyed(CHAT, "k", key, **BODIES[CHAT])
-        id = await house.arrived(number + 1)
-        house.begin(id, f"for {number}")
-        house.line.say("w", finished("w", id, 1))
-        assert (await answer.end()).json["choices"][0]["message"]["content"] == f"for {number}"
+        answer = await house.serve(house.keyed(CHAT, "k", key, **BODIES[CHAT]), f"for {number}")
+        assert answer.json["choices"][0]["message"]["content"] == f"for {number}"
 
 
 async def test_a_malformed_key_is_refused_by_name_and_leaves_nothing_behind(roomy: House) -> None:
     for key in ("", "k" * 256, "k\nk"):
-        answer = await roomy.keyed(CHAT, key, **BODIES[CHAT]).end()
-        assert (answer.status, answer.error["param"]) == (400, "Idempotency-Key")
-    refused = await roomy.keyed(CHAT, "k", messages=SAID, temperature=9).end()
-    assert (refused.status, refused.error["param"]) == (400, "temperature")
+        refused = await roomy.keyed(CHAT, key, **BODIES[CHAT]).refusal()
+        assert refused == (400, "invalid_request", "Idempotency-Key")
+    refused = await roomy.keyed(CHAT, "k", messages=SAID, temperature=9).refusal()
+    assert refused == (400, "invalid_request", "temperature")
     assert len(roomy.gateway.answers) == 0
 
 
@@ -84,16 +80,11 @@ async def test_an_answer_that_failed_is_computed_again(roomy: House) -> None:
     id = await roomy.arrived()
     roomy.line.say("w", failed("w", id, "engine_error"))
     assert (await first.end()).status == (await second.end()).status == 500
-    third = roomy.keyed(CHAT, "k", **BODIES[CHAT])
-    id = await roomy.arrived(2)
-    roomy.begin(id, "now")
-    roomy.line.say("w", finished("w", id, 1))
-    assert (await third.end()).status == 200
+    assert (await roomy.serve(roomy.keyed(CHAT, "k", **BODIES[CHAT]), "now")).status == 200
 
 
 async def test_an_answer_whose_client_does_not_come_back_is_given_up_after_the_window() -> None:
-    house = House(reattach_window_s=0.001)
-    house.line.serving("w")
+    house = house_with_worker(reattach_window_s=0.001)
     first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
     id = await house.arrived()
     house.begin(id, "all ")
@@ -139,8 +130,7 @@ async def test_beyond_its_memory_the_largest_answer_fails_and_says_so(
 
 
 async def test_a_stream_that_waits_gets_keepalives_which_are_not_part_of_the_answer() -> None:
-    house = House(keepalive_s=0.01)
-    house.line.serving("w", rows=4)
+    house = house_with_worker(keepalive_s=0.01)
     first = house.keyed(CHAT, "k", **BODIES[CHAT], stream=True)
     id = await house.arrived()
     house.begin(id, "all ")

@@ -13,14 +13,13 @@ from broker.dispatch import inspection
 from broker.dispatch.flight import Flight
 from broker.dispatch.inspection import CapturedRequest, Inspection
 from protocol.types import TokenizeOptions
-from tests.broker.application import CHAT, House
+from tests.broker.application import CHAT, House, house_with_worker
 from tests.factories import accepted, events, finished, reused
 
 
 @pytest.fixture
 def inspected() -> Iterator[House]:
-    house = House(inspect=True)
-    house.line.serving("w", "org/model", rows=4)
+    house = house_with_worker(inspect=True)
     yield house
     house.close()
 
@@ -40,8 +39,7 @@ async def test_requests_are_not_captured_unless_inspection_is_enabled(house: Hou
     id = await answered(house, "secret")
     told = (await house.get("/v1/inspect").end()).json
     assert told == {"object": "list", "enabled": False, "data": []}
-    refused = await house.get(f"/v1/inspect/{id}").end()
-    assert (refused.status, refused.error["code"]) == (404, "route_not_found")
+    assert await house.get(f"/v1/inspect/{id}").refusal() == (404, "route_not_found", None)
 
 
 async def test_the_last_requests_are_told_of_the_latest_first(inspected: House) -> None:
@@ -81,7 +79,6 @@ async def test_captured_requests_require_the_api_key() -> None:
     keyed = House(inspect=True, api_keys=("sesame",))
     for path in ("/v1/inspect", "/v1/inspect/chatcmpl-1"):
         assert (await keyed.get(path).end()).status == 401
-    keyed.close()
 
 
 def kept(id: str, nbytes: int) -> CapturedRequest:

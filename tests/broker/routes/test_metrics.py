@@ -14,7 +14,7 @@ from broker.routes.metrics import REASONS_MAX
 from protocol.messages import Heartbeat
 from protocol.supervisor_messages import ModelState, ModelStates
 from protocol.types import PrefixStatus, PreparationStatus, RankMemory, Resources
-from tests.broker.application import House
+from tests.broker.application import House, house_with_worker
 from tests.factories import accepted, events, finished, request, reused
 
 MODEL = "org/model"
@@ -51,27 +51,14 @@ def use(house: House) -> None:
         line.serving("w2", MODEL)
         line.say("w2", accepted("w2", "chatcmpl-secret~2"), events("w2", "chatcmpl-secret~2", "z"))
         line.say("w2", finished("w2", "chatcmpl-secret~2", tokens=3))
+    ranks = [RankMemory(rank=1, resident_bytes=30, device_bytes=40)]
+    misses = {f"m{n}": 30 - n for n in range(20)}
     beat = Heartbeat(
-        incarnation="w2",
-        running=2,
-        waiting=1,
-        steps=5,
-        cache_bytes=100,
-        resources=Resources(
-            resident_bytes=1000,
-            footprint_bytes=1500,
-            device_bytes=2000,
-            ranks=[RankMemory(rank=1, resident_bytes=30, device_bytes=40)],
-        ),
-        prefix=PrefixStatus(
-            ram_bytes=10,
-            ram_limit=20,
-            disk_bytes=30,
-            disk_limit=40,
-            misses={f"m{n}": 30 - n for n in range(20)},
-        ),
+        incarnation="w2", running=2, waiting=1, steps=5, cache_bytes=100,
+        resources=Resources(resident_bytes=1000, footprint_bytes=1500, device_bytes=2000, ranks=ranks),
+        prefix=PrefixStatus(ram_bytes=10, ram_limit=20, disk_bytes=30, disk_limit=40, misses=misses),
         preparation=PreparationStatus(waiting=4, oldest_s=0.5, started=7, waited_s=2.5, refused=3),
-    )
+    )  # fmt: skip
     line.say("w2", beat)
     line.dispatcher.dropped["gap"] += 1
     house.link.errors["decode"] += 1
@@ -118,7 +105,6 @@ async def test_it_needs_a_key_unless_the_settings_say_otherwise(keyless: bool, s
     assert (await keyed.get("/metrics", x_api_key="sesame").end()).status == 200
     assert (await keyed.get("/v1/status").end()).status == 401
     assert keyed.gateway.http_counters.errors["invalid_api_key"] == (1 if keyless else 2)
-    keyed.close()
 
 
 def expressions(document: Any) -> list[str]:
@@ -130,14 +116,12 @@ def expressions(document: Any) -> list[str]:
 async def test_the_dashboard_and_the_documents_name_what_is_there_by_labels_that_are_there(
     tmp_path: Path,
 ) -> None:
-    house = House(batch_dir=tmp_path)
-    house.line.serving("w", MODEL, rows=1)
+    house = house_with_worker(MODEL, rows=1, batch_dir=tmp_path)
     use(house)
     await house.get("/nowhere").end()
     labels: dict[str, set[str]] = {}
     for name, pairs in await scrape(house):
         labels.setdefault(name, set()).update(label for label, _ in pairs)
-    house.close()
     for expression in expressions(json.loads(GRAFANA.read_text())):
         named = re.findall(r"(roundhouse_\w+)", expression)
         assert named, expression

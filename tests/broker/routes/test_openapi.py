@@ -46,7 +46,6 @@ async def test_the_document_says_whether_a_key_is_needed_and_needs_one_then(keys
     assert ({} in document["security"]) != bool(keys)
     is_open = {path for path, of in document["paths"].items() if of.get("get", {}).get("security") == []}
     assert is_open == PROBES
-    keyed.close()
 
 
 def test_every_error_is_described_in_the_envelope_that_it_comes_in() -> None:

@@ -7,36 +7,28 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from broker.dispatch import dispatcher
 from broker.journal.file import Put
 from protocol.messages import StepOutputs
-from tests.broker.application import CHAT, MESSAGES, RESPONSES, TEXT, House
+from tests.broker import application
+from tests.broker.application import CHAT, RESPONSES, SAID, TEXT, House
 from tests.broker.asgi import run, until
-from tests.factories import accepted, delta, events, failed, finished, reused
+from tests.factories import accepted, delta, failed, finished
 
-SAID = [{"role": "user", "content": "hello"}]
-BODIES: dict[str, dict[str, Any]] = {
+BODIES = application.BODIES | {
     CHAT: {"messages": SAID, "logprobs": True, "stream_options": {"include_usage": True}},
     TEXT: {"prompt": ["Once", "Twice"], "n": 2, "echo": True},
-    MESSAGES: {"messages": SAID, "max_tokens": 16},
-    RESPONSES: {"input": "hello"},
 }
-SETTINGS: dict[str, Any] = {"waiting_max": 8}
 
 
-def opened(folder: Path, **configured: Any) -> House:
-    return House(journal=folder, **SETTINGS, **configured)
-
-
-def lives(folder: Path, *talks: Callable[[House], Awaitable[None]], **configured: Any) -> None:
+def lives(folder: Path, *talks: Callable[[House], Awaitable[None]]) -> None:
     """Run each talk in a gateway of its own, which is killed after it."""
 
     async def life(talk: Callable[[House], Awaitable[None]]) -> None:
-        house = opened(folder, **configured)
+        house = House(journal=folder, waiting_max=8)
         house.recover()
         house.line.serving("w", "org/model", rows=8)
         try:
@@ -46,10 +38,6 @@ def lives(folder: Path, *talks: Callable[[House], Awaitable[None]], **configured
 
     for talk in talks:
         run(life(talk))
-
-
-def begin(house: House, id: str, *texts: str) -> None:
-    house.line.say("w", accepted("w", id), reused("w", id, 1, "ram", ""), events("w", id, *texts))
 
 
 async def settled(house: House) -> None:
@@ -70,7 +58,7 @@ def test_a_finished_answer_is_the_same_in_the_next_gateway(path: str, stream: bo
         exchange = house.keyed(path, "k", **body)
         await house.arrived(4 if path == TEXT else 1)
         for request in house.requests():
-            begin(house, request.id, "all ", "aboard")
+            house.begin(request.id, "all ", "aboard", cached=1)
             house.line.say("w", finished("w", request.id, 2, cached=1))
         bodies.append((await exchange.end()).body)
 
@@ -96,7 +84,7 @@ def test_an_unfinished_answer_goes_on_from_its_tokens_behind_the_same_bytes(
         await house.arrived(4 if path == TEXT else 1)
         requests = house.requests()
         for request in requests:
-            begin(house, request.id, "all ")
+            house.begin(request.id, "all ")
         house.line.say("w", finished("w", requests[0].id, 1)) if path == TEXT else None
         await exchange.holds(b"all ")
         await settled(house)
@@ -145,10 +133,7 @@ def test_a_conversation_is_extended_once(tmp_path: Path) -> None:
     async def first(house: House) -> None:
         conversation = (await house.post("/v1/conversations").end()).json["id"]
         exchange = house.keyed(RESPONSES, "k", input="hello", conversation=conversation, background=True)
-        id = await house.arrived()
-        begin(house, id, "x")
-        house.line.say("w", finished("w", id, 1))
-        await exchange.end()
+        await house.serve(exchange, "x")
         await until(lambda: not house.gateway.answering)
         made.append(conversation)
 
@@ -164,11 +149,8 @@ def test_stored_responses_are_there_until_they_are_deleted(tmp_path: Path) -> No
 
     async def first(house: House) -> None:
         for number in range(2):
-            exchange = house.respond(input=f"{number}", **({"previous_response_id": ids[0]} if ids else {}))
-            id = await house.arrived(number + 1)
-            begin(house, id, f"answer {number}")
-            house.line.say("w", finished("w", id, 1))
-            ids.append((await exchange.end()).json["id"])
+            exchange = house.respond(f"{number}", **({"previous_response_id": ids[0]} if ids else {}))
+            ids.append((await house.serve(exchange, f"answer {number}")).json["id"])
 
     async def second(house: House) -> None:
         items = (await house.get(f"{RESPONSES}/{ids[1]}/input_items?order=asc").end()).json["data"]
@@ -193,14 +175,13 @@ def test_nothing_is_restored_that_nobody_can_come_back_for(
             return
         exchange = house.keyed(CHAT, "k", messages=SAID, stream=True)
         id = await house.arrived()
-        begin(house, id, "x")
+        house.begin(id, "x")
         await exchange.holds(b'"x"')
         if how == "failed":
             house.line.say("w", failed("w", id, "engine_error"))
-            await exchange.end()
         else:
             exchange.leave()
-            await exchange.end()
+        await exchange.end()
         if how == "abandoned":
             house.gateway.answers.window_s = 0.0
             house.gateway.answers.sweep()
@@ -221,7 +202,7 @@ def test_a_gateway_that_is_stopped_leaves_its_answers_to_the_next_one(tmp_path: 
     async def first(house: House) -> None:
         exchange = house.keyed(CHAT, "k", messages=SAID, stream=True)
         id = await house.arrived()
-        begin(house, id, "all ")
+        house.begin(id, "all ")
         await exchange.holds(b"all ")
         house.line.dispatcher.stop()
         house.line.dispatcher.fail_all()
@@ -245,7 +226,7 @@ def test_answers_beyond_what_can_be_restored_at_once_wait(
         exchanges = [house.keyed(CHAT, key, messages=SAID, stream=True) for key in "ab"]
         await house.arrived(2)
         for request in house.requests():
-            begin(house, request.id, "all ")
+            house.begin(request.id, "all ")
         for exchange in exchanges:
             await exchange.holds(b"all ")
 

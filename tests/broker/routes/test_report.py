@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from broker.dispatch.traffic import HttpCounters
 from broker.routes import report
 from broker.routes.report import StatusSnapshot
@@ -112,20 +114,11 @@ def touch() -> dict[str, Any]:
     line = Line()
     line.serving("w", "org/model", host="mac.local")
     beat = Heartbeat(
-        incarnation="w",
-        running=1,
-        waiting=2,
-        steps=5,
-        cache_bytes=77,
-        rows=[DECODING, WAITING],
+        incarnation="w", running=1, waiting=2, steps=5, cache_bytes=77, rows=[DECODING, WAITING],
         prefix=prefix(),
         resources=Resources(
-            resident_bytes=11,
-            device_bytes=12,
-            device_peak_bytes=13,
-            device_spare_bytes=14,
-            footprint_bytes=15,
-            uptime_s=99.5,
+            resident_bytes=11, device_bytes=12, device_peak_bytes=13, device_spare_bytes=14,
+            footprint_bytes=15, uptime_s=99.5,
             experts=ExpertStatus(
                 slots=2, experts=8, bytes=100, wanted=40, read=10, read_bytes=500, read_s=1.2349
             ),
@@ -136,7 +129,7 @@ def touch() -> dict[str, Any]:
         preparation=PreparationStatus(
             waiting=3, running=2, bytes=9, oldest_s=0.12345, started=8, waited_s=1.5
         ),
-    )
+    )  # fmt: skip
     line.dispatcher.on_message("w", beat)
     line.clock.now += 2.5
     [worker] = workers(line)
@@ -160,11 +153,8 @@ def test_a_worker_is_told_with_what_it_last_said_of_itself() -> None:
     ]  # fmt: skip
     assert (cache["ram_bytes"], cache["hit_rate"], cache["token_hit_rate"]) == (10, 0.75, 0.9)
     assert "top" not in cache
-    assert worker.pop("drafts") == {
-        "accepted": 30,
-        "rejected": 5,
-        "sources": {"model": {"accepted": 30, "rejected": 0}},
-    }
+    sources = {"model": {"accepted": 30, "rejected": 0}}
+    assert worker.pop("drafts") == {"accepted": 30, "rejected": 5, "sources": sources}
     assert worker.pop("preparation") == {
         "waiting": 3, "running": 2, "bytes": 9, "oldest_s": 0.123, "started": 8, "waited_s": 1.5,
         "refused": 0, "cancelled": 0,
@@ -232,12 +222,9 @@ def test_failovers_and_dropped_messages_are_counted() -> None:
 def test_speed_is_that_of_the_tokens_behind_the_first() -> None:
     line = Line()
     line.serving("w")
-    rows = [
-        RequestStatus(
-            id="a", phase="decode", prompt_tokens=1, answered=answered, seconds=seconds, first_token_s=1.0
-        )
-        for answered, seconds in ((1, 2.0), (2, 1.0), (3, 5.0))
-    ]
+    began = RequestStatus(id="a", phase="decode", prompt_tokens=1, first_token_s=1.0)
+    progress = ((1, 2.0), (2, 1.0), (3, 5.0))
+    rows = [replace(began, answered=answered, seconds=seconds) for answered, seconds in progress]
     line.beat("w", running=1, rows=rows)
     assert [row["tokens_per_s"] for row in workers(line)[0]["rows"]] == [None, None, 0.5]
 
@@ -246,10 +233,8 @@ def test_the_cache_of_a_model_is_that_of_all_its_workers() -> None:
     line = Line()
     for worker, model in (("w1", "m"), ("w2", "m"), ("w3", "bare")):
         line.serving(worker, model)
-    often, rare = (
-        TopPrefix(tokens=1500, uses=9, bytes=4096, pinned=True),
-        TopPrefix(tokens=64, uses=2, bytes=64),
-    )
+    often = TopPrefix(tokens=1500, uses=9, bytes=4096, pinned=True)
+    rare = TopPrefix(tokens=64, uses=2, bytes=64)
     line.beat("w1", prefix=prefix(misses={"cold": 1, "evicted": 2}, top=[rare]))
     line.beat("w2", prefix=prefix(lookups=2, hits=0, misses={"cold": 2}, top=[often]))
     line.beat("w3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.application import House
+from tests.broker.application import House, house_with_worker
 from tests.factories import accepted
 
 
@@ -26,28 +26,23 @@ async def test_a_request_is_cancelled_at_its_client_and_at_its_worker(house: Hou
     again = await house.post(f"/v1/requests/{id}/cancel").end()
     assert (again.status, again.json) == (200, told)
     assert house.cancels() == [id]
-    other = await house.post("/v1/requests/chatcmpl-0/cancel").end()
-    assert (other.status, other.error["code"], other.error["param"]) == (404, "route_not_found", "id")
+    assert await house.post("/v1/requests/chatcmpl-0/cancel").refusal() == (404, "route_not_found", "id")
 
 
 async def test_a_key_cancels_only_its_own_requests() -> None:
-    keyed = House(api_keys=("sesame", "simsim"))
-    keyed.line.serving("w", "org/model")
+    keyed = house_with_worker(api_keys=("sesame", "simsim"))
     asked = keyed.respond(key="sesame")
     path = f"/v1/requests/{await keyed.arrived()}/cancel"
     assert (await keyed.post(path).end()).status == 401
-    refused = await keyed.get(path, "POST", x_api_key="simsim").end()
-    assert (refused.status, refused.error["param"]) == (404, "id")
+    assert await keyed.get(path, "POST", x_api_key="simsim").refusal() == (404, "route_not_found", "id")
     for _ in range(2):
         assert (await keyed.get(path, "POST", x_api_key="sesame").end()).status == 200
     assert (await keyed.get(path, "POST", x_api_key="simsim").end()).status == 404
     assert (await asked.end()).status == 499
-    keyed.close()
 
 
 async def test_the_status_names_the_key_of_a_request_and_its_phases() -> None:
-    keyed = House(api_keys=("sesame",))
-    keyed.line.serving("w", "org/model")
+    keyed = house_with_worker(api_keys=("sesame",))
     asked = keyed.respond(key="sesame")
     id = await keyed.arrived()
     keyed.line.say("w", accepted("w", id))
@@ -60,4 +55,3 @@ async def test_the_status_names_the_key_of_a_request_and_its_phases() -> None:
     await asked.end()
     [end] = (await keyed.get("/v1/status", x_api_key="sesame").end()).json["recent"]["ends"]
     assert (end["key"], end["phases"]) == ("key 1", request["phases"])
-    keyed.close()

@@ -9,17 +9,11 @@ import pytest
 
 from protocol.conversation import unpack
 from protocol.gateway_settings import GatewaySettings
-from tests.broker.application import RESPONSES, House
+from tests.broker.application import RESPONSES, House, house_with_worker
 from tests.broker.asgi import Exchange, until
 from tests.factories import accepted, events, finished, reused
 
 ANN, BOB = "key-of-ann", "key-of-bob"
-
-
-def keyed() -> House:
-    house = House(api_keys=(ANN, BOB))
-    house.line.serving("w")
-    return house
 
 
 async def answered(house: House, text: str = "all aboard", **fields: Any) -> Any:
@@ -31,11 +25,8 @@ async def diagnosed(house: House, id: str, cached: int = 2, **fields: Any) -> An
     """Return the diagnostics of a response that is compared with another."""
     exchange = house.respond(**{"prompt_cache_options": {"comparison_response_id": id}, **fields})
     document = (await house.serve(exchange, "x", cached=cached)).json
-    assert document["prompt_cache_options"] == {
-        "mode": "implicit",
-        "ttl": "30m",
-        "comparison_response_id": id,
-    }
+    told = {"mode": "implicit", "ttl": "30m", "comparison_response_id": id}
+    assert document["prompt_cache_options"] == told
     return document["prompt_cache_diagnostics"]
 
 
@@ -87,9 +78,7 @@ async def streamed(house: House, keepalives: int) -> Exchange:
 
 
 async def test_keepalives_repeat_a_number_so_that_the_others_never_depend_on_time() -> None:
-    slow, fast = House(keepalive_s=0.001), House()
-    for each in (slow, fast):
-        each.line.serving("w")
+    slow, fast = house_with_worker(keepalive_s=0.001), house_with_worker()
     late, soon = numbered((await streamed(slow, 3)).body), numbered((await streamed(fast, 0)).body)
     assert [number for number, _ in soon] == list(range(len(soon)))
     assert len(late) > len(soon)
@@ -118,39 +107,32 @@ async def test_a_response_can_be_asked_for_again_until_it_is_deleted(house: Hous
     document = await answered(house)
     path = f"{RESPONSES}/{document['id']}"
     assert (await house.get(path).end()).json == document
-    streamed_again = await house.get(f"{path}?stream=true").end()
-    assert (streamed_again.status, streamed_again.error["param"]) == (400, "stream")
-    cancelled = await house.get(f"{path}/cancel", method="POST").end()
-    assert (cancelled.status, cancelled.error["code"]) == (400, "invalid_request")
+    assert await house.get(f"{path}?stream=true").refusal() == (400, "unsupported_parameter", "stream")
+    assert await house.get(f"{path}/cancel", method="POST").refusal() == (400, "invalid_request", None)
     items = (await house.get(f"{path}/input_items").end()).json
     assert items["data"][0]["content"] == [{"type": "input_text", "text": "hello"}]
     assert items["first_id"] == items["last_id"] == items["data"][0]["id"]
     deleted = (await house.get(path, method="DELETE").end()).json
     assert deleted == {"id": document["id"], "object": "response", "deleted": True}
     for exchange in (house.get(path), house.get(path, method="DELETE"), house.get(f"{path}/input_items")):
-        await exchange.end()
-        assert (exchange.status, exchange.error["code"]) == (404, "response_not_found")
-    again = await house.respond(previous_response_id=document["id"]).end()
-    assert (again.status, again.error["code"]) == (400, "previous_response_not_found")
-    assert again.error["param"] == "previous_response_id"
+        assert await exchange.refusal() == (404, "response_not_found", None)
+    again = await house.respond(previous_response_id=document["id"]).refusal()
+    assert again == (400, "previous_response_not_found", "previous_response_id")
 
 
 @pytest.mark.parametrize("configured", [{"responses_max": 0}, {}])
 async def test_response_is_not_stored_when_storing_is_disabled(configured: dict[str, Any]) -> None:
-    house = House(**configured)
-    house.line.serving("w")
+    house = house_with_worker(**configured)
     document = await answered(house, **({} if configured else {"store": False}))
     assert document["store"] is False
     if configured:
-        refused = await house.respond(background=True).end()
-        assert (refused.status, refused.error["param"]) == (400, "background")
-    exchange = await house.get(f"{RESPONSES}/{document['id']}").end()
-    assert exchange.status == 404
+        assert await house.respond(background=True).refusal() == (400, "unsupported_parameter", "background")
+    assert (await house.get(f"{RESPONSES}/{document['id']}").end()).status == 404
     assert len(house.gateway.responses) == 0
 
 
 async def test_a_key_never_sees_what_another_one_was_answered() -> None:
-    house = keyed()
+    house = house_with_worker(api_keys=(ANN, BOB))
     document = await answered(house, key=ANN)
     path = f"{RESPONSES}/{document['id']}"
     assert (await house.get(path, x_api_key=ANN).end()).status == 200
@@ -165,7 +147,7 @@ async def test_a_key_never_sees_what_another_one_was_answered() -> None:
 
 
 async def test_a_response_that_runs_can_be_seen_and_cancelled() -> None:
-    house = keyed()
+    house = house_with_worker(api_keys=(ANN, BOB))
     stream = house.respond(key=ANN, stream=True)
     id = await house.arrived()
     path = f"{RESPONSES}/{id}"

@@ -44,15 +44,13 @@ async def test_a_stream_tells_the_last_minutes_once_and_then_what_is_new() -> No
     listening.leave()
     await listening.end()
     assert not house.gateway.watchers
-    house.close()
 
 
 async def test_a_stream_ends_when_the_gateway_stops_and_many_are_too_many(house: House) -> None:
     listening = house.get("/v1/status/stream")
     await listening.holds(b"\n\n")
     house.gateway.watchers.update(object() for _ in range(WATCHERS_MAX - 1))
-    refused = await house.get("/v1/status/stream").end()
-    assert (refused.status, refused.error["code"]) == (503, "too_many_connections")
+    assert await house.get("/v1/status/stream").refusal() == (503, "too_many_connections", None)
     house.line.dispatcher.stop()
     await listening.end()
     assert listening.complete
@@ -106,4 +104,3 @@ async def test_refusals_are_remembered_by_their_ids_and_probes_and_the_page_are_
     assert (told["request_id"], told["status"], told["code"]) == ("mine", 404, "model_not_found")
     assert len(told["path"]) == PATH_CHARS_MAX
     assert answer["gateway"]["responses"] == {"503": 1, "401": 1, "404": 1}
-    house.close()

@@ -64,5 +64,4 @@ async def test_tokens_become_text(house: House) -> None:
 async def test_a_wrong_body_is_refused_by_name(
     path: str, body: dict[str, object], param: str, house: House
 ) -> None:
-    answer = await house.post(path, **body).end()
-    assert (answer.status, answer.error["param"]) == (400, param)
+    assert await house.post(path, **body).refusal() == (400, "invalid_request", param)
