@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -105,9 +105,7 @@ class Line:
 
     def refusal(self, model: str | None = "m") -> RequestError:
         """Return the error of a request for a model that nobody serves."""
-        with pytest.raises(RequestError) as caught:
-            self.dispatcher.find(model)
-        return caught.value
+        return refusal(self.dispatcher.find, model)
 
     def hello(
         self, worker: str, model: str = "m", version: int = PROTOCOL_VERSION, host: str = "", pid: int = 1
@@ -161,17 +159,18 @@ class Line:
             self.dispatcher.on_message(worker, message)
 
 
+def refusal(call: Callable[..., object], *given: object) -> RequestError:
+    """Return the error that the call raises."""
+    with pytest.raises(RequestError) as caught:
+        call(*given)
+    return caught.value
+
+
 def ready(worker: str, model: str = "m", rows: int = 4, images: bool = False) -> Ready:
-    capabilities = Capabilities(images=images)
     return Ready(
-        incarnation=worker,
-        model=model,
-        context_length=8192,
-        running_max=rows,
-        capabilities=capabilities,
-        cache_bytes_max=2**30,
-        tokens_max=4096,
-    )
+        incarnation=worker, model=model, context_length=8192, running_max=rows,
+        capabilities=Capabilities(images=images), cache_bytes_max=2**30, tokens_max=4096,
+    )  # fmt: skip
 
 
 def cancel(id: str) -> Cancel:

@@ -10,7 +10,7 @@ from broker.dispatch.flight import Flight, Flights
 from protocol.conversation import pack
 from protocol.errors import Code, RequestError
 from protocol.messages import Generate, Ready
-from tests.broker.dispatcher_line import Clock
+from tests.broker.dispatcher_line import Clock, refusal
 from tests.factories import accepted, delta, request, reused
 
 
@@ -38,10 +38,9 @@ def assigned(running: int, waiting: int) -> list[Flight]:
 
 
 def refused(admission: Admission, running: int, waiting: int, rows: int) -> RequestError:
-    with pytest.raises(RequestError) as caught:
-        admission.check(assigned(running, waiting), worker(rows), asks())
-    assert caught.value.code is Code.TEXT_GENERATION_BUSY
-    return caught.value
+    error = refusal(admission.check, assigned(running, waiting), worker(rows), asks())
+    assert error.code is Code.TEXT_GENERATION_BUSY
+    return error
 
 
 @pytest.mark.parametrize(("rows", "waiting_max"), [(1, 0), (4, 5)])
@@ -98,12 +97,10 @@ def test_prompts_wait_up_to_so_many_tokens_together(limit: int | None, tokens_ma
     room = most - guessed_tokens(one[0])
     if room > 0:
         admission.check(counted(assigned(2, 1), room), worker(4, tokens_max), one)
-    with pytest.raises(RequestError) as caught:
-        admission.check(counted(assigned(2, 1), room + 1), worker(4, tokens_max), one)
-    assert caught.value.code is Code.TEXT_GENERATION_BUSY
-    assert caught.value.message.startswith(f"Waiting prompts have {room + 1} tokens")
-    assert "Waiting: waiting-2." in caught.value.message
-    assert caught.value.retry_after_s == 1.0
+    error = refusal(admission.check, counted(assigned(2, 1), room + 1), worker(4, tokens_max), one)
+    assert (error.code, error.retry_after_s) == (Code.TEXT_GENERATION_BUSY, 1.0)
+    assert error.message.startswith(f"Waiting prompts have {room + 1} tokens")
+    assert "Waiting: waiting-2." in error.message
 
 
 def test_long_prompt_is_admitted_when_the_queue_is_empty_or_memory_is_unknown() -> None:
@@ -118,33 +115,26 @@ def test_waiting_prompt_counts_as_no_more_than_the_context() -> None:
     [flight] = assigned(0, 1)
     flight.request = asks(text="x" * 10**6)[0]
     admission.check([flight], worker(1), asks())
-    with pytest.raises(RequestError):
-        admission.check([flight], replace(worker(1), context_length=0), asks())
-    with pytest.raises(RequestError):
-        admission.check([flight], worker(1), asks(text="x" * 10**6))
+    refusal(admission.check, [flight], replace(worker(1), context_length=0), asks())
+    refusal(admission.check, [flight], worker(1), asks(text="x" * 10**6))
 
 
 def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
     admission = house(waiting_max=50, waiting_tokens_max=100)
     [flight] = assigned(0, 1)
     flight.request = asks(text="x" * 90 * BYTES_PER_TOKEN)[0]
-    with pytest.raises(RequestError):
-        admission.check([flight], worker(1), asks(text="x" * 10 * BYTES_PER_TOKEN))
-    admission.check(counted([flight], 20), worker(1), asks(text="x" * 10 * BYTES_PER_TOKEN))
-    with pytest.raises(RequestError):  # every copy of a prompt is one more
-        admission.check([flight], worker(1), asks(8, text="x" * 10 * BYTES_PER_TOKEN))
+    text = "x" * 10 * BYTES_PER_TOKEN
+    refusal(admission.check, [flight], worker(1), asks(text=text))
+    admission.check(counted([flight], 20), worker(1), asks(text=text))
+    refusal(admission.check, [flight], worker(1), asks(8, text=text))  # every copy of a prompt is one more
 
 
 def test_all_that_becomes_a_prompt_has_a_size() -> None:
     text = "x" * 100 * BYTES_PER_TOKEN
     bare = request("new", prompt=None)
     assert guessed_tokens(bare) == 1
-    for long in (
-        replace(bare, prompt=text),
-        replace(bare, messages=pack(text)),
-        replace(bare, tools=pack(text)),
-    ):
-        assert 100 <= guessed_tokens(long) <= 103
+    for fields in ({"prompt": text}, {"messages": pack(text)}, {"tools": pack(text)}):
+        assert 100 <= guessed_tokens(replace(bare, **fields)) <= 103
     assert guessed_tokens(replace(bare, prompt="\ud83d")) == 1  # it cannot be encoded for a worker either
 
 
@@ -154,14 +144,10 @@ def test_all_that_becomes_a_prompt_has_a_size() -> None:
 @pytest.mark.parametrize(
     ("durations_s", "count", "expected"),
     [
-        ([], 16, 1.0),
-        ([9.0], 4, 3.0),
-        ([8.0], 64, 1.0),
-        ([8.0], 0, 8.0),
-        ([1e6], 1, RETRY_AFTER_S_MAX),
+        ([], 16, 1.0), ([9.0], 4, 3.0), ([8.0], 64, 1.0), ([8.0], 0, 8.0), ([1e6], 1, RETRY_AFTER_S_MAX),
         ([10.0, 20.0], 1, 12.0),
     ],
-)
+)  # fmt: skip
 def test_a_place_is_expected_after_the_measured_time_divided_by_those_aboard(
     durations_s: list[float], count: int, expected: float
 ) -> None:

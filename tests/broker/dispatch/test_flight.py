@@ -35,12 +35,15 @@ reused = partial(factories.reused, "w", "a", tier="ram", miss="")
 finished = partial(factories.finished, prompt=5, tokens=1)
 
 
-def open_flight(max_tokens: int | None = None) -> Flight:
-    """Return a dispatched flight."""
+def dispatched(asked: Generate | Embed | None = None, now: float = 10.0) -> tuple[Flights, Flight]:
     flights = Flights()
-    flight = flights.open(request(max_tokens=max_tokens), "m", now=10.0)
-    flights.assign(flight, WORKER, now=10.0)
-    return flight
+    flight = flights.open(asked or request(), "m", now)
+    flights.assign(flight, WORKER, now)
+    return flights, flight
+
+
+def open_flight(max_tokens: int | None = None) -> Flight:
+    return dispatched(request(max_tokens=max_tokens))[1]
 
 
 def delta(sequence: int, text: str = "x", tokens: int = 1) -> Delta:
@@ -49,21 +52,14 @@ def delta(sequence: int, text: str = "x", tokens: int = 1) -> Delta:
 
 def scoring_flights() -> tuple[Flights, Flight]:
     """Return a flight that asks for the logprobs of its five prompt tokens."""
-    asks = request(echo=True, sampling=Sampling(seed=1, logprobs=1))
-    flights = Flights()
-    flight = flights.open(asks, "m", now=10.0)
-    flights.assign(flight, WORKER, now=10.0)
+    flights, flight = dispatched(request(echo=True, sampling=Sampling(seed=1, logprobs=1)))
     flight.accept(accepted())
     return flights, flight
 
 
 def scored(first: int, count: int) -> PromptLogprobs:
-    return PromptLogprobs(
-        incarnation=WORKER, id="a", first=first, tokens=[PromptToken(bytes=b"x", logprob=-1)] * count
-    )
-
-
-# --- prompt logprobs ---------------------------------------------------------------------------------
+    tokens = [PromptToken(bytes=b"x", logprob=-1)] * count
+    return PromptLogprobs(incarnation=WORKER, id="a", first=first, tokens=tokens)
 
 
 def test_the_parts_of_a_prompt_are_taken_in_order_and_once_before_the_answer() -> None:
@@ -91,9 +87,6 @@ def test_the_parts_of_a_prompt_are_taken_in_order_and_once_before_the_answer() -
     assert flight.started_at == 11.0
 
 
-# --- one flight --------------------------------------------------------------------------------------
-
-
 def test_tokens_beyond_what_a_flight_can_have_are_not_taken() -> None:
     for asked, context, most in ((3, 0, 3), (3, 100, 3), (100, 3, 3), (None, 3, 3), (None, 0, TOKENS_MAX)):
         flight = open_flight(max_tokens=asked)
@@ -117,9 +110,7 @@ def test_tokens_beyond_what_a_flight_can_have_are_not_taken() -> None:
     "large",
     [
         factories.delta("x" * 32_000),
-        factories.delta(
-            likelihoods=[TokenLogprob(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10,
-        ),
+        factories.delta(likelihoods=[TokenLogprob(bytes=b"x", logprob=-1.0, top=[(b"x", -1.0)] * 20)] * 10),
         factories.delta(calls=[CallDelta(index=0, name="x" * 16_000, arguments="x" * 16_000)]),
         factories.delta(calls=[CallDelta(index=n, id="c") for n in range(200)]),
     ],
@@ -135,9 +126,6 @@ def test_undelivered_backlog_limit_counts_delta_size(large: Delta) -> None:
     for number in range(50):
         assert again.accept_delta(replace(large, sequence=number), now=11.0) is DeltaResult.TAKEN
         again.take()
-
-
-# --- any history -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -254,9 +242,7 @@ def test_a_leg_goes_on_behind_the_tokens_of_those_before_it() -> None:
 def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
     told: int | None, reported: int, cached: int
 ) -> None:
-    flights = Flights()
-    flight = flights.open(request(), "m", now=0.0)
-    flights.assign(flight, WORKER, now=0.0)
+    flights, flight = dispatched()
     flight.accept(accepted())
     if told is not None:
         flight.reused(reused(told))
@@ -270,10 +256,8 @@ def test_tokens_that_an_earlier_leg_computed_are_no_cache_hit(
 
 
 def test_a_leg_is_proven_by_its_own_deltas() -> None:
-    flights = Flights()
-    flight = flights.open(request(), "m", now=0.0)
-    flights.assign(flight, WORKER, now=0.0)
-    flight.accept_delta(delta(0), now=1.0)
+    flights, flight = dispatched()
+    flight.accept_delta(delta(0), now=11.0)
     aboard_again(flights, flight)
     seen = []
     for number in range(PROVEN_PIECES):
@@ -281,9 +265,6 @@ def test_a_leg_is_proven_by_its_own_deltas() -> None:
         flight.accept_delta(delta(number), now=1.0)
     assert seen == [False] * PROVEN_PIECES
     assert flight.proven
-
-
-# --- all flights -------------------------------------------------------------------------------------
 
 
 def test_a_flight_is_found_by_its_leg_and_its_worker_only() -> None:
@@ -321,10 +302,7 @@ COUNT = 4
 
 
 def opened() -> tuple[Flights, Flight]:
-    flights = Flights()
-    flight = flights.open(factories.embed(["x"] * COUNT), "m", now=10.0)
-    flights.assign(flight, WORKER, now=10.0)
-    return flights, flight
+    return dispatched(factories.embed(["x"] * COUNT))
 
 
 def part(sequence: int, *places: int, vectors: bytes | None = None) -> EmbeddingChunk:
@@ -333,14 +311,10 @@ def part(sequence: int, *places: int, vectors: bytes | None = None) -> Embedding
 
 
 UNSOUND: dict[str, EmbeddingChunk] = {
-    "a text that is not there": part(0, COUNT),
-    "one that was answered": part(0, 3),
-    "one twice": part(0, 1, 1),
-    "nothing": part(0),
-    "no numbers": part(0, 1, vectors=b""),
-    "half a number": part(0, 1, vectors=b"\0" * 6),
-    "fewer than texts": part(0, 0, 1, vectors=b"\0" * 4),
-}
+    "a text that is not there": part(0, COUNT), "one that was answered": part(0, 3),
+    "one twice": part(0, 1, 1), "nothing": part(0), "no numbers": part(0, 1, vectors=b""),
+    "half a number": part(0, 1, vectors=b"\0" * 6), "fewer than texts": part(0, 0, 1, vectors=b"\0" * 4),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("message", UNSOUND.values(), ids=UNSOUND)

@@ -14,7 +14,7 @@ from broker.dispatch.prompt_bound import check_prompt
 from protocol.errors import Code, RequestError
 from protocol.messages import Ready
 from protocol.types import TokenizeOptions
-from tests.broker.dispatcher_line import Line, ready
+from tests.broker.dispatcher_line import Line, ready, refusal
 from tests.factories import embed, request
 
 CONTEXT, TOKEN_BYTES = 100, 10
@@ -37,9 +37,7 @@ def user(content: object) -> dict[str, Any]:
     ],
 )
 def test_prompt_that_cannot_fit_is_refused(fields: dict[str, Any], source: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        check_prompt(request(**fields), READY)
-    error = caught.value
+    error = refusal(check_prompt, request(**fields), READY)
     assert (error.code, error.kind.status, error.param) == (Code.CONTEXT_LENGTH_EXCEEDED, 400, source)
     assert f"resulted in more than {CONTEXT + 1} tokens" in error.message
     assert error.details == {"prompt_tokens": CONTEXT + 2, "context_length": CONTEXT}
@@ -79,11 +77,8 @@ def test_prompt_is_refused_only_if_its_solid_bytes_exceed_the_context(text: str)
 def test_refused_prompt_is_never_sent() -> None:
     line = Line()
     line.hello("w", "m")
-    line.dispatcher.on_message("w", replace(ready("w"), token_bytes_max=1))
-    with (
-        pytest.raises(RequestError, match="maximum context length"),
-        line.dispatcher.submit(line.dispatcher.find("m"), [request(prompt="x" * 100_000)], ()),
-    ):
-        pass
+    line.say("w", replace(ready("w"), token_bytes_max=1))
+    long = line.dispatcher.submit(line.dispatcher.find("m"), [request(prompt="x" * 100_000)], ())
+    assert "maximum context length" in refusal(long.__enter__).message
     assert line.attempts_sent_to("w") == []
     assert len(line.dispatcher.flights) == 0

@@ -28,10 +28,10 @@ from broker.dispatch.routing import (
     least_loaded,
 )
 from protocol.conversation import pack
-from protocol.errors import Code, RequestError
+from protocol.errors import Code
 from protocol.messages import Generate, Ready
 from protocol.types import Timings
-from tests.broker.dispatcher_line import Line
+from tests.broker.dispatcher_line import Line, refusal
 from tests.factories import accepted, cleared, events, finished, request
 
 SYSTEM = "You answer in short sentences. " * 40
@@ -156,9 +156,7 @@ def test_a_conversation_stays_with_the_worker_that_ran_it() -> None:
     assert flight.attempt is not None
     assert flight.attempt.worker == other
     line.unreachable.add(other)
-    with pytest.raises(RequestError) as refused:
-        line.submit(asked("refused", "x"))
-    assert refused.value.code is Code.WORKER_UNAVAILABLE
+    assert refusal(line.submit, asked("refused", "x")).code is Code.WORKER_UNAVAILABLE
     # Told to go by load, it goes wherever less is to do.
     line = two(method="load")
     assert where(line, asked("a", "one")) != where(line, asked("b", "one", "two", "three"))

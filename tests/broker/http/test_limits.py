@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -13,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from broker.http.limits import BodyBudget, KeyConcurrency
 from protocol.api_keys import ApiKey
 from protocol.errors import Code, RequestError
+from tests.broker.dispatcher_line import refusal
 
 MOST = 4
 A, B, C = KEYS = [ApiKey.of(name, name, "here") for name in "abc"]
@@ -26,16 +26,13 @@ def test_a_key_may_have_so_many_and_the_next_is_told_when_to_come_back() -> None
     key_concurrency = KeyConcurrency(MOST)
     with key_concurrency.held(A, 3, at_once):
         assert (key_concurrency.available(A), key_concurrency.available(B)) == (1, MOST)
-        with pytest.raises(RequestError) as caught, key_concurrency.held(A, 2, lambda held: 7.0 * held):
-            raise AssertionError("the request was admitted")
-        assert caught.value.code is Code.RATE_LIMIT_EXCEEDED
-        assert caught.value.retry_after_s == 21.0
-        assert "has 3 requests in flight; the limit is 4" in caught.value.message
+        error = refusal(key_concurrency.held(A, 2, lambda held: 7.0 * held).__enter__)
+        assert (error.code, error.retry_after_s) == (Code.RATE_LIMIT_EXCEEDED, 21.0)
+        assert "has 3 requests in flight; the limit is 4" in error.message
         with key_concurrency.held(A, 1, at_once), key_concurrency.held(B, MOST, at_once):
             assert key_concurrency.available(A) == key_concurrency.available(B) == 0
-        with pytest.raises(RequestError) as caught:
-            key_concurrency.allocate(A, MOST + 1, at_once)
-        assert (caught.value.param, caught.value.retry_after_s) == ("n", None), "no retry is worth it"
+        error = refusal(key_concurrency.allocate, A, MOST + 1, at_once)
+        assert (error.param, error.retry_after_s) == ("n", None), "no retry is worth it"
     assert len(key_concurrency) == 0
 
 
@@ -53,13 +50,10 @@ def test_key_with_a_limit_of_its_own_is_held_to_that_one() -> None:
     with key_concurrency.held(few, 1, at_once), key_concurrency.held(many, MOST + 1, at_once):
         available = [key_concurrency.available(key) for key in (few, many, replace(B, concurrent_max=1))]
         assert available == [0, 0, 0], "the last limit has shrunk"
-        with pytest.raises(RequestError, match="the limit is 1"):
-            key_concurrency.allocate(few, 1, at_once)
-    with (
-        KeyConcurrency().held(few, 1, at_once),
-        pytest.raises(RequestError, match="the limit of an API key is 1"),
-    ):
-        KeyConcurrency().allocate(few, 2, at_once)
+        assert "the limit is 1" in refusal(key_concurrency.allocate, few, 1, at_once).message
+    with KeyConcurrency().held(few, 1, at_once):
+        error = refusal(KeyConcurrency().allocate, few, 2, at_once)
+        assert "the limit of an API key is 1" in error.message
 
 
 def test_a_budget_is_given_out_to_the_last_byte() -> None:
