@@ -32,7 +32,7 @@ def test_a_file_of_ours_alone_is_read_through_a_link_too_up_to_a_limit(file: Pat
 
 
 def test_what_is_open_to_others_or_no_file_is_refused_without_blocking(file: Path, tmp_path: Path) -> None:
-    for permissions in (0o601, 0o604, 0o620):
+    for permissions in (0o601, 0o604, 0o620, 0o640):
         file.chmod(permissions)
         with pytest.raises(PermissionError, match="0600"):
             read_private(file)
@@ -64,13 +64,10 @@ def test_a_folder_is_private_while_only_its_owner_can_enter(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("above", "below", "expected"),
     [
-        (0o755, 0o755, True),
-        (0o1777, 0o755, True),
-        (0o777, 0o700, False),
-        (0o755, 0o1777, False),
-        (0o720, 0o700, False),
+        (0o755, 0o755, True), (0o1777, 0o755, True),
+        (0o777, 0o700, False), (0o755, 0o1777, False), (0o720, 0o700, False),
     ],
-)
+)  # fmt: skip
 def test_a_folder_is_protected_if_nobody_else_can_replace_what_is_in_it(
     above: int, below: int, expected: bool, tmp_path: Path
 ) -> None:

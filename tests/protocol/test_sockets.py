@@ -7,24 +7,21 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from broker.transport.router import RouterLink
 from protocol import sockets, wire
-from protocol.messages import Hello, ToGateway, Welcome
+from protocol.messages import Welcome
 from protocol.sockets import Curve, EndpointError
 from protocol.state_folder import SERVER_NAME_CHARS_MAX, server_name
+from tests.broker.transport.test_router import Socket, hello, listening, say
 from tests.system import free_port
 
 WAIT_S = 20.0
-
-Socket = zmq.Socket[bytes]
 
 
 class Line:
@@ -71,10 +68,6 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def receive(socket: Socket) -> list[bytes]:
     assert socket.poll(int(1000 * WAIT_S)), "no message arrived in time"
     return socket.recv_multipart()
-
-
-def hello(incarnation: str) -> Hello:
-    return Hello(incarnation=incarnation, version=1, model="m", pid=1)
 
 
 # --- endpoints ---------------------------------------------------------------------------------------
@@ -300,30 +293,6 @@ def test_keys_that_are_missing_or_no_secret_are_refused(
         Curve.load(tmp_path, "worker")
 
 
-Heard = asyncio.Queue[tuple[str, ToGateway]]
-
-
-@asynccontextmanager
-async def listening(endpoint: str, keys: Path | None) -> AsyncIterator[tuple[RouterLink, Heard]]:
-    """Run the gateway's link. Yields the link and its received messages."""
-    heard: Heard = asyncio.Queue()
-
-    def hear(sender: str, message: ToGateway) -> int:
-        heard.put_nowait((sender, message))
-        return 0
-
-    link = RouterLink(endpoint, keys)
-    link.start(hear, lambda sender: None, lambda peer, why: None)
-    try:
-        yield link, heard
-    finally:
-        link.close()
-
-
-async def say_hello(dealer: Socket, name: str) -> None:
-    await asyncio.to_thread(dealer.send_multipart, wire.encode(hello(name)))
-
-
 REFUSALS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -338,7 +307,7 @@ def test_with_the_keys_messages_pass_both_ways_and_without_them_nobody_is_heard(
     endpoint = f"tcp://127.0.0.1:{free_port()}"
 
     async def talk() -> None:
-        async with listening(endpoint, keys) as (link, heard):
+        async with listening(endpoint, keys=keys) as (link, touch):
             # Not with `connect_dealer`: an intruder does not use our code.
             intruder = line.keep(line.context.socket(zmq.DEALER))
             intruder.setsockopt(zmq.IDENTITY, b"intruder")
@@ -351,9 +320,9 @@ def test_with_the_keys_messages_pass_both_ways_and_without_them_nobody_is_heard(
                 intruder.send_multipart(wire.encode(hello("intruder")))
             assert await asyncio.to_thread(next_event, monitor) & REFUSALS
             dealer = line.dealer(endpoint, "worker", Curve.load(keys, "worker"))
-            await say_hello(dealer, "worker")
-            assert await heard.get() == ("worker", hello("worker"))
-            assert heard.empty()
+            await say(dealer, hello("worker"))
+            assert await touch.next() == ("worker", hello("worker"))
+            assert touch.silent
             answer = Welcome(incarnation="gateway", version=1)
             assert link.send("worker", answer)
             assert wire.decode_to_worker(await asyncio.to_thread(receive, dealer))[0] == answer

@@ -13,6 +13,8 @@ from protocol.messages import Generate, Ready
 from tests.broker.dispatcher_line import Clock, refusal
 from tests.factories import accepted, delta, request, reused
 
+BUSY = Code.TEXT_GENERATION_BUSY
+
 
 def house(waiting_max: int, waiting_tokens_max: int | None = None) -> Admission:
     return Admission(clock=Clock(), waiting_max=waiting_max, waiting_tokens_max=waiting_tokens_max)
@@ -39,7 +41,7 @@ def assigned(running: int, waiting: int) -> list[Flight]:
 
 def refused(admission: Admission, running: int, waiting: int, rows: int) -> RequestError:
     error = refusal(admission.check, assigned(running, waiting), worker(rows), asks())
-    assert error.code is Code.TEXT_GENERATION_BUSY
+    assert error.code is BUSY
     return error
 
 
@@ -98,7 +100,7 @@ def test_prompts_wait_up_to_so_many_tokens_together(limit: int | None, tokens_ma
     if room > 0:
         admission.check(counted(assigned(2, 1), room), worker(4, tokens_max), one)
     error = refusal(admission.check, counted(assigned(2, 1), room + 1), worker(4, tokens_max), one)
-    assert (error.code, error.retry_after_s) == (Code.TEXT_GENERATION_BUSY, 1.0)
+    assert (error.code, error.retry_after_s) == (BUSY, 1.0)
     assert error.message.startswith(f"Waiting prompts have {room + 1} tokens")
     assert "Waiting: waiting-2." in error.message
 
@@ -115,8 +117,8 @@ def test_waiting_prompt_counts_as_no_more_than_the_context() -> None:
     [flight] = assigned(0, 1)
     flight.request = asks(text="x" * 10**6)[0]
     admission.check([flight], worker(1), asks())
-    refusal(admission.check, [flight], replace(worker(1), context_length=0), asks())
-    refusal(admission.check, [flight], worker(1), asks(text="x" * 10**6))
+    assert refusal(admission.check, [flight], replace(worker(1), context_length=0), asks()).code is BUSY
+    assert refusal(admission.check, [flight], worker(1), asks(text="x" * 10**6)).code is BUSY
 
 
 def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
@@ -124,9 +126,11 @@ def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
     [flight] = assigned(0, 1)
     flight.request = asks(text="x" * 90 * BYTES_PER_TOKEN)[0]
     text = "x" * 10 * BYTES_PER_TOKEN
-    refusal(admission.check, [flight], worker(1), asks(text=text))
+    assert refusal(admission.check, [flight], worker(1), asks(text=text)).code is BUSY
     admission.check(counted([flight], 20), worker(1), asks(text=text))
-    refusal(admission.check, [flight], worker(1), asks(8, text=text))  # every copy of a prompt is one more
+    assert (
+        refusal(admission.check, [flight], worker(1), asks(8, text=text)).code is BUSY
+    )  # every copy of a prompt is one more
 
 
 def test_all_that_becomes_a_prompt_has_a_size() -> None:

@@ -92,10 +92,10 @@ class LinkEvents:
 
 @asynccontextmanager
 async def listening(
-    endpoint: str, on_message: Callable[[str, ToGateway], int] | None = None
+    endpoint: str, on_message: Callable[[str, ToGateway], int] | None = None, keys: Path | None = None
 ) -> AsyncIterator[tuple[RouterLink, LinkEvents]]:
     """Yield a link, and its reports unless `on_message` takes the messages."""
-    link, touch = RouterLink(endpoint, None), LinkEvents()
+    link, touch = RouterLink(endpoint, keys), LinkEvents()
     link.start(on_message or touch.on_message, touch.lost, touch.turn_away)
     try:
         yield link, touch
