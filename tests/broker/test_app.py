@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from typing import cast
+from unittest import mock
 
 import pytest
 
@@ -65,27 +66,12 @@ async def test_the_machine_is_kept_awake_while_there_are_requests(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "SWEEP_S", 0.005)
-
-    class FakeProgram:
-        """Stand-in for the sleep inhibitor."""
-
-        def __init__(self) -> None:
-            self.kept: list[bool] = []
-            self.closed = False
-
-        def keep(self, awake: bool) -> None:
-            self.kept.append(awake)
-
-        def close(self) -> None:
-            self.closed = True
-
-    told = FakeProgram()
-    app = app_module.create_app(house.gateway, cast(RouterLink, house.link), None, cast(SleepInhibitor, told))
+    inhibitor = mock.create_autospec(SleepInhibitor, instance=True)
+    app = app_module.create_app(house.gateway, cast(RouterLink, house.link), None, inhibitor)
     async with lifespan(app):
-        await until(lambda: told.kept)
-        assert told.kept == [False]
-        flights = house.line.dispatcher.flights
-        flights.open(request("a"), "org/model", house.line.clock.now)
-        await until(lambda: told.kept[-1])
-        assert not told.closed
-    assert told.closed
+        await until(lambda: inhibitor.keep.called)
+        inhibitor.keep.assert_called_once_with(False)
+        house.line.dispatcher.flights.open(request("a"), "org/model", house.line.clock.now)
+        await until(lambda: inhibitor.keep.mock_calls[-1] == mock.call(True))
+        inhibitor.close.assert_not_called()
+    inhibitor.close.assert_called_once()

@@ -22,10 +22,7 @@ from protocol.messages import PROTOCOL_VERSION, Generate, Message, ToGateway, To
 GOLDEN = Path(__file__).with_name("golden.json")
 UNIONS = {"to_worker": ToWorker, "to_gateway": ToGateway}
 Decoder = Callable[[Sequence[bytes]], tuple[Message, Sequence[bytes]]]
-DECODERS: dict[str, Decoder] = {
-    "to_worker": wire.decode_to_worker,
-    "to_gateway": wire.decode_to_gateway,
-}
+DECODERS: dict[str, Decoder] = {"to_worker": wire.decode_to_worker, "to_gateway": wire.decode_to_gateway}
 
 GATEWAY, WORKER = "6761746577617931", "776f726b65723031"
 IMAGE = b"\x89PNG\r\n\x1a\n and the rest"
@@ -42,22 +39,13 @@ _PACKED: dict[str, object] = {
 }
 _SPECIAL: dict[str, object] = {
     # Of fields whose type does not say what a valid value is.
-    "version": PROTOCOL_VERSION,
-    "count": 2,
-    "vectors": bytes.fromhex("0000803f000080bf"),
-    "frame": 0,
-    "frames": 2,
-    "sequence": 0,
-    "max_tokens": 64,
-    "code": "context_length_exceeded",
-    "reason": "length",
+    "version": PROTOCOL_VERSION, "count": 2, "vectors": bytes.fromhex("0000803f000080bf"), "frame": 0,
+    "frames": 2, "sequence": 0, "max_tokens": 64, "code": "context_length_exceeded", "reason": "length",
     "phase": "decode",
-}
+}  # fmt: skip
 _VALUES: dict[type, object] = {
-    inspect.IntType: 70000,
-    inspect.FloatType: 0.375,
-    inspect.BytesType: b"\xe9\xa7",
-}
+    inspect.IntType: 70000, inspect.FloatType: 0.375, inspect.BytesType: b"\xe9\xa7",
+}  # fmt: skip
 
 
 def _value(kind: inspect.Type, name: str, default: object, *, full: bool) -> Any:

@@ -64,9 +64,6 @@ def toml(tmp_path: Path) -> Path:
     return tmp_path / "roundhouse.toml"
 
 
-# --- precedence --------------------------------------------------------------------------------------
-
-
 def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(toml: Path) -> None:
     toml.write_text('[gateway]\nname = "file"\ncars = 4\nspeed_s = 4\nlimit = "overridden"\n')
     variables = {"NAME": "variable", "CARS": "5", "LIMIT": "2", "OTHER": "x"}
@@ -103,15 +100,10 @@ def test_values_become_what_the_field_is_wherever_they_are_set(
 
 
 def test_a_value_of_another_type_in_the_file_is_refused(toml: Path) -> None:
-    wrong = (
-        "cars = true",
-        'whistles = "true"',
-        "folder = 7",
-        "speed_s = [1]",
-        "water = 1.5",
+    for line in (
+        "cars = true", 'whistles = "true"', "folder = 7", "speed_s = [1]", "water = 1.5",
         'stops = ["York", 1]',
-    )
-    for line in wrong:
+    ):  # fmt: skip
         toml.write_text(f"[gateway]\n{line}\n")
         [error] = errors("--config", str(toml))
         assert error.startswith(line.split(" ")[0] + ": Expected")
@@ -235,17 +227,22 @@ def test_an_unknown_flag_or_a_value_out_of_bounds_is_refused_with_its_source() -
     for argv in (["--colour", "red"], ["caboose"], ["--cars"]):
         [error] = errors(*argv)
         assert argv[0] in error
-    wrong = {
-        "--cars": ("0", "many", ""),
-        "--speed-s": ("0", "nan"),
-        "--folder": ("",),
-        "--kind": ("electric",),
-    }
-    for flag, values in wrong.items():
-        for value in values:
-            [error] = errors(f"{flag}={value}")
-            assert error.startswith(flag[2:].replace("-", "_") + ":")
-            assert error.endswith(f"(from {flag})")
+    for word in [
+        "--cars=0",
+        "--cars=many",
+        "--cars=",
+        "--speed-s=0",
+        "--speed-s=nan",
+        "--folder=",
+        "--kind=electric",
+    ]:
+        [error] = errors(word)
+        flag, _, _ = word.partition("=")
+        assert error.startswith(flag[2:].replace("-", "_") + ":")
+        assert error.endswith(f"(from {flag})")
+
+
+SIZES = {"coal", "prefix_cache_disk", "media_memory", "batch_storage", "journal_max"}
 
 
 @pytest.mark.parametrize("kind", [Trains, GatewaySettings, WorkerSettings, FakeSettings])
@@ -262,13 +259,13 @@ def test_help_lists_every_field_with_what_it_is_for(
     for field in msgspec.structs.fields(kind):
         entry = entries["-" + field.encode_name.replace("_", "-")]
         if field.default not in (None, "", (), False, msgspec.NODEFAULT):
-            is_size = field.name in (
+            is_size = field.name in [
                 "coal",
                 "prefix_cache_disk",
                 "media_memory",
                 "batch_storage",
                 "journal_max",
-            )
+            ]
             default = f"(default: {settings.spell_size(field.default) if is_size else field.default})"
             assert entry.endswith(default)
             entry = entry.removesuffix(default)
@@ -287,9 +284,8 @@ def test_settings_that_are_passed_on_are_declared_by_the_process_that_gets_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert read(kind=Station) == Station(cars=None, platforms=2, coal=None, whistles=None, stops=())
-    assert read("--cars=3", "--coal=1K", "--whistles", kind=Station) == Station(
-        cars=3, coal=1024, whistles=True
-    )
+    expected = Station(cars=3, coal=1024, whistles=True)
+    assert read("--cars=3", "--coal=1K", "--whistles", kind=Station) == expected
     assert errors("--cars=10", kind=Station) == errors("--cars=10")
     with pytest.raises(SystemExit):
         read("--help", kind=Station)

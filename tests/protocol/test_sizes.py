@@ -12,18 +12,11 @@ from protocol import settings
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("7B", 7),
-        ("1K", 1024),
-        ("1KiB", 1024),
-        ("500 MB", 500_000_000),
-        ("4GiB", 4 * 2**30),
-        ("4GB", 4_000_000_000),
-        ("1TiB", 2**40),
-        (" 1.5GiB ", 3 * 2**29),
-        ("0.0001K", 0),
+        ("7B", 7), ("1K", 1024), ("1KiB", 1024), ("500 MB", 500_000_000), ("4GiB", 4 * 2**30),
+        ("4GB", 4_000_000_000), ("1TiB", 2**40), (" 1.5GiB ", 3 * 2**29), ("0.0001K", 0),
         ("999999999999999999.5K", (2 * 999999999999999999 + 1) * 512),
     ],
-)
+)  # fmt: skip
 def test_a_size_is_read(text: str, expected: int) -> None:
     assert settings.parse_size(text) == expected
 

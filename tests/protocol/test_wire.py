@@ -183,9 +183,6 @@ def test_nesting_deeper_than_the_stack_is_a_wire_error(opening: bytes, field: st
         wire.decode_to_worker([body[:-1] + opening * 1_000_000 + b"\x00"])
 
 
-# --- messages that cannot be encoded -----------------------------------------------------------------
-
-
 def test_what_cannot_be_encoded_or_is_for_the_other_side_is_a_wire_error() -> None:
     for broken in (request(prompt="\ud800"), request(sampling=Sampling(seed=2**64))):
         with pytest.raises(wire.WireError):

@@ -128,9 +128,8 @@ def test_a_prompt_is_guessed_until_its_worker_has_counted_it() -> None:
     text = "x" * 10 * BYTES_PER_TOKEN
     assert refusal(admission.check, [flight], worker(1), asks(text=text)).code is BUSY
     admission.check(counted([flight], 20), worker(1), asks(text=text))
-    assert (
-        refusal(admission.check, [flight], worker(1), asks(8, text=text)).code is BUSY
-    )  # every copy of a prompt is one more
+    copies = asks(8, text=text)
+    assert refusal(admission.check, [flight], worker(1), copies).code is BUSY, "each copy is one more"
 
 
 def test_all_that_becomes_a_prompt_has_a_size() -> None:

@@ -133,7 +133,7 @@ def test_choices_end_each_for_itself_and_those_at_work_are_cancelled_in_the_end(
     assert len(line.dispatcher.flights) == 0
 
 
-# --- health states -----------------------------------------------------------------------------------
+# --- health, the end, and prefix caches ---------------------------------------------------------------
 
 
 def test_a_worker_that_is_turned_away_is_told_so_and_another_one_has_its_flights(line: Line) -> None:

@@ -88,6 +88,11 @@ class Client:
         await self._reader.readexactly(2)
         return found
 
+    async def answer(self) -> bytes:
+        """Read an answer whose body is chunked, and return the body."""
+        assert (await self.head())[0] == 200
+        return await self.chunked()
+
     async def rest(self) -> bytes:
         """Read until the connection is closed."""
         return await self._reader.read()

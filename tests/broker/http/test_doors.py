@@ -43,9 +43,6 @@ def empty(doors: Doors) -> bool:
     return len(doors.line.dispatcher.flights) == len(doors.gateway.key_concurrency) == 0
 
 
-# --- keys --------------------------------------------------------------------------------------------
-
-
 async def test_without_a_key_nothing_reaches_a_worker_and_the_body_is_not_read() -> None:
     doors = Doors()
     for key in (None, "wrong"):
@@ -54,9 +51,6 @@ async def test_without_a_key_nothing_reaches_a_worker_and_the_body_is_not_read()
         assert answer.headers["x-request-id"].startswith("req_")
         assert answer.unread == 1
     assert doors.requests() == []
-
-
-# --- per-key concurrency -----------------------------------------------------------------------------
 
 
 async def test_a_key_has_its_share_and_another_key_has_its_own() -> None:
@@ -76,9 +70,6 @@ async def test_a_key_has_its_share_and_another_key_has_its_own() -> None:
     again.leave()
     await again.end()
     assert empty(doors)
-
-
-# --- the queue ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,9 +122,6 @@ async def test_a_request_that_was_begun_has_all_the_time_it_needs() -> None:
     assert empty(doors)
 
 
-# --- full queue --------------------------------------------------------------------------------------
-
-
 async def test_full_gateway_refuses_before_reading_the_body() -> None:
     doors = Doors(waiting_max=1)
     first = doors.ask(n=2)
@@ -168,9 +156,6 @@ async def test_a_house_is_not_full_while_any_model_has_room_or_none_serves_it() 
     assert empty(doors)
 
 
-# --- bodies ------------------------------------------------------------------------------------------
-
-
 async def test_bodies_beyond_the_budget_are_refused_until_there_is_room() -> None:
     doors = Doors(body_bytes_max=4096, body_budget_bytes=4096)
     first = doors.ask(filler=3000)
@@ -197,9 +182,6 @@ def test_limits_that_make_no_sense_together_are_refused() -> None:
     with pytest.raises(ValueError, match="media_memory"):
         GatewaySettings(media_bytes_max=2048, media_memory=2047)
     GatewaySettings(max_per_key=1, api_keys_file=Path("keys"))
-
-
-# --- other origins -----------------------------------------------------------------------------------
 
 
 async def test_a_page_that_was_named_may_ask_and_no_other() -> None:

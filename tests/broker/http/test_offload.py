@@ -14,7 +14,6 @@ from broker.http.offload import LARGE_BODY_BYTES, BodyOffload
 from protocol.conversation import unpack
 from protocol.errors import Code, RequestError
 from tests.broker.application import House
-from tests.factories import accepted, events, finished
 
 WAIT_S = 10.0
 
@@ -67,11 +66,8 @@ async def test_work_that_hangs_and_who_waits_behind_it_are_given_up(
 
 async def test_a_large_conversation_arrives_as_a_small_one_does(house: House) -> None:
     said = "x" * LARGE_BODY_BYTES
-    answer = house.chat(said)
-    id = await house.arrived()
+    answer = await house.serve(house.chat(said), "read")
     assert unpack(house.requests()[0]).messages == [{"role": "user", "content": said}]
-    house.line.say("w", accepted("w", id), events("w", id, "read"), finished("w", id, 1))
-    assert (await answer.end()).json["choices"][0]["message"]["content"] == "read"
-    wrong = house.chat([{"type": "text", "text": said}, {"type": "input_audio"}])
-    await wrong.end()
-    assert (wrong.status, wrong.error["code"]) == (400, "unsupported_media")
+    assert answer.json["choices"][0]["message"]["content"] == "read"
+    wrong = await house.chat([{"type": "text", "text": said}, {"type": "input_audio"}]).refusal()
+    assert wrong == (400, "unsupported_media", "messages[0].content[1]")

@@ -43,8 +43,7 @@ async def test_flood_of_pipelined_requests_is_not_read() -> None:
         assert len(served._unparsed) <= UNPARSED_BYTES_MAX + READ_BYTES_MAX
         server.echo.go.set()
         for _ in range(200):
-            assert (await client.head())[0] == 200
-            assert await client.chunked() == b"-"
+            assert await client.answer() == b"-"
             assert len(served._unparsed) <= UNPARSED_BYTES_MAX + READ_BYTES_MAX
         assert server.echo.asked < 700
         client.reset()

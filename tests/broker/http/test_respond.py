@@ -14,8 +14,6 @@ from tests.broker.application import CHAT, MESSAGES, House, house_with_worker
 from tests.broker.asgi import Exchange
 from tests.factories import accepted, events, failed, finished, reused
 
-# --- prefix reuse ------------------------------------------------------------------------------------
-
 CACHE = "x-roundhouse-cache"
 RELAXED = "x-roundhouse-schema-relaxed"
 
@@ -81,6 +79,16 @@ async def test_failure_while_headers_are_delayed_is_handled_as_before_the_first_
         assert (answer.status, answer.error["code"]) == (503, "worker_unavailable")
         assert CACHE not in answer.headers
     assert len(house.line.dispatcher.flights) == 0
+
+
+async def test_errors_use_the_format_of_the_requested_api_whoever_raises_them(house: House) -> None:
+    failing = house.message()
+    house.line.say("w", failed("w", await house.arrived()))
+    keyed = House(api_keys=("rh-one",))
+    for refused in (failing, house.message(temperature=9), house.get(MESSAGES), keyed.message()):
+        assert (await refused.end()).json["type"] == "error"
+    assert (await house.chat(temperature=9).end()).error["code"] == "invalid_request"
+    assert (await keyed.chat().end()).error["code"] == "invalid_api_key"
 
 
 # --- bodies ------------------------------------------------------------------------------------------
@@ -160,16 +168,3 @@ async def test_a_client_that_does_not_read_loses_its_stream_and_costs_no_more(
     assert b'"code":"client_too_slow"' in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.body.count(b'"content":"x"') < 60
-
-
-# --- errors ------------------------------------------------------------------------------------------
-
-
-async def test_errors_use_the_format_of_the_requested_api_whoever_raises_them(house: House) -> None:
-    failing = house.message()
-    house.line.say("w", failed("w", await house.arrived()))
-    keyed = House(api_keys=("rh-one",))
-    for refused in (failing, house.message(temperature=9), house.get(MESSAGES), keyed.message()):
-        assert (await refused.end()).json["type"] == "error"
-    assert (await house.chat(temperature=9).end()).error["code"] == "invalid_request"
-    assert (await keyed.chat().end()).error["code"] == "invalid_api_key"

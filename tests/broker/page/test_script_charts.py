@@ -44,13 +44,8 @@ def plotted(call: Call, place: int, samples: list[Any], pauses: list[Any]) -> An
 
 def sample(ago_s: float, **values: float | None) -> dict[str, Any]:
     columns = (
-        "tokens_per_s",
-        "running",
-        "waiting",
-        "first_token_p50_s",
-        "first_token_p95_s",
-        "cache_hit_rate_1m",
-    )
+        "tokens_per_s", "running", "waiting", "first_token_p50_s", "first_token_p95_s", "cache_hit_rate_1m",
+    )  # fmt: skip
     return {"time": NOW - ago_s, **dict.fromkeys(columns), **values}
 
 
@@ -85,14 +80,10 @@ def test_a_reading_tells_the_values_of_one_sample(call: Call) -> None:
 
 def test_a_pause_is_from_the_loss_to_the_next_that_is_ready(call: Call) -> None:
     told = [
-        event("said goodbye: asked to stop", NOW - 1, "b"),
-        event("connection lost", NOW - 2),
-        event("is silent", NOW - 3),
-        event("connection lost", NOW - 4, "c"),
-        event("ready", NOW - 20),
-        event("is stalled", NOW - 30),
-        event("ready", NOW - 90),
-    ]
+        event("said goodbye: asked to stop", NOW - 1, "b"), event("connection lost", NOW - 2),
+        event("is silent", NOW - 3), event("connection lost", NOW - 4, "c"), event("ready", NOW - 20),
+        event("is stalled", NOW - 30), event("ready", NOW - 90),
+    ]  # fmt: skip
     found = call("pauses.js", "pauses", told)
     assert sorted((pause["model"], pause["from"], pause["to"], pause["how"]) for pause in found) == [
         ("c", NOW - 4, None, "connection lost"),

@@ -36,8 +36,6 @@ def grown(call: Call, *chunks: dict[str, Any]) -> Any:
     return grows
 
 
-# --- events ---
-
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["message", "status"]), st.text("ab🚂 {:", min_size=1)), max_size=5
 )

@@ -14,6 +14,22 @@ from tests.broker.asgi import Exchange
 from tests.broker.dispatcher_line import ready
 from tests.factories import accepted, events, failed, finished, reused
 
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_fingerprint_is_stable_and_changes_with_the_model(path: str, house: House) -> None:
+    """It is the same in every chunk and document, until a worker with other weights takes the name."""
+
+    async def fingerprints(*, stream: bool) -> set[str]:
+        exchange = house.post(path, stream=stream, **BODIES[path])
+        body = (await house.serve(exchange, "x")).body.decode()
+        return set(re.findall('"system_fingerprint":"(fp_[0-9a-f]{10})"', body))
+
+    [before] = await fingerprints(stream=True) | await fingerprints(stream=False)
+    house.line.say("w", replace(ready("w"), identity="other weights"))
+    [after] = await fingerprints(stream=False)
+    assert after != before
+
+
 # --- several choices ---------------------------------------------------------------------------------
 
 
@@ -135,18 +151,3 @@ async def test_a_gateway_whose_time_to_drain_is_over_says_so_to_newcomers_and_to
     assert b"shutting_down" in answer.body
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert house.cancels() == [id]
-
-
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_fingerprint_is_stable_and_changes_with_the_model(path: str, house: House) -> None:
-    """It is the same in every chunk and document, until a worker with other weights takes the name."""
-
-    async def fingerprints(*, stream: bool) -> set[str]:
-        exchange = house.post(path, stream=stream, **BODIES[path])
-        body = (await house.serve(exchange, "x")).body.decode()
-        return set(re.findall('"system_fingerprint":"(fp_[0-9a-f]{10})"', body))
-
-    [before] = await fingerprints(stream=True) | await fingerprints(stream=False)
-    house.line.say("w", replace(ready("w"), identity="other weights"))
-    [after] = await fingerprints(stream=False)
-    assert after != before
