@@ -128,6 +128,17 @@ class Exchange:
         return json.loads(self.body)
 
     @property
+    def documents(self) -> list[dict[str, Any]]:
+        """Documents of the events of a stream, up to here."""
+        lines = self.body.split(b"\n")
+        return [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+
+    @property
+    def numbered(self) -> list[tuple[int, str]]:
+        """Number and type of each event of a streamed response."""
+        return [(document["sequence_number"], document["type"]) for document in self.documents]
+
+    @property
     def error(self) -> dict[str, Any]:
         """Error object of a refusal, after its fields are checked."""
         assert self.headers["content-type"] == "application/json"

@@ -23,6 +23,11 @@ from protocol.types import CallDelta, Delta, TokenLogprob
 from tests.factories import accepted, failed, finished, request
 
 
+def head(rendering: ChatRendering, at: float) -> AnswerRecord:
+    checkpoints = [Checkpoint(request=request(), model="m")]
+    return AnswerRecord(owner=b"", rendering=rendering, checkpoints=checkpoints, at=at)
+
+
 @dataclass
 class Recording:
     """A recorded answer of one flight, whose worker is played by the test. It is its own journal."""
@@ -43,12 +48,7 @@ class Recording:
         rendering = ChatRendering(id="x", model="m", created=1, stream=True)
         renderer = rendering.renderer(lambda: "fp")
         self.answer.open([(0, self.flight)], renderer, lambda flights: ((), True), lambda: None)
-        told = AnswerRecord(
-            owner=b"",
-            rendering=rendering,
-            checkpoints=[Checkpoint(request=self.flight.request, model="m")],
-            at=self.now,
-        )
+        told = head(rendering, self.now)
         AnswerRecorder(self, self.answer, told, self._checkpoint, lambda: "fp", lambda: self.now).begin({})
 
     def _checkpoint(self, flight: Flight) -> Checkpoint:
@@ -79,6 +79,10 @@ class Recording:
         while self.due:
             self.due.pop(0)()
 
+    def pass_on(self, *texts: str) -> None:
+        self.say(*texts)
+        self.settle()
+
     def shape(self) -> list[str]:
         """Return the operations in short: texts of what was appended, and the others' names."""
         shown = []
@@ -102,8 +106,7 @@ class Recording:
 def test_output_is_written_together_once_it_is_a_second_old() -> None:
     recording = Recording()
     for text in "abc":
-        recording.say(text)
-        recording.settle()
+        recording.pass_on(text)
         recording.answers.sweep()
     assert recording.shape() == ["Put"]
     recording.now += COLLECTED_S_MAX
@@ -115,8 +118,7 @@ def test_output_is_written_together_once_it_is_a_second_old() -> None:
 def test_what_is_left_is_written_before_the_end_and_before_the_journal_is_closed() -> None:
     recording, stopped = Recording(), Recording()
     for each in (recording, stopped):
-        each.say("a", "b")
-        each.settle()
+        each.pass_on("a", "b")
     recording.flight.end(finished("w", "a", 2))
     recording.settle()
     assert "".join(recording.shape()[1:]).replace("+", "") == "abend"
@@ -129,12 +131,10 @@ def test_output_that_readers_wait_for_is_written_at_once_unless_the_disk_fails()
     answer = recording.answer
     answer.waits_for_disk = True
     for text in "ab":
-        recording.say(text)
-        recording.settle()
+        recording.pass_on(text)
     assert [shown for shown in recording.shape() if shown in "ab"] == ["a", "b"], "written at once"
     recording.disk_fails = True
-    recording.say("b")
-    recording.settle()
+    recording.pass_on("b")
     assert answer.visible == 0
     # Every attempt of the journal's thread is reported, also one that has written nothing.
     for _ in range(4):
@@ -143,35 +143,31 @@ def test_output_that_readers_wait_for_is_written_at_once_unless_the_disk_fails()
         recording.answers.sweep()
     assert answer.visible == len(answer.chunks) > 0
     before = answer.visible
-    recording.say("c")
-    recording.settle()
+    recording.pass_on("c")
     assert answer.visible == len(answer.chunks) > before
 
 
 def test_output_of_an_attempt_is_written_before_the_record_of_the_next_one() -> None:
     recording = Recording()
-    recording.say("a")
-    recording.settle()
+    recording.pass_on("a")
     recording.say("b")  # arrives in the same iteration of the event loop as the output of the next attempt
     recording.dispatch("other")
-    recording.say("c")
-    recording.settle()
+    recording.pass_on("c")
     recording.answers.flush()
     told = [shown for shown in recording.shape() if shown != "+"]
     assert told == ["Put", "a", "b", "Replace", "c"]
     pieces = [o.item for o in recording.operations if isinstance(o, Append)]
     replaced = [o.head for o in recording.operations if isinstance(o, Replace)]
     assert replaced[0] is not None
-    head, read = record.decode(replaced[0], pieces)
+    last, read = record.decode(replaced[0], pieces)
     items = [item for piece in read for item in piece.items]
-    restored = record.advanced(head.checkpoints[0], items)
+    restored = record.advanced(last.checkpoints[0], items)
     assert (restored.tokens, restored.attempt and restored.attempt.deltas) == ([1, 1, 1], 1)
 
 
 def test_of_an_answer_that_failed_nothing_more_is_written() -> None:
     recording = Recording()
-    recording.say("a")
-    recording.settle()
+    recording.pass_on("a")
     recording.flight.end(failed("w", recording.flight.id, "engine_error"))
     recording.settle()
     recording.answers.flush()
@@ -197,13 +193,8 @@ steps = st.lists(st.tuples(st.integers(0, 1), st.lists(deltas, min_size=1, max_s
 
 
 def read(pieces: list[bytes]) -> list[Piece]:
-    head = AnswerRecord(
-        owner=b"",
-        rendering=ChatRendering(id="x", model="m", created=1),
-        checkpoints=[Checkpoint(request=request(), model="m")],
-        at=0.0,
-    )
-    return record.decode(record.encode(head), pieces)[1]
+    encoded = record.encode(head(ChatRendering(id="x", model="m", created=1), 0.0))
+    return record.decode(encoded, pieces)[1]
 
 
 def numbered(choices: list[tuple[int, list[Delta], bool]]) -> list[tuple[int, list[Delta], bool]]:

@@ -12,19 +12,15 @@ from broker.dispatch.prefix_hashes import HEAD_HASHES_MAX, TAIL_HASHES_MAX
 from broker.dispatch.prompt_records import PromptRecord, PromptRecords, compare, record_of
 from protocol.conversation import pack
 from protocol.messages import Generate
-from protocol.types import Sampling
+from tests.factories import request
 
 SYSTEM = {"role": "system", "content": "Be terse."}
 HELLO = {"role": "user", "content": "hello"}
 HI = {"role": "assistant", "content": "hi"}
 
 
-def request(*messages: dict[str, Any], id: str = "a", **fields: Any) -> Generate:
-    return Generate(incarnation="g", id=id, sampling=Sampling(seed=0), messages=pack(messages), **fields)
-
-
 def record(*messages: dict[str, Any], model: str = "m", tokens: int = 100, **fields: Any) -> PromptRecord:
-    made = record_of(model, request(*messages, **fields))
+    made = record_of(model, request(messages=messages, **fields))
     made.counted_tokens = tokens
     return made
 
@@ -54,7 +50,7 @@ def test_the_first_difference_is_named(later: PromptRecord, change: str | None) 
 def test_a_long_conversation_is_compared_although_its_record_is_bounded() -> None:
     turns = [{"role": "user", "content": f"turn {n}"} for n in range(2 * (HEAD_HASHES_MAX + TAIL_HASHES_MAX))]
     records = PromptRecords()
-    earlier = kept(records, "a", request(*turns[:200]))
+    earlier = kept(records, "a", request(messages=turns[:200]))
     assert len(earlier.marks) == HEAD_HASHES_MAX + TAIL_HASHES_MAX < len(turns)
     assert compare(earlier, record(*turns)).change is None
     assert compare(earlier, record(*turns[:199], HELLO)).change == "messages"
@@ -75,9 +71,8 @@ def kept(records: PromptRecords, id: str, asked: Generate, owner: bytes = b"") -
 def test_records_belong_to_their_owner_and_the_oldest_is_evicted() -> None:
     records = PromptRecords(count_max=2)
     for id in ("a", "b", "c"):
-        kept(records, id, request(HELLO), owner=b"ann")
+        kept(records, id, request(messages=[HELLO]), owner=b"ann")
     assert (len(records), records.get(b"ann", "a")) == (2, None)
     assert records.get(b"ann", "c") is not None
     assert records.get(b"bob", "c") is None
-    asked = Generate(incarnation="g", id="a", sampling=Sampling(seed=0), prompt="text")
-    assert record_of("m", asked).system == b""
+    assert record_of("m", request(prompt="text")).system == b""

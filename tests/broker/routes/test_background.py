@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -28,12 +27,6 @@ async def got(house: House, id: str) -> Any:
 def replay(house: House, id: str, after: int | None = None) -> Exchange:
     query = "?stream=true" + ("" if after is None else f"&starting_after={after}")
     return house.get(f"{RESPONSES}/{id}{query}")
-
-
-def told(body: bytes) -> list[tuple[int, str]]:
-    """Return number and type of each event."""
-    documents = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: ")]
-    return [(document["sequence_number"], document["type"]) for document in documents]
 
 
 async def test_a_response_is_queued_then_in_progress_then_completed(house: House) -> None:
@@ -62,23 +55,23 @@ async def test_events_are_replayed_after_any_number_and_then_live(house: House) 
     await first.holds(b'"delta":"all "')
     first.leave()
     await first.end()
-    numbers = [number for number, _ in told(first.body)]
+    numbers = [number for number, _ in first.numbered]
     assert numbers == list(range(len(numbers)))
-    kinds = [kind for _, kind in told(first.body)]
+    kinds = [kind for _, kind in first.numbered]
     assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
     late = replay(house, id, numbers[-2])
     await late.holds(b'"delta":"all "')
-    assert [number for number, _ in told(late.body)] == numbers[-1:]
+    assert [number for number, _ in late.numbered] == numbers[-1:]
     house.line.say("w", events("w", id, "aboard", first=1), finished("w", id, 2))
     await late.end()
     whole = await replay(house, id).end()
     assert whole.body.startswith(first.body)
     assert whole.body.endswith(late.body)
-    for after, (number, _) in enumerate(told(whole.body)):
+    for after, (number, _) in enumerate(whole.numbered):
         assert after == number
         rest = await replay(house, id, after).end()
         assert rest.body == b"" or whole.body.endswith(rest.body)
-        assert len(told(rest.body)) == len(told(whole.body)) - after - 1
+        assert len(rest.numbered) == len(whole.numbered) - after - 1
 
 
 async def test_events_that_are_no_longer_kept_are_a_conflict_and_never_a_gap() -> None:

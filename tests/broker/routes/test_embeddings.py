@@ -50,6 +50,14 @@ def part(worker: str, id: str, sequence: int, *places: int) -> EmbeddingChunk:
     return encoded(sequence, places, vectors, worker, id)
 
 
+async def compute(house: House, worker: str, *places: int, number: int = 1) -> str:
+    """Answer the worker's request `number` with the vectors of its texts, and return its id."""
+    request = await arrived(house, worker, number)
+    house.line.say(worker, accepted(worker, request.id), part(worker, request.id, 0, *places))
+    house.line.say(worker, finished(worker, request.id, prompt=6))
+    return request.id
+
+
 @pytest.fixture
 def mixed() -> Iterator[House]:
     """Application with a chat, an embedding and a reranking model, each with a worker."""
@@ -76,13 +84,11 @@ async def test_vectors_come_back_in_one_document(mixed: House) -> None:
 async def test_documents_are_ranked_under_each_of_its_names(mixed: House) -> None:
     for number, path in enumerate(("/v1/rerank", "/rerank", "/v2/rerank"), 1):
         answer = post(mixed, path, model="ranks", query="q", documents=["a", "b"])
-        request = await arrived(mixed, "r", number)
-        assert isinstance(request, Rank)
-        mixed.line.say("r", accepted("r", request.id), part("r", request.id, 0, 0, 1))
-        mixed.line.say("r", finished("r", request.id, prompt=6))
+        id = await compute(mixed, "r", 0, 1, number=number)
         document = (await answer.end()).json
         assert [result["index"] for result in document["results"]] == [1, 0]
-        assert document["id"] == request.id
+        assert document["id"] == id
+    assert {type(request) for request in asked(mixed, "r")} == {Rank}
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -107,12 +113,10 @@ async def test_a_model_is_not_asked_for_what_it_is_not_made_for(
 
 async def test_request_without_model_gets_a_model_for_its_task(mixed: House) -> None:
     vectors = post(mixed, "/v1/embeddings", input="a")
-    request = await arrived(mixed, "e")
-    mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
+    await compute(mixed, "e", 0)
     assert (await vectors.end()).json["model"] == "embeds"
     ranks = post(mixed, "/v1/rerank", query="q", documents=["a"])
-    request = await arrived(mixed, "r")
-    mixed.line.say("r", part("r", request.id, 0, 0), finished("r", request.id, prompt=6))
+    await compute(mixed, "r", 0)
     assert (await ranks.end()).json["model"] == "ranks"
     chat = mixed.chat()
     await until(lambda: mixed.requests("c"))
@@ -134,8 +138,7 @@ async def test_a_large_body_is_read_beside_the_loop(
 
     monkeypatch.setattr(embeddings, "read", noted)
     vectors = post(mixed, "/v1/embeddings", model="embeds", input="a" * size)
-    request = await arrived(mixed, "e")
-    mixed.line.say("e", part("e", request.id, 0, 0), finished("e", request.id, prompt=6))
+    await compute(mixed, "e", 0)
     assert (await vectors.end()).status == 200
     assert [thread != threading.get_ident() for thread in threads] == [size > 1]
 

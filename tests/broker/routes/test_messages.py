@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from protocol.types import TokenizeOptions
@@ -29,8 +28,7 @@ async def diagnosed(house: House, text: str, previous: str | None, **fields: Any
     for stream in (False, True):
         given = {"diagnostics": {"previous_message_id": previous}, "stream": stream, **fields}
         answer = await house.serve(house.message(text, **given), "x")
-        lines = [line[6:] for line in answer.body.splitlines() if line.startswith(b"data: ")]
-        found.append(json.loads(lines[0])["message"] if stream else answer.json)
+        found.append(answer.documents[0]["message"] if stream else answer.json)
     assert found[0].get("diagnostics") == found[1].get("diagnostics")
     return found[0]["id"], found[0].get("diagnostics")
 
@@ -53,17 +51,15 @@ async def test_why_a_prompt_missed_the_cache_is_told_relative_to_another_message
 
 
 async def test_refusals_of_every_kind_have_anthropics_envelope(house: House) -> None:
-    wrong = await house.message(temperature=9).end()
-    assert (wrong.status, error_of(wrong)["type"]) == (400, "invalid_request_error")
-    assert "temperature" in error_of(wrong)["message"]
-    unknown = await house.message(model="nobody").end()
-    assert (unknown.status, error_of(unknown)["type"]) == (404, "not_found_error")
-    method = await house.get(MESSAGES).end()
-    assert (method.status, error_of(method)["type"]) == (405, "invalid_request_error")
-    nothing = await house.post(MESSAGES + "/batches").end()
-    assert (nothing.status, error_of(nothing)["type"]) == (404, "not_found_error")
-    empty = await house.post(MESSAGES + "/count_tokens", messages=[]).end()
-    assert (empty.status, error_of(empty)["type"]) == (400, "invalid_request_error")
+    for exchange, status, kind, words in (
+        (house.message(temperature=9), 400, "invalid_request_error", "temperature"),
+        (house.message(model="nobody"), 404, "not_found_error", "nobody"),
+        (house.get(MESSAGES), 405, "invalid_request_error", "GET"),
+        (house.post(MESSAGES + "/batches"), 404, "not_found_error", ""),
+        (house.post(MESSAGES + "/count_tokens", messages=[]), 400, "invalid_request_error", "messages"),
+    ):
+        error = error_of(await exchange.end())
+        assert (exchange.status, error["type"], words in error["message"]) == (status, kind, True)
     assert (await house.get("/", "HEAD").end()).headers["request-id"]  # the server drops the body
 
 

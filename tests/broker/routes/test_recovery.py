@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -212,8 +211,7 @@ def test_a_gateway_that_is_stopped_leaves_its_answers_to_the_next_one(tmp_path: 
         exchange = house.keyed(CHAT, "k", messages=SAID, stream=True)
         id = await house.arrived()
         house.line.say("w", StepOutputs(incarnation="w", deltas=[delta("aboard", id)]), finished("w", id, 2))
-        body = (await exchange.end()).body
-        chunks = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
+        chunks = (await exchange.end()).documents
         assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "all aboard"
 
     lives(tmp_path, first, second)

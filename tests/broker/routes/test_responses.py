@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -59,12 +58,6 @@ async def test_a_prompt_cache_key_isolates_only_where_that_is_wanted(house: Hous
         assert param in refused.error["param"]
 
 
-def numbered(body: bytes) -> list[tuple[int, str]]:
-    """Return number and type of each event."""
-    events = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
-    return [(event["sequence_number"], event["type"]) for event in events]
-
-
 async def streamed(house: House, keepalives: int) -> Exchange:
     """Stream an answer with at least so many keepalives before its text and in it."""
     answer = house.respond(stream=True)
@@ -79,7 +72,7 @@ async def streamed(house: House, keepalives: int) -> Exchange:
 
 async def test_keepalives_repeat_a_number_so_that_the_others_never_depend_on_time() -> None:
     slow, fast = house_with_worker(keepalive_s=0.001), house_with_worker()
-    late, soon = numbered((await streamed(slow, 3)).body), numbered((await streamed(fast, 0)).body)
+    late, soon = (await streamed(slow, 3)).numbered, (await streamed(fast, 0)).numbered
     assert [number for number, _ in soon] == list(range(len(soon)))
     assert len(late) > len(soon)
     # Codex asks again after 300 s without an event (`stream_idle_timeout_ms`), and ignores comments.
@@ -160,7 +153,7 @@ async def test_a_response_that_runs_can_be_seen_and_cancelled() -> None:
     assert (document["status"], document["output"][0]["content"][0]["text"]) == ("cancelled", "all ")
     await stream.end()
     assert stream.complete
-    last = json.loads(stream.body.split(b"data: ")[-1])
+    last = stream.documents[-1]
     assert (last["type"], last["response"]) == ("response.incomplete", document)
     assert (await house.get(path, x_api_key=ANN).end()).json == document
     assert house.cancels()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from broker.dispatch.traffic import PATH_CHARS_MAX
@@ -13,10 +12,14 @@ from tests.broker.asgi import until
 from tests.factories import accepted, events, reused
 
 
-async def test_the_status_has_the_last_minutes_unless_nobody_wants_them(house: House) -> None:
-    for _ in range(3):
+def tick(house: House, seconds: int) -> None:
+    for _ in range(seconds):
         house.line.clock.now += 1.0
         house.line.dispatcher.history.tick(house.line.clock.now)
+
+
+async def test_the_status_has_the_last_minutes_unless_nobody_wants_them(house: House) -> None:
+    tick(house, 3)
     history = (await house.get("/v1/status").end()).json["history"]
     assert history["every_s"] == 1.0
     assert [len(row) for row in history["rows"]] == [len(history["columns"])] * 2
@@ -25,21 +28,13 @@ async def test_the_status_has_the_last_minutes_unless_nobody_wants_them(house: H
 
 async def test_a_stream_tells_the_last_minutes_once_and_then_what_is_new() -> None:
     house = House()
-    history = house.line.dispatcher.history
-    for _ in range(3):
-        house.line.clock.now += 1.0
-        history.tick(house.line.clock.now)
+    tick(house, 3)
     listening = house.get("/v1/status/stream")
     await listening.holds(b"\n\n")
-    house.line.clock.now += 1.0
-    history.tick(house.line.clock.now)
+    tick(house, 1)
     await until(lambda: listening.body.count(b"\n\n") >= 2)
     assert listening.headers["content-type"].startswith("text/event-stream")
-    told = [
-        json.loads(event.removeprefix(b"event: status\ndata: "))
-        for event in listening.body.split(b"\n\n")[:2]
-    ]
-    assert [len(document["history"]["rows"]) for document in told] == [2, 1]
+    assert [len(document["history"]["rows"]) for document in listening.documents] == [2, 1]
     assert len(house.gateway.watchers) == 1
     listening.leave()
     await listening.end()
