@@ -30,7 +30,7 @@ def house() -> Iterator[House]:
 
 @pytest.fixture
 def roomy() -> Iterator[House]:
-    """Application with one worker of five rows."""
+    """Application with one worker of four rows."""
     house = house_with_worker()
     yield house
     house.close()
