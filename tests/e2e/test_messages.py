@@ -52,14 +52,13 @@ def test_thoughts_texts_and_calls_are_blocks_in_their_order_streamed_and_whole(
     assert {"text", "thinking", "signature", "input_json"} <= set(kinds)
 
 
-def test_a_call_cut_short_is_no_call(claude: anthropic.Anthropic) -> None:
+def test_a_call_cut_short_is_the_last_block(claude: anthropic.Anthropic) -> None:
     for tokens in (6, 12):
         whole = claude.messages.create(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens})
         with claude.messages.stream(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens}) as stream:
             streamed = stream.get_final_message()
         assert whole.stop_reason == streamed.stop_reason == "max_tokens"
-        assert blocks(whole)[-1]["type"] == "text"
-        assert blocks(streamed)[-1]["type"] == "tool_use"  # its fragments were sent
+        assert blocks(whole)[-1]["type"] == blocks(streamed)[-1]["type"] == "tool_use"
 
 
 @pytest.mark.parametrize(
