@@ -44,7 +44,11 @@ class QualifiedName(NamedTuple):
 
 
 class _Namespace(Struct):
+    """Functions under one name. Its `description` goes before that of its first function: templates have no
+    other place for it."""
+
     name: str
+    description: str | None = None
     tools: list[dict[str, Any]] = []
 
 
@@ -106,12 +110,20 @@ def definitions(tools: Sequence[Described], within: str = "", namespace: str = "
         kind = str(tool.get("type") or "function")
         if kind == "namespace" and not namespace:
             nested = convert(tool, _Namespace, place)
-            yield from definitions(nested.tools, f"{place}.", nested.name)
+            yield from _described(definitions(nested.tools, f"{place}.", nested.name), nested.description)
         elif (function := _function(kind, tool, place)) is not None:
             if not 1 <= len(function.name) <= NAME_CHARACTERS_MAX:
                 message = f"'{place}.name' must have 1 to {NAME_CHARACTERS_MAX} characters."
                 raise RequestError(Code.INVALID_REQUEST, message, param=f"{place}.name")
             yield OfferableTool(QualifiedName(namespace, function.name), function, kind)
+
+
+def _described(tools: Iterator[OfferableTool], description: str | None) -> Iterator[OfferableTool]:
+    """Yield the tools, the first with `description` before its own."""
+    for one in tools:
+        whole = "\n\n".join(filter(None, [description, one.function.description]))
+        yield one._replace(function=replace(one.function, description=whole or None))
+        description = None
 
 
 def _function(kind: str, tool: Described, place: str) -> FunctionTool | None:

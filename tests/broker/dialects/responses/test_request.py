@@ -167,6 +167,7 @@ def test_functions_are_offered_those_of_a_namespace_by_both_names_in_one() -> No
     offered = choose("auto", *ELSEWHERE, untyped, FILES, second)
     assert names(offered) == ["read", "mcp__files__read"]
     assert offered.shown[0]["function"] == {"name": "read", "parameters": {"type": "object"}}
+    assert offered.shown[1]["function"]["description"] == "Files."
     assert offered.calling is None
     assert offered.namespaces == {"mcp__files__read": ("mcp__files__", "read")}
     assert flat_name("mcp__files", "_read") == "mcp__files__read"
