@@ -33,9 +33,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(flag: str, text: str) ->
         read(flag, text)
 
 
-def test_prefixes_are_kept_where_it_is_said_or_in_the_users_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_prefixes_are_kept_as_set_or_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sys.platform", "linux")

@@ -52,9 +52,7 @@ def test_the_process_starts_again_with_the_same_command(linux: pytest.MonkeyPatc
     assert (program, environ["LD_PRELOAD"]) == (sys.executable, str(LIBRARY))
 
 
-def test_the_second_life_says_so_and_replaces_itself_no_more(
-    linux: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_second_life_is_the_last(linux: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     linux.setenv("LD_PRELOAD", "/x/a.so")
     environ = replaced()[2]
     for name in ("LD_PRELOAD", preload.GUARD):

@@ -9,11 +9,7 @@ from protocol.worker_settings import WorkerSettings
 from worker.contract.kv_quantization import NEVER, KVQuantization, kv_quantization_of
 
 SETTINGS = st.builds(
-    KVQuantization,
-    bits=st.just(8),
-    group_size=st.just(64),
-    start=st.integers(0, 80),
-    step=st.integers(1, 20),
+    KVQuantization, bits=st.just(8), group_size=st.just(64), start=st.integers(0, 80), step=st.integers(1, 20)
 )
 PROMPTS = st.integers(1, 120)
 

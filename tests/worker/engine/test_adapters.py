@@ -191,9 +191,7 @@ def test_adapters_come_and_go_while_rows_decode(tmp_path: Path) -> None:
     assert engine.adapters.nbytes == 0
 
 
-def test_rows_with_images_are_changed_by_their_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_with_images_are_changed_by_an_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = "gemma3-eyes"
     recipes = (NO_ADAPTER, Recipe(4, 2.0, 1), Recipe(8, 3.0, 2))
     oracles, engine = {}, vision_models.loaded(model).engine

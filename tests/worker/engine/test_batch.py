@@ -176,9 +176,7 @@ def test_room_is_bounded_while_rows_come_and_go(slack: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slack", "changes"),
-    [(0, [([0], [])] * 36), (30 * STEP, [([], [7])] * 20)],
-    ids=["leaving", "joining"],
+    ("slack", "changes"), [(0, [([0], [])] * 36), (30 * STEP, [([], [7])] * 20)], ids=["leaving", "joining"]
 )
 def test_buffer_is_seldom_copied_when_rows_change_one_after_another(slack: int, changes: Any) -> None:
     rows = _Rows(KVCache, slack)

@@ -71,9 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("qwen3_moe", None), ("mixtral", 4), ("deepseek_v3", None)])
-def test_a_quarter_of_the_experts_gives_the_tokens_of_upstream(
-    kind: str, bits: int | None, tmp_path: Path, oracle: Oracle
-) -> None:
+def test_few_experts_answer_as_upstream(kind: str, bits: int | None, tmp_path: Path, oracle: Oracle) -> None:
     folder = make_mixture(kind, tmp_path / kind, bits=bits)
     oracle.ask(folder, [{"tokens": list(prompt), "max_tokens": TOKENS} for prompt in PROMPTS])
     model, loader = streamed(folder)
@@ -153,9 +151,7 @@ def _touch(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_truncate, _touch])
-def test_a_file_that_is_damaged_is_an_error_with_its_name(
-    folder: Path, tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_file_is_named(folder: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     own = shutil.copytree(folder, tmp_path / "m")
     file, limit = own / "model.safetensors", plan_of(own, 0.25).resident_bytes
     model, _ = streamed(own)
@@ -168,9 +164,7 @@ def test_a_file_that_is_damaged_is_an_error_with_its_name(
         assert f"{file} is truncated" in failure(own, experts_memory=limit)
 
 
-def test_a_read_that_fails_is_tried_again_and_leaves_no_wrong_expert(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_read_leaves_no_wrong_expert(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = streamed(folder)
     right = answers(model.engine, {"a": PROMPTS[1]}, {})
     read, calls = WeightFile.read_into, 0
@@ -210,9 +204,7 @@ def test_a_slow_file_is_a_pause(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert after.read_s > before.read_s
 
 
-def test_a_file_that_ends_while_it_is_read_is_truncated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_ends_while_read_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "w"
     path.write_bytes(b"0123456789")
     file = WeightFile(path)

@@ -72,9 +72,7 @@ limits = st.builds(
 
 @settings(max_examples=50)
 @given(limits, st.lists(st.integers(4, 9), max_size=30))
-def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_answer_is_resumed(
-    limit: ThinkingBudget, drawn: list[int]
-) -> None:
+def test_a_thought_is_closed_at_its_token_however_resumed(limit: ThinkingBudget, drawn: list[int]) -> None:
     expected = closed(limit, drawn)
     assert guarded(limit, drawn) == expected
     for resumed in range(len(drawn) + 1):
@@ -94,9 +92,7 @@ def test_a_thought_is_closed_at_its_token_wherever_it_began_and_wherever_the_ans
         ("sliding", SamplingParams(seed=4, temperature=1.0, repetition_penalty=1.1)),
     ],
 )
-def test_rows_with_a_budget_close_their_thoughts_in_company_and_alone(
-    name: str, sampling: SamplingParams
-) -> None:
+def test_rows_with_a_budget_close_thoughts_in_company_and_alone(name: str, sampling: SamplingParams) -> None:
     prompt = (5, 6, 7, 8)
     free = play(engine_of(name), [Job("free", prompt, 40, sampling)], random.Random(0))["free"]
     jobs = [Job("free", prompt, 40, sampling)]

@@ -88,9 +88,7 @@ def test_guesses_are_those_of_upstreams_module(prompt: tuple[int, ...], folder: 
     assert any(guesses[0] in said for guesses in alone)
 
 
-def test_behind_a_gap_it_begins_anew_and_keeps_no_more_than_it_may(
-    folder: Path, network: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gap_begins_anew_within_bounds(folder: Path, network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_module, "PENDING_TOKENS_MAX", KEPT)
     heads = loaded(folder, network)
     tokens = [place % 1900 for place in range(3 * KEPT)]

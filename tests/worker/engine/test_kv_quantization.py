@@ -33,9 +33,7 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("architecture", "kv", "drafted"), PLAYED)
-def test_rows_say_what_they_say_alone(
-    architecture: str, kv: KVQuantization, drafted: bool, oracle: Oracle
-) -> None:
+def test_rows_answer_as_alone(architecture: str, kv: KVQuantization, drafted: bool, oracle: Oracle) -> None:
     model = load(architecture, kv_quantization=kv)
     assert differences(model, architecture, int(drafted), oracle, ROWS, drafted=drafted) == []
 

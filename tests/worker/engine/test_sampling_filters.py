@@ -76,6 +76,7 @@ def test_filtered_tokens_are_sampled_at_the_temperature() -> None:
         assert chi_square < len(often) + 4 * (2 * len(often)) ** 0.5 + 6, sampling
 
 
+Shape = tuple[int, int, int, float, bool]
 rows_of_logits = st.tuples(
     st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 3000), st.floats(0.0, 12.0), st.booleans()
 )
@@ -88,9 +89,7 @@ def made(seed: int, rows: int, vocabulary: int, spread: float, is_coarse: bool) 
 
 @settings(max_examples=25, deadline=None)
 @given(rows_of_logits, st.integers(1, 300))
-def test_the_leading_tokens_are_the_first_of_a_sort_and_equals_stand_by_id(
-    shape: tuple[int, int, int, float, bool], count: int
-) -> None:
+def test_the_leading_tokens_are_the_first_of_a_sort_and_equals_stand_by_id(shape: Shape, count: int) -> None:
     logits = made(*shape)
     tokens, values = leading(mx.array(logits), count)
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
@@ -100,9 +99,7 @@ def test_the_leading_tokens_are_the_first_of_a_sort_and_equals_stand_by_id(
 
 @settings(max_examples=25, deadline=None)
 @given(rows_of_logits, st.floats(0.0, 1.0, exclude_max=True))
-def test_the_nucleus_is_the_fewest_likeliest_tokens_with_enough_mass(
-    shape: tuple[int, int, int, float, bool], top_p: float
-) -> None:
+def test_the_nucleus_is_the_fewest_likeliest_tokens_with_enough_mass(shape: Shape, top_p: float) -> None:
     logits = made(*shape)
     kept = np.array(nucleus(mx.array(logits), mx.array([[top_p]] * len(logits))))
     for row, is_kept in zip(logits.astype(np.float64), kept, strict=True):

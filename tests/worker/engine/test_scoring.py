@@ -53,12 +53,9 @@ def answered(engine: BatchEngine, row: str, prompt: Sequence[int], count: int) -
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk", "piece"),
-    [("dense", 1000, 2**24), ("hybrid", 33, 2**24), ("sliding", 33, 7 * 2048)],
+    ("name", "chunk", "piece"), [("dense", 1000, 2**24), ("hybrid", 33, 2**24), ("sliding", 33, 7 * 2048)]
 )
-def test_a_prompts_likelihoods_are_those_of_one_pass_however_it_is_cut(
-    name: str, chunk: int, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuts_change_no_logprobs(name: str, chunk: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "LOGITS_MAX", piece)
     prompt = prompt_of(1, 100)
     engine = engine_of(name)

@@ -167,9 +167,7 @@ def test_calls_are_written_with_the_white_space_of_the_template() -> None:
         ({"type": "object", "patternProperties": {}}, "patternProperties"),
     ],
 )
-def test_schema_keyword_unsupported_by_call_format_is_refused_by_name(
-    schema: dict[str, Any], keyword: str
-) -> None:
+def test_keyword_unsupported_by_call_format_is_refused_by_name(schema: dict[str, Any], keyword: str) -> None:
     form, _ = form_of("qwen3_coder")
     with pytest.raises(SchemaError, match=f"look_up.*{keyword}"):
         CallsGrammar(form, [ToolSchema("look_up", schema)])

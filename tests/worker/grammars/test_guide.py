@@ -20,10 +20,7 @@ from worker.grammars.response_formats import grammar_of
 from worker.grammars.trigger import Edges, Markup
 from worker.output.channels import CONTENT, REASONING
 
-EDGES: Edges = {
-    CONTENT: [("<think>", REASONING), ("<tool_call>", CALL)],
-    REASONING: [("</think>", CONTENT)],
-}
+EDGES: Edges = {CONTENT: [("<think>", REASONING), ("<tool_call>", CALL)], REASONING: [("</think>", CONTENT)]}
 SCHEMA = {
     "type": "object",
     "properties": {"n": {"type": "integer"}},

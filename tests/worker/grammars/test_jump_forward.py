@@ -66,9 +66,7 @@ def check_ahead(words: Words, guide: Guide) -> int:
 
 @given(schema=schemas(), seed=st.integers(0, 10), is_wide=st.booleans())
 @settings(max_examples=25)
-def test_jump_forward_tokens_are_allowed_and_certain_ones_are_the_only_choice(
-    schema: Schema, seed: int, is_wide: bool
-) -> None:
+def test_jumped_tokens_are_allowed_and_certain_ones_alone(schema: Schema, seed: int, is_wide: bool) -> None:
     words = wide() if is_wide else small()
     try:
         grammar = held(words, schema)

@@ -40,9 +40,7 @@ def check(words: Words, schema: Any, seeds: list[int]) -> None:
 @pytest.mark.parametrize("words", [small, wide])
 @given(data=st.data(), seed=SEEDS)
 @settings(max_examples=20)
-def test_finished_output_is_valid_by_its_schema(
-    words: Callable[[], Words], data: st.DataObject, seed: int
-) -> None:
+def test_output_is_valid_by_its_schema(words: Callable[[], Words], data: st.DataObject, seed: int) -> None:
     for number in range(4 if words is small else 1):
         check(words(), data.draw(schemas()), [seed, seed + number])
 

@@ -130,9 +130,7 @@ EXACT: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("schema", "exact"), EXACT, ids=[json.dumps(schema)[:50] for schema, _ in EXACT])
-def test_schema_is_rewritten_to_what_llguidance_enforces(
-    schema: dict[str, Any], exact: dict[str, Any]
-) -> None:
+def test_schema_becomes_what_llguidance_enforces(schema: dict[str, Any], exact: dict[str, Any]) -> None:
     assert checked(schema) == exact
 
 

@@ -156,12 +156,7 @@ def _made(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "config",
-    [
-        {"peft_type": "IA3"},
-        {"bias": "all"},
-        {"modules_to_save": ["lm_head"]},
-        {"alpha_pattern": {"(": 3}},
-    ],
+    [{"peft_type": "IA3"}, {"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"alpha_pattern": {"(": 3}}],
 )
 def test_what_peft_can_and_this_server_cannot_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     folder = as_peft(_made(tmp_path.parent / "whole adapter"), tmp_path / "peft", **config)

@@ -71,9 +71,7 @@ def spelled_out(it: Model, text: str) -> list[int]:
 )
 @given(data=st.data())
 @settings(max_examples=12)
-def test_tokens_say_the_same_calls_as_the_text_from_wherever_they_resume(
-    name: str, kind: str, data: st.DataObject
-) -> None:
+def test_tokens_say_the_calls_of_the_text_however_resumed(name: str, kind: str, data: st.DataObject) -> None:
     form, it = FORMATS[name], of(name, kind)
     calls = data.draw(calls_in(form))
     text = data.draw(texts) + form.write(calls) + data.draw(texts)

@@ -62,9 +62,7 @@ def test_a_folder_is_loaded_warmed_up_and_described(
     assert any(re.fullmatch(pattern, line) for line in caplog.messages)
 
 
-def test_the_parts_of_a_load_are_measured_and_what_is_proven_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_is_timed_and_proofs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timer = StartupTimer()
     folder = str(model_folder("qwen3_5-eyes"))
     first = ModelLoader(folder, probe_cache_folder=tmp_path, timer=timer).load(nothing)
@@ -100,9 +98,7 @@ def test_the_context_length_is_found_where_it_stands(
 # --- memory -------------------------------------------------------------------------------------------
 
 
-def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model_folder("dense")
     size = (folder / "model.safetensors").stat().st_size
     monkeypatch.setattr(load, "load_weights", lambda *_: pytest.fail("loaded all the same"))
@@ -123,9 +119,7 @@ def memory_becomes_free(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
     )
 
 
-def test_a_model_is_loaded_once_there_is_room_for_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_load_waits_for_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     memory_becomes_free(monkeypatch, 0, 1000, 2000, 2**28)
     model = ModelLoader(str(model_folder("dense"))).load(nothing)
     assert model.info.cache_bytes_max is not None
@@ -240,9 +234,7 @@ def test_exact_limits_the_passes_of_the_engine_and_tells_its_limits() -> None:
     assert ready_of("w", model.info, SchedulerConfig(rows_max=16)).exactness == found
 
 
-def test_exact_refuses_a_draft_model_whose_drafts_would_not_be_verified(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_exact_refuses_a_draft_model_whose_drafts_are_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Exactness(rows_max=1, draft_tokens_max=0)
     monkeypatch.setattr("worker.models.probes.row_counts.find_limits", lambda engine: none)
     folder = str(model_folder("dense"))

@@ -164,9 +164,7 @@ def test_truncated_weights_and_a_missing_tokenizer_are_said_to_be(tmp_path: Path
 
 
 @pytest.mark.parametrize("fault", ["tokenizer", "architecture", "warm-up"])
-def test_a_failed_load_leaves_no_weights_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_failed_load_leaves_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     folder = copied(tmp_path, vocab_size=3 if fault == "architecture" else 2048)
     if fault == "tokenizer":
         (folder / "tokenizer.json").write_text("{}")
@@ -192,9 +190,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_repository_that_is_not_here_is_not_fetched_offline(
-    hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_not_here_is_not_fetched_offline(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert ModelLoader("some/model").name == "some/model"
     message = failure("some/model")
@@ -231,9 +227,7 @@ def test_hugging_face_error_is_explained(
     assert words in failure("some/model")
 
 
-def test_a_repository_is_looked_at_before_its_weights_are_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_is_fetched_before_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[list[str]] = []
     folder = copied(tmp_path)
 

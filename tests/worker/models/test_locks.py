@@ -12,9 +12,7 @@ from worker.models.media import processor
 from worker.models.media.processor import LazyProcessor
 
 
-def test_a_processor_that_another_thread_opens_for_too_long_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_processor_that_another_thread_opens_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks.acquired.__wrapped__, "__defaults__", (0.05,))
     begun, gate = threading.Event(), threading.Event()
 

@@ -90,9 +90,7 @@ def test_the_network_is_the_same_in_either_form(tmp_path: Path) -> None:
         ({"rope_parameters": None}, {}),
     ],
 )
-def test_kinds_of_layers_and_inner_configs_are_translated(
-    config: dict[str, Any], told: dict[str, Any]
-) -> None:
+def test_layer_kinds_and_inner_configs_are_translated(config: dict[str, Any], told: dict[str, Any]) -> None:
     assert translated(config) == told
 
 

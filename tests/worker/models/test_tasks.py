@@ -30,9 +30,7 @@ TOLD: dict[str, tuple[ModelConfig, str, Task]] = {
 
 
 @pytest.mark.parametrize(("found", "name", "task"), TOLD.values(), ids=TOLD)
-def test_a_model_is_what_its_architecture_and_its_name_say(
-    tmp_path: Path, found: ModelConfig, name: str, task: Task
-) -> None:
+def test_task_is_of_architecture_and_name(tmp_path: Path, found: ModelConfig, name: str, task: Task) -> None:
     assert find_task(tmp_path, found, name, None) == task
     config = {"model_type": found.architecture, "architectures": found.architectures}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -160,9 +160,7 @@ def answers(draw: st.DrawFn) -> tuple[str, str, list[int]]:
 
 
 @given(answers())
-def test_streamed_channels_are_those_of_the_whole_text_wherever_markers_stand(
-    answer: tuple[str, str, list[int]],
-) -> None:
+def test_streamed_channels_are_those_of_the_whole_text(answer: tuple[str, str, list[int]]) -> None:
     name, state, tokens = answer
     it = kind(name)
     growths = said(it.open(state), tokens)
@@ -170,9 +168,7 @@ def test_streamed_channels_are_those_of_the_whole_text_wherever_markers_stand(
 
 
 @given(name=names, parts=st.lists(texts, min_size=1, max_size=5), plain=st.booleans(), state=st.booleans())
-def test_where_markers_stand_in_their_places_upstream_says_the_same(
-    name: str, parts: list[str], plain: bool, state: bool
-) -> None:
+def test_alternating_markers_are_upstreams(name: str, parts: list[str], plain: bool, state: bool) -> None:
     it = kind(name)
     opening = REASONING if state else CONTENT
     markers = [it.end, it.start] if state else [it.start, it.end]

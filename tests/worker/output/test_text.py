@@ -208,9 +208,7 @@ def cut(text: str, stops: list[str]) -> tuple[str, bool]:
     stops=st.lists(st.text("ab\n", max_size=5), max_size=4),
     borders=st.lists(st.integers(0, 30)),
 )
-def test_text_is_cut_at_the_first_stop_string_wherever_its_pieces_end(
-    text: str, stops: list[str], borders: list[int]
-) -> None:
+def test_text_is_cut_at_the_first_stop_string(text: str, stops: list[str], borders: list[int]) -> None:
     expected, matched = cut(text, stops)
     matcher = StopMatcher(stops)
     places = sorted({0, len(text), *(border for border in borders if border < len(text))})

@@ -35,6 +35,7 @@ WAIT_S = 20.0
 SUFFIX = ".prefix.safetensors"
 
 Open = Callable[..., DiskTier]
+Small = tuple[Record, bytes]
 deserialize: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
 
 
@@ -209,9 +210,7 @@ def test_an_item_can_be_replaced_and_removed(tier: DiskTier, folder: Path) -> No
     assert list(folder.iterdir()) == []
 
 
-def test_only_the_owner_can_open_what_is_stored_whatever_the_folder_was(
-    folder: Path, open_tier: Open
-) -> None:
+def test_only_the_owner_can_open_what_is_stored(folder: Path, open_tier: Open) -> None:
     folder.mkdir(parents=True, mode=0o755)
     tier, stored = open_tier(), record()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -225,7 +224,7 @@ def test_only_the_owner_can_open_what_is_stored_whatever_the_folder_was(
 
 
 @pytest.fixture
-def small(tier: DiskTier, folder: Path) -> tuple[Record, bytes]:
+def small(tier: DiskTier, folder: Path) -> Small:
     stored = record(k=blob("BF16", 2, 3), v=blob("U8", 5))
     write(tier, stored)
     return stored, path_of(folder, stored).read_bytes()
@@ -252,9 +251,7 @@ def assert_missed(
     assert tier.usage == 0
 
 
-def test_a_file_cut_short_anywhere_or_grown_is_a_miss(
-    tier: DiskTier, folder: Path, small: tuple[Record, bytes]
-) -> None:
+def test_a_file_cut_short_anywhere_or_grown_is_a_miss(tier: DiskTier, folder: Path, small: Small) -> None:
     stored, whole = small
     for length in range(len(whole)):
         assert_missed(tier, folder, stored, whole[:length], is_scanned=False)
@@ -262,9 +259,7 @@ def test_a_file_cut_short_anywhere_or_grown_is_a_miss(
     assert_missed(tier, folder, stored, whole[:64] + bytes(len(whole) - 64))
 
 
-def test_a_flip_of_a_bit_of_any_byte_is_a_miss(
-    tier: DiskTier, folder: Path, small: tuple[Record, bytes]
-) -> None:
+def test_a_flip_of_a_bit_of_any_byte_is_a_miss(tier: DiskTier, folder: Path, small: Small) -> None:
     stored, whole = small
     data = 8 + int.from_bytes(whole[:8], "little")
     for place in range(len(whole)):
@@ -273,9 +268,7 @@ def test_a_flip_of_a_bit_of_any_byte_is_a_miss(
         assert_missed(tier, folder, stored, bytes(damaged), is_scanned=place >= data)
 
 
-def test_a_file_under_the_name_of_another_item_is_a_miss(
-    tier: DiskTier, folder: Path, small: tuple[Record, bytes]
-) -> None:
+def test_a_file_under_the_name_of_another_item_is_a_miss(tier: DiskTier, folder: Path, small: Small) -> None:
     stored, _ = small
     other = digest_of("other")
     path_of(folder, stored).rename(folder / f"{other}{SUFFIX}")
@@ -322,9 +315,7 @@ def resealed(whole: bytes, old: bytes, new: bytes) -> bytes:
         (b'"v":{', b'"w":' + b"[" * 100_000 + b',"v":{'),
     ],
 )
-def test_a_forged_header_is_a_miss(
-    tier: DiskTier, folder: Path, small: tuple[Record, bytes], old: bytes, new: bytes
-) -> None:
+def test_forged_header_is_a_miss(tier: DiskTier, folder: Path, small: Small, old: bytes, new: bytes) -> None:
     stored, whole = small
     assert resealed(whole, b'"v":{', b'"v":{') == whole
     assert_missed(tier, folder, stored, resealed(whole, old, new))
@@ -341,9 +332,7 @@ def test_a_huge_claimed_header_is_not_read(tier: DiskTier, folder: Path, length:
         assert not path.exists()
 
 
-def test_path_that_is_not_a_regular_file_is_a_miss_and_does_not_block(
-    tier: DiskTier, folder: Path, tmp_path: Path
-) -> None:
+def test_path_that_is_no_regular_file_is_a_quick_miss(tier: DiskTier, folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     stored = record("linked")
     write(tier, stored)
@@ -451,9 +440,7 @@ class Clock:
         return self.now
 
 
-def test_after_repeated_failures_writing_pauses(
-    tmp_path: Path, open_tier: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failures_pause_writing(tmp_path: Path, open_tier: Open, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="worker")
     blocked = tmp_path / "taken"
     blocked.write_text("a file where the folder should be")
@@ -503,9 +490,7 @@ def test_a_folder_that_cannot_be_written_is_read(
     assert list(folder.iterdir()) == [path_of(folder, stored)]
 
 
-def test_a_file_gets_its_name_between_two_syncs(
-    tier: DiskTier, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_named_between_syncs(tier: DiskTier, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, sync = record(), os.fsync
     seen: list[tuple[bool, int, bool]] = []
 
@@ -570,9 +555,7 @@ def test_a_removal_drops_what_was_queued_before_it_and_not_what_comes_after(tier
     assert plain(read(tier, after.digest)[after.digest]) == plain(after)
 
 
-def test_closing_without_waiting_drops_what_is_queued_and_says_so(
-    tier: DiskTier, folder: Path, open_tier: Open
-) -> None:
+def test_closing_without_waiting_drops_the_queue(tier: DiskTier, folder: Path, open_tier: Open) -> None:
     gone, kept = record("gone"), record("kept")
     write(tier, gone)
     write(tier, kept)

@@ -24,9 +24,7 @@ NO_ROOM = {"bailing_hybrid"}
 
 
 @pytest.mark.timeout(200)
-def test_ranks_say_what_one_process_says_and_one_over_ssh_is_started_as_mlx_launch_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_answer_as_one_process_also_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ssh = tmp_path / "ssh"
     shutil.copy(ssh_stand_in.__file__, ssh)
     ssh.chmod(0o755)

@@ -25,9 +25,7 @@ def test_a_ring_is_met_beyond_the_first_ranks_port(tmp_path: Path) -> None:
     assert find(told) == RankInfo(1, 2, "ring", "tcp://10.0.0.1:4321")
 
 
-def test_ranks_of_one_machine_meet_in_the_runtime_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_ranks_meet_in_the_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     file = written(tmp_path, [["127.0.0.2:5000"], ["127.0.0.2:5001"]])
     found = find({"MLX_RANK": "1", "MLX_HOSTFILE": file})

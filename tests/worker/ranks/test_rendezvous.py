@@ -177,9 +177,7 @@ def test_a_watch_that_ends_the_process_just_now_is_not_waited_for(monkeypatch: p
         assert ended.wait(WAIT_S)
 
 
-def test_a_word_for_a_first_rank_that_has_just_gone_is_not_waited_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_word_for_a_first_rank_that_has_just_gone_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone:
         """A socket that was writable a moment ago."""
 

@@ -37,10 +37,7 @@ class Burst:
     """A scheduler with a stream of prompts. Each prompt token takes `token_s`; decoding takes no time."""
 
     def __init__(
-        self,
-        token_s: float,
-        prefixes: PrefixIndex | None = None,
-        gathered_s: float = GATHERED_S_MAX,
+        self, token_s: float, prefixes: PrefixIndex | None = None, gathered_s: float = GATHERED_S_MAX
     ) -> None:
         config = SchedulerConfig(rows_max=8, prefill_tokens=PROMPT, gathered_s=gathered_s)
         self.scheduler = Scheduler(config, prefixes)
@@ -94,9 +91,7 @@ def test_no_burst_is_gathered_if_that_is_switched_off() -> None:
 
 
 @pytest.mark.parametrize(("steps", "together"), [(1, 1), (5, 0)])
-def test_request_that_arrives_soon_after_the_first_started_belongs_to_its_burst(
-    steps: int, together: int
-) -> None:
+def test_request_that_arrives_soon_after_the_first_belongs_to_its_burst(steps: int, together: int) -> None:
     burst = Burst(token_s=0.4 * BURST_S / PROMPT)
     burst.come(*"abcdefg")
     while not burst.scheduler.decoding:

@@ -61,9 +61,7 @@ def test_a_token_from_afar_tells_nothing() -> None:
 
 
 @given(tokens_drawn, tokens_drawn, st.integers(1, 5))
-def test_a_proposal_is_what_stood_behind_a_longest_match(
-    first: list[int], more: list[int], wanted: int
-) -> None:
+def test_proposal_is_what_follows_a_longest_match(first: list[int], more: list[int], wanted: int) -> None:
     row = NgramProposer(first)
     row.propose(wanted)
     row.extend(more)

@@ -123,9 +123,7 @@ def test_a_machine_that_becomes_another_is_followed(factor: float) -> None:
         (2.0, PREFILL_SHARE_MIN * 2.0),
     ],
 )
-def test_a_single_gap_is_bounded_unless_two_decode_steps_take_longer(
-    decode_s: float, prefill_s: float
-) -> None:
+def test_single_gap_is_bounded_unless_two_decode_steps_take_longer(decode_s: float, prefill_s: float) -> None:
     pace = PrefillCostModel(target_s=TARGET_S, tokens_max=2048, gap_s_max=0.5)
     for _ in range(40):
         pace.learn(decode_s, decoded=True, work=PrefillWork())

@@ -61,9 +61,7 @@ def phases(s: Scheduler) -> dict[str, Phase]:
 
 
 @pytest.mark.parametrize(("prompt", "sizes"), [(1, [0]), (5, [4]), (10, [4, 4, 1])])
-def test_a_prompt_is_run_in_chunks_of_the_budget_but_for_its_last_token(
-    prompt: int, sizes: list[int]
-) -> None:
+def test_a_prompt_is_run_in_chunks_of_the_budget_but_its_last_token(prompt: int, sizes: list[int]) -> None:
     s = scheduler(prefill_tokens=4)
     add(s, "a", prompt)
     [*further, last] = sizes
@@ -159,9 +157,7 @@ def test_short_prompts_go_before_a_long_one_in_every_other_step() -> None:
 
 
 @pytest.mark.parametrize(("length", "priority"), [(64 * 9 + 1, 1), (SHORT_TOKENS_MAX, 0)])
-def test_short_prompts_of_a_lower_priority_or_beside_a_short_one_do_not_overtake(
-    length: int, priority: int
-) -> None:
+def test_short_prompts_of_lower_priority_or_beside_short_ones_do_not_pass(length: int, priority: int) -> None:
     s = scheduler(prefill_tokens=64)
     add(s, "first", length)
     add(s, "short", 40, priority=priority)
@@ -318,9 +314,7 @@ def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None
 
 
 @pytest.mark.parametrize(("interrupted", "least", "most"), [((7,), 4, 4), ((), 1, 2)])
-def test_resumed_rows_exceed_the_target_only_beside_resumed_rows(
-    interrupted: tuple[int, ...], least: int, most: int
-) -> None:
+def test_only_resumed_rows_may_exceed_the_target(interrupted: tuple[int, ...], least: int, most: int) -> None:
     """A prefill token takes a millisecond: the target allows one short prompt beside the decoding rows."""
     s, now = scheduler(rows_max=16, prefill_tokens=512, inter_token_target_s=0.1), 0.0
 

@@ -65,9 +65,7 @@ def thinned(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> Row:
 
 @settings(max_examples=50)
 @given(st.integers(1, 3000), st.randoms(use_true_random=False), st.floats(0.05, 1.0), st.integers(0, 500))
-def test_spans_are_apart_in_order_and_as_much_as_need_not_be_kept(
-    count: int, dice: random.Random, keep: float, dense: int
-) -> None:
+def test_spans_are_ordered_apart_and_enough(count: int, dice: random.Random, keep: float, dense: int) -> None:
     digits = dice.choice((0, 1, 9))  # equal ones are few or many
     spans = least([round(dice.random(), digits) for _ in range(count)], keep, dense)
     edges = [edge for span in spans for edge in span]
@@ -144,9 +142,7 @@ def test_row_with_precomputed_skipped_spans_is_not_scored_again() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=12), st.integers(1, 80), st.booleans())
-def test_the_plan_runs_all_but_what_is_left_out_each_where_it_stands(
-    lengths: list[int], rest: int, has_states: bool
-) -> None:
+def test_the_plan_runs_all_kept_tokens_in_place(lengths: list[int], rest: int, has_states: bool) -> None:
     """`lengths` alternates between kept and skipped spans, from the beginning."""
     edges = list(itertools.accumulate(lengths))
     spans = tuple(itertools.pairwise(edges))[::2]

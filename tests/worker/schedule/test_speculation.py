@@ -209,12 +209,9 @@ def prompt_for(kind: str, answer: Sequence[int]) -> Sequence[int]:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "column_s", "rows"),
-    [(("right", "new"), 0.25, 16), (("by turns", "new"), 0.05, 16)],
+    ("kinds", "column_s", "rows"), [(("right", "new"), 0.25, 16), (("by turns", "new"), 0.05, 16)]
 )
-def test_rows_without_drafts_are_not_slowed_by_rows_with_drafts(
-    kinds: Sequence[str], column_s: float, rows: int
-) -> None:
+def test_rows_with_drafts_do_not_slow_others(kinds: Sequence[str], column_s: float, rows: int) -> None:
     dice = random.Random(rows)
     machine = Machine(Speculation(position_cost=column_s), column_s)
     answers = {str(row): [dice.randrange(10**6) for _ in range(80)] for row in range(rows)}

@@ -81,9 +81,7 @@ COSTS = st.integers(1, 4 * SHORT_COST_MAX)
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(CLIENTS, COSTS, st.booleans(), st.booleans()), max_size=60))
-def test_queue_takes_every_request_once_and_in_the_order_that_it_promises(
-    steps: Sequence[tuple[str, int, bool, bool]],
-) -> None:
+def test_queue_takes_every_request_once_and_in_order(steps: Sequence[tuple[str, int, bool, bool]]) -> None:
     queue, waiting, taken = PreparationQueue(), dict[str, QueueEntry](), set[str]()
     for number, (client, cost, takes, short_only) in enumerate(steps):
         added = entry(f"{number}", client, cost, float(number), cost)

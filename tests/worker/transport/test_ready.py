@@ -59,12 +59,7 @@ def test_prompts_are_measured_by_the_context_that_was_told(dense: Model) -> None
 
 @pytest.mark.parametrize(
     ("limit", "image_cache", "images", "rows"),
-    [
-        (800, None, 100, 700),
-        (800, 30, 30, 770),
-        (800, 10**6, 400, 400),
-        (None, None, 2**28, None),
-    ],
+    [(800, None, 100, 700), (800, 30, 30, 770), (800, 10**6, 400, 400), (None, None, 2**28, None)],
 )
 def test_encoded_images_have_a_part_of_the_memory_for_caches(
     dense: Model, limit: int | None, image_cache: int | None, images: int, rows: int | None
@@ -80,9 +75,7 @@ def test_a_model_that_takes_no_images_keeps_all_memory_for_caches(dense: Model) 
 
 
 @pytest.mark.parametrize("stall_timeout_s", [None, 2.0])
-def test_burst_is_gathered_for_no_longer_than_a_starved_row_would_wait(
-    stall_timeout_s: float | None, dense: Model
-) -> None:
+def test_burst_is_gathered_for_no_longer_than_starvation(stall_timeout_s: float | None, dense: Model) -> None:
     policy = policy_of(WorkerSettings(stall_timeout_s=stall_timeout_s), dense)
     assert 0 < policy.gathered_s <= starved_after_s(stall_timeout_s)
     assert policy.gathered_s <= GATHERED_S_MAX == WorkerSettings().burst_wait_max_s

@@ -94,9 +94,7 @@ def test_large_messages_are_bounded_by_their_bytes() -> None:
     st.integers(0, 30),
     st.integers(0, 30),
 )
-def test_what_is_offered_can_be_sent_without_a_gap(
-    steps: list[set[str]], messages_max: int, trimmed: int, known: int
-) -> None:
+def test_offers_are_without_a_gap(steps: list[set[str]], messages_max: int, trimmed: int, known: int) -> None:
     replay, made = Replay(messages_max=messages_max), dict.fromkeys("abc", 0)
     for id in made:
         replay.open(id)

@@ -38,10 +38,7 @@ class Scripted:
         self.may.set()
 
     def prepare(
-        self,
-        request: Generate | Embed | Rank,
-        media: Sequence[bytes],
-        cancel_token: CancelToken = NEVER,
+        self, request: Generate | Embed | Rank, media: Sequence[bytes], cancel_token: CancelToken = NEVER
     ) -> EngineRequest | PreparedTexts:
         assert self.may.wait(WAIT_S)
         if not isinstance(request, Generate):
@@ -142,12 +139,9 @@ def test_request_before_the_model_is_loaded_is_refused(desk: Desk, request_: Gen
 
 
 @pytest.mark.parametrize(
-    ("able", "request_"),
-    [(GENERATES, TEXTS), (EMBEDS, generate("a")), (EMBEDS, generate("a", counted=True))],
+    ("able", "request_"), [(GENERATES, TEXTS), (EMBEDS, generate("a")), (EMBEDS, generate("a", counted=True))]
 )
-def test_unsupported_request_is_refused_before_tokenization(
-    desk: Desk, able: Capabilities, request_: Generate | Embed
-) -> None:
+def test_unsupported_request_is_refused(desk: Desk, able: Capabilities, request_: Generate | Embed) -> None:
     desk.load(able)
     desk.preparer.may.clear()  # it would never return
     desk.take(request_)

@@ -32,9 +32,7 @@ from worker.schedule.memory_reservations import BLOCK_TOKENS
 from worker.transport.exit_codes import EXIT_DEVICE, EXIT_NO_ROOM
 
 
-def test_a_worker_says_who_it_is_then_how_it_loads_then_that_it_is_ready(
-    gateway: Gateway, start: Start
-) -> None:
+def test_a_worker_says_who_it_is_how_it_loads_and_that_it_is_ready(gateway: Gateway, start: Start) -> None:
     flags = ("--name", "m", "--max-running", "3", "--load", "0.2")
     process = start(*flags, "--cache-limit-bytes", str(1000 * TOKEN_BYTES))
     hello = gateway.next()
@@ -154,9 +152,7 @@ def begin(gateway: Gateway, *requests: str) -> list[Delta]:
 
 
 @pytest.mark.parametrize("known", [0, 1])
-def test_a_row_runs_on_without_a_gateway_and_the_next_one_gets_what_it_lacks(
-    next_gateway: Gateway, known: int
-) -> None:
+def test_a_row_runs_on_and_the_next_gateway_gets_what_it_lacks(next_gateway: Gateway, known: int) -> None:
     gateway = next_gateway
     first = begin(gateway, "a", "b")
     gateway.die()
@@ -177,9 +173,7 @@ def test_a_row_runs_on_without_a_gateway_and_the_next_one_gets_what_it_lacks(
     assert gateway.until(Finished).id == "c"
 
 
-def test_a_row_that_ends_without_a_gateway_is_told_to_the_next_one(
-    next_gateway: Gateway, worker: SharedWorker
-) -> None:
+def test_an_end_without_a_gateway_is_told_to_the_next(next_gateway: Gateway, worker: SharedWorker) -> None:
     gateway, told = next_gateway, "1 requests run on without a gateway"
     before = worker.process.log().count(told)
     gateway.orphan_s = 30.0
@@ -273,9 +267,7 @@ def test_what_a_dead_gateway_says_is_not_heard(next_gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("is_orphaned", [False, True])
-def test_a_worker_that_is_told_to_stop_ends_well_and_waits_for_no_rows_without_a_gateway(
-    gateway: Gateway, start: Start, is_orphaned: bool
-) -> None:
+def test_a_stopped_worker_waits_for_no_orphans(gateway: Gateway, start: Start, is_orphaned: bool) -> None:
     process = start("--step-ms", "5", "--drain-timeout", "50" if is_orphaned else "0.2")
     gateway.orphan_s = 30.0
     gateway.meet()
@@ -291,9 +283,7 @@ def test_a_worker_that_is_told_to_stop_ends_well_and_waits_for_no_rows_without_a
 
 
 @pytest.mark.parametrize(("flag", "status"), [("--broken", EXIT_CONFIGURATION), ("--crowded", EXIT_NO_ROOM)])
-def test_a_worker_without_a_model_says_by_its_status_whether_to_try_again(
-    flag: str, status: int, start: Start
-) -> None:
+def test_exit_status_says_whether_to_load_a_model_again(flag: str, status: int, start: Start) -> None:
     process = start(flag)
     assert process.wait() == status
     assert "error: scripted: " in process.log()

@@ -125,9 +125,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5-eyes", "gemma4-eyes", "idefics3-eyes"])
-def test_the_pool_touches_nothing_of_mlx_nor_does_a_processor_that_is_opened_late(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pool_touches_nothing_of_mlx(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, outcome, load = list[Path](), list[Any](), processor.load_processor
 
     def noted(folder: Path) -> Processor:
@@ -203,9 +201,7 @@ def test_an_image_is_prepared_once_while_there_is_room(monkeypatch: pytest.Monke
     assert len(calls) == 5
 
 
-def test_time_to_prepare_an_image_does_not_depend_on_clients_with_another_salt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_time_to_prepare_an_image_does_not_depend_on_other_salts(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = calls_of_the_processor(monkeypatch)
     question = asking("see", None, images=[draw_image(random.Random(random.random()), (64, 64))])
     first, other, again = (

@@ -52,9 +52,7 @@ def _count(name: str) -> int:
     return int(get_total_parameters(upstream(name)[0]))
 
 
-def test_a_conversion_that_left_the_eyes_out_serves_its_text(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_conversion_without_eyes_serves_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """mlx-lm's own conversions: config.json still describes a vision tower."""
     folder = copied(tmp_path, "qwen3_5-eyes")
     file = folder / "model.safetensors"
@@ -68,9 +66,7 @@ def test_a_conversion_that_left_the_eyes_out_serves_its_text(
     assert any("only text: its weights have no vision tower" in line for line in caplog.messages)
 
 
-def test_a_network_that_sees_otherwise_in_parts_is_not_shown_images(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_inexact_eyes_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Patches the model so that tokens before an image attend to those after it."""
     embed = VisionNetwork.embed
 

@@ -92,9 +92,7 @@ def key(folder: Path, network: nn.Module | None = None) -> str:
     return key_of(folder, folder.glob(WEIGHTS), network or nn.Module())
 
 
-def test_the_key_is_the_models_and_that_of_all_that_a_proof_depends_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_has_all_that_a_proof_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
     shutil.copytree(model_folder("dense"), folder)
     keys = [key(folder)]

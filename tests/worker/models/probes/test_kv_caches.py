@@ -46,9 +46,7 @@ def test_layers_that_upstream_does_not_quantize_are_refused(name: str, reason: s
 @pytest.mark.parametrize(
     ("option", "fields"), [("--max-kv-size", {"kv_cap": CAP}), ("--kv-bits", {"kv_quantization": KV})]
 )
-def test_images_exact_passes_and_models_that_generate_nothing_are_refused(
-    option: str, fields: dict[str, Any]
-) -> None:
+def test_images_exact_passes_and_models_without_text_are_refused(option: str, fields: dict[str, Any]) -> None:
     dense = model_folder("dense")
     assert f"it has no KV caches: leave {option} out" in failure(dense, task="embed", **fields)
     with pytest.raises(ModelError, match=f"{option} is for text only: leave it out, or add --text-only"):
@@ -69,9 +67,7 @@ QUANTIZED = [{"kv_quantization": kv} for kv in (None, KV, KVQuantization(4, 32),
 
 # The cap's size and the start of quantization are of no account to a probe.
 @pytest.mark.parametrize(("settings", "probes"), [(CAPS, 2), (QUANTIZED, 3)], ids=["cap", "quantization"])
-def test_settings_change_what_may_be_reused_and_continued(
-    tmp_path: Path, settings: list[dict[str, Any]], probes: int
-) -> None:
+def test_settings_change_what_is_reused(tmp_path: Path, settings: list[dict[str, Any]], probes: int) -> None:
     folder = str(model_folder("dense"))
     found = [ModelLoader(folder, probe_cache_folder=tmp_path, **kv).load(nothing) for kv in settings]
     assert len({model.info.fingerprint for model in found}) == len(settings)

@@ -137,9 +137,7 @@ def test_a_trial_ends_after_its_time_and_says_so() -> None:
     assert (late.rows_max, late.draft_tokens_max, late.is_complete) == (1, 0, False)
 
 
-def test_a_result_is_measured_once_per_model_device_and_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_measured_once_per_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = RowDependent(rows=5, tokens=3)
     cache = ProbeCache(tmp_path)
     first = exactness.determine("m", BatchEngine(network, ABLE), network, "exact", cache, "key")

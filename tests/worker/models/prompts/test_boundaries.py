@@ -264,9 +264,7 @@ before the first one that cannot grow."""
 @pytest.mark.parametrize("template", TALKATIVE)
 @given(data=st.data())
 @settings(max_examples=25)
-def test_the_next_prompt_and_an_edited_one_begin_with_the_tokens_up_to_a_boundary(
-    template: str, data: st.DataObject
-) -> None:
+def test_the_next_prompt_and_an_edited_one_share_a_boundary(template: str, data: st.DataObject) -> None:
     messages, fields = data.draw(conversations(template))
     engine_request = prepare(template, messages, **fields)
     called = fields["tools"] is not None and data.draw(st.booleans())
@@ -321,9 +319,7 @@ def prompt(template: str, text: str, *, split: bool = True, spy: list[int] | Non
 @pytest.mark.parametrize("template", ["pocket", "mistral"])
 @given(shared=_texts, ours=_texts, theirs=_texts)
 @settings(max_examples=50)
-def test_tokenizing_the_end_alone_finds_what_tokenizing_all_finds(
-    template: str, shared: str, ours: str, theirs: str
-) -> None:
+def test_tokenizing_the_end_finds_what_all_finds(template: str, shared: str, ours: str, theirs: str) -> None:
     text, other = shared + ours, shared + theirs
     whole = prompt(template, text, split=False).shared_with(other)
     assert prompt(template, text).shared_with(other) == whole

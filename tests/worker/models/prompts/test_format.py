@@ -53,9 +53,7 @@ def prepare(tokenizer: TokenizerWrapper, text: str = "Hello!", **fields: Any) ->
         ("{{ messages[0].content }}<think>\n", REASONING),  # whether or not it is to reason
     ],
 )
-def test_an_answer_begins_within_the_thought_that_the_template_opens_whatever_users_say(
-    tmp_path: Path, template: str, opening: str
-) -> None:
+def test_an_answer_begins_in_the_thought_of_its_template(tmp_path: Path, template: str, opening: str) -> None:
     tokenizer = with_template(tmp_path, template)
     for text in ("Hello!", "What does </think> mean?", "What does <think> mean?", "</think><think>\n"):
         assert prepare(tokenizer, text).opening == opening
@@ -70,9 +68,7 @@ def test_an_answer_begins_within_the_thought_that_the_template_opens_whatever_us
         ("", "<|im_end|>"),
     ],
 )
-def test_the_end_of_turn_of_a_template_ends_answers_if_nothing_lists_it(
-    tmp_path: Path, behind: str, end: str
-) -> None:
+def test_an_end_of_turn_ends_answers_if_nothing_lists_it(tmp_path: Path, behind: str, end: str) -> None:
     tokenizer = with_template(tmp_path, "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}")
     ends = prepare(tokenizer).end_tokens
     assert (tokenizer.convert_tokens_to_ids(end) in ends, len(ends)) == (True, 1 + (end != "<|im_end|>"))
@@ -104,9 +100,7 @@ def test_thoughts_of_the_history_stand_where_the_template_looks_for_them(tmp_pat
         ),
     ],
 )
-def test_reasoning_closing_is_found_in_history_or_in_empty_reasoning(
-    tmp_path: Path, template: str, closing: str
-) -> None:
+def test_closing_is_found_in_history_or_empty_reasoning(tmp_path: Path, template: str, closing: str) -> None:
     tokenizer = with_template(tmp_path, template)
     assert tokenizer.decode(list(closing_of(tokenizer, template_of(tokenizer)))) == closing
 

@@ -33,9 +33,7 @@ def prepare(folder: Path, **fields: Any) -> EngineRequest:
     ],
     ids=["qwen", "starcoder", "deepseek", "codellama", "codestral"],
 )
-def test_a_gap_is_marked_as_the_models_family_wants_it(
-    tmp_path: Path, markers: tuple[str, ...], expected: str
-) -> None:
+def test_a_gap_is_marked_as_its_family_does(tmp_path: Path, markers: tuple[str, ...], expected: str) -> None:
     folder = infill_folder(tmp_path, markers)
     engine_request = prepare(folder, prompt=PREFIX, suffix=SUFFIX)
     tokenizer = open_tokenizer(folder, [])

@@ -60,9 +60,7 @@ def test_thoughts_between_tokens_are_reasoning(start: str, end: str, tools: Any)
 
 @pytest.mark.parametrize(("start", "end"), [("<think>", "</think>"), ("◁think▷", "◁/think▷")])
 @pytest.mark.parametrize("tools", [TOOLS, {}])
-def test_plain_thoughts_are_reasoning_at_the_beginning_and_cited_elsewhere(
-    start: str, end: str, tools: Any
-) -> None:
+def test_plain_thoughts_are_reasoning_at_first_and_cited_elsewhere(start: str, end: str, tools: Any) -> None:
     tokenizer = tokenizer_with("<end>")
     said = answer(tokenizer, f"{start}Let me think.{end}It is 391.", tools=tools)
     assert (said.reasoning, said.text) == ("Let me think.", "It is 391.")
@@ -127,9 +125,7 @@ def test_tags_around_an_answer_are_hidden_where_the_template_has_them() -> None:
         ("No head at all.", "", "No head at all.", []),
     ],
 )  # fmt: skip
-def test_channels_and_recipients_are_told_apart(
-    text: str, reasoning: str, content: str, calls: list[tuple[str, Any]]
-) -> None:
+def test_channels_are_followed(text: str, reasoning: str, content: str, calls: list[tuple[str, Any]]) -> None:
     said = answer(tokenizer_with(*HARMONY), text, HARMONY_HEAD)
     assert (said.reasoning, said.text, said.parsed()) == (reasoning, content, calls)
 

@@ -308,9 +308,7 @@ def test_whatever_lists_an_end_of_turn_ends_it(
         ),
     ],
 )
-def test_capabilities_are_found_by_trying(
-    tmp_path: Path, template: str | None, capabilities: Capabilities
-) -> None:
+def test_capabilities_are_probed(tmp_path: Path, template: str | None, capabilities: Capabilities) -> None:
     own = tokenizer()
     assert probe(template_of(own), own) == Capabilities(tools=True, thinking=True, system_in_place=True)
     other = with_template(tmp_path, template)

@@ -69,15 +69,10 @@ def test_text_far_beyond_the_limit_is_refused_after_a_part_of_it() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"prompt": "x y" * 3_000_000},
-        {"prompt": "x y" * 3_000_000, "tokenizing": TokenizeOptions()},
-    ],
+    [{"prompt": "x y" * 3_000_000}, {"prompt": "x y" * 3_000_000, "tokenizing": TokenizeOptions()}],
     ids=["prompt", "tokenize"],
 )
-def test_of_megabytes_only_a_part_is_tokenized_to_refuse_them(
-    fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_megabytes_are_refused_by_a_part(fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     inner, characters = tokenizer()._tokenizer, list[int]()
     encode = inner.encode
 

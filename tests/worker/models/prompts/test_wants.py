@@ -135,9 +135,7 @@ def test_calls_are_in_the_prompt_whatever_the_template_reads_them_from(
         ),
     ],
 )
-def test_arguments_are_as_written_where_a_template_takes_text_and_else_the_best_object(
-    tmp_path: Path, arguments: str, members: dict[str, Any]
-) -> None:
+def test_arguments_are_text_or_best_objects(tmp_path: Path, arguments: str, members: dict[str, Any]) -> None:
     is_object = arguments == "" or "ls" in members.values()
     as_text = json.dumps(members) if is_object else arguments
     pairs = "".join(f"<parameter={key}>{value}</parameter>" for key, value in members.items())
@@ -207,9 +205,7 @@ def test_a_history_without_a_question_gets_an_empty_one_where_a_template_needs_i
     ("asked", "given"),
     [("none", "none"), ("minimal", "high"), ("low", "high"), ("medium", "high"), ("xhigh", "high")],
 )
-def test_an_effort_that_a_template_does_not_know_becomes_the_nearest(
-    tmp_path: Path, asked: str, given: str
-) -> None:
+def test_an_effort_unknown_to_a_template_becomes_the_nearest(tmp_path: Path, asked: str, given: str) -> None:
     prompt = render(template(tmp_path, EFFORTS), [user("hello")], None, {"reasoning_effort": asked})
     assert prompt == f"{given}<user>hello<A>"
 

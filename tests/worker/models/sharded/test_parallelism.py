@@ -45,9 +45,7 @@ def refusal(model: str | Path, split: ShardGroup, **options: bool) -> str:
         ),
     ],
 )  # fmt: skip
-def test_a_family_that_upstream_cannot_split_so_is_told_what_else_there_is(
-    name: str, group: ShardGroup, words: str
-) -> None:
+def test_refusal_names_what_else_a_family_can_be_split_by(name: str, group: ShardGroup, words: str) -> None:
     assert re.search(words, refusal(model_folder(name), group))
 
 

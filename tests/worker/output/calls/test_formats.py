@@ -11,15 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.output.calls.parsed_answers import ParsedAnswer, in_pieces, schemas_in
-from tests.worker.output.calls.written import (
-    FORMATS,
-    NAMES,
-    WORDS,
-    Call,
-    Format,
-    calls_in,
-    tools_for,
-)
+from tests.worker.output.calls.written import FORMATS, NAMES, WORDS, Call, Format, calls_in, tools_for
 from worker.models.prompts.markup import PLAIN_THOUGHTS
 from worker.output.calls.formats import READERS
 from worker.output.calls.parser import is_in_code
@@ -57,9 +49,7 @@ def written(form: Format, groups: Sequence[Sequence[Call]], around: Sequence[str
 @every_format
 @given(data=st.data())
 @thorough
-def test_calls_between_texts_come_out_whole_as_upstream_reads_them_wherever_they_are_cut(
-    name: str, data: st.DataObject
-) -> None:
+def test_calls_between_texts_come_out_whole_as_upstream_reads_them(name: str, data: st.DataObject) -> None:
     form = FORMATS[name]
     calls = data.draw(calls_in(form))
     groups = [[call] for call in calls] if data.draw(st.booleans()) else [calls]
@@ -85,9 +75,7 @@ def test_calls_between_texts_come_out_whole_as_upstream_reads_them_wherever_they
 @every_format
 @given(data=st.data())
 @thorough
-def test_an_answer_cut_anywhere_keeps_what_was_given_out_and_no_rest_of_a_call_is_text(
-    name: str, data: st.DataObject
-) -> None:
+def test_an_answer_cut_anywhere_keeps_what_was_given_out(name: str, data: st.DataObject) -> None:
     form = FORMATS[name]
     calls = data.draw(calls_in(form, 2))
     before = data.draw(surroundings)

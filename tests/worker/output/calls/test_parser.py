@@ -131,9 +131,7 @@ def test_a_marker_within_what_was_no_call_is_one() -> None:
         ("[TOOL_CALLS]get[ARGS]{(a): 1}", "{", "(a): 1}"),
     ],
 )
-def test_a_call_that_breaks_stays_unfinished_and_text_goes_on_from_there(
-    text: str, arguments: str, content: str
-) -> None:
+def test_a_call_that_breaks_stays_unfinished_before_text(text: str, arguments: str, content: str) -> None:
     result = said(text)
     assert (result.calls, result.whole) == ([("call-0", "get", arguments)], [])
     assert result.text == content

@@ -115,9 +115,7 @@ def test_a_call_that_only_lacks_its_closing_is_complete_only_if_the_model_has_en
     "schema",
     [{"required": ["city", "days"]}, {"properties": {"city": {"type": "array"}}}, {"required": ["x"]}],
 )
-def test_a_call_without_its_closing_that_its_schema_refuses_is_not_complete(
-    text: str, schema: dict[str, Any]
-) -> None:
+def test_an_unclosed_call_that_its_schema_refuses_is_not_complete(text: str, schema: dict[str, Any]) -> None:
     result = in_pieces({"get": schema}, [text], has_ended=True)
     assert (len(result.calls), result.whole) == (1, [])
 

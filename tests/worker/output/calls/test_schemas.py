@@ -62,10 +62,7 @@ def test_text_becomes_the_kind_that_it_can_be(text: str, kinds: set[str], value:
     assert type(read) is type(value) or isinstance(value, float)
 
 
-@given(
-    texts,
-    st.frozensets(st.sampled_from(ALL)),
-)
+@given(texts, st.frozensets(st.sampled_from(ALL)))
 def test_whatever_the_text_it_becomes_json(text: str, kinds: frozenset[str]) -> None:
     for said in (typed(text, kinds), guessed(text)):
         json.loads(said)
