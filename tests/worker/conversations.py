@@ -84,8 +84,7 @@ def small_steps() -> Iterator[None]:
 
 
 def converse(model: Model, rng: random.Random, count: int = TURNS, *, drafted: bool = False) -> list[Turn]:
-    """Run some conversations, mostly greedy. Sampled turns are not compared; others only reuse their
-    prefixes."""
+    """Run some conversations, mostly greedy. Sampled turns are not compared."""
     assert model.engine.shape is not None
     inbox, said = Inbox(), list[Message]()
     store = PrefixStore(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
@@ -147,9 +146,7 @@ def _ended(said: list[Message]) -> dict[str, Finished]:
 
 
 def _turn(request: EngineRequest, said: list[Message]) -> Turn:
-    deltas: list[Delta] = [
-        delta for message in said if isinstance(message, StepOutputs) for delta in message.deltas
-    ]
+    deltas: list[Delta] = [delta for each in said if isinstance(each, StepOutputs) for delta in each.deltas]
     answer = tuple(token for delta in deltas if delta.id == request.id for token in delta.tokens)
     cached = _ended(said)[request.id].usage.cached_tokens
     return Turn(request.tokens, answer, cached, request.boundaries)

@@ -36,8 +36,7 @@ COLUMNS_STEP = 16
 SEEDS_MAX = 30
 """Maximum number of seeds played until every kind of event has happened to a row."""
 TOKENS_MIN = 8
-"""Minimum number of distinct tokens in the most varied answer: a model that repeats itself reveals no
-errors."""
+"""Minimum of distinct tokens in the most varied answer: a model that repeats itself reveals no errors."""
 
 Verdict = Literal["equal", "refused", "wrong"]
 
@@ -110,8 +109,7 @@ def _faults(model: Model, name: str, seeds: int, oracle: Oracle, *, whole: bool)
 
 
 def is_tie(name: str, found: Difference) -> bool:
-    """Return whether rounding may have swapped two tokens. False for penalized rows, where the gap is
-    unknown."""
+    """Return whether rounding may have swapped two tokens. False for penalized rows."""
     return found.job.sampling.repetition_penalty == 1 and gap(name, found) <= TIE
 
 

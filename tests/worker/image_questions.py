@@ -51,8 +51,7 @@ def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def draw_question(rng: random.Random, images: int, turns: int = 1) -> Question:
-    """Draw a question of words and images, followed by answers and further questions for each additional
-    turn."""
+    """Draw a question of words and images, with an answer and a question for each further turn."""
     files = tuple(draw_image(rng) for _ in range(images))
     kinds = ["image"] * images + ["text"] * (images + 1)
     rng.shuffle(kinds)

@@ -53,8 +53,7 @@ def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> I
 
 
 if __name__ == "__main__":
-    settings = [
-        {"kv_quantization": KVQuantization(bits, 32, *switch)} for bits in (8, 4) for switch in SWITCHES
-    ]
+    both = [KVQuantization(bits, 32, *switch) for bits in (8, 4) for switch in SWITCHES]
+    settings = [{"kv_quantization": kv} for kv in both]
     grouping.COLUMNS_STEP = 16  # so that short rows outgrow their buffers
     raise SystemExit(main("Quantized KV caches, held against upstream alone.", differences, settings))

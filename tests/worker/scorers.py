@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class Weigher:
-    """An importance scorer. `read_of`: the tokens that it has read of each row; `dropped`: the dropped
-    rows."""
+    """An importance scorer. `read_of`: the tokens read of each row; `dropped`: the dropped rows."""
 
     read_of: dict[str, list[int]] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)

@@ -64,8 +64,7 @@ class GreedyTokens:
 
 
 def hidden(engine: BatchEngine, row: Sparse, count: int) -> GreedyTokens:
-    """Return the answer of a single row with masked spans. All its columns exist; its states are those before
-    each span."""
+    """Return the answer of a row with masked spans. All columns exist; states are those before each span."""
     model, caches, begin = engine._model, engine._fresh(), 0
     for first, last in row.spans:
         given = hiding(caches, *(span for span in row.spans if span[1] <= begin))

@@ -21,9 +21,8 @@ MESSAGES = {
 @pytest.mark.parametrize("pattern", MESSAGES.values(), ids=MESSAGES)
 def test_agents_know_it_by_its_message(pattern: str) -> None:
     for by_memory in (False, True):
-        found = re.search(
-            pattern, too_long(8192, 9000, "messages", by_memory=by_memory).message, re.IGNORECASE
-        )
+        message = too_long(8192, 9000, "messages", by_memory=by_memory).message
+        found = re.search(pattern, message, re.IGNORECASE)
         assert found is not None
         assert found.groups() in ((), ("8192", "9000"))
 

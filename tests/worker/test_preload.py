@@ -100,9 +100,8 @@ def test_a_real_process_runs_under_the_library_it_found(tmp_path: Path) -> None:
         pytest.skip("this build of MLX brings no BLAS")
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in (preload.GUARD, preload.SWITCH)
-    }
+    own = (preload.GUARD, preload.SWITCH)
+    inherited = {name: value for name, value in os.environ.items() if name not in own}
     ran = subprocess.run(
         [sys.executable, "-u", str(program), "one", "two words"],
         env=inherited | {"CANDIDATE": str(library), "PYTHONPATH": str(Path(preload.__file__).parents[1])},

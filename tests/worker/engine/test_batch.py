@@ -35,8 +35,7 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Rows:
-    """Drives a batch of one layer and the reference side by side. A token is the value that fills its
-    vectors."""
+    """Drives a batch of one layer and the reference. A token is the value that fills its vectors."""
 
     def __init__(self, make: Any, slack: int = 0) -> None:
         self.make = make
@@ -70,9 +69,7 @@ class _Rows:
         new = [self.new_tokens(1)[0] for _ in self.tokens]
         assert cache.offset.tolist() == [len(tokens) for tokens in self.tokens]
         mask = cache.make_mask(1)
-        keys, values = cache.update_and_fetch(
-            _vectors([[token] for token in new]), -_vectors([[t] for t in new])
-        )
+        keys, values = cache.update_and_fetch(_vectors([[t] for t in new]), -_vectors([[t] for t in new]))
         assert cache.offset.tolist() == [len(tokens) + 1 for tokens in self.tokens]
         for tokens, token in zip(self.tokens, new, strict=True):
             tokens.append(token)

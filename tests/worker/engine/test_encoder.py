@@ -1,5 +1,4 @@
-"""Batches of texts through an embedding network: padding, dtypes, dimensions, and networks affected by
-padding."""
+"""Batches of texts through an embedding network: padding, dtypes and dimensions."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ TEXTS = [Text((5, 6, 7)), Text((9,)), Text((2, 4, 8, 16, 3)), Text((7, 7, 7))]
 
 
 class Network:
-    """Returns sums of tokens, of their squares and of types. With `sees_padding` the batch's width is
-    added."""
+    """Returns sums of tokens, squares and types; with `sees_padding`, plus the batch's width."""
 
     def __init__(self, *, sees_padding: bool = False) -> None:
         self.sees_padding = sees_padding

@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,7 @@ def streamed(folder: Path, share: float = 0.25) -> tuple[Model, ModelLoader]:
     return model, loader
 
 
-def answers(
-    engine: Any, prompts: Mapping[str, Sequence[int]], drafts: Mapping[str, list[int]]
-) -> list[list[int]]:
+def answers(engine: Any, prompts: dict[str, Sequence[int]], drafts: dict[str, list[int]]) -> list[list[int]]:
     """Return the tokens of rows that decode together. `drafts`: what is drafted in the second step."""
     for row, prompt in prompts.items():
         engine.prefill({row: prompt[:7]})
@@ -114,9 +112,8 @@ def test_the_memory_of_the_experts_that_are_not_there_is_left_for_caches(folder:
     least = sum(file.stat().st_size for file in folder.glob("*.safetensors")) - plan.saved_bytes
     assert "its weights" in failure(folder, memory_limit_bytes=least + 7, memory_headroom=0.0)
     fits = {"memory_limit_bytes": least + 7, "memory_headroom": 0.0}
-    assert isinstance(
-        ModelLoader(str(folder), experts_memory=plan.resident_bytes, **fits).load(nothing), Model
-    )
+    loader = ModelLoader(str(folder), experts_memory=plan.resident_bytes, **fits)
+    assert isinstance(loader.load(nothing), Model)
 
 
 def test_the_peak_of_the_memory_is_that_of_the_experts_in_memory(tmp_path: Path) -> None:
@@ -230,9 +227,8 @@ def test_where_experts_cannot_be_read_from_disk_the_load_is_refused() -> None:
     assert "generates no text" in failure(model_folder("dense"), experts_memory=2**20, task="embed")
     assert "set at least that" in failure(model_folder("qwen3_moe"), experts_memory=10)
     assert "only with --text-only" in failure(model_folder("qwen3_5-eyes"), experts_memory=2**20)
-    assert "only mlx-vlm implements it" in failure(
-        model_folder("idefics3-eyes"), experts_memory=2**20, text_only=True
-    )
+    eyes = model_folder("idefics3-eyes")
+    assert "only mlx-vlm implements it" in failure(eyes, experts_memory=2**20, text_only=True)
 
 
 # --- the decision ---

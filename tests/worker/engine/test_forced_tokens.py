@@ -89,8 +89,7 @@ class Answer:
 
 
 def said(engine: Engine, requests: Mapping[str, EngineRequest], *, drafted: bool) -> dict[str, Answer]:
-    """Run all rows together until each has its answer. A finished row leaves; the passes of the others
-    continue."""
+    """Run all rows together until each has its answer. A finished row leaves."""
     answers = {row: Answer(request) for row, request in requests.items()}
     for row, request in requests.items():
         engine.prefill({row: request.tokens[:-1]})

@@ -40,8 +40,7 @@ def closed(limit: ThinkingBudget, drawn: Sequence[int]) -> list[int]:
 def guarded(
     limit: ThinkingBudget, drawn: Sequence[int], resumed: int = 0, *, is_prompt: bool = False
 ) -> list[int]:
-    """Return the answer when a token is read only after the next one is dispatched. `is_prompt`: it is read
-    before."""
+    """Return the answer when a token is read after the next is dispatched; with `is_prompt`, before."""
     answer = [*drawn[:resumed]]
     guard = ThinkingGuard(limit, answer)
     unread: list[int] = []

@@ -1,5 +1,4 @@
-"""Grammar masks in the engine: tokens equal upstream's under the same masks, and other rows are
-unaffected."""
+"""Grammar masks in the engine: tokens equal upstream's under the same masks, beside other rows."""
 
 from __future__ import annotations
 
@@ -47,10 +46,8 @@ def resumed(name: str, job: Job, answered: Sequence[int], tokens: int) -> list[i
 
 def test_forced_tokens_override_the_grammar_and_are_passed_to_its_guide() -> None:
     grammar = RuleGrammar(3)
-    limit = ThinkingBudget(5, opening=(1998,), closing=(1999, 10), is_open=True)
-    sampling = SamplingParams(
-        forced=(11, 12), thinking_budget=limit, grammar=grammar, seed=2, temperature=1.0
-    )
+    cap = ThinkingBudget(5, opening=(1998,), closing=(1999, 10), is_open=True)
+    sampling = SamplingParams(forced=(11, 12), thinking_budget=cap, grammar=grammar, seed=2, temperature=1.0)
     job = Job("row", (5, 6, 7), 30, sampling)
     beside = [Job(f"{n}", (8, n), 20, replace(sampling, thinking_budget=None, forced=())) for n in range(3)]
     said = play(engine_of("sliding"), [job, *beside], random.Random(2))["row"]
@@ -98,12 +95,9 @@ class Failing(Unforeseeing):
 def test_a_guide_that_fails_fails_its_row_behind_the_tokens_it_let_pass(fails: str, tokens: int) -> None:
     prompt = (5, 6, 7)
     engine = BatchEngine(Narrow())
-    for name, sampling in (
-        ("well", SamplingParams()),
-        ("ill", SamplingParams(grammar=Failing(tokens, fails))),
-    ):
+    for name, grammar in (("well", None), ("ill", Failing(tokens, fails))):
         engine.prefill({name: prompt[:-1]})
-        engine.start(name, prompt, 3, sampling)
+        engine.start(name, prompt, 3, SamplingParams(grammar=grammar))
     steps = [engine.step() for _ in range(tokens + 3)][1:]
     expected = [step.tokens["well"] for step in steps]
     assert [step.tokens.get("ill") for step in steps[:tokens]] == expected[:tokens]

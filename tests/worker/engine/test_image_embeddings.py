@@ -1,5 +1,4 @@
-"""Rows with and without images in one batch: tokens equal upstream's however rows join, leave and are
-chunked."""
+"""Rows with and without images in one batch: tokens equal upstream's however rows come and go."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ def with_images(model: str) -> Job:
 
 @pytest.mark.parametrize("model", OF_EACH_KIND)
 def test_a_row_with_images_is_forked_resumed_and_restored(model: str) -> None:
-    """Forks and restores within an image and after it. Images whose tokens are restored are not encoded
-    again."""
+    """Forks and restores within an image and after it. Restored images are not encoded again."""
     engine, job = loaded(model).engine, with_images(model)
     first, second = job.request.images[:2]
     cut = second.first + 1

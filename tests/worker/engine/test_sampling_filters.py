@@ -47,9 +47,7 @@ def upstream_logprobs(logits: mx.array, sampling: SamplingParams) -> mx.array:
 
 def drawn_tokens(logits: mx.array, temperature: float, calls: int) -> list[list[int]]:
     """Return for each filter the tokens of `ROWS` rows in each of `calls` calls, all filters in one batch."""
-    draws = [
-        replace(sampling, seed=seed, temperature=temperature) for sampling in FILTERS for seed in range(ROWS)
-    ]
+    draws = [replace(each, seed=seed, temperature=temperature) for each in FILTERS for seed in range(ROWS)]
     sampler = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])
     batch = mx.broadcast_to(logits, (len(draws), VOCABULARY))
     tokens = [np.array(sampler(batch, [1 + call] * len(draws)).tokens) for call in range(calls)]
@@ -116,9 +114,7 @@ def test_a_row_without_filters_keeps_its_whole_tail_beside_one_with() -> None:
     # A sharp peak: the mass above the tail rounds to exactly 1.
     logits = mx.concatenate([mx.array([[60.0]]), mx.zeros((1, VOCABULARY - 1))], axis=1)
     rows = 4000
-    draws = [
-        SamplingParams(seed=seed, temperature=1e4, top_p=0.5 if seed % 2 else 1.0) for seed in range(rows)
-    ]
+    draws = [SamplingParams(seed=row, temperature=1e4, top_p=0.5 if row % 2 else 1.0) for row in range(rows)]
     sampler = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])
     tokens: Any = sampler(mx.broadcast_to(logits, (rows, VOCABULARY)), [1] * rows).tokens.tolist()
     assert len(set(tokens[::2])) > 0.95 * VOCABULARY

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -33,9 +32,7 @@ PENALIZED = [
 ]
 
 
-def adjusted(
-    logits: np.ndarray, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
-) -> np.ndarray:
+def adjust(logits: np.ndarray, sampling: SamplingParams, prompt: list[int], answer: list[int]) -> np.ndarray:
     """Apply the fields of `SamplingParams`, one token at a time."""
     result = logits.astype(np.float64)
     for token, bias in sampling.logit_bias:
@@ -57,18 +54,14 @@ def logits_at(name: int, position: int) -> mx.array:
 def test_greedy_rows_take_the_best_token_by_numpys_count_of_all_before(answered: int) -> None:
     prompts = [[row, 9, 9, 50] for row in range(len(PENALIZED))]
     answers = [[60, 61, 60, 62, 9][:answered] for _ in PENALIZED]
-    sampler = Sampler(
-        [
-            SamplingState(sampling, p + a, 4)
-            for sampling, p, a in zip(PENALIZED, prompts, answers, strict=True)
-        ]
-    )
+    rows = zip(PENALIZED, prompts, answers, strict=True)
+    sampler = Sampler([SamplingState(sampling, prompt + answer, 4) for sampling, prompt, answer in rows])
     changed = 0
     for step in range(60):
         logits = mx.stack([logits_at(0, step % 3)] * len(PENALIZED))  # few, so that tokens repeat
         tokens = sampler(logits, [4 + answered + step] * len(PENALIZED)).tokens.tolist()
         for row, sampling in enumerate(PENALIZED):
-            expected = adjusted(np.array(logits[row]), sampling, prompts[row], answers[row])
+            expected = adjust(np.array(logits[row]), sampling, prompts[row], answers[row])
             assert tokens[row] == int(expected.argmax()), (sampling, step)
             changed += tokens[row] != tokens[-1]
             answers[row].append(tokens[row])
@@ -88,14 +81,11 @@ def test_penalties_come_before_the_filters_and_the_temperature() -> None:
 def test_a_banned_token_is_never_drawn_and_a_bias_of_minus_100_is_only_an_addition() -> None:
     logits = mx.zeros((500, 4)) + mx.array([[500.0, 450.0, 1.0, 0.0]])
     draws = [SamplingParams(seed=s, temperature=1e3, logit_bias=((0, -inf), (1, -100.0))) for s in range(500)]
-    tokens = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])(
-        logits, [1] * 500
-    ).tokens.tolist()
-    assert set(tokens) == {1, 2, 3}
-    greedy = [
-        SamplingState(SamplingParams(logit_bias=((0, bias),)), [0], 1) for bias in (-inf, -100.0, -10.0)
-    ]
-    assert Sampler(greedy)(logits[:3], [1] * 3).tokens.tolist() == [1, 1, 0]
+    sampler = Sampler([SamplingState(sampling, [0], 1) for sampling in draws])
+    assert set(sampler(logits, [1] * 500).tokens.tolist()) == {1, 2, 3}
+    greedy = [SamplingParams(logit_bias=((0, bias),)) for bias in (-inf, -100.0, -10.0)]
+    sampler = Sampler([SamplingState(sampling, [0], 1) for sampling in greedy])
+    assert sampler(logits[:3], [1] * 3).tokens.tolist() == [1, 1, 0]
 
 
 def test_tokens_beyond_the_vocabulary_are_passed_over() -> None:
@@ -150,8 +140,7 @@ settings_of_rows = st.builds(
 
 @dataclass
 class Request:
-    """A row of the simulation: it joins at step `joins`, draws `length` tokens, and is rebuilt at
-    `renewed`."""
+    """A row that joins at step `joins`, draws `length` tokens, and is rebuilt at `renewed`."""
 
     sampling: SamplingParams
     joins: int
@@ -170,8 +159,7 @@ PROMPT = [1, 5, 20]
 
 
 def run(batch: dict[int, Request]) -> None:
-    """Run all requests as an engine does: rebuild when rows change, and dispatch a step before reading the
-    last."""
+    """Run all requests as an engine does: a step is dispatched before the last one is read."""
     rows: dict[int, SamplingState] = {}
     sampler = Sampler([])
     pending: tuple[dict[int, SamplingState], Sampled] | None = None
@@ -222,9 +210,8 @@ def test_a_row_draws_the_same_alone_and_among_rows_that_come_go_and_resume(batch
         run({name: alone})
         assert request.answer == alone.answer
         assert request.likelihoods == alone.likelihoods
-        assert request.answer[: len(request.sampling.forced)] == list(
-            request.sampling.forced[: request.length]
-        )
+        forced = request.sampling.forced
+        assert request.answer[: len(forced)] == list(forced[: request.length])
         assert len(request.answer) == request.length
         check_grammar(request)
 

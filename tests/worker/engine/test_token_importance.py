@@ -1,5 +1,4 @@
-"""Token importance is attention: compared with upstream's attention, and with facts at random places that the
-answer depends on."""
+"""Token importance is attention: upstream's, and that on facts on which the answer depends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Trained drafters propose for joining and leaving rows what upstream's module does alone from the same
-hidden states."""
+"""Trained drafters propose for joining and leaving rows what upstream's module does alone."""
 
 from __future__ import annotations
 

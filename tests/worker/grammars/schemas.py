@@ -66,9 +66,7 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
     max_leaves=5,
 )
-_KINDS: list[Schema] = [
-    {"type": kind} for kind in ("boolean", "null", ["integer", "null"], ["string", "null"])
-]
+_KINDS: list[Schema] = [{"type": k} for k in ("boolean", "null", ["integer", "null"], ["string", "null"])]
 _LEAVES = st.one_of(
     st.sampled_from(_KINDS),
     _bounded("integer"),

@@ -1,5 +1,4 @@
-"""Tool calls drawn at random from their grammars are parsed by upstream's own parsers and have valid
-arguments."""
+"""Tool calls drawn from their grammars are parsed by upstream's parsers and have valid arguments."""
 
 from __future__ import annotations
 

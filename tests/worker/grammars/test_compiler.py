@@ -17,7 +17,17 @@ from worker.grammars.compiler import KEPT_MAX, RUNNING_MAX, Compiler, GrammarErr
 from worker.grammars.response_formats import ResponseFormatError, grammar_of
 
 INTEGER = {"type": "integer"}
-SOME = grammar_of(StructuredOutput(kind="regex", text="[a-z]+"))
+
+
+def schema_of(schema: Any) -> StructuredOutput:
+    return StructuredOutput(kind="json_schema", text=json.dumps(schema))
+
+
+def regex(pattern: str) -> StructuredOutput:
+    return StructuredOutput(kind="regex", text=pattern)
+
+
+SOME = grammar_of(regex("[a-z]+"))
 
 
 @pytest.fixture
@@ -44,9 +54,7 @@ def test_a_grammar_is_compiled_once_even_for_two_at_once(compiled: list[str]) ->
 
 def test_least_recently_used_grammar_is_evicted(compiled: list[str]) -> None:
     compiler = Compiler(small().lexicon)
-    grammars = [
-        grammar_of(StructuredOutput(kind="regex", text=f"x{number}")) for number in range(KEPT_MAX + 1)
-    ]
+    grammars = [grammar_of(regex(f"x{number}")) for number in range(KEPT_MAX + 1)]
     for grammar in [*grammars[:-1], grammars[0], grammars[-1], grammars[0], grammars[1]]:
         compiler.compile(grammar)
     assert compiled == [*grammars, grammars[1]]
@@ -91,14 +99,6 @@ def test_whatever_goes_wrong_is_the_requests_failure(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compilers, "_compiled", failing)
     with pytest.raises(GrammarError, match="cannot be compiled"):
         Compiler(small().lexicon).compile(SOME)
-
-
-def schema_of(schema: Any) -> StructuredOutput:
-    return StructuredOutput(kind="json_schema", text=json.dumps(schema))
-
-
-def regex(pattern: str) -> StructuredOutput:
-    return StructuredOutput(kind="regex", text=pattern)
 
 
 EITHER = [{"anyOf": [{"required": [f"{side}{place}"]} for side in "ab"]} for place in range(20)]

@@ -36,22 +36,19 @@ DECODERS: dict[str, Callable[[], Any]] = {
 
 
 def byte_fallback(decoder: Any) -> tuple[Words, Callable[[list[int]], str]]:
-    """A tokenizer as in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens for unknown
-    characters."""
+    """A tokenizer as in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens."""
     pieces = {f"<0x{byte:02X}>": byte for byte in range(256)}
     for piece in ("▁", "▁▁", "▁the", '▁"', "a", "b", "é", "你", '"', "{", "}", ":", "the", "</s>", "<think>"):
         pieces[piece] = len(pieces)
     tokenizer = Tokenizer(models.BPE(pieces, [], byte_fallback=True))
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
     tokenizer.decoder = decoder
-    return words_by(
-        SimpleNamespace(backend_tokenizer=tokenizer), len(pieces), pieces["</s>"]
-    ), tokenizer.decode
+    inner = SimpleNamespace(backend_tokenizer=tokenizer)
+    return words_by(inner, len(pieces), pieces["</s>"]), tokenizer.decode
 
 
 def slow() -> tuple[Words, Callable[[list[int]], str]]:
-    """A tokenizer without a Rust backend. Its tokens are bytes; bytes that are no character have no
-    spelling."""
+    """A tokenizer without a Rust backend. Its tokens are bytes."""
     tokenizer = ByT5Tokenizer()
     words = words_by(tokenizer, len(tokenizer), tokenizer.eos_token_id)
     return words, lambda tokens: str(tokenizer.decode(tokens))

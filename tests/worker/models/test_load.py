@@ -114,9 +114,7 @@ def memory_becomes_free(monkeypatch: pytest.MonkeyPatch, *free: int) -> None:
     """Patch the free memory found by successive queries; the last value repeats."""
     found = iter(free)
     monkeypatch.setattr(memory, "MEMORY_POLL_S", 0.0)
-    monkeypatch.setattr(
-        memory, "read_memory", lambda: AvailableMemory(total=2**30, free=next(found, free[-1]))
-    )
+    monkeypatch.setattr(memory, "read_memory", lambda: AvailableMemory(2**30, next(found, free[-1])))
 
 
 def test_a_load_waits_for_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -169,9 +169,8 @@ def test_a_failed_load_leaves_no_weights(tmp_path: Path, monkeypatch: pytest.Mon
     if fault == "tokenizer":
         (folder / "tokenizer.json").write_text("{}")
     if fault == "warm-up":
-        monkeypatch.setattr(
-            load, "warm_up", lambda engine, rows: engine.start("row", ["no token"], 1, SamplingParams())
-        )
+        params = SamplingParams()
+        monkeypatch.setattr(load, "warm_up", lambda engine, rows: engine.start("row", ["x"], 1, params))
     before = mx.get_active_memory()
     with pytest.raises(ModelError) as caught:
         ModelLoader(str(folder)).load(nothing)

@@ -26,9 +26,8 @@ OWN = {"glm_moe_dsa", "laguna", "mellum", "mistral3", "mistral4", "qwen2_vl", "q
 def arguments_of(config: dict[str, Any]) -> dict[str, Any]:
     """Return what upstream's arguments make of a config, but for the new key itself."""
     _, arguments = _get_classes(config)
-    return {
-        key: value for key, value in vars(arguments.from_dict(config)).items() if key != "rope_parameters"
-    }
+    fields = vars(arguments.from_dict(config)).items()
+    return {key: value for key, value in fields if key != "rope_parameters"}
 
 
 @pytest.mark.parametrize("family", sorted({*listed()} - FOREIGN - OWN))

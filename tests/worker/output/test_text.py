@@ -38,8 +38,7 @@ def byte_level() -> PreTrainedTokenizerBase:
 
 @cache
 def byte_fallback() -> Tokenizer:
-    """A tokenizer as in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens for unknown
-    characters."""
+    """A tokenizer as in Llama 2 and Gemma: words with ▁ for a space, and 256 byte tokens."""
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
     for piece in ("▁", "▁▁", "▁the", "a", "b", "c", "X", "é", "你", "\ufffd", "▁\ufffd", "\n", "\u200d"):
         vocabulary[piece] = len(vocabulary)

@@ -137,9 +137,8 @@ class Gate:
 
 
 def test_a_file_is_safetensors_to_others(tier: DiskTier, folder: Path) -> None:
-    stored = record(
-        a=blob("U8", 3), b=blob("F32", 2, 3), c=blob("BF16", 0, 7), d=blob("I64", 1), e=blob("BOOL")
-    )
+    shapes = {"U8": (3,), "F32": (2, 3), "BF16": (0, 7), "I64": (1,), "BOOL": ()}
+    stored = record(**{dtype: blob(dtype, *shape) for dtype, shape in shapes.items()})
     size = write(tier, stored)
     raw = path_of(folder, stored).read_bytes()
     assert len(raw) == size

@@ -118,9 +118,8 @@ class Naive:
             return "no_snapshot" if positions > length else "no_window"
         if not any(place[0] == salt for place in self.columns):
             return "empty"
-        others = {
-            k[known] for s, k in self.columns if s == salt and len(k) > known and k[:known] == keys[:known]
-        }
+        same = [k for s, k in self.columns if s == salt and k[:known] == keys[:known]]
+        others = {k[known] for k in same if len(k) > known}
         if others and max(keys[known], *others) >= MEDIA_KEYS:
             return "media_differs"
         return f"diverged_at_{known}"

@@ -130,8 +130,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a case. `wrong`: differences, empty if all rows are equal; `seen`: events that happened to
-    rows."""
+    """Outcome of a case. `wrong`: differences, empty if all rows are equal; `seen`: events of rows."""
 
     wrong: list[str]
     seen: list[str]
@@ -169,14 +168,13 @@ def _live_here(case: Case, seeds: range, host: str, rows: int) -> Outcome:
         if case.drafts == "heads" and model.engine.drafter is None:
             faults.append("its own layers do not guess")
         if case.drafts == SPARSE:
-            return Outcome(
-                [f"seed {seed}, {row}" for seed in seeds for row in differing(model.engine, name, seed)], []
-            )
+            wrong = [f"seed {seed}, {row}" for seed in seeds for row in differing(model.engine, name, seed)]
+            return Outcome(wrong, [])
         for seed in seeds:
             played = play(model, name, seed, oracle, rows, drafted=bool(case.drafts))
             seen |= played.seen
-            wrong = [found for found in played.differences if not is_tie(name, found)]
-            faults += [f"seed {seed}, {found.job.name}, token {found.index}" for found in wrong]
+            apart = [found for found in played.differences if not is_tie(name, found)]
+            faults += [f"seed {seed}, {found.job.name}, token {found.index}" for found in apart]
     if missing := possible(model) - seen:
         faults += [f"never {' or '.join(sorted(missing))}"] * (len(seeds) > 4)
     return Outcome(faults, sorted(seen))
@@ -232,9 +230,8 @@ def main(arguments: Sequence[str]) -> int:
 def every_case(ranks: int) -> list[Case]:
     """Return all cases over `ranks` ranks; for two ranks, `OTHERS` too."""
     modes: list[tuple[Mode, list[str]]] = [("tensor", TENSOR), ("pipeline", PIPELINE)]
-    plain = [
-        Case(family, mode, ranks) for mode, families in modes for family in families if family not in REFUSED
-    ]
+    named = [(family, mode) for mode, families in modes for family in families if family not in REFUSED]
+    plain = [Case(family, mode, ranks) for family, mode in named]
     return [*plain, *(Case.of(name) for name in OTHERS if ranks == RANKS)]
 
 

@@ -37,12 +37,8 @@ def compare(case: Case) -> tuple[int, int]:
         hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(case.ranks)]))
         command = [sys.executable, "-m", "tests.worker.ranks.logits", case.mode, str(folder)]
         environ = os.environ | {"MLX_HOSTFILE": str(hosts)}
-        ranks = [
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, text=True, env=environ | {"MLX_RANK": str(rank)}
-            )
-            for rank in range(case.ranks)
-        ]
+        envs = [environ | {"MLX_RANK": str(rank)} for rank in range(case.ranks)]
+        ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) for env in envs]
         try:
             said = [rank.communicate(timeout=WAIT_S)[0] for rank in ranks]
         finally:

@@ -29,13 +29,11 @@ def engines_are_let_go_of() -> Iterator[None]:
 
 
 def pair(architecture: str, *, drafts: bool = False) -> Pair:
-    """Return two engines on one network, each with its rows. `drafts`: the network also drafts for the first
-    one."""
+    """Return two engines on one network, each with its rows. `drafts`: it also drafts for the first."""
     network, _ = load_model(model_folder(architecture))
     both = Pair()
-    own = BatchEngine(
-        network, drafter=DraftModelProposer(network, 0.5, 2048) if drafts else None, agree=both.lead
-    )
+    drafter = DraftModelProposer(network, 0.5, 2048) if drafts else None
+    own = BatchEngine(network, drafter=drafter, agree=both.lead)
     both.join(own, BatchEngine(network, own.capabilities, agree=both.follow))
     return both
 

@@ -11,8 +11,7 @@ from tests.worker.zoo import ARCHITECTURES, load
 from worker.contract.kv_quantization import KVQuantization
 
 TURNS = 8
-"""Turns of the one scenario per architecture; `python -m tests.worker.conversations` runs any number, on all
-architectures."""
+"""Turns of one scenario per architecture; `python -m tests.worker.conversations` runs any number."""
 SEEDS = {"deepseek_v32": 1}
 """Scenarios of those whose first turns have little in common in the first one."""
 

@@ -23,8 +23,7 @@ TARGET_S = 0.1
 
 @dataclass
 class Guesser:
-    """A draft network whose tokens are right with probability `skill`. Records the simulated seconds that it
-    takes."""
+    """A draft network whose tokens are right with probability `skill`. Records its simulated seconds."""
 
     answers: Mapping[str, Sequence[int]]
     skill: float

@@ -103,9 +103,8 @@ def test_images_that_a_prefilling_row_still_needs_are_evicted_last() -> None:
 def test_an_image_for_which_there_is_never_room_is_refused() -> None:
     encoder_cache = EncoderCacheManager(10)
     encoder_cache.check(request(("cat", 0, 10)))
-    with pytest.raises(
-        RequestError, match="takes 11 bytes once it is encoded, and this server has 10"
-    ) as caught:
+    words = "takes 11 bytes once it is encoded, and this server has 10"
+    with pytest.raises(RequestError, match=words) as caught:
         encoder_cache.check(request(("cat", 0, 10), ("dog", 10, 11)))
     assert (caught.value.code, caught.value.param) == (Code.CONTEXT_LENGTH_EXCEEDED, "messages")
 

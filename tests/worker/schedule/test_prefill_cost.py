@@ -30,8 +30,7 @@ TARGET_S = 0.1
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds per call, per token and per pair of a token and an earlier one; per decode step, and per row in
-    it."""
+    """Seconds per call, token and pair of a token and an earlier one; per decode step and row in it."""
 
     call: float
     token: float
@@ -231,9 +230,8 @@ class Streams:
         context = group[0].row.prefilled
         took = self.speed.prefill_s(work_of(group)) * self.noise()
         self.now = max(self.now, self._ahead_until or 0.0) + took
-        self._smallest = max(
-            self._smallest, self.speed.prefill_s(PrefillWork.call(1, CHUNK_TOKENS_MIN, context))
-        )
+        least = PrefillWork.call(1, CHUNK_TOKENS_MIN, context)
+        self._smallest = max(self._smallest, self.speed.prefill_s(least))
         self._prefilled, self._cut = True, self._cut or not group[0].last
         self.scheduler.ran(group)
         for chunk in group:

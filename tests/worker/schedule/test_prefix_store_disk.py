@@ -181,9 +181,7 @@ class StoreOnDisk(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.disk.answer(sorted(self.disk.asked))
         self._take_answers()
-        assert not any(row.is_blocked for row in self.rows.values()), (
-            "a row waits although all reads are answered"
-        )
+        assert not any(row.is_blocked for row in self.rows.values()), "a row waits after all answers"
         assert not self.store._reading
         assert not [item for item in self.store.index._tree.items.values() if item.holds]
 
@@ -219,7 +217,7 @@ def test_rows_that_share_blocks_start_when_their_own_reads_are_answered(name: st
 def test_row_goes_on_without_its_prefix_when_the_disk_is_silent() -> None:
     disk = ScriptedDisk(WRITTEN["dense"].files.values())
     house = _house(SHAPES["dense"], disk)
-    house.inbox.on_wait = lambda: _turn(house, PAUSE_S)
+    house.inbox.on_wait = lambda: setattr(house, "now", house.now + PAUSE_S)
     began = house.now
     house.submit("first", 5, tokens=PROMPTS[0])
     house.run()
@@ -246,7 +244,7 @@ def test_row_goes_on_without_its_prefix_when_the_disk_is_slow() -> None:
     house = _house(SHAPES["dense"], disk)
 
     def turn() -> None:
-        _turn(house, 1.0)
+        house.now += 1.0
         # A disk that constantly answers other reads, but this row's with one block in ten seconds.
         assert house.store is not None
         house.store._disk_answered_at = house.now
@@ -269,7 +267,7 @@ def test_loop_waits_for_a_command_while_its_only_row_is_held() -> None:
     def turn() -> None:
         nonlocal turns
         turns += 1
-        _turn(house, PAUSE_S)
+        house.now += PAUSE_S
         if turns == 50:
             disk.answer(sorted(disk.asked))
 
@@ -281,10 +279,6 @@ def test_loop_waits_for_a_command_while_its_only_row_is_held() -> None:
     assert turns == 50
     # Nothing was run in these turns, so none of them counts as a step.
     assert house.loop.counters.steps <= 5
-
-
-def _turn(house: House, seconds: float) -> None:
-    house.now += seconds
 
 
 def _cached(house: House, id: str) -> int:

@@ -15,8 +15,7 @@ from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
 
 def request(id: str, prompt: int, *, first: int = 0, **fields: Any) -> EngineRequest:
-    """Return a request whose prompt tokens are 0, 1, 2…, so that each shows its position. `first`: the first
-    token."""
+    """Return a request whose prompt tokens are `first`, 1, 2…, so that each shows its position."""
     return engine_request(id, (first, *range(1, prompt)), **fields)
 
 

@@ -1,5 +1,4 @@
-"""Sparse prefill: which spans of long prompts are skipped, for which requests, and how the draft model reads
-them."""
+"""Sparse prefill: which spans of long prompts are skipped, for which requests, and how they are scored."""
 
 from __future__ import annotations
 
@@ -121,9 +120,8 @@ def test_unsupported_sparse_prefill_request_is_refused_with_a_reason() -> None:
 
 def test_a_prompt_is_read_in_chunks_and_weighed_once_and_the_system_prompt_is_run() -> None:
     importance_scorer = Weighing(matters=range(3000, 3040))
-    row = thinned(
-        SparsePrefillQueue(importance_scorer, is_able=True, tokens_max=256), request(boundaries=(700, 4990))
-    )
+    sparse_prefill = SparsePrefillQueue(importance_scorer, is_able=True, tokens_max=256)
+    row = thinned(sparse_prefill, request(boundaries=(700, 4990)))
     assert importance_scorer.read_of["a"] == list(range(4999))
     assert importance_scorer.parts == 0
     assert importance_scorer.dropped == ["a"], "a sparse row gets no drafts"

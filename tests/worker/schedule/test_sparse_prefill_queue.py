@@ -38,8 +38,7 @@ class Reader(Weigher):
 
 
 def reading() -> tuple[House, Reader]:
-    """Return a loop and a scorer with known times: 0.25 ms per scored token, after a step of 40 ms that is
-    waited for."""
+    """Return a loop and a scorer: 0.25 ms per scored token, after a step of 40 ms."""
     house = House(prefill_tokens=2048)
     reader = Reader(house)
     house.loop.sparse_prefill = SparsePrefillQueue(reader, is_able=True)

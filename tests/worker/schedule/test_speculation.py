@@ -196,8 +196,7 @@ def test_short_answers_lose_nothing_from_the_first_on(kind: str, column_s: float
 
 
 def prompt_for(kind: str, answer: Sequence[int]) -> Sequence[int]:
-    """Return a prompt in which n-gram drafts are `right`, `wrong`, alternately so (`by turns`), or not
-    found."""
+    """Return a prompt in which n-gram drafts are `right`, `wrong`, both `by turns`, or not found."""
     match kind:
         case "right":
             return answer

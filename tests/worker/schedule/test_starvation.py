@@ -54,9 +54,8 @@ def test_row_lost_from_tables_of_the_scheduler_is_restarted_and_answered(in_ever
 
 
 def test_row_that_is_held_for_ever_is_restarted() -> None:
-    house = _house(
-        engine=ScriptedEngine(shape=CacheSpec(has_states=True)), store_bytes=PLENTY, prefill_tokens=256
-    )
+    engine = ScriptedEngine(shape=CacheSpec(has_states=True))
+    house = _house(engine=engine, store_bytes=PLENTY, prefill_tokens=256)
     house.submit("first", 5, prompt=700)
     house.run()
     house.submit("held", 6, like="first")

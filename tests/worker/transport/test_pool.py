@@ -74,9 +74,8 @@ class Desk:
         self.outcomes: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
 
     def prepare(self, id: str, prompt: str = "") -> None:
-        self.pool.prepare(
-            request(id, prompt=prompt), [], lambda id, outcome: self.outcomes.put((id, outcome))
-        )
+        asked = request(id, prompt=prompt)
+        self.pool.prepare(asked, [], lambda id, outcome: self.outcomes.put((id, outcome)))
 
     def next(self) -> tuple[str, Outcome]:
         return self.outcomes.get(timeout=WAIT_S)

@@ -106,9 +106,7 @@ def test_queue_takes_every_request_once_and_in_order(steps: Sequence[tuple[str, 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(CLIENTS, COSTS), min_size=1, max_size=60))
 def test_queue_never_gives_a_client_two_turns_while_another_waits(jobs: Sequence[tuple[str, int]]) -> None:
-    entries = [
-        entry(f"{number}", client, LONG + cost, 0.0, cost) for number, (client, cost) in enumerate(jobs)
-    ]
+    entries = [entry(f"{n}", client, LONG + cost, 0.0, cost) for n, (client, cost) in enumerate(jobs)]
     queue, clients = filled(*entries), {each.id: each.client for each in entries}
     order = [clients[id] for id in drain(queue)]
     for place, (one, following) in enumerate(pairwise(order)):

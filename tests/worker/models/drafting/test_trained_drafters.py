@@ -19,9 +19,8 @@ from worker.models.source import bytes_of, weight_files
 
 
 def loaded(model: str, draft: str | Path) -> Model:
-    model_ = ModelLoader(str(model_folder(model)), draft_model=str(draft), memory_limit_bytes=2**30).load(
-        nothing
-    )
+    loader = ModelLoader(str(model_folder(model)), draft_model=str(draft), memory_limit_bytes=2**30)
+    model_ = loader.load(nothing)
     assert isinstance(model_, Model)
     return model_
 
@@ -43,9 +42,8 @@ def test_it_is_loaded_beside_its_model_and_shares_its_memory(name: str) -> None:
 
 def test_layers_for_multi_token_prediction_may_have_a_folder_of_their_own(tmp_path: Path) -> None:
     source = json.loads((model_folder(HEADS) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "qwen3_5_mtp", "text_config": source["text_config"]})
-    )
+    config = {"model_type": "qwen3_5_mtp", "text_config": source["text_config"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     weights = mx.load(str(model_folder(HEADS) / "model.safetensors"))
     own = {name.removeprefix("mtp."): each for name, each in weights.items() if name.startswith("mtp.")}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), own, metadata={"format": "mlx"})

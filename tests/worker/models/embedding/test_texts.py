@@ -31,9 +31,8 @@ def embed(texts: list[Any], rules: TextRules = RULES, **more: Any) -> PreparedTe
 
 
 def rank(documents: list[Any], query: str = "a river", **more: Any) -> PreparedTexts:
-    request = Rank(
-        incarnation="g", id="a", texts=pack(documents), count=len(documents), source="documents", query=query
-    )
+    counted = {"texts": pack(documents), "count": len(documents), "source": "documents"}
+    request = Rank(incarnation="g", id="a", query=query, **counted)
     return PairPreparer(tokenizer("bert-reranker"), RULES).prepare(replace(request, **more), ())
 
 

@@ -69,9 +69,8 @@ def answer(
     """Return upstream's prompt tokens and its answer."""
     network, processor = upstream(name)
     text = processor.tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    said = processor(
-        text=[text], images=[Image.open(io.BytesIO(image))], videos=[frames], video_metadata=[metadata]
-    )
+    images = [Image.open(io.BytesIO(image))]
+    said = processor(text=[text], images=images, videos=[frames], video_metadata=[metadata])
     given = {key: mx.array(np.array(value)) for key, value in said.items()}
     prompt = given["input_ids"][0].tolist()
     given["mask"] = given.pop("attention_mask")
@@ -147,14 +146,7 @@ def wrong_headers(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield name, data[:duration] + b"\xec\x89" + bytes(9) + data[duration + 11 :]
     avi = film(folder, 20, name="film.avi", codec="MJPG")
     header = avi.index(b"strh") + 8
-    for place, values in (
-        (32, (0,)),
-        (32, (5,)),
-        (32, (1000,)),
-        (32, (2**32 - 1,)),
-        (20, (0, 8)),
-        (20, (1, 0)),
-    ):
+    for place, *values in ((32, 0), (32, 5), (32, 1000), (32, 2**32 - 1), (20, 0, 8), (20, 1, 0)):
         changed = bytearray(avi)
         struct.pack_into(f"<{len(values)}I", changed, header + place, *values)
         changed[48:52] = changed[header + 32 : header + 36]

@@ -67,8 +67,7 @@ class RowDependent(nn.Module):
 def answers(
     engine: BatchEngine, prompts: Sequence[tuple[int, ...]], *, drafts: bool = False
 ) -> list[list[int]]:
-    """Return the tokens of rows that decode together; with `drafts`, half of them drafted, wrongly at the
-    end."""
+    """Return the tokens of rows that decode together; with `drafts`, half of them drafted."""
     rows = {str(row): prompt for row, prompt in enumerate(prompts)}
     found: dict[str, list[int]] = {row: [] for row in rows}
     engine.prefill({row: prompt[:-1] for row, prompt in rows.items()})

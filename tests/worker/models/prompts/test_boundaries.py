@@ -1,5 +1,4 @@
-"""Prompt boundaries: where later prompts diverge from this one, according to the template, compared with
-actual later prompts."""
+"""Prompt boundaries: where later prompts diverge by the template, compared with actual later prompts."""
 
 from __future__ import annotations
 
@@ -231,9 +230,7 @@ _texts = st.lists(
 ).map(" ".join)
 _questions = _texts.map(user)
 _answers = _texts.map(assistant)
-_thoughts: st.SearchStrategy[Message] = st.one_of(
-    st.just({}), _texts.map(lambda text: {"reasoning_content": text})
-)
+_thoughts = st.one_of(st.just({}), _texts.map(lambda text: {"reasoning_content": text}))
 _calls = st.builds(lambda text, more, found: [call(text, **more), result(found)], _texts, _thoughts, _texts)
 
 
@@ -323,16 +320,13 @@ def test_tokenizing_the_end_finds_what_all_finds(template: str, shared: str, our
     text, other = shared + ours, shared + theirs
     whole = prompt(template, text, split=False).shared_with(other)
     assert prompt(template, text).shared_with(other) == whole
-    assert whole == common(
-        *(factories.engine_request(tokens=prompt(template, part).tokens) for part in (text, other))
-    )
+    requests = (factories.engine_request(tokens=prompt(template, each).tokens) for each in (text, other))
+    assert whole == common(*requests)
 
 
 def test_of_a_long_conversation_only_the_end_is_tokenized_again() -> None:
     turns = "".join(f"<|im_start|>user\n{LONG}<|im_end|>\n" for _ in range(200))
     tokenized: list[int] = []
-    shared = prompt("pocket", turns + "<|im_start|>assistant\n", spy=tokenized).shared_with(
-        turns + "something else"
-    )
-    assert shared == len(prompt("pocket", turns).tokens)
+    whole = prompt("pocket", turns + "<|im_start|>assistant\n", spy=tokenized)
+    assert whole.shared_with(turns + "something else") == len(prompt("pocket", turns).tokens)
     assert sum(tokenized) < 50

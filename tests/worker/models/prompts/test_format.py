@@ -1,5 +1,4 @@
-"""Output formats: the channel in which an answer begins, by the prompt's end, and how reasoning is closed by
-force."""
+"""Output formats: the channel in which an answer begins, and how reasoning is closed by force."""
 
 from __future__ import annotations
 
@@ -94,10 +93,7 @@ def test_thoughts_of_the_history_stand_where_the_template_looks_for_them(tmp_pat
     [
         (TURNS + OPENING, "</think>"),
         (TURNS + CLOSED, "</think>\n\n"),
-        (
-            "{% for m in messages %}{{ m.reasoning_content }}</think>\n{{ m.content }}{% endfor %}",
-            "</think>\n",
-        ),
+        (TURNS.replace("{{ m.content", "{{ m.reasoning_content }}</think>\n{{ m.content"), "</think>\n"),
     ],
 )
 def test_closing_is_found_in_history_or_empty_reasoning(tmp_path: Path, template: str, closing: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from msgspec import structs
 
 from protocol.conversation import Conversation
 from protocol.errors import Code, RequestError
@@ -51,8 +52,7 @@ def preparer() -> TextPreparer:
 
 @cache
 def musings() -> TokenizerWrapper:
-    """Return the tokenizer of a model whose template opens no reasoning, but closes it where it is
-    disabled."""
+    """Return the tokenizer of a model whose template opens no reasoning, but closes disabled one."""
     return open_tokenizer(model_folder("dense"), [])
 
 
@@ -75,8 +75,7 @@ def refused(**fields: Any) -> RequestError:
 def allowed(
     engine_request: EngineRequest, text: str = "", spoken: TokenizerWrapper | None = None
 ) -> set[str] | None:
-    """Return the tokens allowed after `text`; None: all. `spoken`: the tokenizer, by default the embedded
-    model's."""
+    """Return the tokens allowed after `text`; None: all. `spoken`: the tokenizer; None: the pocket one."""
     spoken = spoken or tokenizer()
     assert engine_request.sampling.grammar is not None
     guide = engine_request.sampling.grammar.open(spoken.encode(text, add_special_tokens=False))
@@ -179,9 +178,8 @@ def test_a_thought_closed_by_its_budget_leaves_an_exact_form_exact() -> None:
 
 
 def test_required_calls_are_calls_and_nothing_else() -> None:
-    engine_request = prepare(
-        preparer(), tools=TOOLS, calling=ToolCallConstraint(required=True), template_kwargs=SILENT
-    )
+    calling = ToolCallConstraint(required=True)
+    engine_request = prepare(preparer(), tools=TOOLS, calling=calling, template_kwargs=SILENT)
     assert allowed(engine_request) == {"<tool_call>"}
     assert allowed(engine_request, CALL[: -len("</tool_call>")]) == {"</tool_call>"}
     assert END in (allowed(engine_request, CALL) or set())
@@ -224,9 +222,7 @@ def test_with_tools_an_answer_has_its_form_or_is_calls() -> None:
 @pytest.mark.parametrize("keyword", ["not", "uniqueItems"])
 def test_a_refusal_names_the_keyword_and_the_parameter(keyword: str) -> None:
     schema = {"type": ["array", "object"], keyword: {"type": "null"}}
-    error = refused(
-        form=StructuredOutput(kind="json_schema", text=json.dumps(schema), param="response_format")
-    )
+    error = refused(form=structs.replace(JSON, text=json.dumps(schema)))
     assert error.code is Code.INVALID_REQUEST
     assert error.param == "response_format"
     assert f'"{keyword}"' in error.message

@@ -72,16 +72,11 @@ ENDS_IN_MESSAGE = {PROMPT_ENDS: IN_MESSAGE}
 
 @pytest.mark.parametrize("content", ["The tide ", "<think>\nIt may", "a\n\nb\n"])
 def test_a_message_that_goes_on_ends_the_prompt_as_upstream_has_it(content: str) -> None:
-    messages = [
-        USER,
-        {"role": "assistant", "content": "Yes."},
-        USER,
-        {"role": "assistant", "content": content},
-    ]
+    first, last = ({"role": "assistant", "content": text} for text in ("Yes.", content))
+    messages = [USER, first, USER, last]
     engine_request = prepare(messages=messages, template_kwargs=ENDS_IN_MESSAGE)
-    upstream = tokenizer()._tokenizer.apply_chat_template(
-        messages, tokenize=False, continue_final_message=True
-    )
+    inner = tokenizer()._tokenizer
+    upstream = inner.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     assert text(engine_request) == upstream
     assert text(engine_request).endswith(content)
     assert engine_request.opening == (REASONING if "<think>" in content else CONTENT)
@@ -345,6 +340,5 @@ def test_a_conversation_is_counted_as_it_is_run() -> None:
     assert counted.count == len(run.tokens)
     assert counted.tokens == run.tokens
     assert counted.pieces == tuple(tokenizer().convert_ids_to_tokens(list(run.tokens)))
-    assert tokenize(TokenizeOptions(), messages=[USER], tools=[TOOL]) == Tokenized(
-        id="a", count=counted.count
-    )
+    bare = tokenize(TokenizeOptions(), messages=[USER], tools=[TOOL])
+    assert bare == Tokenized(id="a", count=counted.count)

@@ -90,9 +90,8 @@ def test_megabytes_are_refused_by_a_part(fields: dict[str, object], monkeypatch:
 
 def test_context_is_checked_before_the_grammar_is_compiled() -> None:
     tools = [{"type": "function", "function": {"name": f"tool{n}", "parameters": {}}} for n in range(2000)]
-    asked = request(
-        messages=[{"role": "user", "content": "x"}], tools=tools, calling=ToolCallConstraint(required=True)
-    )
+    calling, messages = ToolCallConstraint(required=True), [{"role": "user", "content": "x"}]
+    asked = request(messages=messages, tools=tools, calling=calling)
     with pytest.raises(RequestError) as caught:
         preparer(100).prepare(asked, ())
     assert caught.value.code is Code.CONTEXT_LENGTH_EXCEEDED

@@ -167,9 +167,8 @@ def test_a_template_without_calls_has_them_as_text(tmp_path: Path) -> None:
 
 def test_parts_are_joined_as_texts_are() -> None:
     image = {"type": "image"}
-    shown = lay_out(
-        [user("Be terse.", "system"), {"role": "user", "content": [image]}], Wants(joins_system=True)
-    )
+    asked = [user("Be terse.", "system"), {"role": "user", "content": [image]}]
+    shown = lay_out(asked, Wants(joins_system=True))
     assert shown == [{"role": "user", "content": [{"type": "text", "text": "Be terse.\n\n"}, image]}]
     looked = [{"role": "tool", "content": [image]}, user("And?")]
     [spoken] = lay_out(looked, Wants(writes_calls=True))

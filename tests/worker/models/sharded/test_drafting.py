@@ -23,9 +23,8 @@ from worker.models.sharded.parallelism import ShardGroup, ShardNetwork
 
 
 def drafts(*, is_leader: bool = True, use_mtp: bool = True, draft_model: str | None = None) -> ShardDrafting:
-    return ShardDrafting(
-        "m", draft_model=draft_model, use_mtp=use_mtp, is_leader=is_leader, probe_cache_folder=None
-    )
+    options = {"draft_model": draft_model, "use_mtp": use_mtp, "is_leader": is_leader}
+    return ShardDrafting("m", **options, probe_cache_folder=None)
 
 
 def looked(made: ShardDrafting, name: str = HEADS) -> ShardNetwork:

@@ -23,8 +23,7 @@ from worker.output.text import Vocabulary
 
 @dataclass
 class ParsedAnswer:
-    """Parsed output. `calls`: id, name and arguments of each, by index; `whole`: indices of complete
-    calls."""
+    """Parsed output. `calls`: id, name and arguments of each; `whole`: indices of complete calls."""
 
     text: str = ""
     reasoning: str = ""
@@ -80,11 +79,7 @@ def named(index: int) -> str:
 
 @cache
 def model(
-    special: tuple[str, ...] = (),
-    added: tuple[str, ...] = (),
-    parser: str = "",
-    start: str = "",
-    end: str = "",
+    special: tuple[str, ...] = (), added: tuple[str, ...] = (), start: str = "", end: str = ""
 ) -> Model:
     """Return a model whose tokenizer has these tokens in addition to the test vocabulary."""
     backend = bare_tokenizer()
