@@ -57,9 +57,6 @@ def engine_request(name: str, id: str, question: Question, **fields: Any) -> Eng
     return preparer(name).prepare(request(id, question, **fields), question.images)
 
 
-# --- rows ---
-
-
 @dataclass(frozen=True)
 class Job:
     question: Question

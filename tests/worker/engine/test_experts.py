@@ -133,9 +133,6 @@ def test_the_peak_of_the_memory_is_that_of_the_experts_in_memory(tmp_path: Path)
     assert peak(plan.resident_bytes) < peak(None) - 0.8 * plan.saved_bytes
 
 
-# --- files ---
-
-
 def _truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 100)
 
@@ -219,9 +216,6 @@ def test_a_file_that_ends_while_read_is_truncated(tmp_path: Path, monkeypatch: p
         file.read_into(buffer, 0)
 
 
-# --- refusals ---
-
-
 def test_where_experts_cannot_be_read_from_disk_the_load_is_refused() -> None:
     assert "no stacked experts" in failure(model_folder("dense"), experts_memory=2**20)
     assert "generates no text" in failure(model_folder("dense"), experts_memory=2**20, task="embed")
@@ -229,9 +223,6 @@ def test_where_experts_cannot_be_read_from_disk_the_load_is_refused() -> None:
     assert "only with --text-only" in failure(model_folder("qwen3_5-eyes"), experts_memory=2**20)
     eyes = model_folder("idefics3-eyes")
     assert "only mlx-vlm implements it" in failure(eyes, experts_memory=2**20, text_only=True)
-
-
-# --- the decision ---
 
 
 @given(st.integers(1, 6), st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=6), max_size=40))

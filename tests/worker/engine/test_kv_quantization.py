@@ -52,9 +52,6 @@ def test_the_setting_is_no_placebo(oracle: Oracle, monkeypatch: pytest.MonkeyPat
     assert play(load("dense", kv_quantization=EARLY), "dense", 0, oracle, ROWS).differences
 
 
-# --- the caches themselves ---
-
-
 @pytest.fixture(scope="module")
 def dense() -> Model:
     return load("dense", kv_quantization=EARLY)

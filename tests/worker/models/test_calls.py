@@ -102,9 +102,6 @@ def test_no_special_token_is_shown_in_a_text_that_calls_nobody_nor_in_a_string()
     assert said.parsed() == [("get", {"city": "Quito"})]
 
 
-# --- content and what is none ----------------------------------------------------------------------------
-
-
 def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
     it = model(added=("<tool_call>", "</tool_call>"))
     tokens = it.encode("Se" + CALL + CALL)
@@ -120,9 +117,6 @@ def test_the_first_whole_call_ends_an_answer_that_may_have_one() -> None:
     assert not half.has_called, "half a call is none"
     stopped_at = len(it.encode("Se" + CALL[: CALL.index("\n</")]))
     assert not any(growth.calls or growth.text for growth in growths[stopped_at:])
-
-
-# --- reasoning -------------------------------------------------------------------------------------------
 
 
 def thinking(special: bool) -> Model:
@@ -171,9 +165,6 @@ def test_an_object_at_the_beginning_of_the_content_is_a_call_behind_a_thought_to
     for text in (f"<think>Hm</think>\n\n{bare}", f"\n{bare}"):
         assert in_tokens(it.open(TOOLS), it.encode(text)).parsed() == [("get", {"city": "Quito"})]
     assert in_tokens(it.open(TOOLS), it.encode(f"So: {bare}")).calls == []
-
-
-# --- headers ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain", [False, True])

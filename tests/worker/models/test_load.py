@@ -95,9 +95,6 @@ def test_the_context_length_is_found_where_it_stands(
     assert read_config(folder, "x").context_length == length
 
 
-# --- memory -------------------------------------------------------------------------------------------
-
-
 def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model_folder("dense")
     size = (folder / "model.safetensors").stat().st_size
@@ -166,8 +163,6 @@ def test_a_model_that_just_fits_is_loaded() -> None:
         assert model.info.cache_bytes_max == 7
     assert "its weights" in failure(folder, memory_budget=size - 1)
 
-
-# --- compilers -----------------------------------------------------------------------------------------
 
 _LOAD_AND_STEP = """
 import logging, os, sys

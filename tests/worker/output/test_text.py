@@ -170,9 +170,6 @@ def test_a_long_run_of_broken_bytes_is_given_out_on_the_way_and_in_linear_time()
     assert given > 2000
 
 
-# --- spelling ------------------------------------------------------------------------------------------
-
-
 def test_every_byte_level_token_is_spelled_as_its_own_bytes() -> None:
     backend = byte_level().backend_tokenizer
     vocabulary = Vocabulary(byte_level())
@@ -189,9 +186,6 @@ def test_special_tokens_spell_their_names() -> None:
     vocabulary = vocabulary_of(backend, FALLBACK_DECODERS["gemma"]())
     assert vocabulary.spell(backend.token_to_id("<｜end▁of▁turn｜>")) == "<｜end▁of▁turn｜>".encode()
     assert vocabulary.spell(backend.token_to_id("<think>")) == b"<think>"
-
-
-# --- stop sequences ------------------------------------------------------------------------------------
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, bool]:

@@ -79,9 +79,6 @@ def taken(items: Iterable[Item]) -> int:
     return sum(memory_of(item, NBYTES) for item in items)
 
 
-# --- matches ---
-
-
 def test_salts_never_see_each_other() -> None:
     index = PrefixIndex(HYBRID)
     for salt in ("", "a", "b"):
@@ -110,9 +107,6 @@ def test_nothing_behind_missing_sinks_is_restored() -> None:
     assert [others.find(A, limit=limit).length for limit in (10, 12, 24, 40)] == [10, 10, 24, 40]
 
 
-# --- storing ---
-
-
 def test_block_that_is_only_on_disk_is_refilled_in_ram() -> None:
     index = PrefixIndex(SLIDING)
     block = index.add(A, 0, 8, "p", NBYTES, window_from=4)
@@ -123,9 +117,6 @@ def test_block_that_is_only_on_disk_is_refilled_in_ram() -> None:
     index.add(A, 0, 8, "as good", NBYTES, window_from=4)
     assert block.payload == "as good"
     assert index.find(A, limit=8).tier == "ram"
-
-
-# --- eviction ---
 
 
 def test_unused_prefixes_are_evicted_before_reused_ones_and_shared_ones_last() -> None:
@@ -231,9 +222,6 @@ def test_evicted_keys_are_remembered_for_a_while() -> None:
     assert found(index, (10_001,)) == (0, "evicted")
 
 
-# --- the disk ---
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -278,9 +266,6 @@ def test_of_two_files_for_one_place_the_longer_is_taken() -> None:
     index = PrefixIndex(DENSE)
     assert sorted(index.restore_from_disk(files)) == sorted(file.digest for file in files[:2])
     assert found(index, A) == (40, "")
-
-
-# --- counters ---
 
 
 def test_clear_of_a_namespace_leaves_what_others_have_stored() -> None:

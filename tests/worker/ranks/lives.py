@@ -40,48 +40,15 @@ LIFE_S_MAX = 600.0
 HERE = "127.0.0.1"
 
 TENSOR = [
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "deepseek_v41",
-    "exaone_moe",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "gpt_oss",
-    "iquestloopcoder",
-    "kimi_k25",
-    "kimi_k3",
-    "llama",
-    "longcat_flash",
-    "longcat_flash_ngram",
-    "minimax",
-    "minimax_m3_vl",
-    "ministral3",
-    "mistral4",
-    "qwen2",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_moe",
-    "step3p5",
-]
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v41", "exaone_moe", "glm4_moe", "glm4_moe_lite",
+    "gpt_oss", "iquestloopcoder", "kimi_k25", "kimi_k3", "llama", "longcat_flash", "longcat_flash_ngram",
+    "minimax", "minimax_m3_vl", "ministral3", "mistral4", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe",
+    "qwen3_moe", "step3p5",
+]  # fmt: skip
 PIPELINE = [
-    "deepseek_v2",
-    "deepseek_v3",
-    "deepseek_v32",
-    "deepseek_v41",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "kimi_k3",
-    "minimax_m3_vl",
-    "ministral3",
-    "mistral4",
-    "qwen2",
-    "qwen3_5",
-    "qwen3_moe",
-    "qwen3_next",
-]
-
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v41", "glm4_moe", "glm4_moe_lite", "kimi_k3",
+    "minimax_m3_vl", "ministral3", "mistral4", "qwen2", "qwen3_5", "qwen3_moe", "qwen3_next",
+]  # fmt: skip
 
 RANKS = 2
 SPARSE = "sparse"

@@ -83,9 +83,6 @@ def test_request_past_its_deadline_fails_alone() -> None:
     assert isinstance(house.end("b"), Finished)
 
 
-# --- failures ----------------------------------------------------------------------------------------
-
-
 def test_texts_that_fail_fail_their_own_requests_alone_and_never_end_the_worker() -> None:
     house, bad = House(), [str(number) for number in range(3 * FAILURES_MAX)]
     house.submit(prepared_texts("a", 3), *map(failing, bad), prepared_texts("c", 3))
@@ -103,9 +100,6 @@ def test_a_model_that_fails_on_everything_ends_the_thread() -> None:
     house.submit(*(prepared_texts(str(number), 3) for number in range(2 * FAILURES_MAX)))
     with pytest.raises(EngineKeepsFailing):
         house.run()
-
-
-# --- the thread --------------------------------------------------------------------------------------
 
 
 def test_it_ends_when_it_is_told_and_answers_for_a_cache_that_it_has_not() -> None:

@@ -59,9 +59,6 @@ def counts(encoder_cache: EncoderCacheManager) -> tuple[int, int, int, int]:
     return status.kept, status.bytes, status.encoded, status.hits
 
 
-# --- how far a row can be run ------------------------------------------------------------------------
-
-
 def test_a_row_is_run_up_to_the_first_image_that_is_not_kept() -> None:
     encoder_cache, asking = EncoderCacheManager(None), row(("cat", 20, 5), ("dog", 30, 5))
     assert encoder_cache.reach(asking, 0) == 20
@@ -78,9 +75,6 @@ def test_short_text_waits_for_the_image_behind_it_but_no_image_waits_for_another
     encoder_cache.encoded(asking, asking.images[0], 5)
     assert encoder_cache.reach(asking, 0) == 25
     assert encoder_cache.reach(asking, 20) == 20
-
-
-# --- eviction ----------------------------------------------------------------------------------------
 
 
 def test_the_one_that_was_used_longest_ago_makes_room() -> None:
@@ -127,9 +121,6 @@ def test_salts_share_no_image_and_clearing_a_namespace_leaves_those_of_others() 
     assert (len(gone), freed, encoder_cache.bytes) == (2, 8, 8)
     assert encoder_cache.missing(row(("cat", 0, 4), salt=salt_in("bob", "")), 0) is None
     assert encoder_cache.missing(row(("cat", 0, 4), salt=salt_in("ann", "")), 0) is not None
-
-
-# --- counters ----------------------------------------------------------------------------------------
 
 
 def test_an_image_is_a_hit_for_whoever_did_not_wait_for_it_and_once_whatever_the_chunks() -> None:

@@ -37,9 +37,6 @@ def reused(house: House, id: str) -> PrefixHit:
     return told
 
 
-# --- one image per step ------------------------------------------------------------------------------
-
-
 def test_a_prompt_is_run_up_to_an_image_then_on_with_it() -> None:
     house = House(prefill_tokens=64)
     house.submit("a", 5, prompt=50, images=[("cat", 20, 8), ("dog", 28, 4)])
@@ -85,9 +82,6 @@ def test_image_encoding_time_does_not_affect_the_prefill_cost_model() -> None:
     assert chunks(50.0) == chunks(0.0)
 
 
-# --- commands and failures ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("what", ["look", "show"])
 def test_image_failure_fails_only_its_row_and_duplicates_retry(what: str) -> None:
     house = House(prefill_tokens=64)
@@ -104,9 +98,6 @@ def test_image_failure_fails_only_its_row_and_duplicates_retry(what: str) -> Non
     assert house.reason("stream") == "stop"
     assert house.engine.looks == [CAT]
     assert house.engine.probes == 1
-
-
-# --- reuse -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_states", [False, True])

@@ -67,9 +67,6 @@ def test_phases_are_timed() -> None:
     assert second.timings.queued_s == pytest.approx(5 * step_s)
 
 
-# --- one message per step ----------------------------------------------------------------------------
-
-
 def test_a_step_is_one_message_with_every_row() -> None:
     house = House(rows_max=4, prefill_tokens=99)
     for id, length in (("a", 1), ("b", 2), ("c", 3), ("d", 3)):
@@ -78,9 +75,6 @@ def test_a_step_is_one_message_with_every_row() -> None:
     carried = [[d.id for d in m.deltas] for m in house.published if isinstance(m, StepOutputs)]
     assert carried == [list("abcd"), list("abcd"), list("bcd"), list("cd")]
     assert all(house.reason(id) == "stop" for id in "abcd")
-
-
-# --- cancels -----------------------------------------------------------------------------------------
 
 
 def test_a_cancel_in_each_phase_ends_that_row_alone_and_says_nothing_of_it() -> None:
@@ -320,9 +314,6 @@ def test_a_stop_ends_the_thread_with_rows_aboard() -> None:
     assert not house.inbox.idle
     assert len(house.tokens("a")) == 3
     assert house.ends("a") == []
-
-
-# --- on a thread, with the real engine ---------------------------------------------------------------
 
 
 def test_deadline_passes_while_nobody_takes_what_was_said() -> None:

@@ -12,8 +12,6 @@ from worker.contract.engine import SamplingParams
 from worker.schedule import loop as loop_module
 from worker.schedule.batching_window import WINDOW_ALONE_S
 
-# --- pacing ------------------------------------------------------------------------------------------
-
 
 def paced(house: House) -> None:
     """Set the times: a prefill token takes 1 ms, a decode step 10 ms, and its dispatch almost nothing."""
@@ -58,9 +56,6 @@ def test_time_in_which_nobody_took_what_was_said_is_no_decode_step() -> None:
     assert set(house.engine.sizes[1:-1]) == {64}
 
 
-# --- several rows with one prompt --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("what", ["cancelled", "failed"])
 def test_another_copy_takes_over_where_the_leader_is_gone(what: str) -> None:
     house = House(prefill_tokens=16)
@@ -72,9 +67,6 @@ def test_another_copy_takes_over_where_the_leader_is_gone(what: str) -> None:
     assert house.engine.forks == [("b", "c")]
     assert [house.text(id) for id in "bc"] == ["<6>", "<7>"]
     assert len(house.ends("a")) == (what == "failed")
-
-
-# --- preemption and deadlines ------------------------------------------------------------------------
 
 
 def test_an_answer_ends_where_memory_does() -> None:
@@ -104,9 +96,6 @@ def test_a_request_ends_at_its_deadline_wherever_it_stands(where: str) -> None:
     assert house.reason("a") == "stop"
 
 
-# --- logprobs ----------------------------------------------------------------------------------------
-
-
 def test_log_probabilities_are_told_in_bytes_and_only_to_those_who_ask() -> None:
     house = House()
     house.submit("asks", 5, sampling=SamplingParams(logprobs=2))
@@ -118,9 +107,6 @@ def test_log_probabilities_are_told_in_bytes_and_only_to_those_who_ask() -> None
     assert likelihood.top == [(b"<5>", -0.25), (b"<9>", -2.0)]
     assert last.likelihoods == []
     assert all(delta.likelihoods == [] for delta in house.deltas("asks not"))
-
-
-# --- the batching window -----------------------------------------------------------------------------
 
 
 def test_an_idle_loop_waits_a_little_so_that_those_who_come_together_share_a_call() -> None:

@@ -72,9 +72,6 @@ def run(pace: PrefillCostModel, speed: Speed, *, factor: float = 1.0) -> int:
     return size
 
 
-# --- planning ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SPEEDS)
 def test_when_nobody_decodes_a_chunk_may_take_a_second(name: str) -> None:
     speed = SPEEDS[name]
@@ -87,9 +84,6 @@ def test_when_nobody_decodes_a_chunk_may_take_a_second(name: str) -> None:
     size = pace.budget(decoding=False).chunk_length(10**6, 0)
     assert speed.prefill_s(PrefillWork.call(1, size, 0)) <= IDLE_S
     assert size == 2048 or speed.prefill_s(PrefillWork.call(1, 2 * size, 0)) > IDLE_S
-
-
-# --- learning ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["small model", "larger than the target allows"])
@@ -149,9 +143,6 @@ def test_whatever_was_measured_a_prompt_gets_on_and_no_bound_is_passed(
     size = pace.budget(decoding=decoding).chunk_length(left, 1000)
     assert 1 <= size <= min(left, tokens_max, max(CHUNK_TOKENS_FIRST, GROWTH_MAX * largest))
     assert size in (left, CHUNK_TOKENS_MIN) or size in pace.sizes
-
-
-# --- inter-token gaps --------------------------------------------------------------------------------
 
 
 @dataclass

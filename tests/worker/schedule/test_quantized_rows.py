@@ -80,9 +80,6 @@ def test_a_row_that_cannot_be_quantized_fails_alone() -> None:
     assert sorted(house.failed(id) for id in ("first", "second")) == [False, True]
 
 
-# --- memory ---
-
-
 def test_a_new_row_reserves_what_it_takes_at_its_switch_or_in_the_end() -> None:
     def reservations(bytes_max: int) -> Reservations:
         quantized = QuantizedRows(KV, lambda length: length)

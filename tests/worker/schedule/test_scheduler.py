@@ -56,9 +56,6 @@ def phases(s: Scheduler) -> dict[str, Phase]:
     return {row.id: row.phase for row in s}
 
 
-# --- one group at a time -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("prompt", "sizes"), [(1, [0]), (5, [4]), (10, [4, 4, 1])])
 def test_a_prompt_is_run_in_chunks_of_the_budget_but_its_last_token(prompt: int, sizes: list[int]) -> None:
     s = scheduler(prefill_tokens=4)
@@ -296,9 +293,6 @@ def test_a_row_that_surprised_is_not_let_in_only_to_be_preempted_again() -> None
     assert s.plan(cache_bytes=0).groups
 
 
-# --- leaving -----------------------------------------------------------------------------------------
-
-
 def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None:
     s = scheduler()
     add(s, "a", 5)
@@ -307,9 +301,6 @@ def test_an_id_can_be_used_again_after_its_row_has_left_and_not_before() -> None
     s.drop("a")
     add(s, "a", 3)
     assert run(s) == [[("a", 2, True)]]
-
-
-# --- streams of a lost worker --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("interrupted", "least", "most"), [((7,), 4, 4), ((), 1, 2)])

@@ -59,9 +59,6 @@ def thinned(sparse_prefill: SparsePrefillQueue, asked: EngineRequest) -> Row:
     raise AssertionError("the prompt is never scored")
 
 
-# --- spans -------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=50)
 @given(st.integers(1, 3000), st.randoms(use_true_random=False), st.floats(0.05, 1.0), st.integers(0, 500))
 def test_spans_are_ordered_apart_and_enough(count: int, dice: random.Random, keep: float, dense: int) -> None:
@@ -87,9 +84,6 @@ def test_most_important_tokens_are_run() -> None:
         assert not any(first <= place < last for first, last in spans)
 
 
-# --- eligible requests -------------------------------------------------------------------------------
-
-
 def test_a_request_that_says_nothing_gets_what_is_usual() -> None:
     asked = request(sparse=None)
     assert SparsePrefillQueue(Weighing(), is_able=True).requested_keep(asked) is None
@@ -113,9 +107,6 @@ def test_unsupported_sparse_prefill_request_is_refused_with_a_reason() -> None:
         with pytest.raises(RequestError, match=why) as caught:
             sparse_prefill.requested_keep(asked)
         assert caught.value.param == "sparse_prefill"
-
-
-# --- scoring -----------------------------------------------------------------------------------------
 
 
 def test_a_prompt_is_read_in_chunks_and_weighed_once_and_the_system_prompt_is_run() -> None:

@@ -92,9 +92,6 @@ def test_fingerprint_changes_with_the_image_preprocessor_config(tmp_path: Path) 
     assert other.identity == same.identity
 
 
-# --- the pocket model ---
-
-
 def say(question: str, *images: Any) -> str:
     """Return the embedded model's answer from our engine."""
     content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]

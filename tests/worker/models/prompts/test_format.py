@@ -73,9 +73,6 @@ def test_an_end_of_turn_ends_answers_if_nothing_lists_it(tmp_path: Path, behind:
     assert (tokenizer.convert_tokens_to_ids(end) in ends, len(ends)) == (True, 1 + (end != "<|im_end|>"))
 
 
-# --- reasoning in the history --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
 def test_thoughts_of_the_history_stand_where_the_template_looks_for_them(tmp_path: Path, key: str) -> None:
     template = "{% for m in messages %}{{ m.get('" + key + "') or '' }}|{{ m.content }};{% endfor %}"
@@ -83,9 +80,6 @@ def test_thoughts_of_the_history_stand_where_the_template_looks_for_them(tmp_pat
     messages = [user("Q"), {"role": "assistant", "content": "A", "reasoning_content": "Hm"}, user("R")]
     engine_request = prepare(tokenizer, messages=messages)
     assert tokenizer.decode(list(engine_request.tokens)) == "|Q;Hm|A;|R;"
-
-
-# --- thinking budgets ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,8 +114,6 @@ def test_a_budget_is_refused_where_no_token_ends_a_thought(tmp_path: Path) -> No
         prepare(tokenizer, thinking_budget=5)
     assert (caught.value.code, caught.value.param) == (Code.UNSUPPORTED_PARAMETER, "thinking_budget")
 
-
-# --- calls in the history ------------------------------------------------------------------------------
 
 MISTRAL = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}"

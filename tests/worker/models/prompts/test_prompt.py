@@ -65,8 +65,6 @@ def with_template(tmp_path: Path, template: str | None) -> TokenizerWrapper:
     return open_tokenizer(tmp_path, [])
 
 
-# --- continued answers ---------------------------------------------------------------------------------
-
 ENDS_IN_MESSAGE = {PROMPT_ENDS: IN_MESSAGE}
 
 
@@ -278,9 +276,6 @@ def test_whatever_lists_an_end_of_turn_ends_it(
     assert read_config(tmp_path, "a").end_tokens == ends
 
 
-# --- capabilities of a template ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("template", "capabilities"),
     [
@@ -310,9 +305,6 @@ def test_capabilities_are_probed(tmp_path: Path, template: str | None, capabilit
     assert structs.replace(probe(template_of(other), other), layout=[], template_problem="") == capabilities
 
 
-# --- token ids -----------------------------------------------------------------------------------------
-
-
 def test_a_token_that_the_model_has_not_is_named_with_its_place() -> None:
     error = refused(messages=None, tokens=[5, 2047, 2048], source="prompt[3]")
     assert (error.code, error.param) == (Code.INVALID_REQUEST, "prompt[3][2]")
@@ -328,8 +320,6 @@ def test_an_echo_alone_may_fill_the_whole_context() -> None:
     assert error.code is Code.CONTEXT_LENGTH_EXCEEDED
     assert refused(messages=None, tokens=[5], max_tokens=0).param == "max_tokens"
 
-
-# --- tokenization only ---------------------------------------------------------------------------------
 
 ALL = TokenizeOptions(tokens=True, pieces=True)
 

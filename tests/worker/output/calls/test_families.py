@@ -89,8 +89,6 @@ def test_what_only_looks_like_a_call_is_text(text: str) -> None:
     assert (said.text, said.calls) == (text, [])
 
 
-# --- values between tags ---------------------------------------------------------------------------------
-
 CODE = "    if x:\n        return 1\n"
 VALUES = {
     "GLM": "<tool_call>write_file<arg_key>content</arg_key><arg_value>{}</arg_value></tool_call>",
@@ -144,8 +142,6 @@ def test_an_opening_tag_twice_is_one_call(text: str) -> None:
     said = either_way(TOOLS, text)
     assert (said.parsed(), said.text, said.whole) == ([QUITO], "", [0])
 
-
-# --- calls that are cited --------------------------------------------------------------------------------
 
 CITED = "<function=get_weather><parameter=city>Quito</parameter></function>"
 

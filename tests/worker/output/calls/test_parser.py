@@ -76,9 +76,6 @@ def test_ordinary_text_waits_for_nothing_but_possible_markers_and_names(text: st
     assert "".join(str(grown) for _, grown in reading.split(text)) == text
 
 
-# --- white space -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -115,9 +112,6 @@ def test_a_marker_within_what_was_no_call_is_one() -> None:
     assert (result.text, len(result.whole)) == ('<tool_call>{"name": "no', 1)
     result = said(f'<tool_call>{{"name": "get", "arguments": {{"a": ?{CALL}')  # behind one that broke
     assert (result.text, result.whole) == ("?", [1])
-
-
-# --- malformed calls -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,9 +195,6 @@ def test_a_models_own_ids_are_kept_where_its_template_needs_them() -> None:
 def test_values_stay_whole_and_what_their_schema_calls_them(text: str, kind: str, value: Any) -> None:
     result = said(text, {"get": {"properties": {"a": {"type": kind}}}})
     assert json.loads(result.calls[0][2]) == {"a": value}
-
-
-# --- ids -------------------------------------------------------------------------------------------------
 
 
 def test_ids_belong_to_the_prompt_the_seed_and_the_place_wherever_a_stream_resumes() -> None:

@@ -164,8 +164,6 @@ def test_text_and_calls_behind_a_call_are_kept() -> None:
     assert (result.text, result.whole) == ("", [0, 1])
 
 
-# --- properties ------------------------------------------------------------------------------------------
-
 layouts = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}])
 
 
