@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.worker.prefixes.test_index import File, Keys
 from worker.contract.engine import CacheSpec
 from worker.contract.images import MEDIA_KEYS
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.items import Block, Item, Snapshot, memory_of
 
-Keys = tuple[int, ...]
 Place = tuple[str, Keys]
 """Salt, and all keys up to a position."""
 
@@ -56,13 +56,6 @@ class Thing:
     @property
     def size(self) -> int:
         return memory_of(self.item, NBYTES)
-
-
-@dataclass(frozen=True)
-class File:
-    digest: str
-    about: dict[str, Any]
-    file_bytes: int
 
 
 class Naive:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol.messages import CacheCleared, Finished, PrefixHit
+from protocol.messages import CacheCleared
 from protocol.types import ImageStatus
 from tests.worker.engines import House, Image, ScriptedEngine, breaking, picture
+from tests.worker.schedule.test_prefix_store import PLENTY, cached, reused
 from worker.contract.engine import CacheSpec
 from worker.schedule.commands import ClearPrefixes
 
-PLENTY = 10**9
 CAT, DOG = picture("cat", 0, 1).digest, picture("dog", 0, 1).digest
 
 
@@ -30,11 +30,6 @@ def forget_images(house: House) -> None:
 def status(house: House) -> ImageStatus:
     assert house.loop.counters.images is not None
     return house.loop.counters.images
-
-
-def reused(house: House, id: str) -> PrefixHit:
-    [told] = [message for message in house.published if isinstance(message, PrefixHit) and message.id == id]
-    return told
 
 
 def test_a_prompt_is_run_up_to_an_image_then_on_with_it() -> None:
@@ -109,10 +104,7 @@ def test_the_same_question_looks_at_nothing_and_runs_its_last_token(has_states: 
     house.submit("again", 6, like="first")
     house.run()
     assert house.engine.looks == [CAT]
-    assert reused(house, "again").reuse.tokens == 599
-    end = house.end("again")
-    assert isinstance(end, Finished)
-    assert end.usage.cached_tokens == 599
+    assert cached(house, "again") == 599
 
 
 @pytest.mark.parametrize("has_states", [False, True])

@@ -24,47 +24,47 @@ def _house(shape: CacheSpec, *, rows_max: int = 16, store_bytes: int = PLENTY, *
     return House(rows_max=rows_max, prefill_tokens=CHUNK, engine=engine, store_bytes=store_bytes, **options)
 
 
-def _tokens(seed: int, count: int) -> tuple[int, ...]:
+def tokens(seed: int, count: int) -> tuple[int, ...]:
     rng = random.Random(seed)
     return tuple(rng.randrange(1, 2**31) for _ in range(count))
 
 
-def _reused(house: House, id: str) -> PrefixHit:
-    [reused] = [message for message in house.published if isinstance(message, PrefixHit) and message.id == id]
-    return reused
+def reused(house: House, id: str) -> PrefixHit:
+    [hit] = [message for message in house.published if isinstance(message, PrefixHit) and message.id == id]
+    return hit
 
 
-def _cached(house: House, id: str) -> int:
+def cached(house: House, id: str) -> int:
     end = house.end(id)
     assert isinstance(end, Finished)
-    assert end.usage.cached_tokens == _reused(house, id).reuse.tokens
+    assert end.usage.cached_tokens == reused(house, id).reuse.tokens
     return end.usage.cached_tokens
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_next_turn_begins_behind_the_last_answer(shape: CacheSpec) -> None:
     house = _house(shape)
-    prompt = _tokens(1, 700)
+    prompt = tokens(1, 700)
     house.submit("first", 5, 6, 7, tokens=prompt)
     house.run()
-    house.submit("second", 8, tokens=(*prompt, 5, 6, 7, END, *_tokens(2, 40)))
+    house.submit("second", 8, tokens=(*prompt, 5, 6, 7, END, *tokens(2, 40)))
     house.run()
-    assert _cached(house, "first") == 0
-    assert _reused(house, "first").reuse.miss == "empty"
-    assert _cached(house, "second") == 704
-    assert _reused(house, "second").reuse.tier == "ram"
+    assert cached(house, "first") == 0
+    assert reused(house, "first").reuse.miss == "empty"
+    assert cached(house, "second") == 704
+    assert reused(house, "second").reuse.tier == "ram"
     assert house.text("second") == "<8>"
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_the_ends_of_prompts_with_one_stored_prefix_run_in_one_call(*, is_broken: bool) -> None:
     house = _house(DENSE)
-    shared = _tokens(1, 300)
-    house.submit("first", 5, tokens=(*shared, *_tokens(2, 30)))
+    shared = tokens(1, 300)
+    house.submit("first", 5, tokens=(*shared, *tokens(2, 30)))
     house.run()
     ends = {"b": 40, "c": 37, "d": 41}
     for id, count in ends.items():
-        house.submit(id, ord(id), tokens=(*shared, *_tokens(ord(id), count)))
+        house.submit(id, ord(id), tokens=(*shared, *tokens(ord(id), count)))
     if is_broken:
         house.engine.at["prefill", house.engine.calls["prefill"] + 1] = breaking("it")
     before = len(house.engine.groups)
@@ -73,26 +73,26 @@ def test_the_ends_of_prompts_with_one_stored_prefix_run_in_one_call(*, is_broken
     assert sorted(together) == ["b", "c", "d"]
     assert sorted(apart) == ([["b"], ["c"], ["d"]] if is_broken else [])
     assert {id: house.text(id) for id in ends} == {id: f"<{ord(id)}>" for id in ends}
-    assert {_cached(house, id) for id in ends} == {300}
+    assert {cached(house, id) for id in ends} == {300}
 
 
 def test_states_are_kept_at_the_boundaries_of_a_prompt() -> None:
     house = _house(HYBRID)
-    system = _tokens(1, 500)
-    house.submit("one", 5, tokens=(*system, *_tokens(2, 300)), boundaries=(500, 777))
+    system = tokens(1, 500)
+    house.submit("one", 5, tokens=(*system, *tokens(2, 300)), boundaries=(500, 777))
     house.run()
-    house.submit("other", 5, tokens=(*system, *_tokens(3, 300)), boundaries=(500, 777))
+    house.submit("other", 5, tokens=(*system, *tokens(3, 300)), boundaries=(500, 777))
     house.run()
-    assert _cached(house, "other") == 500
-    assert _reused(house, "other").reuse.miss == "diverged_at_500"
+    assert cached(house, "other") == 500
+    assert reused(house, "other").reuse.miss == "diverged_at_500"
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_sixteen_that_begin_alike_compute_it_once(shape: CacheSpec) -> None:
     house = _house(shape)
-    prefix = _tokens(1, 1500)
+    prefix = tokens(1, 1500)
     for number in range(16):
-        house.submit(f"row {number}", 5, tokens=(*prefix, *_tokens(100 + number, 20)))
+        house.submit(f"row {number}", 5, tokens=(*prefix, *tokens(100 + number, 20)))
     house.run()
     assert sum(house.engine.sizes) <= 1.3 * 1520
     assert all(house.text(f"row {number}") == "<5>" for number in range(16))
@@ -100,7 +100,7 @@ def test_sixteen_that_begin_alike_compute_it_once(shape: CacheSpec) -> None:
 
 def test_whom_a_row_waits_for_may_leave() -> None:
     house = _house(HYBRID)
-    prefix = _tokens(1, 3000)
+    prefix = tokens(1, 3000)
     house.submit("first", 5, tokens=(*prefix, 1))
     house.submit("second", 6, tokens=(*prefix, 2))
     house.submit("third", 7, tokens=(*prefix, 3))
@@ -131,7 +131,7 @@ def test_a_prefix_that_cannot_be_restored_is_forgotten_and_computed() -> None:
     house.engine.restore = restore  # type: ignore[method-assign]
     assert tries == ["again"]
     assert house.text("again") == "<5>"
-    assert _cached(house, "again") == 0
+    assert cached(house, "again") == 0
 
 
 def test_rows_get_memory_before_prefixes() -> None:
@@ -150,8 +150,8 @@ def test_a_row_that_ends_between_its_resume_and_the_next_step_stores_what_its_ca
     house.submit("first", *range(1, 40), prompt=200, resume=tuple(range(1, 20)))
     house.engine.at["prefill", 1] = lambda: house.drop("first")
     house.run()
-    tokens = (*house.engine.prompts["first"], *range(1, 20))
-    house.submit("next", 90, tokens=(*tokens, *range(500, 520)))
+    whole = (*house.engine.prompts["first"], *range(1, 20))
+    house.submit("next", 90, tokens=(*whole, *range(500, 520)))
     house.run()
-    assert _cached(house, "next") == len(tokens) - 1
+    assert cached(house, "next") == len(whole) - 1
     assert house.engine.breaches == []

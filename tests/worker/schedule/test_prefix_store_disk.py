@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from protocol.messages import Finished, PrefixHit
 from tests.factories import engine_request
 from tests.worker.engines import House, ScriptedEngine
+from tests.worker.schedule.test_prefix_store import PLENTY, SHAPES, cached
 from worker.contract.engine import CacheSpec
 from worker.prefixes.files import Record
 from worker.prefixes.folder import StoredItem
@@ -23,8 +23,6 @@ from worker.schedule.prefix_store import READ_SILENCE_S_MAX, READ_WAIT_S_MAX, Pr
 from worker.schedule.rows import Row
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
-SHAPES = {"dense": CacheSpec(), "hybrid": CacheSpec(has_states=True), "sliding": CacheSpec(window=31)}
-PLENTY = 10**9
 SYSTEM = tuple(range(1, 1401))
 """Common prefix of all prompts: more than two blocks."""
 PROMPTS = tuple(
@@ -211,7 +209,7 @@ def test_rows_that_share_blocks_start_when_their_own_reads_are_answered(name: st
     house.run()
     for number in range(2):
         assert house.text(f"row {number}") == "<5>"
-        assert _cached(house, f"row {number}") >= 1400
+        assert cached(house, f"row {number}") >= 1400
 
 
 def test_row_goes_on_without_its_prefix_when_the_disk_is_silent() -> None:
@@ -222,7 +220,7 @@ def test_row_goes_on_without_its_prefix_when_the_disk_is_silent() -> None:
     house.submit("first", 5, tokens=PROMPTS[0])
     house.run()
     assert house.text("first") == "<5>"
-    assert _cached(house, "first") == 0
+    assert cached(house, "first") == 0
     assert READ_SILENCE_S_MAX < house.now - began < 2 * READ_SILENCE_S_MAX
     assert house.store is not None
     assert house.store.read_timeouts == 1
@@ -279,13 +277,6 @@ def test_loop_waits_for_a_command_while_its_only_row_is_held() -> None:
     assert turns == 50
     # Nothing was run in these turns, so none of them counts as a step.
     assert house.loop.counters.steps <= 5
-
-
-def _cached(house: House, id: str) -> int:
-    [reused] = [m for m in house.published if isinstance(m, PrefixHit) and m.id == id]
-    end = house.end(id)
-    assert isinstance(end, Finished)
-    return reused.reuse.tokens
 
 
 def test_prefixes_on_disk_give_way_when_others_fill_it() -> None:

@@ -6,13 +6,11 @@ column that is stored as an exact one, and every row that is quantized elsewhere
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from protocol.messages import PrefixHit
 from tests.factories import engine_request
 from tests.worker.engines import END, House, ScriptedEngine, breaking
+from tests.worker.schedule.test_prefix_store import PLENTY, cached, tokens
 from worker.contract.engine import CacheSpec
 from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.schedule.memory_reservations import QuantizedRows, Reservations
@@ -20,18 +18,12 @@ from worker.schedule.scheduler import Scheduler, SchedulerConfig
 
 SHAPES = {"dense": CacheSpec(), "hybrid": CacheSpec(has_states=True)}
 KV = KVQuantization(8, 64, start=0, step=600)
-PLENTY = 10**9
 SHAPED = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
 def house_of(shape: CacheSpec, kv: KVQuantization = KV, **options: int) -> House:
     engine = ScriptedEngine(shape=shape, kv_quantization=kv)
     return House(rows_max=16, prefill_tokens=256, engine=engine, store_bytes=PLENTY, **options)
-
-
-def tokens(seed: int, count: int) -> tuple[int, ...]:
-    rng = random.Random(seed)
-    return tuple(rng.randrange(1, 2**31) for _ in range(count))
 
 
 @SHAPED
@@ -54,8 +46,7 @@ def test_the_next_turn_begins_where_it_is_computed_otherwise(
     house.submit("second", 8, tokens=(*tokens(1, prompt), 5, 6, 7, END, *tokens(2, 40)))
     house.run()
     assert house.text("second") == "<8>"
-    [hit] = [m for m in house.published if isinstance(m, PrefixHit) and m.id == "second"]
-    assert hit.reuse.tokens == stored
+    assert cached(house, "second") == stored
 
 
 @SHAPED

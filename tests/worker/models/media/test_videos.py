@@ -22,6 +22,7 @@ from protocol.errors import Code, RequestError
 from protocol.types import Media
 from tests.factories import request
 from tests.worker.image_questions import draw_image, encoded, upstream
+from tests.worker.models.media.test_multimodal_prompt import ids_of
 from tests.worker.vision_models import loaded, preparer
 from worker.contract.engine import EngineRequest, SamplingParams
 from worker.models.media.video_frames import FRAMES_MAX
@@ -91,13 +92,6 @@ def said(name: str, request: EngineRequest, tokens: int) -> list[int]:
         answered += engine.step().tokens.values()
     engine.drop("a")
     return answered
-
-
-def ids_of(request: EngineRequest) -> list[int]:
-    ids = list(request.tokens)
-    for image in request.images:
-        ids[image.first : image.end] = image.tokens
-    return ids
 
 
 @pytest.mark.parametrize("is_file", [True, False])

@@ -15,7 +15,7 @@ from mlx_lm.utils import get_total_parameters
 from tests.models.drawings import COLOURS, SHAPES, drawn, plain
 from tests.models.fixtures import model_folder
 from tests.models.vision_models import EYES
-from tests.worker.folders import nothing
+from tests.worker.folders import copied, nothing
 from tests.worker.image_questions import POCKET, Question, encoded, upstream
 from tests.worker.vision_models import engine_request, folder_of, loaded
 from worker.contract.engine import SamplingParams
@@ -27,29 +27,17 @@ from worker.models.media import vision
 NAMES = (*EYES, POCKET)
 
 
-def copied(tmp_path: Path, name: str, without: Sequence[str] = ()) -> Path:
-    folder = tmp_path / "a-model"
-    shutil.copytree(model_folder(name), folder)
-    for file in without:
-        (folder / file).unlink()
-    return folder
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_sees_says_so(name: str) -> None:
     facts = loaded(name).info
     assert facts.capabilities.images
     assert facts.capabilities.videos == (name == POCKET or name.startswith("qwen"))
-    assert facts.parameters == _count(name)
+    assert facts.parameters == get_total_parameters(upstream(name)[0])
     assert facts.batched
     assert facts.context_length > 0
     config = read_config(folder_of(name), name)
     assert config.kind == "vision"
     assert config.vocabulary == 2048 or name == POCKET
-
-
-def _count(name: str) -> int:
-    return int(get_total_parameters(upstream(name)[0]))
 
 
 def test_a_conversion_without_eyes_serves_its_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +70,8 @@ def test_inexact_eyes_are_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 
 def test_fingerprint_changes_with_the_image_preprocessor_config(tmp_path: Path) -> None:
-    name, folder = "gemma3-eyes", copied(tmp_path, "gemma3-eyes")
+    name = "gemma3-eyes"
+    folder = shutil.copytree(model_folder(name), tmp_path / "a-model")
     same = ModelLoader(str(folder), served_name=name).load(nothing).info
     assert same.fingerprint == loaded(name).info.fingerprint
     file = folder / "preprocessor_config.json"

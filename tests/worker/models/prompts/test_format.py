@@ -30,11 +30,13 @@ def user(text: str = "Hello!") -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def with_template(folder: Path, template: str) -> TokenizerWrapper:
+def with_template(folder: Path, template: str | None) -> TokenizerWrapper:
+    """Return the dense model's tokenizer with another chat template, or with none."""
     for file in model_folder("dense").iterdir():
         if file.suffix == ".json":
             shutil.copy(file, folder)
-    (folder / "chat_template.jinja").write_text(template)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
     return open_tokenizer(folder, [])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from protocol.types import StructuredOutput, ToolCallConstraint
 from tests.factories import request
 from tests.models.fixtures import model_folder
 from tests.worker.grammars.sampling import Mask
+from tests.worker.models.prompts.test_format import with_template
 from tests.worker.models.prompts.test_markup import HARMONY
 from worker.contract.engine import EngineRequest, SamplingParams
 from worker.grammars import compiler
@@ -126,11 +126,7 @@ def test_a_model_whose_template_leaves_it_to_think_may_do_so_first() -> None:
 
 
 def test_a_thought_that_the_template_opens_is_free(tmp_path: Path) -> None:
-    for file in model_folder("dense").iterdir():
-        if file.suffix == ".json":
-            shutil.copy(file, tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<think>\n")
-    thinker = open_tokenizer(tmp_path, [])
+    thinker = with_template(tmp_path, "{{ messages[0].content }}<think>\n")
     engine_request = prepare(TextPreparer(thinker, RULES), form=JSON)
     assert engine_request.opening == REASONING
     assert is_free_but_for_ends(allowed(engine_request, "anything", thinker))
@@ -139,10 +135,7 @@ def test_a_thought_that_the_template_opens_is_free(tmp_path: Path) -> None:
 
 
 def test_in_harmony_a_form_is_that_of_the_final_message(tmp_path: Path) -> None:
-    for file in model_folder("dense").iterdir():
-        if file.suffix == ".json":
-            shutil.copy(file, tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}<|start|>assistant")
+    with_template(tmp_path, "{{ messages[0].content }}<|start|>assistant")
     written = json.loads((tmp_path / "tokenizer.json").read_text())
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     written["added_tokens"] += [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from protocol.errors import Code, RequestError
 from protocol.types import Capabilities, Sampling, TokenizeOptions, ToolCallConstraint
 from tests.factories import request
 from tests.models.fixtures import model_folder
+from tests.worker.models.prompts.test_format import with_template
 from worker.contract.engine import EngineRequest, SamplingParams, Tokenized
 from worker.models.config import read_config
 from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
@@ -53,16 +53,6 @@ def refused(**fields: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         prepare(**fields)
     return caught.value
-
-
-def with_template(tmp_path: Path, template: str | None) -> TokenizerWrapper:
-    """Return the dense model's tokenizer with another chat template, or with none."""
-    for file in model_folder("dense").iterdir():
-        if file.suffix == ".json":
-            shutil.copy(file, tmp_path)
-    if template is not None:
-        (tmp_path / "chat_template.jinja").write_text(template)
-    return open_tokenizer(tmp_path, [])
 
 
 ENDS_IN_MESSAGE = {PROMPT_ENDS: IN_MESSAGE}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from functools import partial
@@ -13,11 +12,11 @@ import pytest
 
 from protocol.errors import Code, RequestError
 from tests.factories import request
-from tests.models.fixtures import model_folder
 from tests.worker.folders import copied, failure
+from tests.worker.models.prompts.test_format import with_template
 from worker.contract.engine import SamplingParams
 from worker.models.prompts import render_bound
-from worker.models.prompts.prompt import PromptRules, TextPreparer, open_tokenizer
+from worker.models.prompts.prompt import PromptRules, TextPreparer
 from worker.models.prompts.render_bound import RenderTimeout, within
 
 ENDLESS = """
@@ -83,9 +82,8 @@ def test_each_thread_is_interrupted_for_its_own_render_only() -> None:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert {name: outcome == "interrupted" for name, outcome in outcomes.items()} == {
-        f"{place} {seconds}": seconds > 1 for place in range(3) for seconds in (0.001, 30.0)
-    }
+    expected = {0.001: "done", 30.0: "interrupted"}
+    assert outcomes == {f"{n} {seconds}": expected[seconds] for n in range(3) for seconds in expected}
 
 
 def test_model_whose_template_does_not_end_fails_to_load_with_the_reason(tmp_path: Path) -> None:
@@ -95,13 +93,8 @@ def test_model_whose_template_does_not_end_fails_to_load_with_the_reason(tmp_pat
 
 
 def test_template_that_does_not_end_on_some_messages_refuses_these(tmp_path: Path) -> None:
-    for file in model_folder("dense").iterdir():
-        if file.suffix == ".json":
-            shutil.copy(file, tmp_path)
     traps = "{% if messages[0].content == 'trap' %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
-    (tmp_path / "chat_template.jinja").write_text(traps)
-    rules = PromptRules(100, 2048, SamplingParams())
-    preparer = TextPreparer(open_tokenizer(tmp_path, []), rules)
+    preparer = TextPreparer(with_template(tmp_path, traps), PromptRules(100, 2048, SamplingParams()))
 
     def prepare(content: str) -> int:
         asked = request(messages=[{"role": "user", "content": content}])

@@ -68,11 +68,6 @@ def test_calls_of_a_family_are_read_wherever_they_are_cut(text: str) -> None:
     assert (said.parsed(), said.text) == (BOTH, before)
 
 
-def test_a_built_in_call_of_llama_3_is_read() -> None:
-    said = either_way(TOOLS, '<|python_tag|>get_weather.call(city="Quito")')
-    assert (said.parsed(), said.text) == ([QUITO], "")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -133,12 +128,14 @@ def test_inner_tags_are_forgiven_as_outer_ones_are(inner: str, content: str) -> 
 @pytest.mark.parametrize(
     "text",
     [
+        '<|python_tag|>get_weather.call(city="Quito")',  # a built-in call of Llama 3
+        # An opening tag twice.
         "<function=get_weather>\n<function=get_weather>\n<parameter=city>\nQuito\n</parameter>\n</function>",
         '<minimax:tool_call>\n<invoke name="get_weather">\n<invoke name="get_weather">\n'
         '<parameter name="city">Quito</parameter>\n</invoke>\n</minimax:tool_call>',
     ],
 )
-def test_an_opening_tag_twice_is_one_call(text: str) -> None:
+def test_text_is_one_call(text: str) -> None:
     said = either_way(TOOLS, text)
     assert (said.parsed(), said.text, said.whole) == ([QUITO], "", [0])
 

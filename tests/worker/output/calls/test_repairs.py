@@ -41,9 +41,18 @@ def called(text: str) -> Any:
         '<tool_call>{"type": "function", "function": {"name": "get", "arguments": {"city": "Quito"}}}',
         '<tool_call>{{"name": "get", "arguments": {"city": "Quito"}}}</tool_call>',
         "[TOOL_CALLS]get[ARGS]{'city': 'Quito'}",
+        # Markers that are too many are no text.
+        f"{FUNCTION}\n</tool_call>",
+        f"<tool_call>{OBJECT}}}</tool_call>",
+        f"<tool_call>\n<tool_call>\n{OBJECT}\n</tool_call>\n</tool_call>",
+        f"<tool_call>\n```json\n{OBJECT}\n```\n</tool_call>",
+        f"<tools>\n{OBJECT}\n</tools>",
+        '<function_calls><invoke name="get"><parameter name="city">Quito</parameter>'
+        "</invoke></function_calls>",
+        f"{OBJECT}</tool_call>",
     ],
 )
-def test_json_that_is_nearly_right_is_a_call(text: str) -> None:
+def test_call_that_is_nearly_right_is_read(text: str) -> None:
     assert called(text) == {"city": "Quito"}
 
 
@@ -60,23 +69,6 @@ def test_json_that_is_nearly_right_is_a_call(text: str) -> None:
 def test_values_that_are_nearly_json_are_read(value: str, read: object) -> None:
     text = f'<tool_call>{{"name": "get", "arguments": {{"city": {value}}}}}</tool_call>'
     assert called(text) == {"city": read}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{FUNCTION}\n</tool_call>",
-        f"<tool_call>{OBJECT}}}</tool_call>",
-        f"<tool_call>\n<tool_call>\n{OBJECT}\n</tool_call>\n</tool_call>",
-        f"<tool_call>\n```json\n{OBJECT}\n```\n</tool_call>",
-        f"<tools>\n{OBJECT}\n</tools>",
-        '<function_calls><invoke name="get"><parameter name="city">Quito</parameter>'
-        "</invoke></function_calls>",
-        f"{OBJECT}</tool_call>",
-    ],
-)
-def test_markers_that_are_too_many_are_no_text(text: str) -> None:
-    assert called(text) == {"city": "Quito"}
 
 
 @pytest.mark.parametrize(
