@@ -94,8 +94,8 @@ def test_a_share_of_the_caches_memory_is_used_after_a_panic() -> None:
     size = (folder / "model.safetensors").stat().st_size
 
     def caches(share: float) -> int | None:
-        memory = {"memory_limit_bytes": size + 1000, "memory_headroom": 0.0}
-        loader = ModelLoader(str(folder), **memory, cache_share=share)
+        limits = {"memory_limit_bytes": size + 1000, "memory_headroom": 0.0}
+        loader = ModelLoader(str(folder), **limits, cache_share=share)
         return loader.load(lambda done, total: None).info.cache_bytes_max
 
     assert (caches(1.0), caches(0.5)) == (1000, 500)

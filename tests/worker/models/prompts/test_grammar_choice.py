@@ -52,7 +52,7 @@ def preparer() -> TextPreparer:
 
 @cache
 def musings() -> TokenizerWrapper:
-    """Return the tokenizer of a model whose template opens no reasoning, but closes disabled one."""
+    """Return the tokenizer of a model whose template opens no reasoning, but closes what is disabled."""
     return open_tokenizer(model_folder("dense"), [])
 
 
