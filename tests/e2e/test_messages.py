@@ -52,7 +52,7 @@ def test_thoughts_texts_and_calls_are_blocks_in_their_order_streamed_and_whole(
     assert {"text", "thinking", "signature", "input_json"} <= set(kinds)
 
 
-def test_a_call_cut_short_is_the_last_block(claude: anthropic.Anthropic) -> None:
+def test_call_that_max_tokens_cuts_is_the_last_block(claude: anthropic.Anthropic) -> None:
     for tokens in (6, 12):
         whole = claude.messages.create(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens})
         with claude.messages.stream(**asked(THREE, tools=[NOTE]) | {"max_tokens": tokens}) as stream:

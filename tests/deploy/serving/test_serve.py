@@ -111,7 +111,7 @@ def test_everything_that_serve_is_told_for_others_reaches_them(tmp_path: Path) -
     shared = dict.fromkeys((*GATEWAY_FLAGS, *WORKER_FLAGS))
     values = {name: a_value_for(name, fields[name].type) for name in shared}
     assert {"failover_timeout_s", "drain_timeout_s"} <= values.keys()
-    values |= {"host": "::1", "hosts": str(hosts), "backend": "ring", "adapters": "a=/some/a,b=/some/b"}
+    values |= {"host": "10.0.0.1", "hosts": str(hosts), "backend": "ring", "adapters": "a=/some/a,b=/some/b"}
     switches = [f"--{name.replace('_', '-')}" for name in SWITCHES]
     words = [
         f"--{fields[name].encode_name.replace('_', '-')}={value}"
