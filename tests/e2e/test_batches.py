@@ -238,9 +238,7 @@ def test_the_command_runs_a_file_in_either_format(system: System, tmp_path: Path
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
 
 
-def test_a_file_is_utf8_with_lines_that_end_at_line_feeds_in_every_locale(
-    system: System, tmp_path: Path
-) -> None:
+def test_file_is_utf8_with_line_feeds_in_every_locale(system: System, tmp_path: Path) -> None:
     texts = ["Repeat: Zürich\u2028日本", "Repeat: one\u2029two\x85three\x0bfour"]
     params = [json.dumps({"custom_id": text, "params": body(text)}, ensure_ascii=False) for text in texts]
     file = tmp_path / "駅.jsonl"
@@ -265,9 +263,7 @@ def roundhouse_batch(system: System, file: Path, **variables: str) -> subprocess
     )
 
 
-def test_an_interrupted_command_goes_on_with_its_batch(
-    system: System, client: openai.OpenAI, tmp_path: Path
-) -> None:
+def test_interrupted_command_resumes_its_batch(system: System, client: openai.OpenAI, tmp_path: Path) -> None:
     file = tmp_path / "slow.jsonl"
     file.write_bytes(jsonl([line(f"n{n}", body("!slow=40 !tokens=20")) for n in range(30)]))
     before = {batch.id for batch in client.batches.list()}

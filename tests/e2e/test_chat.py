@@ -59,9 +59,7 @@ def stream_text(client: openai.OpenAI, **request: Any) -> str:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_sixteen_streams_begun_at_random_moments_equal_upstream_alone(
-    client: openai.OpenAI, oracle: Oracle, name: str
-) -> None:
+def test_sixteen_streams_equal_upstream_alone(client: openai.OpenAI, oracle: Oracle, name: str) -> None:
     requests = random_requests(seed=7)
     oracle.ask(model_folder(name), requests)
     expected = [answer["text"] for answer in oracle.hear()]
@@ -236,9 +234,7 @@ def test_reused_tokens_are_those_of_the_text_and_none_of_a_scored_prompt(system:
     ],
     ids=["beyond the vocabulary", "beyond the context", "a model that fills no gaps"],
 )
-def test_completion_that_the_worker_refuses_names_the_param(
-    system: System, fields: dict[str, Any], param: str
-) -> None:
+def test_refused_completion_names_the_param(system: System, fields: dict[str, Any], param: str) -> None:
     answer = system.http.post("/v1/completions", json={"model": "dense", "stream": True, **fields})
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -270,9 +266,7 @@ def test_an_echo_stands_before_the_answer_or_alone(client: openai.OpenAI) -> Non
         ("dense", 1), ("hybrid", CHUNK + 1), ("sliding", 6 * CHUNK),
     ],
 )  # fmt: skip
-def test_prompts_are_scored_as_upstream_does_whatever_their_length(
-    client: openai.OpenAI, name: str, length: int
-) -> None:
+def test_prompts_are_scored_as_upstream_does(client: openai.OpenAI, name: str, length: int) -> None:
     ids = (encoded(name, TEXT) * 30)[:length]
     answer = complete(client, name, prompt=ids, echo=True, logprobs=3, max_tokens=4)
     check_scores(name, answer.choices[0], ids, 4, 3)

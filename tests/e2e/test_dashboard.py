@@ -48,9 +48,7 @@ def page(tab: Page, served: Several) -> Iterator[Page]:
 # --- a worker or the gateway is lost ---
 
 
-def test_a_worker_dies_and_the_page_shows_it_while_the_stream_goes_on(
-    browser: Browser, fake_system: System
-) -> None:
+def test_page_shows_a_worker_death_while_the_stream_goes_on(browser: Browser, fake_system: System) -> None:
     page = browser.open(fake_system.url)
     page.wait("document.querySelector('#model').value === 'fake'", "there is a model")
     prompt = "!tokens=120 !slow=25"
@@ -179,9 +177,7 @@ def test_a_request_is_cancelled_from_its_row(page: Page, served: Several) -> Non
 # --- models ---
 
 
-def test_a_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(
-    page: Page, served: Several
-) -> None:
+def test_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(page: Page, served: Several) -> None:
     card = "document.querySelector('#models [data-key=\"small\"]')"
     assert page.run(f"{card}.querySelector('.unload').hidden")
     assert page.run("document.querySelector('#models [data-key=fake] .unload').hidden"), "it is resident"

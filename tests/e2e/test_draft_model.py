@@ -160,9 +160,7 @@ def test_a_part_of_the_prompt_is_run_and_what_matters_is_in_it(system: System) -
     assert "sparse" not in whole.headers["x-roundhouse-cache"]
 
 
-def test_all_of_a_prompt_is_run_where_nothing_is_left_out_and_wrong_wishes_are_refused(
-    system: System,
-) -> None:
+def test_whole_prompt_is_run_if_nothing_is_left_out_and_wrong_values_are_refused(system: System) -> None:
     texts = [
         ask_long(system, sparse_prefill=wish).json()["choices"][0]["message"]["content"]
         # True: as usual, for which the prompt is too short.

@@ -112,9 +112,7 @@ def by_messages(client: anthropic.Anthropic, images: list[bytes], *, stream: boo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_images_arrive_in_their_order_in_every_dialect(
-    client: openai.OpenAI, claude: anthropic.Anthropic, stream: bool
-) -> None:
+def test_images_arrive_in_order(client: openai.OpenAI, claude: anthropic.Anthropic, stream: bool) -> None:
     images = [GREEN, RED, RED, LARGE]
     texts = [
         by_chat(client, images, stream=stream),
@@ -216,9 +214,7 @@ def test_an_image_is_fetched_from_hosts_that_are_allowed(system: System, url: st
     assert answer["content"][0]["text"].strip() == told(RED)
 
 
-def test_one_url_is_fetched_once_for_a_request_and_tells_its_host_nothing(
-    system: System, host: Images
-) -> None:
+def test_url_is_fetched_once_for_a_request_and_tells_its_host_nothing(system: System, host: Images) -> None:
     host.asked.clear()
     url = {"type": "image_url", "image_url": "http://pictures.test/blue"}
     assert seen_by(ask_chat(system, [url, chat_part(RED), url])) == [told(BLUE), told(RED), told(BLUE)]
@@ -275,9 +271,7 @@ def check_refusal(answer: Any, dialect: str, code: str = "invalid_media") -> Non
         assert (error["code"], error["param"]) == (code, PLACES[dialect])
 
 
-def test_unreadable_image_is_a_400_that_names_the_param_and_disturbs_nobody(
-    system: System, host: Images
-) -> None:
+def test_unreadable_image_is_a_400_with_its_param_and_disturbs_nobody(system: System, host: Images) -> None:
     host.asked.clear()
     texts = [f"!slow=10 number {n} !tokens=300" for n in range(2)]
     streams = [ask(system.url, text) for text in texts]
@@ -372,9 +366,7 @@ def test_clearing_the_cache_forgets_images(system: System) -> None:
     eventually(lambda: counters(system)["kept"] == 0, within_s=60, what="all encoded images are freed")
 
 
-def test_an_image_outlives_its_worker_and_is_neither_sent_nor_fetched_again(
-    system: System, host: Images
-) -> None:
+def test_image_outlives_its_worker_and_is_not_sent_or_fetched_again(system: System, host: Images) -> None:
     """Must be the last test of the module's system, because it kills the worker."""
     url = "http://pictures.test/red.png"
     parts = [{"type": "text", "text": "!slow=10 !tokens=150"}, chat_part(LARGE)]

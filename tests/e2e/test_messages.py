@@ -33,9 +33,7 @@ def blocks(message: Any) -> list[dict[str, Any]]:
 # --- scripted worker -----------------------------------------------------------------------------------
 
 
-def test_thoughts_texts_and_calls_are_blocks_in_their_order_streamed_and_whole(
-    claude: anthropic.Anthropic,
-) -> None:
+def test_reasoning_text_and_calls_are_blocks_in_order_streamed_and_whole(claude: anthropic.Anthropic) -> None:
     whole = claude.messages.create(**asked(THREE, tools=[NOTE]))
     assert [block.type for block in whole.content] == ["thinking", "text", *["tool_use"] * 3, "text"]
     for block in whole.content:

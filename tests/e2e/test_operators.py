@@ -195,9 +195,7 @@ def test_an_endpoint_is_measured(system: System, tmp_path: Path) -> None:
     ],
     ids=["an unknown model", "a refusal", "a port that is taken"],
 )
-def test_what_is_wrong_is_said_in_one_line(
-    words: list[str], told: str, system: System, tmp_path: Path
-) -> None:
+def test_error_is_one_line(words: list[str], told: str, system: System, tmp_path: Path) -> None:
     given = {"SERVER": system.url, "PORT": str(system.port)}
     done = command(*(given.get(word, word) for word in words), env={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert done.exit_code == 78

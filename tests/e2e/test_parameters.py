@@ -201,9 +201,7 @@ def ask_all(system: System, names: Sequence[str]) -> dict[str, list[str]]:
     return {name: [each.result() for each in answers] for name, answers in asked.items()}
 
 
-def test_streams_with_different_adapters_equal_upstream_with_each_alone(
-    system: System, expected: dict[str, list[str]]
-) -> None:
+def test_streams_with_adapters_equal_upstream_alone(system: System, expected: dict[str, list[str]]) -> None:
     names = ["", "first", "second"]
     for _ in range(2):  # the second time from the prefix cache
         assert ask_all(system, names) == {name: expected[name] for name in names}

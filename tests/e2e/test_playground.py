@@ -91,9 +91,7 @@ def chat(system: System, *texts: str, **body: Any) -> str:
 # --- connect ---
 
 
-def test_connect_is_the_first_thing_of_the_page_and_stays_closed_if_closed(
-    page: Page, system: System
-) -> None:
+def test_connect_is_the_first_section_and_stays_closed_if_closed(page: Page, system: System) -> None:
     assert page.run("document.querySelector('main section section').className") == "connect"
     box = page.run("document.querySelector('#connect').getBoundingClientRect().toJSON()")
     assert box["bottom"] < 900, "it does not fit on the first screen"
@@ -194,9 +192,7 @@ def test_a_question_is_edited_or_deleted_with_its_answer(page: Page, system: Sys
     assert answered == answer_of(system, "!tokens=4 two and a half")
 
 
-def test_a_stopped_answer_keeps_its_text_and_its_figures_and_frees_the_worker(
-    page: Page, system: System
-) -> None:
+def test_stopped_answer_keeps_text_and_figures_and_frees_the_worker(page: Page, system: System) -> None:
     ask(page, "!tokens=2000 !slow=30")
     page.wait(f"document.querySelector('{LAST} .text')?.innerText.length > 20")
     page.click("#stop")
@@ -246,9 +242,7 @@ def test_a_conversation_is_exported(page: Page, system: System, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESKTOP, False)], ids=["phone", "desktop"])
-def test_names_headings_contrast_and_focus_order_are_in_order(
-    page: Page, size: tuple[int, int], dark: bool
-) -> None:
+def test_page_has_no_accessibility_defects(page: Page, size: tuple[int, int], dark: bool) -> None:
     page.size(*size)
     page.dark(dark=dark)
     for view in ("playground", "overview"):

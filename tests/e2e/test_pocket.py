@@ -48,9 +48,7 @@ MY_NAME, ASKED = user("My name is Brynhild."), user("What is my name?")
     ],
     ids=["an earlier turn", "a developer message", "other scripts"],
 )
-def test_what_the_messages_say_reaches_the_model(
-    system: System, messages: list[dict[str, Any]], word: str
-) -> None:
+def test_messages_reach_the_model(system: System, messages: list[dict[str, Any]], word: str) -> None:
     assert word in answer(system, *messages)
 
 

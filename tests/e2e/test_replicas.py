@@ -63,9 +63,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.mark.timeout(1800)
-def test_of_three_workers_a_conversation_finds_its_prefix_and_two_may_die_without_a_changed_stream(
-    served: Served,
-) -> None:
+def test_conversation_finds_its_prefix_and_streams_survive_two_of_three_workers(served: Served) -> None:
     served.wait(3)
     go_on_beside_others(served)
     questions = [f"Count from {number} to 90." for number in range(STREAMS)]

@@ -76,9 +76,7 @@ def test_streamed_response_equals_the_unstreamed_one(client: openai.OpenAI, fiel
     assert texts == whole.output_text
 
 
-def test_a_response_has_thought_text_and_calls_of_the_types_that_the_client_knows(
-    client: openai.OpenAI,
-) -> None:
+def test_response_has_reasoning_text_and_calls_of_the_clients_types(client: openai.OpenAI) -> None:
     with client.responses.stream(model="fake", input=EVERYTHING, tools=[NOTE]) as stream:
         kinds = {event.type for event in stream}
         response = stream.get_final_response()

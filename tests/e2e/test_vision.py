@@ -99,9 +99,7 @@ def test_sixteen_at_once_are_all_right_beside_others_without_images(client: open
         assert all("Ida" in answer for answer in said)
 
 
-def test_a_second_question_about_images_neither_encodes_nor_runs_them_again(
-    system: System, client: openai.OpenAI
-) -> None:
+def test_second_question_about_images_does_not_run_them_again(system: System, client: openai.OpenAI) -> None:
     shown = [drawn(shape, colour) for shape in SHAPES for colour in COLOURS]
     said: list[Any] = [{"role": "user", "content": parts(shown, "What do you see?")}]
 

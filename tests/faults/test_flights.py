@@ -44,9 +44,7 @@ def assert_undisturbed(clients: list[Client], tokens: int) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("model", "clients"), [("scripted", CLIENTS), ("embedded", 3)])
-def test_a_kill_at_a_random_instant_costs_clients_a_pause_whatever_they_asked(
-    tmp_path: Path, model: str, clients: int
-) -> None:
+def test_kill_at_any_instant_costs_clients_a_pause(tmp_path: Path, model: str, clients: int) -> None:
     with running_system(tmp_path) as system:
         # With this seed the two questions are a tool call with reasoning, and an image with a schema.
         outcome = failover.run(system, model, 1, seed=12, clients=clients, known=2)
@@ -120,9 +118,7 @@ def test_requests_fail_when_no_worker_returns_within_the_failover_timeout(tmp_pa
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("text", "choices", "innocents"), [(POISON, 1, 24), (POISON_AT_ONCE, 3, 8)])
-def test_a_request_that_kills_its_worker_takes_nobody_with_it(
-    tmp_path: Path, text: str, choices: int, innocents: int
-) -> None:
+def test_fatal_request_takes_nobody_with_it(tmp_path: Path, text: str, choices: int, innocents: int) -> None:
     with serving(tmp_path, " ".join(STEP)) as served:
         beside = ask_many(served.url, innocents, TOKENS)
         wait_until_flowing(beside[:8:2])

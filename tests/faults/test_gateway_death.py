@@ -49,9 +49,7 @@ def steps_once_idle(system: System) -> int:
     return eventually(steps, within_s=60, what="the worker is idle")
 
 
-def test_a_request_of_a_killed_gateway_goes_on_where_it_was_and_no_token_is_computed_twice(
-    tmp_path: Path,
-) -> None:
+def test_request_of_a_killed_gateway_goes_on_without_a_token_computed_twice(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
         system.start_worker("--step-ms", "20")
         system.wait_ready()

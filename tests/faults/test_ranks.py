@@ -42,9 +42,7 @@ def interpreter(folder: Path, script: str = PYTHON) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_streams_outlive_ranks_that_are_stopped_or_wait_for_each_other_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_outlive_stopped_and_waiting_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_STALL_TIMEOUT", str(STALL_S))
     with served_set(tmp_path, python=str(interpreter(tmp_path, SKIPPING))) as served:
         siege = Siege(served, STREAMS, tokens=150)
@@ -61,9 +59,7 @@ def test_streams_outlive_ranks_that_are_stopped_or_wait_for_each_other_for_ever(
 
 
 @pytest.mark.timeout(600)
-def test_streams_go_on_by_plans_in_turn_when_a_rank_stays_away_and_a_reload_leads_back(
-    tmp_path: Path,
-) -> None:
+def test_streams_go_on_by_the_next_plan_without_a_rank_and_a_reload_leads_back(tmp_path: Path) -> None:
     python, away = interpreter(tmp_path), tmp_path / "away.json"
     host = {"ssh": "127.0.0.1", "ips": ["127.0.0.1"], "python": f"{tmp_path}/absent"}
     away.write_text(json.dumps([host] * 2))

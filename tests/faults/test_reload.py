@@ -47,9 +47,7 @@ def test_consecutive_reloads_cost_clients_nothing_drained_or_handed_over(tmp_pat
             assert resumed_by(served) - before in (resumed, resumed + bool(resumed))  # the late one may be
 
 
-def test_a_broken_worker_leaves_the_old_one_and_a_reload_under_way_when_all_stops_is_answered(
-    tmp_path: Path,
-) -> None:
+def test_broken_worker_leaves_the_old_one_and_a_stop_answers_a_reload_under_way(tmp_path: Path) -> None:
     with serving(tmp_path, STEP) as served:
         clients, old = ask_all(served.url, tokens=SHORT), served.workers("ready")
         served.set_worker("--broken")
@@ -110,9 +108,7 @@ def test_a_worker_that_is_told_to_stop_ends_its_requests_and_takes_no_others(tmp
         assert "resumed" not in system.http.get("/v1/status").json()["gateway"]["failover"]
 
 
-def test_requests_that_outlast_the_drain_timeout_or_a_second_signal_resume_on_another_worker(
-    tmp_path: Path,
-) -> None:
+def test_requests_beyond_the_drain_timeout_or_a_second_signal_resume_elsewhere(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
         worker = system.start_worker(*STEP.split(), "--drain-timeout", "0.3")
         system.wait_ready()

@@ -31,9 +31,7 @@ def _phases(system: System) -> dict[str, str]:
     return {row["id"]: row["phase"] for worker in workers for row in worker["rows"]}
 
 
-def test_worker_restarts_a_request_that_its_scheduler_has_lost_alone_or_beside_streams(
-    tmp_path: Path,
-) -> None:
+def test_worker_restarts_a_request_that_its_scheduler_has_lost(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
         worker = _start(system, "once", f"--stall-timeout={STALL_S}")
         system.wait_ready()

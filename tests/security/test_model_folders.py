@@ -56,9 +56,7 @@ class Trace:
         ("bert-embedder", "embed"),
     ],
 )
-def test_code_named_by_a_config_is_refused_for_every_task(
-    model: str, task: str, tmp_path: Path, ran: Path
-) -> None:
+def test_code_of_a_config_is_refused_for_every_task(model: str, task: str, tmp_path: Path, ran: Path) -> None:
     folder = copied(tmp_path, model, model_file="evil.py")
     write_code(folder, ran)
     assert failure(folder, task=task).endswith(CODE)
@@ -79,9 +77,7 @@ AutoTokenizer.from_pretrained(sys.argv[2], trust_remote_code=True)
 """What a processor of mlx-vlm does once a worker has loaded its model."""
 
 
-def test_code_named_by_a_tokenizer_never_runs_even_for_a_caller_that_trusts_it(
-    tmp_path: Path, ran: Path
-) -> None:
+def test_code_of_a_tokenizer_never_runs_even_for_a_trusting_caller(tmp_path: Path, ran: Path) -> None:
     folder = copied(tmp_path, model_type="no-model-of-transformers")
     write_code(folder, ran)
     file = folder / "tokenizer_config.json"
@@ -105,9 +101,7 @@ def load_shard() -> None:
 
 
 @pytest.mark.parametrize("load", [load_whole, load_shard])
-def test_loader_forbids_remote_code_before_it_reads_the_folder(
-    load: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loader_forbids_remote_code(load: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import dynamic_module_utils
 
     for name in ("get_cached_module_file", "get_class_in_module"):

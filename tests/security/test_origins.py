@@ -164,9 +164,7 @@ NAMES = st.lists(LABELS, min_size=1, max_size=4).filter(lambda labels: labels[-1
 
 
 @given(st.one_of(st.ip_addresses(v=4).map(str), st.ip_addresses(v=6).map("[{}]".format)), NAMES, PORTS)
-def test_an_address_is_served_and_a_name_only_if_it_is_one_of_ours(
-    address: str, name: str, port: str
-) -> None:
+def test_address_is_served_and_a_name_only_if_it_is_one_of_ours(address: str, name: str, port: str) -> None:
     assert decide(policy(), host=address + port) is None, "no name was resolved"
     expected = None if name in policy().names else Code.HOST_NOT_ALLOWED
     for host in (name, name.upper(), name + "."):
@@ -404,9 +402,7 @@ def test_no_page_of_another_origin_reads_changes_or_asks_anything(system: System
         ({"content-type": "text/plain", "origin": "here"}, 415, "unsupported_content_type"),
     ],
 )
-def test_refusals_have_the_shape_of_their_api(
-    headers: dict[str, str], status: int, code: str, system: System
-) -> None:
+def test_refusal_has_its_apis_shape(headers: dict[str, str], status: int, code: str, system: System) -> None:
     headers = {name: system.url if value == "here" else value for name, value in headers.items()}
     body = json.dumps(chat_body("hello", max_tokens=1))
     told = system.http.post("/v1/chat/completions", content=body, headers=headers)

@@ -47,9 +47,7 @@ def met(endpoint: str, keys: tuple[Curve, Curve] | None) -> Iterator[tuple[Leade
 
 
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_strangers_before_and_after_the_ranks_meet_end_nobody_and_are_told_nothing(
-    transport: str, tmp_path: Path
-) -> None:
+def test_strangers_beside_ranks_end_nobody_and_are_told_nothing(transport: str, tmp_path: Path) -> None:
     """Also on `ipc`, to which only processes of the same user can connect."""
     endpoint = f"ipc://{tmp_path}/line" if transport == "ipc" else f"tcp://127.0.0.1:{free_port()}"
     with met(endpoint, Curve.new_pair()) as (leader, follower):
@@ -172,9 +170,7 @@ def test_strangers_at_a_set_read_nothing_and_the_set_lives(tmp_path: Path, tempo
 
 
 @pytest.mark.timeout(600)
-def test_ranks_that_are_started_by_hand_meet_at_a_private_socket_and_remove_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_by_hand_meet_at_a_private_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     ring = tmp_path / "ring.json"
     ring.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(2)]))

@@ -82,9 +82,7 @@ def test_a_rebound_name_reads_changes_and_asks_nothing(browser: Browser, system:
     page.close()
 
 
-def test_a_page_of_another_origin_asks_nothing_blindly(
-    browser: Browser, elsewhere: Images, system: System
-) -> None:
+def test_page_of_another_origin_asks_nothing(browser: Browser, elsewhere: Images, system: System) -> None:
     page = browser.open(f"http://127.0.0.1:{elsewhere.port}/")
     before, refused = requests_seen(system), refusals(system, "origin_not_allowed")
     chat = f"{system.url}/v1/chat/completions"

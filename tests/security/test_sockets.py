@@ -86,9 +86,7 @@ def listeners(processes: Sequence[psutil.Process]) -> Iterator[tuple[str, int] |
 
 
 @pytest.mark.timeout(300)
-def test_a_server_without_standard_streams_has_only_private_sockets_and_a_clean_stop_leaves_none(
-    served: Served,
-) -> None:
+def test_server_without_standard_streams_has_only_private_sockets_and_stops_cleanly(served: Served) -> None:
     command = CLOSED.format(python=sys.executable, flags=" ".join(served.flags))
     begun = subprocess.Popen(["bash", "-c", command])
     process = psutil.Process(begun.pid)
@@ -111,9 +109,7 @@ def test_a_server_without_standard_streams_has_only_private_sockets_and_a_clean_
 @pytest.mark.parametrize(
     "numbers", [[signal.SIGKILL], [signal.SIGTERM, signal.SIGINT]], ids=["killed", "at once"]
 )
-def test_nothing_is_left_of_a_server_whose_supervisor_is_killed_or_stops_at_once(
-    numbers: Sequence[int], served: Served
-) -> None:
+def test_killed_or_stopped_server_leaves_nothing(numbers: Sequence[int], served: Served) -> None:
     serve = Process("serve", ["deploy", "serve", *served.flags], served.folder)
     try:
         if len(numbers) == 1:

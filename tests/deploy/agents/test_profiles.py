@@ -46,9 +46,7 @@ def test_whatever_a_model_is_called_codex_reads_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("agent", Agent)
-def test_an_agent_is_led_to_endpoint_and_model_and_its_key_stands_where_no_other_user_reads_it(
-    agent: Agent,
-) -> None:
+def test_agent_gets_endpoint_model_and_a_key_that_no_other_user_reads(agent: Agent) -> None:
     setup = told(agent)
     said = " ".join([*setup.words, *setup.variables.values()])
     assert URL in said

@@ -70,9 +70,7 @@ def test_curve_keys_are_written_for_their_owner_only_and_never_over_others(tmp_p
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_single_process_takes_the_place_of_the_command_and_gets_every_word(
-    begin: Begin, tmp_path: Path
-) -> None:
+def test_single_process_takes_the_place_of_the_command_with_every_word(begin: Begin, tmp_path: Path) -> None:
     words = ["--port", "1", "--unknown=x", "-q", "--help", "word", "--once"]
     told = begin([sys.executable, "-m", "deploy", "worker", *words], cwd=tmp_path)
     assert told.wait_line("worker") == " ".join(["worker", str(told.process.pid), *words])

@@ -51,9 +51,7 @@ def launch(*words: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("agents")
-def test_the_agent_takes_its_place_and_its_status_is_ours_and_no_file_is_written(
-    served: Served, begin: Begin, tmp_path: Path
-) -> None:
+def test_agent_takes_its_place_and_no_file_is_written(served: Served, begin: Begin, tmp_path: Path) -> None:
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     for folder in (home, scratch):
         folder.mkdir()
@@ -118,9 +116,7 @@ def test_configuration_error_exits_with_78_and_one_line(words: list[str], said: 
     assert len(found.stderr.splitlines()) == 1
 
 
-def test_an_agent_that_is_not_there_or_not_named_is_said(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_that_is_missing_or_not_named_is_said(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     found = CliRunner().invoke(app, ["launch", "codex", "--url", served.url])
     assert found.exit_code == 78

@@ -60,9 +60,7 @@ def test_a_mistake_is_answered_with_what_to_do(words: list[str], said: str) -> N
 
 
 @pytest.mark.parametrize(("section", "kind"), [("gateway", GatewaySettings), ("worker", WorkerSettings)])
-def test_each_setting_that_serve_does_not_take_is_answered_with_its_own_way_in(
-    section: str, kind: type[Struct]
-) -> None:
+def test_setting_of_one_process_is_answered_with_its_own_way_in(section: str, kind: type[Struct]) -> None:
     own = {name for flag in settings.flags(ServeSettings) for name in flag.names}
     others = [flag for flag in settings.flags(kind) if not own & set(flag.names)]
     assert others

@@ -93,9 +93,7 @@ def test_commands_change_what_is_asked(talking: ChatRepl, played: Played, tmp_pa
     assert text == {"type": "text", "text": "second"}
 
 
-def test_conversation_is_saved_as_markdown_or_messages_and_no_file_is_replaced(
-    talking: ChatRepl, played: Played, tmp_path: Path
-) -> None:
+def test_conversation_is_saved_beside_old_files(talking: ChatRepl, played: Played, tmp_path: Path) -> None:
     played.will_say("Hello **you**")
     text, messages = tmp_path / "a chat.md", tmp_path / "chat.json"
     shown = converse(
@@ -127,9 +125,7 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(
     assert talking.conversation.messages[-1]["content"] == "half of "
 
 
-def test_history_of_the_last_run_is_there_in_the_next_and_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_history_lasts_and_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state" / "chat_history"
     monkeypatch.setattr(chat_repl, "HISTORY_LINES_MAX", 3)
     readline.clear_history()
@@ -157,9 +153,7 @@ def test_unreadable_or_oversized_image_is_an_error(tmp_path: Path, monkeypatch: 
             read_image(path)
 
 
-def test_parameters_and_thoughts_are_shown_and_a_question_is_asked_again(
-    talking: ChatRepl, played: Played
-) -> None:
+def test_parameters_and_reasoning_are_shown_and_retry_asks_again(talking: ChatRepl, played: Played) -> None:
     played.will_say("Hello", thought="A greeting.")
     played.will_say("Hello again")
     typed = ["/retry", "/set", "Hi", "/set temperature 0.5", "/set stop x", "/set stop", "/set warmth 1"]
@@ -174,9 +168,7 @@ def test_parameters_and_thoughts_are_shown_and_a_question_is_asked_again(
         assert line in shown
 
 
-def test_an_unanswered_question_is_replaced_by_the_next_or_sent_again(
-    talking: ChatRepl, played: Played
-) -> None:
+def test_unanswered_question_is_replaced_by_the_next_or_sent_again(talking: ChatRepl, played: Played) -> None:
     failure = {"error": {"message": "no worker", "code": "overloaded"}}
     played.answers = [httpx.Response(503, json=failure), httpx.Response(503, json=failure)]
     played.will_say("Well")

@@ -180,9 +180,7 @@ def test_a_tool_is_called_with_consent_which_is_asked_for_once(talking: ChatRepl
     assert "fs__echo" in talking.conversation.transcript()
 
 
-def test_rounds_of_calls_are_bounded(
-    talking: ChatRepl, played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_call_rounds_are_bounded(talking: ChatRepl, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_repl, "CALL_ROUNDS_MAX", 3)
     talking.allow = lambda name, arguments: True
     for _ in range(3):
@@ -190,9 +188,7 @@ def test_rounds_of_calls_are_bounded(
     assert "stopped after 3 rounds" in converse(talking, "Do it")
 
 
-def test_an_interrupted_call_has_a_result_and_retry_begins_before_it(
-    talking: ChatRepl, played: Played
-) -> None:
+def test_interrupted_call_has_a_result_and_retry_begins_before_it(talking: ChatRepl, played: Played) -> None:
     def interrupt(name: str, arguments: str) -> bool:
         raise KeyboardInterrupt
 

@@ -61,9 +61,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Endpoint:
     return played
 
 
-def test_a_refusal_is_an_error_of_its_request_and_of_a_target_that_gives_nothing_else(
-    endpoint: Endpoint,
-) -> None:
+def test_refusal_is_an_error_of_its_request_and_of_a_target_without_answers(endpoint: Endpoint) -> None:
     endpoint.status = 503
     samples = asyncio.run(runner.run(TARGET, Load(2, SHAPE, 1, concurrency=1), Scale(), "seed"))
     assert [sample.error for sample in samples] == ["503 busy"] * 2
@@ -89,9 +87,7 @@ def test_sides_take_turns_and_share_no_prompt(endpoint: Endpoint) -> None:
 
 @settings(max_examples=30)
 @given(scales, st.integers(2, 400), st.integers(0, 500))
-def test_prompts_share_what_they_are_to_share_and_go_apart_then(
-    scale: Scale, prompt: int, shared: int
-) -> None:
+def test_prompts_share_as_much_as_they_shall_and_then_differ(scale: Scale, prompt: int, shared: int) -> None:
     one, other = (prompt_text(PromptShape(prompt, shared), scale, "run", number).split() for number in (0, 1))
     assert len(one) == len(other) == scale.words(prompt)
     alike = min(scale.words(prompt) - 1, round(shared / scale.per_word)) if shared else 0

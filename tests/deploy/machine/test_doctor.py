@@ -63,9 +63,7 @@ def test_where_all_is_well_nothing_is_to_be_done() -> None:
         ({"port_user": "roundhouse"}, "port 8000", Verdict.WELL, "roundhouse status"),
     ],
 )
-def test_whatever_is_wrong_is_named_with_what_to_do(
-    wrong: dict[str, Any], about: str, verdict: Verdict, advice: str
-) -> None:
+def test_fault_is_named_with_advice(wrong: dict[str, Any], about: str, verdict: Verdict, advice: str) -> None:
     [finding] = [finding for finding in findings(**wrong) if finding.about == about]
     assert finding.verdict is verdict
     assert advice in finding.advice

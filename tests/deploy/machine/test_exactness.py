@@ -54,9 +54,7 @@ def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(
     assert short.tokens_max == short.cache_bytes // short.row_bytes * 4096
 
 
-def test_a_model_that_cannot_be_measured_is_an_error_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_measurement_is_an_error_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(exactness.MeasurementError, match="config"):
         exactness.measure(str(tmp_path), [], os.environ)
 
@@ -68,9 +66,7 @@ def test_a_model_that_cannot_be_measured_is_an_error_with_the_reason(
         exactness.measure("m", [], os.environ)
 
 
-def test_the_command_prints_the_table_and_its_status_tells_wrong_results(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_command_prints_the_table_and_its_status_tells_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deploy.machine.facts.gather", lambda host, port: MachineFacts(mlx="Device(gpu, 0)"))
     asked: list[list[str]] = []
 

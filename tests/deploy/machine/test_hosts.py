@@ -82,9 +82,7 @@ def test_the_command_says_so_and_its_status_does(tmp_path: Path) -> None:
     assert "no such model" in wrong.output
 
 
-def test_a_machine_that_does_not_answer_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_silent_machine_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hangs = tmp_path / "python"
     hangs.write_text(f"#!{sys.executable}\nimport threading\nthreading.Event().wait()\n")
     hangs.chmod(0o755)

@@ -62,9 +62,7 @@ def command(tmp_path: Path, asked: list[str]) -> Iterator[Command]:
         yield run
 
 
-def test_a_model_is_fetched_once_shown_and_removed(
-    command: Command, asked: list[str], tmp_path: Path
-) -> None:
+def test_model_is_fetched_once_shown_and_removed(command: Command, asked: list[str], tmp_path: Path) -> None:
     def fetched() -> bool:
         return any(each.startswith("GET") and each.endswith("model.safetensors") for each in asked)
 

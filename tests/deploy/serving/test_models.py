@@ -44,9 +44,7 @@ def wrong(file: str) -> list[str]:
     return errors
 
 
-def test_one_is_called_by_its_id_its_folder_or_the_name_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_is_named_by_id_folder_or_given_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = weights(tmp_path / "large", 1)
     models = found(("org/a", folder, "small=org/b", f"big={folder}"), None)
     assert [(model.name, model.model) for model in models] == [

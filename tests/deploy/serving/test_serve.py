@@ -234,9 +234,7 @@ prefill_tokens = 0
     ]
 
 
-def test_foreign_worker_module_in_the_current_folder_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_worker_module_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert python_module("worker") == [sys.executable, "-P", "-m", "worker"]
     monkeypatch.chdir(ROOT)

@@ -89,9 +89,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(path: Path, monkeypatch:
             order(path)
 
 
-def test_a_connection_that_cannot_be_accepted_does_not_end_the_listener(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_accept_does_not_end_the_listener(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
 
     def accept_later(listener: socket.socket) -> tuple[socket.socket, object]:

@@ -64,9 +64,7 @@ def test_child_not_loaded_in_time_is_killed_and_restarts_with_its_fallback_plan(
     [(RestartLimits(), WRONG, EXIT_CONFIGURATION), (RestartLimits(deaths_max=0), died(), EXIT_GAVE_UP)],
     ids=["configuration error", "crash loop"],
 )
-def test_the_fallback_comes_before_the_end_of_everything(
-    limits: RestartLimits, death: Died, status: int
-) -> None:
+def test_fallback_comes_before_the_end_of_all(limits: RestartLimits, death: Died, status: int) -> None:
     children = follow(lifecycle(limits), (death, 1.0, FALL_AND_START))
     assert children.status is None
     children.handle(death, 2.0)

@@ -59,9 +59,7 @@ def answer(client: socket.socket) -> bytes:
     return b"".join(chunks)
 
 
-def test_no_connection_is_refused_while_one_gateway_follows_another(
-    listener: socket.socket, start: Start
-) -> None:
+def test_no_connection_is_refused_between_two_gateways(listener: socket.socket, start: Start) -> None:
     first = start()
     eventually(lambda: healthy(listener), within_s=START_S_MAX, what="the gateway answers")
     first.kill()

@@ -17,9 +17,7 @@ while True: signal.pause()
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
-def test_children_end_when_the_supervisor_is_killed_even_one_that_does_not_listen(
-    supervise: Supervise,
-) -> None:
+def test_children_end_when_the_supervisor_is_killed_even_without_listening(supervise: Supervise) -> None:
     told = supervise(
         gateway=FOLLOWS.format(name="gateway", before=""), worker=FOLLOWS.format(name="worker", before=DEAF)
     )

@@ -26,9 +26,7 @@ def test_model_memory_is_the_size_of_its_weight_files(tmp_path: Path) -> None:
     assert embedded > 10**5
 
 
-def test_repository_memory_is_available_after_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repository_memory_is_known_after_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = tmp_path / "models--org--a" / "snapshots" / "0123"
     refs = tmp_path / "models--org--a" / "refs"
     refs.mkdir(parents=True)

@@ -66,9 +66,7 @@ def test_files_in_use_and_those_of_spares_are_no_panic(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_no_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_folder_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "runs").write_text("a file")
     panics = Panics(tmp_path / "runs", boot_at=AFTER)
     assert "would not be noticed" in caplog.text

@@ -51,9 +51,7 @@ def fail(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("at", ["pipe", "socket pair", "process", "stderr-", "channel-", "await-"])
-def test_a_worker_that_cannot_be_started_is_reported_and_leaves_nothing(
-    at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_is_reported_and_leaves_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     events: queue.SimpleQueue[Died | NotStarted | ChildMessage] = queue.SimpleQueue()
     processes = Processes(events.put)
     before = descriptors()

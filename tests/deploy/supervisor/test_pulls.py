@@ -87,9 +87,7 @@ def test_downloads_are_bounded_and_end_with_their_order_or_the_supervisor(line: 
     assert downloads.pulls.states() == []
 
 
-def test_a_download_that_cannot_be_started_is_a_failure_and_reported_once(
-    monkeypatch: pytest.MonkeyPatch, line: int
-) -> None:
+def test_download_that_cannot_start_is_reported_once(monkeypatch: pytest.MonkeyPatch, line: int) -> None:
     changes: list[None] = []
     pulls = Pulls(lambda: changes.append(None), HANGS)
     order = [Pull(id="a", model=MODEL)]

@@ -57,9 +57,7 @@ def pid_in(line: str) -> int:
     return int(line.split()[-1])
 
 
-def test_crashed_child_is_reaped_and_restarts_with_backoff_while_the_other_stays(
-    supervise: Supervise, tmp_path: Path
-) -> None:
+def test_crashed_child_restarts_with_backoff_beside_the_other(supervise: Supervise, tmp_path: Path) -> None:
     told = supervise(gateway=obedient("gateway"), worker=crashing("worker", 2, tmp_path / "lives"))
     up = pid_in(told.wait_line("worker up"))
     _, worker = psutil.Process(told.process.pid).children(recursive=True)
@@ -131,9 +129,7 @@ def test_grandchildren_do_not_outlive_their_child(supervise: Supervise) -> None:
     assert told.wait() == 0
 
 
-def test_a_child_has_its_own_session_three_streams_lifeline_logbook_and_nothing_else(
-    supervise: Supervise,
-) -> None:
+def test_child_has_its_own_session_streams_lifeline_logbook_and_nothing_else(supervise: Supervise) -> None:
     script = """
 say("session", os.getsid(0) == os.getpid() == os.getpgrp())  # Ctrl-C does not reach it
 def is_open(fd):

@@ -91,9 +91,7 @@ def killed(system: Installed) -> None:
     system.wait_for_another(worker)
 
 
-def test_what_is_killed_comes_back_and_the_other_stays_until_all_is_removed(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
+def test_killed_job_comes_back_and_the_other_stays(tmp_path: Path, environ: dict[str, str]) -> None:
     with installing(tmp_path, environ, "--spare=0") as system:
         gateway, worker = system.agent("gateway"), system.agent("worker")
         first = gateway.pid

@@ -111,9 +111,7 @@ def test_the_gateways_plist_says_what_launchd_is_to_do(tmp_path: Path, environ: 
     assert command[command.index("broker") + 1 :] == ["--port=8123", "--max-waiting=3", "--log-level=debug"]
 
 
-def test_a_worker_is_a_job_of_its_own_that_goes_where_the_gateway_is(
-    tmp_path: Path, environ: dict[str, str]
-) -> None:
+def test_worker_is_a_job_that_connects_to_the_gateway(tmp_path: Path, environ: dict[str, str]) -> None:
     worker = plists(tmp_path, ["--port=8123", "--model=some/model"], environ)["mlx-roundhouse.worker"]
     assert "Sockets" not in worker
     program = worker["ProgramArguments"]
@@ -375,9 +373,7 @@ def test_a_dry_run_prints_the_files_without_secrets_and_changes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_command_that_is_there_is_run_and_its_failure_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_is_run_and_its_failure_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "systemctl"
     tool.write_text(f"#!{sys.executable}\nimport sys; sys.exit('no bus for ' + ' '.join(sys.argv[1:]))\n")
     tool.chmod(0o700)
@@ -430,9 +426,7 @@ def test_paths_given_relative_are_absolute_in_the_flags_of_a_job(elsewhere: Path
     ]
 
 
-def test_a_relative_path_in_the_file_of_a_service_is_refused_by_name(
-    elsewhere: Path, environ: dict[str, str]
-) -> None:
+def test_relative_path_in_the_file_of_a_service_is_refused(elsewhere: Path, environ: dict[str, str]) -> None:
     text = '[models.a]\nmodel = "model"\n[models.b]\nmodel = "org/id"\n[gateway]\napi_keys_file = "~/keys"\n'
     (elsewhere / "c.toml").write_text(text)
     with pytest.raises(SettingsError) as error:

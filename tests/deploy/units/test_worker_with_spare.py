@@ -96,9 +96,7 @@ def _runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def test_the_spare_takes_over_from_a_dead_worker_and_at_a_reload_until_all_are_told_to_stop(
-    system: System, tmp_path: Path
-) -> None:
+def test_spare_takes_over_after_a_death_and_at_a_reload_until_a_stop(system: System, tmp_path: Path) -> None:
     with running_job(system, tmp_path) as job:
         _spare_takes_over(job, lambda: os.kill(job.serving()[0], signal.SIGKILL), tokens=60)
         assert {process.ppid() for process in job.family()} == {job.process.pid}
