@@ -61,13 +61,11 @@ def over(client: openai.OpenAI, id: str) -> Batch:
         return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
 
     found = eventually(look, within_s=WAIT_S, what="the batch is over")
-    assert found is not None
     assert found.request_counts is not None
     return found
 
 
 def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    assert file_id is not None
     return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
 
 
@@ -79,7 +77,6 @@ def test_a_batch_of_chats_answers_as_single_requests_do(client: openai.OpenAI) -
     counts: Any = ended.request_counts
     assert (ended.status, counts.total, counts.completed, counts.failed) == ("completed", 20, 20, 0)
     assert ended.error_file_id is None
-    assert ended.usage is not None
     assert ended.usage.output_tokens > 0
     found = results(client, ended.output_file_id)
     assert [each["custom_id"] for each in found] == [f"n{n}" for n in range(20)]
@@ -123,7 +120,6 @@ def test_a_file_with_faults_fails_with_their_lines(client: openai.OpenAI) -> Non
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
     ended = over(client, batch.id)
     assert ended.status == "failed"
-    assert ended.errors is not None
     assert [(each.line, each.code) for each in ended.errors.data or ()] == [
         (2, "duplicate_custom_id"),
         (3, "invalid_url"),
@@ -133,7 +129,6 @@ def test_a_file_with_faults_fails_with_their_lines(client: openai.OpenAI) -> Non
     file = client.files.create(file=("x.jsonl", jsonl(lines).decode().encode("utf-16")), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
     ended = over(client, batch.id)
-    assert ended.errors is not None
     assert [each.message for each in ended.errors.data or ()] == [
         "The file cannot be read: it is UTF-16: save it as UTF-8."
     ]

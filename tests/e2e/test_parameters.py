@@ -70,8 +70,6 @@ def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
 
 def entries(answer: ChatCompletion, index: int = 0) -> list[ChatCompletionTokenLogprob]:
     logprobs = answer.choices[index].logprobs
-    assert logprobs is not None
-    assert logprobs.content is not None
     return logprobs.content
 
 
@@ -87,10 +85,8 @@ def test_each_answer_is_the_one_its_seed_gives_alone(client: openai.OpenAI) -> N
     assert len(set(alone)) == 3
     chunks = streamed(client, stream_options={"include_usage": True}, **asked)
     assert [text_of(chunks, index) for index in range(3)] == alone
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == 3 * TOKENS
     assert answer.usage.prompt_tokens < 2 * TOKENS
-    assert chunks[-1].usage is not None
     assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
     ends = [c.index for chunk in chunks for c in chunk.choices if c.finish_reason]
     assert sorted(ends) == [0, 1, 2]

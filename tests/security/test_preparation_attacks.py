@@ -107,7 +107,6 @@ def test_prompts_of_megabytes_hold_no_one_up_and_are_refused_or_dropped(system: 
     staying = Attack(system, body)
     with holding_no_one_up(system, *leaving, staying):
         pass
-    assert staying.reply is not None
     assert staying.reply.status_code == 400
     assert staying.reply.json()["error"]["code"] == "context_length_exceeded"
     wait_idle(system)
@@ -139,7 +138,6 @@ def test_large_images_hold_no_one_up_and_are_decoded_one_at_a_time(system: Syste
 def test_images_of_one_request_are_bounded_in_total(system: System) -> None:
     attack = Attack(system, images(9))
     attack.run()
-    assert attack.reply is not None
     assert attack.reply.status_code == 400
     assert "pixels in total" in attack.reply.json()["error"]["message"]
 

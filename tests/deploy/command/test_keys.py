@@ -34,7 +34,6 @@ def test_created_key_is_shown_once_and_stored_as_a_hash_for_its_owner_only(file:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert text not in file.read_text()
     found = ApiKeys((), file).find(text.encode())
-    assert found is not None
     assert (found.name, found.concurrent_max) == ("ann", 3)
     listed = keys("list").stdout
     assert listed == f"{found.id}  ann  at most 3 in flight\n"

@@ -45,9 +45,6 @@ def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(
         model, quantized, {**os.environ, "ROUNDHOUSE_MEMORY_LIMIT_BYTES": "9000000"}
     ).context
     short, exact = exactness.measure("short", [f"--config={file}"], os.environ).context, report.context
-    assert exact is not None
-    assert lossy is not None
-    assert short is not None
     assert exact.tokens < lossy.tokens <= exact.context_length
     assert exact.row_bytes <= exact.cache_bytes < 9_000_000
     assert (short.tokens, short.row_bytes) == (4096, exact.row_bytes * 500 // (exact.tokens + 1))

@@ -155,8 +155,6 @@ resident = true
     assert [child.name for child in children] == ["gateway", "worker[small]", "worker[pocket]"]
     assert (given.memory_budget, given.spare) == (2**30 - SPARE_BYTES, 1)
     _, small, pocket = children
-    assert small.model is not None
-    assert pocket.model is not None
     assert (small.model.aliases, small.model.resident) == (("gpt-4o-mini",), False)
     assert pocket.model.resident
     # Of two equal flags, the last one is used.

@@ -86,7 +86,6 @@ def installing(tmp_path: Path, environ: dict[str, str], *flags: str) -> Iterator
 
 def killed(system: Installed) -> None:
     worker = system.worker_pid()
-    assert worker is not None
     os.kill(worker, signal.SIGKILL)
     system.wait_for_another(worker)
 
@@ -109,7 +108,6 @@ def test_killed_job_comes_back_and_the_other_stays(tmp_path: Path, environ: dict
 
 def _kill_gateway(system: Installed) -> None:
     gateway = system.agent("gateway").pid
-    assert gateway is not None
     os.kill(gateway, signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(gateway), within_s=START_S_MAX, what="the gateway is gone")
     # Sent while no gateway runs: the connection waits for the next one.
@@ -159,7 +157,6 @@ def _reload_and_reinstall(system: Installed) -> None:
 def _stop_and_remove(system: Installed) -> None:
     """A worker that is asked to stop stays stopped; after the removal nothing is left."""
     worker = system.agent("worker")
-    assert worker.pid is not None
     lines, runs = service.status(system.manager)
     assert runs
     assert f"worker     is running as pid {worker.pid} since " in lines[1]
@@ -170,7 +167,6 @@ def _stop_and_remove(system: Installed) -> None:
 
     gateway = system.agent("gateway").pid
     assert sorted(service.remove(system.manager)) == [f"{PREFIX}gateway.plist", f"{PREFIX}worker.plist"]
-    assert gateway is not None
     assert not psutil.pid_exists(gateway)
     assert [path for path in system.home.rglob("*") if not path.is_dir()] == []
     assert not (system.home / "Library" / "Logs" / "roundhouse").exists()
