@@ -45,9 +45,6 @@ def page(tab: Page, served: Several) -> Iterator[Page]:
         yield tab
 
 
-# --- a worker or the gateway is lost ---
-
-
 def test_page_shows_a_worker_death_while_the_stream_goes_on(browser: Browser, fake_system: System) -> None:
     page = browser.open(fake_system.url)
     page.wait("document.querySelector('#model').value === 'fake'", "there is a model")
@@ -87,9 +84,6 @@ def test_page_shows_a_worker_death_while_the_stream_goes_on(browser: Browser, fa
         "the next gateway is found",
     )
     page.close()
-
-
-# --- requests ---
 
 
 def filter_by(page: Page, name: str, value: str) -> None:
@@ -174,9 +168,6 @@ def test_a_request_is_cancelled_from_its_row(page: Page, served: Several) -> Non
     page.wait("document.querySelector('#requests .cancel').hidden", "it has ended")
 
 
-# --- models ---
-
-
 def test_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(page: Page, served: Several) -> None:
     card = "document.querySelector('#models [data-key=\"small\"]')"
     assert page.run(f"{card}.querySelector('.unload').hidden")
@@ -200,9 +191,6 @@ def test_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(page: Pa
     page.wait("document.querySelector('#verdict').innerText.includes('Serving 1 model')", "nothing is wrong")
     assert page.run("document.querySelector('.plot .pause')") is None, "an intended shutdown is no pause"
     eventually(lambda: not served.pids("small"), within_s=60, what="its worker is gone")
-
-
-# --- keys ---
 
 
 def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Path) -> None:
@@ -241,9 +229,6 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Pa
         assert page.run("window.copied") == shown.replace("••••••••", KEY)
         assert f"authorization: Bearer {KEY}" in page.run("window.copied")
         page.close()
-
-
-# --- appearance ---
 
 
 def test_page_content_does_not_overflow(page: Page, served: Several) -> None:

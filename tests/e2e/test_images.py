@@ -78,9 +78,6 @@ def block(data: bytes) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
 
 
-# --- all dialects, real clients ----------------------------------------------------------------------
-
-
 def by_chat(client: openai.OpenAI, images: list[bytes], *, stream: bool) -> str:
     parts = [{"type": "text", "text": ASKED}, *map(chat_part, images)]
     messages: Any = [{"role": "user", "content": parts}]
@@ -182,9 +179,6 @@ def test_images_in_results_and_in_earlier_turns_are_seen_in_their_order(
     assert text.split()[:3] == expected
 
 
-# --- videos ------------------------------------------------------------------------------------------
-
-
 def test_a_video_is_a_file_or_a_list_of_frames(system: System) -> None:
     digest = sha256(MP4).hexdigest()[:8]
     for part in (
@@ -197,9 +191,6 @@ def test_a_video_is_a_file_or_a_list_of_frames(system: System) -> None:
     digest = sha256(RED + BLUE).hexdigest()[:8]
     answer = ask_chat(system, [chat_part(GREEN), {"type": "video", "video": frames}, chat_part(RED)])
     assert seen_by(answer) == [told(GREEN), f"png*2:{digest}", told(RED)]
-
-
-# --- fetched images ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,8 +213,6 @@ def test_url_is_fetched_once_for_a_request_and_tells_its_host_nothing(system: Sy
     names = {name.lower() for name in host.headers[-1]}
     assert names == {"host", "user-agent", "accept", "accept-encoding", "connection"}
 
-
-# --- invalid media -----------------------------------------------------------------------------------
 
 URLS = {
     "a file": "file:///etc/passwd",

@@ -39,9 +39,6 @@ def command(*words: str, typed: str = "", env: dict[str, str] | None = None) -> 
     return CliRunner().invoke(cli.app, words, input=typed, env=env)
 
 
-# --- status and metrics ------------------------------------------------------------------------------
-
-
 def test_a_request_is_seen_on_its_way_and_after_its_end(system: System) -> None:
     with ThreadPoolExecutor(1) as pool:
         body = chat_body(f"{SECRET} !tokens=200 !slow=5", model=FAKE, max_tokens=200)
@@ -77,9 +74,6 @@ def test_prometheus_finds_what_was_answered(system: System) -> None:
     assert tokens() - before == 7
 
 
-# --- logs --------------------------------------------------------------------------------------------
-
-
 def test_a_request_is_found_in_the_log_by_either_of_its_ids_and_its_prompt_is_not(system: System) -> None:
     body = chat_body(f"{SECRET} !tokens=3", model=FAKE)
     answer = system.http.post("/v1/chat/completions", json=body, headers={"x-request-id": "mine-1"})
@@ -96,9 +90,6 @@ def test_a_request_is_found_in_the_log_by_either_of_its_ids_and_its_prompt_is_no
     assert end["completion_tokens"] == answer.json()["usage"]["completion_tokens"]
     for process in (system.gateway, *system.workers):
         assert SECRET not in process.log(), process.name
-
-
-# --- the commands ------------------------------------------------------------------------------------
 
 
 def test_the_status_is_a_table_where_it_is_piped(system: System) -> None:
@@ -201,9 +192,6 @@ def test_error_is_one_line(words: list[str], told: str, system: System, tmp_path
     assert done.exit_code == 78
     [line] = done.stderr.splitlines()
     assert told in line
-
-
-# --- serve -------------------------------------------------------------------------------------------
 
 
 def test_serve_says_how_to_try_it_and_its_status_why_a_worker_was_started_again(tmp_path: Path) -> None:

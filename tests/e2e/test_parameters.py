@@ -73,9 +73,6 @@ def entries(answer: ChatCompletion, index: int = 0) -> list[ChatCompletionTokenL
     return logprobs.content
 
 
-# --- several choices ---------------------------------------------------------------------------------
-
-
 def test_each_answer_is_the_one_its_seed_gives_alone(client: openai.OpenAI) -> None:
     asked = {"n": 3, "seed": 7, "temperature": 1.0}
     answer = whole(client, **asked)
@@ -90,9 +87,6 @@ def test_each_answer_is_the_one_its_seed_gives_alone(client: openai.OpenAI) -> N
     assert chunks[-1].usage.total_tokens == answer.usage.total_tokens
     ends = [c.index for chunk in chunks for c in chunk.choices if c.finish_reason]
     assert sorted(ends) == [0, 1, 2]
-
-
-# --- biases and penalties ----------------------------------------------------------------------------
 
 
 def test_a_bias_chooses_and_forbids_tokens_that_the_model_has(client: openai.OpenAI) -> None:
@@ -118,9 +112,6 @@ def test_a_penalty_changes_the_text_alike_however_it_is_sent(client: openai.Open
         penalized = texts(whole(client, **fields, **penalty))[0]
         assert plain != penalized
         assert text_of(streamed(client, **fields, **penalty)) == penalized
-
-
-# --- logprobs ----------------------------------------------------------------------------------------
 
 
 def test_logprobs_spell_the_text_and_rank_the_greedy_token_first(client: openai.OpenAI) -> None:

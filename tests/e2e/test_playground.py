@@ -88,9 +88,6 @@ def chat(system: System, *texts: str, **body: Any) -> str:
     return str(told["choices"][0]["message"]["content"]).strip()
 
 
-# --- connect ---
-
-
 def test_connect_is_the_first_section_and_stays_closed_if_closed(page: Page, system: System) -> None:
     assert page.run("document.querySelector('main section section').className") == "connect"
     box = page.run("document.querySelector('#connect').getBoundingClientRect().toJSON()")
@@ -102,9 +99,6 @@ def test_connect_is_the_first_section_and_stays_closed_if_closed(page: Page, sys
     page.wait("localStorage.getItem('roundhouse-connect-closed')", "it is stored")
     reload(page)
     assert page.run("document.querySelector('#connect').open") is False
-
-
-# --- a reload ---
 
 
 def test_a_conversation_survives_a_reload_and_goes_on(page: Page, system: System) -> None:
@@ -162,9 +156,6 @@ def test_a_page_without_storage_works(page: Page) -> None:
     page.wait("document.querySelector('#connect-snippet').innerText.startsWith('from openai import OpenAI')")
 
 
-# --- edit, retry, delete ---
-
-
 def test_a_question_is_edited_or_deleted_with_its_answer(page: Page, system: System) -> None:
     ask(page, "!tokens=4 one")
     wait_answered(page)
@@ -208,9 +199,6 @@ def test_stopped_answer_keeps_text_and_figures_and_frees_the_worker(page: Page, 
     page.wait("document.querySelectorAll('.turn').length === 0 && document.querySelector('#stop').hidden")
 
 
-# --- export ---
-
-
 def test_a_conversation_is_exported(page: Page, system: System, tmp_path: Path) -> None:
     page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     read = clipboard(page, system)
@@ -238,9 +226,6 @@ def test_a_conversation_is_exported(page: Page, system: System, tmp_path: Path) 
     page.wait("!document.querySelector('#export').open")
 
 
-# --- accessibility and layout ---
-
-
 @pytest.mark.parametrize(("size", "dark"), [(PHONE, True), (DESKTOP, False)], ids=["phone", "desktop"])
 def test_page_has_no_accessibility_defects(page: Page, size: tuple[int, int], dark: bool) -> None:
     page.size(*size)
@@ -255,9 +240,6 @@ def test_page_has_no_accessibility_defects(page: Page, size: tuple[int, int], da
             page.click(".turn:first-child .change")
             page.wait("document.querySelector('.edit')")
         assert accessibility.defects(page) == []
-
-
-# --- conversation ---
 
 
 def test_playground_answer_matches_the_api(page: Page, system: System) -> None:

@@ -44,9 +44,6 @@ def told(response: Response) -> dict[str, Any]:
     return dict(fields)
 
 
-# --- streams and documents ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -94,9 +91,6 @@ def test_response_has_reasoning_text_and_calls_of_the_clients_types(client: open
     assert response.usage.output_tokens_details.reasoning_tokens == 3
 
 
-# --- stored responses --------------------------------------------------------------------------------
-
-
 def test_the_embedded_model_remembers_by_the_id_alone_until_it_is_deleted(client: openai.OpenAI) -> None:
     first = ask(client, "My name is Brynhild.", model="pocket", temperature=0)
     asked: dict[str, Any] = {"model": "pocket", "temperature": 0, "input": "What is my name?"}
@@ -125,9 +119,6 @@ def test_running_response_can_be_cancelled_by_another_request(client: openai.Ope
     [*_, last] = stream
     assert last.type == "response.incomplete"
     assert last.response == client.responses.retrieve(first.response.id) == cancelled
-
-
-# --- errors ------------------------------------------------------------------------------------------
 
 
 def test_a_failure_in_a_stream_raises_in_the_client(client: openai.OpenAI) -> None:
