@@ -8,19 +8,9 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageFunctionToolCall
 
-NOTE: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "note",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"words": {"type": "string"}},
-            "required": ["words"],
-            "additionalProperties": False,
-        },
-    },
-}
+from tests.dialects import tool
+
+NOTE = tool("chat", "note", "words")
 THREE = "!think=3 !call=3 !tokens=30"
 """Three reasoning tokens, two words, three calls of five tokens each, and ten more words."""
 

@@ -4,6 +4,7 @@ encodes each image once, between other rows' decode steps."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -11,6 +12,8 @@ import anthropic
 import openai
 import pytest
 
+from tests import dialects
+from tests.dialects import DIALECTS, PATHS, body_of, image, linked_image
 from tests.faults.questions import image_url, seeing_body, seen_in
 from tests.faults.streams import Client, ask, scripted, wait_for, wait_until_flowing
 from tests.hosts import Images, serving_images
@@ -28,7 +31,6 @@ PAGES: dict[str, bytes | str | int | None] = {
     "/gone": 404,
     "/clip.mp4": MP4,
 }
-ASKED = "Say !tokens=8"
 OUTSIDE, UNMAPPED = "93.184.216.34", "93.184.216.35"
 
 
@@ -65,58 +67,15 @@ def told(data: bytes) -> str:
     return f"{KINDS[data]}:{sha256(data).hexdigest()[:8]}"
 
 
-def chat_part(data: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url(data)}}
-
-
-def input_part(data: bytes) -> dict[str, Any]:
-    return {"type": "input_image", "image_url": data_url(data)}
-
-
-def block(data: bytes) -> dict[str, Any]:
-    encoded = data_url(data).partition(",")[2]
-    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
-
-
-def by_chat(client: openai.OpenAI, images: list[bytes], *, stream: bool) -> str:
-    parts = [{"type": "text", "text": ASKED}, *map(chat_part, images)]
-    messages: Any = [{"role": "user", "content": parts}]
-    if not stream:
-        answer = client.chat.completions.create(model="fake", messages=messages)
-        return answer.choices[0].message.content or ""
-    chunks = client.chat.completions.create(model="fake", messages=messages, stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-
-
-def by_responses(client: openai.OpenAI, images: list[bytes], *, stream: bool) -> str:
-    parts = [{"type": "input_text", "text": ASKED}, *map(input_part, images)]
-    asked: Any = [{"role": "user", "content": parts}]
-    if not stream:
-        return client.responses.create(model="fake", input=asked).output_text
-    with client.responses.stream(model="fake", input=asked) as events:
-        return events.get_final_response().output_text
-
-
-def by_messages(client: anthropic.Anthropic, images: list[bytes], *, stream: bool) -> str:
-    blocks = [{"type": "text", "text": ASKED}, *map(block, images)]
-    messages: Any = [{"role": "user", "content": blocks}]
-    if not stream:
-        answer = client.messages.create(model="fake", messages=messages, max_tokens=8)
-    else:
-        with client.messages.stream(model="fake", messages=messages, max_tokens=8) as events:
-            answer = events.get_final_message()
-    return "".join(block.text for block in answer.content if block.type == "text")
+chat_part, input_part, block = (partial(image, dialect) for dialect in DIALECTS)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_images_arrive_in_order(client: openai.OpenAI, claude: anthropic.Anthropic, stream: bool) -> None:
     images = [GREEN, RED, RED, LARGE]
-    texts = [
-        by_chat(client, images, stream=stream),
-        by_responses(client, images, stream=stream),
-        by_messages(claude, images, stream=stream),
-    ]
-    for text in texts:
+    for dialect in DIALECTS:
+        asking = claude if dialect == "messages" else client
+        text = dialects.ask(asking, dialect, "fake", "Say !tokens=8", *images, stream=stream)
         assert text.split()[: len(images)] == [*map(told, images)]
         assert not any(word.startswith(("png:", "jpeg:")) for word in text.split()[len(images) :])
 
@@ -228,22 +187,13 @@ URLS = {
     "an animation": data_url(animation("GIF")),
     "too many bytes": data_url(b"\x89PNG\r\n\x1a\n" + bytes(17 * 2**20)),
 }
-DIALECTS = ("chat", "responses", "messages")
 PLACES = {"chat": "messages[0].content[1]", "responses": "input[0].content[1]"}
 
 
 def ask_badly(system: System, dialect: str, url: str) -> Any:
     """Send an image in a dialect to the scripted model."""
-    text, link = {"type": "text", "text": "x"}, {"type": "url", "url": url}
-    if dialect == "chat":
-        return ask_chat(system, [text, {"type": "image_url", "image_url": {"url": url}}], model="fake")
-    if dialect == "responses":
-        content = [text, {"type": "input_image", "image_url": url}]
-        return system.http.post(
-            "/v1/responses", json={"model": "fake", "input": [{"role": "user", "content": content}]}
-        )
-    messages = [{"role": "user", "content": [text, {"type": "image", "source": link}]}]
-    return system.http.post("/v1/messages", json={"model": "fake", "max_tokens": 1, "messages": messages})
+    content = [dialects.text(dialect, "x"), linked_image(dialect, url)]
+    return system.http.post(PATHS[dialect], json=body_of(dialect, content, model="fake"))
 
 
 def check_refusal(answer: Any, dialect: str, code: str = "invalid_media") -> None:

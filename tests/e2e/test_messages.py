@@ -7,11 +7,9 @@ from typing import Any
 import anthropic
 import pytest
 
-NOTE: dict[str, Any] = {
-    "name": "note",
-    "description": "Write words down.",
-    "input_schema": {"type": "object", "properties": {"words": {"type": "string"}}, "required": ["words"]},
-}
+from tests.dialects import tool
+
+NOTE = tool("messages", "note", "words")
 THREE = "!think=3 !call=3 !tokens=30"
 """Three reasoning tokens, two words, three calls of five tokens each, and ten more words."""
 QUESTION = "Repeat: Quito"

@@ -14,17 +14,9 @@ from openai.types.responses import (
     ResponseReasoningItem,
 )
 
-NOTE: dict[str, Any] = {
-    "type": "function",
-    "name": "note",
-    "strict": True,
-    "parameters": {
-        "type": "object",
-        "properties": {"words": {"type": "string"}},
-        "required": ["words"],
-        "additionalProperties": False,
-    },
-}
+from tests.dialects import tool
+
+NOTE = tool("responses", "note", "words")
 EVERYTHING = "!think=3 !call=2 !tokens=24"
 """Three reasoning tokens, two words, and two tool calls."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import anthropic
@@ -14,59 +12,25 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.images import data_url
+from tests import dialects
 from tests.models.drawings import COLOURS, SHAPES, drawn, file_of, plain
 from tests.system import System, eventually
 
 COLOUR, SHAPE, BOTH = "What colour is this image?", "Which shape is this?", "Compare the two images."
 
 
-def parts(images: Sequence[Image.Image], question: str) -> list[Any]:
-    """Return the content of a chat message."""
-    seen = [{"type": "image_url", "image_url": {"url": data_url(file_of(image))}} for image in images]
-    return [*seen, {"type": "text", "text": question}]
+def asking(client: Any, dialect: str) -> Callable[..., str]:
+    """Return a function that asks the embedded model about images."""
+
+    def ask(*images: Image.Image, question: str, stream: bool = False) -> str:
+        return dialects.ask(client, dialect, "pocket", *map(file_of, images), question, stream=stream)
+
+    return ask
 
 
-def blocks(images: Sequence[Image.Image], question: str) -> list[Any]:
-    """Return the content of an Anthropic message."""
-    sources = [
-        {"type": "base64", "media_type": "image/png", "data": b64encode(file_of(image)).decode()}
-        for image in images
-    ]
-    return [*({"type": "image", "source": source} for source in sources), {"type": "text", "text": question}]
-
-
-def chat(client: openai.OpenAI, *images: Image.Image, question: str, stream: bool = False) -> str:
-    asked: Any = [{"role": "user", "content": parts(images, question)}]
-    if not stream:
-        return str(client.chat.completions.create(model="pocket", messages=asked).choices[0].message.content)
-    chunks = client.chat.completions.create(model="pocket", messages=asked, stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-
-
-def responses(client: openai.OpenAI, *images: Image.Image, question: str, stream: bool = False) -> str:
-    seen = [
-        {"type": "input_image", "image_url": data_url(file_of(image)), "detail": "auto"} for image in images
-    ]
-    asked: Any = [{"role": "user", "content": [*seen, {"type": "input_text", "text": question}]}]
-    if not stream:
-        return client.responses.create(model="pocket", input=asked).output_text
-    events = client.responses.create(model="pocket", input=asked, stream=True)
-    return "".join(event.delta for event in events if event.type == "response.output_text.delta")
-
-
-def messages(claude: anthropic.Anthropic, *images: Image.Image, question: str, stream: bool = False) -> str:
-    asked: Any = [{"role": "user", "content": blocks(images, question)}]
-    fields: dict[str, Any] = {"model": "pocket", "max_tokens": 60, "messages": asked}
-    if not stream:
-        return "".join(b.text for b in claude.messages.create(**fields).content if b.type == "text")
-    with claude.messages.stream(**fields) as events:
-        return "".join(events.text_stream)
-
-
-@pytest.fixture(params=[chat, responses, messages], ids=lambda form: form.__name__)
+@pytest.fixture(params=dialects.DIALECTS)
 def ask(request: pytest.FixtureRequest, client: openai.OpenAI, claude: anthropic.Anthropic) -> Any:
-    return partial(request.param, claude if request.param is messages else client)
+    return asking(claude if request.param == "messages" else client, request.param)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -84,14 +48,14 @@ def test_swapped_images_give_swapped_answers(ask: Any) -> None:
 
 
 def test_sixteen_at_once_are_all_right_beside_others_without_images(client: openai.OpenAI) -> None:
-    dice = random.Random(7)
+    dice, chat = random.Random(7), asking(client, "chat")
     colours = [dice.choice(list(COLOURS)) for _ in range(16)]
 
     def look(colour: str) -> str:
-        return chat(client, plain(colour), question=COLOUR, stream=dice.random() < 0.5)
+        return chat(plain(colour), question=COLOUR, stream=dice.random() < 0.5)
 
     def talk(number: int) -> str:
-        return chat(client, question=f"My name is Ida {number}. What is my name?")
+        return chat(question=f"My name is Ida {number}. What is my name?")
 
     with ThreadPoolExecutor(24) as pool:
         seen, said = pool.map(look, colours), pool.map(talk, range(8))
@@ -101,7 +65,8 @@ def test_sixteen_at_once_are_all_right_beside_others_without_images(client: open
 
 def test_second_question_about_images_does_not_run_them_again(system: System, client: openai.OpenAI) -> None:
     shown = [drawn(shape, colour) for shape in SHAPES for colour in COLOURS]
-    said: list[Any] = [{"role": "user", "content": parts(shown, "What do you see?")}]
+    content = dialects.parts("chat", [*map(file_of, shown), "What do you see?"])
+    said: list[Any] = [{"role": "user", "content": content}]
 
     def told() -> tuple[str, Any]:
         """Return the answer and its usage."""

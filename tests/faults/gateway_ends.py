@@ -21,7 +21,8 @@ from typing import Any
 
 import httpx
 
-from tests.faults.retrying import DIALECTS, RetryingClient
+from tests.dialects import DIALECTS
+from tests.faults.retrying import RetryingClient
 from tests.faults.runner import run_program
 from tests.faults.several import Served, serving
 from tests.faults.streams import joined_text, scripted

@@ -10,20 +10,11 @@ from typing import Any
 
 import httpx
 
+from tests.dialects import PATHS, body_of
 from tests.faults.streams import joined_text
 from tests.system import NO_TLS, sse_documents
 
-DIALECTS = ("chat", "responses", "messages")
 RETRY_S, WITHIN_S = 0.05, 120.0
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-
-
-def body_of(dialect: str, prompt: str, *, stream: bool) -> dict[str, Any]:
-    messages = [{"role": "user", "content": prompt}]
-    if dialect == "responses":
-        return {"model": "fake", "input": prompt, "stream": stream}
-    limit = {"max_tokens": 4096} if dialect == "messages" else {}
-    return {"model": "fake", "messages": messages, "stream": stream, **limit}
 
 
 class RetryingClient(threading.Thread):
@@ -33,7 +24,7 @@ class RetryingClient(threading.Thread):
         super().__init__()
         self._dialect, self._stream = dialect, stream
         self._url, self._key = url + PATHS[dialect], key
-        self._body = body_of(dialect, prompt, stream=stream)
+        self._body = body_of(dialect, prompt, model="fake", stream=stream)
         self._over = threading.Event()
         self.read = bytearray()
         self.beginnings: list[bytes] = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
+from tests import dialects
 from tests.security.attacker import CHAT, AttackRun, for_each, get, post
-from tests.security.payloads import HEADERS, NAMES, PATHS, chat, image_chat, injected_bodies
+from tests.security.payloads import HEADERS, NAMES, PATHS, chat, injected_bodies
 from tests.security.request_forgery import ASKED_HOSTS, FORGED
 
 BAD_REQUEST = frozenset((400,))
@@ -20,8 +20,9 @@ async def forged_requests(run: AttackRun) -> None:
     run.images.asked.clear()
 
     async def forge(url: str) -> None:
-        path, body = run.dice.choice((_in_chat, _in_responses, _in_messages))(url)
-        answer = await run.check_answer(url, post(path, body), BAD_REQUEST)
+        dialect = run.dice.choice(dialects.DIALECTS)
+        body = dialects.body_of(dialect, [dialects.linked_image(dialect, url)])
+        answer = await run.check_answer(url, post(dialects.PATHS[dialect], body), BAD_REQUEST)
         if answer is not None:
             run.check(f"{url}: the answer has the host's text", b"a secret of this" not in answer.body)
 
@@ -29,20 +30,6 @@ async def forged_requests(run: AttackRun) -> None:
     for (path, host), count in run.images.asked.items():
         wrong = path == "/secret" or host not in ASKED_HOSTS
         run.check(f"{host}{path} was fetched {count} times", not wrong)
-
-
-def _in_chat(url: str) -> tuple[str, dict[str, Any]]:
-    return CHAT, image_chat(url)
-
-
-def _in_responses(url: str) -> tuple[str, dict[str, Any]]:
-    content = [{"type": "input_image", "image_url": url}]
-    return "/v1/responses", {"input": [{"role": "user", "content": content}], "max_output_tokens": 16}
-
-
-def _in_messages(url: str) -> tuple[str, dict[str, Any]]:
-    content = [{"type": "image", "source": {"type": "url", "url": url}}]
-    return "/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": content}]}
 
 
 async def injections(run: AttackRun) -> None:
