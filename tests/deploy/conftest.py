@@ -31,6 +31,13 @@ sys.exit(Supervisor(children, stop_timeout_s=told["stop_timeout_s"], limits=limi
 """
 
 
+def config(folder: Path, text: str) -> str:
+    """Write a settings file, and return its path."""
+    file = folder / "roundhouse.toml"
+    file.write_text(text)
+    return str(file)
+
+
 @pytest.fixture
 def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runtime folder for sockets, without the user's ROUNDHOUSE_ variables."""

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from broker.http.auth import ApiKeys
 from deploy.command.cli import app
+from tests.deploy.conftest import config
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
@@ -50,11 +51,11 @@ def test_gateway_that_runs_notices_new_and_revoked_keys(file: Path) -> None:
 
 
 def test_file_of_the_settings_is_changed_and_its_plain_lines_stay(file: Path, tmp_path: Path) -> None:
-    config, old = tmp_path / "roundhouse.toml", tmp_path / "keys"
-    config.write_text(f"[serve]\napi_keys_file = '{old}'\n")
+    old = tmp_path / "keys"
+    file_of_settings = config(tmp_path, f"[serve]\napi_keys_file = '{old}'\n")
     old.touch(mode=0o600)
     old.write_text("# ours\nplain ann")
-    assert keys("create", "bo", "--config", str(config)).exit_code == 0
+    assert keys("create", "bo", "--config", file_of_settings).exit_code == 0
     assert old.read_text().startswith("# ours\nplain ann\nsha256:")
     assert not file.exists()
     assert [key.name for key in ApiKeys((), old)._keys()] == ["ann", "bo"]

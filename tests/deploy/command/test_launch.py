@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from deploy.agents.profiles import API_KEY, Agent
 from deploy.command.cli import app
+from tests.deploy.conftest import config
 from tests.deploy.supervisor.process_output import Begin
 from tests.hosts import Served, endpoint_that_answers
 from tests.system import free_port
@@ -70,9 +71,9 @@ def test_it_is_told_the_key_of_the_serve_that_it_finds(served: Served, begin: Be
     keys = tmp_path / "keys"
     keys.touch(mode=0o600)
     keys.write_text("s3cret alice\n")
-    config = tmp_path / "roundhouse.toml"
-    config.write_text(f"[gateway]\nport = {served.url.rpartition(':')[2]}\napi_keys_file = '{keys}'\n")
-    told = begin(launch("codex", "--config", str(config)), env={"ANTHROPIC_API_KEY": "kept"})
+    port = served.url.rpartition(":")[2]
+    file = config(tmp_path, f"[gateway]\nport = {port}\napi_keys_file = '{keys}'\n")
+    told = begin(launch("codex", "--config", file), env={"ANTHROPIC_API_KEY": "kept"})
     assert told.wait() == 7
     seen = json.loads(told.lines[0])["seen"]
     assert (seen[API_KEY], seen["ANTHROPIC_API_KEY"]) == ("s3cret", "kept")
@@ -80,11 +81,8 @@ def test_it_is_told_the_key_of_the_serve_that_it_finds(served: Served, begin: Be
 
 
 def test_a_key_of_a_file_is_not_sent_elsewhere(served: Served, tmp_path: Path) -> None:
-    config = tmp_path / "roundhouse.toml"
-    config.write_text("[serve]\napi_keys = ['s3cret']\n")
-    found = CliRunner().invoke(
-        app, ["launch", "--print", "--url", served.url], env={"ROUNDHOUSE_CONFIG": str(config)}
-    )
+    env = {"ROUNDHOUSE_CONFIG": config(tmp_path, "[serve]\napi_keys = ['s3cret']\n")}
+    found = CliRunner().invoke(app, ["launch", "--print", "--url", served.url], env=env)
     assert found.exit_code == 0
     assert "s3cret" not in found.stdout
     assert served.asked == [("/health", None), ("/v1/models", None)]

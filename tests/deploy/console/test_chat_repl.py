@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import readline
 import stat
@@ -32,6 +33,9 @@ class Played:
     def will_say(self, text: str, thought: str = "", reason: str = "stop") -> None:
         deltas = [{"reasoning_content": thought}] if thought else []
         deltas += [{"content": text[:3]}, {"content": text[3:]}]
+        self.will_stream(deltas, reason)
+
+    def will_stream(self, deltas: list[dict[str, Any]], reason: str) -> None:
         documents = [{"choices": [{"delta": delta}]} for delta in deltas]
         documents.append({"choices": [{"delta": {}, "finish_reason": reason}]})
         body = "".join(f"data: {json.dumps(document)}\n\n" for document in documents) + "data: [DONE]\n\n"
@@ -43,11 +47,17 @@ def played() -> Played:
     return Played()
 
 
-@pytest.fixture
-def talking(played: Played) -> Iterator[ChatRepl]:
+@contextlib.contextmanager
+def chatting(played: Played, **options: Any) -> Iterator[ChatRepl]:
     console = Console(width=100, force_terminal=False, record=True)
     with httpx.Client(base_url="http://played", transport=httpx.MockTransport(played)) as client:
-        yield ChatRepl(client, console, "m", Conversation())
+        yield ChatRepl(client, console, "m", Conversation(), **options)
+
+
+@pytest.fixture
+def talking(played: Played) -> Iterator[ChatRepl]:
+    with chatting(played) as talking:
+        yield talking
 
 
 def converse(talking: ChatRepl, *typed: str | type[BaseException]) -> str:

@@ -8,15 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from rich.console import Console
 
 from deploy.console import chat_repl, mcp
-from deploy.console.chat_repl import ChatRepl, Conversation
+from deploy.console.chat_repl import ChatRepl
 from deploy.console.mcp import McpError, ServerCommand, Toolbox, opened, read_servers
 from tests.deploy.console import mcp_played
-from tests.deploy.console.test_chat_repl import Played, converse
+from tests.deploy.console.test_chat_repl import Played, chatting, converse
 
 ARGUMENTS = [str(Path(mcp_played.__file__))]
 
@@ -134,9 +132,8 @@ def played() -> Played:
 
 @pytest.fixture
 def talking(played: Played, tools: Toolbox) -> Iterator[ChatRepl]:
-    console = Console(width=100, force_terminal=False, record=True)
-    with httpx.Client(base_url="http://played", transport=httpx.MockTransport(played)) as client:
-        yield ChatRepl(client, console, "m", Conversation(), tools=tools)
+    with chatting(played, tools=tools) as talking:
+        yield talking
 
 
 def will_call(played: Played, *calls: tuple[str, str]) -> None:
@@ -145,10 +142,7 @@ def will_call(played: Played, *calls: tuple[str, str]) -> None:
         begun = {"index": index, "id": f"call-{index}", "function": {"name": name, "arguments": ""}}
         rest = [{"index": index, "function": {"arguments": half}} for half in (arguments[:3], arguments[3:])]
         deltas += [{"tool_calls": [part]} for part in (begun, *rest)]
-    documents: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
-    documents.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
-    body = "".join(f"data: {json.dumps(document)}\n\n" for document in documents) + "data: [DONE]\n\n"
-    played.answers.append(httpx.Response(200, content=body.encode()))
+    played.will_stream(deltas, "tool_calls")
 
 
 def results(played: Played) -> Sequence[str]:

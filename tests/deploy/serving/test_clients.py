@@ -8,14 +8,9 @@ import pytest
 
 from deploy.serving import clients
 from deploy.supervisor.child import Child
+from tests.deploy.conftest import config
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
-
-
-def config(folder: Path, text: str) -> str:
-    file = folder / "roundhouse.toml"
-    file.write_text(text)
-    return f"--config={file}"
 
 
 def private(file: Path, text: str) -> Path:
@@ -42,10 +37,10 @@ def test_keys_come_from_variables_and_from_the_gateways_section(tmp_path: Path) 
     environ = {"ROUNDHOUSE_API_KEYS": "a, b", "ROUNDHOUSE_API_KEYS_FILE": str(keys)}
     assert clients.keys([], environ) == ["a", "b", "filed"]
     file = config(tmp_path, f"[gateway]\napi_keys = ['a', 'b']\napi_keys_file = '{keys}'\n")
-    assert clients.keys([file], {}) == ["a", "b", "filed"]
+    assert clients.keys([f"--config={file}"], {}) == ["a", "b", "filed"]
     keys.chmod(0o644)
     with pytest.raises(PermissionError):
-        clients.keys([file], {})
+        clients.keys([f"--config={file}"], {})
 
 
 def test_gateway_gets_a_key_for_serve_where_only_hashes_are_stored(tmp_path: Path) -> None:

@@ -20,15 +20,10 @@ from deploy.supervisor.child import Child, ServedModel, Setting
 from protocol import settings
 from protocol.settings import SettingsError
 from protocol.worker_settings import WorkerSettings
+from tests.deploy.conftest import config
 from tests.deploy.weights import weights
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
-
-
-def config(folder: Path, text: str) -> str:
-    file = folder / "roundhouse.toml"
-    file.write_text(text)
-    return str(file)
 
 
 def found(named: Sequence[str], file: str | None) -> list[ServedModel]:
@@ -184,36 +179,19 @@ def test_plans_follow_one_another_in_the_order_in_which_they_are_named(tmp_path:
 @pytest.mark.parametrize(
     ("hosts", "flags", "why"),
     [
-        ([{"ssh": "a"}, {"ssh": "b"}], [], "`ips` is missing for a, b"),
+        ([{"ssh": "a"}, {"ssh": "b"}], "", "`ips` is missing for a, b"),
         (
             [{"ssh": "a", "ips": ["10.0.0.1"], "rdma": [None, None]}, {"ssh": "b", "rdma": ["x", None]}],
-            ["--backend=jaccl"],
+            "--backend=jaccl",
             "`rdma` of a has no device for b",
         ),
+        ([], "--model=b", "hosts: with several models, set it for one"),
+        ([], "--replicas=2", "hosts: a: remove replicas"),
+        ([], "--fallback=b --fallback-after=60 --failover-timeout=30", "takes over after 60 s"),
+        ([], "--hosts=/no/such/hosts.json", "hosts: /no/such/hosts.json"),
     ],
 )
-def test_a_hostfile_that_cannot_be_used_is_refused_before_anything_starts(
-    hosts: list[object], flags: list[str], why: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "hosts.json"
-    file.write_text(json.dumps(hosts))
+def test_set_that_cannot_work_is_refused(hosts: list[object], flags: str, why: str, tmp_path: Path) -> None:
+    file = hostfile(tmp_path, *hosts)
     with pytest.raises(SettingsError, match=why):
-        worker("--model=m", f"--hosts={file}", *flags)
-
-
-@pytest.mark.parametrize(
-    ("flags", "why"),
-    [
-        (["--model=a", "--model=b", "--hosts=FILE"], "hosts: with several models, set it for one"),
-        (["--model=a", "--replicas=2", "--hosts=FILE"], "hosts: a: remove replicas"),
-        (
-            ["--model=a", "--fallback=b", "--fallback-after=60", "--failover-timeout=30"],
-            "takes over after 60 s",
-        ),
-        (["--model=a", "--hosts=/no/such/hosts.json"], "hosts: /no/such/hosts.json"),
-    ],
-)
-def test_a_set_that_cannot_work_is_refused(flags: list[str], why: str, tmp_path: Path) -> None:
-    file = str(hostfile(tmp_path))
-    with pytest.raises(SettingsError, match=why):
-        serve.read([flag.replace("FILE", file) for flag in flags], {})
+        worker("--model=a", f"--hosts={file}", *flags.split())

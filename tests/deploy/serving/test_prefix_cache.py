@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from deploy.command.cli import app
 from deploy.serving import prefix_cache, serve
 from deploy.serving.prefix_cache import first_start_notice
+from tests.deploy.conftest import config
 from tests.ports import free_port
 from worker.prefixes.files import Record, draft
 from worker.prefixes.folder import Folder
@@ -40,11 +41,8 @@ def folders(*argv: str) -> dict[Path, int]:
 def test_folders_are_those_of_the_workers_settings(folder: Path, tmp_path: Path) -> None:
     assert folders() == {folder: 4 * 2**30}
     assert folders("--prefix-cache-disk", "0") == folders("--prefix-cache-ram", "0") == {}
-    config = tmp_path / "roundhouse.toml"
-    config.write_text(
-        f"[worker]\nprefix_cache_disk = '1MiB'\n[models.a]\n[models.b]\nprefix_cache_dir = '{tmp_path}/b'\n"
-    )
-    assert folders(f"--config={config}") == {folder: 2**20, tmp_path / "b": 2**20}
+    text = f"[worker]\nprefix_cache_disk = '1MiB'\n[models.a]\n[models.b]\nprefix_cache_dir = '{tmp_path}/b'"
+    assert folders(f"--config={config(tmp_path, text)}") == {folder: 2**20, tmp_path / "b": 2**20}
 
 
 def test_notice_comes_at_the_start_that_creates_the_folder_only(folder: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from protocol import breadcrumbs, channel, lifeline, listening, settings
 from protocol.gateway_settings import GatewaySettings
 from protocol.settings import SettingsError
 from protocol.worker_settings import WorkerSettings
+from tests.deploy.conftest import config
 from worker import preload
 from worker.ranks import rank_info, rank_keys
 
@@ -43,12 +44,6 @@ def flags(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, l
         words = list(child.argv)
         told[child.name] = words[words.index("-m") + 2 :]
     return told
-
-
-def config(folder: Path, text: str) -> str:
-    file = folder / "roundhouse.toml"
-    file.write_text(text)
-    return str(file)
 
 
 def test_variables_between_our_processes_are_those_of_no_setting() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,9 +24,11 @@ from deploy.supervisor.events import (
     Terminate,
 )
 from deploy.supervisor.lifecycle import Lifecycle
+from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE
 
 HISTORIES = settings(max_examples=40)
+STOP_S = 15.0
 RUNNING_STATES = (ChildState.RUNNING, ChildState.ENDING, ChildState.KILLED)
 
 
@@ -41,6 +43,11 @@ class Answer:
 
 
 DONE, REFUSED = Answer(True), Answer(False)
+
+
+def lifecycle(children: Sequence[str], limits: RestartLimits | None = None, **options: Any) -> Lifecycle:
+    policy = RestartPolicy(limits or RestartLimits())
+    return Lifecycle(children, policy, stop_timeout_s=STOP_S, now=0.0, **options)
 
 
 def deeds(decisions: Collection[Decision]) -> list[Decision]:

@@ -18,25 +18,19 @@ from deploy.supervisor.events import (
 )
 from deploy.supervisor.fallbacks import Fallbacks
 from deploy.supervisor.lifecycle import EXIT_GAVE_UP, Lifecycle
-from deploy.supervisor.restarts import RestartLimits, RestartPolicy
+from deploy.supervisor.restarts import RestartLimits
 from protocol.settings import EXIT_CONFIGURATION
+from tests.deploy.supervisor import policies
 from tests.deploy.supervisor.policies import DONE, REFUSED, follow, reports
 
 AFTER_S = 60.0
-READY_S = 600.0
 
 
 def lifecycle(limits: RestartLimits | None = None, plans: int = 1) -> Lifecycle:
     """Return the policy of a gateway and a running set of ranks with `plans` fallbacks."""
-    children = Lifecycle(
-        ["gateway", "set"],
-        RestartPolicy(limits or RestartLimits()),
-        stop_timeout_s=15.0,
-        now=0.0,
-        loading=["set"],
-        fallbacks=Fallbacks({"set": AFTER_S}, {"set": plans}),
-        ready_timeout_s=READY_S,
-    )
+    fallbacks = Fallbacks({"set": AFTER_S}, {"set": plans})
+    options = {"loading": ["set"], "fallbacks": fallbacks, "ready_timeout_s": 600.0}
+    children = policies.lifecycle(["gateway", "set"], limits, **options)
     assert children.handle(None, 0.0) == [Start("gateway"), Start("set")]
     return children
 

@@ -21,9 +21,10 @@ from deploy.supervisor.events import (
 )
 from deploy.supervisor.lifecycle import FAILED_S, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
-from tests.deploy.supervisor.policies import DONE, HISTORIES, REFUSED, History, after, follow
+from tests.deploy.supervisor import policies
+from tests.deploy.supervisor.policies import DONE, HISTORIES, REFUSED, STOP_S, History, after, follow
 
-STOP_S, DRAIN_S, READY_S = 15.0, 10.0, 600.0
+DRAIN_S = 10.0
 SWAP = ReloadAsked("a", beside=True, swap=True)
 SWAP_AFTER = ReloadAsked("a", beside=False, swap=True)
 TAKEN_OVER = Reloaded(True, "a-2 has taken over from a")
@@ -31,17 +32,9 @@ TAKEN_OVER = Reloaded(True, "a-2 has taken over from a")
 
 def lifecycle(*wanted: str, deaths_max: int = 10) -> Lifecycle:
     limits = RestartLimits(deaths_max=deaths_max)
-    return Lifecycle(
-        ["gateway", "a", "b"],
-        RestartPolicy(limits),
-        stop_timeout_s=STOP_S,
-        now=0.0,
-        drain_timeout_s=DRAIN_S,
-        ready_timeout_s=READY_S,
-        on_demand={name: RestartPolicy(limits) for name in ("a", "b")},
-        wanted=wanted,
-        loading=("a", "b"),
-    )
+    options = {"drain_timeout_s": DRAIN_S, "ready_timeout_s": 600.0, "loading": ("a", "b"), "wanted": wanted}
+    on_demand = {name: RestartPolicy(limits) for name in ("a", "b")}
+    return policies.lifecycle(["gateway", "a", "b"], limits, on_demand=on_demand, **options)
 
 
 def running(*events: Event) -> Lifecycle:

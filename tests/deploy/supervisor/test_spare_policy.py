@@ -25,6 +25,7 @@ from deploy.supervisor.lifecycle import Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from deploy.supervisor.spares import SPARE, TAKE_S_MAX, THERE_S_MAX, Spares
 from protocol.supervisor_messages import Word
+from tests.deploy.supervisor import policies
 from tests.deploy.supervisor.policies import HISTORIES, History, deeds, follow
 
 LIMITS = RestartLimits()
@@ -37,14 +38,8 @@ def said(name: str, word: Word) -> ChildMessage:
 
 
 def lifecycle(limits: RestartLimits = LIMITS) -> Lifecycle:
-    return Lifecycle(
-        ["gateway", "a"],
-        RestartPolicy(limits),
-        stop_timeout_s=15.0,
-        now=0.0,
-        loading=["a"],
-        spares=Spares(["a"], RestartPolicy(limits)),
-    )
+    spares = Spares(["a"], RestartPolicy(limits))
+    return policies.lifecycle(["gateway", "a"], limits, loading=["a"], spares=spares)
 
 
 def after(*events: Event) -> Lifecycle:

@@ -27,15 +27,15 @@ from deploy.supervisor.events import (
 from deploy.supervisor.lifecycle import FAILED_S, Lifecycle
 from deploy.supervisor.restarts import RestartLimits, RestartPolicy
 from protocol.settings import EXIT_CONFIGURATION
+from tests.deploy.supervisor import policies
 from tests.deploy.supervisor.policies import DONE, HISTORIES, REFUSED, History, after, deeds, follow, reports
 
 LIMITS = RestartLimits()
-STOP_S = 15.0
+STOP_S = policies.STOP_S
 
 
 def lifecycle(*names: str, limits: RestartLimits = LIMITS, **timeouts_s: float) -> Lifecycle:
-    policy = RestartPolicy(limits)
-    return Lifecycle(names or ("gateway", "worker"), policy, stop_timeout_s=STOP_S, now=0.0, **timeouts_s)
+    return policies.lifecycle(names or ("gateway", "worker"), limits, **timeouts_s)
 
 
 def running(*names: str) -> Lifecycle:
@@ -208,9 +208,7 @@ ONE, OTHER = "worker", "worker.2"
 
 
 def replicas() -> Lifecycle:
-    children = Lifecycle(
-        ["gateway", ONE, OTHER], RestartPolicy(FEW), stop_timeout_s=10.0, now=0.0, replicas=[[ONE, OTHER]]
-    )
+    children = policies.lifecycle(("gateway", ONE, OTHER), FEW, replicas=[[ONE, OTHER]])
     return follow(children, (None, 0.0, [Start("gateway"), Start(ONE), Start(OTHER)]))
 
 

@@ -30,6 +30,7 @@ from deploy.units.systemd import Systemd, service_unit
 from deploy.units.systemd import read_status as read_systemd
 from protocol import lifeline
 from protocol.settings import SettingsError
+from tests.deploy.conftest import config
 from tests.deploy.units.agents import Agents
 
 GATEWAY, WORKER, SOCKET = (
@@ -127,9 +128,7 @@ def test_worker_is_a_job_that_connects_to_the_gateway(tmp_path: Path, environ: d
 
 
 def test_both_managers_listen_where_the_gateway_would(tmp_path: Path, environ: dict[str, str]) -> None:
-    file = tmp_path / "roundhouse.toml"
-    file.write_text('[gateway]\nhost = "::1"\nport = 9000')
-    flags = ["--config", str(file)]
+    flags = ["--config", config(tmp_path, '[gateway]\nhost = "::1"\nport = 9000')]
     told = plists(tmp_path, flags, environ)["mlx-roundhouse.gateway"]["Sockets"]["http"]
     assert (told["SockNodeName"], told["SockServiceName"], told["SockFamily"]) == ("::1", "9000", "IPv6")
     assert parse(units(tmp_path, flags, environ)[SOCKET])["Socket"]["ListenStream"] == ["[::1]:9000"]
@@ -267,9 +266,7 @@ def test_installed_again_only_what_has_changed_starts_anew(
 
 
 def test_drain_timeout_extends_the_kill_timeout(tmp_path: Path, environ: dict[str, str]) -> None:
-    file = tmp_path / "roundhouse.toml"
-    file.write_text("[worker]\ndrain_timeout = 600")
-    flags = ["--stop-timeout=7", "--config", str(file)]
+    flags = ["--stop-timeout=7", "--config", config(tmp_path, "[worker]\ndrain_timeout = 600")]
     # The launcher of worker and spare gets the time for SIGKILL in addition.
     kept_s = 7 + 600 + KILL_WAIT_S_MAX
     assert [job.stop_timeout_s for job in jobs.read(flags, environ)] == [17, kept_s]
