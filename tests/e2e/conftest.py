@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.browser import chromium
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.system import System, running_system
 
 PAGE = ["test_dashboard.py", "test_playground.py"]
@@ -48,3 +48,10 @@ def browser() -> Iterator[Browser]:
     with chromium.running() as browser:
         browser.open("data:text/html,started").close()  # then all its processes are there
         yield browser
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, system: System) -> Iterator[Page]:
+    tab = browser.open(f"{system.url}/health")
+    yield tab
+    tab.close()

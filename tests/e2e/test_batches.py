@@ -45,14 +45,10 @@ def jsonl(lines: list[dict[str, Any]]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
 
-def upload(client: openai.OpenAI, lines: list[dict[str, Any]]) -> str:
-    return client.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch").id
-
-
-def create(client: openai.OpenAI, lines: list[dict[str, Any]], endpoint: Any = CHAT) -> Batch:
-    return client.batches.create(
-        input_file_id=upload(client, lines), endpoint=endpoint, completion_window="24h"
-    )
+def create(client: openai.OpenAI, content: bytes | list[dict[str, Any]], endpoint: Any = CHAT) -> Batch:
+    content = content if isinstance(content, bytes) else jsonl(content)
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
 
 
 def over(client: openai.OpenAI, id: str) -> Batch:
@@ -60,9 +56,7 @@ def over(client: openai.OpenAI, id: str) -> Batch:
         batch = client.batches.retrieve(id)
         return batch if batch.status in ("completed", "failed", "expired", "cancelled") else None
 
-    found = eventually(look, within_s=WAIT_S, what="the batch is over")
-    assert found.request_counts is not None
-    return found
+    return eventually(look, within_s=WAIT_S, what="the batch is over")
 
 
 def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
@@ -115,10 +109,7 @@ def test_a_file_with_faults_fails_with_their_lines(client: openai.OpenAI) -> Non
         line("b", body("hello"), "/v1/completions"),
         line("c", body("hello", stream=True)),
     ]
-    content = jsonl(lines) + b"{nonsense\n"
-    file = client.files.create(file=("x.jsonl", content), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    ended = over(client, batch.id)
+    ended = over(client, create(client, jsonl(lines) + b"{nonsense\n").id)
     assert ended.status == "failed"
     assert [(each.line, each.code) for each in ended.errors.data or ()] == [
         (2, "duplicate_custom_id"),
@@ -126,9 +117,7 @@ def test_a_file_with_faults_fails_with_their_lines(client: openai.OpenAI) -> Non
         (4, "invalid_value"),
         (5, "invalid_json_line"),
     ]
-    file = client.files.create(file=("x.jsonl", jsonl(lines).decode().encode("utf-16")), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    ended = over(client, batch.id)
+    ended = over(client, create(client, jsonl(lines).decode().encode("utf-16")).id)
     assert [each.message for each in ended.errors.data or ()] == [
         "The file cannot be read: it is UTF-16: save it as UTF-8."
     ]

@@ -22,25 +22,18 @@ ROWS = "[...document.querySelectorAll('#requests tr.row')]"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
     """Run a server with one loaded model and one that is loaded on demand."""
     models = Scripted("fake", resident=True), Scripted("small", flags="--load 1")
-    with several(tmp_path_factory.mktemp("served"), *models, gateway_flags="--inspect") as served:
-        served.wait_for(fake="loaded")
-        yield served
-
-
-@pytest.fixture(scope="module")
-def tab(browser: Browser, served: Several) -> Iterator[Page]:
-    tab = browser.open(f"{served.url}/health")
-    yield tab
-    tab.close()
+    with several(tmp_path_factory.mktemp("served"), *models, gateway_flags="--inspect") as system:
+        system.wait_for(fake="loaded")
+        yield system
 
 
 @pytest.fixture
-def page(tab: Page, served: Several) -> Iterator[Page]:
+def page(tab: Page, system: Several) -> Iterator[Page]:
     """Open the page and wait until it shows the models."""
-    with visiting(tab, served.url):
+    with visiting(tab, system.url):
         tab.wait("document.querySelectorAll('#models .card').length === 2", "both models")
         yield tab
 
@@ -117,9 +110,9 @@ def test_the_overview_is_drawn_from_what_happens(page: Page) -> None:
     page.wait("document.querySelector('#requests').innerText.includes('engine error')")
 
 
-def test_requests_are_listed_filtered_and_opened(page: Page, served: Several) -> None:
+def test_requests_are_listed_filtered_and_opened(page: Page, system: Several) -> None:
     for text in ("one !tokens=20", "two !fail=3"):
-        wait_for([ask(served.url, text, model="fake")], 60)
+        wait_for([ask(system.url, text, model="fake")], 60)
     page.wait(f"{ROWS}.length >= 2", "both requests")
     filter_by(page, "group", "failed")
     page.wait(f"{ROWS}.every(row => row.innerText.includes('engine error'))", "only the failed one")
@@ -157,8 +150,8 @@ def test_a_request_is_looked_into(page: Page) -> None:
     page.wait("!document.querySelector('#look').open")
 
 
-def test_a_request_is_cancelled_from_its_row(page: Page, served: Several) -> None:
-    client = ask(served.url, "!tokens=5000 !slow=20", model="fake")
+def test_a_request_is_cancelled_from_its_row(page: Page, system: Several) -> None:
+    client = ask(system.url, "!tokens=5000 !slow=20", model="fake")
     wait_until_flowing([client])
     open_row(page, "decode")
     page.click("#requests .cancel")
@@ -168,13 +161,13 @@ def test_a_request_is_cancelled_from_its_row(page: Page, served: Several) -> Non
     page.wait("document.querySelector('#requests .cancel').hidden", "it has ended")
 
 
-def test_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(page: Page, served: Several) -> None:
+def test_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(page: Page, system: Several) -> None:
     card = "document.querySelector('#models [data-key=\"small\"]')"
     assert page.run(f"{card}.querySelector('.unload').hidden")
     assert page.run("document.querySelector('#models [data-key=fake] .unload').hidden"), "it is resident"
     page.click("#models .load:not([hidden])")
     page.wait(f"{card}.querySelector('.state').innerText === 'loaded'", "it is loaded")
-    client = ask(served.url, "!tokens=5000 !slow=20", model="small")
+    client = ask(system.url, "!tokens=5000 !slow=20", model="small")
     wait_until_flowing([client])
     page.click("#models .unload:not([hidden])")
     page.wait("document.querySelector('#models .refused:not(:empty)') !== null", "the reason")
@@ -190,7 +183,7 @@ def test_model_is_loaded_and_unloaded_from_its_card_unless_it_is_in_use(page: Pa
     )
     page.wait("document.querySelector('#verdict').innerText.includes('Serving 1 model')", "nothing is wrong")
     assert page.run("document.querySelector('.plot .pause')") is None, "an intended shutdown is no pause"
-    eventually(lambda: not served.pids("small"), within_s=60, what="its worker is gone")
+    eventually(lambda: not system.pids("small"), within_s=60, what="its worker is gone")
 
 
 def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Path) -> None:
@@ -231,7 +224,7 @@ def test_a_key_is_asked_for_and_kept_for_this_tab(browser: Browser, tmp_path: Pa
         page.close()
 
 
-def test_page_content_does_not_overflow(page: Page, served: Several) -> None:
+def test_page_content_does_not_overflow(page: Page, system: Several) -> None:
     page.size(WIDTH, 800)
     page.run("location.hash = 'playground'")
     page.wait("document.querySelector('#prompt').offsetParent !== null")
@@ -239,7 +232,7 @@ def test_page_content_does_not_overflow(page: Page, served: Several) -> None:
     ask_page(page, "!tokens=3 " + "long" * 40)
     wait_answered(page)
     assert overflowing(page) == []
-    wait_for([ask(served.url, f"{'long ' * 40}!tokens=5", model="fake")], 60)
+    wait_for([ask(system.url, f"{'long ' * 40}!tokens=5", model="fake")], 60)
     page.run("location.hash = 'overview'")
     page.wait(f"document.querySelector('.overview').offsetParent !== null && {ROWS}.length > 0")
     assert overflowing(page) == []

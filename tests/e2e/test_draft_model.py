@@ -3,7 +3,6 @@ tokens, and the same ones after a death."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.streams import Client
+from tests.faults.streams import Client, wait_for, wait_until_flowing
 from tests.models.fixtures import model_folder
 from tests.models.mtp_models import HEADS
 from tests.system import System, chat_body, eventually, running_system
@@ -75,7 +74,7 @@ def test_answers_are_the_same_and_outlive_a_worker_that_drafts(model: str, tmp_p
         clients = [Client(system.url, body_of(number, stream=True)) for number in range(STREAMS)]
         for client in clients:
             client.start()
-        eventually(lambda: all(client.flowing for client in clients), within_s=60, what="all streams flow")
+        wait_until_flowing(clients)
         system.workers[-1].kill()
         system.workers[-1].wait()
         start(system, model)
@@ -175,23 +174,13 @@ def test_whole_prompt_is_run_if_nothing_is_left_out_and_wrong_values_are_refused
 def test_a_worker_that_dies_is_followed_by_one_that_leaves_out_the_same(system: System) -> None:
     """Must be the last test of the shared system, because it kills the worker."""
     fields = {"sparse_prefill": LITTLE, "max_tokens": 30, "ignore_eos": True, "temperature": 0}
-    worker = system.workers[-1]
-    right = ask_long(system, **fields).json()
-    body = long_body(**fields, stream=True)
-    path = "/v1/chat/completions"
-    with system.http.stream("POST", path, json=body, timeout=ANSWER_S_MAX) as reply:
-        lines = reply.iter_lines()
-        text = "".join(_text(next(lines)) for _ in range(8))
-        worker.kill()
-        worker.wait()
-        successor = system.start_worker(*FLAGS, module="worker")
-        text += "".join(_text(line) for line in lines)
+    right = ask_long(system, **fields).json()["choices"][0]["message"]["content"]
+    client = Client(system.url, long_body(**fields, stream=True))
+    client.start()
+    wait_until_flowing([client])
+    system.workers[-1].kill()
+    system.workers[-1].wait()
+    successor = system.start_worker(*FLAGS, module="worker")
+    wait_for([client], ANSWER_S_MAX)
     successor.stop()
-    assert text == right["choices"][0]["message"]["content"]
-
-
-def _text(line: str) -> str:
-    if not line.startswith("data: {"):
-        return ""
-    choices = json.loads(line.removeprefix("data: "))["choices"]
-    return str(choices[0]["delta"].get("content") or "") if choices else ""
+    assert client.texts == [right]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.browser import accessibility
-from tests.browser.chromium import Browser, Page
+from tests.browser.chromium import Page
 from tests.browser.playground import answer_of, ask, choose, settle, visiting, wait_answered
 from tests.system import System, eventually, running_system
 
@@ -30,13 +30,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         system.start_worker("--served-name", "other")
         system.wait_loaded(2)
         yield system
-
-
-@pytest.fixture(scope="module")
-def tab(browser: Browser, system: System) -> Iterator[Page]:
-    tab = browser.open(f"{system.url}/health")
-    yield tab
-    tab.close()
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from protocol import sockets
+from tests.faults.several import Server
 from tests.faults.streams import ask, wait_for, wait_until_flowing
-from tests.system import NO_TLS, START_S_MAX, Process, eventually, free_port
+from tests.system import START_S_MAX, Process, eventually, free_port
 
 STREAMS, TOKENS = 6, 60
 ANSWER = 40
@@ -22,44 +21,32 @@ ANSWER = 40
 GREEDY: dict[str, object] = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
 
 
-class Served:
-    """The server. `http`: a client of the gateway."""
+class Served(Server):
+    """The server, with a worker that joins."""
 
     def __init__(self, folder: Path) -> None:
-        port, join, keys = free_port(), f"tcp://127.0.0.1:{free_port()}", folder / "keys"
+        super().__init__(folder)
+        join, keys, env = f"tcp://127.0.0.1:{free_port()}", folder / "keys", {"XDG_RUNTIME_DIR": str(folder)}
         sockets.write_keys(keys)
-        env = {"XDG_RUNTIME_DIR": str(folder)}
-        flags = ["--replicas=2", f"--port={port}", f"--join={join}", f"--curve-keys={keys}", "--spare=0"]
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60, verify=NO_TLS)
-        self.serve = Process("serve", ["deploy", "serve", "--memory-budget=3GiB", *flags], folder, env)
-        joining = ["deploy", "worker", f"--endpoint={join}", f"--curve-keys={keys}"]
-        self.joined = Process("joined", joining, folder, env)
-
-    def workers(self) -> dict[int, dict[str, Any]]:
-        """Return the ready workers by process id."""
-        with contextlib.suppress(httpx.TransportError):
-            workers = self.http.get("/v1/status").json()["workers"]
-            return {worker["pid"]: worker for worker in workers if worker["state"] == "ready"}
-        return {}
+        own = f"--curve-keys={keys}"
+        flags = ["--replicas=2", f"--port={self._port}", f"--join={join}", own, "--spare=0"]
+        self.process = Process("serve", ["deploy", "serve", "--memory-budget=3GiB", *flags], folder, env)
+        self.joined = Process("joined", ["deploy", "worker", f"--endpoint={join}", own], folder, env)
 
     def wait(self, count: int) -> None:
         """Wait until `count` workers are ready."""
-        eventually(lambda: len(self.workers()) == count, within_s=2 * START_S_MAX, what=f"{count} workers")
+        what = f"{count} workers"
+        eventually(lambda: len(self.workers("ready")) == count, within_s=2 * START_S_MAX, what=what)
 
-    def stop(self) -> None:
-        self.http.close()
-        for process in (self.serve, self.joined):
-            process.stop()
+    def close(self) -> None:
+        super().close()
+        self.joined.stop()
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path)
-    try:
+    with contextlib.closing(Served(tmp_path)) as served:
         yield served
-    finally:
-        served.stop()
 
 
 @pytest.mark.timeout(1800)
@@ -69,16 +56,16 @@ def test_conversation_finds_its_prefix_and_streams_survive_two_of_three_workers(
     questions = [f"Count from {number} to 90." for number in range(STREAMS)]
     calm = [ask(served.url, question, stream=False, **GREEDY) for question in questions]
     wait_for(calm, 600)
-    assert all(worker["dispatched"] for worker in served.workers().values()), "each had some requests"
+    assert all(worker["dispatched"] for worker in served.status()["workers"]), "each had some requests"
     streams = [ask(served.url, question, **GREEDY) for question in questions]
     wait_until_flowing(streams)
-    replica = next(pid for pid in served.workers() if pid != served.joined.pid)
+    replica = next(pid for pid in served.workers("ready") if pid != served.joined.pid)
     os.kill(replica, signal.SIGKILL)
     served.joined.kill()
     wait_for(streams, 600)
     assert [stream.texts for stream in streams] == [answer.texts for answer in calm]
     served.wait(2)
-    assert served.joined.pid not in served.workers(), "this supervisor does not restart remote workers"
+    assert served.joined.pid not in served.workers("ready"), "this supervisor does not restart remote workers"
 
 
 def go_on_beside_others(served: Served) -> None:
