@@ -52,14 +52,16 @@ def bomb() -> bytes:
     return png(10_000, 10_000, [(b"IDAT", zlib.compress(bytes(10_000 * (1 + 10_000 // 8))))])
 
 
-def png(width: int, height: int, chunks: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return a black-and-white PNG of a header, `chunks` and an end chunk."""
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+def png(
+    width: int, height: int, chunks: Sequence[tuple[bytes, bytes]], depth: int = 1, colour: int = 0
+) -> bytes:
+    """Return a PNG of a header, `chunks` and an end chunk; black and white by default."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     told = [(b"IHDR", header), *chunks, (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in told)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, data) for kind, data in told)
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import base64
 import functools
-import io
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from PIL import Image
-
 from broker.dialects.calls import as_text
 from broker.dialects.parameters import derived_seed
 from tests.faults.streams import Call, Client, scripted
-from tests.images import data_url
+from tests.images import data_url, picture
 from tests.models.drawings import COLOURS, SHAPES, drawn, file_of
 from tests.scripted_worker.eyes import DIGITS
 from tests.scripted_worker.text import CALL_CLOSING, CALL_NAME, CALL_OPENING, CALL_TOKENS, WORDS_BEFORE_CALLS
@@ -94,9 +91,7 @@ def _drawn_images(dice: random.Random, count: int) -> list[str]:
 @functools.cache
 def image_url(number: int) -> str:
     """Return one of 256 images as a `data:` URL."""
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), (number, 0, 0)).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return data_url(picture(f"rgb({number}, 0, 0)", (8, 8)))
 
 
 def seen_in(url: str) -> str:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.images import bomb, data_url, picture, png_header
+from tests.images import bomb, chunk, data_url, picture, png, png_header
 
 MARK = "INJECTED"
 """Begins every forged line and header; no line of a log may begin with it."""
@@ -78,12 +78,7 @@ def rgb_png(width: int, height: int) -> bytes:
     """Return a valid black PNG of three bytes a pixel, of about a thousandth of that in the file."""
     packer, row = zlib.compressobj(6), bytes(1 + 3 * width)
     rows = b"".join([*(packer.compress(row) for _ in range(height)), packer.flush()])
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", rows) + _chunk(b"IEND", b"")
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return png(width, height, [(b"IDAT", rows)], depth=8, colour=2)
 
 
 def image_part(url: str) -> dict[str, Any]:
@@ -106,9 +101,9 @@ def image_bombs(dice: random.Random) -> Mapping[str, str]:
         "no width": png_header(0, 100),
         "no pixels": png_header(64, 64),
         "another chunk's length": whole[:8] + b"\xff\xff\xff\xff" + whole[12:],
-        "a compressed text of 64 MiB": whole[:33] + _chunk(b"zTXt", b"x\x00\x00" + text) + whole[33:],
-        "a colour profile of 64 MiB": whole[:33] + _chunk(b"iCCP", b"x\x00\x00" + text) + whole[33:],
-        "100,000 empty chunks": whole[:33] + _chunk(b"tEXt", b"a\x00b") * 100_000 + whole[33:],
+        "a compressed text of 64 MiB": whole[:33] + chunk(b"zTXt", b"x\x00\x00" + text) + whole[33:],
+        "a colour profile of 64 MiB": whole[:33] + chunk(b"iCCP", b"x\x00\x00" + text) + whole[33:],
+        "100,000 empty chunks": whole[:33] + chunk(b"tEXt", b"a\x00b") * 100_000 + whole[33:],
         "a JPEG of 65,500²": _jpeg_of(jpeg, 65_500),
         "a BMP of 2³¹": bmp[:18] + struct.pack("<ii", 2**31 - 1, 2**31 - 1) + bmp[26:],
         "a negative BMP": bmp[:18] + struct.pack("<ii", -1, -(2**31)) + bmp[26:],

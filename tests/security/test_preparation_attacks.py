@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from PIL import Image
 
+from tests.images import data_url
+from tests.security import payloads
 from tests.system import NO_TLS, System, chat_body, eventually, running_system
 
 CALM_S, HI_S_MAX, REFUSAL_S_MAX = 0.1, 2.0, 10.0
@@ -114,18 +113,13 @@ def test_prompts_of_megabytes_hold_no_one_up_and_are_refused_or_dropped(system: 
 
 @cache
 def large_image() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (SIDE, SIDE)).save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return payloads.rgb_png(SIDE, SIDE)
 
 
 def images(count: int) -> bytes:
     """Return a chat request with large images, whose files all differ."""
-    parts: list[dict[str, Any]] = [{"type": "text", "text": "Compare."}]
-    for number in range(count):
-        url = "data:image/png;base64," + b64encode(large_image() + bytes([number])).decode()
-        parts.append({"type": "image_url", "image_url": {"url": url}})
-    return json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 1}).encode()
+    urls = [data_url(large_image() + bytes([number])) for number in range(count)]
+    return json.dumps(payloads.image_chat(*urls)).encode()
 
 
 def test_large_images_hold_no_one_up_and_are_decoded_one_at_a_time(system: System) -> None:
