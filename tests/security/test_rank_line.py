@@ -46,6 +46,18 @@ def met(endpoint: str, keys: tuple[Curve, Curve] | None) -> Iterator[tuple[Leade
         leader.close()
 
 
+@contextlib.contextmanager
+def watched(leader: LeaderLine, follower: FollowerLine) -> Iterator[queue.SimpleQueue[str]]:
+    """Let the ranks meet, and yield the reasons for which the leader's monitor would end the set."""
+    assert follower.send(rpc.RankUp(1, "mac-1"), WAIT_S)
+    assert leader.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    watch = PeerMonitor(leader.monitor, leader.connections, reasons.put)
+    watch.start()
+    yield reasons
+    watch.close()
+
+
 @pytest.mark.parametrize("transport", ["ipc", "tcp"])
 def test_strangers_beside_ranks_end_nobody_and_are_told_nothing(transport: str, tmp_path: Path) -> None:
     """Also on `ipc`, to which only processes of the same user can connect."""
@@ -53,31 +65,21 @@ def test_strangers_beside_ranks_end_nobody_and_are_told_nothing(transport: str, 
     with met(endpoint, Curve.new_pair()) as (leader, follower):
         disturb(endpoint)
         assert knock(endpoint) == []
-        assert follower.send(rpc.RankUp(1, "mac-1"), WAIT_S)
-        assert leader.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
-        reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-        watch = PeerMonitor(leader.monitor, leader.connections, reasons.put)
-        watch.start()
-        with connected(endpoint):
-            disturb(endpoint)
-            leader.call(rpc.RunStep({"a": [1]}))
-            assert knock(endpoint) == []
-        with pytest.raises(queue.Empty):
-            reasons.get(timeout=QUIET_S)
-        assert leader.receive(QUIET_S) is None
-        assert follower.receive(WAIT_S) == rpc.RunStep({"a": [1]})
-        watch.close()
+        with watched(leader, follower) as reasons:
+            with connected(endpoint):
+                disturb(endpoint)
+                leader.call(rpc.RunStep({"a": [1]}))
+                assert knock(endpoint) == []
+            with pytest.raises(queue.Empty):
+                reasons.get(timeout=QUIET_S)
+            assert leader.receive(QUIET_S) is None
+            assert follower.receive(WAIT_S) == rpc.RunStep({"a": [1]})
 
 
 def test_a_second_process_of_the_same_user_does_not_take_the_place_of_a_rank(tmp_path: Path) -> None:
     """Without keys, as for ranks that `mlx.launch` starts on one machine."""
     endpoint = f"ipc://{tmp_path}/line"
-    with met(endpoint, None) as (leader, follower):
-        assert follower.send(rpc.RankUp(1, "mac-1"), WAIT_S)
-        assert leader.receive(WAIT_S) == rpc.RankUp(1, "mac-1")
-        reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-        watch = PeerMonitor(leader.monitor, leader.connections, reasons.put)
-        watch.start()
+    with met(endpoint, None) as (leader, follower), watched(leader, follower) as reasons:
         caller = threading.Timer(0.1, leader.call, [rpc.Reset()])
         caller.start()
         assert knock(endpoint) == []
@@ -85,7 +87,6 @@ def test_a_second_process_of_the_same_user_does_not_take_the_place_of_a_rank(tmp
         assert follower.receive(WAIT_S) == rpc.Reset()
         assert leader.receive(QUIET_S) is None
         assert reasons.empty()
-        watch.close()
 
 
 def _listeners(processes: list[psutil.Process]) -> Iterator[str]:

@@ -62,19 +62,11 @@ def scripted(jobs: Sequence[Job]) -> list[Job]:
     ]
 
 
-@pytest.fixture
-def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Environment whose runtime folder is in the test's folder."""
-    (tmp_path / "run").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    return {"XDG_RUNTIME_DIR": str(tmp_path / "run")}
-
-
 @contextlib.contextmanager
-def installing(tmp_path: Path, environ: dict[str, str], *flags: str) -> Iterator[Installed]:
+def installing(folder: Path, *flags: str) -> Iterator[Installed]:
     """Install the service, wait until it is ready, and remove it afterwards."""
-    port = free_port()
-    agents, home = Agents(), tmp_path / "home"
+    port, environ = free_port(), {"XDG_RUNTIME_DIR": str(folder)}
+    agents, home = Agents(), folder / "home"
     manager = Launchd(home, environ, os.getuid(), agents)
     jobs = scripted(read_jobs(["--port", str(port), *flags], environ))
     with contextlib.closing(agents), httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
@@ -90,8 +82,9 @@ def killed(system: Installed) -> None:
     system.wait_for_another(worker)
 
 
-def test_killed_job_comes_back_and_the_other_stays(tmp_path: Path, environ: dict[str, str]) -> None:
-    with installing(tmp_path, environ, "--spare=0") as system:
+@pytest.mark.usefixtures("runtime_folder")
+def test_killed_job_comes_back_and_the_other_stays(tmp_path: Path) -> None:
+    with installing(tmp_path, "--spare=0") as system:
         gateway, worker = system.agent("gateway"), system.agent("worker")
         first = gateway.pid
         assert system.worker_pid() == worker.pid
