@@ -31,11 +31,7 @@ COLORS = 128
 """Colors of a picture: enough for the page, and the file stays small."""
 SEEN_S = 75.0
 WORDS = ["steam", "signal", "wagon", "tender", "boiler", "rails", "whistle", "lamp", "water", "bridge"]
-TALK = (
-    "Hello",
-    "My name is Brynhild, and I live in Reykjavik.",
-    "Repeat: the slow train is late",
-)
+TALK = ("Hello", "My name is Brynhild, and I live in Reykjavik.", "Repeat: the slow train is late")
 LATE = "What is my name?"
 
 

@@ -121,11 +121,7 @@ def _is_rank(process: psutil.Process, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def served_set(
-    folder: Path,
-    *flags: str,
-    mode: str = "tensor",
-    python: str | None = None,
-    falls: bool = False,
+    folder: Path, *flags: str, mode: str = "tensor", python: str | None = None, falls: bool = False
 ) -> Iterator[Set]:
     """Run a ready server, and end it with all its processes at exit."""
     served = Set(folder, *flags, mode=mode, python=python, falls=falls)

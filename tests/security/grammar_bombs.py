@@ -70,10 +70,7 @@ def _schemas() -> Iterator[tuple[str, object]]:
     yield "a reference to itself", {"$ref": "#"}
     yield (
         "references in a circle",
-        {
-            "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
-            "$ref": "#/$defs/a",
-        },
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     )
     yield "a reference elsewhere", {"$ref": "http://127.0.0.1/secret.json"}
     yield "a billion items", {"type": "array", "items": {"type": "string"}, "minItems": 10**9}
@@ -86,10 +83,7 @@ def _schemas() -> Iterator[tuple[str, object]]:
     yield "an intersection", {"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(1, 40)]}
     yield (
         "names by pattern",
-        {
-            "type": "object",
-            "patternProperties": {f"^.*{n}.*$": {"type": "string"} for n in range(64)},
-        },
+        {"type": "object", "patternProperties": {f"^.*{n}.*$": {"type": "string"} for n in range(64)}},
     )
     yield "false", False
     yield "a chain of 9,000 references", _chain(9_000, lambda below: below)

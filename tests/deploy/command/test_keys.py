@@ -63,10 +63,7 @@ def test_file_of_the_settings_is_changed_and_its_plain_lines_stay(file: Path, tm
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
-    [
-        (["revoke", "nobody"], "has no key nobody"),
-        (["revoke", "ann"], "create another one"),
-    ],
+    [(["revoke", "nobody"], "has no key nobody"), (["revoke", "ann"], "create another one")],
 )
 def test_refusals_are_one_line_and_change_nothing(file: Path, words: list[str], complaint: str) -> None:
     keys("create", "ann")

@@ -99,11 +99,7 @@ def test_the_environment_is_printed_for_any_client(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["codex"], "cannot connect to"),
-        (["codex", "--port", "0"], "port: "),
-    ],
+    ("words", "said"), [(["codex"], "cannot connect to"), (["codex", "--port", "0"], "port: ")]
 )
 def test_configuration_error_exits_with_78_and_one_line(words: list[str], said: str) -> None:
     environ = {"ROUNDHOUSE_PORT": str(free_port())}
