@@ -164,6 +164,12 @@ class System:
         self.workers.append(worker)
         return worker
 
+    def start_ready_worker(self, *flags: str, module: str = "tests.scripted_worker") -> Process:
+        """Start a worker, and wait until a model is ready."""
+        worker = self.start_worker(*flags, module=module)
+        self.wait_ready()
+        return worker
+
     def wait_for(self, path: str, within_s: float = START_S_MAX) -> None:
         def answers() -> bool:
             with contextlib.suppress(httpx.TransportError):

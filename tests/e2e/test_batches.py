@@ -28,8 +28,7 @@ WAIT_S = 60.0
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("batches")
     with running_system(folder, ["--batch-dir", str(folder / "batches")]) as system:
-        system.start_worker()
-        system.wait_ready()
+        system.start_ready_worker()
         yield system
 
 

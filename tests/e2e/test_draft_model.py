@@ -30,8 +30,7 @@ def start(system: System, model: str) -> None:
     """Start a worker that speculates in every step, with the model as its own draft model or by its heads."""
     folder = str(model_folder(model))
     drafting = ["--speculation", "auto"] if model == HEADS else ["--draft-model", folder]
-    system.start_worker("--model", folder, *drafting, "--prefix-cache-disk", "0", module="tests.eager")
-    system.wait_ready()
+    system.start_ready_worker("--model", folder, *drafting, "--prefix-cache-disk", "0", module="tests.eager")
 
 
 def body_of(number: int, **fields: Any) -> dict[str, Any]:
@@ -92,8 +91,7 @@ FLAGS = ["--draft-model", str(MODEL_PATH), "--prefix-cache-disk", "0"]
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("pocket")) as system:
-        system.start_worker(*FLAGS, module="worker")
-        system.wait_ready()
+        system.start_ready_worker(*FLAGS, module="worker")
         yield system
 
 

@@ -57,8 +57,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, host: Images) -> Iterator[S
     }
     flags = ["--allow-media-hosts", ALLOWED, "--video-frames-max", "3"]
     with running_system(tmp_path_factory.mktemp("images"), flags, network) as system:
-        system.start_worker("--images", "--videos")
-        system.wait_ready()
+        system.start_ready_worker("--images", "--videos")
         yield system
 
 

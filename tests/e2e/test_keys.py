@@ -13,16 +13,7 @@ import httpx
 import pytest
 
 from protocol import sockets
-from tests.system import (
-    NO_TLS,
-    START_S_MAX,
-    System,
-    chat_body,
-    eventually,
-    free_port,
-    running_system,
-    stable,
-)
+from tests.system import NO_TLS, START_S_MAX, System, chat_body, eventually, free_port, running_system, stable
 
 KEY, OTHER = "rh-9f2c4e7a1b", "rh-2"
 GROWTH_BYTES_MAX = 16 * 2**20
@@ -42,8 +33,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("keyed")
     write(folder / "keys", f"{KEY} ann\n{OTHER} bo\n")
     with running_system(folder, ["--api-keys-file", str(folder / "keys"), "--log-level", "debug"]) as system:
-        system.start_worker()
-        system.wait_ready()
+        system.start_ready_worker()
         yield system
 
 
@@ -187,8 +177,7 @@ def test_a_worker_with_the_keys_serves_over_tcp_and_one_without_is_never_heard(t
     with running_system(tmp_path, ["--endpoint", endpoint, "--curve-keys", str(ours)]) as system:
         system.endpoint = endpoint.replace("0.0.0.0", "127.0.0.1")
         stranger = system.start_worker("--name", "stranger", "--curve-keys", str(theirs))
-        system.start_worker("--name", "known", "--curve-keys", str(ours))
-        system.wait_ready()
+        system.start_ready_worker("--name", "known", "--curve-keys", str(ours))
         listed = [model["id"] for model in system.http.get("/v1/models").json()["data"]]
         assert listed == ["known"]
         answer = system.http.post("/v1/chat/completions", json=chat_body("hi !tokens=2"))

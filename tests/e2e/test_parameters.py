@@ -42,8 +42,7 @@ def flags(folders: dict[str, Path]) -> list[str]:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory, flags: list[str]) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("parameters")) as system:
-        system.start_worker(*flags, module="worker")
-        system.wait_ready()
+        system.start_ready_worker(*flags, module="worker")
         yield system
 
 
@@ -223,8 +222,7 @@ def test_an_adapter_comes_survives_its_worker_and_goes(
     assert command(system, "rm", "first") == (0, f"{MODEL}:first is removed\n")
     system.workers[0].kill()
     system.workers[0].wait()
-    successor = system.start_worker(*flags, module="worker")
-    system.wait_ready()
+    successor = system.start_ready_worker(*flags, module="worker")
     late = ["late", "second"]
     assert ask_all(system, late) == {name: expected[name] for name in late}
     # The successor has loaded it from its own settings, and was told to remove it.

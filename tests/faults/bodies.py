@@ -233,8 +233,7 @@ def run(system: System, seed: int, count: int, first: int = 0) -> Outcome:
 def check(folder: Path, given: argparse.Namespace) -> list[str]:
     """Run the requests in a new system."""
     with running_system(folder, GATEWAY_FLAGS) as system:
-        system.start_worker(*WORKER_FLAGS)
-        system.wait_ready()
+        system.start_ready_worker(*WORKER_FLAGS)
         outcome = run(system, given.seed, given.count, given.first)
     print(f"{given.count} requests, {outcome.beside} undisturbed streams")
     print(", ".join(f"{times} {status}" for status, times in outcome.statuses.most_common()))

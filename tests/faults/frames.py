@@ -58,8 +58,7 @@ def at_gateway(folder: Path, frames: int, seed: int) -> Outcome:
     """Send `frames` messages to a gateway, which serves real clients with a real worker meanwhile."""
     outcome, over = Outcome(), threading.Event()
     with running_system(folder, GATEWAY_FLAGS) as system, zmq.Context[zmq.Socket[bytes]]() as context:
-        system.start_worker("--name", "real")
-        system.wait_ready()
+        system.start_ready_worker("--name", "real")
         health = Health([system.gateway, *system.workers])
         with Neighbour(system.url, "real") as neighbour, ThreadPoolExecutor(VICTIMS) as pool:
             victims = [pool.submit(ask_on, system.url, over) for _ in range(VICTIMS)]

@@ -137,8 +137,7 @@ async def run(system: System, seconds: float, times: float, seed: int) -> tuple[
 
 def start(system: System) -> None:
     """Start the worker under test."""
-    system.start_worker("--step-ms", str(STEP_MS), "--max-running", str(ROWS))
-    system.wait_ready()
+    system.start_ready_worker("--step-ms", str(STEP_MS), "--max-running", str(ROWS))
 
 
 def complaints(calm: Outcome, beyond: Outcome) -> list[str]:

@@ -12,8 +12,7 @@ COUNT = 400
 
 def test_whatever_is_sent_the_answer_is_orderly_and_nobody_else_notices(tmp_path: Path) -> None:
     with running_system(tmp_path, bodies.GATEWAY_FLAGS) as system:
-        system.start_worker(*bodies.WORKER_FLAGS)
-        system.wait_ready()
+        system.start_ready_worker(*bodies.WORKER_FLAGS)
         outcome = bodies.run(system, seed=20, count=COUNT)
         assert outcome.wrong == []
         assert outcome.beside

@@ -26,8 +26,7 @@ async def leave_to_another(system: System, text: str) -> None:
 
 def test_a_row_is_another_s_once_its_client_has_gone(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        system.start_worker("--step-ms", "20", "--max-running", "1")
-        system.wait_ready()
+        system.start_ready_worker("--step-ms", "20", "--max-running", "1")
         for text in ("!tokens=5000", "go " * 8000 + "!prefill=100 !tokens=5"):
             # If its row were not freed, each request would occupy it longer than the timeout.
             on_uvloop(leave_to_another(system, text))

@@ -78,8 +78,7 @@ def test_a_worker_killed_while_it_encodes_an_image_or_answers_costs_nobody_an_an
 
 def test_a_stopped_worker_is_replaced_or_goes_on_and_says_nothing_twice_when_it_wakes(tmp_path: Path) -> None:
     with running_system(tmp_path, ["--silent-after", "1"]) as system:
-        stopped = system.start_worker(*STEP)
-        system.wait_ready()
+        stopped = system.start_ready_worker(*STEP)
         for replaced in (False, True):
             clients, said = ask_many(system.url, 4, 2 * TOKENS), len(system.gateway.log())
             wait_until_flowing(clients[::2])
@@ -92,8 +91,7 @@ def test_a_stopped_worker_is_replaced_or_goes_on_and_says_nothing_twice_when_it_
             refused = system.http.post("/v1/chat/completions", json=chat_body("hi"))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "worker_unavailable")
             if replaced:
-                system.start_worker(*STEP)
-                system.wait_ready()
+                system.start_ready_worker(*STEP)
             stopped.kill(signal.SIGCONT)
             wait_for(clients, 60)
             assert_undisturbed(clients, 2 * TOKENS)
@@ -102,8 +100,7 @@ def test_a_stopped_worker_is_replaced_or_goes_on_and_says_nothing_twice_when_it_
 
 def test_requests_fail_when_no_worker_returns_within_the_failover_timeout(tmp_path: Path) -> None:
     with running_system(tmp_path, ["--failover-timeout", "1", "--keepalive", "0.2"]) as system:
-        worker = system.start_worker(*STEP)
-        system.wait_ready()
+        worker = system.start_ready_worker(*STEP)
         clients = [ask(system.url, "!tokens=1000", stream=stream) for stream in (True, False)]
         streamed, whole = clients
         wait_until_taken(system.url, clients)

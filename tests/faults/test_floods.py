@@ -54,8 +54,7 @@ def prompt(number: int) -> str:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("floods")) as system:
-        system.start_worker(*STEP)
-        system.wait_ready()
+        system.start_ready_worker(*STEP)
         yield system
 
 

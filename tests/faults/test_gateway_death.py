@@ -51,8 +51,7 @@ def steps_once_idle(system: System) -> int:
 
 def test_request_of_a_killed_gateway_goes_on_without_a_token_computed_twice(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        system.start_worker("--step-ms", "20")
-        system.wait_ready()
+        system.start_ready_worker("--step-ms", "20")
         steps: list[int] = []
         for is_killed in (False, True):
             client = RetryingClient(system.url, "chat", PROMPT, str(is_killed), stream=True)

@@ -41,8 +41,7 @@ def test_responses_in_the_background_go_on_with_their_media_and_event_numbers(tm
     media = [{"type": "input_text", "text": PROMPT}, {"type": "input_image", "image_url": image_url(1)}]
     inputs = [PROMPT, [{"role": "user", "content": media}], PROMPT]
     with running_system(tmp_path) as system:
-        worker = system.start_worker(*STEP, "--max-running", "2")
-        system.wait_ready()
+        worker = system.start_ready_worker(*STEP, "--max-running", "2")
         undisturbed = [begin(system, input=input) for input in inputs]
         texts = [text_of(ended(system, id)) for id in undisturbed]
         assert texts[0] == texts[2] == scripted(PROMPT, TOKENS)

@@ -93,8 +93,7 @@ def test_a_reload_tells_of_other_content_and_of_a_name_that_nobody_serves_any_mo
 
 def test_a_worker_that_is_told_to_stop_ends_its_requests_and_takes_no_others(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        worker = system.start_worker(*STEP.split())
-        system.wait_ready()
+        worker = system.start_ready_worker(*STEP.split())
         clients = ask_all(system.url, 4, SHORT)
         worker.kill(signal.SIGTERM)
         eventually(lambda: system.http.get("/ready").status_code == 503, within_s=10, what="not ready")
@@ -110,8 +109,7 @@ def test_a_worker_that_is_told_to_stop_ends_its_requests_and_takes_no_others(tmp
 
 def test_requests_beyond_the_drain_timeout_or_a_second_signal_resume_elsewhere(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        worker = system.start_worker(*STEP.split(), "--drain-timeout", "0.3")
-        system.wait_ready()
+        worker = system.start_ready_worker(*STEP.split(), "--drain-timeout", "0.3")
         for again in (False, True):
             clients, ready = ask_all(system.url, 4, TOKENS), system.gateway.log().count("is ready:")
             other = system.start_worker(*STEP.split(), "--drain-timeout", "3600")

@@ -135,8 +135,7 @@ def test_a_hang_or_an_error_of_the_gpu_hands_neighbours_over_and_costs_its_own_r
 ) -> None:
     flags = "--step-ms", "20", "--stall-timeout", "1"
     with running_system(tmp_path) as system:
-        worker = system.start_worker(*flags)
-        system.wait_ready()
+        worker = system.start_ready_worker(*flags)
         streams = open_streams(system.url)
         fatal = ask(system.url, text)
         for _ in range(3):  # it is retried twice
@@ -151,8 +150,7 @@ def test_a_hang_or_an_error_of_the_gpu_hands_neighbours_over_and_costs_its_own_r
 
 def test_a_failing_request_takes_no_neighbour_with_it(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
-        system.start_worker("--step-ms", "20")
-        system.wait_ready()
+        system.start_ready_worker("--step-ms", "20")
         streams = open_streams(system.url)
         for words in ("!oom", "!bad", "!what=3"):
             assert system.http.post("/v1/chat/completions", json=chat_body(words)).status_code in (400, 500)

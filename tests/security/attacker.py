@@ -282,6 +282,5 @@ def attacked(folder: Path) -> Iterator[tuple[System, Images]]:
         }
         flags = ["--allow-media-hosts", "*", "--media-timeout", "2"]
         with running_system(folder, flags, network) as system:
-            system.start_worker(module="worker")
-            system.wait_ready()
+            system.start_ready_worker(module="worker")
             yield system, images

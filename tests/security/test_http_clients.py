@@ -28,8 +28,7 @@ STEP_MS = 10
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     flags = ["--max-connections", str(CONNECTIONS_MAX)]
     with running_system(tmp_path_factory.mktemp("clients"), flags) as made:
-        made.start_worker("--step-ms", str(STEP_MS), "--max-running", str(ROWS))
-        made.wait_ready()
+        made.start_ready_worker("--step-ms", str(STEP_MS), "--max-running", str(ROWS))
         yield made
 
 

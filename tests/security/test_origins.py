@@ -333,8 +333,7 @@ def test_a_body_without_a_type_is_not_json_and_no_body_needs_none() -> None:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("open"), ["--inspect"]) as system:
-        system.start_worker()
-        system.wait_ready()
+        system.start_ready_worker()
         yield system
 
 
@@ -342,8 +341,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 def configured(tmp_path: Path) -> Iterator[System]:
     flags = ["--cors-origin", PAGE, "--allowed-host", "*.corp.example", "--inspect"]
     with running_system(tmp_path, flags) as system:
-        system.start_worker()
-        system.wait_ready()
+        system.start_ready_worker()
         yield system
 
 

@@ -57,8 +57,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def start_worker(system: System) -> None:
-    system.start_worker("--model", str(model_folder("dense")), module="worker")
-    system.wait_ready()
+    system.start_ready_worker("--model", str(model_folder("dense")), module="worker")
 
 
 def test_a_key_finds_its_own_prefixes_and_never_those_of_another_owner(tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ ATTACK_S_MAX = 300.0
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("preparation")) as system:
-        system.start_worker(module="worker")
-        system.wait_ready()
+        system.start_ready_worker(module="worker")
         yield system
 
 

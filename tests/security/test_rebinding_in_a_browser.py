@@ -39,8 +39,7 @@ def elsewhere() -> Iterator[Images]:
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     with running_system(tmp_path_factory.mktemp("open"), ["--inspect"]) as system:
-        system.start_worker()
-        system.wait_ready()
+        system.start_ready_worker()
         yield system
 
 

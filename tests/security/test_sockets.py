@@ -169,8 +169,7 @@ def test_servers_of_one_port_on_two_addresses_share_nothing_and_keep_their_names
 def test_a_worker_starts_with_fewer_open_files_than_upstream_sets(tmp_path: Path) -> None:
     with running_system(tmp_path) as system:
         flags = "--model", str(model_folder("dense"))
-        worker = system.start_worker(*flags, module="tests.security.limited_worker")
-        system.wait_ready()
+        worker = system.start_ready_worker(*flags, module="tests.security.limited_worker")
         assert worker.stats.rlimit(psutil.RLIMIT_NOFILE) == (LIMIT, LIMIT)
 
 
