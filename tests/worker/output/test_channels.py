@@ -101,7 +101,7 @@ def kind(name: str) -> Kind:
 
 
 def said(output_processor: OutputProcessor, tokens: Sequence[int]) -> list[OutputDelta]:
-    return [*map(output_processor.push, tokens), output_processor.flush()]
+    return [*map(output_processor.push, tokens), output_processor.flush(has_ended=True)]
 
 
 def joined(growths: Iterable[OutputDelta]) -> tuple[str, str]:
@@ -165,6 +165,14 @@ def test_streamed_channels_are_those_of_the_whole_text(answer: tuple[str, str, l
     it = kind(name)
     growths = said(it.open(state), tokens)
     assert joined(growths) == by_splitting(it, it.whole(tokens), state)
+
+
+def test_a_marker_of_several_tokens_that_is_cut_is_no_text() -> None:
+    it = kind("several")
+    tokens = [48, 84, 283, 78, 1988, 487]  # Quito<|channel>th
+    assert joined(said(it.open(CONTENT), tokens)) == ("", "Quitoth")
+    cut = it.open(CONTENT)
+    assert joined([*map(cut.push, tokens), cut.flush()]) == ("", "Quito")
 
 
 @given(name=names, parts=st.lists(texts, min_size=1, max_size=5), plain=st.booleans(), state=st.booleans())
