@@ -28,7 +28,7 @@ from tests.security.limited_worker import LIMIT
 from tests.system import NO_TLS, Process, eventually, running_system
 
 ELSEWHERE = "::1" if sys.platform == "darwin" else "127.0.0.2"
-READY_S_MAX = 300.0
+READY_S_MAX = 200.0
 GONE_S_MAX = 60.0
 CLOSED = "exec {python} -m deploy serve {flags} <&- >&- 2>&-"
 
@@ -125,7 +125,7 @@ def test_killed_or_stopped_server_leaves_nothing(numbers: Sequence[int], served:
 
 
 @pytest.mark.timeout(300)
-def test_servers_of_one_port_on_two_addresses_share_nothing_and_keep_their_names(served: Served) -> None:
+def test_two_addresses_of_a_port(served: Served) -> None:
     current, other = served.folder / "current", served.folder / "other"
     current.symlink_to(served.model)
     shutil.copytree(served.model, other)
