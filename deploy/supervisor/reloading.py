@@ -52,8 +52,8 @@ class Reloads:
         """The model that replaces the next child's; None: the same model."""
         self._before = self._after = children[0]
         """The program of the child whose turn it is, if its reload fails and if it succeeds."""
-        self._identity = ""
-        """`ReadyWorker.identity` of its process before the reload; empty: unknown."""
+        self._replaced: ReadyWorker | None = None
+        """Its process before the reload; None: unknown."""
         self._to_come: list[str] = []
         self._texts: list[str] = []
 
@@ -93,7 +93,7 @@ class Reloads:
     def ask(self, name: str, *, runs: bool, beside: bool, worker: ReadyWorker | None = None) -> ReloadAsked:
         """Return the event for the child whose turn it is. `name`: its current one of its two names.
         `worker`: its process, if it is ready."""
-        self._identity = worker.identity if worker is not None else ""
+        self._replaced = worker
         self._before, self._after = self.programs[name], self.successor(name)
         self.programs[other_name(name)] = self._after
         if not (runs and beside):
@@ -109,8 +109,10 @@ class Reloads:
 
     def is_other(self, worker: ReadyWorker | None) -> bool:
         """Return whether a worker has other content than the process that is replaced."""
-        known = worker is not None and bool(worker.identity and self._identity)
-        return worker is not None and known and worker.identity != self._identity
+        if worker is None or self._replaced is None:
+            return False
+        old, new = self._replaced.identity, worker.identity
+        return bool(old and new) and old != new
 
     def checked(self, done: bool, text: str, workers: Mapping[int, ReadyWorker], pid: int | None) -> Reloaded:
         """Return the result of one child's reload, as `workers` confirm it. `pid`: of its new process; None:
@@ -118,7 +120,9 @@ class Reloads:
         model = self._after.model
         if not done or model is None or pid is None or not workers:
             return Reloaded(done, text)
-        if all(worker.model != model.name for worker in workers.values()):
+        # The gateway may not have seen the old process end yet.
+        going = None if self._replaced is None else self._replaced.pid
+        if all(worker.model != model.name for of, worker in workers.items() if of != going):
             served = f"it serves {workers[pid].model}" if pid in workers else "it has gone again"
             return Reloaded(False, f"{text}, but {model.name} is not served: {served}")
         if self.swap_for is None and self.is_other(workers.get(pid)):
