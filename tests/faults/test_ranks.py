@@ -19,7 +19,7 @@ from tests.faults.streams import ask, wait_for, wait_until_flowing
 from tests.system import NO_TLS, stable
 
 STREAMS = 3
-LONG = ANSWER | {"max_tokens": 400}
+LONG = ANSWER | {"max_tokens": 1200}
 """Long enough for a rank to be hit before the answer ends."""
 SHORT = ANSWER | {"max_tokens": 50}
 
