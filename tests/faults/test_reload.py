@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+from functools import partial
 from pathlib import Path
 
 from deploy.supervisor import control
@@ -30,6 +31,10 @@ def resumed_by(served: Served) -> int:
     return int(served.status()["gateway"]["failover"].get("resumed", 0))
 
 
+def is_gone(served: Served, old: list[int]) -> bool:
+    return not {*old} & {*served.workers("ready")}
+
+
 def test_consecutive_reloads_cost_clients_nothing_drained_or_handed_over(tmp_path: Path) -> None:
     with serving(tmp_path, STEP) as served:
         served.set_worker(f"{STEP} --drain-timeout 0")
@@ -40,7 +45,7 @@ def test_consecutive_reloads_cost_clients_nothing_drained_or_handed_over(tmp_pat
             wait_until_flowing([late])
             done, text = served.reload()
             assert done, text
-            assert not {*old} & {*served.workers("ready")}
+            eventually(partial(is_gone, served, old), within_s=10, what="the old one is gone")
             wait_for([late, *clients], 60)
             assert late.texts == [scripted("!tokens=15", 15)]
             assert_undisturbed(clients, tokens)
