@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from deploy.command.endpoint import Config, Host, Port, Url, endpoint
-from protocol.model_folder import expand_user
 
 PROGRAM = "roundhouse adapters"
 WAIT_S_MAX = 150.0
@@ -41,6 +40,8 @@ def add(
     config: Config = None,
 ) -> None:
     """Load an adapter. Running requests are not interrupted."""
+    from protocol.model_folder import expand_user
+
     body = {"name": name, "folder": str(expand_user(folder).absolute())} | ({"model": model} if model else {})
     with _server(url, host, port, config) as ask:
         added = ask("POST", "/v1/adapters", json=body)

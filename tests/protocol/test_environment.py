@@ -46,7 +46,16 @@ def test_a_client_that_cannot_be_made_names_the_variable(
         (["serve", "--model", BYTES], {}, r"'/tmp/caf\udce9' is not UTF-8"),
         (["serve", "--host", "unix:/tmp/x.sock"], {}, "'unix:/tmp/x.sock' is neither an IP address nor"),
         (["serve"], {"XDG_RUNTIME_DIR": "/nowhere/at/all"}, "unset XDG_RUNTIME_DIR"),
-        (["serve"], {"PYTHONPATH": "{tmp}"}, "PYTHONPATH hides the package 'worker' of Roundhouse by {tmp}"),
+        (
+            ["serve"],
+            {"PYTHONPATH": "{tmp}:{here}"},
+            "PYTHONPATH hides the package 'worker' of Roundhouse by {tmp}",
+        ),
+        (
+            ["serve"],
+            {"PYTHONPATH": "{tmp}/own:{here}"},
+            "hides the package 'protocol' of Roundhouse by {tmp}/own",
+        ),
     ],
 )
 def test_a_command_names_what_breaks_it_in_one_line(
@@ -54,8 +63,12 @@ def test_a_command_names_what_breaks_it_in_one_line(
 ) -> None:
     (tmp_path / "worker").mkdir()
     (tmp_path / "worker" / "__init__.py").touch()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "protocol.py").touch()
     here = str(Path(__file__).parents[2])
-    given = {name: value.replace("{tmp}", f"{tmp_path}:{here}") for name, value in variables.items()}
+    given = {
+        key: text.replace("{tmp}", str(tmp_path)).replace("{here}", here) for key, text in variables.items()
+    }
     command = [sys.executable, "-P", "-m", "deploy", *words]
     environ = os.environ | {"PYTHONPATH": here} | given
     ended = subprocess.run(command, env=environ, capture_output=True, encoding="utf-8", timeout=60)
