@@ -15,8 +15,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 _LINEAR = (nn.Linear, nn.QuantizedLinear)
-_HEADS = ("lm_head", "output", "embed_out", "linear", "ff_out")
-"""Upstream's names of heads with weights of their own; the others are the embedding's `as_linear`."""
+_HEADS = ("lm_head", "embed_out")
+"""Upstream's names that only heads with weights of their own have; most others are the embedding's
+`as_linear`. One of another name makes the logits of all positions."""
 
 
 class OutputHead:
