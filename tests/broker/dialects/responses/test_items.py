@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.dialects import chat, chat_body
@@ -71,6 +71,29 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Done."}]},
     message("assistant", "A and B."), message("user", "Thanks"),
 ]  # fmt: skip
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+turns = st.lists(st.tuples(texts, texts, texts, st.lists(texts, max_size=2)), min_size=1, max_size=4)
+
+
+@settings(max_examples=50)
+@given(turns)
+def test_any_conversation_is_the_same_as_in_a_chat(spoken: list[tuple[str, str, str, list[str]]]) -> None:
+    items: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
+    for asked, thought, said, results in spoken:
+        items.append(message("user", asked))
+        items.append({"type": "reasoning", "summary": [], "encrypted_content": seal(thought)})
+        items.append({"type": "message", **message("assistant", said)})
+        calls = [{"id": f"c{n}", "function": {"name": "f", "arguments": "{}"}} for n in range(len(results))]
+        messages += [message("user", asked), message("assistant", said, reasoning=thought, tool_calls=calls)]
+        for n, result in enumerate(results):
+            items.append({"type": "function_call", "call_id": f"c{n}", "name": "f", "arguments": "{}"})
+            messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": result})
+        for n, result in enumerate(results):
+            items.append({"type": "function_call_output", "call_id": f"c{n}", "output": result})
+    assert by_responses(items) == by_chat(messages)
 
 
 def test_a_conversation_with_tools_is_the_same_as_in_a_chat() -> None:
