@@ -44,7 +44,7 @@ def test_a_worker_says_who_it_is_how_it_loads_and_that_it_is_ready(gateway: Gate
     while not said or not isinstance(said[-1], Ready):
         said.append(gateway.next())
     loading = [message.done for message in said if isinstance(message, Loading)]
-    # Behind the initial state every report that was not said before it, however far the load was at the handshake.
+    # Behind the initial state comes every later report, however far the load was at the handshake.
     assert loading[1:] == list(range(11_000 - 1000 * len(loading), 10_000, 1000))
     ready = said[-1]
     assert isinstance(ready, Ready)
