@@ -1,4 +1,4 @@
-"""Error texts for people: suggestions for misspelt names, system errors, unknown flags."""
+"""Error texts for people: misspelt and removed names, system errors, unknown flags."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ _ALIKE_MIN = 0.7
 
 _OTHERS = "other settings are environment variables or keys of the file (docs/operating.md)"
 
+REMOVED = {"max_kv_size": "--kv-bits takes less memory for each token of a request"}
+"""Settings of earlier versions, each with what to use instead."""
+
 _REFUSALS = {
     errno.ENOENT: "no such file or folder",
     errno.EACCES: "permission denied: check its permissions and those of its parent folders",
@@ -26,6 +29,13 @@ def closest_match(name: str, known: Iterable[str]) -> str:
     """Return a suggestion (“; did you mean …?”) to append to an unknown name, or an empty string."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=_ALIKE_MIN)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def setting_hint(name: str, known: Iterable[str]) -> str:
+    """Return a hint to append to the name or flag of an unknown setting: what replaces a removed one, or
+    which one may be meant."""
+    instead = REMOVED.get(name.removeprefix("--").replace("-", "_"))
+    return f"; it was removed: {instead}" if instead else closest_match(name, known)
 
 
 def describe_os_error(error: Exception) -> str:
@@ -55,7 +65,7 @@ def unknown_flags(
             yield f"{flag}: not a flag of this command; {_way_in(others[flag], elsewhere)}"
             continue
         # Among all settings: a misspelt one of another process may also look like one of ours.
-        hint = closest_match(flag, [*own, *others])
+        hint = setting_hint(flag, [*own, *others])
         meant = hint.removeprefix("; did you mean ").removesuffix("?")
         if meant in others:
             hint = f"; did you mean the setting {others[meant]}? If so, {_way_in(others[meant], elsewhere)}"

@@ -248,8 +248,7 @@ class Ready(Message, frozen=True):
     requests that another model began under its name. `token_bytes_max`: the most bytes of text, apart from
     white space, that one token can stand for; 0: unknown. `exactness`: whether its batched passes give the
     results of one row; None: not measured. `adapters`: those that it has. `kv_quantization`: how its KV
-    caches are quantized, `max_kv_size`: tokens of a request that they keep at most, both of which change its
-    output; None: they are exact, and keep all."""
+    caches are quantized, which changes its output; None: they are exact."""
 
     model: Name
     context_length: Count
@@ -267,7 +266,6 @@ class Ready(Message, frozen=True):
     exactness: Exactness | None = None
     adapters: list[AdapterInfo] = []
     kv_quantization: KVCacheQuantization | None = None
-    max_kv_size: Count | None = None
 
 
 class Heartbeat(Message, frozen=True):

@@ -35,7 +35,7 @@ import msgspec
 from msgspec import Meta
 
 from protocol.environment import faults
-from protocol.error_text import closest_match, describe_os_error, unknown_flags
+from protocol.error_text import REMOVED, closest_match, describe_os_error, setting_hint, unknown_flags
 from protocol.text_files import EncodingError, read_text
 
 EXIT_CONFIGURATION = 78
@@ -172,7 +172,8 @@ def read(
         raise SettingsError("\n".join(unknown_flags(unknown, fields, elsewhere or {}, program)))
     flags = vars(given)
     config = flags.pop("config", None) or environ.get(_ENV + "CONFIG")
-    errors: list[str] = []
+    removed = [_ENV + name.upper() for name in REMOVED if _ENV + name.upper() in environ]
+    errors = [f"{name}: {setting_hint(name.removeprefix(_ENV).lower(), ())[2:]}" for name in removed]
     values: dict[str, _Given] = {}
     if config:
         values |= _from_file(Path(config), section, kind, errors)
@@ -229,7 +230,7 @@ def unknown_keys(
     """Return an error line for each unknown key of a section."""
     known = kind.__struct_encode_fields__
     return [
-        f"{path}: unknown key {key} in [{section}]{closest_match(key, known)}"
+        f"{path}: unknown key {key} in [{section}]{setting_hint(key, known)}"
         for key in table
         if key not in known
     ]

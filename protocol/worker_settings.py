@@ -171,13 +171,6 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     quantized_kv_start: Annotated[
         int, Meta(ge=0, description="length in tokens from which a request's KV cache is quantized")
     ] = 5000
-    max_kv_size: Annotated[
-        Annotated[int, Meta(ge=8)] | None,
-        Meta(
-            description="tokens that each layer's KV cache keeps of a request: the first four and the last"
-            " ones, so answers change (default: all)",
-        ),
-    ] = None
     sparse_prefill: Annotated[
         Share | None,
         Meta(

@@ -20,7 +20,6 @@ from protocol.worker_settings import WorkerSettings
 from worker import command_buffers, file_limit, kernel_folder, spare
 from worker.config import of_set
 from worker.contract.engine import InsufficientMemoryError, Loader, ModelError
-from worker.contract.kv_cap import kv_cap_of
 from worker.contract.kv_quantization import kv_quantization_of
 from worker.preload import preload_openblas
 from worker.ranks import rank_info
@@ -102,7 +101,6 @@ def _run_alone(configured: WorkerSettings, timer: StartupTimer) -> int:
         measurement="exact" if configured.exact else "load",
         adapters=[pair for word in configured.adapters if (pair := split_setting(word)) is not None],
         kv_quantization=kv_quantization_of(configured),
-        kv_cap=kv_cap_of(configured),
         experts_memory=configured.experts_memory,
         probe_cache_folder=_probe_cache_folder(),
         timer=timer,
@@ -122,9 +120,6 @@ def _run_rank(configured: WorkerSettings, here: rank_info.RankInfo | None, timer
     faulthandler.cancel_dump_traceback_later()  # the rendezvous has a timeout of its own, which may be longer
     if configured.adapters:
         settings.exit_with("worker", "adapters: a model of several ranks serves none: leave --adapter out.")
-    if configured.max_kv_size is not None:
-        message = "max_kv_size: a model of several ranks has no capped caches: leave --max-kv-size out."
-        settings.exit_with("worker", message)
     backend = backend_of(configured, here)
     if here is not None and here.rank:
         from worker.ranks import follower

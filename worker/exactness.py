@@ -15,7 +15,6 @@ from protocol.types import ContextFit, ModelReport
 from protocol.worker_settings import WorkerSettings
 from worker import file_limit, kernel_folder
 from worker.contract.engine import EmbeddingModel, InsufficientMemoryError, Model, ModelError
-from worker.contract.kv_cap import kv_cap_of
 from worker.contract.kv_quantization import kv_quantization_of
 from worker.preload import preload_openblas
 
@@ -62,7 +61,6 @@ def _load(configured: WorkerSettings) -> Model | EmbeddingModel:
         parsers=NamedParsers(configured.tool_call_parser, configured.reasoning_parser),
         measurement="table",
         kv_quantization=kv_quantization_of(configured),
-        kv_cap=kv_cap_of(configured),
         experts_memory=configured.experts_memory,
     )
     return loader.load(lambda done, total: None)

@@ -143,8 +143,6 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
             model["unread"] = unread
         if (kv := known.last.kv_quantization) is not None:
             model["kv_cache"] = {"bits": kv.bits, "group_size": kv.group_size, "quantized_from": kv.start}
-        if known.last.max_kv_size is not None:
-            model["kv_cache"] = {"max_size": known.last.max_kv_size}
     model["state"] = catalogue.state(name)
     if catalogue.is_pinned(name):
         model["pinned"] = True

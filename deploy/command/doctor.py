@@ -34,7 +34,6 @@ def doctor(
     kv_bits: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
     kv_group_size: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
     quantized_kv_start: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
-    max_kv_size: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
 ) -> None:
     """Check this machine, and report problems with advice. Exits with status 1 if something will not work."""
     import os
@@ -71,7 +70,6 @@ def doctor(
             "kv_bits": kv_bits,
             "kv_group_size": kv_group_size,
             "quantized_kv_start": quantized_kv_start,
-            "max_kv_size": max_kv_size,
         }
         is_wrong |= _measure(model, kv, console)
     raise typer.Exit(is_wrong)

@@ -28,7 +28,7 @@ from msgspec.structs import fields, replace
 from deploy.serving.settings import GATEWAY, ServeSettings, document
 from deploy.supervisor.child import ServedModel, plans
 from deploy.supervisor.memory import EXPERTS_MEMORY, all_weight_bytes
-from protocol.error_text import closest_match
+from protocol.error_text import setting_hint
 from protocol.hosts import Backend, HostsError, problem_with
 from protocol.hosts import read as read_hosts
 from protocol.model_folder import POCKET, expand_user, folder_of, name_of
@@ -114,7 +114,7 @@ def _wrong_in(table: Mapping[str, object]) -> dict[str, str]:
     known = WorkerSettings.__struct_encode_fields__
     unknown = [key for key in table if key not in _OWN and key not in known]
     judged = {key: _why_not(key, value) for key, value in table.items() if key not in unknown}
-    names = {key: f"unknown key{closest_match(key, [*_OWN, *known])}" for key in unknown}
+    names = {key: f"unknown key{setting_hint(key, [*_OWN, *known])}" for key in unknown}
     return names | {key: why for key, why in judged.items() if why is not None}
 
 

@@ -98,7 +98,6 @@ WORKER_FLAGS = (
     "kv_bits",
     "kv_group_size",
     "quantized_kv_start",
-    "max_kv_size",
     "drain_timeout_s",
     "curve_keys",
     "log_format",
@@ -130,7 +129,7 @@ GROUPS = {
         "unload_after",
     ),
     "Adapters": ("adapters", "adapter_memory"),
-    "Quantized and capped KV caches": ("kv_bits", "kv_group_size", "quantized_kv_start", "max_kv_size"),
+    "Quantized KV caches": ("kv_bits", "kv_group_size", "quantized_kv_start"),
     "Prefix cache": (
         "prefix_cache_ram",
         "prefix_cache_disk",

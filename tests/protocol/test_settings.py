@@ -19,6 +19,8 @@ from protocol.settings import EXIT_CONFIGURATION, SettingsError, Size
 from protocol.worker_settings import WorkerSettings
 from tests.scripted_worker.config import FakeSettings
 
+REMOVED = "it was removed: --kv-bits takes less memory for each token of a request"
+
 
 class Trains(Struct, frozen=True, kw_only=True):
     """Settings with one field of every type that processes use."""
@@ -156,12 +158,17 @@ def test_everything_wrong_is_said_at_once_with_its_source(toml: Path) -> None:
     [
         ("[gateway]\ncar = 1", "unknown key car in [gateway]; did you mean cars?"),
         ("[gateway]\ncaboose = 1", "unknown key caboose in [gateway]"),
+        ("[gateway]\nmax_kv_size = 9", f"unknown key max_kv_size in [gateway]; {REMOVED}"),
         ("[model.a]", "unknown section [model]; did you mean models?"),
     ],
 )
 def test_an_unknown_name_is_told_with_the_one_that_may_be_meant(text: str, said: str, toml: Path) -> None:
     toml.write_text(text)
     assert errors("--config", str(toml)) == [f"{toml}: {said}"]
+
+
+def test_a_variable_of_a_removed_setting_is_refused_with_what_to_use_instead() -> None:
+    assert errors(env={"ROUNDHOUSE_MAX_KV_SIZE": "9"}) == [f"ROUNDHOUSE_MAX_KV_SIZE: {REMOVED}"]
 
 
 def test_a_field_without_a_default_is_required_and_rules_across_fields_hold(toml: Path) -> None:

@@ -21,7 +21,7 @@ from protocol.types import Delta
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
-from tests.worker.zoo import kv_of, main, settings_of
+from tests.worker.zoo import main, settings_of
 from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.prefixes.index import PrefixIndex
 from worker.schedule import prefix_sharing
@@ -93,7 +93,6 @@ def converse(model: Model, rng: random.Random, count: int = TURNS, *, drafted: b
         rows_max=rng.randint(1, 5),
         prefill_tokens=rng.choice((16, 64)),
         quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
-        kv_cap=model.info.kv_cap,
     )
     loop = Loop(
         model=model,
@@ -159,7 +158,7 @@ def differences(
     with small_steps():
         rng = random.Random(f"{architecture} {seed} conversations")
         turns = converse(model, rng, count, drafted=drafted)
-    kv = kv_of(model)
+    kv = model.info.kv_quantization
     settings = {} if kv is None else {"settings": settings_of(kv)}
     requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer), **settings} for turn in turns]
     oracle.ask(model_folder(architecture), requests)

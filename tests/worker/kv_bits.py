@@ -16,7 +16,6 @@ from tests.oracle import Oracle
 from tests.worker import conversations
 from tests.worker.zoo import main, play
 from worker.contract.engine import Engine, Model
-from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import grouping
 from worker.engine.engine import BatchEngine
@@ -26,9 +25,9 @@ SWITCHES = ((0, 2048), (0, 32), (30, 32), (50, 16))
 
 
 def prefill(
-    engine: Engine, row: str, tokens: Sequence[int], kv: KVQuantization | KVCap, chunk: int, done: int = 0
+    engine: Engine, row: str, tokens: Sequence[int], kv: KVQuantization, chunk: int, done: int = 0
 ) -> None:
-    """Run a prompt in chunks, but for its last token, and quantize or cap it at its switch."""
+    """Run a prompt in chunks, but for its last token, and quantize it at its switch."""
     switch = kv.switch(len(tokens))
     while done < len(tokens) - 1:
         end = min(done + chunk, len(tokens) - 1, switch if done < switch else len(tokens))

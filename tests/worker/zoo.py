@@ -39,7 +39,6 @@ from worker.contract.engine import (
     SamplingParams,
     StepOutput,
 )
-from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.preload import preload_openblas
 
@@ -104,12 +103,7 @@ class StoredRow:
             for at in range(cut.complete_from, last)
         }
         stops = [len(self.tokens)] if shape.has_states else range(1, len(self.tokens) + 1)
-        sinks = shape.sinks
-        return [
-            at
-            for at in stops
-            if whole.issuperset({*range(min(sinks, at)), *range(max(0, at - shape.window), at)})
-        ]
+        return [at for at in stops if whole.issuperset(range(max(0, at - shape.window), at))]
 
     def pieces(self, until: int) -> list[CacheSegment]:
         runs = zip(self.runs, self.cuts, strict=True)
@@ -137,11 +131,11 @@ class Life:
         whole: bool = False,
         expected: Mapping[str, Sequence[int]] | None = None,
         abreast: bool = False,
-        kv_quantization: KVQuantization | KVCap | None = None,
+        kv_quantization: KVQuantization | None = None,
     ) -> None:
         """`whole`: prompts are run in one chunk and share no prefix. `expected`: each row's answer, of which
         drafts are made; None: no drafts. `abreast`: prompts at one position mostly prefill in lock step.
-        `kv_quantization`: how the engine quantizes or caps rows."""
+        `kv_quantization`: how the engine quantizes rows."""
         self._engine, self._rng, self._whole = engine, rng, whole
         self._is_abreast = abreast
         self._kv_quantization = kv_quantization
@@ -426,7 +420,6 @@ def load(
     *,
     use_mtp: bool = False,
     kv_quantization: KVQuantization | None = None,
-    kv_cap: KVCap | None = None,
 ) -> Model:
     """Load an architecture's tiny model by the worker's own loader, with that of `draft` as its draft
     model. It is probed once for all tests of a run."""
@@ -437,7 +430,6 @@ def load(
         draft_model=str(model_folder(draft)) if draft else None,
         use_mtp=use_mtp,
         kv_quantization=kv_quantization,
-        kv_cap=kv_cap,
         probe_cache_folder=Process.cache,
     )
     model = loader.load(lambda done, total: None)
@@ -494,7 +486,7 @@ def play(
     rng = random.Random(f"{architecture} {seed}")
     jobs = draw_jobs(rng, rows)
     greedy = [job for job in jobs if _is_greedy(job)]
-    kv = kv_of(model)
+    kv = model.info.kv_quantization
     requests = [_question(job) | ({"settings": settings_of(kv)} if kv else {}) for job in greedy]
     oracle.ask(model_folder(architecture), requests)
     expected = _alone(model, jobs, rng) if drafted else None
@@ -517,21 +509,14 @@ def play(
 
 def _alone(model: Model, jobs: Sequence[Job], rng: random.Random) -> dict[str, Sequence[int]]:
     """Return each row's answer alone."""
-    kv = kv_of(model)
+    kv = model.info.kv_quantization
     return {
         job.name: Life(model.engine, [job], rng, kv_quantization=kv).play(calm=True)[job.name] for job in jobs
     }
 
 
-def kv_of(model: Model) -> KVQuantization | KVCap | None:
-    """Return how a model's KV caches are quantized or capped; None: they are not."""
-    return model.info.kv_quantization or model.info.kv_cap
-
-
-def settings_of(kv: KVQuantization | KVCap) -> dict[str, int]:
+def settings_of(kv: KVQuantization) -> dict[str, int]:
     """Return upstream's arguments of `stream_generate`."""
-    if isinstance(kv, KVCap):
-        return {"max_kv_size": kv.max_size, "prefill_step_size": kv.step}
     return {
         "kv_bits": kv.bits,
         "kv_group_size": kv.group_size,

@@ -17,7 +17,6 @@ from worker.contract.adapters import AdapterSet
 from worker.contract.drafts import NO_DRAFTS, DraftProposer, ImportanceScorer
 from worker.contract.guides import ForcedTokens, Grammar
 from worker.contract.images import ArrayBytes, ImageInput
-from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import KVQuantization
 from worker.contract.preparation import NEVER, CancelToken
 from worker.contract.texts import Encoder, TextsPreparer
@@ -261,11 +260,10 @@ class CacheSegment:
 class CacheSpec:
     """Requirements for resuming a row at a position. `window`: number of positions before it that
     sliding-window layers need; 0: there are no such layers. `has_states`: needs a state snapshot exactly
-    there. `sinks`: number of first positions that capped layers need besides."""
+    there."""
 
     window: int = 0
     has_states: bool = False
-    sinks: int = 0
 
 
 class Engine(Protocol):
@@ -367,8 +365,7 @@ class Engine(Protocol):
 
     def quantize_cache(self, row: str) -> None:
         """Quantize the KV cache of a row, started or not, with the tokens that it holds now. Later tokens are
-        quantized as they are written. Of a quantized row, nothing changes. If the caches are capped, later
-        tokens attend as those of an answer instead."""
+        quantized as they are written. Of a quantized row, nothing changes."""
 
     def drop(self, row: str) -> None:
         """Drop a row in any state. Unknown rows are no error."""
@@ -392,8 +389,7 @@ class ModelInfo:
     equal identities can continue each other's output. `plan`: backend and sharding, if several processes run
     the model. `token_bytes_max`: the most bytes of text, apart from white space, that one token can stand
     for; 0: unknown. `exactness`: whether batched passes give the results of one row; None: not measured.
-    `kv_quantization`: how the KV caches of its rows are quantized, `kv_cap`: how they are capped; None: they
-    are not."""
+    `kv_quantization`: how the KV caches of its rows are quantized; None: they are exact."""
 
     name: str
     context_length: int
@@ -407,7 +403,6 @@ class ModelInfo:
     token_bytes_max: int = 0
     exactness: Exactness | None = None
     kv_quantization: KVQuantization | None = None
-    kv_cap: KVCap | None = None
 
 
 @dataclass(frozen=True, slots=True)

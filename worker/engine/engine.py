@@ -41,7 +41,6 @@ from worker.engine.adapters import Adapters
 from worker.engine.caches import grouping, snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
-from worker.engine.caches.capped import begin_decoding, columns_max
 from worker.engine.caches.cost import row_cost, slack_columns
 from worker.engine.caches.quantized import fresh_caches, quantized
 from worker.engine.draft_model import DraftModelProposer
@@ -100,9 +99,7 @@ class BatchEngine:
         self.is_batchable, self._can_pad = self.capabilities.together, self.capabilities.padded
         self.shape = snapshots.shape_of(self._fresh()) if self.capabilities.restorable else None
         self.drafter = drafter
-        self._columns_max = columns_max(self._fresh())
-        is_exact = kv_quantization is None and self._columns_max is None
-        self.can_skip_tokens = self.capabilities.sparse and is_exact
+        self.can_skip_tokens = self.capabilities.sparse and kv_quantization is None
         self.importance_scorer: ImportanceScorer | None = (
             drafter if isinstance(drafter, DraftModelProposer) and drafter.can_score_tokens else None
         )
@@ -186,7 +183,6 @@ class BatchEngine:
     ) -> StepOutput:
         prompt = self._prefill.row(row)
         del self._prefill.rows[row]
-        begin_decoding(prompt.caches)
         member = BatchRow(
             row,
             len(tokens),
@@ -251,9 +247,6 @@ class BatchEngine:
 
     def quantize_cache(self, row: str) -> None:
         holder = self._members.get(row) or self._prefill.row(row)
-        if self._columns_max is not None:
-            begin_decoding(holder.caches)
-            return
         assert self._kv_quantization is not None, "rows are quantized only if the model is loaded so"
         if holder.is_quantized:
             return
@@ -393,15 +386,15 @@ class BatchEngine:
     def _placed(self, groups: list[DecodeBatch], joining: list[BatchRow]) -> list[_Joining]:
         """Return each group with the rows that join it. Groups are added, or formed anew when they take too
         much memory."""
-        lengths = [[self._columns(member) for member in group.living] for group in groups]
+        lengths = [[member.columns for member in group.living] for group in groups]
         coming: list[list[BatchRow]] = [[] for _ in groups]
         for member in sorted(joining, key=lambda member: -member.columns):
-            place = grouping.place(lengths, self._columns(member), self._slack, self._rows_max)
+            place = grouping.place(lengths, member.columns, self._slack, self._rows_max)
             if place == len(lengths):
                 groups.append(self._new_group())
                 lengths.append([])
                 coming.append([])
-            lengths[place].append(self._columns(member))
+            lengths[place].append(member.columns)
             coming[place].append(member)
         if grouping.is_fine(lengths, self._slack, self._rows_max):
             return list(zip(groups, coming, strict=True))
@@ -409,12 +402,9 @@ class BatchEngine:
             member for group in groups for member in group.detach(partial(self._fresh_of, group.is_quantized))
         )
         everybody = [*joining, *detached]
-        columns = [self._columns(member) for member in everybody]
+        columns = [member.columns for member in everybody]
         parts = grouping.partition(columns, self._slack, rows_max=self._rows_max)
         return [(self._new_group(), [everybody[row] for row in part]) for part in parts]
-
-    def _columns(self, member: BatchRow) -> int:
-        return min(member.columns, self._columns_max or member.columns)
 
     def _advance(self, tokens: int) -> None:
         # Clearing too often costs later steps their warm buffers; never clearing keeps those of outgrown

@@ -34,9 +34,8 @@ def fingerprint(config: Path, weights: Iterable[Path], versions: Mapping[str, st
 
 def lossy(facts: ModelInfo) -> dict[str, str]:
     """Return the settings that change what a model answers and what its caches contain; empty: none."""
-    kv, cap = facts.kv_quantization, facts.kv_cap
-    settings = {} if kv is None else {"kv": f"{kv.bits} {kv.group_size} {kv.start} {kv.step}"}
-    return settings if cap is None else settings | {"cap": f"{cap.max_size} {cap.sinks} {cap.step}"}
+    kv = facts.kv_quantization
+    return {} if kv is None else {"kv": f"{kv.bits} {kv.group_size} {kv.start} {kv.step}"}
 
 
 def _places(size: int) -> list[int]:

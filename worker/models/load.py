@@ -31,7 +31,6 @@ from worker.contract.engine import (
     ModelInfo,
     Progress,
 )
-from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import KVQuantization
 from worker.models.config import ModelConfig, read_config, reads, require_known
 from worker.models.device import MemoryFit, prepare_device
@@ -83,7 +82,6 @@ class ModelLoader:
         measurement: Measurement = "load",
         adapters: Sequence[tuple[str, Path]] = (),
         kv_quantization: KVQuantization | None = None,
-        kv_cap: KVCap | None = None,
         experts_memory: int | None = None,
         probe_cache_folder: Path | None = None,
         timer: StartupTimer | None = None,
@@ -93,7 +91,7 @@ class ModelLoader:
         formats of its output, if named. `stands_in`: it replaces another model, so its plan gets a name.
         `draft_model`: folder or id of a draft model. `use_mtp`: without one, use the model's own MTP layers,
         if any. `measurement`: what to measure of the exactness of batched passes.
-        `adapters`: names and folders. `kv_quantization`, `kv_cap`: how its KV caches are quantized or capped.
+        `adapters`: names and folders. `kv_quantization`: how its KV caches are quantized; None: not.
         `experts_memory`: bytes of experts in memory; the others are read from disk when needed.
         `memory_limit_bytes`: replaces the machine's memory; `memory_headroom`: share of it to keep free.
         `memory_budget`: the process's most bytes. `cache_share`: share of the caches' memory that they may
@@ -112,7 +110,6 @@ class ModelLoader:
         self._measurement = measurement
         self._adapters = adapters
         self._kv_quantization = kv_quantization
-        self._kv_cap = kv_cap
         self._experts_memory = experts_memory
         self._experts: ExpertPlan | None = None
         self._expert_status: Callable[[], ExpertStatus] | None = None
@@ -191,8 +188,8 @@ class ModelLoader:
                 return self._generating(folder, config, progress), ""
             if self._adapters:
                 raise ModelError("it generates no text, so it serves no adapters: leave --adapter out.")
-            if flag := self._kv_flag:
-                raise ModelError(f"it generates no text, so it has no KV caches: leave {flag} out.")
+            if self._kv_quantization:
+                raise ModelError("it generates no text, so it has no KV caches: leave --kv-bits out.")
             if self._draft:
                 raise ModelError(
                     "it generates no text, so it cannot use a draft model: leave --draft-model out."
@@ -210,8 +207,8 @@ class ModelLoader:
         from worker.models.tokenizers import Tokenizers
 
         self._timer.lap("imports")
-        if flag := self._kv_flag:
-            self._require_plain_text(config, flag)
+        if self._kv_quantization:
+            self._require_plain_text(config)
         tokenizers = Tokenizers(folder, config, TOKENIZERS + bool(self._draft), self._parsers)
         drafter = self._drafter(folder, tokenizers)
         if config.kind == "vision" and not self._text_only:
@@ -225,25 +222,15 @@ class ModelLoader:
             log.warning("%s: its images are not served, only text: %s", self.name, reason)
         return self._reading(folder, config, tokenizers, drafter, progress)
 
-    @property
-    def _kv_flag(self) -> str:
-        """The flag that changes what KV caches keep; empty: none."""
-        return "--kv-bits" if self._kv_quantization else "--max-kv-size" if self._kv_cap else ""
-
-    def _require_plain_text(self, config: ModelConfig, flag: str) -> None:
-        """Raise `ModelError` for a model of mlx-vlm's, which quantizes and caps other layers elsewhere, and
-        if passes must be measured: those over quantized or capped caches are not."""
-        if self._kv_quantization and self._kv_cap:
-            raise ModelError(
-                "--max-kv-size cannot be combined with --kv-bits, because mlx-lm cannot quantize capped"
-                " caches: leave one of them out."
-            )
+    def _require_plain_text(self, config: ModelConfig) -> None:
+        """Raise `ModelError` for a model of mlx-vlm's, which quantizes other layers elsewhere, and if passes
+        must be measured: those over quantized caches are not."""
         if self._measurement == "exact":
-            raise ModelError(f"--exact cannot be combined with {flag}: leave one of them out.")
+            raise ModelError("--exact cannot be combined with --kv-bits: leave one of them out.")
         if not reads(config):
-            raise ModelError(f"only mlx-vlm implements it, and its KV caches stay exact: leave {flag} out.")
+            raise ModelError("only mlx-vlm implements it, and its KV caches stay exact: leave --kv-bits out.")
         if config.kind == "vision" and not self._text_only:
-            raise ModelError(f"{flag} is for text only: leave it out, or add --text-only.")
+            raise ModelError("--kv-bits is for text only: leave it out, or add --text-only.")
 
     def _drafter(self, folder: Path, tokenizers: Tokenizers) -> DraftProposer | None:
         config = self._draft.config if self._draft else None
@@ -369,29 +356,21 @@ class ModelLoader:
         """Build the model around a loaded network, probe it and warm it up. `open_network`: how it was
         loaded."""
         from worker.engine.caches.capability_probe import probe_capabilities
-        from worker.engine.caches.capped import cap_caches
         from worker.models.probes.cache import ProbeCache, key_of
-        from worker.models.probes.kv_cap import capped, require_cappable
         from worker.models.probes.kv_quantization import require_quantizable
         from worker.models.probes.network import stage_for
         from worker.models.text import build_text_model
 
         timer, cache = self._timer, ProbeCache(self._probe_cache_folder)
-        kv, cap = self._kv_quantization, self._kv_cap
+        kv = self._kv_quantization
         if kv is not None:
             require_quantizable(network, kv, self.name)
-        if cap is not None:
-            require_cappable(network, cap, self.name)
         key = key_of(folder, weight_files(folder, self.name), network)
-        kind = f"-kv{kv.bits}-{kv.group_size}" if kv else "-capped" if cap else ""
+        kind = f"-kv{kv.bits}-{kv.group_size}" if kv else ""
         capabilities = cache.capabilities(
             key + kind,
-            lambda: probe_capabilities(
-                replace(capped(stage_for(folder, network, opened), cap), kv_quantization=kv)
-            ),
+            lambda: probe_capabilities(replace(stage_for(folder, network, opened), kv_quantization=kv)),
         )
-        if cap is not None:
-            cap_caches(network, cap)
         timer.lap("trial")
         if not capabilities.cut and not reads(config):
             raise ModelError(_UNCUT)
@@ -410,7 +389,6 @@ class ModelLoader:
             capabilities=capabilities,
             tokenizers=tokenizers,
             kv_quantization=kv,
-            kv_cap=cap,
         )
         timer.lap("tokenizer")
         warm_up(model.engine, rows=2)

@@ -22,7 +22,6 @@ from worker.contract.engine import (
     Preparer,
     SamplingParams,
 )
-from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches.capability_probe import BatchCapabilities
 from worker.engine.engine import BatchEngine
@@ -60,12 +59,11 @@ def build_text_model(
     tokenizers: Tokenizers | None = None,
     agree: Agree | None = None,
     kv_quantization: KVQuantization | None = None,
-    kv_cap: KVCap | None = None,
 ) -> Model:
     """Build the model. `network`: called as `network(tokens, cache=…)`, a `VisionNetwork` if there is an
     `image_preprocessor`. `drafter`: draft proposer. `capabilities`: probe result, if known. `tokenizers`:
-    already opened ones. `agree`: see `Sampler`. `kv_quantization`: how rows are quantized, `kv_cap`:
-    how the network's caches are capped, if they are. Raises `ModelError` without a tokenizer."""
+    already opened ones. `agree`: see `Sampler`. `kv_quantization`: how rows are quantized, if
+    they are. Raises `ModelError` without a tokenizer."""
     tokenizers = tokenizers or Tokenizers(folder, config)
     tokenizer = _first(tokenizers, name, folder)
     defaults, size, grammar_cache = _defaults(folder), config.vocabulary or len(tokenizer), GrammarCache()
@@ -98,7 +96,6 @@ def build_text_model(
         batched=engine.is_batchable,
         token_bytes_max=token_bytes_max(tokenizer._tokenizer),
         kv_quantization=kv_quantization,
-        kv_cap=kv_cap,
     )
     adapters = ServedAdapters(engine.adapters)
     return Model(facts, engine, open_preparer, processors.open, adapters)

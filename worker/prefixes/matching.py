@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -54,7 +53,7 @@ def longest(
     end = path[-1].end if path else 0
     if ram_only:
         end = next((part.block.first for part in path if part.block.payload is None), end)
-    gaps = _gaps(path, shape)
+    gaps = _gaps(path, shape.window)
     end = _settle(end, gaps)
     if not shape.has_states:
         return end, None
@@ -91,22 +90,16 @@ def why_not_longer(
     return f"diverged_at_{known}"
 
 
-def _gaps(path: Iterable[BlockPart], shape: CacheSpec) -> list[tuple[int, float]]:
-    """Return the intervals (exclusive) in which sliding-window layers cannot be restored: behind missing
-    columns, and for good behind missing sinks."""
+def _gaps(path: Iterable[BlockPart], window: int) -> list[tuple[int, int]]:
+    """Return the intervals (exclusive) in which sliding-window layers cannot be restored."""
     return [
-        (
-            block.first,
-            math.inf
-            if block.first < shape.sinks
-            else min(block.window_from, block.first + tokens) + shape.window,
-        )
+        (block.first, min(block.window_from, block.first + tokens) + window)
         for block, tokens in path
-        if shape.window and block.window_from > block.first
+        if window and block.window_from > block.first
     ]
 
 
-def _settle(position: int, gaps: Sequence[tuple[int, float]]) -> int:
+def _settle(position: int, gaps: Sequence[tuple[int, int]]) -> int:
     """Return the last position up to `position` that lies in no gap."""
     for begin, end in reversed(gaps):
         if begin < position < end:

@@ -9,7 +9,6 @@ from enum import StrEnum
 from protocol.types import PrefixReuse
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
-from worker.contract.kv_cap import KVCap
 from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.prefixes.matching import Match
 from worker.schedule.prefill_cost import PrefillWork
@@ -47,9 +46,8 @@ class Row:
     skipped, those in `left_out` once they are chosen. `burst`: see `BurstGate`. `overtook`: it went
     before a long prompt of an earlier burst, and so decodes without waiting for it. `sampled_early`: tokens
     sampled with the end of its prompt, 0 or 1. `switch`: the length at
-    which its KV cache is quantized, or from which on its capped cache is that of an answer; `is_quantized`:
-    it is. `shared_upto`: what lies behind is not stored for others, and nothing stored is restored there (see
-    `contract.kv_quantization` and `contract.kv_cap`).
+    which its KV cache is quantized; `is_quantized`: it is. `shared_upto`: what lies behind is not stored for
+    others, and nothing stored is restored there (see `contract.kv_quantization`).
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
     while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
@@ -145,13 +143,12 @@ class Row:
 
 def row_of(
     request: EngineRequest,
-    settings: KVQuantization | KVCap | None,
+    settings: KVQuantization | None,
     images: tuple[ImageInput, ...],
     *,
     sparse: bool,
 ) -> Row:
-    """Return a request as a row, without its place in the queue. `settings`: how KV caches are quantized or
-    capped."""
+    """Return a request as a row, without its place in the queue. `settings`: how KV caches are quantized."""
     tokens = request.tokens + request.resume  # the same tuple if nothing was answered
     asks = request.echo and request.sampling.logprobs is not None
     prompt_tokens = len(request.tokens)

@@ -25,7 +25,6 @@ from protocol.errors import too_long
 from protocol.types import ImageStatus
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
-from worker.contract.kv_cap import KVCap
 from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
 from worker.schedule.batching_window import GATHERED_S_MAX, BurstGate
@@ -45,8 +44,7 @@ _SETTLING_STEPS = 2
 class SchedulerConfig:
     """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
     images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
-    to adapters. `quantized`: how KV caches are quantized, `kv_cap`: how they are capped; None: they are
-    not. `gathered_s`: see `BurstGate`."""
+    to adapters. `quantized`: how KV caches are quantized; None: never. `gathered_s`: see `BurstGate`."""
 
     rows_max: int
     prefill_tokens: int = 2048
@@ -58,7 +56,6 @@ class SchedulerConfig:
     image_bytes_max: int | None = None
     aside_bytes: int = 0
     quantized: QuantizedRows | None = None
-    kv_cap: KVCap | None = None
 
 
 class Scheduler:
@@ -150,8 +147,7 @@ class Scheduler:
         if request.id in self._rows:
             raise ValueError(f"row {request.id} exists already")
         kv = self._policy.quantized
-        settings = kv.settings if kv else self._policy.kv_cap
-        row = row_of(request, settings, images_of(request), sparse=sparse)
+        row = row_of(request, kv.settings if kv else None, images_of(request), sparse=sparse)
         if self.reservations.needs_of(row) > self.reservations.bytes_max:
             tokens_max = self.reservations.tokens_max(row.length)
             raise too_long(tokens_max, row.length, request.source, by_memory=True)

@@ -153,10 +153,8 @@ class ModelThread:
     def _make_loop(self, model: Model) -> Loop:
         settings = self._settings
         adapters = list(model.adapters.infos) if model.adapters else []
-        kv, cap = model.info.kv_quantization, model.info.kv_cap
-        if settings.sparse_prefill is not None and (kv or cap):
-            flag = "--kv-bits" if kv else "--max-kv-size"
-            raise ModelError(f"{model.info.name}: --sparse-prefill cannot be combined with {flag}.")
+        if settings.sparse_prefill is not None and model.info.kv_quantization:
+            raise ModelError(f"{model.info.name}: --sparse-prefill cannot be combined with --kv-bits.")
         policy = policy_of(settings, model)
         ready = ready_of(self._incarnation, model.info, policy, stands_in=settings.stands_in)
         if ready.context_length < model.info.context_length:

@@ -37,7 +37,6 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         image_bytes_max=images,
         aside_bytes=max(adapters, settings.adapter_memory),
         quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
-        kv_cap=model.info.kv_cap,
     )
 
 
@@ -92,26 +91,14 @@ def ready_of(
         parameters=facts.parameters,
         capabilities=facts.capabilities,
         cache_bytes_max=None if policy.bytes_max is None else ledger.bytes_max,
-        tokens_max=_tokens_max(facts, policy),
+        tokens_max=ledger.tokens_max(1 + policy.rows_max * facts.context_length),
         identity=facts.identity,
         plan=facts.plan,
         stands_in=stands_in,
         token_bytes_max=facts.token_bytes_max,
         exactness=facts.exactness,
         kv_quantization=None if kv is None else _told(kv),
-        max_kv_size=None if facts.kv_cap is None else facts.kv_cap.max_size,
     )
-
-
-def _tokens_max(facts: ModelInfo, policy: SchedulerConfig) -> int:
-    """Return the tokens that all rows together can have, as those of a single one; but capped rows take what
-    each of them takes."""
-    ledger = reservations_of(policy)
-    found = ledger.tokens_max(1 + policy.rows_max * facts.context_length)
-    if facts.kv_cap is None or policy.bytes_max is None:
-        return found
-    rows = ledger.bytes_max // ledger.needs(facts.kv_cap.max_size)
-    return min(found, rows * context_length(facts, policy)) if rows else found
 
 
 def _told(kv: KVQuantization) -> KVCacheQuantization:

@@ -36,18 +36,15 @@ async def test_models_are_those_that_workers_have_named() -> None:
     assert (await house.get("/v1/models?client_version=0.169.0").end()).json["models"] == []
 
 
-async def test_quantized_and_capped_kv_caches_are_told() -> None:
+async def test_quantized_kv_caches_are_told() -> None:
     house = House()
     house.line.serving("w1", "exact")
     house.line.serving("w2", "lossy")
     settings = KVCacheQuantization(bits=8, group_size=64, start=5000)
     house.line.dispatcher.on_message("w2", replace(ready("w2", "lossy"), kv_quantization=settings))
-    house.line.serving("w3", "short")
-    house.line.dispatcher.on_message("w3", replace(ready("w3", "short"), max_kv_size=4096))
-    exact, lossy, short = (await house.get("/v1/models").end()).json["data"]
+    exact, lossy = (await house.get("/v1/models").end()).json["data"]
     assert "kv_cache" not in exact
     assert lossy["kv_cache"] == {"bits": 8, "group_size": 64, "quantized_from": 5000}
-    assert short["kv_cache"] == {"max_size": 4096}
 
 
 async def test_a_client_of_anthropics_is_shown_models_as_it_knows_them() -> None:

@@ -35,6 +35,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 MISTAKES = [
     (["--prot", "8001"], "--prot: no such flag; did you mean --port?"),
+    (["--max-kv-size", "9"], "--max-kv-size: no such flag; it was removed: --kv-bits takes less memory"),
     (["--body-timeot=5"], "did you mean the setting body_timeout? If so, set ROUNDHOUSE_BODY_TIMEOUT, or"),
     (["8001"], "8001: unexpected argument; see roundhouse serve --help"),
     (["--config", "typo.toml"], "unknown key max_runing in [serve]; did you mean max_running?"),

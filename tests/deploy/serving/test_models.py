@@ -25,6 +25,8 @@ from tests.deploy.weights import weights
 
 pytestmark = pytest.mark.usefixtures("runtime_folder")
 
+REMOVED = "it was removed: --kv-bits takes less memory for each token of a request"
+
 
 def found(named: Sequence[str], file: str | None) -> list[ServedModel]:
     errors: list[str] = []
@@ -77,6 +79,7 @@ def test_a_name_is_valid_and_there_once(tmp_path: Path) -> None:
         ('models = "a"', ["FILE: models must be tables like [models.NAME]"]),
         ("[models]\na = 1", ["[models.a]: must be a table (from FILE)"]),
         ("[models.a]\nalias = 1", ["[models.a] alias: unknown key; did you mean aliases? (from FILE)"]),
+        ("[models.a]\nmax_kv_size = 9", [f"[models.a] max_kv_size: unknown key; {REMOVED} (from FILE)"]),
     ],
 )
 def test_a_table_that_is_none_is_refused_with_its_file(text: str, errors: list[str], tmp_path: Path) -> None:

@@ -94,19 +94,6 @@ def test_salts_never_see_each_other() -> None:
     assert found(index, A, salt="never") == (0, "empty")
 
 
-def test_nothing_behind_missing_sinks_is_restored() -> None:
-    index = PrefixIndex(CacheSpec(window=4, sinks=4))
-    index.add(A, 0, 3, "p", NBYTES)
-    index.add(A, 3, 10, "without the last sink", NBYTES, window_from=5)
-    index.add(A, 10, 40, "p", NBYTES, window_from=20)
-    for limit in (3, 9, 20, 40):
-        assert index.find(A, limit=limit).length == 3
-    others = PrefixIndex(CacheSpec(window=4, sinks=4))
-    others.add(A, 0, 10, "p", NBYTES)
-    others.add(A, 10, 40, "p", NBYTES, window_from=20)
-    assert [others.find(A, limit=limit).length for limit in (10, 12, 24, 40)] == [10, 10, 24, 40]
-
-
 def test_block_that_is_only_on_disk_is_refilled_in_ram() -> None:
     index = PrefixIndex(SLIDING)
     block = index.add(A, 0, 8, "p", NBYTES, window_from=4)

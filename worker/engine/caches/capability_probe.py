@@ -21,7 +21,6 @@ from worker.contract.engine import CacheSegment
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast
-from worker.engine.caches.capped import begin_decoding
 from worker.engine.caches.quantized import fresh_caches
 from worker.engine.caches.rollback_batch import RollbackBatch
 from worker.engine.caches.spans import NO_GAPS, Gaps
@@ -146,8 +145,6 @@ class _Trial:
         """The empty prompt is that of a row whose only token is fed by a decode step."""
         self._rows: list[RowCaches] = [self._fresh() for _ in self._prompts]
         self._read = [self._run(row, prompt) for row, prompt in zip(self._rows, self._prompts, strict=True)]
-        for row in self._rows:
-            begin_decoding(row)
         self._alone = [self._follow(copy.deepcopy(row)) for row in self._rows]
         self._long, self._stop, self._piece = self._prompts[-1], threshold + 2, threshold // 2 + 1
 
@@ -259,7 +256,6 @@ class _Trial:
         return self._model(mx.array([tokens], mx.uint32), cache=row)[0] if tokens else mx.array([])
 
     def _follow(self, row: RowCaches) -> list[mx.array]:
-        begin_decoding(row)
         return [self._run(row, (token,)) for token in _FOLLOWING]
 
     def _decode(

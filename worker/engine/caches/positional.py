@@ -7,15 +7,13 @@ Upstream's batch caches copy every row each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from worker.engine.caches import grouping
-from worker.engine.caches.capped import begin_decoding
-from worker.engine.caches.single import fill, in_time_order, sinks_of
+from worker.engine.caches.single import fill, in_time_order
 from worker.engine.caches.spans import Gaps
 
 Order = Sequence[int]
@@ -77,41 +75,6 @@ class Buffers:
     """Keys and values of a cache; if quantized, three arrays for each with scales and biases."""
 
     _leaves: list[mx.array]
-    _window: int | None
-    _sinks: int
-
-    def _set_window(self, like: Any) -> None:
-        """Take the window of a single row's cache, and the number of its sinks, which have columns of their
-        own before all others."""
-        self._sinks = sinks_of(like)
-        window: int | None = getattr(like, "max_size", None)
-        self._window = window if window is None else window - self._sinks
-
-    def _write_sinks(self, row: int, first: int, leaves: Sequence[mx.array]) -> None:
-        """Write a row's tokens from position `first` on to the columns of sinks, as far as they are some."""
-        count = min(self._sinks - first, leaves[0].shape[2]) if leaves else 0
-        if count > 0:
-            for leaf, tokens in zip(self._leaves, leaves, strict=True):
-                leaf[row : row + 1, :, first : first + count] = tokens[:, :, :count]
-
-    def _sees_sinks(self, asking: mx.array) -> mx.array:
-        """Return which sinks lie before the windows of tokens at positions `asking`, [..., sinks] bool."""
-        assert self._window is not None, "only capped caches have sinks"
-        return mx.arange(self._sinks) <= asking - self._window
-
-    def _extracted(
-        self, columns: Callable[[int, int], list[mx.array]], row: int, length: int, fresh: Any
-    ) -> Any:
-        """Copy a row of `length` tokens into `fresh`, an empty cache of a single row. `columns`: returns its
-        leaves from a position to before another."""
-        sinks = min(self._sinks, length)
-        parts = columns(sinks, length)
-        if sinks:
-            first = [leaf[row : row + 1, :, :sinks] for leaf in self._leaves]
-            parts = [mx.concatenate(list(pair), axis=2) for pair in zip(first, parts, strict=True)]
-        fill(fresh, [mx.contiguous(leaf) for leaf in parts], length)
-        begin_decoding([fresh])
-        return fresh
 
     @property
     def keys(self) -> mx.array:
@@ -161,7 +124,7 @@ class PositionalLayer(Buffers):
     def __init__(self, seats: BatchPositions, like: Any) -> None:
         """`like`: a single row's cache of this layer."""
         self._positions_of_rows = seats
-        self._set_window(like)
+        self._window: int | None = getattr(like, "max_size", None)
         self._quantized = hasattr(like, "bits")
         if self._quantized:
             # Upstream's attention recognizes quantized keys by these.
@@ -195,8 +158,6 @@ class PositionalLayer(Buffers):
         rows, column = len(self._positions_of_rows.lengths), self._place(self._positions_of_rows.column)
         for leaf, token in zip(self._leaves, tokens, strict=True):
             leaf[:rows, :, column : column + 1] = token
-        for row, length in enumerate(self._positions_of_rows.lengths if self._sinks else ()):
-            self._write_sinks(row, length, [token[row : row + 1] for token in tokens])
         self._updated = self._positions_of_rows.column
         return self.keys_and_values()
 
@@ -204,7 +165,7 @@ class PositionalLayer(Buffers):
         """Return the columns that some row attends to, after the step's update: each [rows, heads, columns,
         width]."""
         rows, end = len(self._positions_of_rows.lengths), self._place(self._positions_of_rows.column) + 1
-        start, end = (0, self._sinks + self._columns) if self._is_ring else (end - self._width, end)
+        start, end = (0, self._columns) if self._is_ring else (end - self._width, end)
         seen = [leaf[:rows, :, start:end] for leaf in self._leaves]
         return (tuple(seen[:3]), tuple(seen[3:])) if self._quantized else (seen[0], seen[1])
 
@@ -215,23 +176,16 @@ class PositionalLayer(Buffers):
         all true."""
         if N != 1:
             raise ValueError("a batch takes one token of each row at a time")
-        if self._sinks and window_size is not None:
-            raise ValueError("a capped layer has no other window")
         width = self._columns if self._is_ring else self._width
         sizes = [size for size in (self._window, window_size) if size is not None]
         limits = self._positions_of_rows.seen(sizes)
-        sinks = self._sinks if self._is_ring else 0
-        if min(limits) >= width and min(self._positions_of_rows.lengths) + 1 >= width + sinks:
+        if min(limits) >= width:
             return None
         if self._is_ring:
             ages = (self._positions_of_rows.column - mx.arange(width)) % width
         else:
             ages = mx.arange(width - 1, -1, -1)
-        seen = ages < mx.array(limits, mx.int32)[:, None, None, None]
-        if not sinks:
-            return seen
-        asking = self._positions_of_rows.offset[:, None, None, None]
-        return mx.concatenate([self._sees_sinks(asking), seen], axis=-1)
+        return ages < mx.array(limits, mx.int32)[:, None, None, None]
 
     # --- called by the batch ---
 
@@ -277,7 +231,9 @@ class PositionalLayer(Buffers):
     def extract(self, row: int, fresh: Any) -> Any:
         """Copy a row into `fresh`, an empty cache of a single row; the copy keeps nothing of the batch
         alive."""
-        return self._extracted(partial(self.columns, row), row, self._positions_of_rows.lengths[row], fresh)
+        length = self._positions_of_rows.lengths[row]
+        fill(fresh, [mx.contiguous(leaf) for leaf in self.columns(row, 0, length)], length)
+        return fresh
 
     def columns(self, row: int, first: int, last: int) -> list[mx.array]:
         """Return a row's leaves for its positions `first` to before `last`, as far as they are there. They
@@ -296,8 +252,8 @@ class PositionalLayer(Buffers):
 
     @property
     def _columns(self) -> int:
-        """Number of columns of the buffer, or of the one to be allocated, without those of sinks."""
-        return int(self._leaves[0].shape[2]) - self._sinks if self._leaves else self._columns_needed()
+        """Number of columns of the buffer, or of the one to be allocated."""
+        return int(self._leaves[0].shape[2]) if self._leaves else self._columns_needed()
 
     def _columns_needed(self) -> int:
         columns = grouping.columns_for(self._width)
@@ -318,13 +274,13 @@ class PositionalLayer(Buffers):
         return min(max(self._positions_of_rows.lengths), self._reach) + 1
 
     def _place(self, column: int) -> int:
-        return self._sinks + (column % self._columns if self._is_ring else column - self._base)
+        return column % self._columns if self._is_ring else column - self._base
 
     def _runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """Yield columns `first` to before `last` as runs in the buffer: (column, index, count)."""
         while first < last:
             place = self._place(first)
-            count = min(last - first, self._sinks + self._columns - place)
+            count = min(last - first, self._columns - place)
             yield first, place, count
             first += count
 
@@ -352,7 +308,7 @@ class PositionalLayer(Buffers):
         `like`: arrays with the heads, widths and dtypes of the leaves. `order`: the old row for each place,
         -1 for none; by default every row keeps its place.
         """
-        old, held, sinks = self._leaves, [], []
+        old, held = self._leaves, []
         first = self._positions_of_rows.column - self._width + 1
         if old:
             rows = (
@@ -362,8 +318,7 @@ class PositionalLayer(Buffers):
             )
             first_held = first if self._is_ring else max(first, self._base)
             held = [self._columns_of(leaf, first_held, self._positions_of_rows.column)[rows] for leaf in old]
-            sinks = [leaf[:, :, : self._sinks][rows] for leaf in old] if self._sinks else []
-        columns = self._sinks + self._columns_needed()
+        columns = self._columns_needed()
         count = len(self._positions_of_rows.lengths)
         slots = max(
             int(grouping.SLACK * count),
@@ -373,11 +328,8 @@ class PositionalLayer(Buffers):
         self._base = first
         for place, leaf in enumerate(held):
             self._put(place, slice(leaf.shape[0]), leaf)
-        for place, leaf in enumerate(sinks):
-            self._leaves[place][: leaf.shape[0], :, : self._sinks] = leaf
 
     def _write(self, place: int, leaves: Sequence[mx.array]) -> None:
-        self._write_sinks(place, 0, leaves)
         for index, leaf in enumerate(leaves):
             tokens = leaf.shape[2]
             self._put(index, slice(place, place + 1), leaf[:, :, max(0, tokens - self._reach) :])

@@ -8,14 +8,13 @@ same positions; until then the mask hides them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from worker.engine.caches import grouping
 from worker.engine.caches.positional import Buffers, Order
-from worker.engine.caches.single import in_time_order
+from worker.engine.caches.single import fill, in_time_order
 
 FED_MAX = 16
 """Maximum number of tokens of a row in one step."""
@@ -66,7 +65,7 @@ class RaggedLayer(Buffers):
     def __init__(self, feed: RaggedPositions, like: Any) -> None:
         """`like`: a single row's cache of this layer."""
         self._feed = feed
-        self._set_window(like)
+        self._window: int | None = getattr(like, "max_size", None)
         self._quantized = hasattr(like, "bits")
         if self._quantized:
             self.bits, self.group_size = like.bits, like.group_size
@@ -91,14 +90,11 @@ class RaggedLayer(Buffers):
             self._put_one(tokens)
         else:
             self._put(tokens)
-        for row, length in enumerate(self._feed.lengths if self._sinks else ()):
-            self._write_sinks(row, length, [token[row : row + 1] for token in tokens])
         self._is_fed = True
         return self.keys_and_values()
 
     def _put(self, tokens: Sequence[mx.array]) -> None:
         places = self._feed.places(self._ring)
-        places = self._sinks + places if self._sinks else places
         for index, token in enumerate(tokens):
             where = mx.broadcast_to(places, token.shape)
             self._leaves[index] = mx.put_along_axis(self._leaves[index], where, token, axis=2)
@@ -111,7 +107,7 @@ class RaggedLayer(Buffers):
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Return all columns that some row attends to."""
-        seen = [leaf[:, :, : self._sinks + self._seen] for leaf in self._leaves]
+        seen = [leaf[:, :, : self._seen] for leaf in self._leaves]
         return (tuple(seen[:3]), tuple(seen[3:])) if self._quantized else (seen[0], seen[1])
 
     def make_mask(
@@ -119,8 +115,6 @@ class RaggedLayer(Buffers):
     ) -> mx.array | None:
         """Return the attention mask, [rows, 1, width, columns] bool; None if it would be all true."""
         assert self._feed.width == N, "the mask must be as wide as the step"
-        if self._sinks and window_size is not None:
-            raise ValueError("a capped layer has no other window")
         windows = [size for size in (self._window, window_size) if size is not None]
         if N == 1 and len(self._feed.lengths) == 1 and not windows:
             return None
@@ -130,8 +124,7 @@ class RaggedLayer(Buffers):
         positions = last - (last - columns) % self._ring if self._ring else columns
         asking = self._feed.offset[:, None, None, None] + mx.arange(N)[:, None]
         mask = (positions <= asking) & (positions >= 0)
-        mask = mask & (positions > asking - min(windows)) if windows else mask
-        return mx.concatenate([self._sees_sinks(asking), mask], axis=-1) if self._sinks else mask
+        return mask & (positions > asking - min(windows)) if windows else mask
 
     # --- called by the batch ---
 
@@ -170,7 +163,9 @@ class RaggedLayer(Buffers):
     def extract(self, row: int, fresh: Any) -> Any:
         """Copy a row into `fresh`, an empty cache of a single row; the copy keeps nothing of the batch
         alive."""
-        return self._extracted(partial(self.columns, row), row, self._feed.lengths[row], fresh)
+        length = self._feed.lengths[row]
+        fill(fresh, [mx.contiguous(leaf) for leaf in self.columns(row, 0, length)], length)
+        return fresh
 
     def columns(self, row: int, first: int, last: int) -> list[mx.array]:
         """Return a row's leaves for its positions `first` to before `last`, as far as they are there."""
@@ -178,7 +173,7 @@ class RaggedLayer(Buffers):
         reach = length if self._window is None else self._window - 1
         places = mx.arange(max(first, length - min(length, reach)), last)
         places = places % self._ring if self._ring else places
-        return [mx.take(leaf[row : row + 1], self._sinks + places, axis=2) for leaf in self._leaves]
+        return [mx.take(leaf[row : row + 1], places, axis=2) for leaf in self._leaves]
 
     # --- layout ---
 
@@ -195,7 +190,7 @@ class RaggedLayer(Buffers):
 
     def _columns_needed(self) -> int:
         columns = grouping.columns_for(max(self._feed.lengths) + FED_MAX)
-        return self._sinks + (min(columns, self._ring) if self._ring else columns)
+        return min(columns, self._ring) if self._ring else columns
 
     def _make_room(self, like: Sequence[mx.array]) -> None:
         columns = self._columns_needed()
@@ -206,13 +201,12 @@ class RaggedLayer(Buffers):
 
     def _write(self, place: int, leaves: Sequence[mx.array]) -> None:
         length = self._feed.lengths[place]
-        self._write_sinks(place, 0, leaves)
         for index, leaf in enumerate(leaves):
             reach = leaf.shape[2] if self._window is None else self._window - 1
             part = leaf[:, :, max(0, leaf.shape[2] - reach) :]
             places = mx.arange(length - part.shape[2], length)
             places = places % self._ring if self._ring else places
-            where = mx.broadcast_to((self._sinks + places)[None, None, :, None], part.shape)
+            where = mx.broadcast_to(places[None, None, :, None], part.shape)
             row = mx.put_along_axis(self._leaves[index][place : place + 1], where, part, axis=2)
             self._leaves[index][place : place + 1] = row
 

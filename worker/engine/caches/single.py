@@ -7,8 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from worker.engine.caches.capped import CappedKVCache
-
 
 def is_positional(like: Any) -> bool:
     """Return whether a single row's cache stores something for each token, in columns that are all alike."""
@@ -18,22 +16,14 @@ def is_positional(like: Any) -> bool:
         hasattr(like, "update_and_fetch")
         and hasattr(like, "keys_and_values")
         and not hasattr(like, "start_position")
-        and (not getattr(like, "keep", 0) or isinstance(like, CappedKVCache))
+        and not getattr(like, "keep", 0)
     )
 
 
-def sinks_of(like: Any) -> int:
-    """Return how many first tokens a cache keeps besides those in its window."""
-    return int(like.keep) if isinstance(like, CappedKVCache) else 0
-
-
 def in_time_order(row: Any) -> list[mx.array]:
-    """Return the leaves of a single row's cache, oldest token first; empty if the cache is. A capped cache
-    may lack tokens behind its sinks."""
+    """Return the leaves of a single row's cache, oldest token first; empty if the cache is."""
     if row.empty():
         return []
-    if isinstance(row, CappedKVCache):
-        return row.in_time_order()
     keys, values = row.keys_and_values()
     # Quantized keys are a list or a tuple, depending on whether upstream has sliced them.
     leaves = [keys, values] if isinstance(keys, mx.array) else [*keys, *values]
@@ -45,19 +35,15 @@ def in_time_order(row: Any) -> list[mx.array]:
 
 def fill(fresh: Any, leaves: Sequence[mx.array], length: int) -> None:
     """Fill an empty cache with a row of `length` tokens. `leaves`: of all of them, or of those that its
-    window shows to the next token, oldest first; of a capped cache with its sinks. Nothing else may write to
-    them."""
+    window shows to the next token, oldest first. Nothing else may write to them."""
     if not leaves or not length:
         return
-    parts, window, sinks = list(leaves), getattr(fresh, "max_size", None), sinks_of(fresh)
+    parts, window = list(leaves), getattr(fresh, "max_size", None)
     _, _, _, *rest = fresh.state
     if window is not None:
-        if length >= window and (parts[0].shape[2] < window or not sinks):
+        if length >= window:
             # Upstream's cache is as wide as the window; its oldest column is overwritten before it is read.
-            parts = [
-                mx.concatenate([part[:, :, :sinks], part[:, :, :1], part[:, :, sinks:]], axis=2)
-                for part in parts
-            ]
+            parts = [mx.concatenate([part[:, :, :1], part], axis=2) for part in parts]
         rest[-1] = parts[0].shape[2]
     pair = (tuple(parts[:3]), tuple(parts[3:])) if len(parts) > 2 else (parts[0], parts[1])
     fresh.state = (*pair, length, *rest)

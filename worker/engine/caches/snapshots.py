@@ -17,7 +17,7 @@ from mlx.utils import tree_map, tree_unflatten
 from worker.contract.engine import CacheSegment, CacheSlice, CacheSpec
 from worker.contract.images import ArrayBytes
 from worker.engine.caches.batch import CacheBatch, RowCaches, leaf_caches
-from worker.engine.caches.single import fill, in_time_order, is_positional, sinks_of
+from worker.engine.caches.single import fill, in_time_order, is_positional
 from worker.engine.trees import arrays_of, leaves_of
 
 Leaves = tuple[mx.array, ...]
@@ -63,7 +63,6 @@ def shape_of(caches: RowCaches) -> CacheSpec:
     return CacheSpec(
         window=max(windows, default=1) - 1,
         has_states=not all(is_positional(part) for part in parts),
-        sinks=max(map(sinks_of, parts), default=0),
     )
 
 
@@ -113,10 +112,7 @@ def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | N
     parts = list(leaf_caches(fresh))
     for index, part in enumerate(part for part in parts if is_positional(part)):
         wanted = length if (window := getattr(part, "max_size", None)) is None else min(length, window - 1)
-        start = length - wanted
-        sinks = min(sinks_of(part), length) if start else 0
-        found = [*_first(pieces, index, sinks), *_runs(pieces, index, max(start, sinks))]
-        runs = [_as_in(part, leaves) for leaves in found]
+        runs = [_as_in(part, leaves) for leaves in _runs(pieces, index, length - wanted)]
         fill(part, [mx.concatenate(list(run), axis=2) for run in zip(*runs, strict=True)], length)
     others = [part for part in parts if not is_positional(part)]
     for part, state in zip(others, states.layers if states else (), strict=True):
@@ -148,30 +144,9 @@ def _runs(pieces: Sequence[CacheSegment], layer: int, start: int) -> Iterator[Le
         yield tuple(leaf[:, :, max(start - begin, 0) : stop] for leaf in leaves)
 
 
-def _first(pieces: Sequence[CacheSegment], layer: int, count: int) -> Iterator[Leaves]:
-    """Yield one layer's leaves of the first `count` positions, piece by piece. Raises `ValueError` if they
-    are not stored."""
-    found = 0
-    for leaves in _runs(pieces, layer, 0) if count else ():
-        yield tuple(leaf[:, :, : count - found] for leaf in leaves)
-        found += leaves[0].shape[2]
-        if found >= count:
-            break
-    if any(piece.first < count and _is_partial(piece, layer) for piece in pieces):
-        raise ValueError("the sinks of a capped cache are not stored")
-
-
-def _is_partial(piece: CacheSegment, layer: int) -> bool:
-    assert isinstance(piece.payload, KVSlice), "it was read"
-    return piece.payload.layers[layer][0].shape[2] < piece.last - piece.first
-
-
 def _columns(cache: Any, first: int, last: int) -> Leaves:
-    leaves, end, sinks = in_time_order(cache), cache.offset, sinks_of(cache)
+    leaves, end = in_time_order(cache), cache.offset
     window: int | None = getattr(cache, "max_size", None)
-    if sinks and window is not None:
-        leaves = [leaf[:, :, sinks:] for leaf in leaves] if cache.has_gap else leaves
-        window = window - sinks if cache.has_gap else None
     held = leaves[0].shape[2]
     if window is not None and held <= window:
         held = min(held, window - 1)  # the oldest may be the filler of a restored row
