@@ -13,7 +13,10 @@ _ALIKE_MIN = 0.7
 
 _OTHERS = "other settings are environment variables or keys of the file (docs/operating.md)"
 
-REMOVED = {"max_kv_size": "--kv-bits takes less memory for each token of a request"}
+REMOVED = {
+    "max_kv_size": "--kv-bits takes less memory for each token of a request",
+    "quantized_kv_start": "--kv-bits quantizes from the first token on",
+}
 """Settings of earlier versions, each with what to use instead."""
 
 _REFUSALS = {

@@ -340,12 +340,11 @@ class PreparationStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KVCacheQuantization(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a worker quantizes KV caches: `bits` per value, in groups of `group_size` values with a scale each,
-    from a length of `start` tokens on."""
+    """How a worker quantizes KV caches: `bits` per value, in groups of `group_size` values with a scale
+    each."""
 
     bits: Count
     group_size: Count
-    start: Count = 0
 
 
 class Capabilities(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -168,9 +168,6 @@ class WorkerSettings(Struct, frozen=True, kw_only=True, rename=public_name):
     kv_group_size: Annotated[
         Literal[32, 64, 128], Meta(description="values that share a scale in quantized KV caches")
     ] = 64
-    quantized_kv_start: Annotated[
-        int, Meta(ge=0, description="length in tokens from which a request's KV cache is quantized")
-    ] = 5000
     sparse_prefill: Annotated[
         Share | None,
         Meta(

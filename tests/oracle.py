@@ -1,6 +1,7 @@
 """Reference answers of upstream: `mlx_lm.stream_generate`, one request at a time, in a process of its own,
 with a worker's BLAS and none of its modules. A request has `messages`, `tokens` (its answer has `max_tokens`
-tokens) or `prompt`, and may have `rule` (a seed of `tests.worker.rules`), `ignore_eos` and `settings`."""
+tokens) or `prompt`, and may have `rule` (a seed of `tests.worker.rules`), `ignore_eos` and `kv` (how its
+KV caches are quantized from its first token on)."""
 
 from __future__ import annotations
 
@@ -119,13 +120,22 @@ def _generate(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]:
         prompt,
         max_tokens=request["max_tokens"],
         logits_processors=_processors(request),
-        **request.get("settings", {}),
+        prompt_cache=_caches(model, request.get("kv")),
     )
     # The last step reports the end token, which is not part of the text.
     ids = [step.token for step in steps if endless or step.token not in ends]
     tokenizer.eos_token_ids = ends
     # Decoded whole: upstream's streaming detokenizer drops a leading space.
     return {"tokens": ids, "text": tokenizer.decode(ids, skip_special_tokens=True)}
+
+
+def _caches(model: Any, kv: dict[str, int] | None) -> list[Any]:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches: list[Any] = make_prompt_cache(model)
+    if kv is None:
+        return caches
+    return [cache.to_quantized(**kv) if hasattr(cache, "to_quantized") else cache for cache in caches]
 
 
 if __name__ == "__main__":

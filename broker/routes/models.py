@@ -142,7 +142,7 @@ def _model_object(gateway: GatewayState, name: str) -> dict[str, object]:
         if unread := known.last.capabilities.unread:
             model["unread"] = unread
         if (kv := known.last.kv_quantization) is not None:
-            model["kv_cache"] = {"bits": kv.bits, "group_size": kv.group_size, "quantized_from": kv.start}
+            model["kv_cache"] = {"bits": kv.bits, "group_size": kv.group_size}
     model["state"] = catalogue.state(name)
     if catalogue.is_pinned(name):
         model["pinned"] = True

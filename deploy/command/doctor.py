@@ -33,7 +33,6 @@ def doctor(
     ] = "",
     kv_bits: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
     kv_group_size: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
-    quantized_kv_start: Annotated[int | None, typer.Option(help="With --model: as of `serve`.")] = None,
 ) -> None:
     """Check this machine, and report problems with advice. Exits with status 1 if something will not work."""
     import os
@@ -66,11 +65,7 @@ def doctor(
             console.print(f"{'':22}{finding.advice}", style="dim", markup=False, soft_wrap=True)
     is_wrong = any(finding.verdict is doctoring.Verdict.WRONG for finding in findings)
     if model and hosts is None:
-        kv = {
-            "kv_bits": kv_bits,
-            "kv_group_size": kv_group_size,
-            "quantized_kv_start": quantized_kv_start,
-        }
+        kv = {"kv_bits": kv_bits, "kv_group_size": kv_group_size}
         is_wrong |= _measure(model, kv, console)
     raise typer.Exit(is_wrong)
 

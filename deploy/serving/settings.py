@@ -97,7 +97,6 @@ WORKER_FLAGS = (
     "sparse_prefill",
     "kv_bits",
     "kv_group_size",
-    "quantized_kv_start",
     "drain_timeout_s",
     "curve_keys",
     "log_format",
@@ -129,7 +128,7 @@ GROUPS = {
         "unload_after",
     ),
     "Adapters": ("adapters", "adapter_memory"),
-    "Quantized KV caches": ("kv_bits", "kv_group_size", "quantized_kv_start"),
+    "Quantized KV caches": ("kv_bits", "kv_group_size"),
     "Prefix cache": (
         "prefix_cache_ram",
         "prefix_cache_disk",

@@ -137,12 +137,6 @@ class FakeEngine:
     def forced_tokens(self, row: str, most: int) -> ForcedTokens:
         return ForcedTokens()
 
-    def cached_tokens(self, row: str) -> int:
-        raise AssertionError("this engine never quantizes")
-
-    def quantize_cache(self, row: str) -> None:
-        raise AssertionError("this engine never quantizes")
-
     def drop(self, row: str) -> None:
         self.rows.pop(row, None)
         self.sight.drop(row)
@@ -173,7 +167,7 @@ class FakeEngine:
     def cache_bytes(self) -> int:
         return sum(self.row_bytes(row.prompt_tokens + row.drawn) for row in self.rows.values())
 
-    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
+    def row_bytes(self, tokens: int) -> int:
         return TOKEN_BYTES * tokens
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from unittest import mock
 
 from protocol.messages import Finished, Message, StepOutputs
@@ -21,13 +20,12 @@ from protocol.types import Delta
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.engines import Inbox
-from tests.worker.zoo import main, settings_of
+from tests.worker.zoo import main
 from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.prefixes.index import PrefixIndex
 from worker.schedule import prefix_sharing
 from worker.schedule.commands import Submit
 from worker.schedule.loop import Loop
-from worker.schedule.memory_reservations import QuantizedRows
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
 from worker.schedule.rows import Row
@@ -88,11 +86,9 @@ def converse(model: Model, rng: random.Random, count: int = TURNS, *, drafted: b
     assert model.engine.shape is not None
     inbox, said = Inbox(), list[Message]()
     store = PrefixStore(model.engine, PrefixIndex(model.engine.shape), rng.choice((10**6, 10**9)), inbox.put)
-    kv = model.info.kv_quantization
     policy = SchedulerConfig(
         rows_max=rng.randint(1, 5),
         prefill_tokens=rng.choice((16, 64)),
-        quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
     )
     loop = Loop(
         model=model,
@@ -159,7 +155,7 @@ def differences(
         rng = random.Random(f"{architecture} {seed} conversations")
         turns = converse(model, rng, count, drafted=drafted)
     kv = model.info.kv_quantization
-    settings = {} if kv is None else {"settings": settings_of(kv)}
+    settings = {} if kv is None else {"kv": asdict(kv)}
     requests = [{"tokens": turn.prompt, "max_tokens": len(turn.answer), **settings} for turn in turns]
     oracle.ask(model_folder(architecture), requests)
     answers = [tuple(answer["tokens"]) for answer in oracle.hear()]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from protocol.messages import Failed, Finished, Message, StepOutputs
@@ -32,13 +32,11 @@ from worker.contract.engine import (
 )
 from worker.contract.guides import ForcedTokens
 from worker.contract.images import MEDIA_KEYS, ArrayBytes, ImageInput
-from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.prefixes.index import PrefixIndex
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import Abort, Command, Stop, Submit
 from worker.schedule.failures import PROBE
 from worker.schedule.loop import Loop
-from worker.schedule.memory_reservations import QuantizedRows
 from worker.schedule.prefix_store import PrefixStore
 from worker.schedule.publisher import Publisher
 from worker.schedule.scheduler import Scheduler, SchedulerConfig
@@ -109,10 +107,6 @@ class ScriptedEngine:
     """Ratio of an image's actual to its estimated size."""
     adapted: dict[str, str] = field(default_factory=dict)
     """The adapter of each row that has had one."""
-    kv_quantization: KVQuantization | None = None
-    """Requires every row to be quantized at its switch. A quantized token takes half a byte."""
-    quantized: dict[str, int] = field(default_factory=dict)
-    """Switch of each quantized row."""
     is_eager: bool = False
     """A row's first token is sampled with the end of its prompt, where the loop allows it."""
     ended: set[str] = field(default_factory=set)
@@ -185,7 +179,6 @@ class ScriptedEngine:
                 self.breaches.append(f"{row} continues in a batch with rows at other positions")
             if not tokens or tuple(tokens) != self._whole(row)[len(cached) : len(cached) + len(tokens)]:
                 self.breaches.append(f"{row} at {len(cached)} gets the wrong tokens {tokens}")
-            self._check_switch(row, len(cached), len(cached) + len(tokens))
             self._check_images(row, len(cached), tokens, alone=len(chunks) == 1)
         self.groups.append(list(chunks))
         self.sizes.append(sum(map(len, chunks.values())))
@@ -203,28 +196,7 @@ class ScriptedEngine:
         return {row: self._score(row, asked) for row, asked in targets.items()}
 
     def _feed_last(self, rows: Set[str]) -> None:
-        for row in rows if self.is_eager else ():
-            self._check_switch(row, len(self.prefilled[row]), len(self.prefilled[row]) + 1)
-            self.ended.add(row)
-
-    def _switch(self, row: str) -> int:
-        """Return the length at which a row must be quantized."""
-        return NEVER if self.kv_quantization is None else self.kv_quantization.switch(len(self.prompts[row]))
-
-    def _check_switch(self, row: str, begin: int, end: int) -> None:
-        """Record a breach if tokens from `begin` to `end` are run in the wrong form, or in both."""
-        switch = self._switch(row)
-        if row in self.quantized and self.quantized[row] != switch:
-            self.breaches.append(f"{row} was quantized at {self.quantized[row]}, not at {switch}")
-        if end > switch and (begin < switch or row not in self.quantized):
-            self.breaches.append(f"{row} is run from {begin} to {end} without being quantized at {switch}")
-
-    def cached_tokens(self, row: str) -> int:
-        return len(self._fed(row))
-
-    def quantize_cache(self, row: str) -> None:
-        self._call("quantize")
-        self.quantized.setdefault(row, len(self._fed(row)))
+        self.ended |= rows if self.is_eager else set()
 
     def _score(self, row: str, asked: LogprobTargets) -> list[Logprob]:
         """Return logprobs equal to the negative token ids, so that tests recognize each token."""
@@ -244,8 +216,6 @@ class ScriptedEngine:
         self.forks.append((row, copy))
         self.prefilled[copy] = list(self.prefilled[row])
         self.ended |= {copy} if row in self.ended else set()
-        if row in self.quantized:
-            self.quantized[copy] = self.quantized[row]
         if row in self.shown:
             self.shown[copy] = self.shown[row]
 
@@ -267,7 +237,7 @@ class ScriptedEngine:
         if row not in self.ended:
             return StepOutput({}, {})
         self.ended.remove(row)
-        if number >= self.ill.get(row, NEVER):
+        if number >= self.ill.get(row, sys.maxsize):
             return StepOutput({}, {}, {row: Broken("the grammar")})
         drawn = {row: self._draw(row, state)}
         return StepOutput(drawn, self._likelihoods(drawn))
@@ -278,8 +248,6 @@ class ScriptedEngine:
         fed = self._fed(row)
         if runs and runs[-1][1] != len(fed):
             self.breaches.append(f"{row} has {len(fed)} tokens and is stored up to {runs[-1][1]}")
-        if runs and row in self.quantized and runs[0][0] < self.quantized[row]:
-            self.breaches.append(f"{row} is stored from {runs[0][0]}, and quantized at {self.quantized[row]}")
         cuts = [CacheSlice(fed[first:last], last - first, complete_from=first) for first, last in runs]
         return cuts, CacheSlice(fed, 1) if states else None
 
@@ -306,11 +274,6 @@ class ScriptedEngine:
         if tuple(cached) != self._whole(row)[: len(cached)]:
             self.breaches.append(f"{row} is restored with {cached}")
         self.restored[row] = len(cached)
-        if len(cached) > self._switch(row):
-            self.quantized[row] = self._switch(row)
-        kv = self.kv_quantization
-        if kv is not None and len(cached) > kv.shared_upto(len(self.prompts[row])):
-            self.breaches.append(f"{row} is restored with {len(cached)} tokens computed for another prompt")
         self.prefilled[row] = cached
 
     def pack(self, payload: object) -> tuple[dict[str, ArrayBytes], Any]:
@@ -328,8 +291,6 @@ class ScriptedEngine:
         drawn = {}
         failed = {row: Broken("the grammar") for row in self.decoding if self._is_ill(row)}
         for row, state in self.decoding.items():
-            fed = len(self._fed(row))
-            self._check_switch(row, fed, fed + 1)
             if state.fed and row not in failed:
                 drawn[row] = self._draw(row, state)
             state.fed = True
@@ -358,11 +319,9 @@ class ScriptedEngine:
         self.ended.discard(row)
         self.decoding.pop(row, None)
         self.shown.pop(row, None)
-        self.quantized.pop(row, None)
 
     def reset(self) -> None:
         self.resets += 1
-        self.quantized.clear()
         self.prefilled.clear()
         self.decoding.clear()
         self.shown.clear()
@@ -371,10 +330,10 @@ class ScriptedEngine:
         rows = {row: len(cached) for row, cached in self.prefilled.items()}
         for row, state in self.decoding.items():
             rows[row] = rows.get(row, 0) + state.number - state.first
-        return sum(self.row_bytes(tokens, quantized=row in self.quantized) for row, tokens in rows.items())
+        return sum(rows.values())
 
-    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
-        return -(-tokens // 2) if quantized else tokens
+    def row_bytes(self, tokens: int) -> int:
+        return tokens
 
 
 @dataclass
@@ -464,7 +423,6 @@ class House:
             assert self.engine.shape is not None
             index = PrefixIndex(self.engine.shape)
             self.store = PrefixStore(self.engine, index, self.store_bytes, self.inbox.put)
-        kv = self.engine.kv_quantization
         model = Model(
             info=ModelInfo("m", 100, 0, Capabilities()),
             engine=self.engine,
@@ -479,9 +437,6 @@ class House:
                 bytes_max=self.bytes_max,
                 row_bytes=self.engine.row_bytes,
                 image_bytes_max=self.image_bytes_max,
-                quantized=None
-                if kv is None
-                else QuantizedRows(kv, partial(self.engine.row_bytes, quantized=True)),
             ),
             self.store.index if self.store else None,
         )
@@ -566,7 +521,6 @@ class House:
         assert self.engine.prefilled == {}
         assert self.engine.decoding == {}
         assert self.engine.shown == {}
-        assert self.engine.quantized == {}
         status = self.loop.scheduler.image_status
         if status is not None:
             kept = self.engine.kept.values()

@@ -14,7 +14,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from worker.contract.engine import (
     SamplingParams,
     StepOutput,
 )
-from worker.contract.kv_quantization import NEVER, KVQuantization
+from worker.contract.kv_quantization import KVQuantization
 from worker.preload import preload_openblas
 
 ARCHITECTURES = (*CONFIGS, *ZOO)
@@ -93,7 +93,6 @@ class StoredRow:
     runs: tuple[tuple[int, int], ...]
     cuts: tuple[CacheSlice, ...]
     states: CacheSlice | None
-    exact: bool = True
 
     def stops(self, shape: CacheSpec) -> list[int]:
         """Return the positions from which a row can resume."""
@@ -131,15 +130,11 @@ class Life:
         whole: bool = False,
         expected: Mapping[str, Sequence[int]] | None = None,
         abreast: bool = False,
-        kv_quantization: KVQuantization | None = None,
     ) -> None:
         """`whole`: prompts are run in one chunk and share no prefix. `expected`: each row's answer, of which
-        drafts are made; None: no drafts. `abreast`: prompts at one position mostly prefill in lock step.
-        `kv_quantization`: how the engine quantizes rows."""
+        drafts are made; None: no drafts. `abreast`: prompts at one position mostly prefill in lock step."""
         self._engine, self._rng, self._whole = engine, rng, whole
         self._is_abreast = abreast
-        self._kv_quantization = kv_quantization
-        self._quantized: set[str] = set()
         self._expected = expected
         self._jobs = {job.name: job for job in jobs}
         self._waiting = list(self._jobs)
@@ -162,28 +157,9 @@ class Life:
                 self._keep()
                 self._disturb()
             if self._started:
-                self._quantize_due()
                 self._step()
         assert self._engine.cache_bytes() == 0
         return self.answers
-
-    def _switch(self, name: str) -> int:
-        kv = self._kv_quantization
-        return NEVER if kv is None else kv.switch(len(self._jobs[name].prompt))
-
-    def _shared_upto(self, name: str) -> int:
-        kv = self._kv_quantization
-        return NEVER if kv is None else kv.shared_upto(len(self._jobs[name].prompt))
-
-    def _quantize(self, name: str) -> None:
-        self._engine.quantize_cache(name)
-        self._quantized.add(name)
-
-    def _quantize_due(self) -> None:
-        for name in sorted(self._started - self._quantized):
-            if self._engine.cached_tokens(name) >= self._switch(name):
-                assert self._engine.cached_tokens(name) == self._switch(name)
-                self._quantize(name)
 
     def _tokens(self, name: str) -> tuple[int, ...]:
         return (*self._jobs[name].prompt, *self.answers[name])
@@ -196,8 +172,6 @@ class Life:
                 self._engine.fork(parent, name)
                 self.seen.add("forked")
                 self._prefilled[name] = self._prefilled[parent]
-                if parent in self._quantized:
-                    self._quantized.add(name)
             elif self._rng.random() < 0.2:
                 self._prefilled[name] = self._restore(name)
             else:
@@ -213,26 +187,10 @@ class Life:
                 fed = fed[:-1]
             if shape is None or not fed or self._rng.random() > 0.05:
                 continue
-            self._store(name, fed, shape)
-
-    def _store(self, name: str, fed: tuple[int, ...], shape: CacheSpec) -> None:
-        """Store a row; of a quantized one what lies behind its switch, with another row's exact beginning."""
-        first, before = 0, StoredRow((), (), (), None)
-        if name in self._quantized:
-            first = self._switch(name)
-            found = [kept for kept in self._kept if kept.exact and kept.tokens == fed[:first]]
-            if len(fed) <= first or self._shared_upto(name) < len(fed) or not found:
-                return
-            before = found[0]
-        elif len(fed) > self._switch(name):
-            return  # about to be quantized
-        borders = sorted({first, len(fed), *(self._rng.randint(first, len(fed)) for _ in range(3))})
-        runs = tuple(itertools.pairwise(borders))
-        cuts, states = self._engine.copy_cache(name, runs, states=shape.has_states)
-        cuts = [*before.cuts, *cuts]
-        self._kept.append(
-            StoredRow(fed, (*before.runs, *runs), tuple(cuts), states, exact=name not in self._quantized)
-        )
+            borders = sorted({0, len(fed), *(self._rng.randint(0, len(fed)) for _ in range(3))})
+            runs = tuple(itertools.pairwise(borders))
+            cuts, states = self._engine.copy_cache(name, runs, states=shape.has_states)
+            self._kept.append(StoredRow(fed, runs, tuple(cuts), states))
 
     def _restore(self, name: str) -> int:
         """Restore the row from a stored prefix, if there is one; return its length in tokens."""
@@ -241,26 +199,19 @@ class Life:
             (kept, at)
             for kept in self._kept
             for at in (kept.stops(shape) if shape else ())
-            if at < len(tokens) and kept.tokens[:at] == tokens[:at] and at <= self._shared_upto(name)
+            if at < len(tokens) and kept.tokens[:at] == tokens[:at]
         ]
         if not found:
             return 0
         kept, at = self._rng.choice(found)
         self._engine.restore(name, kept.pieces(at), kept.states.payload if kept.states else None)
         self.seen.add("restored")
-        if at >= self._switch(name):
-            self._quantize(name)
         return at
 
     def _may_begin_as(self, name: str, parent: str) -> bool:
         done = self._prefilled[parent]
         tokens = self._tokens(name)
-        alike = self._switch(name) == self._switch(parent) or done <= min(
-            self._switch(name), self._switch(parent)
-        )
-        is_exact = parent not in self._quantized or self._switch(name) == self._switch(parent)
-        is_begun = 0 < done < len(tokens) and tokens[:done] == self._tokens(parent)[:done]
-        return is_begun and alike and is_exact and (done < self._switch(name) or parent in self._quantized)
+        return 0 < done < len(tokens) and tokens[:done] == self._tokens(parent)[:done]
 
     def _prefill(self) -> None:
         is_abreast = self._is_abreast and self._rng.random() < 0.8
@@ -271,38 +222,29 @@ class Life:
         self._engine.prefill(chunks, NO_TARGETS, last)
         for name, chunk in chunks.items():
             self._prefilled[name] += len(chunk)
-            if self._prefilled[name] == self._switch(name):
-                if (shape := self._engine.shape) is not None:
-                    self._store(name, self._tokens(name)[: self._switch(name)], shape)
-                self._quantize(name)
         for name in last:
             self._begin(name)
 
     def _last(self, chunks: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """Return the last tokens of some prompts that end with their chunks."""
         left = {name: self._tokens(name)[self._prefilled[name] + len(chunks[name]) :] for name in chunks}
-        able = [name for name in chunks if len(left[name]) == 1 and self._switch(name) == NEVER]
+        able = [name for name in chunks if len(left[name]) == 1]
         return {name: left[name][0] for name in able if self._rng.random() < 0.6}
 
     def _ragged(self) -> dict[str, tuple[int, ...]]:
         """Return chunks of any length for some rows."""
         chunks = {}
         for name, done in self._prefilled.items():
-            left = self._left(name, done)
+            left = self._tokens(name)[done:-1]
             if left and self._rng.random() < 0.7:
                 chunks[name] = left if self._whole else left[: self._rng.randint(1, 50)]
         return chunks
-
-    def _left(self, name: str, done: int) -> tuple[int, ...]:
-        """Return the tokens that may follow in one chunk."""
-        switch = self._switch(name)
-        return self._tokens(name)[done:-1][: switch - done if done < switch else None]
 
     def _abreast(self) -> dict[str, tuple[int, ...]]:
         """Return chunks for all rows at the position of a random one, mostly of one length."""
         begun = {name: done for name, done in self._prefilled.items() if done < len(self._tokens(name)) - 1}
         at = self._rng.choice(sorted(begun.values())) if begun else 0
-        lefts = {name: self._left(name, at) for name, done in begun.items() if done == at}
+        lefts = {name: self._tokens(name)[at:-1] for name, done in begun.items() if done == at}
         if self._rng.random() < 0.3:
             return {name: left[: self._rng.randint(1, 50)] for name, left in lefts.items() if left}
         width = min([self._rng.randint(1, 50), *map(len, lefts.values())])
@@ -352,30 +294,20 @@ class Life:
         if self._engine.drafter is not None:
             rows = {name: self._tokens(name) for name in sorted(self._started)}
             found = guessed(self._engine.drafter, rows, self._rng, _VOCABULARY)
-            cut = {name: draft[: self._room(name)] for name, draft in found.items()}
-            return {name: draft for name, draft in cut.items() if draft}
+            return {name: draft for name, draft in found.items() if draft}
         for name in sorted(self._started):
             if self._rng.random() < 0.4:
                 continue
             count, done = self._rng.randint(1, DRAFTED_MAX), len(self.answers[name])
             right = [*self._expected[name][done : done + count]]
-            count = min(count, self._room(name))
-            if not count:
-                continue
-            right = right[:count]
             draft = [*right, *(self._rng.randrange(_VOCABULARY) for _ in range(count - len(right)))]
             if self._rng.random() < 0.5:
                 draft[self._rng.randrange(count)] = self._rng.randrange(_VOCABULARY)
             drafts[name] = draft
         return drafts
 
-    def _room(self, name: str) -> int:
-        """Return how many tokens may be drafted: a pass never goes beyond the row's switch."""
-        return NEVER if name in self._quantized else self._switch(name) - len(self._tokens(name))
-
     def _drop(self, name: str) -> None:
         self._engine.drop(name)
-        self._quantized.discard(name)
         self._prefilled.pop(name, None)
         self._started.discard(name)
         self._fed.discard(name)
@@ -487,11 +419,11 @@ def play(
     jobs = draw_jobs(rng, rows)
     greedy = [job for job in jobs if _is_greedy(job)]
     kv = model.info.kv_quantization
-    requests = [_question(job) | ({"settings": settings_of(kv)} if kv else {}) for job in greedy]
+    requests = [_question(job) | ({"kv": asdict(kv)} if kv else {}) for job in greedy]
     oracle.ask(model_folder(architecture), requests)
     expected = _alone(model, jobs, rng) if drafted else None
     abreast = seed % 4 == 3 and not whole
-    life = Life(model.engine, jobs, rng, whole=whole, expected=expected, abreast=abreast, kv_quantization=kv)
+    life = Life(model.engine, jobs, rng, whole=whole, expected=expected, abreast=abreast)
     try:
         said = life.play(calm=whole)
     finally:
@@ -502,27 +434,14 @@ def play(
     alone = {job.name: answer["tokens"] for job, answer in zip(greedy, answers, strict=True)}
     for job in jobs:
         if job.name not in alone:
-            alone |= Life(model.engine, [job], rng, whole=whole, kv_quantization=kv).play(calm=True)
+            alone |= Life(model.engine, [job], rng, whole=whole).play(calm=True)
     found = [found for job in jobs if (found := _difference(job, alone[job.name], said[job.name]))]
     return Played(found, life.seen, max(len(set(answer["tokens"])) for answer in answers))
 
 
 def _alone(model: Model, jobs: Sequence[Job], rng: random.Random) -> dict[str, Sequence[int]]:
     """Return each row's answer alone."""
-    kv = model.info.kv_quantization
-    return {
-        job.name: Life(model.engine, [job], rng, kv_quantization=kv).play(calm=True)[job.name] for job in jobs
-    }
-
-
-def settings_of(kv: KVQuantization) -> dict[str, int]:
-    """Return upstream's arguments of `stream_generate`."""
-    return {
-        "kv_bits": kv.bits,
-        "kv_group_size": kv.group_size,
-        "quantized_kv_start": kv.start,
-        "prefill_step_size": kv.step,
-    }
+    return {job.name: Life(model.engine, [job], rng).play(calm=True)[job.name] for job in jobs}
 
 
 def _is_greedy(job: Job) -> bool:

@@ -360,13 +360,6 @@ class Engine(Protocol):
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         """Deserialize a payload from a file. Raises if it is not one of this engine."""
 
-    def cached_tokens(self, row: str) -> int:
-        """Return the number of tokens in a started row's caches."""
-
-    def quantize_cache(self, row: str) -> None:
-        """Quantize the KV cache of a row, started or not, with the tokens that it holds now. Later tokens are
-        quantized as they are written. Of a quantized row, nothing changes."""
-
     def drop(self, row: str) -> None:
         """Drop a row in any state. Unknown rows are no error."""
 
@@ -376,9 +369,8 @@ class Engine(Protocol):
     def cache_bytes(self) -> int:
         """Return the bytes of all rows' caches."""
 
-    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
-        """Return the cache bytes of a row of `tokens` tokens, estimated without evaluation. `quantized`: its
-        KV cache is."""
+    def row_bytes(self, tokens: int) -> int:
+        """Return the cache bytes of a row of `tokens` tokens, estimated without evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ A row is in one of three places: *prefilling*, with caches of its own; *joining*
 or in a *group* of rows that decode in one forward pass. Usually there is one group. Rows of very unequal
 length are kept in several; a model that cannot be batched has one group per row. Invariant: a group's caches,
 pending tokens and sampler have one entry per row, in one order. A dropped row leaves a hole until the next
-step, which removes all holes and adds all joining rows at once. Rows with quantized KV caches share no group
-with others: a row leaves its group when its caches are quantized.
+step, which removes all holes and adds all joining rows at once.
 
 Decoding is double-buffered: `step` dispatches the forward pass that feeds the pending tokens before it reads
 them, so the device works while the host handles the tokens. One pass is wasted when a row ends. Tokens of
@@ -42,7 +41,7 @@ from worker.engine.caches import grouping, snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.engine.caches.cost import row_cost, slack_columns
-from worker.engine.caches.quantized import fresh_caches, quantized
+from worker.engine.caches.quantized import fresh_caches
 from worker.engine.draft_model import DraftModelProposer
 from worker.engine.group import BatchRow, DecodeBatch, first_sample
 from worker.engine.hidden_states import HiddenStateSink, NullSink
@@ -89,13 +88,13 @@ class BatchEngine:
         self._model = model
         self.adapters = Adapters(model)
         self._applied = self.adapters.batch.applied
-        self._fresh = partial(fresh_caches, model)
+        self._fresh = partial(fresh_caches, model, kv_quantization)
         """Makes empty caches of a row. No method: a holder of it must not keep the engine alive."""
-        self._kv_quantization = kv_quantization
-        self._fresh_of = partial(_fresh_of, model, kv_quantization)
-        """Makes empty caches of a row, quantized or not."""
         self._image_embeddings = ImageEmbeddings(model)
         self.capabilities = capabilities or probe_capabilities(ProbeTarget(model))
+        if kv_quantization is not None:
+            # Upstream cannot merge quantized caches.
+            self.capabilities = replace(self.capabilities, padded=False, abreast=False)
         self.is_batchable, self._can_pad = self.capabilities.together, self.capabilities.padded
         self.shape = snapshots.shape_of(self._fresh()) if self.capabilities.restorable else None
         self.drafter = drafter
@@ -103,8 +102,7 @@ class BatchEngine:
         self.importance_scorer: ImportanceScorer | None = (
             drafter if isinstance(drafter, DraftModelProposer) and drafter.can_score_tokens else None
         )
-        self._cost = row_cost(model)
-        self._quantized_cost = row_cost(model, self._fresh_of(True)) if kv_quantization else self._cost
+        self._cost = row_cost(model, self._fresh())
         self._slack = slack_columns(model, self._cost)
         self._members: dict[str, BatchRow] = {}
         self._joining: list[BatchRow] = []
@@ -115,7 +113,7 @@ class BatchEngine:
         )
         self._agree = agree
         self._ahead = SpecDecoder(
-            model, self._fresh_of, self._hidden_states, agree, self._slack, self.adapters.batch
+            model, self._fresh, self._hidden_states, agree, self._slack, self.adapters.batch
         )
         self._new_group = partial(DecodeBatch, agree, self._slack)
         self._unread: list[_Unread] = []
@@ -192,7 +190,6 @@ class BatchEngine:
             self._image_embeddings.shift(row),
             prompt.gaps,
             prompt.adapter,
-            is_quantized=prompt.is_quantized,
         )
         self._members[row] = member
         self._joining.append(member)
@@ -221,12 +218,11 @@ class BatchEngine:
         return next((group for group in groups if member in group.members), None)
 
     def restore(self, row: str, pieces: Sequence[CacheSegment], states: object | None) -> None:
-        is_quantized = any(snapshots.is_quantized(piece.payload) for piece in pieces)
-        caches = self._fresh_of(is_quantized)
+        caches = self._fresh()
         snapshots.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
         prompt, count = self._prefill.row(row), sum(piece.count for piece in pieces)
-        prompt.caches, prompt.tokens, prompt.is_quantized = caches, count, is_quantized
+        prompt.caches, prompt.tokens = caches, count
         self._image_embeddings.skip(row, count)
         self._hidden_states.skip(row, count)
 
@@ -237,26 +233,6 @@ class BatchEngine:
     def unpack(self, blobs: Mapping[str, ArrayBytes], rest: Any) -> CacheSlice:
         payload = snapshots.unpack(blobs, rest)
         return CacheSlice(payload, payload.nbytes)
-
-    # --- quantized caches ---
-
-    def cached_tokens(self, row: str) -> int:
-        member = self._members[row]
-        group = self._group_of(member)
-        return group.cached_tokens(member) if isinstance(group, VerifyBatch) else member.cached_tokens
-
-    def quantize_cache(self, row: str) -> None:
-        holder = self._members.get(row) or self._prefill.row(row)
-        assert self._kv_quantization is not None, "rows are quantized only if the model is loaded so"
-        if holder.is_quantized:
-            return
-        if isinstance(holder, BatchRow) and (group := self._group_of(holder)) is not None:
-            group.take_out(holder, self._fresh)
-            self._joining.append(holder)
-        holder.caches = quantized(holder.caches, self._kv_quantization)
-        for cache in holder.caches:
-            mx.eval(cache.state)  # one layer after the other: both forms of all would take more memory
-        holder.is_quantized = True
 
     # --- decode ---
 
@@ -274,7 +250,7 @@ class BatchEngine:
         self._helpers.run(questions)
         self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
         for group in turning:
-            members = group.detach(partial(self._fresh_of, group.is_quantized))
+            members = group.detach(self._fresh)
             self._ahead.board([member for member in members if not member.is_sparse])
             self._joining += [member for member in members if member.is_sparse]
         self._advance(1)
@@ -352,9 +328,8 @@ class BatchEngine:
         drafting = self.drafter.cache_bytes() if self.drafter is not None else 0
         return own + drafting + sum(group.nbytes for group in groups)
 
-    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
-        own = self._quantized_cost(tokens) if quantized else self._cost(tokens)
-        return own + (self.drafter.row_bytes(tokens) if self.drafter is not None else 0)
+    def row_bytes(self, tokens: int) -> int:
+        return self._cost(tokens) + (self.drafter.row_bytes(tokens) if self.drafter is not None else 0)
 
     # --- grouping of rows ---
 
@@ -366,16 +341,9 @@ class BatchEngine:
             return
         joining, self._joining = self._joining, []
         groups, self._groups = self._groups, []
-        for is_quantized in (False, True):
-            coming = [member for member in joining if member.is_quantized is is_quantized]
-            self._join([group for group in groups if group.is_quantized is is_quantized], coming)
-
-    def _join(self, groups: list[DecodeBatch], joining: list[BatchRow]) -> None:
-        """Add rows to groups of their kind, old or new."""
         place = self._placed if self.is_batchable else self._apart
         for group, members in place(groups, joining):
-            kind = members[0].is_quantized if members else group.is_quantized
-            group.rearrange(members, partial(self._fresh_of, kind))
+            group.rearrange(members, self._fresh)
             if group.members:
                 self._groups.append(group)
 
@@ -398,9 +366,7 @@ class BatchEngine:
             coming[place].append(member)
         if grouping.is_fine(lengths, self._slack, self._rows_max):
             return list(zip(groups, coming, strict=True))
-        detached = (
-            member for group in groups for member in group.detach(partial(self._fresh_of, group.is_quantized))
-        )
+        detached = (member for group in groups for member in group.detach(self._fresh))
         everybody = [*joining, *detached]
         columns = [member.columns for member in everybody]
         parts = grouping.partition(columns, self._slack, rows_max=self._rows_max)
@@ -413,8 +379,3 @@ class BatchEngine:
         if self._advanced >= TOKENS_PER_CLEAR:
             self._advanced = 0
             mx.clear_cache()
-
-
-def _fresh_of(model: nn.Module, settings: KVQuantization | None, is_quantized: bool) -> RowCaches:
-    """Make empty caches of a single row, quantized or not."""
-    return fresh_caches(model, settings if is_quantized else None)

@@ -4,7 +4,7 @@ order."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -26,8 +26,7 @@ class BatchRow:
 
     `length`: tokens of its sequence, including the pending one, which is not in its caches yet. `token`: that
     one, [1] uint32, while the row is in no group; `caches` likewise. `shift`: see `VisionNetwork`. `gaps`:
-    tokens skipped by sparse prefill. `adapter`: its name. `is_quantized`: its KV caches are; rows that
-    differ in this never share a batch.
+    tokens skipped by sparse prefill. `adapter`: its name.
     """
 
     name: str
@@ -39,7 +38,6 @@ class BatchRow:
     gaps: Gaps = NO_GAPS
     adapter: str = NO_ADAPTER
     dropped: bool = False
-    is_quantized: bool = False
 
     @property
     def is_sparse(self) -> bool:
@@ -91,11 +89,6 @@ class RowBatch:
     @property
     def is_abandoned(self) -> bool:
         return all(member.dropped for member in self.members)
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether its rows are quantized; False without rows."""
-        return any(member.is_quantized for member in self.members)
 
     @property
     def living(self) -> list[BatchRow]:
@@ -202,14 +195,6 @@ class DecodeBatch(RowBatch):
         if self._batch is None:
             return self._own, 0
         return self._batch, self.members.index(member)
-
-    def take_out(self, member: BatchRow, fresh: Callable[[], RowCaches]) -> None:
-        """Give a row its token and caches, to join another group, and leave a hole in its place."""
-        place = self.members.index(member)
-        self._give(place, fresh)
-        self.members[place] = replace(member, caches=[], dropped=True)
-        if self._sampler is not None:
-            self._sampler.release()
 
     def _give(self, place: int, fresh: Callable[[], RowCaches]) -> None:
         member = self.members[place]

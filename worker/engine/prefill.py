@@ -39,8 +39,6 @@ class PromptRow:
     gaps: Gaps = NO_GAPS
     """Tokens that sparse prefill skipped."""
     adapter: str = NO_ADAPTER
-    is_quantized: bool = False
-    """Whether its KV caches are quantized."""
     logits: mx.array | None = None
     """Logits behind the prompt's last token, [1, vocabulary], if it has been fed."""
 
@@ -121,9 +119,8 @@ class PrefillRunner:
         rows = [self.rows[name] for name in chunks]
         if len(rows) < 2 or len({row.tokens for row in rows}) > 1:
             return False
-        # Upstream cannot merge quantized caches.
-        is_plain = not any(row.is_quantized or row.gaps.spans for row in rows)
-        return is_plain and (able.abreast if rows[0].tokens else able.padded)
+        is_dense = not any(row.gaps.spans for row in rows)
+        return is_dense and (able.abreast if rows[0].tokens else able.padded)
 
     def _run_together(self, chunks: Chunks, last: Mapping[str, int]) -> None:
         run = partial(self._pass, chunks, last)

@@ -13,8 +13,7 @@ columns are sampled at once and read once; what follows a rejected draft token i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -231,18 +230,6 @@ class VerifyBatch(RowBatch):
         place = self.members.index(member)
         return self._copied(place, self._backlogs[place]), 0
 
-    def cached_tokens(self, member: BatchRow) -> int:
-        """Return the number of tokens in a row's caches."""
-        return self._batch.lengths[self.members.index(member)]
-
-    def take_out(self, member: BatchRow, fresh: Callable[[], RowCaches]) -> None:
-        """Give a row its token and caches, to join another group, and leave a hole in its place."""
-        place = self.members.index(member)
-        self._give(place)
-        self.members[place] = replace(member, caches=[], dropped=True)
-        if self._sampler is not None:
-            self._sampler.release()
-
     def _give(self, place: int) -> None:
         *late, last = self._backlogs[place]
         member = self.members[place]
@@ -274,20 +261,18 @@ def _token(member: BatchRow) -> int:
 
 
 class SpecDecoder:
-    """The rows that decode with drafts, in groups of similar length. Quantized rows have groups of their
-    own."""
+    """The rows that decode with drafts, in groups of similar length."""
 
     def __init__(
         self,
         model: nn.Module,
-        fresh: Callable[[bool], RowCaches],
+        fresh: Callable[[], RowCaches],
         hidden_states: HiddenStateSink,
         agree: Agree | None = None,
         slack: int = 0,
         adapters: AdapterBatch | None = None,
     ) -> None:
-        """`fresh`: makes empty caches of a single row, quantized or not. `slack`: as in `grouping`. The other
-        parameters are those of `VerifyBatch`."""
+        """`slack`: as in `grouping`. The other parameters are those of `VerifyBatch`."""
         self._agree = agree
         self._slack = slack
         self.groups: list[VerifyBatch] = []
@@ -304,38 +289,37 @@ class SpecDecoder:
 
     def board(self, members: list[BatchRow]) -> None:
         """Start speculative decoding of rows whose samples have all been read."""
-        for is_quantized in (False, True):
-            alike = [member for member in members if member.is_quantized is is_quantized]
-            rows_max = self._rows_max or max(1, len(alike))
-            for first in range(0, len(alike), rows_max):
-                self._board(alike[first : first + rows_max], partial(self._fresh, is_quantized))
+        rows_max = self._rows_max or max(1, len(members))
+        for first in range(0, len(members), rows_max):
+            self._board(members[first : first + rows_max])
 
-    def _board(self, members: list[BatchRow], fresh: Callable[[], RowCaches]) -> None:
-        lengths, is_quantized = [member.length for member in members], members[0].is_quantized
+    def _board(self, members: list[BatchRow]) -> None:
+        lengths = [member.length for member in members]
         for group in self.groups:
             together = [*lengths, *(m.length for m in group.living)]
             has_room = self._rows_max is None or len(together) <= self._rows_max
-            if group.is_quantized is is_quantized and has_room and grouping.fits([together], self._slack):
+            if has_room and grouping.fits([together], self._slack):
                 break
         else:
             group = VerifyBatch(
-                self._model, fresh, self._hidden_states, self._agree, self._adapters, self._width_max
+                self._model, self._fresh, self._hidden_states, self._agree, self._adapters, self._width_max
             )
             self.groups.append(group)
-        group.rearrange(members, fresh)
+        group.rearrange(members, self._fresh)
 
     def rearrange(self, joining: list[BatchRow]) -> list[BatchRow]:
-        """Remove dropped rows; add `joining` rows to groups of their kind, if there are any. Return the rows
-        that are to decode plainly."""
+        """Remove dropped rows; add `joining` rows to groups, if there are any. Return the rows that are to
+        decode plainly."""
         quiet = [group for group in self.groups if group.quiet >= QUIET_STEPS]
-        plain = [row for group in quiet for row in group.detach(partial(self._fresh, group.is_quantized))]
+        plain = [row for group in quiet for row in group.detach(self._fresh)]
         self.groups = [group for group in self.groups if group not in quiet]
         for group in self.groups:
-            group.rearrange([], partial(self._fresh, group.is_quantized))
+            group.rearrange([], self._fresh)
         self.groups = [group for group in self.groups if group.members]
-        kinds = {group.is_quantized for group in self.groups}
-        self.board([member for member in joining if member.is_quantized in kinds])
-        return [*(member for member in joining if member.is_quantized not in kinds), *plain]
+        if not self.groups:
+            return [*joining, *plain]
+        self.board(joining)
+        return plain
 
     def let_go(self) -> None:
         """Drop groups without rows."""

@@ -35,7 +35,7 @@ def fingerprint(config: Path, weights: Iterable[Path], versions: Mapping[str, st
 def lossy(facts: ModelInfo) -> dict[str, str]:
     """Return the settings that change what a model answers and what its caches contain; empty: none."""
     kv = facts.kv_quantization
-    return {} if kv is None else {"kv": f"{kv.bits} {kv.group_size} {kv.start} {kv.step}"}
+    return {} if kv is None else {"kv": f"{kv.bits} {kv.group_size}"}
 
 
 def _places(size: int) -> list[int]:

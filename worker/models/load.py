@@ -366,9 +366,9 @@ class ModelLoader:
         if kv is not None:
             require_quantizable(network, kv, self.name)
         key = key_of(folder, weight_files(folder, self.name), network)
-        kind = f"-kv{kv.bits}-{kv.group_size}" if kv else ""
+        key += f"-kv{kv.bits}-{kv.group_size}" if kv else ""
         capabilities = cache.capabilities(
-            key + kind,
+            key,
             lambda: probe_capabilities(replace(stage_for(folder, network, opened), kv_quantization=kv)),
         )
         timer.lap("trial")

@@ -91,8 +91,6 @@ class Follower:
                 engine.skip_tokens(row, first, last)
             case rpc.Fork(row, copy):
                 engine.fork(row, copy)
-            case rpc.QuantizeCache(row):
-                engine.quantize_cache(row)
             case rpc.DropRow(row):
                 engine.drop(row)
             case rpc.Reset():

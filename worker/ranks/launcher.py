@@ -36,7 +36,6 @@ _TOLD = (
     "text_only",
     "kv_bits",
     "kv_group_size",
-    "quantized_kv_start",
     "memory_limit_bytes",
     "memory_budget",
     "memory_headroom",

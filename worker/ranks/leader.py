@@ -133,13 +133,6 @@ class Leader:
         """Return forced tokens. Only this rank has the grammars; drafts made of them go to all ranks."""
         return self._engine.forced_tokens(row, most)
 
-    def cached_tokens(self, row: str) -> int:
-        return self._engine.cached_tokens(row)
-
-    def quantize_cache(self, row: str) -> None:
-        with self._together(rpc.QuantizeCache(row)):
-            self._engine.quantize_cache(row)
-
     def drop(self, row: str) -> None:
         with self._together(rpc.DropRow(row)):
             self._engine.drop(row)
@@ -183,8 +176,8 @@ class Leader:
     def cache_bytes(self) -> int:
         return self._engine.cache_bytes()
 
-    def row_bytes(self, tokens: int, *, quantized: bool = False) -> int:
-        return self._engine.row_bytes(tokens, quantized=quantized)
+    def row_bytes(self, tokens: int) -> int:
+        return self._engine.row_bytes(tokens)
 
 
 def _handle(payload: object) -> Handle:

@@ -82,10 +82,6 @@ class Restore(_RankMessage, frozen=True, tag=True, array_like=True):
     states: int | None
 
 
-class QuantizeCache(_RankMessage, frozen=True, tag=True, array_like=True):
-    row: str
-
-
 class DropRow(_RankMessage, frozen=True, tag=True, array_like=True):
     row: str
 
@@ -110,7 +106,6 @@ Call = (
     | RunStep
     | CutOut
     | Restore
-    | QuantizeCache
     | DropRow
     | Reset
     | Release

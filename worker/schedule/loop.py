@@ -25,7 +25,7 @@ from protocol.progress import ProgressWatch
 from protocol.types import AdapterInfo, Delta, PrefixReuse, Resources
 from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.engine import EngineRequest, Logprob, Model, SampledToken, StepOutput
-from worker.schedule import prompt_logprobs, quantization
+from worker.schedule import prompt_logprobs
 from worker.schedule.adapter_changes import AdapterChanges
 from worker.schedule.batching_window import BatchingWindow
 from worker.schedule.commands import (
@@ -273,7 +273,6 @@ class Loop:
     def _decode(self) -> None:
         rows = self.scheduler.decoding
         try:
-            quantization.quantize_due(rows, self.model.engine, self.scheduler, self.store)
             step = self.model.engine.step(self.drafting.propose(rows, self.model.engine.forced_tokens))
         except Exception as error:  # attributed to no row
             self._fail_step(error)
@@ -369,19 +368,8 @@ class Loop:
                 continue
             if self.store:
                 self.store.keep(chunk.row, done=chunk.last)
-            if self._is_quantized_in_time(chunk.row) and chunk.last:
+            if chunk.last:
                 self._start(chunk)
-
-    def _is_quantized_in_time(self, row: Row) -> bool:
-        """Quantize the cache of a row whose prefill has reached its switch. Return False if that failed."""
-        if row.prefilled == row.switch:
-            try:
-                quantization.quantize(row, self.model.engine, self.scheduler)
-            except Exception as error:  # the request boundary
-                log.exception("%s: its cache cannot be quantized", row.id, extra=about(row.id))
-                self._fail_prefill(row, error)
-                return False
-        return True
 
     def _report_logprobs(self, row: Row, likelihoods: Sequence[Logprob]) -> None:
         """Publish new prompt logprobs of a row to all rows of its family."""
@@ -404,7 +392,6 @@ class Loop:
             if match is not None and not (self.store and self.store.restore(row, match)):
                 drop_rows(self.model.engine, group)  # those before it were restored
                 return False
-            quantization.quantize_restored(chunk, self.model.engine, self.scheduler)
             if row.reuse is None:
                 self._report_reuse(chunk)
         return True
@@ -442,7 +429,6 @@ class Loop:
             try:
                 if row is not chunk.row:
                     engine.fork(chunk.row.id, row.id)
-                    self.scheduler.forked(chunk.row, row)
                 first = engine.start(row.id, row.tokens, len(row.request.tokens), row.request.sampling)
             except Exception as error:  # the request boundary
                 log.exception("%s: start failed", row.id, extra=about(row.id))

@@ -3,9 +3,6 @@
 A row reserves memory for its length rounded up to a block, so that it can grow before it reserves again.
 Invariants: `reserved` is the sum of all rows' `bytes`, and a single row never exceeds `bytes_max`. Real usage
 may be higher, for instance because batched rows are padded: the ratio is learned, and decays as rows leave.
-
-A row whose KV cache will be quantized at a later length, its switch, reserves the larger of what it takes
-there and what its length takes after it.
 """
 
 from __future__ import annotations
@@ -13,63 +10,32 @@ from __future__ import annotations
 import bisect
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
 
-from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.schedule.rows import Row
 
 BLOCK_TOKENS = 64
 _MEMORY = 0.9
 
 
-class QuantizedRows(NamedTuple):
-    """How KV caches are quantized, and the bytes of a quantized row by its length."""
-
-    settings: KVQuantization
-    row_bytes: Callable[[int], int]
-
-
 class Reservations:
     """Reservations of one worker. `row_bytes`: cache bytes of a row by its length; not called without a
-    limit. `quantized`: None: no rows are quantized."""
+    limit."""
 
-    def __init__(
-        self,
-        bytes_max: int | None,
-        row_bytes: Callable[[int], int],
-        aside_bytes: int = 0,
-        quantized: QuantizedRows | None = None,
-    ) -> None:
+    def __init__(self, bytes_max: int | None, row_bytes: Callable[[int], int], aside_bytes: int = 0) -> None:
         """`aside_bytes`: left to others than caches at all times; see `set_aside`."""
         self._whole = sys.maxsize if bytes_max is None else bytes_max
         self._aside = aside_bytes
         self.bytes_max = max(0, self._whole - aside_bytes)
         self.reserved = 0
         self._row_bytes = row_bytes
-        self._quantized_bytes = quantized.row_bytes if quantized else row_bytes
-        self._switch_max = quantized.settings.switch_max if quantized else NEVER
         self._is_limited = bytes_max is not None
         self._excess = 1.0
         self.block_bytes = self.needs(2 * BLOCK_TOKENS - 1) - self.needs(BLOCK_TOKENS - 1)
         """Bytes that a further block adds to a row."""
 
-    def needs(self, length: int, switch: int | None = None) -> int:
-        """Return the bytes that a new row of this length would reserve. `switch`: its own; None: the highest
-        of any prompt."""
-        if not self._is_limited:
-            return 0
-        switch = self._switch_max if switch is None else switch
-        exact = self._row_bytes(_reserved_length(min(length, switch)))
-        return max(exact, self._quantized(length)) if length > switch else exact
-
-    def needs_of(self, row: Row) -> int:
-        """Return the bytes that a row needs for its current length."""
-        if row.is_quantized:
-            return self._quantized(row.length) if self._is_limited else 0
-        return self.needs(row.length, row.switch)
-
-    def _quantized(self, length: int) -> int:
-        return self._quantized_bytes(_reserved_length(length))
+    def needs(self, length: int) -> int:
+        """Return the bytes that a row of this length reserves."""
+        return self._row_bytes(_reserved_length(length)) if self._is_limited else 0
 
     def free(self, cache_bytes: int) -> float:
         """Return the bytes that rows may still reserve while all caches really take `cache_bytes`."""
@@ -98,7 +64,7 @@ class Reservations:
 
     def reserve(self, row: Row) -> bool:
         """Replace the row's reservation by one for its current length. False: it does not fit even alone."""
-        needed = self.needs_of(row)
+        needed = self.needs(row.length)
         if needed > self.bytes_max:
             return False
         self.reserved += needed - row.bytes

@@ -41,7 +41,7 @@ class CallShape(NamedTuple):
 
 def may_run_in_lockstep(row: Row) -> bool:
     """Return whether chunks of the row may be run in one call with those of others."""
-    is_plain = row.is_scored and not row.images and not row.sparse and not row.is_quantized
+    is_plain = row.is_scored and not row.images and not row.sparse
     return is_plain and len(row.tokens) <= LOCKSTEP_TOKENS_MAX
 
 
@@ -171,9 +171,8 @@ def form_groups(
 def is_short(row: Row, match: Match | None) -> bool:
     """Return whether all of the prompt behind its stored prefix may be run in one call with others."""
     begin = begin_of(row, match)
-    is_new = row.prefilled == 0 and begin < row.switch  # behind its switch its cache is quantized
-    is_plain = not row.cuts_behind(begin) and not row.images and not row.sparse
-    return is_new and is_plain and 0 < _rest_of(row, match) <= SHORT_TOKENS_MAX
+    is_plain = not row.prefilled and not row.cuts_behind(begin) and not row.images and not row.sparse
+    return is_plain and 0 < _rest_of(row, match) <= SHORT_TOKENS_MAX
 
 
 def _rest_of(row: Row, match: Match | None) -> int:

@@ -204,18 +204,10 @@ class PrefixStore:
         if row.sparse:
             return  # tokens after a skipped part have not attended to it
         at = row.prefilled
-        is_cut = done or at in row.snapshot_positions or at == row.switch
+        is_cut = done or at in row.snapshot_positions
         if (is_cut or at - row.stored_upto >= KEPT_TOKENS_MIN) and at > row.stored_upto:
             self._store_row(row, row.tokens[:at], states=is_cut)
             row.stored_upto = at
-
-    def keep_exact(self, row: Row) -> None:
-        """Store what a row that decodes has in its caches, before they are quantized."""
-        if not row.sparse and row.switch > row.stored_upto:
-            # The copies of a drafted row also hold what it has accepted behind the switch.
-            tokens = (*row.request.tokens, *row.answered)[: row.switch]
-            self._store_row(row, tokens, states=row.length == row.switch)
-            row.stored_upto = row.switch
 
     def store_ended_row(self, row: Row) -> None:
         """Store the prefix of a row that ends, before its caches are dropped."""
@@ -231,11 +223,6 @@ class PrefixStore:
             self._store_row(row, row.tokens[: row.prefilled], states=True)
 
     def _store_row(self, row: Row, tokens: tuple[int, ...], *, states: bool) -> None:
-        if row.is_quantized:
-            if len(tokens) > row.shared_upto or not self._has_exact(row, tokens):
-                return
-        elif len(tokens) > row.switch:  # the row is about to be quantized
-            tokens, states = tokens[: row.switch], False
         salt, end = row.request.salt, len(tokens)
         try:
             stored = keep(
@@ -259,10 +246,6 @@ class PrefixStore:
             # With its parents, which may have been too short, or refused, when they were stored.
             self._write([*self.index.find(tokens, salt=salt, limit=end).items, *stored])
         self.fit(self.ram_max)
-
-    def _has_exact(self, row: Row, tokens: tuple[int, ...]) -> bool:
-        """Return whether the tokens before the switch are stored: of a quantized row they cannot be."""
-        return self.index.reach(tokens, salt=row.request.salt, end=row.switch)[0] == row.switch
 
     # --- bounds ---
 

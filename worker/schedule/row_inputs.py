@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from worker.contract.engine import NO_LAST, Engine
-from worker.contract.kv_quantization import NEVER
 from worker.schedule.rows import Group
 
 
@@ -24,12 +23,12 @@ def set_inputs(engine: Engine, group: Group) -> None:
 def last_tokens(engine: Engine, group: Group, *, is_stored: bool) -> Mapping[str, int]:
     """Return the last tokens of the prompts that end with their chunks, to be fed along.
 
-    None where a cache must stop before that token: to be quantized there, or to be stored with recurrent
-    states that an equal prompt can begin with. `is_stored`: caches are stored.
+    None where a cache must stop before that token, to be stored with recurrent states that an equal prompt
+    can begin with. `is_stored`: caches are stored.
     """
     if is_stored and engine.shape is not None and engine.shape.has_states:
         return NO_LAST
-    ending = [chunk for chunk in group if chunk.last and chunk.tokens and chunk.row.switch == NEVER]
+    ending = [chunk for chunk in group if chunk.last and chunk.tokens]
     return {chunk.row.id: chunk.row.tokens[-1] for chunk in ending}
 
 

@@ -9,7 +9,6 @@ from enum import StrEnum
 from protocol.types import PrefixReuse
 from worker.contract.engine import EngineRequest
 from worker.contract.images import ImageInput
-from worker.contract.kv_quantization import NEVER, KVQuantization
 from worker.prefixes.matching import Match
 from worker.schedule.prefill_cost import PrefillWork
 
@@ -45,9 +44,7 @@ class Row:
     `encoded_for_row`: digests of images encoded for it and not used since. `sparse`: parts of its prompt are
     skipped, those in `left_out` once they are chosen. `burst`: see `BurstGate`. `overtook`: it went
     before a long prompt of an earlier burst, and so decodes without waiting for it. `sampled_early`: tokens
-    sampled with the end of its prompt, 0 or 1. `switch`: the length at
-    which its KV cache is quantized; `is_quantized`: it is. `shared_upto`: what lies behind is not stored for
-    others, and nothing stored is restored there (see `contract.kv_quantization`).
+    sampled with the end of its prompt, 0 or 1.
 
     For the progress watchdog: `blocks_awaited` from disk; `scoring_passes`, passes of importance scoring
     while it was blocked; `waits_for`, the row whose prefix it waits for (`never_waits`: disabled); `restarts`
@@ -79,9 +76,6 @@ class Row:
     burst: int = 0
     overtook: bool = False
     sampled_early: int = 0
-    switch: int = NEVER
-    is_quantized: bool = False
-    shared_upto: int = NEVER
     blocks_awaited: int = 0
     scoring_passes: int = 0
     waits_for: str | None = None
@@ -100,12 +94,11 @@ class Row:
 
     @property
     def reusable(self) -> int:
-        """Maximum number of tokens that may be restored: all but the last, and none behind `shared_upto`.
+        """Maximum number of tokens that may be restored: all but the last.
 
         If prompt logprobs are missing, fewer: each one needs the token before it to run.
         """
-        most = len(self.tokens) - 1 if self.is_scored else max(self.scored - 1, 0)
-        return min(most, self.shared_upto)
+        return len(self.tokens) - 1 if self.is_scored else max(self.scored - 1, 0)
 
     @property
     def id(self) -> str:
@@ -113,10 +106,9 @@ class Row:
 
     def is_twin(self, other: Row) -> bool:
         """Return whether one row may run the prompt of both. Prompt logprobs are published to both, so both
-        must lack the same ones; caches must be quantized at one position."""
+        must lack the same ones."""
         return (
             (self.digest, self.request.salt, self.scored) == (other.digest, other.request.salt, other.scored)
-            and self.switch == other.switch
             and not (self.sparse or other.sparse)
             and self.tokens == other.tokens
         )
@@ -129,8 +121,7 @@ class Row:
 
     def cuts_behind(self, position: int) -> list[int]:
         """Return the positions behind `position` at which a chunk must end, if it gets there."""
-        switch = [self.switch] if position < self.switch < len(self.tokens) - 1 else []
-        return [cut for cut in self.snapshot_positions if cut > position] + switch
+        return [cut for cut in self.snapshot_positions if cut > position]
 
     def beyond(self, position: int) -> int:
         """Return the position at which the row goes on after `position`, past a skipped span there."""
@@ -141,17 +132,10 @@ class Row:
         return next((last - first for first, last in self.left_out if last == position), 0)
 
 
-def row_of(
-    request: EngineRequest,
-    settings: KVQuantization | None,
-    images: tuple[ImageInput, ...],
-    *,
-    sparse: bool,
-) -> Row:
-    """Return a request as a row, without its place in the queue. `settings`: how KV caches are quantized."""
+def row_of(request: EngineRequest, images: tuple[ImageInput, ...], *, sparse: bool) -> Row:
+    """Return a request as a row, without its place in the queue."""
     tokens = request.tokens + request.resume  # the same tuple if nothing was answered
     asks = request.echo and request.sampling.logprobs is not None
-    prompt_tokens = len(request.tokens)
     return Row(
         request=request,
         queue_key=(0, 0),
@@ -160,11 +144,9 @@ def row_of(
         tokens=tokens,
         length=len(tokens),
         answered=list(request.resume),
-        scored=request.scored if asks else prompt_tokens,
+        scored=request.scored if asks else len(request.tokens),
         images=images,
         sparse=sparse,
-        switch=NEVER if settings is None else settings.switch(prompt_tokens),
-        shared_upto=NEVER if settings is None else settings.shared_upto(prompt_tokens),
     )
 
 

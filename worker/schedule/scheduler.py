@@ -29,7 +29,7 @@ from worker.prefixes.index import PrefixIndex
 from worker.prefixes.matching import Match
 from worker.schedule.batching_window import GATHERED_S_MAX, BurstGate
 from worker.schedule.encoder_cache import EncoderCacheManager, images_of
-from worker.schedule.memory_reservations import QuantizedRows, Reservations
+from worker.schedule.memory_reservations import Reservations
 from worker.schedule.parking import Parking
 from worker.schedule.prefill_batches import begin_of, form_groups, is_short, leads_of, overtaking
 from worker.schedule.prefill_cost import PrefillCostModel, PrefillWork
@@ -44,7 +44,7 @@ _SETTLING_STEPS = 2
 class SchedulerConfig:
     """Limits of the scheduler. `bytes_max`: memory for KV caches; `image_bytes_max`: memory for encoded
     images, in addition. `row_bytes`: cache bytes of a row by its length. `aside_bytes`: of `bytes_max`, left
-    to adapters. `quantized`: how KV caches are quantized; None: never. `gathered_s`: see `BurstGate`."""
+    to adapters. `gathered_s`: see `BurstGate`."""
 
     rows_max: int
     prefill_tokens: int = 2048
@@ -55,7 +55,6 @@ class SchedulerConfig:
     row_bytes: Callable[[int], int] = lambda tokens: 0
     image_bytes_max: int | None = None
     aside_bytes: int = 0
-    quantized: QuantizedRows | None = None
 
 
 class Scheduler:
@@ -78,9 +77,7 @@ class Scheduler:
         self._rows: dict[str, Row] = {}
         self._in: dict[Phase, dict[str, Row]] = {phase: {} for phase in Phase}
         self._deadlines: dict[str, float] = {}
-        self.reservations = Reservations(
-            policy.bytes_max, policy.row_bytes, policy.aside_bytes, policy.quantized
-        )
+        self.reservations = Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
         self._next: Sequence[Row] = ()
         """Rows in prefill, or admissible, at the last plan."""
         self._has_overtaken = False
@@ -146,9 +143,8 @@ class Scheduler:
         """
         if request.id in self._rows:
             raise ValueError(f"row {request.id} exists already")
-        kv = self._policy.quantized
-        row = row_of(request, kv.settings if kv else None, images_of(request), sparse=sparse)
-        if self.reservations.needs_of(row) > self.reservations.bytes_max:
+        row = row_of(request, images_of(request), sparse=sparse)
+        if self.reservations.needs(row.length) > self.reservations.bytes_max:
             tokens_max = self.reservations.tokens_max(row.length)
             raise too_long(tokens_max, row.length, request.source, by_memory=True)
         self._encoder_cache.check(request)
@@ -199,7 +195,6 @@ class Scheduler:
 
     def anew(self, chunk: Chunk) -> Chunk:
         """Return a chunk from the start of the row to the end of `chunk`, since the row's cache was lost."""
-        assert not chunk.row.is_quantized, "quantized rows run alone"
         tokens = chunk.row.tokens[: chunk.begin + len(chunk.tokens)]
         chunk.row.prefilled = 0
         return replace(chunk, tokens=tokens, match=None)
@@ -221,16 +216,6 @@ class Scheduler:
         """Stop holding a row. Unknown ids are ignored."""
         if row := self._rows.get(id):
             row.is_blocked, row.blocks_awaited = False, 0
-
-    def quantized(self, row: Row) -> None:
-        """Record that a row's KV cache was quantized, and so takes less memory."""
-        row.is_quantized = True
-        self.reservations.reserve(row)
-
-    def forked(self, row: Row, copy: Row) -> None:
-        """Record that `copy` has a copy of a row's cache."""
-        if row.is_quantized:
-            self.quantized(copy)
 
     def started(self, row: Row, *, sampled: int = 0) -> None:
         """Record that a row has joined the decode batch. `sampled`: tokens from the pass of its prompt."""
@@ -282,7 +267,7 @@ class Scheduler:
     def rewind(self) -> None:
         """Restart all prefills, since every cache was lost. Started rows must have been dropped."""
         for row in self._of(Phase.PREFILL, Phase.PREFILLED):
-            row.prefilled, row.is_quantized = 0, False
+            row.prefilled = 0
 
     def has_room(self, cache_bytes: int) -> bool:
         """Return whether the first row in the queue could be admitted now, by places and memory."""
@@ -295,7 +280,7 @@ class Scheduler:
         free += sum(
             row.bytes for row in self._in[Phase.PREFILLED].values() if row.queue_key > first.queue_key
         )
-        needed = self.reservations.needs_of(first) - first.bytes
+        needed = self.reservations.needs(first.length) - first.bytes
         return admitted < self._policy.rows_max and free >= needed
 
     def giving_way(self) -> list[Row]:
@@ -353,7 +338,7 @@ class Scheduler:
             ready.sort(key=_order)
             free = self.reservations.free(cache_bytes) - admitted * self.reservations.block_bytes
             for row in ready[:places]:
-                free -= self.reservations.needs_of(row) - row.bytes
+                free -= self.reservations.needs(row.length) - row.bytes
                 while free < 0 and (last := self._last_prefilled(row)):
                     free += last.bytes
                     preempted.append(self._preempt(last))
@@ -378,7 +363,7 @@ class Scheduler:
         for row in rows:
             if row.prefilled:
                 continue
-            free -= self.reservations.needs_of(row) - row.bytes + self.reservations.block_bytes
+            free -= self.reservations.needs(row.length) - row.bytes + self.reservations.block_bytes
             if (
                 len(behind) == room
                 or free < 0
@@ -474,7 +459,7 @@ class Scheduler:
         """Preempt a row: it loses its cache, and keeps its answer and its place in the queue."""
         self._move(row, Phase.WAITING)
         self.reservations.release(row)
-        row.prefilled, row.is_quantized = 0, False
+        row.prefilled = 0
         row.preemptions += 1
         if row.answered:
             row.tokens = (*row.request.tokens, *row.answered)

@@ -21,7 +21,6 @@ from worker.contract.device_errors import raise_if_device_failed
 from worker.contract.drafts import QUIET_STEPS
 from worker.contract.engine import SamplingParams, StepOutput
 from worker.contract.guides import ForcedTokens
-from worker.contract.kv_quantization import NEVER
 from worker.schedule.acceptance import VAIN_TRIES, DraftState
 from worker.schedule.circuit_breaker import SpeculationBreaker
 from worker.schedule.draft_length import DRAFTED_MAX, DraftChoice, DraftLengthPolicy
@@ -263,10 +262,8 @@ def _room(row: Row) -> int:
     """Return the maximum number of draft tokens for a row."""
     if row.sparse or not row.request.speculation:
         return 0
-    exact = NEVER if row.is_quantized else row.switch - row.length  # no pass goes beyond the switch
     return min(
         DRAFTED_MAX,
         row.request.max_tokens - len(row.answered) - 1,
         row.reserved_length - row.length - 1,
-        exact,
     )

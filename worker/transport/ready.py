@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from protocol.messages import Ready
 from protocol.types import KVCacheQuantization
 from protocol.worker_settings import WorkerSettings
 from worker.contract.engine import Model, ModelInfo
 from worker.contract.kv_quantization import KVQuantization
-from worker.schedule.memory_reservations import QuantizedRows, Reservations
+from worker.schedule.memory_reservations import Reservations
 from worker.schedule.scheduler import SchedulerConfig
 from worker.schedule.starvation import starved_after_s
 
@@ -25,7 +23,6 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
     limit = model.info.cache_bytes_max if given is None else given
     adapters = sum(info.bytes for info in model.adapters.infos) if model.adapters else 0
     images = _image_bytes(settings, model.info, limit)
-    kv = model.info.kv_quantization
     return SchedulerConfig(
         rows_max=settings.max_running,
         prefill_tokens=settings.prefill_tokens,
@@ -36,7 +33,6 @@ def policy_of(settings: WorkerSettings, model: Model) -> SchedulerConfig:
         row_bytes=model.engine.row_bytes,
         image_bytes_max=images,
         aside_bytes=max(adapters, settings.adapter_memory),
-        quantized=None if kv is None else QuantizedRows(kv, partial(model.engine.row_bytes, quantized=True)),
     )
 
 
@@ -61,7 +57,7 @@ def context_length(facts: ModelInfo, policy: SchedulerConfig) -> int:
 
 def reservations_of(policy: SchedulerConfig) -> Reservations:
     """Return the reservations of a worker without rows."""
-    return Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes, policy.quantized)
+    return Reservations(policy.bytes_max, policy.row_bytes, policy.aside_bytes)
 
 
 def ready_to_encode(incarnation: str, facts: ModelInfo, settings: WorkerSettings) -> Ready:
@@ -102,4 +98,4 @@ def ready_of(
 
 
 def _told(kv: KVQuantization) -> KVCacheQuantization:
-    return KVCacheQuantization(bits=kv.bits, group_size=kv.group_size, start=kv.start)
+    return KVCacheQuantization(bits=kv.bits, group_size=kv.group_size)

@@ -40,11 +40,11 @@ async def test_quantized_kv_caches_are_told() -> None:
     house = House()
     house.line.serving("w1", "exact")
     house.line.serving("w2", "lossy")
-    settings = KVCacheQuantization(bits=8, group_size=64, start=5000)
+    settings = KVCacheQuantization(bits=8, group_size=64)
     house.line.dispatcher.on_message("w2", replace(ready("w2", "lossy"), kv_quantization=settings))
     exact, lossy = (await house.get("/v1/models").end()).json["data"]
     assert "kv_cache" not in exact
-    assert lossy["kv_cache"] == {"bits": 8, "group_size": 64, "quantized_from": 5000}
+    assert lossy["kv_cache"] == {"bits": 8, "group_size": 64}
 
 
 async def test_a_client_of_anthropics_is_shown_models_as_it_knows_them() -> None:

@@ -36,7 +36,7 @@ def test_a_model_is_measured_in_a_process_of_its_own_with_the_context_that_fits(
     """By flags, or by the model's table of the settings file."""
     model, file = str(model_folder("dense")), tmp_path / "roundhouse.toml"
     limit = "[worker]\nmemory_limit_bytes = 9_000_000\n"
-    file.write_text(f'{limit}[models.short]\nmodel = "{model}"\nkv_bits = 8\nquantized_kv_start = 0\n')
+    file.write_text(f'{limit}[models.short]\nmodel = "{model}"\nkv_bits = 8\n')
     report = exactness.measure(model, [f"--config={file}"], os.environ)
     assert report.exactness.is_complete
     assert {check.kind for check in report.exactness.checks} == {"decode", "verify", "prompts", "chunks"}

@@ -1,8 +1,9 @@
-"""Quantized KV caches: rows answer what `mlx_lm.stream_generate(kv_bits=…)` answers alone, in any company."""
+"""Quantized KV caches: rows answer what `mlx_lm.stream_generate` answers on such caches alone."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import asdict, replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,18 +13,17 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.oracle import Oracle
 from tests.worker import conversations
-from tests.worker.kv_bits import network_of, prefill
+from tests.worker.kv_bits import network_of
 from tests.worker.zoo import differences, load, play
 from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.caches import grouping, snapshots
 from worker.engine.trees import held_bytes
 
-EARLY, LATE = KVQuantization(4, 32, 0, 32), KVQuantization(8, 32, 40, 32)
-"""From the first prefill step on, whose end every long prompt shares; and mostly within the answers."""
+FOUR, EIGHT = KVQuantization(4, 32), KVQuantization(8, 32)
 ROWS = 6
-PLAYED = [("nemotron_h", EARLY, False), ("dense", LATE, True), ("hybrid", EARLY, True)]
-REUSED = [("dense", EARLY), ("hybrid", LATE)]
+PLAYED = [("nemotron_h", FOUR, False), ("dense", EIGHT, True), ("hybrid", FOUR, True)]
+REUSED = [("dense", FOUR), ("hybrid", EIGHT)]
 """`python -m tests.worker.kv_bits` runs all architectures."""
 
 
@@ -46,42 +46,33 @@ def test_prefix_hits_change_no_answer(architecture: str, kv: KVQuantization, ora
     assert sum(turn.cached for turn in turns) > 0.2 * sum(len(turn.prompt) for turn in turns)
 
 
-def test_the_setting_is_no_placebo(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_is_no_placebo(oracle: Oracle) -> None:
     """With four bits, answers differ from exact ones: otherwise the tests above would prove nothing."""
-    monkeypatch.setattr("tests.worker.zoo.settings_of", lambda kv: {})
-    assert play(load("dense", kv_quantization=EARLY), "dense", 0, oracle, ROWS).differences
+    model = load("dense", kv_quantization=FOUR)
+    claimed = replace(model, info=replace(model.info, kv_quantization=None))
+    assert play(claimed, "dense", 0, oracle, ROWS).differences
 
 
 @pytest.fixture(scope="module")
 def dense() -> Model:
-    return load("dense", kv_quantization=EARLY)
+    return load("dense", kv_quantization=FOUR)
 
 
-def upstream_caches(network: Any, prompt: tuple[int, ...], answer: int, kv: KVQuantization) -> list[Any]:
-    """Return upstream's caches after a prompt and `answer` tokens, all but the last of which it was fed."""
-    caches = make_prompt_cache(network)
-    steps = generate_step(
-        mx.array(prompt),
-        network,
-        max_tokens=answer,
-        prompt_cache=caches,
-        kv_bits=kv.bits,
-        kv_group_size=kv.group_size,
-        quantized_kv_start=kv.start,
-        prefill_step_size=kv.step,
-    )
-    assert len(list(steps)) == answer
+def upstream_caches(network: Any, prompt: tuple[int, ...], kv: KVQuantization) -> list[Any]:
+    """Return upstream's caches, quantized from the first token on, after a prompt."""
+    caches = [cache.to_quantized(**asdict(kv)) for cache in make_prompt_cache(network)]
+    assert len(list(generate_step(mx.array(prompt), network, max_tokens=1, prompt_cache=caches))) == 1
     return caches
 
 
 @pytest.mark.parametrize("length", [2, 34, 90])
 def test_a_rows_cache_is_upstreams(dense: Model, length: int) -> None:
-    """Even one token computed on the wrong side of the switch would differ by far more than rounding."""
+    """Even one token computed on exact keys would differ by far more than rounding."""
     rng, engine = random.Random(length), dense.engine
     prompt = tuple(rng.randrange(2000) for _ in range(length))
-    right = upstream_caches(network_of(dense), prompt, 1, EARLY)
+    right = upstream_caches(network_of(dense), prompt, FOUR)
     for chunk in (7, 90):
-        prefill(engine, "row", prompt, EARLY, chunk)
+        prefill(engine, "row", prompt, chunk)
         [cut], _ = engine.copy_cache("row", [(0, length - 1)], states=False)
         engine.drop("row")
         assert isinstance(cut.payload, snapshots.KVSlice)
@@ -94,15 +85,17 @@ def test_a_rows_cache_is_upstreams(dense: Model, length: int) -> None:
                 assert float(mx.mean(apart > 1e-4)) < 0.005
 
 
+def prefill(engine: Engine, row: str, prompt: tuple[int, ...], chunk: int) -> None:
+    """Run a prompt in chunks, but for its last token."""
+    for first in range(0, len(prompt) - 1, chunk):
+        engine.prefill({row: prompt[first : min(first + chunk, len(prompt) - 1)]})
+
+
 def test_stored_slices_come_back_from_files_as_they_were(dense: Model) -> None:
     engine, prompt = dense.engine, tuple(range(5, 75))
-    engine.prefill({"row": prompt[:32]})
-    [exact], _ = engine.copy_cache("row", [(0, 32)], states=False)
-    engine.quantize_cache("row")
-    engine.prefill({"row": prompt[32:60]})
-    [behind], _ = engine.copy_cache("row", [(32, 60)], states=False)
-    assert behind.nbytes / 28 < exact.nbytes / 32 / 4
-    read = [engine.unpack(*engine.pack(cut.payload)).payload for cut in (exact, behind)]
+    engine.prefill({"row": prompt[:60]})
+    cuts, _ = engine.copy_cache("row", [(0, 32), (32, 60)], states=False)
+    read = [engine.unpack(*engine.pack(cut.payload)).payload for cut in cuts]
     engine.restore("again", [CacheSegment(read[0], 0, 32, 32), CacheSegment(read[1], 32, 60, 60 - 32)], None)
     whole = [engine.copy_cache(row, [(0, 60)], states=False)[0][0].payload for row in ("row", "again")]
     engine.drop("row")
@@ -126,7 +119,7 @@ def test_masks_of_rows_are_not_taken_for_those_of_heads(dense: Model) -> None:
 
 def answer(engine: Engine, prompts: dict[str, tuple[int, ...]], tokens: int = 12) -> dict[str, list[int]]:
     for row, prompt in prompts.items():
-        prefill(engine, row, prompt, EARLY, 16)
+        prefill(engine, row, prompt, 16)
         engine.start(row, prompt, len(prompt), SamplingParams())
     said: dict[str, list[int]] = {row: [] for row in prompts}
     for _ in range(tokens + 1):
@@ -139,14 +132,7 @@ def answer(engine: Engine, prompts: dict[str, tuple[int, ...]], tokens: int = 12
 def test_a_rows_bytes_are_those_that_it_takes(dense: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouping, "COLUMNS_STEP", 256)  # as upstream's
     engine, tokens = dense.engine, tuple(range(3, 103))
-    engine.prefill({"row": tokens[:32]})
-    assert engine.cache_bytes() == engine.row_bytes(32)
-    engine.quantize_cache("row")
-    engine.prefill({"row": tokens[32:]})
-    caches = make_prompt_cache(network_of(dense))
-    network_of(dense)(mx.array([tokens]), cache=caches)
-    quantized = [cache.to_quantized(group_size=32, bits=4) for cache in caches]
-    assert engine.row_bytes(256, quantized=True) == sum(map(held_bytes, quantized))
-    assert engine.cache_bytes() == engine.row_bytes(256, quantized=True)
+    engine.prefill({"row": tokens})
+    caches = upstream_caches(network_of(dense), tokens, FOUR)
+    assert engine.row_bytes(256) == engine.cache_bytes() == sum(map(held_bytes, caches))
     engine.drop("row")
-    assert engine.row_bytes(256) == sum(map(held_bytes, caches))

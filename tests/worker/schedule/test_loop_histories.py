@@ -15,7 +15,6 @@ from tests.worker.conversations import small_steps
 from tests.worker.engines import END, House, Image, ScriptedEngine, breaking
 from tests.worker.schedule.test_prompt_logprobs import ASKS, expected, told
 from worker.contract.engine import CacheSpec, SamplingParams
-from worker.contract.kv_quantization import KVQuantization
 
 SHAPES = [None, CacheSpec(), CacheSpec(has_states=True), CacheSpec(window=7)]
 """Caches of an engine without a prefix store, and of engines with one."""
@@ -59,7 +58,7 @@ asked = st.builds(
 )
 happenings = st.lists(
     st.tuples(
-        st.sampled_from(["step", "step", "prefill", "start", "fork", "look", "show", "quantize"]),
+        st.sampled_from(["step", "step", "prefill", "start", "fork", "look", "show"]),
         st.integers(0, 40),
         st.sampled_from(["fail", "drop", "drop all", "submit", "ill"]),
         st.integers(0, 9),
@@ -179,7 +178,6 @@ class History:
     st.tuples(st.integers(1, 4), st.integers(1, 40)),
     st.sampled_from([None, None, 128, 192, 320]),
     st.tuples(st.sampled_from([None, 6, 9]), st.sampled_from([1.0, 1.0, 0.5, 1.4])),
-    st.sampled_from([None, None, (0, 8), (12, 8), (40, 16)]),
     st.booleans(),
 )
 @settings(max_examples=120)
@@ -191,12 +189,10 @@ def test_whatever_happens_everyone_ends_once_and_nothing_is_left(
     sizes: tuple[int, int],
     bytes_max: int | None,
     images: tuple[int | None, float],
-    quantized: tuple[int, int] | None,
     is_eager: bool,
 ) -> None:
-    kv = KVQuantization(8, 64, *quantized) if quantized and not (shape and shape.window) else None
     house = House(
-        engine=ScriptedEngine(shape=shape, kv_quantization=kv, swells=images[1], is_eager=is_eager),
+        engine=ScriptedEngine(shape=shape, swells=images[1], is_eager=is_eager),
         store_bytes=None if shape is None else store_bytes,
         rows_max=sizes[0],
         prefill_tokens=sizes[1],

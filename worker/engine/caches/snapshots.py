@@ -101,8 +101,7 @@ def cuts_of(
 
 
 def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | None) -> None:
-    """Restore `fresh`, empty caches of a single row, to the end of the last of `pieces`. If they are
-    quantized, exact pieces become so.
+    """Restore `fresh`, empty caches of a single row, to the end of the last of `pieces`.
 
     Raises `ValueError` for payloads of the wrong type.
     """
@@ -112,23 +111,11 @@ def rebuild(fresh: RowCaches, pieces: Sequence[CacheSegment], states: object | N
     parts = list(leaf_caches(fresh))
     for index, part in enumerate(part for part in parts if is_positional(part)):
         wanted = length if (window := getattr(part, "max_size", None)) is None else min(length, window - 1)
-        runs = [_as_in(part, leaves) for leaves in _runs(pieces, index, length - wanted)]
+        runs = _runs(pieces, index, length - wanted)
         fill(part, [mx.concatenate(list(run), axis=2) for run in zip(*runs, strict=True)], length)
     others = [part for part in parts if not is_positional(part)]
     for part, state in zip(others, states.layers if states else (), strict=True):
         part.state = tree_map(_copied, state)
-
-
-def is_quantized(payload: object) -> bool:
-    """Return whether a payload has quantized columns."""
-    return isinstance(payload, KVSlice) and any(len(leaves) > 2 for leaves in payload.layers)
-
-
-def _as_in(cache: Any, leaves: Leaves) -> Leaves:
-    """Return exact leaves quantized if the cache is, as it would have quantized them itself."""
-    if not hasattr(cache, "bits") or len(leaves) > 2:
-        return leaves
-    return tuple(part for leaf in leaves for part in mx.quantize(leaf, cache.group_size, cache.bits))
 
 
 def _runs(pieces: Sequence[CacheSegment], layer: int, start: int) -> Iterator[Leaves]:

@@ -8,36 +8,32 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from worker.contract.engine import ModelError
 from worker.contract.kv_quantization import KVQuantization
-from worker.engine.caches.batch import RowCaches
 from worker.engine.caches.capability_probe import REFUSALS, first_sentence
-from worker.engine.caches.quantized import quantized
+from worker.engine.caches.quantized import fresh_caches
 
-_PROMPT, _FOLLOWING = (3, 1, 4, 1, 5), ((9, 2), (6,))
-"""Tokens fed before and after the caches are quantized."""
+_CHUNKS = ((3, 1, 4, 1, 5), (9, 2), (6,))
 
 
 def require_quantizable(model: nn.Module, settings: KVQuantization, name: str) -> None:
     """Run a few tokens on quantized caches. Raises `ModelError` if the model's caches or its attention, which
     are upstream's, do not support them."""
-    caches: RowCaches = make_prompt_cache(model)
-    able = [cache for cache in caches if hasattr(cache, "to_quantized")]
+    able = [cache for cache in make_prompt_cache(model) if hasattr(cache, "to_quantized")]
     if not able:
         why = "none of its layers has a KV cache that mlx-lm can quantize"
     elif any(hasattr(cache, "max_size") for cache in able):
         why = "mlx-lm cannot quantize those of its sliding-window layers"
     else:
-        why = _refusal(model, caches, settings)
+        why = _refusal(model, settings)
     if why:
         asked = f"--kv-bits {settings.bits} with --kv-group-size {settings.group_size}"
         raise ModelError(f"{name}: {asked}: its KV caches cannot be quantized: {why}.")
 
 
-def _refusal(model: nn.Module, caches: RowCaches, settings: KVQuantization) -> str:
+def _refusal(model: nn.Module, settings: KVQuantization) -> str:
     """Return why the model cannot run on quantized caches; empty: it can."""
     try:
-        model(mx.array([_PROMPT], mx.uint32), cache=caches)
-        caches = quantized(caches, settings)
-        for tokens in _FOLLOWING:
+        caches = fresh_caches(model, settings)
+        for tokens in _CHUNKS:
             mx.eval(model(mx.array([tokens], mx.uint32), cache=caches), [cache.state for cache in caches])
     except REFUSALS as error:
         return first_sentence(error).removesuffix(".")
