@@ -25,7 +25,6 @@ from protocol.messages import Generate
 from protocol.types import Sampling, StructuredOutput
 from worker.contract.engine import EngineRequest, Model, SamplingParams
 from worker.engine.caches.batch import CacheBatch
-from worker.engine.caches.rollback_batch import RollbackBatch
 
 PROMPT_TOKENS = 126
 ANSWER_TOKENS = 192
@@ -168,24 +167,19 @@ class Passes:
         self._network(mx.array([random_tokens(CONTEXT, 1)]), cache=own)
         mx.eval([cache.state for cache in own])
         fresh = make_prompt_cache(self._network)
-        batch: Any = RollbackBatch(fresh) if width else CacheBatch(fresh)
-        if width:
-            batch.rearrange(range(rows), [own] * rows, [CONTEXT] * rows)
-        else:
-            batch.rearrange([], [own] * rows, [CONTEXT] * rows)
+        batch = CacheBatch(fresh)
+        batch.rearrange([], [own] * rows, [CONTEXT] * rows)
         return partial(self._passes, batch, rows, width)
 
-    def _passes(self, batch: Any, rows: int, width: int) -> Work:
+    def _passes(self, batch: CacheBatch, rows: int, width: int) -> Work:
         tokens = mx.array([random_tokens(max(1, width), 2)] * rows)
         began = time.process_time()
         for _ in range(PASSES):
-            if width:
-                batch.begin([width] * rows)
+            batch.begin([max(1, width)] * rows, may_revert=width > 0)
             logits = self._network(tokens, cache=batch.caches)
+            mx.eval(logits, batch.finish())
             if width:
-                mx.eval(logits, batch.finish())
                 batch.commit([1] * rows)
             else:
                 batch.advance()
-                mx.eval(logits, batch.state)
         return Work(PASSES, time.process_time() - began)

@@ -31,7 +31,7 @@ PURE = {
     "deploy.supervisor": ("lifecycle",),
     "worker": ("contract",),
     "worker.schedule": ("loop",),
-    "worker.engine": ("caches.grouping",),
+    "worker.engine": ("caches.buckets",),
 }
 
 IMPORT_WITHOUT = """

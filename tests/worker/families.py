@@ -25,7 +25,7 @@ from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from tests.worker.zoo import TIE, Difference, gap, play, possible
 from worker.contract.engine import Model, ModelError
-from worker.engine.caches import grouping
+from worker.engine.caches import buckets
 from worker.engine.engine import BatchEngine
 from worker.models.load import ModelLoader
 from worker.preload import preload_openblas
@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=4)
     seeds = parser.parse_args().seeds
-    grouping.COLUMNS_STEP = COLUMNS_STEP
+    buckets.COLUMNS_STEP = COLUMNS_STEP
     with Oracle() as oracle:
         for line in sys.stdin:
             print(json.dumps(asdict(prove(line.strip(), seeds, oracle))), flush=True)

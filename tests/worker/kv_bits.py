@@ -16,7 +16,7 @@ from tests.worker import conversations
 from tests.worker.zoo import main, play
 from worker.contract.engine import Model
 from worker.contract.kv_quantization import KVQuantization
-from worker.engine.caches import grouping
+from worker.engine.caches import buckets
 from worker.engine.engine import BatchEngine
 
 
@@ -36,5 +36,5 @@ def differences(model: Model, architecture: str, seed: int, oracle: Oracle) -> I
 
 if __name__ == "__main__":
     settings = [{"kv_quantization": KVQuantization(bits, 32)} for bits in (8, 4)]
-    grouping.COLUMNS_STEP = 16  # so that short rows outgrow their buffers
+    buckets.COLUMNS_STEP = 16  # so that short rows outgrow their buffers
     raise SystemExit(main("Quantized KV caches, held against upstream alone.", differences, settings))

@@ -24,7 +24,7 @@ from tests.models.families import PREFIX, REFUSED, listed
 from tests.models.fixtures import model_folder
 from tests.oracle import Oracle
 from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
-from worker.engine.caches import grouping, snapshots
+from worker.engine.caches import buckets, snapshots
 from worker.engine.caches.spans import Span
 from worker.engine.caches.sparse_rows import hiding
 from worker.engine.engine import BatchEngine
@@ -182,7 +182,7 @@ def main() -> int:
     asked = parser.parse_args()
     out = {*REFUSED, *whole_families.REFUSED}
     every = [family for family in (*listed(), *whole_families.listed()) if family not in out]
-    grouping.COLUMNS_STEP = 16
+    buckets.COLUMNS_STEP = 16
     told: dict[str, str] = {}
     with Oracle() as oracle:
         for family in asked.families.split(",") if asked.families else every:

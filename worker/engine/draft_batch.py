@@ -15,9 +15,8 @@ from typing import Any
 import mlx.core as mx
 
 from worker.common_prefix import common_prefix_length
-from worker.engine.caches import grouping
-from worker.engine.caches.batch import RowCaches
-from worker.engine.caches.rollback_batch import RollbackBatch
+from worker.engine.caches.batch import CacheBatch, RowCaches
+from worker.engine.caches.buckets import are_similar
 from worker.engine.draft_network import AutoregressiveDraft, BlockDraft, DraftInput
 from worker.engine.trees import held_bytes
 
@@ -41,7 +40,7 @@ class DraftBatch:
         self.names: list[str | None] = []
         self._network = network
         self._fresh = fresh
-        self._batch = RollbackBatch(fresh())
+        self._batch = CacheBatch(fresh())
         self._bases: list[int] = []
         self._guessed: dict[str, Sequence[int]] = {}
         """Draft tokens behind the read tokens in the caches, by row."""
@@ -62,12 +61,13 @@ class DraftBatch:
 
     def assign(self, joining: Mapping[str, DraftSequence]) -> None:
         """Remove holes and add the `joining` rows."""
-        order = [place for place, name in enumerate(self.names) if name is not None]
-        if not joining and len(order) == len(self.names):
+        leaving = [place for place, name in enumerate(self.names) if name is None]
+        if not joining and not leaving:
             return
-        order += range(len(self.names), len(self.names) + len(joining))
         seats = joining.values()
-        self._batch.rearrange(order, [seat.caches for seat in seats], [seat.length for seat in seats])
+        order = self._batch.rearrange(
+            leaving, [seat.caches for seat in seats], [seat.length for seat in seats]
+        )
         self._bases = [[*self._bases, *(seat.base for seat in seats)][place] for place in order]
         self.names = [[*self.names, *joining][place] for place in order]
 
@@ -257,7 +257,8 @@ class DraftBatches:
             if self._batch_of(row) is not None:
                 continue
             seat = self._own.pop(row, None) or DraftSequence(self._fresh())
-            place = grouping.place(lengths, seat.length)
+            fitting = (i for i, others in enumerate(lengths) if are_similar([*others, seat.length]))
+            place = next(fitting, len(lengths))
             if place == len(lengths):
                 self._draft_batches.append(DraftBatch(self._network, self._fresh))
                 lengths.append([])

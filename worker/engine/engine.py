@@ -1,15 +1,16 @@
 """The engine of one model: prefills rows in chunks and decodes them together (continuous batching).
 
 A row is in one of three places: *prefilling*, with caches of its own; *joining*, started since the last step;
-or in a *group* of rows that decode in one forward pass. Usually there is one group. Rows of very unequal
-length are kept in several; a model that cannot be batched has one group per row. Invariant: a group's caches,
-pending tokens and sampler have one entry per row, in one order. A dropped row leaves a hole until the next
-step, which removes all holes and adds all joining rows at once.
+or in a *decode batch*, whose rows share a forward pass. There is one batch, unless the model's rows cannot
+share one, or not with rows of any length. Invariant: a batch's caches, pending tokens and sampler have one
+entry per row, in one order. A dropped row leaves a hole until the next step, which removes all holes and adds
+all joining rows at once.
 
 Decoding is double-buffered: `step` dispatches the forward pass that feeds the pending tokens before it reads
 them, so the device works while the host handles the tokens. One pass is wasted when a row ends. Tokens of
 rows with a grammar are sampled behind that pass, once their guides have seen the pending tokens. The guides
-work while the device runs the passes of all groups.
+work while the device runs the passes of all batches. Drafts are verified in a pass of their own, once the
+pending tokens have been read.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ from worker.contract.guides import ForcedTokens
 from worker.contract.images import ArrayBytes, ImageInput
 from worker.contract.kv_quantization import KVQuantization
 from worker.engine.adapters import Adapters
-from worker.engine.caches import grouping, snapshots
+from worker.engine.bucket_attention import route_attention
+from worker.engine.caches import snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
-from worker.engine.caches.cost import row_cost, slack_columns
+from worker.engine.caches.cost import row_cost
 from worker.engine.caches.quantized import fresh_caches
+from worker.engine.decode_batch import BatchRow, DecodeBatch, DecodeModel, first_sample
 from worker.engine.draft_model import DraftModelProposer
-from worker.engine.group import BatchRow, DecodeBatch, first_sample
 from worker.engine.hidden_states import HiddenStateSink, NullSink
 from worker.engine.image_embeddings import ImageEmbeddings
 from worker.engine.prefill import PrefillRunner
-from worker.engine.sampling.grammar_masks import Job, MaskThreads
+from worker.engine.sampling.grammar_masks import MaskThreads
 from worker.engine.sampling.sampler import Agree, Sampled
 from worker.engine.sampling.state import SamplingState
-from worker.engine.spec_decode import SpecDecoder, VerifyBatch
 from worker.engine.trees import held_bytes
+from worker.engine.verification import AcceptedTokens
 
 TOKENS_PER_CLEAR = 256
 """Decode steps or prefilled tokens between calls of `mx.clear_cache`."""
@@ -63,10 +65,6 @@ class _Unread:
 
     members: list[BatchRow]
     sampled: Sampled
-
-
-_Joining = tuple[DecodeBatch, list[BatchRow]]
-"""A group, and the rows that join it."""
 
 
 class BatchEngine:
@@ -87,15 +85,14 @@ class BatchEngine:
         `kv_quantization`: how rows are quantized; None: never."""
         self._model = model
         self.adapters = Adapters(model)
-        self._applied = self.adapters.batch.applied
         self._fresh = partial(fresh_caches, model, kv_quantization)
         """Makes empty caches of a row. No method: a holder of it must not keep the engine alive."""
         self._image_embeddings = ImageEmbeddings(model)
+        route_attention(model)
         self.capabilities = capabilities or probe_capabilities(ProbeTarget(model))
         if kv_quantization is not None:
             # Upstream cannot merge quantized caches.
             self.capabilities = replace(self.capabilities, padded=False, abreast=False)
-        self.is_batchable, self._can_pad = self.capabilities.together, self.capabilities.padded
         self.shape = snapshots.shape_of(self._fresh()) if self.capabilities.restorable else None
         self.drafter = drafter
         self.can_skip_tokens = self.capabilities.sparse and kv_quantization is None
@@ -103,19 +100,23 @@ class BatchEngine:
             drafter if isinstance(drafter, DraftModelProposer) and drafter.can_score_tokens else None
         )
         self._cost = row_cost(model, self._fresh())
-        self._slack = slack_columns(model, self._cost)
         self._members: dict[str, BatchRow] = {}
         self._joining: list[BatchRow] = []
-        self._groups: list[DecodeBatch] = []
+        self._batches: list[DecodeBatch] = []
         self._hidden_states = hidden_states or NullSink()
         self._prefill = PrefillRunner(
             model, self._fresh, self.adapters.batch, self._hidden_states, self._image_embeddings
         )
         self._agree = agree
-        self._ahead = SpecDecoder(
-            model, self._fresh, self._hidden_states, agree, self._slack, self.adapters.batch
+        self._decode_model = DecodeModel(
+            model,
+            self._fresh,
+            self.adapters.batch.applied,
+            self._hidden_states,
+            agree,
+            is_batchable=self.capabilities.together,
+            is_bucketed=self.capabilities.bucketed,
         )
-        self._new_group = partial(DecodeBatch, agree, self._slack)
         self._unread: list[_Unread] = []
         self._helpers = MaskThreads()
         self._advanced = 0
@@ -125,7 +126,6 @@ class BatchEngine:
         """Limit the rows of a decode pass, and the tokens of a verify pass, which then has one row (0: no
         drafts); prefill each prompt alone. Call it while there are no rows."""
         self._rows_max = rows_max
-        self._ahead.limit_passes(draft_tokens_max)
         able = self.capabilities
         self.capabilities = replace(
             able,
@@ -134,9 +134,14 @@ class BatchEngine:
             abreast=False,
             ahead=able.ahead and draft_tokens_max > 0,
         )
-        self.is_batchable, self._can_pad = self.capabilities.together, False
         if not self.capabilities.ahead:
             self.drafter, self._hidden_states = None, NullSink()
+        self._decode_model = replace(
+            self._decode_model,
+            hidden_states=self._hidden_states,
+            rows_max=rows_max,
+            width_max=draft_tokens_max or 1,
+        )
 
     # --- images ---
 
@@ -210,18 +215,14 @@ class BatchEngine:
         if row in self._prefill.rows:
             return self._prefill.rows[row].caches, 0
         member = self._members[row]
-        group = self._group_of(member)
-        return (member.caches, 0) if group is None else group.source(member)
-
-    def _group_of(self, member: BatchRow) -> DecodeBatch | VerifyBatch | None:
-        groups: list[DecodeBatch | VerifyBatch] = [*self._groups, *self._ahead.groups]
-        return next((group for group in groups if member in group.members), None)
+        batch = next((batch for batch in self._batches if member in batch.members), None)
+        return (member.caches, 0) if batch is None else batch.source(member)
 
     def restore(self, row: str, pieces: Sequence[CacheSegment], states: object | None) -> None:
+        prompt, count = self._prefill.row(row), sum(piece.count for piece in pieces)
         caches = self._fresh()
         snapshots.rebuild(caches, pieces, states)
         mx.eval([cache.state for cache in caches])
-        prompt, count = self._prefill.row(row), sum(piece.count for piece in pieces)
         prompt.caches, prompt.tokens = caches, count
         self._image_embeddings.skip(row, count)
         self._hidden_states.skip(row, count)
@@ -241,27 +242,22 @@ class BatchEngine:
         unread, self._unread = self._unread, []
         self._rearrange()
         drafts = drafts if self.capabilities.ahead else NO_DRAFTS
-        turning = [
-            group for group in self._groups if any(m.name in drafts and not m.is_sparse for m in group.living)
-        ]
-        self._groups = [group for group in self._groups if group not in turning]
-        questions = [question for group in self._groups for question in self._dispatched(group)]
+        plain = [batch for batch in self._batches if not batch.may_verify(drafts)]
+        questions = [question for batch in plain for question in batch.dispatch()]
         step = self._read(unread)
+        behind = {row: _behind(step.tokens.get(row), drafted) for row, drafted in drafts.items()}
+        others = [batch for batch in self._batches if batch not in plain]
+        verifying = [batch for batch in others if batch.may_verify(behind)]
+        for batch in others:
+            if batch not in verifying:
+                questions += batch.dispatch()
+                plain.append(batch)
         self._helpers.run(questions)
-        self._unread = [_Unread(list(group.members), group.drawn()) for group in self._groups]
-        for group in turning:
-            members = group.detach(self._fresh)
-            self._ahead.board([member for member in members if not member.is_sparse])
-            self._joining += [member for member in members if member.is_sparse]
+        self._unread = [_Unread(list(batch.members), batch.drawn()) for batch in plain]
         self._advance(1)
-        return self._ahead.run(step, drafts, self._helpers)
-
-    def _dispatched(self, group: DecodeBatch) -> Sequence[Job]:
-        with self._applied(group.adapters):
-            questions = group.dispatch(self._model)
-        fed = [member.length - 2 for member in group.members]  # the last token is being sampled
-        self._hidden_states.on_hidden_states([member.name for member in group.members], [1] * len(fed), fed)
-        return questions
+        for batch in verifying:
+            step = _with_accepted(step, batch.verify(behind, self._helpers))
+        return step
 
     def forced_tokens(self, row: str, most: int) -> ForcedTokens:
         if not self.capabilities.ahead or most <= 0 or row not in self._members:
@@ -297,20 +293,12 @@ class BatchEngine:
             return
         member.dropped = True
         self._joining = [joining for joining in self._joining if joining is not member]
-        # Release unused groups and passes now: the next step may never come.
-        self._groups = [group for group in self._groups if not group.is_abandoned]
-        self._ahead.let_go()
+        # Release unused batches and passes now: the next step may never come.
+        self._batches = [batch for batch in self._batches if not batch.is_abandoned]
         self._unread = [pass_ for pass_ in self._unread if not all(m.dropped for m in pass_.members)]
 
     def reset(self) -> None:
-        for held in (
-            self._prefill.rows,
-            self._members,
-            self._joining,
-            self._groups,
-            self._ahead.groups,
-            self._unread,
-        ):
+        for held in (self._prefill.rows, self._members, self._joining, self._batches, self._unread):
             held.clear()
         self._image_embeddings.clear()
         if self.drafter is not None:
@@ -324,53 +312,24 @@ class BatchEngine:
         rows = [prompt.caches for prompt in self._prefill.rows.values()]
         rows += [member.caches for member in self._joining]
         own = sum(held_bytes(cache) for caches in rows for cache in caches)
-        groups: list[DecodeBatch | VerifyBatch] = [*self._groups, *self._ahead.groups]
         drafting = self.drafter.cache_bytes() if self.drafter is not None else 0
-        return own + drafting + sum(group.nbytes for group in groups)
+        return own + drafting + sum(batch.nbytes for batch in self._batches)
 
     def row_bytes(self, tokens: int) -> int:
         return self._cost(tokens) + (self.drafter.row_bytes(tokens) if self.drafter is not None else 0)
 
-    # --- grouping of rows ---
+    # --- batches ---
 
     def _rearrange(self) -> None:
-        dense = [member for member in self._joining if not member.is_sparse]
-        sparse = [member for member in self._joining if member.is_sparse]
-        self._joining = [*self._ahead.rearrange(dense), *sparse]
-        if not self._joining and not any(group.has_holes for group in self._groups):
-            return
+        """Remove dropped rows, and add the joining ones to batches with room for them."""
         joining, self._joining = self._joining, []
-        groups, self._groups = self._groups, []
-        place = self._placed if self.is_batchable else self._apart
-        for group, members in place(groups, joining):
-            group.rearrange(members, self._fresh)
-            if group.members:
-                self._groups.append(group)
-
-    def _apart(self, groups: list[DecodeBatch], joining: list[BatchRow]) -> list[_Joining]:
-        """Return each group with the rows that join it, where every row has a group of its own."""
-        return [*((group, []) for group in groups), *((self._new_group(), [member]) for member in joining)]
-
-    def _placed(self, groups: list[DecodeBatch], joining: list[BatchRow]) -> list[_Joining]:
-        """Return each group with the rows that join it. Groups are added, or formed anew when they take too
-        much memory."""
-        lengths = [[member.columns for member in group.living] for group in groups]
-        coming: list[list[BatchRow]] = [[] for _ in groups]
-        for member in sorted(joining, key=lambda member: -member.columns):
-            place = grouping.place(lengths, member.columns, self._slack, self._rows_max)
-            if place == len(lengths):
-                groups.append(self._new_group())
-                lengths.append([])
-                coming.append([])
-            lengths[place].append(member.columns)
-            coming[place].append(member)
-        if grouping.is_fine(lengths, self._slack, self._rows_max):
-            return list(zip(groups, coming, strict=True))
-        detached = (member for group in groups for member in group.detach(self._fresh))
-        everybody = [*joining, *detached]
-        columns = [member.columns for member in everybody]
-        parts = grouping.partition(columns, self._slack, rows_max=self._rows_max)
-        return [(self._new_group(), [everybody[row] for row in part]) for part in parts]
+        coming: dict[DecodeBatch, list[BatchRow]] = {batch: [] for batch in self._batches}
+        for member in joining:
+            batch = next((batch for batch, rows in coming.items() if batch.has_room(rows, member)), None)
+            coming.setdefault(batch or DecodeBatch(self._decode_model), []).append(member)
+        for batch, rows in coming.items():
+            batch.rearrange(rows)
+        self._batches = [batch for batch in coming if batch.members]
 
     def _advance(self, tokens: int) -> None:
         # Clearing too often costs later steps their warm buffers; never clearing keeps those of outgrown
@@ -379,3 +338,26 @@ class BatchEngine:
         if self._advanced >= TOKENS_PER_CLEAR:
             self._advanced = 0
             mx.clear_cache()
+
+
+def _behind(token: int | None, drafted: Sequence[int]) -> Sequence[int]:
+    """Return the rest of a draft once `token`, the sample at its first position, has been read; empty if
+    rejected."""
+    if token is None:
+        return drafted
+    return drafted[1:] if drafted and drafted[0] == token else ()
+
+
+def _with_accepted(step: StepOutput, accepted: Mapping[str, AcceptedTokens]) -> StepOutput:
+    """Return a step merged with the tokens accepted behind those that it has read."""
+    tokens, likelihoods = dict(step.tokens), dict(step.likelihoods)
+    failed, further = dict(step.failed), dict(step.further)
+    for row, each in accepted.items():
+        drawn = list(each.drawn)
+        if each.failure is not None:
+            failed[row] = each.failure
+        if row not in tokens and drawn:
+            tokens[row], likelihood = drawn.pop(0)
+            likelihoods |= {} if likelihood is None else {row: likelihood}
+        further[row] = drawn
+    return StepOutput(tokens, likelihoods, failed, further)

@@ -14,7 +14,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from worker.engine.caches.batch import RowCaches
-from worker.engine.caches.grouping import columns_for
+from worker.engine.caches.buckets import capacity
 from worker.engine.draft_batch import DraftBatches
 from worker.engine.draft_network import AutoregressiveDraft, BlockDraft
 from worker.engine.hidden_states import Tap, Taps
@@ -174,4 +174,4 @@ class HiddenStateProposer:
 
     def row_bytes(self, tokens: int) -> int:
         kept = min(tokens, 2 * PENDING_TOKENS_MAX) * self._width
-        return (columns_for(tokens) * self._layers.cache_values + kept) * self._value_bytes
+        return (capacity(tokens) * self._layers.cache_values + kept) * self._value_bytes

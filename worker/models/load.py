@@ -414,7 +414,7 @@ class ModelLoader:
             )
         if exactness is not None:
             self._timer.lap("exactness")
-        info = replace(model.info, exactness=exactness, batched=engine.is_batchable)
+        info = replace(model.info, exactness=exactness, batched=engine.capabilities.together)
         return replace(model, info=info), engine.capabilities.ahead
 
     def _with_adapters(self, model: Model) -> Model:

@@ -81,7 +81,7 @@ def build_text_model(
     hidden_states = drafter if isinstance(drafter, HiddenStateProposer) else None
     engine = BatchEngine(network, capabilities, drafter, hidden_states, agree, kv_quantization)
     # Requests that run one at a time are what an operator must know; other limits cost less.
-    level = logging.INFO if engine.is_batchable else logging.WARNING
+    level = logging.INFO if engine.capabilities.together else logging.WARNING
     for reason in engine.capabilities.reasons:
         log.log(level, "%s: %s", name, reason)
     seen = image_preprocessor.placeholders if image_preprocessor else {}
@@ -93,7 +93,7 @@ def build_text_model(
         capabilities=replace(
             _probe(tokenizer, processors, name), images="image" in seen, videos="video" in seen
         ),
-        batched=engine.is_batchable,
+        batched=engine.capabilities.together,
         token_bytes_max=token_bytes_max(tokenizer._tokenizer),
         kv_quantization=kv_quantization,
     )

@@ -12,6 +12,7 @@ from mlx_lm.utils import load_model
 
 from tests.models.fixtures import model_folder
 from tests.worker.folders import copied
+from worker.engine.caches.batch import CacheBatch
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.engine.caches.cost import row_cost
 from worker.models.probes.network import stage_for
@@ -75,5 +76,6 @@ def test_a_row_takes_what_was_estimated(architecture: str) -> None:
         for start in range(0, tokens - 1, 50):
             network(mx.zeros((1, min(50, tokens - 1 - start)), mx.uint32), cache=caches)
         network(mx.zeros((1, 1), mx.uint32), cache=caches)
-        taken = sum(cache.nbytes for cache in caches)
-        assert row_cost(network)(tokens) == pytest.approx(taken, rel=0.25)
+        batch = CacheBatch(make_prompt_cache(network), is_bucketed=True)
+        batch.rearrange([], [caches], [tokens])
+        assert row_cost(network)(tokens) == pytest.approx(batch.nbytes, rel=0.02)

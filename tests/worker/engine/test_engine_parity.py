@@ -21,6 +21,7 @@ from tests.worker.probed_networks import MODELS, engine_of, network
 from worker.contract.engine import NO_LAST, NO_TARGETS, SamplingParams
 from worker.engine import prefill as prefill_module
 from worker.engine.caches.batch import prefill_abreast
+from worker.engine.caches.capability_probe import BatchCapabilities
 from worker.engine.engine import BatchEngine
 
 WINDOW = 32
@@ -191,7 +192,8 @@ def test_lazy_graph_does_not_grow_over_steps() -> None:
         made.append(CountingCache())
         return made[-1]
 
-    engine = BatchEngine(Rewrapped(make))
+    alone = BatchCapabilities(False, False, True, True, False, False, False, False)
+    engine = BatchEngine(Rewrapped(make), alone)
     engine.start("row", [3], 1, SamplingParams())
     for _ in range(50):
         engine.step()

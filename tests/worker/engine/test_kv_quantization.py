@@ -17,7 +17,7 @@ from tests.worker.kv_bits import network_of
 from tests.worker.zoo import differences, load, play
 from worker.contract.engine import CacheSegment, Engine, Model, SamplingParams
 from worker.contract.kv_quantization import KVQuantization
-from worker.engine.caches import grouping, snapshots
+from worker.engine.caches import buckets, snapshots
 from worker.engine.trees import held_bytes
 
 FOUR, EIGHT = KVQuantization(4, 32), KVQuantization(8, 32)
@@ -29,7 +29,7 @@ REUSED = [("dense", FOUR), ("hybrid", EIGHT)]
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COLUMNS_STEP", 16)
+    monkeypatch.setattr(buckets, "COLUMNS_STEP", 16)
 
 
 @pytest.mark.parametrize(("architecture", "kv", "drafted"), PLAYED)
@@ -130,9 +130,9 @@ def answer(engine: Engine, prompts: dict[str, tuple[int, ...]], tokens: int = 12
 
 
 def test_a_rows_bytes_are_those_that_it_takes(dense: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COLUMNS_STEP", 256)  # as upstream's
+    monkeypatch.setattr(buckets, "COLUMNS_STEP", 256)  # as upstream's
     engine, tokens = dense.engine, tuple(range(3, 103))
     engine.prefill({"row": tokens})
     caches = upstream_caches(network_of(dense), tokens, FOUR)
-    assert engine.row_bytes(256) == engine.cache_bytes() == sum(map(held_bytes, caches))
+    assert engine.row_bytes(240) == engine.cache_bytes() == sum(map(held_bytes, caches))
     engine.drop("row")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.caches.positional import BatchPositions
+from worker.engine.caches.buckets import Bucket
+from worker.engine.caches.positions import BatchPositions
 from worker.engine.caches.spans import Gaps
 
 LENGTH = 60
@@ -45,9 +46,18 @@ def test_the_last_columns_stand_where_nothing_was_left_out(gaps: Gaps, data: st.
 
 @given(st.lists(gaps(), min_size=1, max_size=4), st.integers(1, LENGTH + 9))
 def test_a_window_holds_what_stands_within_it(rows: list[Gaps], window: int) -> None:
-    seats = BatchPositions()
-    seats.assign([LENGTH - each.total for each in rows], rows)
-    seen = [sum(at > LENGTH - window for at in there(each)) + 1 for each in rows]
-    assert seats.seen([window]) == seats.seen([window + 3, window]) == seen
-    assert seats.seen([]) == [len(there(each)) + 1 for each in rows]
-    assert seats.offset.tolist() == [LENGTH] * len(rows)
+    positions = BatchPositions()
+    bucket = Bucket(2 * LENGTH, list(range(len(rows))), len(rows))
+    positions.arrange([len(there(each)) for each in rows], rows, [bucket])
+    positions.begin(1)
+    mask = positions.mask(window, None)
+    for row, each in enumerate(rows):
+        visible = sum(at > LENGTH - window for at in there(each)) + 1
+        columns = len(there(each)) + 1
+        seen = [True] * columns if mask is None else mask[row, 0, 0].tolist()
+        assert seen[columns - visible : columns] == [True] * visible
+        assert sum(seen) == visible
+    offset = positions.offset(behind=False)
+    assert (offset if len(rows) == 1 else offset.tolist()) == (
+        LENGTH if len(rows) == 1 else [LENGTH] * len(rows)
+    )

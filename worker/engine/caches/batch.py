@@ -1,15 +1,21 @@
-"""Batch cache over all layers: rows join and leave, and every layer follows."""
+"""Batch cache over all layers: rows join and leave, are fed any number of tokens in a step, and keep the
+accepted ones.
+
+In KV layers rejected tokens are overwritten later. A recurrent state cannot be shortened: it is rolled back
+to before the step, and the accepted tokens are fed again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from worker.engine.caches.layers import Layer, StateLayer, batch_layer
-from worker.engine.caches.positional import BatchPositions, Order, PositionalLayer
+from worker.engine.caches.buckets import FED_MAX, Order, arrange, capacity, refill
+from worker.engine.caches.kv_layer import KVLayer
+from worker.engine.caches.layers import StateLayer, batch_layer
+from worker.engine.caches.positions import BatchPositions
 from worker.engine.caches.spans import NO_GAPS, Gaps
 
 RowCaches = list[Any]
@@ -27,23 +33,45 @@ def leaf_caches(caches: Iterable[Any]) -> Iterator[Any]:
             yield cache
 
 
-class CacheBatch:
-    """The KV caches of rows that decode together."""
+class Checkpoint(NamedTuple):
+    """Lengths and states of the rows of a batch, for rollback."""
 
-    def __init__(self, like: RowCaches, slack: int = 0) -> None:
-        """`like`: caches of a single row. `slack`: see `BatchPositions`. Raises `ValueError` if a layer
-        cannot be batched."""
-        self._positions_of_rows = BatchPositions(slack)
-        self._layers: list[Layer] = [
-            batch_layer(layer, partial(PositionalLayer, self._positions_of_rows)) for layer in like
-        ]
+    lengths: list[int]
+    states: list[Any]
+
+
+class CacheBatch:
+    """The caches of rows that decode together."""
+
+    def __init__(
+        self, like: RowCaches, *, is_bucketed: bool = False, capacity: Callable[[int], int] = capacity
+    ) -> None:
+        """`like`: caches of a single row. `is_bucketed`: the model attends bucket by bucket
+        (`bucket_attention`); else all rows share one bucket. `capacity`: see there. Raises `ValueError` if a
+        layer cannot be batched."""
+        self._is_bucketed = is_bucketed
+        self._capacity = capacity
+        self._positions = BatchPositions()
+        self._layers = [batch_layer(self._positions, layer) for layer in like]
+        self._parts = [part for layer in self._layers for part in layer.parts()]
+        self._states = [part for part in self._parts if isinstance(part, StateLayer)]
+        self._kv = [part for part in self._parts if isinstance(part, KVLayer)]
+        self._counts: Sequence[int] = ()
+        self._may_revert = False
         self.caches: list[Any] = []
         """The caches that the model is given, one per layer."""
 
     @property
     def lengths(self) -> list[int]:
         """Number of tokens in each row's caches."""
-        return self._positions_of_rows.lengths
+        return self._positions.lengths
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers cannot drop a part of what they were fed."""
+        return bool(self._states)
+
+    # --- rows ---
 
     def rearrange(
         self,
@@ -57,39 +85,106 @@ class CacheBatch:
         `leaving`: places of rows. `lengths`: number of tokens in each joining row's caches. `gaps`: the
         skipped tokens of each; empty: none.
         """
-        old = len(self.lengths)
-        order = arrange(old, leaving, len(joining))
-        mx.eval([layer.copy_moving_rows(order, old) for layer in self._layers])
-        everybody = [*zip(self.lengths, self._positions_of_rows.gaps, strict=True)]
-        everybody += zip(lengths, gaps or [NO_GAPS] * len(lengths), strict=True)
-        self._positions_of_rows.assign(
-            [everybody[row][0] for row in order], [everybody[row][1] for row in order]
-        )
-        for index, layer in enumerate(self._layers):
-            layer.rearrange(order, old, [row[index] for row in joining])
+        order = arrange(len(self.lengths), leaving, len(joining))
+        gaps = gaps or [NO_GAPS] * len(joining)
+        self._rearrange(order, [list(leaf_caches(row)) for row in joining], lengths, gaps)
         self.caches = [layer.cache for layer in self._layers]
         return order
 
-    def advance(self) -> None:
-        """Advance every row by one token, after a step has been dispatched."""
-        self._positions_of_rows.advance()
-        for layer in self._layers:
-            layer.make_room()
+    def _rearrange(
+        self, order: Order, joining: Sequence[list[Any]], lengths: Sequence[int], gaps: Sequence[Gaps]
+    ) -> None:
+        old, positions = len(self.lengths), self._positions
+        all_lengths, all_gaps = [*positions.lengths, *lengths], [*positions.gaps, *gaps]
+        kept = [all_lengths[row] for row in order]
+        refills = refill(
+            positions.buckets, order, list(map(self._capacity, kept)), old, is_single=not self._is_bucketed
+        )
+        mx.eval([
+            part.prepare(refills, [row[index] for row in joining], lengths)
+            for index, part in enumerate(self._parts)
+            if isinstance(part, KVLayer)
+        ])  # fmt: skip
+        positions.arrange(kept, [all_gaps[row] for row in order], [each.bucket for each in refills])
+        for index, part in enumerate(self._parts):
+            if isinstance(part, KVLayer):
+                part.rearrange(refills)
+            elif isinstance(part, StateLayer) and list(order) != list(range(old)):
+                part.rearrange(order, old, [row[index] for row in joining])
+
+    def _outgrown(self) -> bool:
+        """Return whether a row has no room for a step."""
+        return any(
+            self._capacity(max(self.lengths[row] for row in bucket.rows)) > bucket.columns
+            for bucket in self._positions.buckets
+        )
 
     def extract(self, row: int, fresh: RowCaches) -> RowCaches:
         """Return copies of a row's caches, detached from the batch. `fresh`: empty caches of a single row."""
         return [layer.extract(row, like) for layer, like in zip(self._layers, fresh, strict=True)]
 
     def columns(self, row: int, first: int, last: int) -> list[list[mx.array]]:
-        """Return a row's columns in each KV layer; see `PositionalLayer.columns`."""
-        return [part.columns(row, first, last) for part in self._parts() if isinstance(part, PositionalLayer)]
+        """Return a row's columns in each KV layer; see `KVLayer.columns`."""
+        return [part.columns(row, first, last) for part in self._kv]
 
     def states(self, row: int) -> list[Any]:
         """Return a row's state in each other layer, as upstream's cache of a single row returns it."""
-        return [part.cache.extract(row).state for part in self._parts() if isinstance(part, StateLayer)]
+        return [part.cache.extract(row).state for part in self._states]
 
-    def _parts(self) -> list[Layer]:
-        return [part for layer in self._layers for part in layer.parts()]
+    # --- steps ---
+
+    def begin(self, counts: Sequence[int], *, may_revert: bool = True) -> None:
+        """Begin a step that feeds each row `counts` tokens, at least 1, padded on the right. `may_revert`: a
+        row may keep fewer of them."""
+        assert max(counts) <= FED_MAX, "slots have room for a step"
+        self._counts, self._may_revert = counts, may_revert
+        if self._outgrown():
+            self._rearrange(range(len(self.lengths)), [], [], [])
+        self._positions.begin(max(counts))
+        if may_revert:
+            for part in self._states:
+                part.begin(counts)
+
+    def finish(self) -> list[Any]:
+        """Finish a dispatched step. Return what must be evaluated with it, or the lazy graph would grow."""
+        if self._may_revert:
+            for part in self._states:
+                part.finish()
+        return self.state
+
+    def advance(self) -> None:
+        """Keep all tokens that the rows were fed."""
+        self._positions.assign([
+            length + count for length, count in zip(self.lengths, self._counts, strict=True)
+        ])  # fmt: skip
+
+    def commit(self, kept: Sequence[int]) -> list[int]:
+        """Keep the first `kept` tokens that each row was fed. Return the number in its caches: all of these,
+        or 0 if the row was rolled back."""
+        taken = [
+            count if count == fed or not self.has_states else 0
+            for count, fed in zip(kept, self._counts, strict=True)
+        ]
+        undone = [count < fed for count, fed in zip(taken, self._counts, strict=True)]
+        for part in self._states:
+            part.revert(undone)
+        self.skip(taken)
+        return taken
+
+    def checkpoint(self) -> Checkpoint:
+        """Return a checkpoint for `rollback`."""
+        return Checkpoint(self.lengths, [part.checkpoint() for part in self._states])
+
+    def rollback(self, saved: Checkpoint) -> None:
+        """Roll all rows back to a checkpoint, since which they have been fed at most `FED_MAX` tokens."""
+        for part, state in zip(self._states, saved.states, strict=True):
+            part.rollback(state)
+        self._positions.assign(saved.lengths)
+
+    def skip(self, counts: Sequence[int]) -> None:
+        """Advance each row over `counts` tokens that are behind its end in the caches already. For batches
+        without states."""
+        self._positions.assign([length + count for length, count in zip(self.lengths, counts, strict=True)])
 
     @property
     def state(self) -> list[Any]:
@@ -100,28 +195,6 @@ class CacheBatch:
     def nbytes(self) -> int:
         """Allocated bytes of the buffers; evaluates nothing."""
         return sum(layer.nbytes for layer in self._layers)
-
-
-def arrange(rows: int, leaving: Sequence[int], joining: int) -> list[int]:
-    """Return the row for each place when `leaving` rows leave and `joining` ones come, moving as few as
-    possible.
-
-    Joining rows take the free places first, then new ones at the end. Places still free are filled by the
-    last rows. Joining rows are numbered from `rows` on.
-    """
-    order = list(range(rows))
-    coming = list(range(rows, rows + joining))
-    free = sorted(leaving)
-    while free and coming:
-        order[free.pop(0)] = coming.pop(0)
-    order += coming
-    gone = set(free)
-    for place in free:
-        while order and order[-1] in gone:
-            order.pop()
-        if place < len(order):
-            order[place] = order.pop()
-    return order
 
 
 def prefill_abreast(

@@ -19,10 +19,11 @@ import mlx.nn as nn
 
 from worker.contract.engine import CacheSegment
 from worker.contract.kv_quantization import KVQuantization
+from worker.engine.bucket_attention import route_attention
 from worker.engine.caches import snapshots
 from worker.engine.caches.batch import CacheBatch, RowCaches, prefill_abreast
+from worker.engine.caches.buckets import FED_MAX
 from worker.engine.caches.quantized import fresh_caches
-from worker.engine.caches.rollback_batch import RollbackBatch
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import hiding, with_gaps
 
@@ -73,7 +74,7 @@ class BatchCapabilities:
     different numbers of tokens in one step, and take some back. `sparse`: parts of a prompt can be skipped,
     with the others at their positions. `abreast`: chunks of prompts at one position can be batched.
     `reasons`: why a capability is missing. Not reported for `sparse`, which matters only to requests that ask
-    for it, nor for `abreast`, which is only an optimization."""
+    for it, nor for `abreast` and `bucketed`, which are only optimizations."""
 
     together: bool
     padded: bool
@@ -82,6 +83,7 @@ class BatchCapabilities:
     ahead: bool
     sparse: bool
     abreast: bool
+    bucketed: bool
     reasons: tuple[str, ...] = ()
 
 
@@ -127,7 +129,10 @@ def probe_capabilities(
     skip_tokens = partial(trial.skip_tokens, together=together)
     sparse = restorable and cut and can("no sparse prefill", skip_tokens)
     abreast = padded and can("chunks cannot be batched", trial.prefill_abreast)
-    return BatchCapabilities(together, padded, restorable, cut, ahead, sparse, abreast, found)
+    bucketed = together and can(
+        "rows of unequal lengths are padded", partial(trial.share_a_pass, ahead=ahead)
+    )
+    return BatchCapabilities(together, padded, restorable, cut, ahead, sparse, abreast, bucketed, found)
 
 
 class _Trial:
@@ -137,7 +142,9 @@ class _Trial:
     def __init__(
         self, model: nn.Module, threshold: int, kv_quantization: KVQuantization | None = None
     ) -> None:
+        route_attention(model)
         self._model = model
+        self._is_bucketed = False
         self._fresh = partial(fresh_caches, model, kv_quantization)
         self._prompts = [
             _prompt(tokens) for tokens in (0, 1, threshold - 1, threshold + 2, 2 * threshold + 3)
@@ -150,6 +157,17 @@ class _Trial:
 
     def decode_together(self) -> None:
         self._decode(self._rows, [len(prompt) for prompt in self._prompts], self._alone)
+
+    def share_a_pass(self, *, ahead: bool) -> None:
+        """Run rows of unequal lengths, each in a bucket of its own. `ahead`: also feed them several
+        tokens."""
+        self._is_bucketed = True
+        self.decode_together()
+        if ahead:
+            self.run_ahead()
+
+    def _batch(self) -> CacheBatch:
+        return CacheBatch(self._fresh(), is_bucketed=self._is_bucketed, capacity=_narrow)
 
     def prefill_together(self) -> None:
         places = [1, 3, 4]
@@ -228,8 +246,8 @@ class _Trial:
     def run_ahead(self) -> None:
         """Run rows on both sides of the threshold, feeding more tokens than they keep."""
         alone, lengths = copy.deepcopy(self._rows[2:]), [len(prompt) for prompt in self._prompts[2:]]
-        batch = RollbackBatch(self._fresh())
-        batch.rearrange(range(len(alone)), copy.deepcopy(alone), lengths)
+        batch = self._batch()
+        batch.rearrange([], copy.deepcopy(alone), lengths)
         late: list[Prompt] = [()] * len(alone)
         for guesses, counts in _AHEAD:
             feeds = [(*known, *guess) for known, guess in zip(late, guesses, strict=True)]
@@ -242,7 +260,7 @@ class _Trial:
             taken = batch.commit(kept)
             late = [feed[begin:end] for feed, begin, end in zip(feeds, taken, kept, strict=True)]
 
-    def _fed(self, batch: RollbackBatch, feeds: Sequence[Prompt]) -> mx.array:
+    def _fed(self, batch: CacheBatch, feeds: Sequence[Prompt]) -> mx.array:
         """Return the logits of a step, [rows, width, vocabulary]."""
         width = max(map(len, feeds))
         batch.begin([len(feed) for feed in feeds])
@@ -267,9 +285,10 @@ class _Trial:
         *,
         most: float = _DIFFERENCE_MAX,
     ) -> None:
-        batch = CacheBatch(self._fresh())
-        batch.rearrange([], rows, lengths, gaps)
+        batch = self._batch()
+        batch.rearrange([], copy.deepcopy(rows), lengths, gaps)
         for token, right in zip(_FOLLOWING, zip(*alone, strict=True), strict=True):
+            batch.begin([1] * len(rows), may_revert=False)
             together = self._model(mx.array([[token]] * len(rows), mx.uint32), cache=batch.caches)[:, -1]
             batch.advance()
             self._equal([together], [mx.concatenate(list(right))], most)
@@ -284,6 +303,11 @@ def first_sentence(error: BaseException) -> str:
     """Return what an error of upstream says, in one sentence."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < _REASON_MAX else text.partition(". ")[0][:_REASON_MAX]
+
+
+def _narrow(tokens: int) -> int:
+    """Return a capacity that rows of the probe's unequal lengths do not share."""
+    return tokens + tokens % 2 + FED_MAX
 
 
 def _prompt(tokens: int) -> Prompt:

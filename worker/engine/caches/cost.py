@@ -10,13 +10,9 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from worker.engine.caches.batch import RowCaches, leaf_caches
-from worker.engine.caches.grouping import columns_for
-from worker.engine.trees import arrays_of, held_bytes
+from worker.engine.caches.buckets import FED_MAX, capacity
+from worker.engine.trees import held_bytes
 
-SLACK_SHARE = 0.5
-"""Padding of a batch that is read in no more than this share of the time that the weights take is no reason
-for another forward pass. Four chats of 100 to 700 tokens with SmolLM2: 95 ms a step together, 140 apart."""
-SLACK_BYTES_MAX = 2**29
 _MORE_TOKENS = 1024
 """Tokens fed to a row, but never evaluated, to measure the growth of its caches."""
 
@@ -31,17 +27,10 @@ class RowCost:
 
     def __call__(self, tokens: int) -> int:
         """Return the bytes for a row of `tokens` tokens."""
-        columns = columns_for(tokens)
+        columns = capacity(tokens)
         return self.fixed + sum(
             each * (columns if most is None else min(columns, most)) for each, most in self.growing
         )
-
-
-def slack_columns(model: nn.Module, cost: RowCost) -> int:
-    """Return the columns of padding that a batch may have in all, whatever its rows take."""
-    weights = sum(array.nbytes for array in arrays_of(model.parameters()).values())
-    column = sum(each for each, _ in cost.growing)
-    return int(min(SLACK_SHARE * weights, SLACK_BYTES_MAX)) // column if column else 0
 
 
 def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
@@ -58,7 +47,8 @@ def row_cost(model: nn.Module, caches: RowCaches | None = None) -> RowCost:
             fixed += cache.nbytes
         elif not cache.empty():
             leaf = cache.keys[0] if isinstance(cache.keys, (tuple, list)) else cache.keys
-            most = getattr(cache, "max_size", None) or getattr(cache, "chunk_size", None)
+            window = getattr(cache, "max_size", None)
+            most = window - 1 + FED_MAX if window else getattr(cache, "chunk_size", None)
             growing.append((cache.nbytes // leaf.shape[2], most))
     if strange:
         before = sum(map(held_bytes, strange))

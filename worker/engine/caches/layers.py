@@ -1,36 +1,72 @@
 """Batch caches of one layer, for whatever kind of layer upstream's model makes.
 
-KV layers, which store something for each token, are ours (`positional`). All others keep a state of fixed
-size that each step rewrites. There upstream's `merge`, `extend` and `filter` cost no more than a step, and
-are used. The kind of a layer is found by its methods, never by its class.
+KV layers, which store something for each token, are ours (`kv_layer`). All others keep a state of fixed size
+that each step rewrites. There upstream's `merge`, `extend` and `filter` cost no more than a step, and are
+used. The kind of a layer is found by its methods, never by its class.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
-from worker.engine.caches.positional import Order, PositionalLayer
+from worker.engine.caches.buckets import Order
+from worker.engine.caches.kv_layer import KVLayer
+from worker.engine.caches.positions import BatchPositions
 from worker.engine.caches.single import is_positional
 from worker.engine.trees import arrays_of
 
 
 class StateLayer:
-    """A layer whose state has one size whatever the row's length, in upstream's own batch cache."""
+    """A layer whose state has one size whatever the row's length, in upstream's own batch cache.
+
+    A state cannot be shortened: of rows that were fed more than they keep, it is rolled back to before the
+    step.
+    """
 
     def __init__(self, like: Any) -> None:
         self._like = like
+        self._before: Any = None
         self.cache: Any = None
+        """The cache that the model is given."""
 
-    def copy_moving_rows(self, order: Order, old: int) -> list[mx.array]:
-        """Return nothing: this layer needs no copies."""
-        return []
+    # --- called for each step ---
+
+    def begin(self, counts: Sequence[int]) -> None:
+        """Begin a step that feeds each row `counts` tokens, padded on the right, and may be reverted."""
+        self._before = self.checkpoint()
+        width = max(counts)
+        if min(counts) < width:  # steps without padding are faster
+            self.cache.prepare(lengths=list(counts), right_padding=[width - count for count in counts])
+
+    def finish(self) -> None:
+        """Finish a dispatched step."""
+        self.cache.finalize()
+
+    def checkpoint(self) -> Any:
+        """Return a checkpoint for `rollback`."""
+        return tree_map(lambda leaf: leaf, self.cache.state)  # a copy: the list itself is written to
+
+    def rollback(self, saved: Any) -> None:
+        """Roll all rows back to a checkpoint."""
+        self.cache.state = saved
+
+    def revert(self, rows: Sequence[bool]) -> None:
+        """Roll the chosen rows back to before the step."""
+        if any(rows):
+            chosen = mx.array(list(rows))
+            self.cache.state = tree_map(partial(_chosen, chosen), self._before, self.cache.state)
+        self._before = None
+
+    # --- called when rows change ---
 
     def rearrange(self, order: Order, old: int, joining: Sequence[Any]) -> None:
-        """Rearrange the rows, as `PositionalLayer.rearrange`."""
+        """Rearrange the rows, of which there were `old`."""
         if joining:
             merged = self._like.merge(list(joining))
             if not old:
@@ -59,9 +95,6 @@ class StateLayer:
                     whole[place : place + 1] = theirs[name][row - old : row - old + 1]
         return True
 
-    def make_room(self) -> None:
-        """Do nothing: the state has a fixed size."""
-
     def extract(self, row: int, fresh: Any) -> Any:
         """Return a copy of a row as a cache of a single row."""
         # Rows that have been fed nothing have no state, and upstream cannot extract one.
@@ -80,12 +113,20 @@ class StateLayer:
         return int(self.cache.nbytes)
 
 
+def _chosen(rows: mx.array, before: Any, after: Any) -> Any:
+    if not isinstance(after, mx.array):
+        return after
+    # Upstream merges rows without a state as zeros.
+    known = mx.zeros_like(after) if before is None else before
+    return mx.where(rows.reshape(-1, *[1] * (after.ndim - 1)), known, after)
+
+
 class CompositeLayer:
     """Several caches that a model keeps for one layer."""
 
-    def __init__(self, like: Any, positional: Build, state: Build) -> None:
+    def __init__(self, positions: BatchPositions, like: Any) -> None:
         self._like = like
-        self._parts = [batch_layer(part, positional, state) for part in like.caches]
+        self._parts = [batch_layer(positions, part) for part in like.caches]
 
     @property
     def cache(self) -> Any:
@@ -93,20 +134,6 @@ class CompositeLayer:
         whole = copy.copy(self._like)
         whole.caches = tuple(part.cache for part in self._parts)
         return whole
-
-    def copy_moving_rows(self, order: Order, old: int) -> list[mx.array]:
-        """Copy the moving rows of every part."""
-        return [leaf for part in self._parts for leaf in part.copy_moving_rows(order, old)]
-
-    def rearrange(self, order: Order, old: int, joining: Sequence[Any]) -> None:
-        """Rearrange the rows in every part."""
-        for index, part in enumerate(self._parts):
-            part.rearrange(order, old, [row.caches[index] for row in joining])
-
-    def make_room(self) -> None:
-        """Make room for the next token in every part."""
-        for part in self._parts:
-            part.make_room()
 
     def extract(self, row: int, fresh: Any) -> Any:
         """Copy a row into `fresh`, part by part."""
@@ -127,23 +154,20 @@ class CompositeLayer:
         return sum(part.nbytes for part in self._parts)
 
 
-Layer = PositionalLayer | StateLayer | CompositeLayer
-Build = Callable[[Any], Any]
-"""Makes a layer's batch cache from a single row's cache."""
+Layer = KVLayer | StateLayer | CompositeLayer
 
 
-def batch_layer(like: Any, positional: Build, state: Build = StateLayer) -> Any:
-    """Make the batch cache of a layer from a row's cache `like`: by `positional` for a KV cache, by `state`
-    otherwise.
+def batch_layer(positions: BatchPositions, like: Any) -> Layer:
+    """Make the batch cache of a layer from a row's cache `like`.
 
     Raises `ValueError` if it cannot be batched.
     """
     if hasattr(like, "caches"):
-        return CompositeLayer(like, positional, state)
+        return CompositeLayer(positions, like)
     if hasattr(like, "update_and_fetch"):
         if not is_positional(like):
             raise ValueError(f"{type(like).__name__} does not support rows of unequal lengths")
-        return positional(like)
+        return KVLayer(positions, like)
     if not all(hasattr(like, able) for able in ("merge", "extend", "filter", "extract")):
         raise ValueError(f"{type(like).__name__} cannot be merged, extended and filtered")
-    return state(like)
+    return StateLayer(like)

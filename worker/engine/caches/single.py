@@ -33,6 +33,14 @@ def in_time_order(row: Any) -> list[mx.array]:
     return [mx.concatenate([leaf[:, :, next_place:], leaf[:, :, :next_place]], axis=2) for leaf in leaves]
 
 
+def whole_buffers(row: Any) -> list[mx.array]:
+    """Return the buffers of a single row's cache, with their empty columns; none if it is empty, or if its
+    columns are not in order."""
+    if row.empty() or hasattr(row, "max_size"):
+        return []
+    return [row.keys, row.values] if isinstance(row.keys, mx.array) else [*row.keys, *row.values]
+
+
 def fill(fresh: Any, leaves: Sequence[mx.array], length: int) -> None:
     """Fill an empty cache with a row of `length` tokens. `leaves`: of all of them, or of those that its
     window shows to the next token, oldest first. Nothing else may write to them."""

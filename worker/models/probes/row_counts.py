@@ -18,7 +18,7 @@ from msgspec import structs
 
 from protocol.types import Exactness, PassCheck
 from worker.contract.engine import Logprob, SampledToken, SamplingParams
-from worker.engine.caches.ragged import FED_MAX
+from worker.engine.caches.buckets import FED_MAX
 from worker.engine.engine import BatchEngine
 
 ROWS_MAX = 16

@@ -22,10 +22,10 @@ def position_cost(engine: Engine, clock: Callable[[], float] = time.perf_counter
     lap = partial(_lap, engine, clock)
     engine.prefill({_ROW: _PROMPT[:-1]})
     engine.start(_ROW, _PROMPT, len(_PROMPT), SamplingParams())
+    wide = min(lap(_DRAFTS) for _ in range(_LAPS))
+    engine.step()  # may feed accepted tokens again
     engine.step()  # starts the pipeline
     plain = min(lap(()) for _ in range(_LAPS))
-    engine.step({_ROW: _DRAFTS})  # a plain pass is still running
-    wide = min(lap(_DRAFTS) for _ in range(_LAPS))
     engine.reset()
     return max(0.0, wide / plain - 1) / (PRICED_COLUMNS - 1)
 

@@ -20,7 +20,7 @@ from worker.models.source import WEIGHTS
 
 KEY = "0f" * 16
 _KEY = KEY.encode()
-PROVEN = BatchCapabilities(True, True, True, True, True, True, True)
+PROVEN = BatchCapabilities(True, True, True, True, True, True, True, True)
 
 
 def not_again() -> BatchCapabilities:
@@ -40,10 +40,10 @@ def test_cached_probe_result_is_reused(tmp_path: Path) -> None:
 
 
 REFUSED = (
-    BatchCapabilities(False, False, True, True, False, True, False, ("cannot be batched: too much",)),
-    BatchCapabilities(True, True, True, False, True, True, True),
-    BatchCapabilities(True, True, True, True, False, True, True),
-    BatchCapabilities(True, True, True, True, True, True, True, ("a reason",)),
+    BatchCapabilities(False, False, True, True, False, True, False, False, ("cannot be batched: too much",)),
+    BatchCapabilities(True, True, True, False, True, True, True, True),
+    BatchCapabilities(True, True, True, True, False, True, True, False),
+    BatchCapabilities(True, True, True, True, True, True, True, True, ("a reason",)),
 )
 
 

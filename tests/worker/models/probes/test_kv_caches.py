@@ -66,5 +66,5 @@ def test_the_context_is_what_rows_of_such_caches_fit() -> None:
         ready = ready_of("w", model.info, policy_of(settings, model))
         return ready.context_length, ready.kv_quantization is not None
 
-    assert told(512) == (511, False)
-    assert told(512, kv_quantization=KVQuantization(8)) == (511, True)
+    assert told(496) == (447, False)
+    assert told(496, kv_quantization=KVQuantization(8)) == (447, True)

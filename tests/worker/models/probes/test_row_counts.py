@@ -22,7 +22,7 @@ from worker.models.probes import chip, exactness
 from worker.models.probes.cache import ProbeCache
 from worker.models.probes.row_counts import AT_LOAD, LOAD_CHECKS, find_limits, measure
 
-ABLE = BatchCapabilities(True, True, True, True, True, True, True)
+ABLE = BatchCapabilities(True, True, True, True, True, True, True, True)
 PROMPTS = [tuple((7 * row + 3 * place) % 90 + 1 for place in range(3 + row)) for row in range(8)]
 TOKENS = 8
 
@@ -121,7 +121,7 @@ def test_exact_runs_each_row_by_itself_where_no_other_pass_agrees(alone: list[li
     limits = find_limits(engine, stopped)
     assert (limits.rows_max, limits.draft_tokens_max) == (1, 0)
     engine.limit_passes(1, 0)
-    assert not engine.is_batchable
+    assert not engine.capabilities.together
     assert not engine.capabilities.ahead
     assert answers(engine, PROMPTS, drafts=True) == alone
 

@@ -19,8 +19,9 @@ from mlx_lm.models.cache import (
 )
 from mlx_vlm.models.base import cache_position_offset
 
-from worker.engine.caches import grouping
+from worker.engine.bucket_attention import Bucketed
 from worker.engine.caches.batch import CacheBatch
+from worker.engine.caches.buckets import FED_MAX
 
 HEADS, WIDTH = 2, 32
 STEP = 4
@@ -29,18 +30,21 @@ STEP = 4
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "COLUMNS_STEP", STEP)
     monkeypatch.setattr(KVCache, "step", STEP)
     monkeypatch.setattr(RotatingKVCache, "step", STEP)
+
+
+def _capacity(tokens: int) -> int:
+    return -(-(tokens + FED_MAX) // STEP) * STEP
 
 
 class _Rows:
     """Drives a batch of one layer and the reference. A token is the value that fills its vectors."""
 
-    def __init__(self, make: Any, slack: int = 0) -> None:
+    def __init__(self, make: Any, is_bucketed: bool = True) -> None:
         self.make = make
-        self.random = random.Random(slack)
-        self.batch = CacheBatch([make()], slack)
+        self.random = random.Random(5)
+        self.batch = CacheBatch([make()], is_bucketed=is_bucketed, capacity=_capacity)
         self.tokens: list[list[int]] = []
         self.drawn = 0
 
@@ -64,27 +68,57 @@ class _Rows:
         assert sorted(order) == [row for row in range(len(everybody)) if row not in leaving]
         self.tokens = [everybody[row] for row in order]
 
-    def step(self) -> None:
-        cache = self.batch.caches[0]
-        new = [self.new_tokens(1)[0] for _ in self.tokens]
-        assert cache.offset.tolist() == [len(tokens) for tokens in self.tokens]
-        mask = cache.make_mask(1)
-        keys, values = cache.update_and_fetch(_vectors([[t] for t in new]), -_vectors([[t] for t in new]))
-        assert cache.offset.tolist() == [len(tokens) + 1 for tokens in self.tokens]
-        for tokens, token in zip(self.tokens, new, strict=True):
-            tokens.append(token)
-        self.check(mask, _read(keys, cache), _read(values, cache))
-        self.batch.advance()
-        mx.eval(self.batch.state)
+    def step(self, width: int = 1) -> None:
+        """Feed each row up to `width` tokens, of which it keeps some."""
+        counts = [self.random.randint(1, width) for _ in self.tokens]
+        counts[0] = width
+        kept = [self.random.randint(1, count) for count in counts] if width > 1 else counts
+        new = [self.new_tokens(width) for _ in self.tokens]
+        self.batch.begin(counts, may_revert=width > 1)
+        cache, before = self.batch.caches[0], [len(tokens) for tokens in self.tokens]
+        assert _numbers(cache.offset) == before
+        mask = cache.make_mask(width)
+        keys, values = cache.update_and_fetch(_vectors(new), -_vectors(new))
+        assert _numbers(cache.offset) == [length + width for length in before]
+        seen = _read(keys, cache), _read(values, cache)
+        fed = [tokens + more for tokens, more in zip(self.tokens, new, strict=True)]
+        self.check(mask, fed, counts, *seen)
+        mx.eval(self.batch.finish())
+        if width > 1:
+            self.batch.commit(kept)
+        else:
+            self.batch.advance()
+        self.tokens = [tokens[: len(tokens) - width + count] for tokens, count in zip(fed, kept, strict=True)]
 
-    def check(self, mask: mx.array | None, keys: np.ndarray, values: np.ndarray) -> None:
-        assert keys.shape[0] == len(self.tokens)
-        window = getattr(self.make(), "max_size", None)
-        for row, tokens in enumerate(self.tokens):
-            seen = np.ones(keys.shape[2], bool) if mask is None else np.array(mask[row, 0, 0])
-            assert (keys[row] == keys[row, :1, :, :1]).all()
-            assert (values[row] == -keys[row]).all()
-            assert sorted(keys[row, 0, seen, 0].tolist()) == (tokens if window is None else tokens[-window:])
+    def check(
+        self,
+        mask: Any,
+        fed: Sequence[Sequence[int]],
+        counts: Sequence[int],
+        keys: list[np.ndarray],
+        values: list[np.ndarray],
+    ) -> None:
+        """Each of a row's new tokens attends to all of its own up to itself."""
+        window, width = getattr(self.make(), "max_size", None), max(counts)
+        masks = mask if isinstance(mask, Bucketed) else [mask] * len(keys)
+        assert sum(len(each) for each in keys) == len(self.tokens)
+        for bucket, some, others, seen in zip(self.buckets(), keys, values, masks, strict=True):
+            assert (some == some[:, :1, :, :1]).all()
+            assert (others == -some).all()
+            for slot, row in enumerate(bucket.rows):
+                for place in range(counts[row]):
+                    shown = np.ones(some.shape[2], bool) if seen is None else np.array(seen[slot, 0, place])
+                    own = fed[row][: len(fed[row]) - width + place + 1]
+                    expected = own if window is None else own[-window:]
+                    assert sorted(some[slot, 0, shown, 0].tolist()) == expected
+
+    def buckets(self) -> list[Any]:
+        return self.batch._positions.buckets
+
+
+def _numbers(offset: Any) -> list[int]:
+    """Return the offsets of all rows; that of a single row is a number."""
+    return [offset] if isinstance(offset, int) else offset.tolist()
 
 
 def _vectors(rows: Sequence[Sequence[int]]) -> mx.array:
@@ -92,10 +126,12 @@ def _vectors(rows: Sequence[Sequence[int]]) -> mx.array:
     return mx.broadcast_to(numbers, (len(rows), HEADS, len(rows[0]), WIDTH))
 
 
-def _read(leaf: Any, cache: Any) -> np.ndarray:
-    if isinstance(leaf, tuple):
-        leaf = mx.dequantize(*leaf, group_size=cache.group_size, bits=cache.bits)
-    return np.array(leaf)
+def _read(leaf: Any, cache: Any) -> list[np.ndarray]:
+    """Return the array of each bucket."""
+    parts = leaf if isinstance(leaf, Bucketed) else [leaf]
+    if isinstance(parts[0], tuple):
+        parts = [mx.dequantize(*part, group_size=cache.group_size, bits=cache.bits) for part in parts]
+    return [np.array(part) for part in parts]
 
 
 KINDS = {
@@ -105,10 +141,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("slack", [0, 5 * STEP, 50 * STEP])
+@pytest.mark.parametrize("is_bucketed", [True, False], ids=["bucketed", "padded"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_sees_its_own_tokens_and_nothing_else(kind: str, slack: int) -> None:
-    rows = _Rows(KINDS[kind], slack)
+def test_every_row_sees_its_own_tokens_and_nothing_else(kind: str, is_bucketed: bool) -> None:
+    rows = _Rows(KINDS[kind], is_bucketed)
     for _ in range(30):
         leaving = [row for row in range(len(rows.tokens)) if rows.random.random() < 0.15]
         joining = rows.random.choices([0, 1, 2, 4], [6, 3, 1, 1])[0]
@@ -117,15 +153,15 @@ def test_every_row_sees_its_own_tokens_and_nothing_else(kind: str, slack: int) -
             rows.rearrange(leaving, lengths)
         for _ in range(rows.random.randint(0, 5)):
             if rows.tokens:
-                rows.step()
+                rows.step(rows.random.choice([1, 1, 1, 2, 5]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_is_taken_out_as_it_would_be_alone_and_stays_as_it_was(kind: str) -> None:
     rows = _Rows(KINDS[kind])
     rows.rearrange([], [3, 11, 1, 30])
-    for _ in range(9):
-        rows.step()
+    for width in (1, 1, 3, 1, 5, 1, 1):
+        rows.step(width)
     taken = [rows.batch.extract(row, [rows.make()])[0] for row in range(4)]
     before = [[*tokens] for tokens in rows.tokens]
     for _ in range(5):
@@ -135,10 +171,19 @@ def test_a_row_is_taken_out_as_it_would_be_alone_and_stays_as_it_was(kind: str) 
         assert cache.offset == alone.offset == len(tokens)
         token = rows.new_tokens(1)
         ours, theirs = (
-            _read(each.update_and_fetch(_vectors([token]), -_vectors([token]))[0], each)
+            _read(each.update_and_fetch(_vectors([token]), -_vectors([token]))[0], each)[0]
             for each in (cache, alone)
         )
         assert sorted(ours[0, 0, :, 0].tolist()) == sorted(theirs[0, 0, :, 0].tolist())
+
+
+def test_a_row_that_joins_alone_keeps_the_buffers_that_it_has() -> None:
+    own = KVCache()
+    own.keys = own.values = mx.zeros((1, HEADS, _capacity(5), WIDTH))
+    own.offset = 5
+    batch = CacheBatch([KVCache()], is_bucketed=True, capacity=_capacity)
+    batch.rearrange([], [[own]], [5])
+    assert batch.caches[0].keys is own.keys
 
 
 def test_states_follow_their_rows() -> None:
@@ -159,31 +204,15 @@ def test_states_follow_their_rows() -> None:
         assert held[1][:, 0, 0].tolist() == [-row for row in rows]
 
 
-@pytest.mark.parametrize("slack", [0, 40 * STEP])
-def test_room_is_bounded_while_rows_come_and_go(slack: int) -> None:
-    rows = _Rows(KVCache, slack)
+def test_rows_of_unequal_lengths_take_little_more_than_alone() -> None:
+    rows = _Rows(KVCache)
     for _ in range(60):
         leaving = [0] if len(rows.tokens) > 5 else []
-        rows.rearrange(leaving, [rows.random.choice([20, 24, 28])])
+        rows.rearrange(leaving, [rows.random.choice([20, 80, 300])])
         rows.step()
         token_bytes = HEADS * WIDTH * 4 * 2
-        widest = max(len(tokens) for tokens in rows.tokens) + STEP
-        columns = grouping.EMPTY_MAX * len(rows.tokens) * widest + widest
-        assert rows.batch.nbytes <= columns * token_bytes
-
-
-@pytest.mark.parametrize(
-    ("slack", "changes"), [(0, [([0], [])] * 36), (30 * STEP, [([], [7])] * 20)], ids=["leaving", "joining"]
-)
-def test_buffer_is_seldom_copied_when_rows_change_one_after_another(slack: int, changes: Any) -> None:
-    rows = _Rows(KVCache, slack)
-    rows.rearrange([], [8] * 40)
-    sizes = set()
-    for leaving, joining in changes:
-        rows.rearrange(leaving, joining)
-        sizes.add(rows.batch.nbytes)
-    assert len(sizes) <= 16
-    rows.step()
+        alone = sum(_capacity(len(tokens)) for tokens in rows.tokens) * token_bytes
+        assert rows.batch.nbytes <= 1.4 * alone
 
 
 def test_largest_position_is_known_without_reading_an_array() -> None:
@@ -191,6 +220,7 @@ def test_largest_position_is_known_without_reading_an_array() -> None:
     rows = _Rows(KVCache)
     rows.rearrange([], [3, 9])
     [cache] = rows.batch.caches
+    rows.batch.begin([1, 1], may_revert=False)
     assert cache_position_offset(cache) == cache._offset == 9
     cache.update_and_fetch(_vectors([[1], [2]]), -_vectors([[1], [2]]))
     assert cache_position_offset(cache) == cache.offset.max().item() == 10
