@@ -71,6 +71,9 @@ class FakeEngine:
     def set_adapter(self, row: str, adapter: str) -> None:
         """Do nothing: scripts say the same with any adapter."""
 
+    def expect_tokens(self, row: str, tokens: int) -> None:
+        """Do nothing: scripts have no caches."""
+
     def prefill(
         self,
         chunks: Mapping[str, Sequence[int]],

@@ -148,6 +148,10 @@ class ScriptedEngine:
             self.breaches.append(f"{row} gets its adapter after its prefill has begun")
         self.adapted[row] = adapter
 
+    def expect_tokens(self, row: str, tokens: int) -> None:
+        if self.prefilled.get(row) or row in self.decoding:
+            self.breaches.append(f"{row} is announced after its prefill has begun")
+
     def _check_images(self, row: str, begin: int, tokens: Sequence[int], *, alone: bool) -> None:
         """Record a breach if a row is run or restored without its images set, or run without them encoded."""
         if all(token < MEDIA_KEYS for token in self.prompts[row]):

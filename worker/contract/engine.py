@@ -296,6 +296,10 @@ class Engine(Protocol):
         """Set the adapter of a row, which the model has. Call it before any of the row is prefilled or
         restored. It is dropped with the row, and copied by `fork`."""
 
+    def expect_tokens(self, row: str, tokens: int) -> None:
+        """Set the number of tokens that a row will be prefilled with, so that its caches are allocated once.
+        Call it before any of the row is prefilled or restored."""
+
     def prefill(
         self,
         chunks: Mapping[str, Sequence[int]],

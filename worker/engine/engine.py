@@ -44,6 +44,7 @@ from worker.engine.caches.batch import CacheBatch, RowCaches
 from worker.engine.caches.capability_probe import BatchCapabilities, ProbeTarget, probe_capabilities
 from worker.engine.caches.cost import row_cost
 from worker.engine.caches.quantized import fresh_caches
+from worker.engine.caches.single import reserve
 from worker.engine.decode_batch import BatchRow, DecodeBatch, DecodeModel, first_sample
 from worker.engine.draft_model import DraftModelProposer
 from worker.engine.hidden_states import HiddenStateSink, NullSink
@@ -162,6 +163,9 @@ class BatchEngine:
 
     # --- prefill ---
 
+    def expect_tokens(self, row: str, tokens: int) -> None:
+        self._prefill.row(row).expected = tokens
+
     def prefill(
         self,
         chunks: Mapping[str, Sequence[int]],
@@ -222,6 +226,8 @@ class BatchEngine:
         prompt, count = self._prefill.row(row), sum(piece.count for piece in pieces)
         caches = self._fresh()
         snapshots.rebuild(caches, pieces, states)
+        if count < prompt.expected:
+            reserve(caches, prompt.expected)
         mx.eval([cache.state for cache in caches])
         prompt.caches, prompt.tokens = caches, count
         self._image_embeddings.skip(row, count)

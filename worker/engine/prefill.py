@@ -19,6 +19,7 @@ from worker.contract.engine import Logprob, LogprobTargets
 from worker.engine.adapters import NO_ADAPTER, AdapterBatch
 from worker.engine.caches.batch import RowCaches, prefill_abreast
 from worker.engine.caches.capability_probe import BatchCapabilities
+from worker.engine.caches.single import reserve
 from worker.engine.caches.spans import NO_GAPS, Gaps
 from worker.engine.caches.sparse_rows import with_gaps
 from worker.engine.hidden_states import HiddenStateSink
@@ -36,6 +37,8 @@ class PromptRow:
     caches: RowCaches
     tokens: int = 0
     """Number of tokens run."""
+    expected: int = 0
+    """Number of tokens that it will be prefilled with; 0: unknown."""
     gaps: Gaps = NO_GAPS
     """Tokens that sparse prefill skipped."""
     adapter: str = NO_ADAPTER
@@ -90,6 +93,9 @@ class PrefillRunner:
             else:
                 plain[name] = [*tokens, last[name]] if name in last else tokens
         self._run_plain(plain, last, able)
+        for name, row in rows.items():
+            if row.tokens + len(chunks[name]) < row.expected:
+                reserve(row.caches, row.expected)
         silent = [row for name, row in rows.items() if name not in targets]
         ended = [row.logits for row in silent if row.logits is not None]
         mx.eval(ended, [cache.state for row in silent for cache in row.caches])

@@ -89,6 +89,8 @@ class Follower:
                 engine.start(row, tokens, prompt_tokens, _held(sampling) if held else sampling)
             case rpc.LeaveOut(row, first, last):
                 engine.skip_tokens(row, first, last)
+            case rpc.Expect(row, tokens):
+                engine.expect_tokens(row, tokens)
             case rpc.Fork(row, copy):
                 engine.fork(row, copy)
             case rpc.DropRow(row):

@@ -109,6 +109,10 @@ class Leader:
         with self._together(rpc.Prefill(rpc.lists(chunks), dict(targets), dict(last))):
             return self._engine.prefill(chunks, targets, last)
 
+    def expect_tokens(self, row: str, tokens: int) -> None:
+        with self._together(rpc.Expect(row, tokens)):
+            self._engine.expect_tokens(row, tokens)
+
     def skip_tokens(self, row: str, first: int, last: int) -> None:
         with self._together(rpc.LeaveOut(row, first, last)):
             self._engine.skip_tokens(row, first, last)

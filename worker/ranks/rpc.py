@@ -46,6 +46,11 @@ class LeaveOut(_RankMessage, frozen=True, tag=True, array_like=True):
     last: int
 
 
+class Expect(_RankMessage, frozen=True, tag=True, array_like=True):
+    row: str
+    tokens: int
+
+
 class Fork(_RankMessage, frozen=True, tag=True, array_like=True):
     row: str
     copy: str
@@ -101,6 +106,7 @@ Call = (
     | Prove
     | Prefill
     | LeaveOut
+    | Expect
     | Fork
     | StartRow
     | RunStep

@@ -12,6 +12,8 @@ def set_inputs(engine: Engine, group: Group) -> None:
     """Pass the engine the adapters and images of rows whose caches are about to be created, and the gaps of
     others."""
     for row in (chunk.row for chunk in group):
+        if not row.prefilled:
+            engine.expect_tokens(row.id, len(row.tokens))
         if row.request.adapter and not row.prefilled:
             engine.set_adapter(row.id, row.request.adapter)
         if row.images and not row.prefilled:

@@ -20,6 +20,7 @@ CALLS: list[rpc.Call] = [
     rpc.Prove(),
     rpc.Prefill({"a": [1, 2], "b": [3]}, {"a": LogprobTargets((2, 3), 5)}),
     rpc.LeaveOut("a", 32, 64),
+    rpc.Expect("a", 9),
     rpc.Fork("a", "b"),
     rpc.StartRow("a", [1, 2, 3], 2, DRAW, held=True),
     rpc.RunStep({"a": [4, 5]}),

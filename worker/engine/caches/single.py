@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+from worker.engine.caches.buckets import capacity
+
+_GROWING = {KVCache.update_and_fetch, QuantizedKVCache.update_and_fetch}
+"""Updates that write behind the last token, into buffers of any width."""
 
 
 def is_positional(like: Any) -> bool:
@@ -31,6 +39,23 @@ def in_time_order(row: Any) -> list[mx.array]:
     if next_place is None or next_place >= leaves[0].shape[2]:
         return leaves
     return [mx.concatenate([leaf[:, :, next_place:], leaf[:, :, :next_place]], axis=2) for leaf in leaves]
+
+
+def reserve(caches: Iterable[Any], tokens: int) -> None:
+    """Widen the buffers of a single row, lazily, to what a batch would give a row of `tokens` tokens: more
+    tokens are then written without copying those before. Caches of other kinds stay as they are."""
+    columns = capacity(tokens)
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            reserve(cache.caches, tokens)
+        elif type(cache).__dict__.get("update_and_fetch") in _GROWING and not cache.empty():
+            cache.keys = tree_map(partial(_widened, columns=columns), cache.keys)
+            cache.values = tree_map(partial(_widened, columns=columns), cache.values)
+
+
+def _widened(leaf: mx.array, columns: int) -> mx.array:
+    missing = columns - leaf.shape[2]
+    return mx.pad(leaf, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing > 0 else leaf
 
 
 def whole_buffers(row: Any) -> list[mx.array]:
