@@ -141,6 +141,8 @@ def checked(schema: object, relaxation: Relaxation | None = None) -> Schema:
         mended = _replaced(mended, names, target)
     if mended is False:
         raise SchemaError("has a 'not' that allows nothing")
+    if mended is True:
+        return {}
     if relaxation is None or ("pattern", "") not in relaxation.dropped:
         check_combined(root)
     return without_endless_values(mended)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.types import StructuredOutput
@@ -58,6 +58,7 @@ def test_a_malformed_schema_breaks_nothing(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "mistral", "qwen3_coder", "muse_spark"])
+@example(schema={"anyOf": [True]}, name="a")
 @given(schema=SCHEMAS | VALUES, name=st.sampled_from(["a", 'q"uo\\te', "</tool_call>", "日"]))
 @settings(max_examples=30)
 def test_malformed_parameters_of_a_tool_break_nothing(kind: str | None, schema: Any, name: str) -> None:
