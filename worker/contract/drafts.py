@@ -11,8 +11,6 @@ PRICED_COLUMNS = 5
 """Number of tokens per row in the measurement of a verify step's cost."""
 BACKLOG_MAX = 8
 """Maximum number of unread tokens of a row with which it may be drafted for."""
-QUIET_STEPS = 16
-"""Steps without drafts after which the engine returns rows to plain, double-buffered decoding."""
 
 
 class DraftProposer(Protocol):

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from protocol.types import SpecDecodeStats, SpecDecodeStatus
 from worker.common_prefix import common_prefix_length
 from worker.contract.device_errors import raise_if_device_failed
-from worker.contract.drafts import QUIET_STEPS
 from worker.contract.engine import SamplingParams, StepOutput
 from worker.contract.guides import ForcedTokens
 from worker.schedule.acceptance import VAIN_TRIES, DraftState
@@ -33,9 +32,9 @@ log = logging.getLogger(__name__)
 
 _SELDOM_STEPS = 16
 """Interval, in steps, at which forced tokens are computed that were not used `VAIN_TRIES` times in a row."""
-SETTLING_STEPS = QUIET_STEPS + 1
-"""Steps after one with drafts that count neither as plain nor as measurements: in the last one the engine
-returns rows to plain decoding."""
+SETTLING_STEPS = 1
+"""Steps after one with drafts that count neither as plain nor as measurements: the engine only starts its
+pipeline again."""
 
 Foresee = Callable[[str, int], ForcedTokens]
 """Signature of `Engine.forced_tokens`."""
@@ -75,7 +74,8 @@ class Speculation:
         self._breaker = SpeculationBreaker()
         self._futile_steps = 0
         """Consecutive steps in which forced tokens were computed, but no draft was chosen."""
-        self._since = SETTLING_STEPS
+        self._since = SETTLING_STEPS + 1
+        """Steps since the last one with drafts."""
         self._step_ended_at: float | None = None
         self._tallies: dict[str, DraftOutcome] = {}
         """Outcomes by source, since the start."""
@@ -220,8 +220,9 @@ class Speculation:
 
     def _on_step_end(self, rows: int, tokens: int, seconds: float | None) -> None:
         guesses = self._proposals.passes if self._proposals else 0
-        # With their first drafts rows change places, and a pipelined plain step is still running.
-        is_turning = bool(self._drafts) and self._since >= SETTLING_STEPS - 1
+        # A pipelined plain step is still running. It samples what the first draft token is compared with, and
+        # ends before the others are verified.
+        is_turning = bool(self._drafts) and self._since > 0
         self._since = 0 if self._drafts else self._since + 1
         plain, gained = self._costs.plain(rows), tokens / rows
         is_telling = self._proposals.on_step_end(seconds, gained, plain) if self._proposals else True
@@ -232,9 +233,9 @@ class Speculation:
             self._breaker.on_step()
         elif plain and not is_quiet:
             self._breaker.learn(gained, seconds / plain)
-        if not is_turning and (self._drafts or is_quiet):
-            columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1)
-            self._costs.learn(rows, columns, seconds, guesses)
+        columns = 1 + max((len(draft.tokens) for draft in self._drafts.values()), default=-1) - is_turning
+        if (self._drafts and columns > 1) or is_quiet:
+            self._costs.learn(rows, columns, seconds - plain if is_turning else seconds, guesses)
 
     def _learn_tried(self, id: str, draft: Draft, said: Sequence[int]) -> DraftOutcome:
         right = common_prefix_length(draft.tokens, said)

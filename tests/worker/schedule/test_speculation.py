@@ -67,22 +67,47 @@ def trusting(row: Row) -> Speculation:
 
 @dataclass
 class Machine:
-    """Rows with scripted answers. A step takes a second, plus `column_s` for each column after the first."""
+    """Rows with scripted answers, on an engine whose plain passes are pipelined. A pass takes a second, plus
+    `column_s` for each column after the first."""
 
     drafting: Speculation
     column_s: float
     now: float = 0.0
     widths: list[int] = field(default_factory=list)
+    in_flight: bool = False
+    """Whether a plain pass runs whose tokens the next step returns."""
 
     def play(self, rows: Sequence[Row], answers: Mapping[str, Sequence[int]]) -> float:
         """Run all rows to their ends; return the time taken."""
-        began = self.now
+        began, self.in_flight = self.now, False
+        self.drafting.interrupt()  # by their prefill
         while going := [row for row in rows if len(row.answered) < len(answers[row.id])]:
-            drafts = self.drafting.propose(going)
-            self.widths.append(1 + max(map(len, drafts.values()), default=0))
-            self.now += 1 + self.column_s * (self.widths[-1] - 1)
-            self.drafting.learn(verified(going, drafts, answers), len(going), self.now)
+            step = self._step(going, self.drafting.propose(going), answers)
+            self.drafting.learn(step, len(going), self.now)
         return self.now - began
+
+    def _step(
+        self, rows: Sequence[Row], drafts: Mapping[str, Sequence[int]], answers: Mapping[str, Sequence[int]]
+    ) -> StepOutput:
+        self.now += self.in_flight
+        first = {row.id: answers[row.id][len(row.answered)] for row in rows}
+        if self.in_flight:
+            drafts = {id: tokens[1:] for id, tokens in drafts.items() if tokens[0] == first[id]}
+        drafts = {id: tokens for id, tokens in drafts.items() if tokens}
+        step = StepOutput({}, {}, {}, {})
+        if self.in_flight:
+            step = verified(rows, {}, answers)
+        self.widths.append(1 + max(map(len, drafts.values()), default=0))
+        self.in_flight = not drafts
+        if not drafts:
+            return step
+        self.now += 1 + self.column_s * (self.widths[-1] - 1)
+        left = [row for row in rows if len(row.answered) < len(answers[row.id])]
+        more = verified(left, drafts, answers)
+        if not step.tokens:
+            return more
+        further = {id: [SampledToken(token), *more.further[id]] for id, token in more.tokens.items()}
+        return StepOutput(step.tokens, {}, {}, {**dict.fromkeys(step.tokens, ()), **further})
 
 
 def verified(
@@ -247,5 +272,5 @@ def test_a_price_that_was_measured_beside_other_work_is_not_believed_for_ever(co
     if column_s < 1:
         assert took < 0.5 * len(file)
     else:
-        assert took == len(file)
+        assert took <= 1.05 * len(file)
         assert 0 < drafted < 0.001 * len(machine.widths) + DOUBTS
